@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from draftquant.scripts.cli import main
 from said_traces import VOCAB, write_said
 from test_conversations import target as chat_target
 from test_dumps import PAIR, TARGET
+from tiny import edit_json
 from transformers import AutoTokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -24,9 +26,11 @@ target = chat_target
 LAYERS = ("--draft", str(PAIR / "draft"), "--ignore-eos", "--dtype", "float32")
 
 
-def record(prompts: Path, out: Path, new: int, *words: str, code: int = 0) -> TraceFolder:
+def record(
+    prompts: Path, out: Path, new: int, *words: str, code: int = 0, target: Path = TARGET
+) -> TraceFolder:
     given = ("--prompts", str(prompts), "--max-new-tokens", str(new), "--out", str(out))
-    assert main(["record", "--target", str(TARGET), *LAYERS, *given, *words]) == code
+    assert main(["record", "--target", str(target), *LAYERS, *given, *words]) == code
     return TraceFolder.open(out) if code == 0 else TraceFolder.open(prompts)
 
 
@@ -107,10 +111,13 @@ def test_words_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_a_text_that_is_cut_needs_its_beginning_beside_it(
     prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The target has 512 positions: 48 and 4 tokens, and 462 more, are two too many."""
-    record(prompts, tmp_path / "first", 4)
+    """Of 64 positions: 48 and 4 tokens, and 14 more, are two too many."""
+    short = tmp_path / "target"
+    shutil.copytree(TARGET, short)
+    edit_json(short / "config.json", max_position_embeddings=64)
     cut = ("--continue", "--too-long", "truncate", "--num-prompts", "1")
-    more = record(tmp_path / "first", tmp_path / "more", 462, *cut)
+    record(prompts, tmp_path / "first", 4, target=short)
+    more = record(tmp_path / "first", tmp_path / "more", 14, *cut, target=short)
     said = " ".join(capsys.readouterr().err.split())
     assert "a text that is cut no longer begins as its conversation did" in said
     (found,) = more.manifest.prompts
@@ -133,28 +140,20 @@ def test_an_answer_that_is_given_goes_on(target: Path, tmp_path: Path) -> None:
             encoder.messages(messages)
 
 
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        ("{% for m in messages[:-1] %}{{ m.content }}{% endfor %}", "chat template fails: contin"),
-        (
-            "{% for m in messages %}{{ m.content }}|{{ m.content }}{% endfor %}",
-            "writes no answer so that it can go on",
-        ),
-    ],
-)
-def test_a_template_in_which_no_answer_can_go_on(
-    target: Path, tmp_path: Path, template: str, message: str
-) -> None:
+def test_a_template_in_which_no_answer_can_go_on(target: Path, tmp_path: Path) -> None:
     """transformers marks the answer's end with a word, which would be left in the second one."""
     of_target = AutoTokenizer.from_pretrained(target)
-    of_target.chat_template = template
-    of_target.save_pretrained(tmp_path)
     user, begun = ({"role": role, "content": "def f():"} for role in ("user", "assistant"))
-    with pytest.raises(LineProblem, match=message) as caught:
-        PromptEncoder(tmp_path, continues=True).messages([user, begun])
-    assert "give the prompts as text" in caught.value.fix
-    assert "\n" not in str(caught.value)
+    for which, written, message in (
+        ("messages[:-1]", "{{ m.content }}", "chat template fails: contin"),
+        ("messages", "{{ m.content }}|{{ m.content }}", "writes no answer so that it can go on"),
+    ):
+        of_target.chat_template = f"{{% for m in {which} %}}{written}{{% endfor %}}"
+        of_target.save_pretrained(tmp_path)
+        with pytest.raises(LineProblem, match=message) as caught:
+            PromptEncoder(tmp_path, continues=True).messages([user, begun])
+        assert "give the prompts as text" in caught.value.fix
+        assert "\n" not in str(caught.value)
 
 
 def test_what_ends_a_text(tmp_path: Path) -> None:

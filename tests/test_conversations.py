@@ -186,15 +186,6 @@ def test_speed_bench_in_parquet(target: Path, tmp_path: Path) -> None:
     assert [(prompt.id, prompt.later_turns) for prompt in found] == [("q0", ()), ("q1", ("y = 2",))]
 
 
-def test_rows_that_are_no_prompts_have_their_number(target: Path, tmp_path: Path) -> None:
-    rows = [SPEED_BENCH[0], SPEED_BENCH[0], {**SPEED_BENCH[1], "turns": []}]
-    path = parquet(tmp_path / "test.parquet", rows)
-    with pytest.raises(PromptError) as caught:
-        read_prompts(path, target=target)
-    assert f"{path}:2: id 'q0' stands on line 1 too" in caught.value.details
-    assert f"{path}:3: turns: expected at least one text of the user" in caught.value.details
-
-
 def test_parquet_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = parquet(tmp_path / "test.parquet", SPEED_BENCH)
     whole = path.read_bytes()

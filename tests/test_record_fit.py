@@ -12,7 +12,6 @@ from draftquant import api as dq
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.target_shape import TargetShape, fitted_prompts
 from draftquant.calibration.traces.manifest import TooLongPrompts
-from draftquant.calibration.traces.sets import merge_traces, split_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.recipes.errors import TraceError
 from draftquant.scripts.cli import main
@@ -50,26 +49,20 @@ def prompt_file(folder: Path, *lengths: int, token: int = 1) -> Path:
     return path
 
 
-@pytest.mark.each_value
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"hidden_size": 80}, "it reads 3 x 64 = 192 values, the target gives 3 x 80 = 240"),
-        ({"vocab_size": 128}, f"its vocabulary has {VOCAB} tokens, the target's 128"),
-        ({"num_hidden_layers": 4}, "it reads layer 4, the target has layers 0 to 3"),
-    ],
-)
-def test_a_target_that_cannot_feed_the_draft(
-    changes: dict[str, Any], words: str, engine: Any, pair: Path, tmp_path: Path
-) -> None:
-    target = bare(pair, tmp_path / "other", **changes)
-    prompts = prompt_file(tmp_path, 4)
-    with pytest.raises(TraceError) as caught:
-        dq.record(target, prompts, tmp_path / "out", draft=pair / "draft", engine=engine)
-    assert words in caught.value.what
-    assert "the target that this draft was trained for" in caught.value.fix
-    assert not (tmp_path / "out").exists()
+def test_a_target_that_cannot_feed_the_draft(pair: Path, tmp_path: Path) -> None:
+    prompts, draft = prompt_file(tmp_path, 4), pair / "draft"
+    cases: list[tuple[Any, str, int, str]] = [
+        ("vllm", "hidden_size", 80, "it reads 3 x 64 = 192 values, the target gives 3 x 80 = 240"),
+        ("transformers", "vocab_size", 128, f"its vocabulary has {VOCAB} tokens, the target's 128"),
+        ("vllm", "num_hidden_layers", 4, "it reads layer 4, the target has layers 0 to 3"),
+    ]
+    for engine, key, value, words in cases:
+        target = bare(pair, tmp_path / key, **{key: value})
+        with pytest.raises(TraceError) as caught:
+            dq.record(target, prompts, tmp_path / "out", draft=draft, engine=engine)
+        assert words in caught.value.what
+        assert "the target that this draft was trained for" in caught.value.fix
+        assert not (tmp_path / "out").exists()
 
 
 def test_layers_that_are_asked_for_are_counted(pair: Path, tmp_path: Path) -> None:
@@ -163,17 +156,3 @@ def test_too_long_prompts_are_left_out_or_cut_said_and_recorded(
     assert main(["traces", "info", str(out)]) == 0
     counts = "2 prompts left out, 0 cut" if how == "skip" else "0 prompts left out, 2 cut"
     assert counts in capsys.readouterr().out
-
-
-def test_splitting_and_merging_keep_what_was_left_out(pair: Path, tmp_path: Path) -> None:
-    folders = []
-    for number, lengths in enumerate([(5, 511, 6), (7, 8, 511)]):
-        (tmp_path / f"{number}").mkdir()
-        prompts = prompt_file(tmp_path / f"{number}", *lengths, token=7 * number)
-        out = tmp_path / f"t{number}"
-        given: dict[str, Any] = {"max_new_tokens": 2, "too_long": "skip"}
-        folders.append(dq.record(pair / "target", prompts, out, **given))
-    merged = merge_traces(folders, tmp_path / "merged").traces
-    assert merged.manifest.too_long == TooLongPrompts(skipped=("p1", "p2"))
-    split = split_traces(merged, tmp_path / "a", tmp_path / "b", count=2)
-    assert split.second.manifest.too_long == merged.manifest.too_long

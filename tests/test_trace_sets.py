@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 import torch
 from draftquant.calibration.prompts.prompt_file import Prompt
-from draftquant.calibration.traces.manifest import LogprobSpec, Sampling, TraceManifest
+from draftquant.calibration.traces.manifest import (
+    LogprobSpec,
+    Sampling,
+    TooLongPrompts,
+    TraceManifest,
+)
 from draftquant.calibration.traces.near_duplicates import recorded_prompts
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.sets import merge_traces, split_traces
@@ -71,7 +76,12 @@ def same(one: PromptTrace, other: PromptTrace) -> bool:
 def test_a_split_has_every_trace_once(tmp_path: Path) -> None:
     others = [make_trace(f"zz{i}", body(i + 30), "b") for i in range(6)]
     traces = write(tmp_path / "t", plain(12) + others)
-    report = split_traces(traces, tmp_path / "x", tmp_path / "y", count=7)  # 4.7 and 2.3
+    report, again, other = (
+        split_traces(traces, tmp_path / f"x{i}", tmp_path / f"y{i}", count=7, seed=seed)
+        for i, seed in enumerate((0, 0, 4))
+    )  # 4.7 and 2.3
+    assert (report.first.sha256, report.second.sha256) == (again.first.sha256, again.second.sha256)
+    assert ids(report.first) != ids(other.first)
     assert report.by_category == {"a": (5, 7), "b": (2, 4)}
     assert len(report.first) == 7
     assert sorted(ids(report.first) + ids(report.second)) == sorted(ids(traces))
@@ -92,30 +102,20 @@ def test_a_split_by_categories_takes_what_belongs_to_them_along(tmp_path: Path) 
     assert found.by_category == {"a": (1, 3), "b": (1, 0), "k": (3, 0), "x": (0, 3)}
 
 
-def test_equal_seeds_give_equal_bytes(tmp_path: Path) -> None:
-    traces = write(tmp_path / "t", plain(20))
-    one, two, other = (
-        split_traces(traces, tmp_path / f"x{i}", tmp_path / f"y{i}", count=10, seed=seed)
-        for i, seed in enumerate((3, 3, 4))
-    )
-    assert one.first.sha256 == two.first.sha256
-    assert one.second.sha256 == two.second.sha256
-    assert ids(one.first) != ids(other.first)
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_a_declared_cluster_stays_together(seed: int, tmp_path: Path) -> None:
-    """And is kept by the folders, and by a merge of them."""
+def test_a_declared_cluster_stays_together(tmp_path: Path) -> None:
+    """And is kept by the folders, and by a merge of them, as prompts that were left out are."""
     own = [
         dataclasses.replace(trace, cluster="manual" if i % 3 else None)
         for i, trace in enumerate(plain(12))
     ]
-    traces = write(tmp_path / "t", own)
-    report = split_traces(traces, tmp_path / "x", tmp_path / "y", count=9, seed=seed)
+    traces = write(tmp_path / "t", own, too_long=TooLongPrompts(skipped=("p",)))
+    report = split_traces(traces, tmp_path / "x", tmp_path / "y", count=9)
+    assert report.second.manifest.too_long == TooLongPrompts(skipped=("p",))
     manual = {trace.id for trace in own if trace.cluster}
     assert len(manual & set(ids(report.first))) in (0, len(manual))
     merged = merge_traces([report.first, report.second], tmp_path / "merged").traces
     assert {t.id for t in merged if t.cluster == "manual"} == manual
+    assert merged.manifest.too_long == report.second.manifest.too_long
     info = trace_info(merged)
     assert (info.num_clusters, info.num_independent) == (1, 5)
 
@@ -142,12 +142,19 @@ def test_what_belongs_together_stays_together(seed: int, tmp_path: Path) -> None
     assert not hashes[0] & hashes[1]
 
 
+def record(out: Path, seed: int = 0, **asked: Any) -> TraceFolder:
+    """Of a target of this seed, if it is not there yet."""
+    target = out.with_name(f"target{seed}")
+    if not target.exists():
+        save_target(target, seed=seed)
+    prompts = [Prompt(id=f"{out.name}{i}", category="a", token_ids=ids)
+               for i, ids in enumerate(prompt_tokens(3, 9, seed=len(out.name)))]  # fmt: skip
+    return record_traces(target, prompts, out, max_new_tokens=2, **asked)
+
+
 def test_tables_go_to_both_sides(tmp_path: Path) -> None:
-    target = save_target(tmp_path / "target")
-    prompts = [Prompt(id=str(i), category="a", token_ids=t) for i, t in
-               enumerate(prompt_tokens(6, 9))]  # fmt: skip
-    traces = record_traces(target, prompts, tmp_path / "t", max_new_tokens=4, table_ids=(7,))
-    report = split_traces(traces, tmp_path / "x", tmp_path / "y", count=3)
+    traces = record(tmp_path / "t", table_ids=(7,))
+    report = split_traces(traces, tmp_path / "x", tmp_path / "y", count=1)
     for side in (report.first, report.second):
         assert side.manifest.tables is not None
         for name, table in traces.tables().items():
@@ -158,6 +165,15 @@ def test_tables_go_to_both_sides(tmp_path: Path) -> None:
         merged.tables()["embed_tokens.weight"].nan_to_num(9),
         traces.tables()["embed_tokens.weight"].nan_to_num(9),
     )
+    without = merge_traces([traces, record(tmp_path / "tt")], tmp_path / "n")
+    assert without.traces.manifest.tables is None
+    assert without.without_tables == (tmp_path / "tt",)
+    folders = [traces, record(tmp_path / "other", seed=1, table_ids=(7,))]
+    unknown = dataclasses.replace(traces.manifest.target, weights_sha256=None, name="x")
+    for folder in folders:  # as dumps of a target whose weights nobody read
+        folder.manifest = dataclasses.replace(folder.manifest, target=unknown)
+    with pytest.raises(TraceError, match=r"its embedding and head differ from those of .*: it was"):
+        merge_traces(folders, tmp_path / "z")
 
 
 def test_splits_that_are_none(tmp_path: Path) -> None:
@@ -182,20 +198,15 @@ def test_splits_that_are_none(tmp_path: Path) -> None:
 # ---- merge
 
 
-def test_a_merge_has_every_trace_in_order(tmp_path: Path) -> None:
-    one, two = write(tmp_path / "one", plain(3)), write(tmp_path / "two", plain(2, "b"))
-    report = merge_traces([one, two], tmp_path / "m")
-    assert ids(report.traces) == ["a0", "a1", "a2", "b0", "b1"]
-    assert all(same(a, b) for a, b in zip(report.traces, [*one, *two], strict=True))
-    assert (dict(report.renamed), report.without_tables) == ({}, ())
-
-
 def test_an_id_that_is_taken_gets_the_name_of_its_folder(tmp_path: Path) -> None:
     one = write(tmp_path / "one", plain(2))
     two = write(tmp_path / "two", [make_trace("a0", body(30)), make_trace("x", body(40))])
     report = merge_traces([one, two], tmp_path / "m")
     assert ids(report.traces) == ["a0", "a1", "two/a0", "x"]
     assert dict(report.renamed) == {"a0": "two/a0"}
+    merged = [*report.traces]
+    kept = zip([*merged[:2], merged[3]], [*one, [*two][1]], strict=True)
+    assert all(same(a, b) for a, b in kept)
     three = write(tmp_path / "three", [make_trace("two/a0", body(9)), make_trace("y", body(2))])
     with pytest.raises(TraceError, match="prompt a0: its id is taken, and so is two/a0"):
         merge_traces([one, three, two], tmp_path / "n")
@@ -220,20 +231,6 @@ def test_seeds_may_differ_and_are_then_not_known(tmp_path: Path) -> None:
     assert manifest.recorded_by == "engine 1"
 
 
-def test_tables_that_only_some_carry_are_dropped(tmp_path: Path) -> None:
-    target = save_target(tmp_path / "target")
-
-    def record(name: str, seed: int, table_ids: tuple[int, ...] | None) -> TraceFolder:
-        prompts = [Prompt(id=name, category="a", token_ids=prompt_tokens(1, 9, seed=seed)[0])]
-        return record_traces(
-            target, prompts, tmp_path / name, max_new_tokens=2, table_ids=table_ids
-        )
-
-    report = merge_traces([record("p", 0, ()), record("q", 1, None)], tmp_path / "m")
-    assert report.traces.manifest.tables is None
-    assert report.without_tables == (tmp_path / "q",)
-
-
 def test_folders_that_do_not_fit_together(tmp_path: Path) -> None:
     one = write(tmp_path / "one", plain(2))
     for name, changes in (
@@ -247,36 +244,3 @@ def test_folders_that_do_not_fit_together(tmp_path: Path) -> None:
         with pytest.raises(TraceError, match=what):
             merge_traces(folders, tmp_path / "m")
     assert not (tmp_path / "m").exists()
-
-
-def test_tables_of_another_target(tmp_path: Path) -> None:
-    folders = []
-    for seed in (0, 1):
-        target = save_target(tmp_path / f"target{seed}", seed=seed)
-        (tokens,) = prompt_tokens(1, 9, seed=seed)
-        prompts = [Prompt(id=f"p{seed}", category="a", token_ids=tokens)]
-        folder = record_traces(
-            target, prompts, tmp_path / f"t{seed}", max_new_tokens=2, table_ids=()
-        )
-        folders.append(folder)
-    unknown = dataclasses.replace(folders[0].manifest.target, weights_sha256=None, name="x")
-    for folder in folders:  # as dumps of a target whose weights nobody read
-        folder.manifest = dataclasses.replace(folder.manifest, target=unknown)
-    with pytest.raises(TraceError, match=r"its embedding and head differ from those of .*: it was"):
-        merge_traces(folders, tmp_path / "m")
-
-
-# ---- info
-
-
-def test_info_counts(tmp_path: Path) -> None:
-    first = make_trace("t1", body(3, 12))
-    second = make_trace("t2", body(8, 30), "b", conversation_sha256=first.prompt_sha256)
-    info = trace_info(write(tmp_path / "t", [first, second, make_trace("c", body(3, 12))]))
-    assert (info.num_copies, info.num_later_turns, info.num_independent) == (1, 1, 1)
-    assert [
-        (c.category, c.num_prompts, c.prompt_tokens, c.new_tokens) for c in info.categories
-    ] == [("a", 2, 24, 12), ("b", 1, 30, 6)]
-    assert info.known_top1 == 0
-    assert info.head_agreement is None
-    assert info.nbytes == sum(p.stat().st_size for p in (tmp_path / "t").glob("*.safetensors"))

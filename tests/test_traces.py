@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from draftquant.calibration.traces.manifest import (
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.traces.writer import trace_output
-from draftquant.recipes.errors import OutputError, TraceError
+from draftquant.recipes.errors import TraceError
 from safetensors.torch import load_file, save_file
 
 TARGET = TargetIdentity(
@@ -79,25 +79,6 @@ def test_what_is_written_is_read(folder: Path) -> None:
     assert [len(trace.continuation) for trace in traces] == [6, 3, 6]
 
 
-def test_the_file_says_what_the_docstring_says(folder: Path) -> None:
-    manifest = json.loads((folder / "trace.json").read_text(encoding="utf-8"))
-    assert set(manifest) == {"format", "version", "temperature", "target", "features",
-                             "num_tokens", "prompts", "shards"}  # fmt: skip
-    assert manifest["features"]["aux_semantics"] == "post_layer"
-    assert manifest["prompts"][1] == {
-        "id": "b", "category": "code", "prompt_length": 1, "num_tokens": 4,
-        "file": "traces-00001.safetensors",
-    }  # fmt: skip
-    tensors = load_file(folder / "traces-00001.safetensors")
-    found = {name: (one.dtype, one.shape) for name, one in tensors.items() if name[:2] == "b."}
-    assert found == {
-        "b.token_ids": (torch.int32, (4,)),
-        "b.features": (torch.bfloat16, (3, WIDTH)),
-        "b.target_top1": (torch.int32, (3,)),
-    }
-    assert len(tensors) == 9
-
-
 def test_two_writes_give_the_same_bytes_and_shards_are_bounded(tmp_path: Path) -> None:
     one_trace = sum(t.nbytes for t in (TRACES[0].features,)) + 4 * 10 + 4 * 9
     for name in ("a", "b"):
@@ -114,24 +95,6 @@ def test_two_writes_give_the_same_bytes_and_shards_are_bounded(tmp_path: Path) -
     assert all(same(got, expected) for got, expected in zip(traces, TRACES, strict=True))
 
 
-def test_an_existing_output_is_refused_and_left_alone(folder: Path) -> None:
-    before = (folder / "trace.json").read_bytes()
-    with pytest.raises(OutputError, match="already exists"):
-        write(folder, (TRACES[0], 0))
-    assert (folder / "trace.json").read_bytes() == before
-
-
-def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
-    def fail_after_one() -> None:
-        with trace_output(tmp_path / "out", GREEDY.manifest(TARGET, AUX)) as writer:
-            writer.add(TRACES[0], position=0)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fail_after_one()
-    assert list(tmp_path.iterdir()) == []
-
-
 def write(out: Path, *traces: tuple[PromptTrace, int]) -> None:
     with trace_output(out, GREEDY.manifest(TARGET, AUX)) as writer:
         for trace, position in traces:
@@ -144,7 +107,7 @@ def test_nothing_or_doubled_ids_are_not_written(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="'b' is given twice"):
         write(tmp_path / "out", (TRACES[1], 0), (TRACES[1], 1))
     with pytest.raises(TraceError, match="position 0 is taken by b"):
-        write(tmp_path / "out", (TRACES[1], 0), (TRACES[0], 0))
+        write(tmp_path / "out", (TRACES[1], 0), (TRACES[0], 0))  # ends in the middle
     assert list(tmp_path.iterdir()) == []
 
 
@@ -162,57 +125,49 @@ def test_a_trace_that_contradicts_itself_is_not_written(tmp_path: Path) -> None:
 
 
 Edit = Callable[[dict[str, Any]], object]
-BAD_MANIFESTS: dict[str, tuple[Edit, str]] = {
-    "other format": (lambda m: m.update(format="zip"), "format: expected 'draftquant-trace'"),
-    "newer version": (lambda m: m.update(version=2), "version: expected 1, got 2"),
-    "sampled": (lambda m: m.update(temperature=1), "temperature: 1 contradicts sampling: None"),
-    "nested unknown": (lambda m: m["target"].update(x=1), "target.x: unknown key"),
-    "before-layer ids": (
-        lambda m: m["features"].update(aux_semantics="pre_layer"),
-        "expected 'post_layer', got 'pre_layer'",
-    ),
-    "ids descend": (lambda m: m["features"].update(aux_layer_ids=[4, 3, 1]), "ascending"),
-    "ids beyond": (lambda m: m["features"].update(aux_layer_ids=[1, 3, 8]), "8 layers"),
-    "width": (lambda m: m["features"].update(width=13), "13 cannot be 3 layers"),
-    "fused without hash": (lambda m: m["features"].update(kind="fused"), "contradicts kind"),
-    "hash": (lambda m: m["target"].update(config_sha256="zz"), "64 hex digits"),
-    "no prompts": (lambda m: m.update(prompts=[], num_tokens=0), "at least one"),
-    "doubled id": (lambda m: m["prompts"][0].update(id="b"), "'b' is given twice"),
-    "control character": (lambda m: m["prompts"][0].update(id="a\nb"), "printable"),
-    "traversal": (
-        lambda m: m["shards"][0].update(file="../traces-00001.safetensors"),
-        "expected traces-00001.safetensors",
-    ),
-    "unlisted shard": (
-        lambda m: m["prompts"][0].update(file="traces-00002.safetensors"),
-        "not listed in shards",
-    ),
-    "missing shard": (
-        lambda m: m["shards"].append(m["shards"][0] | {"file": "traces-00002.safetensors"}),
-        "cannot be read",
-    ),
-    "doubled shard": (lambda m: m["shards"].append(m["shards"][0]), "listed twice"),
-    "sum": (lambda m: m.update(num_tokens=1), "add up to"),
-    "no continuation": (lambda m: m["prompts"][0].update(prompt_length=10), "prompt_length"),
-    "other shape": (
-        lambda m: (m["prompts"][0].update(num_tokens=11), m.update(num_tokens=m["num_tokens"] + 1)),
-        r"expected BF16 \[10, 12\], got BF16 \[9, 12\]",
-    ),
-    "other dtype": (lambda m: m["features"].update(dtype="float16"), "expected F16"),
-    "other id": (lambda m: m["prompts"][0].update(id="c"), "got no such tensor"),
-    "size": (lambda m: m["shards"][0].update(nbytes=1), "expected 1 bytes"),
-}
+FILE = "traces-0000{}.safetensors"
+BAD_MANIFESTS: tuple[tuple[Edit, str], ...] = (
+    (lambda m: m.update(format="zip"), "format: expected 'draftquant-trace'"),
+    (lambda m: m.update(version=2), "version: expected 1, got 2"),
+    (lambda m: m.update(temperature=1), "temperature: 1 contradicts sampling: None"),
+    (lambda m: m["target"].update(x=1), "target.x: unknown key"),
+    (lambda m: m["features"].update(aux_semantics="pre_layer"), "'post_layer', got 'pre_layer'"),
+    (lambda m: m["features"].update(aux_layer_ids=[4, 3, 1]), "ascending"),
+    (lambda m: m["features"].update(aux_layer_ids=[1, 3, 8]), "8 layers"),
+    (lambda m: m["features"].update(width=13), "13 cannot be 3 layers"),
+    (lambda m: m["features"].update(kind="fused"), "contradicts kind"),
+    (lambda m: m["target"].update(config_sha256="zz"), "64 hex digits"),
+    (lambda m: m.update(prompts=[], num_tokens=0), "at least one"),
+    (lambda m: m["prompts"][0].update(id="b"), "'b' is given twice"),
+    (lambda m: m["prompts"][0].update(id="a\nb"), "printable"),
+    (lambda m: m["shards"][0].update(file="../x"), f"expected {FILE.format(1)}"),
+    (lambda m: m["prompts"][0].update(file=FILE.format(2)), "not listed in shards"),
+    (lambda m: m["shards"].append(m["shards"][0] | {"file": FILE.format(2)}), "cannot be read"),
+    (lambda m: m["shards"].append(m["shards"][0]), "listed twice"),
+    (lambda m: m.update(num_tokens=1), "add up to"),
+    (lambda m: m["prompts"][0].update(prompt_length=10), "prompt_length"),
+    (lambda m: m["prompts"][0].update(num_tokens=11) or m.update(num_tokens=m["num_tokens"] + 1),
+     r"expected BF16 \[10, 12\], got BF16 \[9, 12\]"),
+    (lambda m: m["features"].update(dtype="float16"), "expected F16"),
+    (lambda m: m["prompts"][0].update(id="c"), "got no such tensor"),
+    (lambda m: m["shards"][0].update(nbytes=1), "expected 1 bytes"),
+)  # fmt: skip
 
 
-def test_a_manifest_that_lies_is_refused(folder: Path) -> None:
+def refused(folder: Path, edits: Iterable[tuple[Edit, str]]) -> None:
     whole = (folder / "trace.json").read_text(encoding="utf-8")
-    for case, (edit, message) in BAD_MANIFESTS.items():
+    for edit, message in edits:
         manifest = json.loads(whole)
         edit(manifest)
         (folder / "trace.json").write_text(json.dumps(manifest), encoding="utf-8")
         with pytest.raises(TraceError, match=message) as caught:
             TraceFolder.open(folder)
-        assert "fix: " in str(caught.value), case
+        assert "fix: " in str(caught.value), message
+
+
+def test_a_manifest_that_lies_is_refused(folder: Path, tmp_path: Path) -> None:
+    refused(folder, BAD_MANIFESTS)
+    refused(write_sampled(tmp_path / "sampled", sampled_trace()).folder, LIES)
     for data, message in (
         (b"[]", "expected a JSON object"),
         (b'{"a": 1, "a": 2}', "'a' given twice"),
@@ -239,9 +194,8 @@ def test_changed_tensor_bytes_are_noticed(folder: Path) -> None:
         TraceFolder.open(folder)
 
 
-@pytest.mark.parametrize("file", ["trace.json", "traces-00001.safetensors"])
-def test_a_link_out_of_the_folder_is_not_followed(file: str, folder: Path, tmp_path: Path) -> None:
-    path = folder / file
+def test_a_link_out_of_the_folder_is_not_followed(folder: Path, tmp_path: Path) -> None:
+    path = folder / "traces-00001.safetensors"
     path.symlink_to(path.rename(folder / "own"))
     TraceFolder.open(folder)
     path.unlink()
@@ -272,23 +226,33 @@ def put(place: int, value: float) -> Callable[[torch.Tensor], torch.Tensor]:
     return change
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
-        (
-            "target_top1",
-            put(2, 49),
-            "b: the trace is not greedy: token 3 is .*\n.*at temperature 0",
-        ),
-        ("token_ids", put(0, 50), r"token_ids: expected ids in \[0, 50\)"),
-        ("token_ids", put(0, -1), r"token_ids: expected ids in \[0, 50\)"),
-        ("target_top1", put(0, 2**31 - 1), r"target_top1: expected ids in \[-1, 50\)"),
-        ("features", put(0, float("inf")), "NaN or infinity"),
-    ],
-)
-def test_values_that_no_trace_has(folder: Path, name: str, change: Any, message: str) -> None:
-    with pytest.raises(TraceError, match=message):
-        list(rewrite(folder, f"b.{name}", change))
+def impossible(folder: Path, values: Iterable[tuple[str, int, float, str]]) -> None:
+    """Each value alone is refused when it is read."""
+    path = folder / "traces-00001.safetensors"
+    whole = path.read_bytes()
+    for name, place, value, message in values:
+        path.write_bytes(whole)
+        with pytest.raises(TraceError, match=message):
+            list(rewrite(folder, name, put(place, value)))
+
+
+def test_values_that_no_trace_has(folder: Path, tmp_path: Path) -> None:
+    known = r"token_ids: expected ids in \[0, 50\)"
+    impossible(folder, (
+        ("b.target_top1", 2, 49, "b: the trace is not greedy: token 3 is .*\n.*at temperature 0"),
+        ("b.token_ids", 0, 50, known),
+        ("b.token_ids", 0, -1, known),
+        ("b.target_top1", 0, 2**31 - 1, r"target_top1: expected ids in \[-1, 50\)"),
+        ("b.features", 0, float("inf"), "NaN or infinity"),
+    ))  # fmt: skip
+    logarithms = "expected logarithms of probabilities, at most 0"
+    impossible(write_sampled(tmp_path / "sampled", sampled_trace()).folder, (
+        ("a.token_logprob", 0, 0.1, f"token_logprob: {logarithms}"),
+        ("a.token_logprob", 0, float("nan"), f"token_logprob: {logarithms}"),
+        ("a.token_logprob", 0, -float("inf"), "a token that was emitted has probability 0"),
+        ("a.top_logprobs", 0, 1.0, "top_logprobs: expected logarithms"),
+        ("a.top_token_ids", 0, 50, r"top_token_ids: expected ids in \[0, 50\)"),
+    ))  # fmt: skip
 
 
 # ---- sampled text, and log-probabilities beside the tokens
@@ -341,7 +305,17 @@ def test_sampled_text_is_written_and_read(tmp_path: Path) -> None:
     assert (manifest.temperature, manifest.sampling) == (0.6, SAMPLING)
     assert (manifest.logprobs, manifest.recorded_by) == (SPEC, "vllm 0.32.0")
     assert manifest.sampled
-    assert manifest.logprobs_as_sampled
+    kinds: list[tuple[Any, float, Sampling, bool]] = [
+        ("processed", 0.6, SAMPLING, True),
+        ("raw", 0.6, Sampling(), False),
+        ("raw", 1, Sampling(top_p=0.9), False),
+        ("raw", 1, Sampling(), True),
+    ]
+    for kind, temperature, sampling, as_sampled in kinds:
+        one = dataclasses.replace(
+            manifest, temperature=temperature, sampling=sampling, logprobs=LogprobSpec(kind=kind)
+        )
+        assert one.logprobs_as_sampled == as_sampled
 
 
 def test_a_greedy_trace_may_leave_the_argmax_of_prompts_open(tmp_path: Path) -> None:
@@ -359,64 +333,15 @@ def test_a_greedy_trace_may_leave_the_argmax_of_prompts_open(tmp_path: Path) -> 
         writer.add(trace, position=0)
 
 
-@pytest.mark.parametrize(
-    ("kind", "temperature", "sampling", "as_sampled"),
-    [
-        ("processed", 0.6, SAMPLING, True),
-        ("raw", 0.6, Sampling(), False),
-        ("raw", 1, Sampling(top_p=0.9), False),
-        ("raw", 1, Sampling(), True),
-    ],
+LIES: tuple[tuple[Edit, str], ...] = (
+    (lambda m: m.pop("sampling"), "0.6 contradicts sampling: None"),
+    (lambda m: m.update(temperature=0), "temperature: 0 contradicts sampling"),
+    (lambda m: m["sampling"].update(top_p=1.5), r"top_p: expected a share in \(0, 1\]"),
+    (lambda m: m["logprobs"].update(num_top=51), "num_top: expected 0 to 50"),
+    (lambda m: m.pop("logprobs"), "logprobs: expected those of the sampled tokens"),
+    (lambda m: m["logprobs"].update(num_top=2), r"top_logprobs: expected F32 \[6, 2"),
+    (lambda m: m.update(recorded_by="\n"), "recorded_by: expected 1 to 200 printable"),
 )
-def test_raw_log_probabilities_are_those_of_plain_sampling_only(
-    tmp_path: Path, kind: Any, temperature: float, sampling: Sampling, as_sampled: bool
-) -> None:
-    traces = write_sampled(tmp_path / "traces", sampled_trace())
-    manifest = dataclasses.replace(
-        traces.manifest, temperature=temperature, sampling=sampling, logprobs=LogprobSpec(kind=kind)
-    )
-    assert manifest.logprobs_as_sampled == as_sampled
-
-
-LIES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "no sampling": (lambda m: m.pop("sampling"), "0.6 contradicts sampling: None"),
-    "greedy": (lambda m: m.update(temperature=0), "temperature: 0 contradicts sampling"),
-    "top_p": (lambda m: m["sampling"].update(top_p=1.5), r"top_p: expected a share in \(0, 1\]"),
-    "num_top": (lambda m: m["logprobs"].update(num_top=51), "num_top: expected 0 to 50"),
-    "no logprobs": (lambda m: m.pop("logprobs"), "logprobs: expected those of the sampled tokens"),
-    "other width": (
-        lambda m: m["logprobs"].update(num_top=2),
-        r"top_logprobs: expected F32 \[6, 2",
-    ),
-    "recorder": (lambda m: m.update(recorded_by="\n"), "recorded_by: expected 1 to 200 printable"),
-}
-
-
-def test_a_manifest_of_sampled_text_that_lies_is_refused(tmp_path: Path) -> None:
-    folder = write_sampled(tmp_path / "traces", sampled_trace()).folder
-    text = (folder / "trace.json").read_text(encoding="utf-8")
-    for change, message in LIES.values():
-        manifest = json.loads(text)
-        change(manifest)
-        (folder / "trace.json").write_text(json.dumps(manifest), encoding="utf-8")
-        with pytest.raises(TraceError, match=message):
-            TraceFolder.open(folder)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("token_logprob", 0.1, "token_logprob: expected logarithms of probabilities, at most 0"),
-        ("token_logprob", float("nan"), "token_logprob: expected logarithms"),
-        ("token_logprob", -float("inf"), "a token that was emitted has probability 0"),
-        ("top_logprobs", 1.0, "top_logprobs: expected logarithms"),
-        ("top_token_ids", 50, r"top_token_ids: expected ids in \[0, 50\)"),
-    ],
-)
-def test_values_out_of_range(tmp_path: Path, name: str, value: float, message: str) -> None:
-    folder = write_sampled(tmp_path / "traces", sampled_trace()).folder
-    with pytest.raises(TraceError, match=message):
-        list(rewrite(folder, f"a.{name}", put(0, value)))
 
 
 def test_what_is_declared_has_to_be_there(tmp_path: Path) -> None:
