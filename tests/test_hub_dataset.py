@@ -25,7 +25,6 @@ from local_http import listening
 from test_prompt_forms import PAIR, chat_target
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-OLDER = "89abcdef0123456789abcdef0123456789abcdef"
 CONFIGS = """---
 configs:
 - config_name: easy

@@ -1,7 +1,6 @@
 """vLLM's protocol: who answers, metrics of a request, counters around one, answers of others."""
 
 import asyncio
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -100,6 +99,9 @@ def test_a_draft_whose_rounds_cannot_be_counted_is_none_the_less_one(running: VL
     running.get = lambda path: text if path == "/metrics" else VLLMServer.get(running, path)  # type: ignore[method-assign]
     with pytest.raises(MeasureError, match="does not count by position what is accepted"):
         identify(running)
+    text = "".join(lines).replace('position="2"', 'position="7"')
+    with pytest.raises(MeasureError, match="counts odd positions"):
+        identify(running)
 
 
 def test_versions(running: VLLMServer) -> None:
@@ -117,17 +119,18 @@ def model(**changes: object) -> dict[str, object]:
     return {"data": [{"id": "m", "owned_by": "vllm"} | changes]}
 
 
-@pytest.mark.parametrize(("models", "problem"), [
-    ({"data": []}, "serves no model"),
-    ({"data": ["m"]}, "serves no model"),
-    (model(owned_by="sglang"), "expected vLLM, but its model is owned by 'sglang'"),
-    (model(id=""), "its model has no name, but ''"),
-    (model(id="a\n"), "its model has no name"),
-])  # fmt: skip
-def test_servers_of_another_kind(running: VLLMServer, models: object, problem: str) -> None:
-    running.models = models
-    with pytest.raises(MeasureError, match=problem):
-        identify(running)
+def test_servers_of_another_kind(running: VLLMServer) -> None:
+    models: dict[str, Any]
+    for models, problem in (
+        ({"data": []}, "serves no model"),
+        ({"data": ["m"]}, "serves no model"),
+        (model(owned_by="sglang"), "expected vLLM, but its model is owned by 'sglang'"),
+        (model(id=""), "its model has no name, but ''"),
+        (model(id="a\n"), "its model has no name"),
+    ):
+        running.models = models
+        with pytest.raises(MeasureError, match=problem):
+            identify(running)
 
 
 def test_what_its_configuration_tells_is_plain(running: VLLMServer) -> None:
@@ -151,28 +154,21 @@ def test_what_its_configuration_tells_is_plain(running: VLLMServer) -> None:
     assert speculation == Speculation(num_draft_tokens=3)
 
 
-@pytest.mark.parametrize(("method", "lossy"), [
-    ("standard", ()), ("strict", ()), ("probabilistic", ()),
-    ("fly", ("rejection_sample_method = fly",)),
-    (["odd"], ("rejection_sample_method = ['odd']",)),
-])  # fmt: skip
-def test_lossy_settings(running: VLLMServer, method: Any, lossy: tuple[str, ...]) -> None:
-    running.config = {"vllm_config": {"speculative_config": {"rejection_sample_method": method}}}
-    speculation = identify(running)[1]
-    assert speculation is not None
-    assert speculation.lossy == lossy
+def test_lossy_settings(running: VLLMServer) -> None:
+    method: Any
+    for method, lossy in (
+        ("standard", ()), ("strict", ()), ("probabilistic", ()),
+        ("fly", ("rejection_sample_method = fly",)),
+        (["odd"], ("rejection_sample_method = ['odd']",)),
+    ):  # fmt: skip
+        said = {"rejection_sample_method": method}
+        running.config = {"vllm_config": {"speculative_config": said}}
+        speculation = identify(running)[1]
+        assert speculation is not None
+        assert speculation.lossy == lossy
 
 
 # ---- answers
-
-
-def test_rounds_one_by_one_where_they_are_told(running: VLLMServer) -> None:
-    found = complete(running)
-    assert (found.histogram, found.accepted) == (HISTOGRAM, tuple(ROUNDS))
-    running.metrics = "summary"
-    found = complete(running)
-    assert (found.histogram, found.accepted, found.drafted) == (HISTOGRAM, None, None)
-    assert found.num_draft_tokens == 3
 
 
 Events = list[Any]
@@ -232,7 +228,12 @@ def test_answers_that_are_not_vllms(running: VLLMServer) -> None:
 # ---- counters
 
 
-def test_counters_tell_the_rounds_of_one_request(running: VLLMServer) -> None:
+def test_rounds_are_told_one_by_one_or_counted(running: VLLMServer) -> None:
+    found = complete(running)
+    assert (found.histogram, found.accepted) == (HISTOGRAM, tuple(ROUNDS))
+    running.metrics = "summary"
+    found = complete(running)
+    assert (found.histogram, found.accepted, found.drafted) == (HISTOGRAM, None, None)
     running.metrics = "none"
     found = complete(running)
     assert (found.histogram, found.accepted, found.drafted) == (HISTOGRAM, None, None)
@@ -251,24 +252,20 @@ def moved(**changes: int) -> Callable[[VLLMServer], None]:
     return during
 
 
-@pytest.mark.parametrize(("during", "problem"), [
-    (moved(finished=1, tokens=5), r"moved by 2 request\(s\) and 17 tokens"),
-    (moved(running=1), r"1 request\(s\) run there that are not ours"),
-    (moved(tokens=1), r"moved by 1 request\(s\) and 13 tokens"),
-    (moved(finished=-100, tokens=-1000), "its counters went back: it was started again"),
-    (moved(finished=-1), "answered, but counts no finished request"),
-])  # fmt: skip
-def test_requests_of_others_and_new_starts_are_noticed(
-    running: VLLMServer, during: Callable[[VLLMServer], None], problem: str
-) -> None:
-    running.finished, running.tokens, running.metrics = 100, 1000, "none"
-    running.during = during
-    with pytest.raises(MeasureError, match=problem):
-        complete(running)
-
-
-def test_a_request_that_runs_before_ours_is_noticed(running: VLLMServer) -> None:
-    running.metrics, running.running = "none", 1
+def test_requests_of_others_and_new_starts_are_noticed(running: VLLMServer) -> None:
+    for during, problem in (
+        (moved(finished=1, tokens=5), r"moved by 2 request\(s\) and 17 tokens"),
+        (moved(running=1), r"1 request\(s\) run there that are not ours"),
+        (moved(tokens=1), r"moved by 1 request\(s\) and 13 tokens"),
+        (moved(finished=-100, tokens=-1000), "its counters went back: it was started again"),
+        (moved(finished=-1), "answered, but counts no finished request"),
+    ):
+        running.finished, running.tokens, running.metrics, running.running = 100, 1000, "none", 0
+        running.asked.clear()
+        running.during = during
+        with pytest.raises(MeasureError, match=problem):
+            complete(running)
+    running.running = 1
     with pytest.raises(MeasureError, match=r"1 request\(s\) run there .*") as found:
         complete(running)
     assert "keep others away" in found.value.fix
@@ -284,11 +281,8 @@ def test_a_repeated_request_is_counted_anew(running: VLLMServer) -> None:
     running.change = broken
     assert complete(running).histogram == HISTOGRAM
     assert len(running.asked) == 4  # the probe, two attempts, and once more
-
-
-def test_requests_that_are_always_repeated(running: VLLMServer) -> None:
-    running.metrics = "none"
     running.change = lambda number, events: events[: 2 if number % 2 == 0 else None]
+    running.asked.clear()
     with pytest.raises(MeasureError, match="none of 5 requests was answered at the first attempt"):
         complete(running)
 
@@ -302,30 +296,9 @@ def test_exposition_text() -> None:
     assert found.total("d") is None
     assert found.by_label("a", "x") == {"": 1, "1": 2}
     assert found.by_label("a", "y") == {"": 1, '"}': 2}  # as its writer had it, before escaping
-
-
-def test_labels_are_as_they_were_before_the_page_wrote_them() -> None:
     page = Counters.parse('a{b="say \\"x\\\\n\\"\\nand }",c="é"} 1\n', "page")
     ((labels, _),) = page.samples["a"]
     assert labels == {"b": 'say "x\\n"\nand }', "c": "é"}
-
-
-@pytest.mark.parametrize("line", ["<html>", "a", "a b", 'a{x="1"} 1 2 3', "a" * 20_000 + " 1"])
-def test_what_is_no_exposition(line: str) -> None:
-    with pytest.raises(MeasureError, match="there: expected counters of Prometheus"):
-        Counters.parse(f"a 1\n{line}\n", "there")
-
-
-def test_positions_are_those_of_k(running: VLLMServer) -> None:
-    running.metrics = "none"
-    text = running.get("/metrics").replace('position="2"', 'position="7"')
-    running.get = lambda path: text if path == "/metrics" else VLLMServer.get(running, path)  # type: ignore[method-assign]
-    with pytest.raises(MeasureError, match="counts odd positions"):
-        identify(running)
-
-
-def test_the_fake_is_what_it_says() -> None:
-    """Rounds emit what the text has behind its first token, and perhaps more."""
-    assert json.dumps(ROUNDS)
-    emitted = sum(step + 1 for step in ROUNDS)
-    assert emitted >= len(TEXT) - 1 > emitted - ROUNDS[-1] - 1
+    for line in ("<html>", "a", "a b", 'a{x="1"} 1 2 3', "a" * 20_000 + " 1"):
+        with pytest.raises(MeasureError, match="there: expected counters of Prometheus"):
+            Counters.parse(f"a 1\n{line}\n", "there")

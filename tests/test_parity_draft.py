@@ -1,7 +1,6 @@
 """Draft parity on shipped pairs, against the whole of it computed in one expression."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +11,9 @@ from draftquant.calibration.passes.draft_inputs import first_hidden
 from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.calibration.recording.decoding import GREEDY, Decoding
 from draftquant.calibration.traces.trace_folder import TraceFolder
+from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.forward import whole_rows
+from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes.errors import ParityError
 from draftquant.scripts.cli import main
@@ -44,28 +45,23 @@ class Pair:
         self.target = PAIRS / name / "target"
         arguments = ["--recipe", "int4-channel", "--backend", "torch", "--out", str(self.quant)]
         assert main(["quantize", str(self.source), *arguments]) == 0
-        prompts = read_prompts(PAIRS / name / "prompts.jsonl")[:6]
-        aux = load_draft(self.source, shared=self._shared(name)).geometry.aux_layer_ids
+        prompts = read_prompts(PAIRS / name / "prompts.jsonl")[:3]
+        aux = read_draft(Checkpoint.open(self.source)).geometry.aux_layer_ids
         decodings = {"greedy": GREEDY, "drawn": Decoding(temperature=0.8, top_p=0.9)}
         self.traces: dict[str, TraceFolder] = {
             kind: record_traces(
-                self.target, prompts, folder / kind, max_new_tokens=24,
+                self.target, prompts, folder / kind, max_new_tokens=16,
                 decoding=decoding, aux_layer_ids=aux, table_ids=(0,),
             )
             for kind, decoding in decodings.items()
         }  # fmt: skip
-
-    def _shared(self, name: str) -> Any:
-        from draftquant.calibration.traces.target_tables import TargetTables
-
-        return TargetTables.find(PAIRS / name / "target").shared(None, torch.device("cpu"))
 
     def drafts(self, kind: str) -> tuple[LoadedDraft, LoadedDraft]:
         shared = self.traces[kind].tables(None, torch.device("cpu"))
         return load_draft(self.source, shared=shared), load_draft(self.quant, shared=shared)
 
 
-@pytest.fixture(scope="module", params=list(K))
+@pytest.fixture(scope="module", params=["eagle3-llama"])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return Pair(request.param, tmp_path_factory.mktemp(request.param))
 
@@ -121,16 +117,14 @@ def expected(pair: Pair, kind: str) -> list[dict[Quantity, Tensor]]:
     return found
 
 
-@pytest.mark.each_value
-@pytest.mark.parametrize("kind", ["greedy", "drawn"])
-@pytest.mark.parametrize("max_logits", [1, 2**26])
-def test_sums_are_those_of_whole_distributions(
-    max_logits: int, kind: str, pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MAX_LOGITS", max_logits)
+@pytest.mark.parametrize("pair", ["eagle3-llama", "dflash"], indirect=True)
+def test_sums_are_those_of_whole_distributions(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a chain greedily in single rows, of a block drawn and whole."""
+    kind = "greedy" if pair.k == 3 else "drawn"
+    monkeypatch.setattr(module, "MAX_LOGITS", 1 if pair.k == 3 else 2**26)
     found = draft_agreement(*pair.drafts(kind), pair.traces[kind], num_draft_tokens=pair.k, top=TOP)
     wanted = expected(pair, kind)
-    assert len(found) == len(wanted) == 6
+    assert len(found) == len(wanted) == 3
     for prompt, sums in zip(found, wanted, strict=True):
         assert prompt.sums.keys() == sums.keys()
         for name, each in sums.items():
@@ -166,8 +160,8 @@ def test_a_draft_agrees_with_itself(pair: Pair, monkeypatch: pytest.MonkeyPatch)
     )  # fmt: skip
     few = draft_findings(prompts, allowed, top=5, confidence=0.95)
     assert {one.verdict for one in few} == {"INCONCLUSIVE"}
-    assert "over 6 prompts: expected at least 30 prompts" in few[0].reason
-    monkeypatch.setattr("draftquant.validate.parity.finding.MIN_PROMPTS", 6)
+    assert "over 3 prompts: expected at least 30 prompts" in few[0].reason
+    monkeypatch.setattr("draftquant.validate.parity.finding.MIN_PROMPTS", 3)
     found = draft_findings(prompts, allowed, top=5, confidence=0.95)
     assert [one.verdict for one in found] == ["PASS"] * 7
 
@@ -218,13 +212,6 @@ def test_limits_decide_by_bounds() -> None:
     assert kl(values, max_kl=0.098).threshold == 0.098
 
 
-def test_copies_of_a_prompt_are_one() -> None:
-    copies = [prompt(0, divergence=value) for value in (1.0, 2.0, 3.0)]
-    found = draft_findings(copies, DraftLimits(), top=5, confidence=0.95)[0]
-    assert found.estimate == pytest.approx(0.11)
-    assert found.lower is None  # one prompt has no spread
-
-
 def test_changes_tell_both_sides() -> None:
     prompts = [prompt(i, surprise_baseline=5.0, surprise_candidate=6.0 + i % 2) for i in range(40)]
     found = draft_findings(prompts, DraftLimits(max_perplexity_rise=0.01), top=5, confidence=0.95)[
@@ -249,7 +236,11 @@ def test_tokens_that_no_draft_can_propose() -> None:
     assert found.reason == "No recorded token is in the drafts' vocabulary."
 
 
-def test_limits_out_of_range() -> None:
+def test_copies_are_one_prompt_and_limits_are_shares() -> None:
+    copies = [prompt(0, divergence=value) for value in (1.0, 2.0, 3.0)]
+    found = draft_findings(copies, DraftLimits(), top=5, confidence=0.95)[0]
+    assert found.estimate == pytest.approx(0.11)
+    assert found.lower is None  # copies are one prompt, which has no spread
     for limit, what in (
         ({"max_kl": -1.0}, "--max-kl: expected a number at least 0, got -1.0"),
         ({"max_kl": float("nan")}, "got nan"),
@@ -280,34 +271,17 @@ class _Shifted:
         return dataclasses.replace(draft, forward=cast(Any, cls(draft.forward)))
 
 
-def test_drafts_that_cannot_be_compared(pair: Pair) -> None:
+def test_drafts_that_cannot_be_compared(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
     bf16, int4 = pair.drafts("greedy")
     traces = pair.traces["greedy"]
     with pytest.raises(ParityError, match="expected at least 1, got 0"):
         draft_agreement(bf16, int4, traces, num_draft_tokens=0)
+    command = ["parity", "draft", str(pair.source), str(pair.quant), "--traces"]
+    assert main([*command, str(traces.folder), "--confidence", "95"]) == 2
+    assert "--confidence: expected a share in (0.5, 1), got 95.0" in capsys.readouterr().err
     with pytest.raises(ParityError, match=r"--top: expected 1 to 1,024 .* got 1025"):
         draft_agreement(bf16, int4, traces, num_draft_tokens=2, top=1025)
-    if pair.k == 3:
-        with pytest.raises(ParityError, match="no continuation is longer"):
-            draft_agreement(bf16, int4, traces, num_draft_tokens=24)
+    with pytest.raises(ParityError, match="no continuation is longer"):
+        draft_agreement(bf16, int4, traces, num_draft_tokens=16)
     with pytest.raises(ParityError, match="proposes tokens of another vocabulary"):
         draft_agreement(bf16, _Shifted.of(int4), traces, num_draft_tokens=2)
-
-
-def test_the_command(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["parity", "draft", str(pair.source), str(pair.quant), "-k", str(pair.k)]
-    command += ["--traces", str(pair.traces["greedy"].folder)]
-    capsys.readouterr()
-    report = tmp_path / "report.json"
-    assert main([*command, "--max-kl", "9", "--report", str(report)]) == 3  # few prompts
-    printed = capsys.readouterr().out
-    assert "By step and category" in printed
-    assert "INCONCLUSIVE: KL(BF16 || quantized): " in printed
-    assert len(json.loads(report.read_text(encoding="utf-8"))["findings"]) == 6
-    assert main([*command, "--report", str(report)]) == 2
-    assert "already exists" in capsys.readouterr().err
-    assert main([*command, "--confidence", "95"]) == 2
-    assert "--confidence: expected a share in (0.5, 1), got 95.0" in capsys.readouterr().err
-    assert main([*command, "--min-agreement", "7"]) == 2
-    assert main([*command, "--json"]) == 3
-    assert json.loads(capsys.readouterr().out)["format"] == "draftquant parity"

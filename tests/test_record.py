@@ -43,11 +43,11 @@ def model(target: Path) -> LlamaForCausalLM:
     return loaded
 
 
-@pytest.fixture
-def traces(target: Path, tmp_path: Path) -> TraceFolder:
-    return record_traces(
-        target, PROMPTS, tmp_path / "out", max_new_tokens=12, dtype="float64", batch_size=2
-    )
+@pytest.fixture(scope="module")
+def traces(target: Path, tmp_path_factory: pytest.TempPathFactory) -> TraceFolder:
+    out = tmp_path_factory.mktemp("record") / "out"
+    given: dict[str, Any] = {"dtype": "float64", "batch_size": 2}
+    return record_traces(target, PROMPTS, out, max_new_tokens=12, **given)
 
 
 @torch.no_grad()
