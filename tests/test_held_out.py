@@ -79,9 +79,10 @@ CHANGES: dict[str, Callable[[list[int]], list[int]]] = {
 }
 
 
-@pytest.mark.each_value
-@pytest.mark.parametrize("length", [48, 400])
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    ("change", "length"),
+    [("middle", 48), ("longer", 48), ("first", 400), ("next-to-last", 400), ("shorter", 400)],
+)
 def test_a_prompt_that_calibrated_and_was_changed_a_little_is_refused(
     change: str, length: int, tmp_path: Path
 ) -> None:
@@ -152,20 +153,15 @@ def test_a_conversation_that_was_one_prompt_is_known_turn_by_turn(tmp_path: Path
     """Calibrated on the whole as one prompt; its first turn alone was never seen."""
     whole = make_trace("whole", 30, seed=5)
     candidate = calibrated_on(folder_of([whole], tmp_path / "calibration"), tmp_path)
+    begun = prompt_sha256(prompt_of(whole)[:12])  # the first turn need not be in the folder
+    known = dataclasses.replace(whole, conversation_sha256=begun)
+    assert check_held_out(None, folder_of([known], tmp_path / "begun")) == ()
     first = make_trace("first", 12, seed=6)
     later = dataclasses.replace(whole, id="later", conversation_sha256=first.prompt_sha256)
     with pytest.raises(
         GateError, match=r"1 of its 2 prompts were used to calibrate the candidate: later\n"
     ):
         check_held_out(candidate, folder_of([first, later], tmp_path / "traces"))
-
-
-def test_later_turns_alone_are_accepted_where_they_begin_with_the_first(tmp_path: Path) -> None:
-    """The first turn need not be in the folder."""
-    later = make_trace("later", 30, seed=5)
-    begun = prompt_sha256(prompt_of(later)[:12])
-    traces = folder_of([dataclasses.replace(later, conversation_sha256=begun)], tmp_path / "traces")
-    assert check_held_out(None, traces) == ()
 
 
 def test_a_prompt_that_calibrated_is_refused(tmp_path: Path) -> None:
@@ -176,13 +172,6 @@ def test_a_prompt_that_calibrated_is_refused(tmp_path: Path) -> None:
     candidate = record(tmp_path, calibration_prompts=[SEEN])
     with pytest.raises(GateError, match="were used to calibrate the candidate: renamed"):
         check_held_out(candidate, traces)
-
-
-def test_fresh_prompts_are_accepted(tmp_path: Path) -> None:
-    traces = folder_of(TRACES[2:], tmp_path / "traces")
-    calibration = folder_of(TRACES[:2], tmp_path / "calibration")
-    assert check_held_out(calibrated_on(calibration, tmp_path), traces) == ()
-    assert check_held_out(None, traces) == ()
 
 
 def test_a_record_without_sketches_or_prompts_says_so(tmp_path: Path) -> None:

@@ -12,13 +12,11 @@ from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.converting.dequantize_draft import dequantize_draft
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
-from draftquant.quantize.verify import verify
 from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import CheckpointError
 from draftquant.validate.counting.trace_replay import accepted_by_row, decoding_steps, replay_drafts
@@ -110,7 +108,7 @@ def proposals(draft: Any, traces: TraceFolder, trace: Any) -> Tensor:
 
 
 @pytest.mark.some(2)
-@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3", "tied"])
+@pytest.mark.parametrize("kind", ["Qwen2", "Qwen3", "tied"])
 def test_replay_is_decoding_with_transformers(kind: str, folder: Path, tmp_path: Path) -> None:
     path = save_draft(tmp_path / "draft", folder / "target", kind)
     draft = load_draft(path, dtype=torch.float64)
@@ -127,30 +125,6 @@ def test_replay_is_decoding_with_transformers(kind: str, folder: Path, tmp_path:
     assert some > 5 or kind == "tied"  # whose head is another table than the target's
     (counted,) = replay_drafts([draft], traces, num_draft_tokens=K)
     assert sum(i * n for i, n in enumerate(counted.counts.histogram)) == some
-
-
-def test_the_target_drafting_for_itself_is_always_right(folder: Path) -> None:
-    draft = load_draft(folder / "target", dtype=torch.float64)
-    (counted,) = replay_drafts([draft], TraceFolder.open(folder / "traces"), num_draft_tokens=K)
-    assert counted.counts.mean_acceptance_length == K + 1
-
-
-@pytest.mark.parametrize("kind", ["Qwen2", "Qwen3"])
-def test_it_is_quantized_and_verified(kind: str, tmp_path: Path) -> None:
-    source = tiny_language_model(tmp_path / "draft", kind=kind, num_layers=2, tied=kind == "Qwen3")
-    plan = make_plan(load_recipe("int4-channel"), read_draft(Checkpoint.open(source)))
-    assert len(plan.quantized) == 14
-    quantize_draft(plan, tmp_path / "out", source=DraftSource(folder=source))
-    assert not verify(tmp_path / "out", source).faults
-    assert len(load_draft(tmp_path / "out").quantized) == 14
-
-
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_engines_load_it_as_any_model(engine: Any, tmp_path: Path) -> None:
-    source = tiny_language_model(tmp_path / "draft", kind="Qwen3", num_layers=2)
-    answer = check_draft(source, engine=engine)
-    assert answer.verdict == "LOADS"
-    assert ("draft_model" if engine == "vllm" else "STANDALONE") in (answer.launch or "")
 
 
 def test_what_config_json_does_not_say(tmp_path: Path) -> None:
@@ -179,19 +153,14 @@ def test_a_tied_model_that_stores_its_head_reads_the_embedding(tmp_path: Path) -
     assert torch.allclose(draft.forward.logits(hidden), read)
 
 
-@pytest.mark.parametrize(
-    ("kind", "config", "what"),
-    [
-        ("Qwen3", {"attention_bias": True}, "attention_bias: expected false, got true"),
-        ("Qwen2", {"head_dim": 32}, "head_dim: expected hidden_size / num_attention_heads = 16"),
-        ("Qwen2", {"use_sliding_window": True}, "use_sliding_window: expected False, got True"),
-        ("Llama", {"vocab_size": 97}, r"expected shape \[97, 64\], got \[96, 64\]"),
-    ],
-)
-def test_a_config_that_does_not_fit_is_refused(
-    kind: str, config: dict[str, Any], what: str, tmp_path: Path
-) -> None:
-    folder = tiny_language_model(tmp_path / "draft", kind=kind)
-    edit_json(folder / "config.json", **config)
-    with pytest.raises(CheckpointError, match=what):
-        read_draft(Checkpoint.open(folder))
+def test_a_config_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    for kind, key, value, what in (
+        ("Qwen3", "attention_bias", True, "attention_bias: expected false, got true"),
+        ("Qwen2", "head_dim", 32, "head_dim: expected hidden_size / num_attention_heads = 16"),
+        ("Qwen2", "use_sliding_window", True, "use_sliding_window: expected False, got True"),
+        ("Llama", "vocab_size", 97, r"expected shape \[97, 64\], got \[96, 64\]"),
+    ):
+        folder = tiny_language_model(tmp_path / key, kind=kind)
+        edit_json(folder / "config.json", **{key: value})
+        with pytest.raises(CheckpointError, match=what):
+            read_draft(Checkpoint.open(folder))

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
-from draftquant.calibration.row_choice import RowOrder, SaidText, TokenCounts, folds_of, said_texts
+from draftquant.calibration.row_choice import SaidText, TokenCounts, folds_of, said_texts
 from said_traces import VOCAB, row_order, write_said
 
 
@@ -79,27 +78,15 @@ def test_no_category_starves() -> None:
     # Behind [0] the small category has 0 of 40 %, behind [0, 5, 1] it has 60 of 76 %.
     assert order(counted(said), floor=0.95)[:5] == [0, 5, 1, 6, 2]
     assert order(counted(said), floor=0.75)[:5] == [0, 5, 1, 2, 6]
-    for floor in (0.5, 0.95, 1.0):
-        found, counts = row_order(counted(said), floor=floor), counted(said)
-        shares = [found.covered(own) / own.sum() for own in counts.by_category]
-        pooled = found.covered(counts.pooled) / counts.pooled.sum()
-        for size in range(1, 8):
-            worst = min(share[size] for share in shares)
-            # At most the last row is one that the floor did not choose.
-            assert worst >= floor * pooled[size - 1] or worst > shares[1][size - 1]
+    lacking = {"large": [0] * 40 + [1] * 30, "small": [5] * 6}
+    assert order(counted(lacking), offered=[0, 1, 2]) == [0, 1, 2]
 
 
-def test_a_category_whose_words_the_draft_lacks_does_not_stop_the_others() -> None:
-    said = {"large": [0] * 40 + [1] * 30, "small": [5] * 6}
-    assert order(counted(said), offered=[0, 1, 2]) == [0, 1, 2]
-
-
-@pytest.mark.parametrize("floor", [0.0, 0.95])
-def test_every_size_is_a_prefix_and_coverage_only_grows(floor: float) -> None:
+def test_every_size_is_a_prefix_and_coverage_only_grows() -> None:
     generator = np.random.default_rng(0)
     ids = generator.zipf(1.5, 3000) % 50
     counts = counted({"a": ids[:2000].tolist(), "b": (ids[2000:] * 3 % 50).tolist()}, vocab=50)
-    found: RowOrder = row_order(counts, floor=floor)
+    found = row_order(counts, floor=0.95)
     assert sorted(found.token_ids.tolist()) == [*range(50)]
     assert found.ranks[found.token_ids].tolist() == [*range(50)]
     assert set(found.first(9)) < set(found.first(10))

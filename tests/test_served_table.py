@@ -4,16 +4,15 @@ import dataclasses
 import importlib
 from pathlib import Path
 
-import pytest
+import corpus
 import torch
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.quantize.drafts.draft_cache import CacheScales
 from draftquant.quantize.stored.loading import load_draft
-from draftquant.scripts.cli import main
 from served import cpu, results
 from served.cpu import on_cpu, towards_zero
 from served.drafts import SERVED_PAIRS, UNIT_CACHE, UNQUANTIZED, WITH_PLUGIN_AND_CACHE
-from served.every_position import EveryPosition, noise
+from served.every_position import EveryPosition
 from served.rounds import Rounds, compare
 from tiny import tiny_eagle3_llama
 
@@ -56,13 +55,11 @@ def test_every_round_is_held_against_replay_at_its_own_place() -> None:
     assert found.num_equal == 3
     assert found.replayed == (1, 0, 2)
     assert found.num_same_text == 1
-
-
-def test_a_differing_round_does_not_shift_the_next() -> None:
-    text = [1, 2, 3, 4, 5, 6]
-    found = compared(text, [0, 0, 2], [1, 0, 2, 0], *text)
+    found = compared(text, [0, 0, 2], [1, 0, 2, 0], *text)  # which does not shift the next ones
     assert found.compared == ((0, 1), (0, 0), (2, 2))
     assert found.num_equal == 2
+    found = compared([1, 2, 3, 9, 9, 9], [1, 1, 1], [1, 0, 0, 0], *text)  # behind common text
+    assert (found.compared, found.num_same_text) == (((1, 1),), 0)
 
 
 def test_a_round_that_differs_is_looked_up_where_it_parted() -> None:
@@ -76,30 +73,9 @@ def test_a_round_that_differs_is_looked_up_where_it_parted() -> None:
         assert (found.num_equal, found.num_near_ties) == (1, ties)
 
 
-def test_noise_is_how_far_distances_move() -> None:
-    one = EveryPosition(accepted=(0,), distances=((1.0, 2.0),))
-    other = EveryPosition(accepted=(0,), distances=((4.0, -2.0),))
-    assert noise([one, one], [other, one]) == pytest.approx((25 / 4) ** 0.5)
-
-
-def test_rounds_beyond_the_common_text_are_left_out() -> None:
-    found = compared([1, 2, 3, 9, 9, 9], [1, 1, 1], [1, 0, 0, 0], 1, 2, 3, 4, 5, 6)
-    assert found.compared == ((1, 1),)
-    assert found.num_same_text == 0
-    assert found.served == (1, 1, 1)
-
-
 def test_the_page_has_the_table_of_today() -> None:
     text = results.RESULTS_FILE.read_text(encoding="utf-8")
     assert text.endswith(results.table(results.read_results())), "experiments/run served --tables"
-
-
-def test_every_recipe_was_served_on_both_pairs() -> None:
-    recipes = {path.stem for path in Path(__file__).parents[1].glob("recipes/*.yaml")}
-    for pair in SERVED_PAIRS:
-        drafts = {row.draft for row in results.read_results() if row.family == pair.family}
-        other = set() if pair.family == "eagle3-llama" else WITH_HEAD
-        assert (recipes - other) | {UNQUANTIZED} < drafts
 
 
 def test_served_and_replayed_agree() -> None:
@@ -107,7 +83,10 @@ def test_served_and_replayed_agree() -> None:
     for row in results.read_results():
         by_family.setdefault(row.family, []).append(row)
     assert set(by_family) == FAMILIES
+    recipes = {path.stem for path in Path(__file__).parents[1].glob("recipes/*.yaml")}
     for family, rows in by_family.items():
+        other = set() if family == "eagle3-llama" else WITH_HEAD
+        assert (recipes - other) | {UNQUANTIZED} < {row.draft for row in rows}
         no_cache = {UNIT_CACHE} if family == "eagle3-mla" else set()
         refused = {row.draft for row in rows if row.error is not None}
         assert refused == NOT_ON_THIS_CPU | no_cache
@@ -132,25 +111,14 @@ def test_the_three_ways_of_w4a8_are_one_arithmetic() -> None:
         assert len(figures) == 1, figures
 
 
-def test_a_refusal_is_given_in_the_engines_words() -> None:
-    refused = [row for row in results.read_results() if row.error is not None]
-    assert refused
-    for row in refused:
-        assert row.error in results.table([row, *results.read_results()])
-
-
-def test_a_cpu_without_avx512_serves_int4_weights_dequantized(tmp_path: Path) -> None:
+def test_a_cpu_without_avx512_serves_int4_weights_dequantized() -> None:
     """vLLM's build for it lacks their product; W4A8 it refuses by itself, everywhere."""
     flags = "processor : 0\nflags\t\t: fpu avx2{}\n"
     assert not cpu.has_int4_product(flags.format(""))
     assert cpu.has_int4_product(flags.format(" avx512f") * 2)
     assert cpu.has_int4_product("processor : 0\nFeatures : asimd\n")
-    plain = tiny_eagle3_llama(tmp_path / "bf16")
-    for recipe, needs in (("int4-channel", True), ("fp8-ptpc", False), ("mi325x-w4a8", False)):
-        out = str(tmp_path / recipe)
-        assert main(["quantize", str(plain), "--recipe", recipe, "--out", out]) == 0
-        assert cpu.needs_it(tmp_path / recipe) is needs
-    assert not cpu.needs_it(plain)
+    for recipe, needs in (("int4-channel", True), ("mi325x-w4a8", False)):
+        assert cpu.needs_it(corpus.quantized("eagle3-llama", recipe)) is needs
     (row,) = [
         r for r in results.read_results() if (r.family, r.draft) == ("dflash", "int4-channel")
     ]

@@ -1,18 +1,17 @@
 """Servers that are down, slow, overloaded, or none at all; streams; keys."""
 
 import asyncio
-import socket
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any, TypeVar
 
 import pytest
 from draftquant.calibration import server_client as client_module
 from draftquant.calibration.server_client import Patience, ServerClient
 from draftquant.recipes.errors import ServerError
+from local_http import listening
 
 T = TypeVar("T")
 Answers = Callable[[BaseHTTPRequestHandler, int], None]
@@ -42,15 +41,8 @@ def site() -> Iterator[Site]:
         def log_message(self, *_: Any) -> None:
             """Quietly."""
 
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    http.daemon_threads = True
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    found.url = f"http://127.0.0.1:{http.server_port}"
-    yield found
-    http.shutdown()
-    thread.join()
-    http.server_close()
+    with listening(Handler) as found.url:
+        yield found
 
 
 def says(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Answers:
@@ -140,22 +132,14 @@ def test_keys_are_sent_and_never_shown(site: Site) -> None:
             ask(site.url, get, key=key)
 
 
-def test_nothing_listens() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(ServerError, match=r"no answer after 3 attempt\(s\): ConnectError") as found:
-        ask(url, get)
-    assert "the answers so far are kept" in found.value.fix
-
-
-@pytest.mark.parametrize("status", [429, 503])
-def test_storms_pass(site: Site, status: int) -> None:
-    site.answer = first_then(2, says(b"busy", status), says(b'{"a": 1}'))
-    assert ask(site.url, lambda c: c.post("/x", {})).num_attempts == 3
-    site.times.clear()
-    with pytest.raises(ServerError, match=rf"after 2 attempt\(s\): {status} from /x: 'busy'"):
-        ask(site.url, get, attempts=2)
+def test_storms_pass(site: Site) -> None:
+    for status in (429, 503):
+        site.times.clear()
+        site.answer = first_then(2, says(b"busy", status), says(b'{"a": 1}'))
+        assert ask(site.url, lambda c: c.post("/x", {})).num_attempts == 3
+        site.times.clear()
+        with pytest.raises(ServerError, match=rf"after 2 attempt\(s\): {status} from /x: 'busy'"):
+            ask(site.url, get, attempts=2)
 
 
 def test_a_server_that_dies_of_a_request_is_quoted(site: Site) -> None:
@@ -230,12 +214,10 @@ def test_answers_are_of_bounded_size(site: Site, monkeypatch: pytest.MonkeyPatch
         ask(site.url, stream)
 
 
-@pytest.mark.parametrize("body", [b"<html>", b'{"a": "\xff"'])
-def test_what_is_no_json_is_asked_for_again(site: Site, body: bytes) -> None:
-    site.answer = first_then(1, says(body), says(b'{"a": 1}'))
+def test_what_is_no_json_is_asked_for_again(site: Site) -> None:
+    site.answer = first_then(1, says(b"<html>"), says(b'{"a": 1}'))
     assert ask(site.url, get) == {"a": 1}
-    site.times.clear()
-    site.answer = says(body)
+    site.answer = says(b'{"a": "\xff"')
     with pytest.raises(ServerError, match="its answer is not JSON"):
         ask(site.url, get)
 
@@ -257,17 +239,16 @@ def test_events(site: Site) -> None:
     assert 0 < first <= second <= time.monotonic() - began
 
 
-@pytest.mark.parametrize(("bad", "problem"), [
-    (says(WHOLE[:-30]), r"broke off after \d event"),
-    (says(b"data: {\n\ndata: [DONE]\n"), "its answer is not JSON"),
-    (says(b'data: {"error": {"message": "no blocks"}}\n\ndata: [DONE]\n'), "no blocks"),
-    (says(b"busy", 503), "503 from /x"),
-])  # fmt: skip
-def test_streams_that_break_off_are_asked_for_again(site: Site, bad: Answers, problem: str) -> None:
-    site.answer = first_then(2, bad, says(WHOLE))
-    reply = ask(site.url, stream)
-    assert (len(reply.events), reply.num_attempts) == (2, 3)
-    site.times.clear()
-    site.answer = bad
-    with pytest.raises(ServerError, match=problem):
-        ask(site.url, stream)
+def test_streams_that_break_off_are_asked_for_again(site: Site) -> None:
+    for bad, problem in (
+        (says(WHOLE[:-30]), r"broke off after \d event"),
+        (says(b"data: {\n\ndata: [DONE]\n"), "its answer is not JSON"),
+        (says(b'data: {"error": {"message": "no blocks"}}\n\ndata: [DONE]\n'), "no blocks"),
+    ):
+        site.times.clear()
+        site.answer = first_then(2, bad, says(WHOLE))
+        reply = ask(site.url, stream)
+        assert (len(reply.events), reply.num_attempts) == (2, 3)
+        site.answer = bad
+        with pytest.raises(ServerError, match=problem):
+            ask(site.url, stream)

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 from draftquant import api as dq
-from draftquant.recipes.errors import (
-    GateError,
-)
+from draftquant.recipes.errors import GateError
 from draftquant.scripts.cli import main
 from said_traces import write_said
 from tiny import tiny_eagle3_llama
@@ -66,36 +64,31 @@ def test_the_folder_accepts_what_the_curve_says(
     assert again.curve.coverage < 1
 
 
-@pytest.mark.parametrize(
-    ("words", "what", "fix"),
-    [
-        ("", "one of the arguments --size --coverage --curve is required", "for example"),
-        ("--size 9 --curve", "not allowed with argument", "leave one of the two out"),
-        ("--size 24", "--out: is missing", "name the folder to create"),
-        ("--curve --out o", "--out: the curve writes no rows", "--size N --out FOLDER"),
-        ("--size 24 --out o --gpu h200", "--gpu: is of use for the curve only", "leave it out"),
-        ("--size 96 --out o", "fewer than the 96 rows", "--curve shows what sizes cost"),
-        ("--curve --sizes 24,9", "--sizes: expected from 10", "ask for another size"),
-        ("--coverage 101% --out o", "above 0, up to 1, got 1.01", "for example 99.5%"),
-        ("--curve --draft-sampling probabilistic", "probabilistic proposals", "draftquant replay"),
-        ("--curve --counts none.json", "cannot be read: No such file", "write one JSON array"),
-        ("--curve --judge TRACES", "12 of its 12 prompts are among those that choose", "other pr"),
-        ("--curve --concurrency 0", "--concurrency: expected at least 1", "such as 1,8,64"),
-    ],
+MISTAKES = (
+    ("", "one of the arguments --size --coverage --curve is required", "for example"),
+    ("--size 9 --curve", "not allowed with argument", "leave one of the two out"),
+    ("--size 24", "--out: is missing", "name the folder to create"),
+    ("--curve --out o", "--out: the curve writes no rows", "--size N --out FOLDER"),
+    ("--size 24 --out o --gpu h200", "--gpu: is of use for the curve only", "leave it out"),
+    ("--size 96 --out o", "fewer than the 96 rows", "--curve shows what sizes cost"),
+    ("--curve --sizes 24,9", "--sizes: expected from 10", "ask for another size"),
+    ("--coverage 101% --out o", "above 0, up to 1, got 1.01", "for example 99.5%"),
+    ("--curve --draft-sampling probabilistic", "probabilistic proposals", "draftquant replay"),
+    ("--curve --counts none.json", "cannot be read: No such file", "write one JSON array"),
+    ("--curve --judge TRACES", "12 of its 12 prompts are among those that choose", "other pr"),
+    ("--curve --concurrency 0", "--concurrency: expected at least 1", "such as 1,8,64"),
 )
+
+
 def test_what_is_refused(
-    folder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    words: str,
-    what: str,
-    fix: str,
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
-    given = words.replace("TRACES", str(folder / "traces"))
-    given = given.replace("--out o", f"--out {tmp_path / 'o'}")
-    with suppress(SystemExit):  # of the parser; the exit code is tested where all of them are
-        assert main(ask(folder, *given.split())) == 2
-    assert list(tmp_path.iterdir()) == []
-    said = " ".join(capsys.readouterr().err.split())
-    assert what in said
-    assert fix in said
+    monkeypatch.chdir(tmp_path)
+    for words, what, fix in MISTAKES:
+        given = words.replace("TRACES", str(folder / "traces"))
+        with suppress(SystemExit):  # of the parser; the exit code is tested where all of them are
+            assert main(ask(folder, *given.split())) == 2
+        assert list(tmp_path.iterdir()) == []
+        said = " ".join(capsys.readouterr().err.split())
+        assert what in said
+        assert fix in said
