@@ -22,7 +22,7 @@ from draftquant.recipes.decode import problem_of
 from draftquant.recipes.errors import DraftQuantWarning, PromptError
 from draftquant.scripts import cli
 from local_http import listening
-from test_prompt_forms import PAIR, chat_target
+from test_prompts import PAIR, chat_target
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CONFIGS = """---

@@ -2,15 +2,18 @@
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from draftquant.calibration.prompts.prompt_file import Prompt, PromptEncoder, read_prompts
-from draftquant.recipes.errors import PromptError
+from draftquant.calibration.prompts.prompt_forms import read_form
+from draftquant.recipes.errors import LineProblem, PromptError
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 WORDS = ["<s>", "[unk]", "a", "b", "c", "user", "assistant"]
 
 
@@ -44,12 +47,13 @@ def test_the_three_forms(tmp_path: Path, target: Path) -> None:
         tmp_path,
         {"id": "ids", "category": "code", "token_ids": [5, 4], "text": "for readers"},
         "",
-        {"id": "text", "text": "a b"},
+        {"id": "text", "text": "a b", "cluster": "manual.md"},
         {"id": "chat", "messages": [{"role": "user", "content": "c"}]},
     )
     assert read_prompts(path, target=target) == (
         Prompt(id="ids", category="code", token_ids=(5, 4)),
-        Prompt(id="text", category="all", token_ids=(0, 2, 3)),  # <s> as the tokenizer adds it
+        # <s> as the tokenizer adds it
+        Prompt(id="text", category="all", token_ids=(0, 2, 3), cluster="manual.md"),
         Prompt(id="chat", category="all", token_ids=(0, 5, 4, 6)),  # <s> once, from the template
     )
 
@@ -89,17 +93,6 @@ def test_tools_their_calls_and_their_answers_go_through_the_chat_template(
     assert called[: len(tools)] == tools
     assert [WORDS[i] for i in called[len(tools) :]][1:] == ["a", "[unk]", "b"]
     assert parsed == called
-
-
-def test_a_cluster_is_read_from_every_form(tmp_path: Path, target: Path) -> None:
-    path = write(
-        tmp_path,
-        {"id": "a", "cluster": "manual.md", "token_ids": [5, 4]},
-        {"id": "b", "cluster": "user 7", "turns": ["c"]},
-        {"id": "c", "cluster": None, "text": "a"},
-    )
-    found = read_prompts(path, target=target)
-    assert [prompt.cluster for prompt in found] == ["manual.md", "user 7", None]
 
 
 def test_the_template_that_was_used_is_known(tmp_path: Path, target: Path) -> None:
@@ -143,6 +136,11 @@ PROBLEMS: list[tuple[Any, str]] = [
 
 
 def test_each_problem_has_its_line(tmp_path: Path) -> None:
+    with pytest.raises(PromptError, match="holds no prompt"):
+        read_prompts(write(tmp_path, ""))
+    with pytest.raises(PromptError, match="2 line") as both:
+        read_prompts(write(tmp_path, "{", {"id": "a", "token_ids": [1]}, "[]"))
+    assert f"{tmp_path / 'prompts.jsonl'}:3: " in str(both.value)
     odd = ["\x1b[31m", "a\nb", "", "\u202e", "a" * 201, 7]
     names = [({"id": "x", "token_ids": [1]} | {key: text}, f"{key}: expected")
              for text in odd for key in ("category", "cluster", "id")][:-1]  # fmt: skip
@@ -151,21 +149,6 @@ def test_each_problem_has_its_line(tmp_path: Path) -> None:
         with pytest.raises(PromptError, match=message) as caught:
             read_prompts(path)
         assert f"{path}:2: " in str(caught.value)
-
-
-def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
-    path = write(tmp_path, "{", {"id": "a", "token_ids": [1]}, "[]")
-    with pytest.raises(PromptError, match="2 line") as caught:
-        read_prompts(path)
-    assert f"{path}:1: " in str(caught.value)
-    assert f"{path}:3: " in str(caught.value)
-
-
-def test_files_that_hold_no_prompt(tmp_path: Path) -> None:
-    with pytest.raises(PromptError, match="cannot be read"):
-        read_prompts(tmp_path / "none.jsonl")
-    with pytest.raises(PromptError, match="holds no prompt"):
-        read_prompts(write(tmp_path, ""))
 
 
 def test_a_target_without_tokenizer_or_template(tmp_path: Path, target: Path) -> None:
@@ -194,3 +177,66 @@ def test_a_template_or_tokenizer_that_fails(tmp_path: Path, target: Path) -> Non
     (target / "tokenizer.json").write_text('{"version": "1.0"}', encoding="utf-8")
     with pytest.raises(PromptError, match="no tokenizer can be loaded"):
         read_prompts(path, target=target)
+
+
+# ---- forms of benchmarks and trainers
+
+USER = {"role": "user", "content": "Hi"}
+SYSTEM, ANSWER = {"role": "system", "content": "S"}, {"role": "assistant", "content": "A"}
+TALK = [{"from": "system", "value": "S"}, *[{"from": "human", "value": "Hi"},
+        {"from": "gpt", "value": "A"}] * 2]  # fmt: skip
+FORMS: tuple[tuple[dict[str, Any], tuple[str | None, str, Any, int]], ...] = (
+    # FastChat's question.jsonl
+    ({"question_id": 81, "category": "w", "turns": ["Hi", "again"], "reference": []},
+     ("81", "w", [USER], 1)),
+    # ShareGPT: what the user asks last, behind all that was said before
+    ({"id": "x_0", "conversations": TALK}, ("x_0", "all", [SYSTEM, USER, ANSWER, USER], 0)),
+    # SpecForge, TorchSpec
+    ({"id": 7, "conversations": [USER, ANSWER]}, ("7", "all", [USER], 0)),
+    # instruction sets; mt_bench_prompts; Alpaca; GSM8K
+    ({"prompt": "Hi"}, (None, "all", [USER], 0)),
+    ({"prompt": ["Hi", "b", "c"], "prompt_id": 5, "category": "m"}, ("5", "m", [USER], 2)),
+    ({"instruction": "Hi", "input": "", "output": "A"}, (None, "all", [USER], 0)),
+    ({"instruction": "H", "input": "1"}, (None, "all", [USER | {"content": "H\n\n1"}], 0)),
+    ({"question": "Hi", "answer": "#### 3"}, (None, "all", [USER], 0)),
+)  # fmt: skip
+
+
+def test_forms_of_others(tmp_path: Path) -> None:
+    for line, expected in FORMS:
+        form = read_form(line)
+        assert (form.id, form.category, form.value, len(form.later_turns)) == expected
+        assert (form.kind, form.of_others) == ("messages", True)
+    path = write(tmp_path, {"prompt": "import os"}, "", {"prompt": "import re"})
+    found = read_prompts(path, target=chat_target(tmp_path / "chat"))
+    assert [prompt.id for prompt in found] == ["line-1", "line-3"]
+    assert found[0].token_ids != found[1].token_ids
+
+
+def test_what_is_no_form() -> None:
+    for line, message in (
+        ({"turns": ["a", 1]}, "turns: expected at least one text of the user"),
+        ({"turns": "a"}, "turns: expected at least one text of the user"),
+        ({"prompt": {}}, "prompt: expected at least one text of the user"),
+        ({"turns": ["FULL BENCHMARK DATA SHOULD BE FETCHED FROM X"]}, "whose own script"),
+        ({"turns": ["a"], "prompt": "a"}, "expected one form of prompt, got prompt, turns"),
+        ({"turns": ["a"], "token_ids": [1]}, "expected one form of prompt"),
+        ({"conversations": []}, "objects with role and content"),
+        ({"conversations": [{"from": "human"}]}, "an object with from and value"),
+        ({"conversations": [{"role": "assistant", "content": "a"}]}, "the user has no turn"),
+        ({"query": "a"}, "forms: token_ids, text, messages, turns, conversations, prompt, instr"),
+        ({"question": 3}, "question: expected at least one text of the user"),
+        ({"instruction": "a", "input": 3}, "instruction: expected text, and text or nothing"),
+        ({"id": "a"}, "expected one of token_ids, text, messages, turns, conversations, prompt"),
+    ):
+        with pytest.raises(LineProblem, match=message):
+            read_form(line)
+
+
+def chat_target(folder: Path) -> Path:
+    """The pair's target, with a chat template."""
+    shutil.copytree(PAIR / "target", folder)
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}", encoding="utf-8"
+    )
+    return folder
