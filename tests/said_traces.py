@@ -33,34 +33,26 @@ def write_said(
     categories: Sequence[str] = CATEGORIES,
     favourite: Mapping[str, int] | None = None,
     target: str = "random",
+    num_layers: int = 8,
+    width: int | None = None,
+    fusion_sha256: str | None = None,
 ) -> TraceFolder:
     """Write traces of prompts of 5 to 9 tokens, category after category.
 
-    Args:
-        out: folder to create.
-        prompts: how many.
-        tokens: of the longest continuation; others have up to four less.
-        seed: of text and features.
-        vocab: tokens of the target.
-        hidden: width of one layer's features.
-        layers: whose features there are.
-        categories: of the prompts, in turn.
-        favourite: category -> a token that every other token of its text is.
-        target: its name.
+    The longest continuation has `tokens`, others up to four less; features are those of `layers`,
+    each `hidden` wide; `favourite`: category -> a token that every other token of its text is.
     """
     generator = np.random.default_rng(seed)
     law = 1 / np.arange(1, vocab + 1) ** 1.3
     names = np.random.default_rng(7).permutation(vocab)  # the same words are frequent everywhere
     identity = TargetIdentity(
-        name=target, config_sha256=None, weights_sha256=None, num_layers=8, vocab_size=vocab
-    )
+        name=target, config_sha256=None, weights_sha256=None, num_layers=num_layers,
+        vocab_size=vocab,
+    )  # fmt: skip
     spec = FeatureSpec(
-        kind="aux",
-        width=len(layers) * hidden,
-        dtype="float32",
-        aux_layer_ids=tuple(layers),
-        fusion_sha256=None,
-    )
+        kind="fused" if fusion_sha256 else "aux", width=width or len(layers) * hidden,
+        dtype="float32", aux_layer_ids=tuple(layers), fusion_sha256=fusion_sha256,
+    )  # fmt: skip
     with trace_output(out, GREEDY.manifest(identity, spec)) as writer:
         for i in range(prompts):
             category, start = categories[i % len(categories)], 5 + i % 5
@@ -71,13 +63,9 @@ def write_said(
             text = torch.from_numpy(ids)
             features = generator.standard_normal((count - 1, spec.width), dtype=np.float32)
             trace = PromptTrace(
-                id=f"{category}-{seed}-{i}",
-                category=category,
-                prompt_length=start,
-                token_ids=text,
-                features=torch.from_numpy(features),
-                target_top1=text[1:],
-            )
+                id=f"{category}-{seed}-{i}", category=category, prompt_length=start,
+                token_ids=text, features=torch.from_numpy(features), target_top1=text[1:],
+            )  # fmt: skip
             writer.add(trace, position=i)
     return TraceFolder.open(out)
 

@@ -10,7 +10,6 @@ import pytest
 from draftquant.calibration.prompts.prompt_file import PromptEncoder, read_prompts
 from draftquant.calibration.prompts.prompt_forms import ChosenPrompts
 from draftquant.calibration.recording.conversations import recorded_texts
-from draftquant.calibration.recording.target_shape import end_token_ids
 from draftquant.calibration.traces.near_duplicates import recorded_prompts, seen_prompts
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.recipes.errors import LineProblem, PromptError
@@ -154,18 +153,3 @@ def test_a_template_in_which_no_answer_can_go_on(target: Path, tmp_path: Path) -
             PromptEncoder(tmp_path, continues=True).messages([user, begun])
         assert "give the prompts as text" in caught.value.fix
         assert "\n" not in str(caught.value)
-
-
-def test_what_ends_a_text(tmp_path: Path) -> None:
-    config, generation = tmp_path / "config.json", tmp_path / "generation_config.json"
-    for of_config, of_generation, ends in (
-        ({"eos_token_id": 3}, None, {3}),
-        ({"text_config": {"eos_token_id": [3, 4]}}, {}, {3, 4}),
-        ({"eos_token_id": 3}, {"eos_token_id": [5, 6]}, {5, 6}),
-        ({}, None, set()),
-    ):
-        config.write_text(json.dumps(of_config), encoding="utf-8")
-        generation.unlink(missing_ok=True)
-        if of_generation is not None:
-            generation.write_text(json.dumps(of_generation), encoding="utf-8")
-        assert end_token_ids(tmp_path) == ends

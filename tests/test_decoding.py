@@ -127,20 +127,6 @@ def test_the_seed_and_the_batch_say_all(target: Path, tmp_path: Path) -> None:
     assert texts("c", 1, 1) != first
 
 
-def test_greedy_text_may_have_its_raw_probabilities(target: Path, tmp_path: Path) -> None:
-    decoding = Decoding(logprobs=True, num_top_logprobs=2)
-    traces = recorded(target, tmp_path / "traces", decoding, new=6)
-    spec = traces.manifest.logprobs
-    assert spec is not None
-    assert (spec.kind, spec.num_top) == ("raw", 2)
-    for trace in traces:
-        assert trace.token_logprob is not None
-        assert trace.top_token_ids is not None
-        assert trace.top_logprobs is not None
-        assert torch.equal(trace.top_token_ids[:, 0], trace.token_ids[trace.prompt_length :])
-        assert torch.equal(trace.top_logprobs[:, 0], trace.token_logprob)
-
-
 def test_values_out_of_range() -> None:
     changes: dict[str, Any]
     for changes, where in (

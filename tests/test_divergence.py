@@ -19,7 +19,6 @@ from draftquant.calibration.traces.manifest import TraceEntry
 from draftquant.calibration.traces.sets import copy_traces
 from draftquant.quantize.drafts.forward import DraftForward, checked_at_the_end, finite
 from draftquant.recipes.errors import ForwardError
-from proposing import draft_proposals
 from rounding_pairs import K, RoundingPair, shared_pair
 from torch import Tensor
 
@@ -101,26 +100,6 @@ def test_loss_and_gradient_are_those_of_one_expression(
         assert weight.grad is not None
         largest = float(weight.grad.abs().max())
         torch.testing.assert_close(own[name].grad, weight.grad, rtol=0, atol=1e-4 * largest)
-
-
-def test_agreement_counts_as_replay_does(
-    pair: RoundingPair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(divergence, "MAX_LOGITS", 500)
-    drafts = Drafts(pair)
-    noisy, reference, sequence = drafts.over(drafts.noisy), drafts.over({}), drafts.sequence
-    (found,) = agreement(noisy, reference, sequence, num_draft_tokens=drafts.k)
-    assert found.rows == len(sequence.rows)
-    for forward, accepted in ((noisy, found.accepted), (reference, found.accepted_reference)):
-        predicted = draft_proposals(
-            forward, sequence.hidden[0], sequence.token_ids[0],
-            first_row=sequence.rows[0], num_draft_tokens=drafts.k,
-        ).token_ids[::2]  # fmt: skip
-        hits = predicted[: found.rows] == recorded(sequence, drafts.k)
-        assert accepted == int(hits.int().cumprod(1).sum())
-    p, q = (all_logits(x, sequence, drafts.k).softmax(-1) for x in (noisy, reference))
-    assert found.overlap == pytest.approx(float(torch.minimum(p, q).sum()), rel=1e-5)
-    assert found.overlap < 0.999 * found.rows * drafts.k
 
 
 def test_sequences_of_any_length_run_together_as_each_alone(

@@ -1,8 +1,7 @@
 """Fuzzing: whatever a file holds, a command says what it makes of it, soon, and in plain text.
 
-Valid documents of every kind are changed in a few places. Each command then ends with an exit code
-of its own, never with a traceback; takes less than two seconds and 500 MB; and prints nothing that
-a terminal would obey. `./scripts/test --fuzz` does the same for as many cases as you like.
+Valid documents are changed in a few places: each command ends with an exit code of its own, and
+prints nothing that a terminal would obey. `./scripts/test --fuzz` tries as many as you like.
 """
 
 import contextlib
@@ -22,7 +21,7 @@ import yaml
 from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.quantize.drafts.shared.block_layers import read_mask_embedding
 from draftquant.recipes import built_in_recipes, load_recipe, to_mapping
-from draftquant.recipes.errors import CheckpointError, DraftQuantError, PromptError
+from draftquant.recipes.errors import CheckpointError, PromptError
 from draftquant.scripts.cli import main
 from handmade import MADE, quantize_by_hand
 from hypothesis import given
@@ -255,18 +254,3 @@ def test_mask_embedding(folders: Folders, data: st.DataObject) -> None:
         content = saved(MASK | {key: data.draw(VALUES)})
     path = folders.root / "mask_embedding.pt"
     read(path, content, lambda path: read_mask_embedding(path, 64, 95).shape == (64,))
-
-
-def test_an_error_of_another_kind_would_be_seen(
-    folders: Folders, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: object) -> None:
-        raise ValueError("\x1b")
-
-    changed(folders, folders.sources["llama"], "config.json", b"{}")
-    run(("inspect", "DRAFT"), folders)
-    monkeypatch.setattr("draftquant.quantize.inspection._plain", broken)
-    changed(folders, folders.sources["llama"], "x", b"")
-    with pytest.raises(ValueError, match="\x1b"):
-        run(("inspect", "DRAFT"), folders)
-    assert not issubclass(ValueError, DraftQuantError)

@@ -8,14 +8,11 @@ import torch
 from draftquant.calibration.passes import draft_inputs as batches
 from draftquant.calibration.passes import memory
 from draftquant.calibration.passes.memory import MemoryEstimate, estimate_replay
-from draftquant.calibration.recording.decoding import GREEDY
-from draftquant.calibration.traces.manifest import FeatureSpec, TargetIdentity
-from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.calibration.traces.writer import trace_output
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes.errors import DeviceError
 from draftquant.scripts.cli import main
+from said_traces import write_said
 
 PAIRS = Path(__file__).parent / "pairs"
 PAIR = PAIRS / "eagle3-llama"
@@ -23,36 +20,9 @@ CPU = torch.device("cpu")
 WIDTH, VOCAB = 256, 1024
 
 
-def traces_of(
-    out: Path, *, num_layers: int = 4, layers: tuple[int, ...] = (0, 1, 2), num_prompts: int = 6
-) -> TraceFolder:
-    """Random text and features of a target like that of the pairs; some prompts are longer."""
-    generator = torch.Generator().manual_seed(0)
-    target = TargetIdentity(
-        name="target",
-        config_sha256=None,
-        weights_sha256=None,
-        num_layers=num_layers,
-        vocab_size=VOCAB,
-    )
-    width = len(layers) * WIDTH
-    spec = FeatureSpec(
-        kind="aux", width=width, dtype="bfloat16", aux_layer_ids=layers, fusion_sha256=None
-    )
-    with trace_output(out, GREEDY.manifest(target, spec)) as writer:
-        for i in range(num_prompts):
-            ids = torch.randint(1, VOCAB, (40 + i,), generator=generator)
-            features = torch.randn((39 + i, width), generator=generator).bfloat16()
-            trace = PromptTrace(
-                id=f"p{i}",
-                category="a",
-                prompt_length=8,
-                token_ids=ids,
-                features=features,
-                target_top1=ids[1:],
-            )
-            writer.add(trace, position=i)
-    return TraceFolder.open(out)
+def traces_of(out: Path) -> TraceFolder:
+    """Of a target like that of the pairs."""
+    return write_said(out, prompts=6, vocab=VOCAB, hidden=WIDTH, layers=(0, 1, 2))
 
 
 @pytest.fixture(scope="module")

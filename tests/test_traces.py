@@ -318,21 +318,6 @@ def test_sampled_text_is_written_and_read(tmp_path: Path) -> None:
         assert one.logprobs_as_sampled == as_sampled
 
 
-def test_a_greedy_trace_may_leave_the_argmax_of_prompts_open(tmp_path: Path) -> None:
-    trace = make_trace("a")
-    trace.target_top1[: trace.prompt_length - 1] = -1
-    with trace_output(tmp_path / "open", GREEDY.manifest(TARGET, AUX)) as writer:
-        writer.add(trace, position=0)
-    (read,) = TraceFolder.open(tmp_path / "open")
-    assert torch.equal(read.target_top1, trace.target_top1)
-    trace.target_top1[-1] = -1
-    with (
-        pytest.raises(TraceError, match="not greedy"),
-        trace_output(tmp_path / "out", GREEDY.manifest(TARGET, AUX)) as writer,
-    ):
-        writer.add(trace, position=0)
-
-
 LIES: tuple[tuple[Edit, str], ...] = (
     (lambda m: m.pop("sampling"), "0.6 contradicts sampling: None"),
     (lambda m: m.update(temperature=0), "temperature: 0 contradicts sampling"),

@@ -7,7 +7,6 @@ Usage: `.venv/bin/python tests/wild_answers.py` writes the table anew; `test_wil
 """
 
 import re
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +15,6 @@ from typing import NamedTuple
 
 import torch
 from draftquant.calibration.passes.draft_inputs import default_aux_layer_ids
-from draftquant.calibration.recording.decoding import GREEDY
-from draftquant.calibration.traces.manifest import FeatureSpec, TargetIdentity
-from draftquant.calibration.traces.prompt_trace import PromptTrace
-from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.calibration.traces.writer import trace_output
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.family import Draft
 from draftquant.quantize.engines.contract import EngineName
@@ -30,9 +24,10 @@ from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.lints.catalogue import find_lints
 from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.planning.quantization_plan import make_plan
-from draftquant.quantize.stored.loading import LoadedDraft, load_draft
+from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes import DraftQuantError, load_recipe
 from draftquant.validate.counting.trace_replay import replay_drafts
+from said_traces import write_said
 from wild_drafts import DRAFTS_FILE, WildDraft, wild_drafts
 
 TABLE_FILE = DRAFTS_FILE.parent / "README.md"
@@ -40,7 +35,6 @@ RECIPES = ("fp8-ptpc", "int4-group128")
 ENGINES: tuple[EngineName, ...] = ("vllm", "sglang")
 _DIVIDE = 32
 _NUM_TARGET_LAYERS = 128
-_NUM_TOKENS = 12
 _MOST_OF_AN_ERROR = 300
 _VERDICTS = ("refused", "loads but wrong", "unknown")
 HEAD = """# What draftquant does with {count} published drafts
@@ -75,18 +69,15 @@ class Answers:
 
     @property
     def planned(self) -> bool:
-        """Some recipe has a plan for it."""
         return any(self.said[recipe].good for recipe in RECIPES)
 
     @property
     def decided(self) -> bool:
-        """Every engine has a verdict."""
         verdicts = ("loads", "refused")
         return all(self.said[engine].text.startswith(verdicts) for engine in ENGINES)
 
     @property
     def named(self) -> bool:
-        """What is refused is told what it is."""
         inspected = self.said["inspect"]
         marks = ("not supported", "does not know the maths of")
         return inspected.good or any(mark in inspected.text for mark in marks)
@@ -153,42 +144,17 @@ def _replay(folder: Path, traces: Path) -> Answer:
         "lm_head.weight": torch.randn(geometry.draft_vocab_size, hidden),
     }
     draft = load_draft(folder, shared=shared)
-    _write_traces(draft, traces)
-    (played,) = replay_drafts([draft], TraceFolder.open(traces), num_draft_tokens=3)
+    fuses = geometry.reads_layers
+    ids = geometry.aux_layer_ids or default_aux_layer_ids(_NUM_TARGET_LAYERS)
+    told = write_said(
+        traces, prompts=1, tokens=8, vocab=geometry.vocab_size, num_layers=_NUM_TARGET_LAYERS,
+        layers=ids if fuses else (_NUM_TARGET_LAYERS - 1,),
+        width=geometry.num_aux_layers * geometry.target_hidden_size,
+        fusion_sha256=None if fuses else draft.fusion_sha256,
+    )  # fmt: skip
+    (played,) = replay_drafts([draft], told, num_draft_tokens=3)
     assert played.prompts
     return Answer(True, "runs")
-
-
-def _write_traces(draft: LoadedDraft, out: Path) -> None:
-    """One prompt of random text and features, as `record` makes them for the draft."""
-    g, fuses = draft.geometry, draft.geometry.reads_layers
-    ids = g.aux_layer_ids or default_aux_layer_ids(_NUM_TARGET_LAYERS)
-    width = g.num_aux_layers * g.target_hidden_size
-    identity = TargetIdentity(
-        name="random",
-        config_sha256=None,
-        weights_sha256=None,
-        num_layers=_NUM_TARGET_LAYERS,
-        vocab_size=g.vocab_size,
-    )
-    spec = FeatureSpec(
-        kind="aux" if fuses else "fused",
-        width=width,
-        dtype="float32",
-        aux_layer_ids=tuple(ids) if fuses else (_NUM_TARGET_LAYERS - 1,),
-        fusion_sha256=None if fuses else draft.fusion_sha256,
-    )
-    token_ids = torch.arange(_NUM_TOKENS)
-    trace = PromptTrace(
-        id="p",
-        category="all",
-        prompt_length=4,
-        token_ids=token_ids,
-        features=torch.randn(_NUM_TOKENS - 1, width),
-        target_top1=token_ids[1:],
-    )
-    with trace_output(out, GREEDY.manifest(identity, spec)) as writer:
-        writer.add(trace, position=0)
 
 
 def table(answers: Sequence[Answers]) -> str:
@@ -244,11 +210,5 @@ def ask_all() -> list[Answers]:
     return found
 
 
-def main() -> int:
-    """Ask about all drafts and write the table."""
-    TABLE_FILE.write_text(table(ask_all()), encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    TABLE_FILE.write_text(table(ask_all()), encoding="utf-8")
