@@ -239,7 +239,6 @@ def import_dump(
     prompts: Sequence[Prompt] | None = None,
     **asked: Any,
 ) -> ImportReport:
-    """Import as the command does; prompts are a file of their token ids."""
     file = None if prompts is None else out.with_name(f"{out.name}.jsonl")
     if file is not None and prompts is not None:
         rows = [{"id": p.id, "category": p.category, "token_ids": p.token_ids} for p in prompts]

@@ -82,9 +82,7 @@ def test_every_turn_is_a_prompt_on_top_of_the_targets_own_answers(
     expected = f"user: def add(a, b):\nassistant: {answer}\nuser:     import os\nassistant: "
     ids = tokenizer(expected, add_special_tokens=False)["input_ids"]
     assert second.token_ids[: second.prompt_length].tolist() == ids
-
-
-def test_the_turns_of_a_conversation_know_their_first(traces: TraceFolder) -> None:
+    # The turns of a conversation know their first.
     one, two, three, single, *last = traces
     assert one.conversation_sha256 is single.conversation_sha256 is None
     assert {two.conversation_sha256, three.conversation_sha256} == {one.prompt_sha256}

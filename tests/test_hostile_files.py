@@ -310,9 +310,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 def test_no_command_prints_what_a_terminal_would_obey(
     change: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name = os.fsdecode(
-        f"d{EVIL}".encode() + b"\xff"
-    )  # these bytes, whatever text they are to the locale
+    name = os.fsdecode(f"d{EVIL}".encode() + b"\xff")  # bytes, whatever text they are
     folder = tiny_eagle3_llama(tmp_path / name, sharded=True)
     CHANGES[change](folder)
     named = {"DRAFT": str(folder), "SOURCE": str(source), "OUT": str(tmp_path / "out")}

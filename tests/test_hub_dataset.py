@@ -78,19 +78,6 @@ def taken(reference: str, encoder: PromptEncoder, **choice: Any) -> ReadPrompts:
     return chosen_prompts(reference, encoder, asked)
 
 
-def test_rows_become_prompts(home: Path, encoder: PromptEncoder) -> None:
-    dataset(home, "a/tasks", {"train.jsonl": questions(category="math")})
-    read = taken("a/tasks", encoder)
-    assert [prompt.id for prompt in read.prompts] == ["row-0", "row-1", "row-2", "row-3"]
-    assert {prompt.category for prompt in read.prompts} == {"math"}
-    expected = encoder.messages([{"role": "user", "content": "2 plus 2?"}])
-    assert read.prompts[2].token_ids == tuple(expected)
-    assert read.dataset == DatasetSource(
-        name="a/tasks", revision=COMMIT, config="default", split="train"
-    )
-    assert str(read.dataset) == "a/tasks@0123456789ab, default/train, all rows"
-
-
 USER, ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
 HI = [USER]
 SHAPES: Mapping[str, tuple[dict[str, Any], Sequence[Mapping[str, str]]]] = {
@@ -116,11 +103,12 @@ def test_config_and_split(home: Path, encoder: PromptEncoder) -> None:
     rows = {name: questions(count=n) for name, n in (("easy", 1), ("train", 2), ("test", 3))}
     files = {f"{name}.jsonl": found for name, found in rows.items()}
     dataset(home, "a/b", files, readme=CONFIGS)
-    assert len(taken("a/b", encoder, split="hard/test").prompts) == 3
+    read = taken("a/b", encoder, split="hard/test")
+    assert [prompt.id for prompt in read.prompts] == ["row-0", "row-1", "row-2"]
+    assert str(read.dataset) == "a/b@0123456789ab, hard/test, all rows"
     assert len(taken("a/b", encoder, split="easy/").prompts) == 1
     for split, what, fix in (
         (None, "2 configs, and none is named; there are easy, hard", "--prompts-split easy/SPLIT"),
-        ("test", "2 configs, and none is named", "--prompts-split easy/SPLIT"),
         ("none/test", "no config 'none'; there are easy, hard", "--prompts-split easy/SPLIT"),
         ("hard/", "2 splits, and none is named; there are train, test", "--prompts-split train"),
         ("hard/dev", "no split 'dev'; there are train, test", "--prompts-split train"),

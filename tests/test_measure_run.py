@@ -102,6 +102,13 @@ def test_the_setup_says_who_was_asked_for_what(running: VLLMServer, tmp_path: Pa
     assert (setup.server.engine, setup.server.version, setup.server.model) == (
         "vllm", "0.32.0", MODEL,
     )  # fmt: skip
+    seeds = {tuple(body["prompt"]): body["seed"] for body in running.asked[1:-1]}
+    assert seeds == {p.token_ids: prompt_seed(7, p.token_ids) for p in PROMPTS}
+    body = running.asked[1]
+    assert (body["model"], body["max_tokens"], body["ignore_eos"]) == (MODEL, 12, False)
+    assert (body["temperature"], body["top_p"], body["top_k"], body["min_p"]) == (0.5, 0.9, 4, 0)
+    assert (body["repetition_penalty"], body["presence_penalty"]) == (1, 0)
+    assert (body["frequency_penalty"], body["n"]) == (0, 1)
     assert setup.server.arguments == {
         "root": "/models/target",
         "max_model_len": 4096,
@@ -125,24 +132,6 @@ def test_the_setup_says_who_was_asked_for_what(running: VLLMServer, tmp_path: Pa
     assert (told.draft, told.draft_sha256, told.method) == ("b", "0" * 64, "eagle3")
     assert (told.draft_quantization, told.served_quantization) == ("int4-channel", None)
     assert (told.served_draft, told.told_by) == ("/drafts/a", "user")
-
-
-def test_everything_that_decides_what_is_written_is_said(
-    running: VLLMServer, tmp_path: Path
-) -> None:
-    measured(running, tmp_path / "r", replace(PLAN, prompts=PROMPTS[:1]))
-    body = running.asked[1]
-    assert body["prompt"] == list(PROMPTS[0].token_ids)
-    assert (body["model"], body["max_tokens"], body["ignore_eos"]) == (MODEL, 12, False)
-    assert (body["temperature"], body["top_p"], body["top_k"], body["min_p"]) == (0, 1.0, 0, 0)
-    assert (body["repetition_penalty"], body["presence_penalty"]) == (1, 0)
-    assert (body["frequency_penalty"], body["n"]) == (0, 1)
-    assert "seed" not in body
-    assert "logprobs" not in body
-    sampled = replace(ASK, decoding=Decoding(temperature=0.5, seed=7))
-    measured(running, tmp_path / "s", replace(PLAN, ask=sampled))
-    seeds = {tuple(body["prompt"]): body["seed"] for body in running.asked[-10:-1]}
-    assert seeds == {p.token_ids: prompt_seed(7, p.token_ids) for p in PROMPTS}
 
 
 def test_log_probabilities_and_gaps(running: VLLMServer, tmp_path: Path) -> None:
@@ -216,16 +205,24 @@ def test_a_second_run_goes_on_where_the_server_died(running: VLLMServer, tmp_pat
     assert [*tmp_path.iterdir()] == [tmp_path / "r"]
 
 
-def interrupted(running: VLLMServer, out: Path) -> Path:
+@pytest.fixture
+def kept(running: VLLMServer, tmp_path: Path) -> Path:
+    """What a run leaves whose server died."""
+    running.status = stops_at(2)
+    with pytest.raises(ServerError):
+        measured(running, tmp_path / "r", SINGLE)
+    assert [*tmp_path.iterdir()] == []  # no answer
+    running.asked.clear()
     running.status = stops_at(7)
     with pytest.raises(ServerError):
-        measured(running, out, SINGLE)
+        measured(running, tmp_path / "r", SINGLE)
     running.status = stops_at(1000)
-    return out.with_name(f"{out.name}.measuring")
+    return tmp_path / "r.measuring"
 
 
-def test_another_plan_or_server_does_not_go_on(running: VLLMServer, tmp_path: Path) -> None:
-    kept = interrupted(running, tmp_path / "r")
+def test_another_plan_or_server_does_not_go_on(
+    running: VLLMServer, kept: Path, tmp_path: Path
+) -> None:
     before = kept.read_bytes()
     longer = replace(SINGLE, ask=replace(ASK, max_new_tokens=13))
     with pytest.raises(OutputError, match="holds an unfinished measurement") as caught:
@@ -244,8 +241,9 @@ def test_another_plan_or_server_does_not_go_on(running: VLLMServer, tmp_path: Pa
     assert kept.read_bytes() == before
 
 
-def test_what_is_kept_is_not_believed_unchecked(running: VLLMServer, tmp_path: Path) -> None:
-    kept = interrupted(running, tmp_path / "r")
+def test_what_is_kept_is_not_believed_unchecked(
+    running: VLLMServer, kept: Path, tmp_path: Path
+) -> None:
     head, first, *rest = kept.read_text(encoding="utf-8").splitlines()
     for lines, problem in (
         ([head, first, *rest, first], r"r.measuring:7: prompt p0 stands on an earlier line"),
@@ -269,13 +267,6 @@ def test_nothing_is_overwritten(running: VLLMServer, tmp_path: Path) -> None:
         measured(running, tmp_path / "s")
     assert (tmp_path / "s").read_text(encoding="utf-8") == "mine"
     assert (tmp_path / "s.measuring").exists()
-
-
-def test_a_run_without_an_answer_leaves_nothing(running: VLLMServer, tmp_path: Path) -> None:
-    running.status = stops_at(2)
-    with pytest.raises(ServerError):
-        measured(running, tmp_path / "r")
-    assert [*tmp_path.iterdir()] == []
 
 
 # ---- a server that is changed, or says what cannot be

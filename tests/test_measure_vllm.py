@@ -65,21 +65,18 @@ def client(running: VLLMServer) -> ServerClient:
 # ---- who answers
 
 
-@pytest.mark.parametrize("metrics", ["none", "summary", "detailed"])
-@pytest.mark.parametrize("counts", [True, False])
-def test_how_it_drafts_is_found_wherever_it_is_told(
-    running: VLLMServer, metrics: Any, counts: bool
-) -> None:
-    running.metrics, running.counts = metrics, counts
-    if metrics == "none" and not counts:
-        with pytest.raises(MeasureError, match="whether it drafts, and what is accepted") as found:
-            identify(running)
-        assert "--per-request-spec-decode-metrics detailed" in found.value.fix
-        assert "--disable-log-stats" in found.value.fix
-        return
-    _, speculation, most = identify(running)
-    assert speculation == Speculation(num_draft_tokens=3, acceptance_told=False)
-    assert most == (1 if metrics == "none" else None)
+def test_how_it_drafts_is_found_wherever_it_is_told(running: VLLMServer) -> None:
+    metrics: Any
+    for metrics, counts in (("none", True), ("summary", False), ("detailed", True)):
+        running.metrics, running.counts = metrics, counts
+        _, speculation, most = identify(running)
+        assert speculation == Speculation(num_draft_tokens=3, acceptance_told=False)
+        assert most == (1 if metrics == "none" else None)
+    running.metrics, running.counts = "none", False
+    with pytest.raises(MeasureError, match="whether it drafts, and what is accepted") as found:
+        identify(running)
+    assert "--per-request-spec-decode-metrics detailed" in found.value.fix
+    assert "--disable-log-stats" in found.value.fix
 
 
 def test_a_server_that_drafts_nothing(running: VLLMServer) -> None:

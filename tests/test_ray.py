@@ -45,16 +45,17 @@ class TaskError(Exception):
 
 
 class FakeRay(ModuleType):
-    """As much of Ray as is used; tasks travel as Ray lets them, and run where they are asked for."""
+    """As much of Ray as is used; tasks travel as Ray lets them, and run where they are asked."""
 
     _nodes: Sequence[Mapping[str, Any]] = ({"Alive": True, "Resources": {"CPU": 2.0}},)
     _dies: Exception | None = None
 
-    def __init__(self, refuses: Exception | None = None) -> None:
+    _refuses: Exception | None = None
+
+    def __init__(self) -> None:
         super().__init__("ray")
         ray_error = type("RayError", (Exception,), {})
         self.exceptions = SimpleNamespace(RayError=ray_error, RayTaskError=TaskError)
-        self._refuses = refuses
         self.asked: dict[str, Any] = {}
         self.told: list[str] = []
         self.is_up = False
@@ -92,16 +93,6 @@ class FakeRay(ModuleType):
             raise TaskError(exc) from exc
 
 
-@pytest.fixture
-def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
-    return use(monkeypatch, FakeRay())
-
-
-def use(monkeypatch: pytest.MonkeyPatch, ray: FakeRay) -> FakeRay:
-    monkeypatch.setitem(sys.modules, "ray", ray)
-    return ray
-
-
 OPENED: list[str] = []
 
 
@@ -118,56 +109,51 @@ def square(job: int) -> int:
     return job * job
 
 
-def computed(jobs: Sequence[int]) -> list[int]:
-    with ray_tasks("auto", CPU, squares) as placed:
+def computed(jobs: Sequence[int], device: str = "cpu", address: str = "auto") -> list[int]:
+    with ray_tasks(address, torch.device(device), squares) as placed:
         print("(raylet) a worker died")
         return list(placed(jobs))
 
 
-def test_what_ray_prints_is_no_result(ray: FakeRay, capsys: pytest.CaptureFixture[str]) -> None:
-    assert computed([2]) == [4]
-    assert capsys.readouterr() == ("", "(raylet) a worker died\n")
-    assert not ray.is_up
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    ray = FakeRay()
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    return ray
 
 
-def test_results_come_in_the_order_of_the_jobs_and_a_worker_opens_once(ray: FakeRay) -> None:
+def test_results_come_in_the_order_of_the_jobs_and_a_worker_opens_once(
+    ray: FakeRay, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     OPENED.clear()
     assert computed([5, 3, 8, 3]) == [25, 9, 64, 9]
     assert OPENED == ["squares"]
     assert ray.asked == {"address": "auto", "num_cpus": 1, "num_gpus": 0, "max_retries": 3}
     assert not ray.is_up
+    assert capsys.readouterr() == ("", "(raylet) a worker died\n")  # which is no result
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "H100")
+    ray._nodes = [{"Alive": True, "Resources": {"CPU": 8.0, "GPU": 1.0}}]
+    assert computed([2], "cuda:1") == [4]
+    assert ray.asked["num_gpus"] == 1
 
 
-def test_an_error_of_a_task_is_the_error(ray: FakeRay) -> None:
+def test_what_no_cluster_computes(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ClusterError, match=r"--ray \[::1\]:1: no cluster answers: "):
+        computed([1], address="[::1]:1")  # where nobody listens
+    assert ray.asked == {}
     with pytest.raises(TraceError, match="expected no negative number, got -1"):
         computed([1, -1])
-    assert not ray.is_up
-
-
-def test_no_cluster_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, FakeRay(refuses=RuntimeError("Could not connect\nmany lines")))
-    with pytest.raises(ClusterError, match="--ray auto: no cluster answers: Could not connect\n"):
+    ray._dies = type("WorkerCrashedError", (ray.exceptions.RayError,), {})()
+    with pytest.raises(ClusterError, match="a batch was lost 4 times: WorkerCrashedError"):
         computed([1])
-
-
-def test_where_nobody_listens_ray_is_not_asked(ray: FakeRay) -> None:
-    with (
-        pytest.raises(ClusterError, match=r"--ray \[::1\]:1: no cluster answers: "),
-        ray_tasks("[::1]:1", CPU, squares),
-    ):
-        raise AssertionError
-    assert ray.asked == {}
-
-
-def test_a_cluster_without_nodes_for_a_task(ray: FakeRay) -> None:
     for alive, resources, count in ((False, {"CPU": 8.0}, 0), (True, {"memory": 1.0}, 1)):
         ray._nodes = [{"Alive": alive, "Resources": resources}]
         with pytest.raises(ClusterError, match=f"no node of {count} has 1 CPUs for a task"):
             computed([1])
-        assert not ray.is_up
-
-
-def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray._refuses = RuntimeError("Could not connect\nmany lines")
+    with pytest.raises(ClusterError, match="--ray auto: no cluster answers: Could not connect\n"):
+        computed([1])
+    assert not ray.is_up
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ClusterError, match="--ray: needs Ray, which is not installed") as caught:
         computed([1])
@@ -196,8 +182,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Prompts, what one machine records of them greedily, and a candidate."""
     folder = tmp_path_factory.mktemp("ray")
     lines = (PAIR / "prompts.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-    for count in (5, 14):
-        (folder / f"{count}.jsonl").write_text("".join(lines[:count]), encoding="utf-8")
+    (folder / "5.jsonl").write_text("".join(lines[:5]), encoding="utf-8")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in each test: sums of two threads are other sums
     assert main(recording(folder, "one")) == 0
@@ -207,8 +192,8 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def recording(work: Path, out: str, *more: str, count: int = 5, tokens: int = 32) -> list[str]:
-    given = ["--prompts", str(work / f"{count}.jsonl"), "--max-new-tokens", str(tokens)]
+def recording(work: Path, out: str, *more: str) -> list[str]:
+    given = ["--prompts", str(work / "5.jsonl"), "--max-new-tokens", "32"]
     how = ["--batch-size", "2", "--fixed-batches", *more]
     pair = ["--target", str(PAIR / "target"), "--draft", str(PAIR / "draft")]
     return ["record", *pair, *given, *how, "--out", str(work / out)]
@@ -310,22 +295,6 @@ def test_a_trace_travels_without_those_beside_it() -> None:
 
 
 # ---- Ray itself
-
-
-def test_a_gpu_for_each_task_where_the_device_is_one(
-    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "H100")
-    ray._nodes = [{"Alive": True, "Resources": {"CPU": 8.0, "GPU": 1.0}}]
-    with ray_tasks("auto", torch.device("cuda:1"), squares) as placed:
-        assert list(placed([2])) == [4]
-    assert ray.asked["num_gpus"] == 1
-
-
-def test_a_task_that_is_lost_each_time(ray: FakeRay) -> None:
-    ray._dies = type("WorkerCrashedError", (ray.exceptions.RayError,), {})()
-    with pytest.raises(ClusterError, match="a batch was lost 4 times: WorkerCrashedError"):
-        computed([1])
 
 
 def test_what_ray_does_not_divide(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

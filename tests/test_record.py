@@ -131,6 +131,8 @@ def test_fused_features_are_fc_of_the_aux_features(
         torch.testing.assert_close(got.features, expected, rtol=0, atol=1e-4)
     check_trace_fits(draft, fused)
     check_trace_fits(draft, traces)
+    with pytest.raises(TraceError, match="load the draft in the dtype"):
+        record_traces(target, PROMPTS, tmp_path / "x", max_new_tokens=3, fuse_with=draft)
     other = load_draft(save_draft(tmp_path / "other", target, seed=5), dtype=torch.float64)
     with pytest.raises(TraceError, match="the fc of another draft fused"):
         check_trace_fits(other, fused)
@@ -231,11 +233,3 @@ def test_targets_that_cannot_be_loaded(target: Path, tmp_path: Path) -> None:
         with pytest.raises(TraceError, match=message):
             record_traces(folder, PROMPTS, tmp_path / "out", max_new_tokens=3)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_draft_in_another_dtype_is_refused(target: Path, tmp_path: Path) -> None:
-    draft = load_draft(save_draft(tmp_path / "draft", target), dtype=torch.float32)
-    with pytest.raises(TraceError, match="load the draft in the dtype"):
-        record_traces(
-            target, PROMPTS, tmp_path / "out", max_new_tokens=3, fuse_with=draft, dtype="float64"
-        )

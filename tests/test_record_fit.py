@@ -20,8 +20,6 @@ from tiny import edit_json
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-ENGINES = ("transformers", "vllm")
-
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -82,17 +80,11 @@ def test_a_head_of_fewer_tokens_is_no_other_vocabulary(pair: Path, tmp_path: Pat
         dq.record(target, prompt_file(tmp_path, 4), tmp_path / "out", draft=draft)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_all_prompts_that_do_not_fit_are_named_at_once(
-    engine: Any, pair: Path, tmp_path: Path
-) -> None:
+def test_all_prompts_that_do_not_fit_are_named_at_once(pair: Path, tmp_path: Path) -> None:
     target = bare(pair, tmp_path / "bare")
     prompts = prompt_file(tmp_path, 600, 4, 511, 512)
     with pytest.raises(TraceError) as caught:
-        dq.record(
-            target, prompts, tmp_path / "out", engine=engine, max_new_tokens=2,
-            aux_layer_ids=(1,),
-        )  # fmt: skip
+        dq.record(target, prompts, tmp_path / "out", max_new_tokens=2, aux_layer_ids=(1,))
     said = str(caught.value)
     assert "3 of 4 do not fit the target" in said
     for line in ("p0: 602 tokens", "p2: 513 tokens", "p3: 514 tokens"):

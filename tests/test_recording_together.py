@@ -217,12 +217,11 @@ def test_the_longest_enter_first_and_little_is_padding() -> None:
     assert entered(lengths, "equal prompts", 9) == [[30], [29], [8, 8, 8], [7], [3]]
     assert entered(lengths, "equal lengths", 2) == [[30], [29], [8, 8], [8], [7], [3]]
     assert entered([30, 30, 30], "any lengths", 9) == [[30, 30], [30]]  # 60 tokens at most
-
-
-def test_rows_give_way_when_enough_have_ended() -> None:
-    assert not give_way(3, 32, 5, "any lengths")
-    assert give_way(4, 32, 5, "any lengths")
-    assert not give_way(7, 32, 0, "equal prompts")  # nobody waits: the others would only move
-    assert give_way(8, 32, 0, "equal prompts")
-    assert not give_way(31, 32, 5, "equal lengths")
-    assert give_way(32, 32, 5, "equal lengths")
+    for ended, waiting, together, expected in (
+        (3, 5, "any lengths", False), (4, 5, "any lengths", True),
+        (7, 0, "equal prompts", False),  # nobody waits: the others would only move
+        (8, 0, "equal prompts", True),
+        (31, 5, "equal lengths", False), (32, 5, "equal lengths", True),
+    ):  # fmt: skip
+        together_: Any = together
+        assert give_way(ended, 32, waiting, together_) is expected

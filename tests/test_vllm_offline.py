@@ -67,15 +67,12 @@ class FakeLLM:
         places = [{t: SimpleNamespace(logprob=-0.25), 40: SimpleNamespace(logprob=-4.0)}
                   for t in token_ids]  # fmt: skip
         done = SimpleNamespace(token_ids=token_ids, finish_reason="length", logprobs=places)
-        return [
-            SimpleNamespace(finished=False),
-            SimpleNamespace(
-                finished=True,
-                request_id=request,
-                outputs=[done],
-                kv_transfer_params={STATES_KEY: name},
-            ),
-        ]
+        answer = {
+            "request_id": request,
+            "outputs": [done],
+            "kv_transfer_params": {STATES_KEY: name},
+        }
+        return [SimpleNamespace(finished=False), SimpleNamespace(finished=True, **answer)]
 
 
 @pytest.fixture(autouse=True)

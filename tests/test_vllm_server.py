@@ -164,10 +164,9 @@ def test_a_second_call_goes_on_where_the_server_died(
 ) -> None:
     running.status = lambda number: 200 if number <= 4 else 0
     with pytest.raises(
-        ServerError, match=r"no answer after 5 attempt\(s\): RemoteProtocolError"
-    ) as got:
+        ServerError, match="run the same command again: the answers so far are kept"
+    ):
         record(running, tmp_path / "out", plan(target))
-    assert "run the same command again: the answers so far are kept" in str(got.value)
     assert not (tmp_path / "out").exists()
     kept_ones = {int(path.stem) for path in (tmp_path / "out.recording").glob("0*.json")}
     done = len(kept_ones)
@@ -213,16 +212,8 @@ def test_servers_share_the_requests_and_take_those_of_one_that_died(
     assert warning.startswith(f"{other.url}: no answer after 5 attempt(s): RemoteProtocolError")
     assert warning.endswith("1 of 2 servers take its requests")
     assert list(running.shared.iterdir()) == []
-    running.status = lambda _number: 0
-    with pytest.raises(ServerError, match="the answers so far are kept"):
-        record_with_vllm(plan(target), both, tmp_path / "four")
-
-
-def test_servers_that_differ_are_refused(
-    running: StatesServer, other: StatesServer, target: Path, tmp_path: Path
-) -> None:
     other.model = "another"
-    both = Served(urls=[running.url, other.url], folder=running.shared)
+    running.asked.clear()
     with pytest.raises(TraceError, match=f"{other.url}: serves 'another', and {running.url} serve"):
         record_with_vllm(plan(target), both, tmp_path / "out")
     assert not running.asked
@@ -241,7 +232,6 @@ def test_another_command_is_refused_with_the_difference(
     running.status = lambda _number: 200
     running.asked.clear()
     for changes, difference in (
-        ({"max_new_tokens": 7}, "max_new_tokens: it was 6, now it is 7"),
         ({"aux_layer_ids": (0, 1)}, r"aux_layer_ids: it was \[0, 2\], now it is \[0, 1\]"),
         ({"decoding": Decoding(temperature=1)}, "decoding: it was {.*'temperature': 0"),
         ({"prompts": PROMPTS[:5]}, "num_prompts: it was 9, now it is 5"),
@@ -249,7 +239,6 @@ def test_another_command_is_refused_with_the_difference(
     ):
         with pytest.raises(OutputError, match=difference) as caught:
             record(running, tmp_path / "out", plan(target, **changes))
-        assert "holds an unfinished recording" in str(caught.value)
         assert f"rm -r {tmp_path / 'out.recording'}" in str(caught.value)
     assert len(record(running, tmp_path / "out", plan(target))) == len(PROMPTS)
     assert len(running.asked) == len(PROMPTS) - 2
