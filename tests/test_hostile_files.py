@@ -122,6 +122,14 @@ DRAFT_FILES = ("config.json", "model.safetensors.index.json", "hf_quant_config.j
                "model-00001-of-00002.safetensors", "draftquant.json")  # fmt: skip
 
 
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def endless(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
 def gigabyte(path: Path) -> None:
     """With holes: it takes no room on the disk."""
     with path.open("wb") as stream:
@@ -154,9 +162,7 @@ def bounded(seconds: int = 10, megabytes: int = 500) -> Iterator[None]:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < megabytes * 1000
 
 
-MAKES: Sequence[Callable[[Path], object]] = (
-    gigabyte, lambda path: path.symlink_to("/dev/zero"), os.mkfifo
-)  # fmt: skip
+MAKES: Sequence[Callable[[Path], None]] = (gigabyte, endless, fifo)
 
 
 @pytest.mark.parametrize(("number", "file"), [*enumerate(DRAFT_FILES)])
