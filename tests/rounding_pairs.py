@@ -22,8 +22,8 @@ from draftquant.quantize.planning.quantization_plan import (
     make_plan,
 )
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
-from draftquant.recipes import Recipe, WeightFormat, load_recipe
-from draftquant.recipes.schema import InputCorrection, NormChoice, ScaleChoice
+from draftquant.recipes import Recipe, load_recipe
+from draftquant.recipes.schema import InputCorrection, NormChoice
 from recorded import record_traces
 from reference_draft import transformers_in_float64
 from safetensors.torch import load_file, save_file
@@ -113,20 +113,15 @@ def scale_tensors(
 def learned_recipe(
     name: str,
     *,
-    scale: ScaleChoice = "mse",
     norms: NormChoice = "kept",
     input_correction: InputCorrection = "off",
-    weights: WeightFormat | None = None,
 ) -> Recipe:
     """A shipped recipe by backend torch, with learned rounding."""
-    recipe = load_recipe(name)
+    recipe, changed = load_recipe(name), {"norms": norms, "input_correction": input_correction}
     algorithm = dataclasses.replace(
         recipe.algorithm,
-        scale=scale,
+        scale="mse",
         rounding="learned",
-        norms=norms,
-        input_correction=input_correction,
+        **changed,  # type: ignore[arg-type]
     )
-    return dataclasses.replace(
-        recipe, backend="torch", algorithm=algorithm, weights=weights or recipe.weights
-    )
+    return dataclasses.replace(recipe, backend="torch", algorithm=algorithm)

@@ -32,13 +32,12 @@ from draftquant.quantize.layouts import get_layout
 from draftquant.quantize.layouts.layout import Columns
 from draftquant.quantize.numerics.number_formats import _values_on
 from draftquant.quantize.stored.loading import LoadedDraft
-from draftquant.quantize.stored.online_rounding import STATIC, InputRounding
 from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import DeviceError
 from draftquant.recipes.schema import Algorithm
 from rounding_pairs import K as DEPTHS
 from rounding_pairs import shared_pair
-from test_passes import ACTIVATIONS, K, case_of, rounding
+from test_passes import K, case_of, rounding
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -216,13 +215,6 @@ def test_codes_are_computed_and_packed_where_the_weight_is(
         block = backend.quantize(weight, recipe.weights, absmax, needed)
         for data in get_layout(recipe.layout).encode_rows("a", block, recipe.weights).values():
             assert (data.tensor if isinstance(data, Columns) else data).device == META
-
-
-@pytest.mark.parametrize("how", ACTIVATIONS)
-def test_inputs_are_rounded_where_they_are(how: str) -> None:
-    scales = {"q": torch.empty((), device=META)} if how in STATIC else {}
-    rounding = InputRounding({"q": how}, scales, None)  # type: ignore[dict-item]
-    assert rounding("q", torch.empty(2, 3, 128, device=META)).device == META
 
 
 @pytest.mark.slow

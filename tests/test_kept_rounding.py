@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 from draftquant.calibration.rounding.latents import (
-    LatentOptimiser,
     LatentWeight,
     learning_rate_share,
     straight_through,
@@ -292,34 +291,6 @@ def test_damage_is_told(kept: KeptRounding, tmp_path: Path) -> None:
     kept.save(tensors, ())
     with pytest.raises(CalibrationError, match="no validation"):
         kept.validations()
-
-
-def test_an_optimiser_goes_on_where_it_was() -> None:
-    name = "int4"
-    settings = LearningSettings(steps=6, warmup_steps=2)
-
-    def steps(one: LatentWeight, optimiser: LatentOptimiser, which: range) -> None:
-        for step in which:
-            served = one.dequantized()
-            gradient = torch.randn(served.shape, generator=torch.Generator().manual_seed(step))
-            optimiser.step(step, [served], [gradient])
-
-    whole = latent(FORMATS[name])
-    steps(whole, LatentOptimiser({"x": whole}, settings), range(6))
-    first = latent(FORMATS[name])
-    before = LatentOptimiser({"x": first}, settings)
-    steps(first, before, range(3))
-    state = {n: t.detach().clone() for n, t in before.tensors().items()}
-    second = latent(FORMATS[name])
-    after = LatentOptimiser({"x": second}, settings)
-    assert {n: t.shape for n, t in after.tensors().items()} == {
-        n: t.shape for n, t in state.items()
-    }
-    after.restore(3, state)
-    steps(second, after, range(3, 6))
-    assert torch.equal(second.codes, whole.codes)
-    assert torch.equal(second.dequantized(), whole.dequantized())
-    assert not torch.equal(second.codes, latent(FORMATS[name]).codes)
 
 
 # ---- which step is kept

@@ -123,29 +123,6 @@ def total_divergence(pair: RoundingPair, learning: Learning) -> float:
     return total
 
 
-def test_patience_ends_learning_and_the_best_step_is_kept(
-    llama: RoundingPair, tmp_path: Path
-) -> None:
-    """A learning rate that ruins everything: the first codes are the best, and are kept."""
-    plan = llama.plan(learned_recipe("int4-channel"))
-    ruinous = LearningSettings(
-        steps=40, sequences=1, validate_every=1, patience=3, learning_rate=3.0, warmup_steps=1
-    )
-    steps: list[int] = []
-    learn(llama, plan, tmp_path / "out", ruinous, on_progress=lambda p: steps.append(p.step))
-    provenance = read_provenance(tmp_path / "out")
-    assert isinstance(provenance, QuantizedProvenance)
-    assert provenance.learned is not None
-    assert (steps[-1], provenance.learned.kept_step) == (3, 0)
-    nearest = dataclasses.replace(
-        plan.recipe, algorithm=dataclasses.replace(plan.recipe.algorithm, rounding="nearest")
-    )
-    quantized(llama, llama.plan(nearest), tmp_path / "nearest", None)
-    assert [p.read_bytes() for p in (tmp_path / "out").glob("*.safetensors")] == [
-        p.read_bytes() for p in (tmp_path / "nearest").glob("*.safetensors")
-    ]
-
-
 @pytest.mark.parametrize("family", ["llama", "dflash"])
 def test_a_row_of_a_block_takes_as_many_slots(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -171,31 +171,6 @@ def test_every_linear_has_a_scale_and_fused_ones_share_it(
     assert stored_scale(0.0, fp8) == 1
 
 
-def test_absmax_by_an_observer_of_ones_own(draft: LoadedDraft, traces: TraceFolder) -> None:
-    """K = 1 is one ordinary pass over each sequence: checked with plain causal attention."""
-    seen: dict[str, float] = {}
-
-    def observe(name: str, x: torch.Tensor) -> torch.Tensor:
-        seen[name] = max(seen.get(name, 0.0), float(x.abs().max()))
-        return x
-
-    def attend(
-        _layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
-    ) -> torch.Tensor:
-        return torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=scale, enable_gqa=True
-        )
-
-    forward = draft.family.forward(draft.geometry, draft.weights, observe)
-    for trace in traces:
-        rows = trace.num_tokens - 2
-        hidden = forward.fuse(trace.features[None, :rows])
-        forward.step(trace.token_ids[None, 1 : rows + 1], hidden, torch.arange(rows), attend)
-    measured = measure_absmax(DraftRun(draft, traces, 1))
-    for name, absmax in measured.items():
-        assert absmax == pytest.approx(seen[name], rel=1e-5)  # float32, other order of sums
-
-
 def test_no_data_or_broken_data(tmp_path: Path, draft: LoadedDraft, traces: TraceFolder) -> None:
     with pytest.raises(CalibrationError, match="num_draft_tokens: expected at least 1, got 0"):
         measure_absmax(DraftRun(draft, traces, 0))

@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tied_modules(folder / "draft", folder / "target")
     prompts = [
         Prompt(id=f"p{i}", category="a", token_ids=tokens)
-        for i, tokens in enumerate(tied_pair.prompt_tokens(6, 5))
+        for i, tokens in enumerate(tied_pair.prompt_tokens(4, 5))
     ]
     with transformers_in_float64():
         record_traces(
@@ -106,16 +106,11 @@ def test_replay_counts_what_a_server_accepts(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_gptq_along_the_modules(folder: Path, tmp_path: Path) -> None:
-    out, traces = tmp_path / "out", ["--traces", str(folder / "traces")]
-    quantize = ["quantize", str(folder / "draft"), "--out", str(out), "--recipe", "int4-channel"]
-    found = [*traces, "--num-draft-tokens", str(K), "--algorithm", "gptq"]
-    assert main([*quantize, *found]) == 0
-    assert main(["verify", str(out), "--against", str(folder / "draft")]) == 0
-    assert main(["replay", str(folder / "draft"), str(out), *traces]) == 0
-
-
-def test_fewer_and_more_draft_tokens(folder: Path) -> None:
-    traces = ["--traces", str(folder / "traces")]
-    assert main(["replay", str(folder / "draft"), *traces, "--num-draft-tokens", "2"]) == 0
-    assert main(["replay", str(folder / "draft"), *traces, "--num-draft-tokens", "4"]) == 2
+def test_gptq_along_the_modules_and_more_draft_tokens_than_modules(
+    folder: Path, tmp_path: Path
+) -> None:
+    out, traces = str(tmp_path / "out"), ["--traces", str(folder / "traces")]
+    quantize = ["quantize", str(folder / "draft"), "--out", out, "--recipe", "int4-channel-gptq"]
+    assert main([*quantize, *traces, "--num-draft-tokens", str(K)]) == 0
+    assert main(["replay", str(folder / "draft"), out, *traces, "-k", "2"]) == 0
+    assert main(["replay", str(folder / "draft"), *traces, "-k", "4"]) == 2
