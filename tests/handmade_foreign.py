@@ -1,7 +1,6 @@
-"""What SGLang, which needs a GPU, writes by its sources; and changes of real files."""
+"""What SGLang, which needs a GPU, writes by its sources."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +77,6 @@ def sglang_answers(path: Path, name: str, form: str) -> Path:
             answer = {"text": one["output"], "output_ids": [1], "meta_info": meta}
         lines.append(answer)
     return _lines(path, lines)
-
-
-def rewritten(path: Path, place: Path, change: Mapping[str, Any]) -> Path:
-    """A copy of JSON lines in which every line has these keys too."""
-    lines = [json.loads(line) | change for line in path.read_text(encoding="utf-8").splitlines()]
-    return _lines(place, lines)
 
 
 def _lines(path: Path, lines: list[dict[str, Any]]) -> Path:

@@ -5,15 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import corpus
 import pytest
-from draftquant.quantize.files.provenance import QuantizedProvenance
-from draftquant.quantize.files.provenance_file import read_provenance
 from draftquant.scripts.cli import main
 from draftquant.validate.judging.candidate_origin import DraftFolder
-from draftquant.validate.measure.measurement import all_figures, tokens_per_second
 from draftquant.validate.measure.measurement_file import read_measurement
 from test_prompts import target  # noqa: F401 - a fixture
-from tiny import tiny_eagle3_llama
 from vllm_server import VLLMServer, rounds_of, served
 
 LINES = [
@@ -45,106 +42,78 @@ def measured(running: VLLMServer, prompts: Path, out: str, *options: str) -> int
 def test_figures_are_printed_and_shown_again(
     running: VLLMServer, prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    running.seconds = 0.02
     assert measured(running, prompts, "r", "--warm-up", "2", "--concurrency", "3") == 0
-    printed = capsys.readouterr().out
-    assert "r: vllm 0.32.0, the-target, 3 in flight, greedy" in printed
-    assert "K = 3, draft not known" in printed
-    assert "does not tell whether it accepts only what its target writes" in printed
-    steps = [
-        step
-        for record in read_measurement(prompts.with_name("r")).records
-        for step in rounds_of(list(record.token_ids), 3)
-    ]
-    assert f" {1 + sum(steps) / len(steps):.4f} " in printed
-    for row in ("chat ", "code ", "all requests"):
-        assert row in printed
-    assert main(["measure", "--show", str(prompts.with_name("r"))]) == 0
+    printed, measurement = capsys.readouterr().out, read_measurement(prompts.with_name("r"))
+    records = measurement.records
+    steps = [step for r in records for step in rounds_of(list(r.token_ids), 3)]
+    for said in (
+        "r: vllm 0.32.0, the-target, 3 in flight, greedy", "K = 3, draft not known",
+        "does not tell whether it accepts only what its target writes", "chat ", "code ",
+        "all requests", f" {1 + sum(steps) / len(steps):.4f} ",
+    ):  # fmt: skip
+        assert said in printed
+    show = ["measure", "--show", str(prompts.with_name("r"))]
+    assert main(show) == 0
     assert capsys.readouterr().out == printed
-
-
-def test_json_has_all_figures(
-    running: VLLMServer, prompts: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert measured(running, prompts, "r", "--json") == 0
+    assert main([*show, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    measurement = read_measurement(prompts.with_name("r"))
     assert found["setup"]["asked"]["max_new_tokens"] == 12
     assert [own["category"] for own in found["figures"]] == ["chat", "code", "all requests"]
-    whole = found["figures"][-1]
-    records = measurement.records
+    *halves, whole = found["figures"]
     assert (whole["num_requests"], whole["num_output_tokens"]) == (6, 72)
-    assert whole["num_rounds"] == sum(sum(r.histogram or ()) for r in records)
+    assert whole["num_rounds"] == len(steps) == sum(half["num_rounds"] for half in halves)
     firsts = sorted(r.time_to_first_token or 0 for r in records)
     assert whole["time_to_first_token"] == pytest.approx((firsts[2] + firsts[3]) / 2)
     span = max(r.began + r.latency for r in records) - min(r.began for r in records)
-    assert found["tokens_per_second"] == pytest.approx(72 / span) == tokens_per_second(measurement)
-    halves = all_figures(measurement)[:2]
-    assert sum(half.num_rounds or 0 for half in halves) == whole["num_rounds"]
+    assert found["tokens_per_second"] == pytest.approx(72 / span)
 
 
 def test_the_draft_is_identified_as_the_gate_does(
     running: VLLMServer, prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plain = tiny_eagle3_llama(prompts.with_name("draft"))
-    int4 = prompts.with_name("int4")
-    assert main(["quantize", str(plain), "--recipe", "int4-channel", "--out", str(int4)]) == 0
+    plain, int4 = corpus.draft("eagle3-llama"), corpus.quantized("eagle3-llama", "int4-channel")
     for folder, quantization in ((plain, "none"), (int4, "int4-channel")):
-        capsys.readouterr()
-        out = f"r-{folder.name}"
+        out = f"r-{quantization}"
         assert measured(running, prompts, out, "--draft", str(folder)) == 0
         assert f"draft {folder.name}, quantization {quantization}" in capsys.readouterr().out
         speculation = read_measurement(prompts.with_name(out)).setup.speculation
         assert speculation is not None
         assert speculation.draft_sha256 == DraftFolder.read(folder).sha256
         assert speculation.draft_quantization == quantization
-    assert isinstance(read_provenance(int4), QuantizedProvenance)
 
 
 def test_a_server_that_runs_another_draft_is_refused(
     running: VLLMServer, prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And of one that is called otherwise both names are kept, shown, and said by the gate."""
-    draft = tiny_eagle3_llama(prompts.with_name("draft"))
     served_draft: dict[str, Any] = {"model": "/mnt/other"}
     running.config = {"vllm_config": {"speculative_config": served_draft}}
-    assert measured(running, prompts, "r", "--draft", str(draft)) == 2
+    folder = corpus.draft("eagle3-llama")
+    draft = ("--draft", str(folder))
+    assert measured(running, prompts, "r", *draft) == 2
     said = capsys.readouterr().err
-    assert "expected the draft that the server runs, '/mnt/other', got 'draft'" in said
+    assert f"expected the draft that the server runs, '/mnt/other', got '{folder.name}'" in said
     assert "--served-as /mnt/other" in said
     assert not [*prompts.parent.glob("r*")]
     assert measured(running, prompts, "r", "--served-as", "/mnt/other") == 2
     assert "--served-as: is another name of --draft" in capsys.readouterr().err
-    override = ("--draft", str(draft), "--served-as", "/mnt/other", "--ignore-eos")
+    override = (*draft, "--served-as", "/mnt/other")
     assert measured(running, prompts, "r", *override) == 0
-    assert "draft draft, quantization none; the server calls it /mnt/other" in (
-        capsys.readouterr().out
-    )
+    said = capsys.readouterr().out
+    assert f"draft {folder.name}, quantization none; the server calls it /mnt/other" in said
     speculation = read_measurement(prompts.with_name("r")).setup.speculation
     assert speculation is not None
     assert (speculation.served_draft, speculation.told_by) == ("/mnt/other", "user")
-    served_draft["draft_model_config"] = {"quantization": "compressed-tensors"}
-    assert measured(running, prompts, "s", *override) == 2
-    assert (
-        "is not quantized, but the server reports quantization 'compressed-tensors' for its draft"
-        in (capsys.readouterr().err)
-    )
-
-
-def test_a_resume_names_the_draft_that_is_served_now_and_the_one_before(
-    running: VLLMServer, prompts: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of one name and in one place of two machines: what the server tells is all there is."""
-    speculative = {"model": "/drafts/int4"}
-    running.config = {"vllm_config": {"speculative_config": speculative}}
+    # Of one name and in one place of two machines: what the server tells is all there is.
+    running.asked.clear()
     running.status = lambda number: 200 if number < 4 else 0
-    assert measured(running, prompts, "r", "--concurrency", "1") == 2
+    assert measured(running, prompts, "s", "--concurrency", "1") == 2
     running.status = lambda _number: 200
-    speculative["model"] = "/drafts/bf16"
+    served_draft["model"] = "/drafts/bf16"
     capsys.readouterr()
-    assert measured(running, prompts, "r", "--concurrency", "1") == 2
+    assert measured(running, prompts, "s", "--concurrency", "1") == 2
     said = capsys.readouterr().err
-    assert "speculation.draft: it was '/drafts/int4', now it is '/drafts/bf16'" in said
+    assert "speculation.draft: it was '/mnt/other', now it is '/drafts/bf16'" in said
 
 
 def test_text_and_messages_need_the_tokenizer(
@@ -167,18 +136,13 @@ def test_text_and_messages_need_the_tokenizer(
     assert read_measurement(prompts.with_name("s")).setup.asked.template_sha256 is None
 
 
-def test_the_key_is_of_the_environment(
-    running: VLLMServer, prompts: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_a_user_has_to_know(
+    running: VLLMServer,
+    prompts: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("DRAFTQUANT_SERVER_KEY", "secret-key")
-    assert measured(running, prompts, "r") == 0
-    assert running.keys == {"Bearer secret-key"}
-    assert "secret-key" not in prompts.with_name("r").read_text(encoding="utf-8")
-
-
-def test_what_a_user_has_to_know(
-    running: VLLMServer, prompts: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     running.status = lambda number: 200 if number < 5 else 500
     assert measured(running, prompts, "r", "--concurrency", "1") == 2
     assert "the answers so far are kept" in capsys.readouterr().err
@@ -196,6 +160,8 @@ def test_what_a_user_has_to_know(
     assert "1 request(s) in flight, not 4: only the server's counters tell" in said.err
     assert "does not write: rejection_sample_method = synthetic" in said.out
     assert "does not tell" not in said.out
+    assert running.keys == {"Bearer secret-key"}
+    assert "secret-key" not in prompts.with_name("r").read_text(encoding="utf-8")
 
 
 def test_what_is_refused(
@@ -215,9 +181,6 @@ def test_what_is_refused(
         assert measured(running, prompts, "r", *options) == 2
         assert problem in capsys.readouterr().err
         assert sorted(prompts.parent.iterdir()) == [prompts]
-
-
-def test_what_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
     given = {"server": "http://x", "engine": "vllm", "prompts": "p", "out": "r"}
     for left_out in given:
         words = [word for name, value in given.items() if name != left_out
@@ -225,4 +188,3 @@ def test_what_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["measure", *words]) == 2
         said = capsys.readouterr().err
         assert f"--{left_out}: is needed to measure a server\n  fix: give --{left_out} " in said
-        assert ("vllm or sglang or tensorrt-llm" in said) == (left_out == "engine")

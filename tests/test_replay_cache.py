@@ -1,10 +1,11 @@
-"""Replays of BF16 drafts that are kept: the same report, and nothing that was changed is used."""
+"""Replays that are kept, or made in groups: the same report, and nothing changed is used."""
 
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import corpus
 import draftquant.calibration.passes.memory as computed
 import draftquant.validate.counting.replay_cache as module
 import numpy as np
@@ -12,13 +13,17 @@ import pytest
 import torch
 from draftquant.calibration.passes import draft_inputs as passes
 from draftquant.calibration.passes.draft_inputs import batches_of
+from draftquant.calibration.passes.memory import DraftMemory, MemoryEstimate
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.files.result_cache import ResultCache
 from draftquant.quantize.stored.loading import load_draft
+from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.scripts.cli import main
+from draftquant.validate.counting import replaying
 from draftquant.validate.counting.draft_counts import DraftReplay
 from draftquant.validate.counting.replay_cache import Question, ReplayCache
 from draftquant.validate.counting.trace_replay import replay_drafts
+from draftquant.validate.runs.judging_asked import CompareRun
 from safetensors.torch import load_file, save_file
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
@@ -37,7 +42,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target, draft = str(PAIR / "target"), str(PAIR / "draft")
     sampled = ("--temperature", "0.8", "--logprobs", "--out", str(folder / "traces"))
     assert main(["record", "--target", target, "--draft", draft, *given, *sampled]) == 0
-    assert main(["quantize", draft, "--recipe", "int4-channel", "--out", str(folder / "int4")]) == 0
+    (folder / "int4").symlink_to(corpus.quantized("eagle3-llama", "int4-channel", pair=True))
     return folder
 
 
@@ -71,21 +76,6 @@ def replayed(work: Path, *names: str, cache: ReplayCache | None) -> Sequence[Dra
     drafts += [load_draft(work / name, compact=True, like=drafts[0]) for name in names]
     traces = TraceFolder.open(work / "traces")
     return replay_drafts(drafts, traces, num_draft_tokens=3, cache=cache)
-
-
-def test_a_second_candidate_gives_the_same_counts(
-    work: Path, cache: ReplayCache, said: list[str], ran: list[tuple[str, int]]
-) -> None:
-    plain = replayed(work, "int4", cache=None)
-    ran.clear()
-    assert replayed(work, cache=cache) == plain[:1]
-    assert ran == [("draft", NUM_PROMPTS)]
-    assert said == []
-    ran.clear()
-    assert replayed(work, "int4", cache=cache) == plain
-    assert ran == [("draft", 1), ("int4", NUM_PROMPTS)]  # one prompt as the proof
-    assert "1 of 6 prompts, replayed again, gave the same tokens" in said[0]
-    assert plain[1].first_step.num_rows > plain[1].first_step.num_equal > 0
 
 
 def test_drawn_proposals_are_kept_too_and_what_is_quantized_is_always_replayed(
@@ -259,11 +249,10 @@ def test_what_the_user_forged_is_found_by_replaying(
     assert kept is not None
     forge, why = FORGED[name]
     cache.results.write(asked.key, forge(kept))
-    assert cache.recall(asked) is None
+    assert replayed(work, cache=cache) == (plain,)
     (warning,) = said
     assert "this entry of the cache is refused" in warning
     assert why in warning
-    assert replayed(work, cache=cache) == (plain,)
     assert cache.results.read(asked.key) == kept  # replaced by what was replayed
 
 
@@ -284,5 +273,58 @@ def test_a_near_tie_is_told_by_the_same_batch(
     monkeypatch.setattr(module, "proposals_of_batch", tied)
     assert replayed(work, cache=cache) == replayed(work, cache=None)
     assert "gave the same tokens" in said[0]
-    drawn = {tuple(module._sample(question(work))) for _ in range(200)}  # anew each time
+    asked = question(work)
+    drawn = {tuple(module._sample(asked)) for _ in range(200)}  # anew each time
     assert drawn == {(position,) for position in range(NUM_PROMPTS)}
+
+
+def test_groups_give_the_report_of_all_together_and_run_the_first_once(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: list[tuple[str, int]]
+) -> None:
+    fp8 = corpus.quantized("eagle3-llama", "fp8-ptpc", pair=True)
+    drafts = [str(PAIR / "draft"), str(work / "int4"), str(fp8)]
+    found = []
+    for most in (8, 1):
+        monkeypatch.setenv("DRAFTQUANT_CACHE", str(tmp_path / f"{most}"))
+        monkeypatch.setattr(replaying, "MOST_TOGETHER", most)
+        out = tmp_path / f"{most}.json"
+        words = [*drafts, "--traces", str(work / "traces"), "--report", str(out)]
+        assert main(["compare", *words]) == 0
+        told = json.loads(out.read_text(encoding="utf-8"))
+        found.append({key: value for key, value in told.items() if key not in ("date", "argv")})
+    assert found[0] == found[1]
+    assert [name for name, _ in ran[3:]].count("draft") == 1
+
+
+def estimate(*own: int, available: int) -> MemoryEstimate:
+    """Of drafts of these bytes, beside tables of 5 and passes of 10."""
+    return MemoryEstimate(
+        device=torch.device("cpu"),
+        drafts=tuple(DraftMemory(name=f"d{i}", own=one, common=0) for i, one in enumerate(own)),
+        tables=5,
+        reading=0,
+        passes=10,
+        max_tokens=1,
+        available=available,
+    )
+
+
+def test_groups_fit_beside_the_first_draft() -> None:
+    found = estimate(10, 4, 4, 4, 9, 1, 1, available=34)  # 9 bytes beside the first
+    assert found.groups(8) == [range(1, 3), range(3, 4), range(4, 5), range(5, 7)]
+    assert found.groups(1) == [range(i, i + 1) for i in range(1, 7)]
+    assert all(found.beside_first(found.drafts[g.start : g.stop]).fits for g in found.groups(8))
+    assert found.in_turn.total == 10 + 9 + 15
+    assert found.in_turn.fits
+    assert not estimate(10, 10, 1, available=34).in_turn.fits
+    assert estimate(10, available=34).groups(8) == []
+
+
+def test_one_draft_that_rounds_a_whole_call_has_all_run_one_prompt_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = CompareRun(drafts=(), batch_size=4)
+    drafts = [PAIR / "draft", PAIR / "draft"]
+    assert replaying._alike(drafts, settings) is settings
+    monkeypatch.setattr(StoredDraft, "rounds_alone", False)
+    assert replaying._alike(drafts, settings).batch_size == 1
