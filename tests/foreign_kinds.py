@@ -115,13 +115,9 @@ def whole_scales(_source: Path, out: Path) -> None:
 CT_GROUP, CT_CHANNEL, AWQ = MADE["ct-int4-group"], MADE["ct-int4"], MADE["awq"]
 FP8_WHOLE = Made("fp8", "fp8", "tensor", "dynamic")
 KINDS: dict[str, tuple[Callable[[Path], Path], Made, Callable[[Path, Path], None]]] = {
-    "plain fp8 in blocks, language model": (language_model, MADE["fp8-block"], as_it_is),
     "plain fp8 in blocks, EAGLE-3": (eagle3, MADE["fp8-block"], as_it_is),
     "plain fp8 per tensor, language model": (language_model, FP8_WHOLE, whole_scales),
-    "plain fp8 per tensor, EAGLE-3": (eagle3, FP8_WHOLE, whole_scales),
     "FP8 static, language model": (language_model, MADE["ct-fp8-static"], as_it_is),
-    "FP8 static, EAGLE-3": (eagle3, MADE["ct-fp8-static"], as_it_is),
-    "FP8 dynamic, language model": (language_model, MADE["ct-fp8"], as_it_is),
     "FP8 dynamic, EAGLE-3": (eagle3, MADE["ct-fp8"], as_it_is),
     "ModelOpt FP8, EAGLE-3": (eagle3, MADE["modelopt-fp8"], as_it_is),
     "Quark FP8, language model": (language_model, MADE["quark-fp8"], as_it_is),
@@ -129,12 +125,9 @@ KINDS: dict[str, tuple[Callable[[Path], Path], Made, Callable[[Path, Path], None
     "INT4 groups, absmax / 7.5": (eagle3, CT_GROUP, int4(CT_GROUP, by_seven_and_a_half)),
     "INT4 rows, absmax / 7": (language_model, CT_CHANNEL, int4(CT_CHANNEL, by_seven)),
     "INT4 rows, searched": (eagle3, CT_CHANNEL, int4(CT_CHANNEL, searched)),
-    "INT4 groups, searched": (language_model, CT_GROUP, int4(CT_GROUP, searched)),
-    "AWQ, absmax / 7": (language_model, AWQ, int4(AWQ, by_seven)),
     "AWQ, searched": (eagle3, AWQ, int4(AWQ, searched)),
     "GPTQ rows, absmax / 7": (eagle3, CT_CHANNEL, int4(CT_CHANNEL, by_seven, gptq=True)),
     "GPTQ groups, searched": (eagle3, CT_GROUP, int4(CT_GROUP, searched, gptq=True)),
-    "GPTQ in AWQ, absmax / 7": (eagle3, AWQ, int4(AWQ, by_seven, gptq=True)),
 }
 """By name: the draft, how it is stored, and what the tool does otherwise."""
 

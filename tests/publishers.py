@@ -23,14 +23,7 @@ _TARGET_WIDTH, _TARGET_LAYERS = 64, 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publisher:
-    """One command.
-
-    Attributes:
-        argv: without `--out`.
-        source: the folder that it reads.
-        out: the folder that it creates, alone in its parent.
-        last: the file that makes `out` what it is.
-    """
+    """One command: `argv` without `--out`; `last` is the file that makes `out` what it is."""
 
     name: str
     argv: tuple[str, ...]
@@ -39,12 +32,7 @@ class Publisher:
     last: str
 
     def start(self, prepare: Callable[[], None], finish: Callable[[], None] = lambda: None) -> int:
-        """Fork a run; returns its process id.
-
-        Args:
-            prepare: called in the new process before the command.
-            finish: called in it after the command.
-        """
+        """Fork a run between these two, in the new process; returns its process id."""
 
         def run() -> int:
             prepare()
@@ -87,17 +75,7 @@ def exit_code(pid: int) -> int:
 
 
 def make_publishers(work: Path, *, divide: int, log: Path, new_tokens: int) -> list[Publisher]:
-    """Write the inputs below `work`, a new folder.
-
-    Args:
-        work: to create.
-        divide: how many times smaller than published the draft is.
-        log: file for what the runs print.
-        new_tokens: that `record` adds to each prompt.
-
-    Raises:
-        RuntimeError: an input cannot be made; the log says why.
-    """
+    """Write the inputs below `work`, a new folder; the draft is so many times smaller."""
     _import_all()
     work.mkdir()
     draft, packed, target = (work / n for n in ("draft", "packed", "target"))

@@ -40,6 +40,7 @@ from handmade_measurements import alternating, measurement
 from handmade_replays import noisy, replay
 from handmade_reports import comparison, document, joint, served, text_of
 
+Capsys = pytest.CaptureFixture[str]
 HISTOGRAMS = [(5, 3, 2), (1, 4, 5), (8, 1, 1), (2, 2, 6)]
 
 
@@ -299,9 +300,7 @@ def test_an_option_that_says_nothing_is_refused(path: Path) -> None:
             GoldenRun(path, to=to, **given).check()
 
 
-def test_the_command_prints_writes_and_refuses(
-    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_writes_and_refuses(path: Path, tmp_path: Path, capsys: Capsys) -> None:
     assert main(["golden", str(path), "--for", "sglang", "--category", "a"]) == 0
     told = capsys.readouterr()
     assert told.out.startswith("SGLANG_SIMULATE_ACC_LEN=1.5 ")
@@ -319,9 +318,7 @@ def test_the_command_prints_writes_and_refuses(
         assert said in capsys.readouterr().err
 
 
-def test_whatever_counts_gives_golden_acceptance(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_whatever_counts_gives_golden_acceptance(tmp_path: Path, capsys: Capsys) -> None:
     """A measurement that is shown, a report or nothing at all, and the candidate's server."""
 
     def written(name: str, rounds: list[list[int]]) -> str:

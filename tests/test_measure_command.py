@@ -1,18 +1,25 @@
-"""`draftquant measure`: what it prints, records and refuses."""
+"""`draftquant measure`: what it prints, records and refuses, and which draft a server runs."""
 
 import json
+import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import corpus
 import pytest
+from draftquant.recipes.errors import MeasureError
 from draftquant.scripts.cli import main
 from draftquant.validate.judging.candidate_origin import DraftFolder
+from draftquant.validate.measure.measurement import ServerIdentity, Speculation
 from draftquant.validate.measure.measurement_file import read_measurement
+from draftquant.validate.measure.measuring import DraftIdentity, identified
+from draftquant.validate.runs.report_pages import draft_identity
 from test_prompts import target  # noqa: F401 - a fixture
 from vllm_server import VLLMServer, rounds_of, served
 
+Capsys = pytest.CaptureFixture[str]
 LINES = [
     {"id": f"p{i}", "category": "code" if i % 2 else "chat", "token_ids": [i, i + 1]}
     for i in range(6)
@@ -40,7 +47,7 @@ def measured(running: VLLMServer, prompts: Path, out: str, *options: str) -> int
 
 
 def test_figures_are_printed_and_shown_again(
-    running: VLLMServer, prompts: Path, capsys: pytest.CaptureFixture[str]
+    running: VLLMServer, prompts: Path, capsys: Capsys
 ) -> None:
     assert measured(running, prompts, "r", "--warm-up", "2", "--concurrency", "3") == 0
     printed, measurement = capsys.readouterr().out, read_measurement(prompts.with_name("r"))
@@ -69,7 +76,7 @@ def test_figures_are_printed_and_shown_again(
 
 
 def test_the_draft_is_identified_as_the_gate_does(
-    running: VLLMServer, prompts: Path, capsys: pytest.CaptureFixture[str]
+    running: VLLMServer, prompts: Path, capsys: Capsys
 ) -> None:
     plain, int4 = corpus.draft("eagle3-llama"), corpus.quantized("eagle3-llama", "int4-channel")
     for folder, quantization in ((plain, "none"), (int4, "int4-channel")):
@@ -83,7 +90,7 @@ def test_the_draft_is_identified_as_the_gate_does(
 
 
 def test_a_server_that_runs_another_draft_is_refused(
-    running: VLLMServer, prompts: Path, capsys: pytest.CaptureFixture[str]
+    running: VLLMServer, prompts: Path, capsys: Capsys
 ) -> None:
     """And of one that is called otherwise both names are kept, shown, and said by the gate."""
     served_draft: dict[str, Any] = {"model": "/mnt/other"}
@@ -120,7 +127,7 @@ def test_text_and_messages_need_the_tokenizer(
     running: VLLMServer,
     prompts: Path,
     target: Path,  # noqa: F811
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capsys,
 ) -> None:
     prompts.write_text(
         '{"id": "a", "messages": [{"role": "user", "content": "c"}]}\n', encoding="utf-8"
@@ -140,7 +147,7 @@ def test_what_a_user_has_to_know(
     running: VLLMServer,
     prompts: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capsys,
 ) -> None:
     monkeypatch.setenv("DRAFTQUANT_SERVER_KEY", "secret-key")
     running.status = lambda number: 200 if number < 5 else 500
@@ -164,9 +171,7 @@ def test_what_a_user_has_to_know(
     assert "secret-key" not in prompts.with_name("r").read_text(encoding="utf-8")
 
 
-def test_what_is_refused(
-    running: VLLMServer, prompts: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_refused(running: VLLMServer, prompts: Path, capsys: Capsys) -> None:
     for options, problem in (
         (["--concurrency", "0"], "--concurrency: expected at least 1"),
         (["--top-k", "3"], "--top-p and --top-k have no effect"),
@@ -188,3 +193,79 @@ def test_what_is_refused(
         assert main(["measure", *words]) == 2
         said = capsys.readouterr().err
         assert f"--{left_out}: is needed to measure a server\n  fix: give --{left_out} " in said
+
+
+SERVER = ServerIdentity(
+    engine="vllm",
+    version="0.32.0",
+    model="the-target",
+    arguments={"root": "/models/target", "max_model_len": 4096},
+)
+
+
+@pytest.fixture
+def plain() -> Path:
+    return corpus.draft("eagle3-llama")
+
+
+@pytest.fixture
+def int4() -> Path:
+    return corpus.quantized("eagle3-llama", "int4-channel")
+
+
+def told(draft: DraftIdentity, named: str | None, quantization: str | None = None) -> Speculation:
+    served = Speculation(num_draft_tokens=3, draft=named, draft_quantization=quantization)
+    return identified(served, draft, SERVER)
+
+
+def test_the_same_folder_by_another_path(plain: Path, int4: Path, tmp_path: Path) -> None:
+    mounted, copied = tmp_path / "mnt", tmp_path / "other name"
+    mounted.symlink_to(int4)
+    shutil.copytree(int4, copied)
+    for named, how in ((int4, "path"), (mounted, "path"), (copied, "tensors")):
+        found = told(draft_identity(str(int4)), str(named), "compressed-tensors")
+        assert (found.told_by, found.draft, found.served_draft) == (how, int4.name, str(named))
+        assert found.draft_quantization == "int4-channel"
+        assert found.served_quantization == "compressed-tensors"
+    with pytest.raises(
+        MeasureError, match=f"the draft that the server runs, '.*', got '{int4.name}'"
+    ):
+        told(draft_identity(str(int4)), str(plain))
+
+
+def test_another_machine_has_the_draft_by_its_name_or_by_what_the_user_says(int4: Path) -> None:
+    name = int4.name
+    draft = draft_identity(str(int4))
+    for named in (f"/elsewhere/{name}", f"a/{name}", f"/c/models--me--{name}/snapshots/1f"):
+        assert told(draft, named).told_by == "name"
+    for named in ("/elsewhere/bf16", f"someone/{name}-gptq", f"{name}/bf16", "/" + "x" * 5000):
+        with pytest.raises(MeasureError, match="--served-as") as caught:
+            told(draft, named)
+        assert caught.value.where == "--draft"
+    of_the_hub = replace(draft, draft="someone/a-draft", folder=Path("/c/models--b--x/snapshots/1"))
+    assert told(of_the_hub, "/d/models--someone--a-draft/snapshots/2").told_by == "name"
+    draft = draft_identity(str(int4), served_as="/draft")
+    found = told(draft, "/draft")
+    assert (found.told_by, found.served_draft, found.draft) == ("user", "/draft", name)
+    for other, shown in (("/draft2", "'/draft2', got"), (None, "None")):
+        with pytest.raises(MeasureError, match=f"what the server calls its draft, {shown}"):
+            told(draft, other)
+
+
+def test_a_server_that_names_no_draft_contradicts_nothing_but_its_quantization(
+    plain: Path, int4: Path
+) -> None:
+    """One that names its target has the draft in it, as MTP layers are."""
+    bf16, quantized = (draft_identity(str(folder)) for folder in (plain, int4))
+    for named in (None, "/models/target", ""):
+        assert told(quantized, named).told_by is None
+    assert told(quantized, "/models/target", "none").served_draft == "/models/target"
+    for draft, quantization in ((bf16, "fp8"), (quantized, "unquant"), (quantized, "none")):
+        with pytest.raises(MeasureError, match="the server reports quantization"):
+            told(draft, None, quantization)
+    for draft, quantization in (
+        (bf16, "unquant"),
+        (bf16, "none"),
+        (quantized, "gptq_marlin"),
+    ):
+        assert told(draft, None, quantization).served_quantization == quantization

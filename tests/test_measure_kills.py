@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import measuring_process
@@ -16,87 +15,53 @@ from measuring_process import INTERRUPTED, PROMPTS
 from vllm_server import VLLMServer, served
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[VLLMServer]:
-    with served(VLLMServer(seconds=0.04)) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kills") / "r"
-
-
-@pytest.fixture(scope="module")
-def runs(running: VLLMServer, out: Path) -> Iterator["subprocess.Popen[str]"]:
-    """Each line that it is told begins a run."""
-    command = [sys.executable, measuring_process.__file__, running.url, str(out)]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1) as process:
-        yield process
-        assert process.stdin is not None
-        process.stdin.close()
-
-
-def said(runs: "subprocess.Popen[str]") -> int:
-    assert runs.stdout is not None
-    return int(runs.stdout.readline())
-
-
-def begun(runs: "subprocess.Popen[str]") -> int:
-    """The process number of a new run."""
-    assert runs.stdin is not None
-    runs.stdin.write("begin\n")
-    return said(runs)
-
-
-def kept(out: Path) -> list[str]:
-    """Whole lines of what is not finished."""
-    path = out.with_name(f"{out.name}.measuring")
-    lines = path.read_text(encoding="utf-8").split("\n")[1:-1] if path.exists() else []
-    return sorted(lines)
-
-
-def wait_for(running: VLLMServer, answers: int) -> None:
-    end = time.monotonic() + 600
-    while running.finished < answers:
-        assert time.monotonic() < end
-        time.sleep(0.001)
-
-
 @pytest.mark.slow
-def test_a_run_that_is_killed_goes_on(
-    running: VLLMServer, runs: "subprocess.Popen[str]", out: Path
-) -> None:
-    draws = random.Random(3)
-    before: list[str] = []
-    counts = []
-    while len(before) < len(PROMPTS) - 12:
-        running.finished = 0
-        child = begun(runs)
-        answers = draws.randint(8, 16)  # with the probe and the warm-up
-        wait_for(running, answers)
-        time.sleep(draws.random() * 0.02)
-        os.kill(child, signal.SIGKILL)
-        assert said(runs) == -signal.SIGKILL
-        assert not out.exists()
-        now = kept(out)
-        assert set(before) <= set(now)
-        assert len(now) >= len(before) + answers - 3 - 4 - 4  # those in flight, and on their way
-        before = now
-        counts.append(len(now))
-    assert len(counts) >= 4
-    running.finished, running.seconds = 0, 1.0  # slow: it must not be done before it is stopped
-    child = begun(runs)
-    wait_for(running, 5)
-    os.kill(child, signal.SIGINT)  # what is answered is kept
-    assert said(runs) == INTERRUPTED
-    assert len(kept(out)) >= len(before) + 5 - 3 - 4
-    running.seconds = 0.04
-    begun(runs)
-    assert said(runs) == 0
+def test_a_run_that_is_killed_goes_on(tmp_path: Path) -> None:
+    """Each line that the process is told begins a run, whose process number it says."""
+    draws, out = random.Random(3), tmp_path / "r"
+    unfinished = tmp_path / "r.measuring"
+
+    def kept() -> set[str]:
+        lines = unfinished.read_text(encoding="utf-8").split("\n")[1:-1]
+        assert len(lines) == len(set(lines))
+        return set(lines)
+
+    with served(VLLMServer(seconds=0.04)) as running:
+        command = [sys.executable, measuring_process.__file__, running.url, str(out)]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+
+            def ended(answers: int, number: int | None) -> int:
+                """What a run ends with to which a signal is sent after so many answers."""
+                running.finished = 0
+                process.stdin.write("begin\n")  # type: ignore[union-attr]
+                child = int(process.stdout.readline())  # type: ignore[union-attr]
+                end = time.monotonic() + 600
+                while number is not None and running.finished < answers:
+                    assert time.monotonic() < end
+                    time.sleep(0.001)
+                if number is not None:
+                    os.kill(child, number)
+                return int(process.stdout.readline())  # type: ignore[union-attr]
+
+            before: set[str] = set()
+            for _ in range(3):
+                answers = draws.randint(8, 16)  # with the probe and the warm-up
+                assert ended(answers, signal.SIGKILL) == -signal.SIGKILL
+                assert not out.exists()
+                assert before <= kept()
+                assert len(kept()) >= len(before) + answers - 3 - 4 - 4  # in flight, on their way
+                before = kept()
+            running.seconds = 1.0  # slow: it must not be done before it is stopped
+            assert ended(5, signal.SIGINT) == INTERRUPTED  # what is answered is kept
+            assert before <= kept()
+            running.seconds = 0.04
+            assert ended(0, None) == 0
+            process.stdin.close()
     assert [record.id for record in read_measurement(out).records] == [p.id for p in PROMPTS]
     lines = out.read_text(encoding="utf-8").splitlines()
-    assert set(before) <= set(lines)
+    assert before <= set(lines)
     assert len(lines) == len(set(lines)) == len(PROMPTS) + 1
-    assert [*out.parent.iterdir()] == [out]
+    assert [*tmp_path.iterdir()] == [out]

@@ -19,7 +19,6 @@ from draftquant.validate.parity.finding import Finding, write_findings
 from draftquant.validate.served.common_steps import (
     PAIRED_NOISE,
     PairedOutputs,
-    num_unwritten,
     pair_outputs,
     step_starts,
 )
@@ -28,6 +27,7 @@ from draftquant.validate.served.served_gate import judge_measured, server_noise
 from handmade_measurements import alternating, measurement, record
 from handmade_replays import RELEASE, noisy, replay, spread
 
+Capsys = pytest.CaptureFixture[str]
 A, B = {"draft_sha256": "a" * 64}, {"draft_sha256": "b" * 64}
 UNRELATED = Background(unrelated=True)
 
@@ -274,16 +274,6 @@ def test_rounds_have_places_where_they_wrote_the_output() -> None:
         assert step_starts(dataclasses.replace(one, **changes), 2) == starts
 
 
-def test_what_the_end_of_an_output_leaves_open_is_no_step_without_a_draft() -> None:
-    """K tokens beyond it, K written without a draft, and as many by steps that are told in part."""
-    text = {"accepted": (1,) * 10, "histogram": (0, 10)}  # 21 tokens, K = 1
-    for length, cut, number in ((19, 0, 0), (21, 0, 0), (22, 0, 0), (23, 1, 0), (18, 0, -3),
-                                (23, 0, 2), (24, 1, 3)):  # fmt: skip
-        ends = {"token_ids": tuple(range(length)), "num_cut_rounds": cut}
-        (record,) = measurement([[1] * 10], of_record=[text | ends]).records
-        assert num_unwritten(record, 1) == number
-
-
 def test_servers_that_were_started_differently_are_named() -> None:
     """Other weights of the target are another target, all else is said."""
     told = {"model_config.dtype": "torch.bfloat16", "speculative_config.draft_sample_method": "a"}
@@ -418,9 +408,7 @@ def write(path: Path, drop: int = 0, **changes: Any) -> str:
     return str(path)
 
 
-def test_two_runs_are_judged_without_traces_or_drafts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_runs_are_judged_without_traces_or_drafts(tmp_path: Path, capsys: Capsys) -> None:
     gate = ["gate", "--measured", write(tmp_path / "a", **A), write(tmp_path / "b", 1)]
     assert main(gate) == 0
     shown = capsys.readouterr().out
@@ -445,9 +433,7 @@ def test_two_runs_are_judged_without_traces_or_drafts(
     assert str(tmp_path / "a") in capsys.readouterr().err
 
 
-def test_every_category_passes_only_where_that_is_asked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_category_passes_only_where_that_is_asked(tmp_path: Path, capsys: Capsys) -> None:
     """Category b is open: half of it loses, -3.3 % with bounds -4.3 and -2.3 %, limit -3 %."""
     lost = [alternating(200, 80 + i % 5 + 20 * (i % 4 == 3)) for i in range(64)]
     one = measurement(lost, name="b", categories="ab")
@@ -461,9 +447,7 @@ def test_every_category_passes_only_where_that_is_asked(
     assert "is larger than 3.00%: 'b' (32 prompts) changed by" in said
 
 
-def test_noise_parity_and_a_replay_enter_the_verdict(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_noise_parity_and_a_replay_enter_the_verdict(tmp_path: Path, capsys: Capsys) -> None:
     runs = ["--measured", write(tmp_path / "a"), write(tmp_path / "b", 1)]
     again = ["--baseline-again", write(tmp_path / "again")]
     assert main(["gate", *runs, *again]) == 0

@@ -1,17 +1,23 @@
-"""The gate's report as JSON: every kind is read as it was written, and nothing else is."""
+"""The gate's report as JSON is read as it was written, and nothing else is; its command line."""
 
 import dataclasses
+import functools
+import html
 import json
 import re
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
+from draftquant.quantize.files.hub import recorded_argv
 from draftquant.recipes.errors import GateError
+from draftquant.scripts.cli import main
 from draftquant.validate.comparison.sources import ReplayedDraft, ReplayedPrompt
 from draftquant.validate.judging.judgement import GateReport, judge
+from draftquant.validate.measure.measurement_file import line_of
 from draftquant.validate.parity.finding import to_mapping
 from draftquant.validate.report import document as document_module
 from draftquant.validate.report.document import (
@@ -21,11 +27,14 @@ from draftquant.validate.report.document import (
     parse_report,
     read_report,
 )
+from draftquant.validate.runs.report_pages import annotation
 from draftquant.validate.served.joint_report import JointReport
+from handmade_measurements import alternating, measurement
 from handmade_replays import BASELINE, FIGURES, RELEASE, noisy, replay
 from handmade_reports import (
     DRAFTS,
     ENGINES,
+    EVIL,
     HASHES,
     comparison,
     document,
@@ -112,13 +121,14 @@ def candidate_is_the_baseline(mapping: dict[str, Any]) -> None:
     mapping["candidate"]["histogram"] = mapping["baseline"]["histogram"]
 
 
-def edited(judged: Judgement, *edits: Edit) -> str:
-    mapping = json.loads(text_of(judged))
+def edited(text: str, *edits: Edit) -> str:
+    mapping = json.loads(text)
     for edit in edits:
         edit(mapping)
     return document_text(mapping)
 
 
+@functools.cache
 def two_categories() -> Judgement:
     return comparison("INCONCLUSIVE", categories="aabb")
 
@@ -191,18 +201,21 @@ OF_SEVERAL: tuple[tuple[Edit, str], ...] = (
 
 
 def test_an_edited_report_is_refused() -> None:
+    of_one, of_several = text_of(two_categories()), text_of(joint())
     for edits, what in EDITED.values():
-        text = said(edited(two_categories(), *edits))
+        text = said(edited(of_one, *edits))
         assert re.search(what, text), text
         assert "fix: run the gate again with --report" in text
     for edit, what in OF_SEVERAL:
-        assert what in said(edited(joint(), edit)), what
+        assert what in said(edited(of_several, edit)), what
 
 
 def test_sentences_are_written_anew() -> None:
     judged: Any = two_categories()
     nicer = [change("reason", to="All is well."), change("action", to=None)]
-    read = parse_report(edited(judged, *nicer, change("warnings", to=[])), "r.json").judgement
+    read = parse_report(
+        edited(text_of(judged), *nicer, change("warnings", to=[])), "r.json"
+    ).judgement
     assert (read.reason, read.action) == (judged.reason, judged.action)
     assert read.warnings == judged.warnings
 
@@ -223,7 +236,7 @@ def test_drafts_that_cannot_be_compared_stay_so() -> None:
     judged = judge(replay(BASELINE), moved, RELEASE, background=HASHES)
     assert "no comparison is possible" in judged.reason
     assert parse_report(text_of(judged), "r.json").judgement.verdict == "ANOMALOUS"
-    forged = said(edited(judged, change("verdict", to="PASS"), change("exit_code", to=0)))
+    forged = said(edited(text_of(judged), change("verdict", to="PASS"), change("exit_code", to=0)))
     assert "verdict: expected 'ANOMALOUS', got 'PASS'" in forged
 
 
@@ -253,3 +266,129 @@ def test_every_key_is_documented() -> None:
     assert {key for kind in kinds for key in keys_of(kind)} - words(text) == set()
     assert f"`schema_version` is {document_module.SCHEMA_VERSION}." in text
     assert f'`"{document_module.FORMAT}"`' in text
+
+
+Capsys = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Two measurements whose comparison passes, at a time that is given."""
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1795419746")
+    for name, drop in (("a", 0), ("b", 1)):
+        one = measurement([alternating(200, 80 + i % 5 + drop) for i in range(40)])
+        text = line_of(one.setup) + "".join(map(line_of, one.records))
+        (tmp_path / f"{name}.jsonl").write_text(text, encoding="utf-8")
+    return ["--measured", str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
+
+
+def outputs(folder: Path) -> list[str]:
+    formats = (("html", "html"), ("markdown", "md"), ("junit", "xml"), ("report", "json"))
+    return [part for kind, end in formats for part in (f"--{kind}", str(folder / f"g.{end}"))]
+
+
+def test_the_gate_writes_every_form_and_report_the_same(
+    runs: list[str], tmp_path: Path, capsys: Capsys
+) -> None:
+    folder = tmp_path / "x"
+    folder.mkdir()
+    assert main(["gate", *runs, *outputs(folder)]) == 0
+    first = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert sorted(first) == ["g.html", "g.json", "g.md", "g.xml"]
+    for name, begins, date in (
+        ("g.html", b"<!doctype html>", b"on 2026-11-23 at 07:42 UTC"),
+        ("g.md", b"### PASS", b"judged 2026-11-23T07:42:26Z by"),
+        ("g.xml", b"<?xml", b'name="date" value="2026-11-23T07:42:26Z"'),
+    ):
+        assert first[name].startswith(begins)
+        assert date in first[name]
+        assert b"draftquant gate --measured a.jsonl b.jsonl" in first[name]
+    capsys.readouterr()
+    assert main(["gate", *runs, "--json", "--overwrite"]) == 0
+    assert capsys.readouterr().out.encode() == first["g.json"]
+    found = read_report(folder / "g.json")
+    assert (found.header.engines, found.header.drafts.candidate.name) == ((), "b.jsonl")
+    assert b"no draftquant.json records how" in first["g.html"]
+    again = ["report", str(folder / "g.json"), *outputs(folder)[:6]]
+    assert main(again) == 2
+    assert "this report file already exists" in capsys.readouterr().err
+    assert main([*again, "--overwrite"]) == 0
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == first
+
+
+REFUSED: tuple[tuple[list[str], str], ...] = (
+    (["gate", "nowhere", "none", "--traces", "t", "--html", "x.json"], "name ending in .html or"),
+    (["gate", "nowhere", "none", "--traces", "t", "--junit", "none/x.xml"], "the folder of this"),
+    (["gate", "nowhere", "none", "--traces", "t", "--github"], "got no $GITHUB_STEP_SUMMARY"),
+    (["compare", "nowhere.json", "none.json", "-k", "3"], "is of use for traces only"),
+    (["compare", "nowhere.json", "none.json", "--plot", "x.png"], "a name ending in .svg"),
+)
+
+
+def test_outputs_are_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+) -> None:
+    """The drafts and traces do not even exist."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    for command, what in REFUSED:
+        assert main(command) == 2
+        error = capsys.readouterr().err
+        assert what in error
+        assert "\n  fix: " in error
+        assert list(tmp_path.iterdir()) == []
+    for epoch in ("yesterday", "-1", "1.5", "9" * 30):
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", epoch)
+        assert main(["gate", "nowhere", "none", "--traces", "t"]) == 2
+        assert "$SOURCE_DATE_EPOCH: expected seconds since 1970, got" in capsys.readouterr().err
+    for text in ("chat", "chat=x", "chat=0.5,chat=0.5", "=1"):
+        with pytest.raises(SystemExit):
+            main(["compare", "a.json", "--traffic", text])
+        assert "--traffic: expected" in capsys.readouterr().err
+
+
+def test_github_gets_a_summary_and_an_annotation(
+    runs: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capsys,
+) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n", encoding="utf-8")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    assert main(["gate", *runs, "--github", "--json", "--max-relative-drop", "0.001"]) == 1
+    output = capsys.readouterr()
+    json.loads(output.out)  # nothing but JSON there
+    assert "::error title=draftquant gate%3A FAIL::With 95%25 confidence the drop" in output.err
+    text = summary.read_text(encoding="utf-8")
+    assert text.startswith("before\n### FAIL: draftquant gate of `b.jsonl`")
+
+
+def test_an_annotation_is_one_line_and_as_red_as_the_job() -> None:
+    text = annotation("FAIL", f"100% of {EVIL}::set-output")
+    assert text.startswith("::error title=draftquant gate%3A FAIL::100%25 of ")
+    assert {"\n", "\x1b"}.isdisjoint(text)
+    for verdict, fails, level in (
+        ("PASS", True, "notice"), ("INCONCLUSIVE", True, "error"),
+        ("INCONCLUSIVE", False, "warning"), ("ANOMALOUS", False, "error"),
+    ):  # fmt: skip
+        found = annotation(verdict, "why", inconclusive_fails=fails)
+        assert found.startswith(f"::{level} title=")
+
+
+def test_report_files_are_no_part_of_a_recorded_command() -> None:
+    argv = ["draftquant", "gate", "/a/b", "--html", "/x/g.html", "--mark", "m.md", "--junit=/j.xml"]
+    assert recorded_argv([*argv, "--max-relative-drop", "1%"]) == (
+        "draftquant", "gate", "b", "--max-relative-drop", "1%",
+    )  # fmt: skip
+
+
+def test_reports_are_compared_for_a_traffic(tmp_path: Path, capsys: Capsys) -> None:
+    report, page = tmp_path / "g.json", tmp_path / "c.html"
+    report.write_text(text_of(comparison("FAIL", categories="ab")), encoding="utf-8")
+    words = ["--traffic", "a=0.7,b=30%", "--html", str(page), "--plot", str(tmp_path / "c.svg")]
+    assert main(["compare", str(report), *words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["traffic"], told["scopes"][0]["name"]) == ({"a": 0.7, "b": 0.3}, "your traffic")
+    assert told["answer"] in html.unescape(page.read_text(encoding="utf-8"))
+    ElementTree.fromstring((tmp_path / "c.svg").read_text(encoding="utf-8"))

@@ -22,7 +22,7 @@ from draftquant.validate.report.plots import (
     scatter,
 )
 from draftquant.validate.report.report_texts import MOST_ROWS, code, escaped, junit, markdown
-from draftquant.validate.report.svg import WIDTH, Drawing, Scale, percent, ticks
+from draftquant.validate.report.svg import WIDTH, Drawing
 from draftquant.validate.report.words import NONE
 from draftquant.validate.served.served_gate import judge_measured
 from handmade_measurements import alternating, measurement
@@ -84,18 +84,6 @@ def test_a_page_is_whole() -> None:
                 labels = (attributes["aria-labelledby"] or "").split()
                 assert len(labels) == 2
                 assert set(labels) <= set(ids)
-
-
-def test_a_page_shows_what_was_judged_beside() -> None:
-    found = Page(page(document(joint())))
-    for text in ("Server noise: ✓ PASS", "gsm8k exact_match", "compared by weighted verify steps",
-                 "The chart under Replayed, whose verdict counts, shows this"):  # fmt: skip
-        assert text in " ".join(found.text.split())
-    drawn = [attributes["aria-labelledby"] for tag, attributes in found.tags if tag == "svg"]
-    assert [(each or "").partition("-")[0] for each in drawn] == [
-        "forest", "scatter", "positions", "histogram",
-    ]  # fmt: skip
-    assert "Replayed" in found.text[found.text.index("one-sided 95%") :]  # both are series of it
 
 
 def test_of_drafts_that_cannot_be_compared_nothing_is_drawn_but_their_counts() -> None:
@@ -254,15 +242,6 @@ def of(svg: str, tag: str, look: str) -> list[dict[str, str]]:
 
 def words_of(svg: str) -> list[str]:
     return [element.text or "" for element in drawn(svg).iter("text")]
-
-
-def test_ticks_are_round_and_a_scale_is_straight() -> None:
-    assert ticks(0, 1) == pytest.approx((0, 0.2, 0.4, 0.6, 0.8, 1.0))
-    assert ticks(-0.013, 0.004) == pytest.approx((-0.01, -0.005, 0.0))
-    assert [percent(x) for x in (0.0, -0.03, 0.005)] == ["0%", "\u22123%", "+0.5%"]
-    scale = Scale(-1, 1, 100, 200)
-    assert [scale(x) for x in (-1, 0, 1)] == [100, 150, 200]
-    assert (scale.clipped(5), scale.holds(1), scale.holds(1.01)) == (200, True, False)
 
 
 ROWS = (

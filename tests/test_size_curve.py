@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
-from draftquant.calibration.row_choice import RowChooser, crosswise, held_out_coverage, said_texts
+from draftquant.calibration.row_choice import RowChooser, said_texts
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.estimate.draft_step import draft_round, plain_weights
@@ -109,22 +109,6 @@ def test_off_domain_a_category_does_not_choose_its_own_rows(curve: SizeCurve) ->
     assert worst is not None
     assert worst.relative_change == min(one.relative_change for one in outside.values())
     assert (worst.num_prompts, curve.num_prompts, curve.too_small) == (10, 20, ())
-
-
-def test_without_a_judge_the_prompts_are_held_out_crosswise(
-    draft: LoadedDraft, traces: Mapping[str, TraceFolder]
-) -> None:
-    choosing = traces["choosing"]
-    found = size_curve(draft, CHOOSER, choosing, None, sizes=SIZES, num_draft_tokens=K)
-    texts = said_texts(choosing)
-    coverage = held_out_coverage(CHOOSER, texts)
-    orders, own = crosswise(CHOOSER, texts)
-    really = right_sizes(draft, choosing, orders, [(place,) for place in own], num_draft_tokens=K)
-    for one in found.chosen.whole:
-        assert one.coverage == pytest.approx(coverage.of(one.size))
-        counts = pooled((each[0].counts(one.size) for each in really), K)
-        assert one.acceptance_length == pytest.approx(counts.mean_acceptance_length)
-    assert "crosswise in 5 parts" in found.judged_on
 
 
 def test_off_domain_is_by_the_other_categories_where_there_are_any(
