@@ -309,7 +309,7 @@ OTHER_KINDS = (
     (json.dumps(ITERATIONS), "TensorRT-LLM's server"),
     ('{\n "tokens": 5,\n "speed": 7\n}', r"holds the keys \['speed', 'tokens'\]: neither"),
     ("[1, 2]", "holds a list: neither"),
-    ("", r"docs/foreign-numbers\.md"),
+    ("", r"docs/servers\.md"),
 )
 
 
