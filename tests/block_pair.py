@@ -35,20 +35,11 @@ def save_target(folder: Path) -> Path:
     """Write the target (float32 safetensors)."""
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=HIDDEN,
-        intermediate_size=96,
-        num_hidden_layers=NUM_LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=512,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
+        vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=96, num_hidden_layers=NUM_LAYERS,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, tie_word_embeddings=False,
+        bos_token_id=None, eos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
     target = Qwen3ForCausalLM(config)
     weights = target.state_dict()
     for name, weight in weights.items():
@@ -72,26 +63,14 @@ def shared_tables(target: Path) -> dict[str, Tensor]:
 
 def save_draft(folder: Path, target: Path, traces: TraceFolder, **config: Any) -> Path:
     """Write a draft fitted to float64 traces of the target; `config` overrides config.json."""
+    nested = {"mask_token_id": MASK_TOKEN_ID, "target_layer_ids": list(TARGET_LAYER_IDS)}
     keys = {
-        "architectures": ["DFlashDraftModel"],
-        "model_type": "qwen3",
-        "block_size": BLOCK_SIZE,
-        "dflash_config": {
-            "mask_token_id": MASK_TOKEN_ID,
-            "target_layer_ids": list(TARGET_LAYER_IDS),
-        },
-        "num_target_layers": NUM_LAYERS,
-        "hidden_size": HIDDEN,
-        "intermediate_size": 192,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "vocab_size": VOCAB,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
-        **config,
-    }
+        "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "block_size": BLOCK_SIZE,
+        "dflash_config": nested, "num_target_layers": NUM_LAYERS, "hidden_size": HIDDEN,
+        "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 32, "vocab_size": VOCAB, "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0, **config,
+    }  # fmt: skip
     weights = _draft_weights(keys, shared_tables(target), traces)
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(keys), encoding="utf-8")

@@ -7,6 +7,7 @@ It is fed like an engine feeds it: `extend` with the features of verified positi
 
 from collections.abc import Callable, Mapping
 
+import reference_draft
 import torch
 from draftquant.quantize.drafts import Family
 from draftquant.quantize.drafts.families.dflash import DFlash
@@ -33,13 +34,7 @@ RoundInput = Callable[[str, Tensor], Tensor]
 
 
 class ReferenceDFlash(nn.Module):
-    """One draft whose KV cache holds the context.
-
-    Args:
-        geometry: sizes and options, read by the family.
-        weights: by canonical name; their dtype is the dtype of the computation.
-        round_input: (canonical module name, input) -> rounded input, for activation formats.
-    """
+    """One draft whose KV cache holds the context; arguments are those of `ReferenceDraft`."""
 
     def __init__(
         self,
@@ -138,21 +133,8 @@ class ReferenceDFlash(nn.Module):
 def random_weights(
     geometry: DFlashGeometry, seed: int = 0, family: Family = _DFLASH
 ) -> dict[str, Tensor]:
-    """Every tensor of the family's table, at magnitudes at which attention is far from uniform."""
-    generator = torch.Generator().manual_seed(seed)
-    weights: dict[str, Tensor] = {}
-    for name, spec in family.tensor_specs(geometry).items():
-        shape = tuple(dim.size for dim in spec.shape)
-        noise = torch.randn(shape, generator=generator, dtype=torch.float64)
-        if spec.role == "norm":
-            weights[name] = 1 + 0.3 * noise
-        elif spec.role != "vocabulary_map":
-            weights[name] = noise * (1.5 / shape[-1] ** 0.5 if spec.role != "embedding" else 1)
-    if geometry.draft_vocab_size != geometry.vocab_size:
-        kept = torch.randperm(geometry.vocab_size, generator=generator)
-        kept = kept[: geometry.draft_vocab_size].sort().values
-        weights["d2t"] = kept - torch.arange(len(kept))
-    return weights
+    """See `reference_draft.random_weights`."""
+    return reference_draft.random_weights(geometry, seed, family)
 
 
 def _layer(config: Qwen3Config, index: int) -> nn.Module:

@@ -12,10 +12,11 @@ from typing import Any
 from unittest import mock
 
 import torch
+from draftquant.quantize.drafts import Family
 from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama
 from draftquant.quantize.drafts.passes import ChainForward
 from draftquant.quantize.drafts.rope import RopeConfig
-from draftquant.quantize.drafts.shared.eagle3 import Eagle3, Eagle3Geometry
+from draftquant.quantize.drafts.shared.eagle3 import Eagle3Geometry
 from plain_attention import softmax_attention
 from torch import Tensor, nn
 from transformers import DynamicCache, LlamaConfig, PreTrainedConfig, modeling_rope_utils
@@ -51,10 +52,8 @@ def transformers_in_float64() -> Iterator[None]:
 class ReferenceDraft(nn.Module):
     """One draft with a KV cache, fed like an engine feeds it: `extend`, then `crop`.
 
-    Args:
-        geometry: sizes and options, read by the family.
-        weights: by canonical name; their dtype is the dtype of the computation.
-        round_input: (canonical module name, input) -> rounded input, for activation formats.
+    `weights` by canonical name, of the dtype of the computation; `round_input`: (canonical module
+    name, input) -> rounded input.
     """
 
     kept: tuple[str, ...] = ()
@@ -124,11 +123,7 @@ class ReferenceDraft(nn.Module):
         return fused
 
     def extend(self, token_ids: Tensor, hidden: Tensor, start: int) -> tuple[Tensor, Tensor]:
-        """Append rows at positions start, start + 1, ... -> (target-vocabulary logits, hidden).
-
-        Args:
-            token_ids: [B, T]. hidden: [B, T, W]. start: position of the first row.
-        """
+        """Append rows [B, T] at positions start, ... -> (target-vocabulary logits, hidden)."""
         count, past = token_ids.shape[1], self.cache.get_seq_length()
         positions = torch.arange(start, start + count)[None]
         rope = self.rotary(hidden, positions)
@@ -164,16 +159,14 @@ class ReferenceDraft(nn.Module):
             self.cache.crop(length - self.cache.get_seq_length())
 
 
-def random_weights(
-    geometry: Eagle3Geometry, seed: int = 0, family: Eagle3 | None = None
-) -> dict[str, Tensor]:
+def random_weights(geometry: Any, seed: int = 0, family: Family | None = None) -> dict[str, Tensor]:
     """Every tensor of the family's table, at magnitudes at which attention is far from uniform."""
     generator = torch.Generator().manual_seed(seed)
     weights: dict[str, Tensor] = {}
     for name, spec in (family or Eagle3Llama()).tensor_specs(geometry).items():
         shape = tuple(dim.size for dim in spec.shape)
         noise = torch.randn(shape, generator=generator, dtype=torch.float64)
-        if name in {"d2t", "t2d"}:
+        if spec.role == "vocabulary_map":
             continue
         if spec.role == "norm":
             weights[name] = 1 + 0.3 * noise

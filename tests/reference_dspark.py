@@ -1,8 +1,7 @@
 """A DSpark draft that chooses its tokens one after the other: the oracle of our forward maths.
 
 Its body is that of `reference_dflash.py`, made of transformers' modules; its heads are torch's own
-`Embedding` and `Linear`. It shares no line with
-`quantize/drafts`.
+`Embedding` and `Linear`. It shares no line with `quantize/drafts`.
 """
 
 from collections.abc import Callable, Mapping

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -173,41 +174,35 @@ def test_dequantizing_drops_scales_by_name(
 # verification
 
 
-def changed(folder: Path, out: Path, value: float | None, name: str = "k") -> Path:
+NAME = "midlayer.self_attn.attn.{}_scale"
+
+
+def changed(folder: Path, out: Path, *values: float, name: str = "k") -> Path:
     """The same folder with another scale, or without one."""
-    out.mkdir()
-    for file in folder.iterdir():
-        (out / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(folder, out)
     tensors = read_tensors(out)
-    key = f"midlayer.self_attn.attn.{name}_scale"
-    if value is None:
-        del tensors[key]
-    else:
-        tensors[key] = store(np.full((1,), value), "F32")
+    del tensors[NAME.format(name)]
+    if values:
+        tensors[NAME.format(name)] = store(np.array(values), "F32")
     write_tensors(out, tensors, metadata={"format": "pt"})
     return out
 
 
-@pytest.mark.parametrize(("value", "got"), [(0.0, "0"), (float("nan"), "nan"), (-0.5, "-0.5")])
 def test_verify_and_reading_refuse_scales_that_are_none(
-    value: float, got: str, folder: Path, source: Path, tmp_path: Path
-) -> None:
-    out = changed(folder, tmp_path / "out", value)
-    faults = [f for f in verify(out, source).faults if f.where.endswith("k_scale")]
-    assert any((f.expected, f.got) == ("a positive, finite scale", got) for f in faults)
-    with pytest.raises(CheckpointError, match="expected a positive, finite scale, got") as caught:
-        StoredDraft.read(Checkpoint.open(out)).kv_cache()
-    assert "midlayer.self_attn.attn.k_scale" in str(caught.value)
-    assert "fix: run 'draftquant verify'" in str(caught.value)
-
-
-def test_verify_finds_another_scale_and_one_that_is_missing(
     folder: Path, source: Path, tmp_path: Path
 ) -> None:
+    for value, got in ((0.0, "0"), (float("nan"), "nan"), (-0.5, "-0.5")):
+        out = changed(folder, tmp_path / got, value)
+        faults = [f for f in verify(out, source).faults if f.where.endswith("k_scale")]
+        assert any((f.expected, f.got) == ("a positive, finite scale", got) for f in faults)
+        with pytest.raises(CheckpointError, match="expected a positive, finite scale, g") as caught:
+            StoredDraft.read(Checkpoint.open(out)).kv_cache()
+        assert NAME.format("k") in str(caught.value)
+        assert "fix: run 'draftquant verify'" in str(caught.value)
     other = verify(changed(folder, tmp_path / "other", 2 * K), source).faults
     said = [f for f in other if f.expected.endswith("(that of the run)")]
-    assert [f.where for f in said] == ["midlayer.self_attn.attn.k_scale"]
-    absent = verify(changed(folder, tmp_path / "absent", None, "v"), source).faults
+    assert [f.where for f in said] == [NAME.format("k")]
+    absent = verify(changed(folder, tmp_path / "absent", name="v"), source).faults
     where = [f.where for f in absent if f.expected == "a scale of the KV cache"]
     assert where == ["midlayer.self_attn: v_scale"]
 
@@ -221,13 +216,10 @@ def test_scales_of_heads_that_are_not_there_are_refused(
         (2, "tensor", "one scale, as declared (no strategy attn_head)"),
         (3, "attn_head", "one scale, or 2: one per key-value head"),
     ):
-        out = changed(folder, tmp_path / f"{count}-{strategy}", None)
+        out = changed(folder, tmp_path / f"{count}-{strategy}", *[K] * count)
         declared = read_json(out / "config.json")["quantization_config"]
         declared["kv_cache_scheme"]["strategy"] = strategy
         edit_json(out / "config.json", quantization_config=declared)
-        tensors = read_tensors(out)
-        tensors["midlayer.self_attn.attn.k_scale"] = store(np.full((count,), K), "F32")
-        write_tensors(out, tensors, metadata={"format": "pt"})
         (out / "draftquant.json").unlink()
         faults = [f for f in verify(out, source, foreign=True).faults if "k_scale" in f.where]
         assert [(f.expected, f.got) for f in faults] == ([(wanted, f"{count}")] if wanted else [])

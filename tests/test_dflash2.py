@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.families.dflash2 import DFlash2Geometry, grouped_conv
+from draftquant.quantize.drafts.families.dflash2 import DFlash2Geometry
 from draftquant.quantize.drafts.passes import BlockAttention, BlockForward
 from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
@@ -148,18 +148,3 @@ def test_scores_of_dflash2_are_finite_and_those_of_its_candidates(tmp_path: Path
     assert bool(scores.isfinite().all())
     assert logits.isfinite().sum(-1).tolist() == [8, 8, 8]
     assert torch.equal(logits[logits.isfinite()], scores[logits.isfinite()])
-
-
-def test_a_convolution_sums_what_its_taps_say() -> None:
-    """Spelled out, for three taps and two groups; nothing comes from before the block."""
-    torch.manual_seed(0)
-    x, base, added = torch.randn(2, 5, 6), torch.randn(3, 6), torch.randn(2, 5, 3, 2)
-    expected = torch.zeros_like(x)
-    for a in range(2):
-        for slot in range(5):
-            for tap in range(min(3, slot + 1)):
-                for channel in range(6):
-                    coefficient = base[tap, channel] + added[a, slot, tap, channel // 3]
-                    expected[a, slot, channel] += coefficient * x[a, slot - tap, channel]
-    assert_close(grouped_conv(x, base, added), expected)
-    assert_close(grouped_conv(x[:, :1], base, added[:, :1]), expected[:, :1])

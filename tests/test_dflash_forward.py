@@ -111,32 +111,3 @@ def test_a_trained_mask_embedding_stands_for_the_mask_token() -> None:
         got = block_logits(forward, features, anchor, 3)
         assert_close(got, reference.propose(anchor, 3))
         assert (got - block_logits(plain, features, anchor, 3)).abs().max() > 1e-4
-
-
-def test_on_input_sees_context_and_block_and_its_result_is_used() -> None:
-    geometry, weights, _ = build("mha")
-    seen: list[tuple[str, tuple[int, ...]]] = []
-
-    def halve_values(name: str, x: Tensor) -> Tensor:
-        return x / 2 if name == "layers.1.self_attn.v_proj" else x
-
-    def watched(name: str, x: Tensor) -> Tensor:
-        seen.append((name, tuple(x.shape)))
-        return halve_values(name, x)
-
-    features = features_of(geometry, 7)
-    got = block_logits(DFlash().forward(geometry, weights, watched), features, 17, 3)
-    linears = ("q_proj", "k_proj", "v_proj", "o_proj")
-    expected = []
-    for i in range(3):
-        block = [(f"layers.{i}.self_attn.{x}", (1, 4, 32)) for x in linears[:3]]
-        context = [(f"layers.{i}.self_attn.{x}", (1, 7, 32)) for x in linears[1:3]]
-        mlp = [(f"layers.{i}.mlp.{x}_proj", (1, 4, 48 if x == "down" else 32))
-               for x in ("gate", "up", "down")]  # fmt: skip
-        expected += [*block, *context, (f"layers.{i}.self_attn.o_proj", (1, 4, 64)), *mlp]
-    assert seen == [("fc", (1, 7, features.shape[-1])), *expected, ("lm_head", (1, 3, 32))]
-    reference = ReferenceDFlash(geometry, weights, halve_values)
-    reference.extend(features)
-    assert_close(got, reference.propose(17, 3))
-    unhalved = DFlash().forward(geometry, weights, lambda _name, x: x)
-    assert (got - block_logits(unhalved, features, 17, 3)).abs().max() > 1e-4

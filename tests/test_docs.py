@@ -9,12 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.engines.contract import EngineName
-from draftquant.quantize.engines.plan_verdicts import planned_verdicts
-from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.gpus import architecture
-from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.recipes import built_in_recipes, load_recipe
 from draftquant.scripts.dev import demo
 from draftquant.scripts.dev.docs import (
@@ -53,40 +47,6 @@ def test_every_key_of_a_trace_is_explained() -> None:
 @pytest.fixture(scope="module")
 def advised() -> Sequence[choices.Choice]:
     return choices.choices()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-@pytest.mark.parametrize("family", choices.FAMILIES)
-@pytest.mark.parametrize("gpu", ["MI325X", "MI355X", "H100", "B200"])
-def test_what_is_advised_loads(
-    engine: EngineName, gpu: str, family: str, advised: Sequence[choices.Choice]
-) -> None:
-    rows = [
-        each
-        for each in advised
-        if each.engine == engine and gpu in each.gpus and family in each.families
-    ]
-    draft = read_draft(Checkpoint.open(ROOT / "tests/pairs" / family / "draft"))
-
-    def verdict(name: str) -> str:
-        verdicts = planned_verdicts(
-            make_plan(load_recipe(name), draft), arch=architecture(gpu), fix_config=True
-        )
-        return next((each.verdict for each in verdicts if each.engine == engine), "UNKNOWN")
-
-    if not rows:
-        assert {verdict(name) for name in built_in_recipes()} == {"UNKNOWN"}
-        return
-    (row,) = rows
-    assert row.fp8 is not None
-    assert row.int4 is not None
-    assert verdict(row.fp8) == "LOADS"
-    if row.by_plugin:
-        assert (verdict(row.int4), verdict(choices.UNPACKED)) == ("REFUSED", "LOADS")
-    else:
-        assert verdict(row.int4) == "LOADS"
-    assert row.fp4 is None or verdict(row.fp4) == "LOADS"
 
 
 @pytest.mark.slow
@@ -133,16 +93,6 @@ def test_the_demo_shows_each_verdict() -> None:
 
 
 # Pictures
-
-
-def test_a_picture_has_both_modes_a_title_and_nothing_from_outside() -> None:
-    for name in pictures.PICTURES:
-        text = (DOCS / name).read_text(encoding="utf-8")
-        assert "@media (prefers-color-scheme: dark)" in text
-        assert "<title>" in text or "<dc:title>" in text
-        assert not re.search(r"(href|src)=\"(?!#)", text)
-        body = text.partition("</style>")[2]
-        assert not set(re.findall(r"#[0-9a-f]{6}", body)), "dark mode does not change it"
 
 
 # The site

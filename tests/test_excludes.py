@@ -131,16 +131,6 @@ def test_verify_finds_patterns_that_match_fused_names_alone(workshop: Workshop) 
         assert on_vllm(folder, NUM_TARGET_LAYERS).verdict == "REFUSED"
 
 
-def test_verify_finds_a_fused_name_that_is_not_excluded(workshop: Workshop) -> None:
-    source = workshop.source("eagle3-mla")
-    folder = workshop.quantize(source, half(ONE_OF_EACH_LAYOUT[2], "mlp"), "no-alias")
-    found = declared(folder)
-    found["ignore"] = [p for p in found["ignore"] if "fused" not in p]
-    edit_json(folder / "config.json", quantization_config=found)
-    where = {fault.where for fault in verify(folder, source).faults}
-    assert where == {"config.json: model.layers.61.self_attn.fused_qkv_a_proj"}
-
-
 # The commands
 
 

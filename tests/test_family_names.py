@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from draftquant.calibration.passes.draft_inputs import check_reads_layers
-from draftquant.calibration.passes.proposals import num_draft_tokens_fault
 from draftquant.calibration.recording.target_shape import TargetShape, chosen_layers, feature_spec
 from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.drafts.architectures import declared_architecture
@@ -19,10 +18,8 @@ from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes.errors import CheckpointError, TraceError
 from draftquant.scripts.cli import main
-from tiny import Stored, change, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
+from tiny import change, edit_json, read_tensors, tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
-from tiny_dspark import tiny_dspark
-from tiny_llama import with_mask_hidden
 from tiny_mla import tiny_eagle3_mla
 from tiny_speculators import tiny_speculators_dflash, tiny_speculators_eagle3
 
@@ -97,17 +94,6 @@ def test_names_of_dflash(spelling: Any, tmp_path: Path) -> None:
     assert found.geometry.aux_layer_ids == (1, 3, 5)
 
 
-@pytest.mark.parametrize("kind", ["dflash2", "flat", "specforge", "logit_head", "modelopt"])
-def test_what_proposals_add_to_dflash(kind: Any, tmp_path: Path) -> None:
-    if kind == "dflash2":
-        folder, own = tiny_dflash(tmp_path / "draft", kind="dflash2", num_layers=1), 3 + 4
-    else:
-        folder, own = tiny_dspark(tmp_path / "draft", layout=kind, num_layers=1), 4
-    found = read(folder)
-    assert found.family.name == ("dflash2" if kind == "dflash2" else "dspark")
-    assert sum(row.role == "proposal" for row in found.rows) == own
-
-
 def test_what_other_trainers_write_is_the_same_draft(tmp_path: Path) -> None:
     """Names, 36 layers of the target, and keys that follow from others."""
     folder = tiny_eagle3_llama(tmp_path / "draft")
@@ -177,29 +163,6 @@ def test_causality_and_window(
     found: Any = read(folder).geometry
     assert [found.is_causal(i) for i in range(2)] == causal
     assert found.sliding_window == window
-
-
-def test_the_anchor_proposes_unless_it_is_said_otherwise(tmp_path: Path) -> None:
-    for from_anchor, most in ((True, 8), (False, 7)):
-        folder = tiny_dspark(tmp_path / str(most), from_anchor=from_anchor, num_layers=1)
-        geometry = read(folder).geometry
-        assert geometry.most_draft_tokens == most
-        assert num_draft_tokens_fault(geometry, most) is None
-        fault = num_draft_tokens_fault(geometry, most + 1)
-        assert fault is not None
-        assert ("the first of them is given" in fault[0]) == (not from_anchor)
-
-
-def test_a_mask_beside_eagle3_makes_it_parallel(tmp_path: Path) -> None:
-    folder = with_mask_hidden(tiny_eagle3_llama(tmp_path / "draft"))
-    for name in ("LlamaForCausalLMEagle3", "PEagleDraftModel", "LlamaForCausalLM"):
-        edit_json(folder / "config.json", architectures=[name])
-        geometry: Any = read(folder).geometry
-        assert (geometry.parallel, geometry.mask_token_id) == (True, 7)
-    edit_json(folder / "config.json", mask_token_id=None)
-    assert read(folder).geometry.mask_token_id is None
-    with pytest.raises(CheckpointError, match="mask_token_id: missing key"):
-        load_draft(folder)
 
 
 def test_yarn_in_every_spelling(tmp_path: Path) -> None:
@@ -308,18 +271,6 @@ def test_dflash_of_speculators_is_as_causal_as_vllm_serves_it(
     geometry: Any = read(folder).geometry
     assert [geometry.is_causal(i) for i in range(2)] == [causal, causal]
     assert (geometry.aux_layer_ids, geometry.block_size) == ((1, 3, 4), 8)
-
-
-def test_options_of_speculators_stand_at_the_top(tmp_path: Path) -> None:
-    options = {"fc_norm": True, "norm_output": True, "target_hidden_size": 32, KEY: [1, 6]}
-    folder = tiny_speculators_eagle3(tmp_path / "draft", config=options)
-    row = Stored("BF16", (32,), bytes(64))
-    changed = {f"fc_norm.{i}.weight": row for i in range(2)}
-    changed["fc.weight"] = Stored("BF16", (64, 64), bytes(64 * 64 * 2))
-    write_tensors(folder, read_tensors(folder) | changed)
-    geometry: Any = read(folder).geometry
-    assert (geometry.fc_norm, geometry.norm_output, geometry.norm_before_fc) == (True, True, False)
-    assert (geometry.target_hidden_size, geometry.aux_layer_ids) == (32, (0, 5))
 
 
 def test_the_page_of_limits_names_every_family() -> None:

@@ -56,6 +56,16 @@ def check(work: Path, baseline: str, candidate: str) -> tuple[str, ...]:
     return warnings + check_loaded(*loaded, folders[1])
 
 
+def test_what_is_said_of_cuts(work: Path) -> None:
+    """A baseline that is cut itself is named; a cut draft loses less with more rows."""
+    (warning,) = check(work, "cut", "cut-fp8")
+    assert "the baseline has a cut vocabulary itself (vocabulary 20 of 96)" in warning
+    (alone,) = lose_less(Background(cut=True, quantized=False))
+    assert "draftquant vocab BF16" in alone
+    assert alone in lose_less(Background(cut=True, recipes_to_try=("fp8-ptpc",)))
+    assert alone not in lose_less(Background())
+
+
 @pytest.mark.parametrize("candidate", CANDIDATES)
 def test_records_lead_back_to_the_whole_draft(work: Path, candidate: str) -> None:
     assert check(work, "draft", candidate) == ()
@@ -65,20 +75,6 @@ def test_records_lead_back_to_the_whole_draft(work: Path, candidate: str) -> Non
     assert facts.vocabulary == "vocabulary 20 of 96"
     if facts.quantized is not None:
         assert (facts.quantized.num_quantized, facts.quantized.recipe) == (7, "fp8-ptpc")
-
-
-def test_a_baseline_that_is_cut_itself_is_named(work: Path) -> None:
-    (warning,) = check(work, "cut", "cut-fp8")
-    assert "the baseline has a cut vocabulary itself (vocabulary 20 of 96)" in warning
-
-
-def test_a_cut_draft_loses_less_with_more_rows() -> None:
-    (alone,) = lose_less(Background(cut=True, quantized=False))
-    assert "draftquant vocab BF16" in alone
-    both = lose_less(Background(cut=True, recipes_to_try=("fp8-ptpc",)))
-    assert alone in both
-    assert len(both) == 3
-    assert alone not in lose_less(Background())
 
 
 @pytest.mark.parametrize("candidate", CANDIDATES)

@@ -38,8 +38,10 @@ from draftquant.quantize.algorithms import get_algorithm
 from draftquant.quantize.numerics.number_formats import FP8_MAX, SMALLEST_E4M3, SMALLEST_SCALE
 from draftquant.recipes import Algorithm, WeightFormat
 from draftquant.recipes.errors import CalibrationError
-from test_algorithms import INT4, INT4_F16, INT4_GROUPS, MXFP4, NVFP4, gaussian
+from test_numerics import INT4_F16
+from test_numerics import some_weight as gaussian
 from test_trace_sets import body, make_trace, plain, write
+from weight_formats import INT4, INT4_GROUPS, MXFP4, NVFP4
 
 STATE = "state.safetensors"
 FORMATS = {

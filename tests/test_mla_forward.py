@@ -36,12 +36,9 @@ CONFIG: dict[str, Any] = {
     "rope_theta": 10000.0,
 }
 YARN = {
-    "type": "yarn",
-    "factor": 8.0,
-    "original_max_position_embeddings": 64,
-    "beta_fast": 32.0,
+    "type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "beta_fast": 32.0,
     "beta_slow": 1.0,
-}
+}  # fmt: skip
 MSCALE = {"mscale": 1.0, "mscale_all_dim": 1.0}
 KIMI = YARN | MSCALE | {"factor": 64.0, "original_max_position_embeddings": 4096, "beta_fast": 1.0}
 CASES: dict[str, dict[str, Any]] = {
@@ -100,15 +97,6 @@ def test_factors_of_yarn_by_hand(keys: dict[str, Any], on_cos_and_sin: float, m:
     assert math.isclose(factor, on_cos_and_sin, rel_tol=1e-15)
     assert math.isclose(softmax_mscale(geometry.rope), m, rel_tol=1e-15)
     assert math.isclose(MlaAttention(geometry).scale, 20**-0.5 * m**2, rel_tol=1e-14)
-
-
-def test_the_ramp_is_rounded_whatever_truncate_says() -> None:
-    plain, untruncated = (
-        read(rope_theta=100.0, rope_scaling=YARN | extra) for extra in ({}, {"truncate": False})
-    )
-    served = [rope_frequencies(served_rope(g.rope), 8)[0] for g in (plain, untruncated)]
-    assert torch.equal(*served)
-    assert not torch.equal(served[0], rope_frequencies(untruncated.rope, 8)[0])
 
 
 # Its place in the chain

@@ -53,22 +53,6 @@ def test_replay_rotates_as_the_engine_does(engine: str) -> None:
         assert (turned(read(CASES[name])) - expected).abs().max() < TOLERANCE, name
 
 
-@pytest.mark.parametrize("kind", ["llama3", "linear", "yarn"])
-def test_frequencies_are_those_of_transformers(kind: str) -> None:
-    from transformers import LlamaConfig
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    parameters = {"rope_theta": THETA, **CASES[kind]}
-    config = LlamaConfig(hidden_size=64, num_attention_heads=4, rope_parameters=parameters)
-    expected, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
-    found, scale = rope_frequencies(read(CASES[kind]), 16)
-    assert torch.allclose(found.float(), expected, rtol=1e-6, atol=0)
-    assert scale == pytest.approx(factor)
-
-
-# What is read of config.json
-
-
 def test_what_is_not_replayed_says_why() -> None:
     ntk = {"type": "ntk", "factor": 2.0}
     mrope = {**CASES["yarn"], "mrope_section": [4, 2, 2]}
@@ -81,16 +65,10 @@ def test_what_is_not_replayed_says_why() -> None:
         assert f"does not compute rope type {what}, of which" in caught.value.what
         assert caught.value.where == "config.json: rope_scaling"
         assert "measure this draft on a server" in caught.value.fix
-
-
-def test_a_part_of_each_head() -> None:
-    scaling = read(None, partial_rotary_factor=0.75).scaling
-    assert isinstance(scaling, Unreplayed)
-    assert scaling.what.startswith("partial_rotary_factor 0.75 is not replayed")
+    part = read(None, partial_rotary_factor=0.75).scaling
+    assert isinstance(part, Unreplayed)
+    assert part.what.startswith("partial_rotary_factor 0.75 is not replayed")
     assert read(None, partial_rotary_factor=1.0).scaling is None
-
-
-# What needs no rope
 
 
 def test_latent_attention_is_served_with_yarn_whatever_the_type(tmp_path: Path) -> None:

@@ -13,14 +13,8 @@ from draftquant.quantize.files.safetensors_file import SafetensorsFile
 from draftquant.quantize.making.unpickle_draft import unpickle_draft
 from draftquant.recipes.errors import CheckpointError, VerifyError
 from draftquant.scripts.cli import main
-from tiny import Stored, read_tensors, tiny_eagle3_llama
-
-_DTYPES = {"BF16": torch.bfloat16, "I64": torch.int64, "BOOL": torch.bool}
-
-
-def as_torch(stored: Stored) -> torch.Tensor:
-    dtype = _DTYPES[stored.dtype]
-    return torch.frombuffer(bytearray(stored.data), dtype=dtype).reshape(stored.shape)
+from safetensors.torch import load_file
+from tiny import read_tensors, tiny_eagle3_llama
 
 
 @pytest.fixture
@@ -35,8 +29,7 @@ def pickled(plain: Path, tmp_path: Path) -> Path:
     folder.mkdir()
     for file in ("config.json", "tokenizer.json"):
         (folder / file).write_bytes((plain / file).read_bytes())
-    tensors = {name: as_torch(stored) for name, stored in read_tensors(plain).items()}
-    torch.save(tensors, folder / "pytorch_model.bin")
+    torch.save(load_file(plain / "model.safetensors"), folder / "pytorch_model.bin")
     return folder
 
 

@@ -3,7 +3,7 @@
 Usage: `python scripts/dev/config_defaults.py` prints what transformers says here; in the engines'
 environment, with the transformers that the engine pins, `... vllm` and `... sglang` what their own
 classes say. `python scripts/dev/config_defaults.py TRANSFORMERS VLLM SGLANG`, given the three
-outputs, writes the file. `tests/test_config_defaults.py` asks transformers again.
+outputs, writes the file. `tests/test_fix_config.py` asks transformers again.
 """
 
 import importlib
