@@ -5,10 +5,14 @@ are those of transformers. `python tests/sampled_loop.py` compares on more promp
 """
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pytest
+import torch
 from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.calibration.recording.decoding import GREEDY, Decoding
 from draftquant.calibration.traces.manifest import LogprobSpec
@@ -16,7 +20,11 @@ from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes.errors import ReplayError
 from draftquant.scripts.cli import main
-from draftquant.validate.counting.trace_replay import replay_drafts
+from draftquant.validate.counting.trace_replay import (
+    acceptance_probabilities,
+    block_acceptance,
+    replay_drafts,
+)
 from recorded import record_traces
 from sampled_loop import PAIRS, Sampled, compare, difference
 
@@ -111,3 +119,63 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert found["draft_sampling"] == "probabilistic"
     assert found["estimand"].startswith("sampled (temperature 1) speculative decoding")
     assert found["traces"]["sampling"] == {"top_p": 1.0, "top_k": 0, "seed": 5}
+
+
+Table = dict[tuple[int, ...], npt.NDArray[np.float64]]
+"""What follows each path of tokens, [4] probabilities."""
+DEPTH, TOKENS = 3, 4
+
+
+def tables(seed: int) -> list[Table]:
+    """Of a target, and of a draft that is something like it."""
+    random = np.random.default_rng(seed)
+    paths = [p for n in range(DEPTH) for p in itertools.product(range(TOKENS), repeat=n)]
+    target, noise = ({p: random.dirichlet(np.ones(TOKENS)) for p in paths} for _ in range(2))
+    return [target, {path: 0.6 * target[path] + 0.4 * noise[path] for path in paths}]
+
+
+def drawn_blocks(p: Table, q: Table, num: int) -> float:
+    """Mean acceptance length of `num` blocks, verified by algorithm 2 of arXiv 2403.10444."""
+    random, each = np.random.default_rng(7), np.arange(num)
+    both = [np.zeros((TOKENS,) * n + (2, TOKENS)) for n in range(DEPTH)]
+    for place, row in p.items():
+        both[len(place)][place] = row, q[place]
+    path: list[npt.NDArray[np.int64]] = []
+    ratio, accepted = np.ones(num), np.zeros(num)
+    for depth in range(DEPTH):
+        rows = np.broadcast_to(both[depth][tuple(path)], (num, 2, TOKENS))
+        token = (rows[:, 1].cumsum(1) > random.random((num, 1))).argmax(1)
+        ratio = np.minimum(ratio * rows[each, 0, token] / rows[each, 1, token], 1)
+        path.append(token)
+        chance = ratio
+        if depth + 1 < DEPTH:
+            after = both[depth + 1][tuple(path)]
+            left = np.maximum(ratio[:, None] * after[:, 0] - after[:, 1], 0).sum(1)
+            chance = left / np.maximum(left + 1 - ratio, 1e-300)
+        accepted[random.random(num) < chance] = depth + 1
+    return 1 + float(accepted.mean())
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_block_accepts_what_a_sampler_of_blocks_does(seed: int) -> None:
+    """Over all texts of the target: more than one by one, and to 0.1 % what is drawn."""
+    p, q = tables(seed)
+    texts = list(itertools.product(range(TOKENS), repeat=DEPTH))
+    drafted, target = (
+        np.array([[of[text[:i]][text[i]] for i in range(DEPTH)] for text in texts]) for of in (q, p)
+    )
+    logprobs = torch.tensor(np.log(drafted)), torch.tensor(np.log(target))
+    block, single = (
+        1 + target.prod(1) @ rule(*logprobs).cumprod(1).sum(1).numpy()
+        for rule in (block_acceptance, acceptance_probabilities)
+    )
+    assert block > single * 1.005
+    assert drawn_blocks(p, q, 1_000_000) == pytest.approx(block, rel=1e-3)
+
+
+def test_blocks_accept_more_of_drawn_proposals(sampled: TraceFolder, draft: LoadedDraft) -> None:
+    one_by_one, blocks = (
+        replay_drafts([draft], sampled, num_draft_tokens=3, draft_sampling=how)[0].counts
+        for how in ("probabilistic", "block")
+    )
+    assert 1.001 < blocks.mean_acceptance_length / one_by_one.mean_acceptance_length < 1.06

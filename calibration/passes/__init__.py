@@ -8,12 +8,14 @@ from ...recipes.listener import Heard
 from ...recipes.regular_file import AnyPath
 
 ComputeDtype = Literal["float32", "bfloat16"]
-DraftSampling = Literal["greedy", "probabilistic"]
+DraftSampling = Literal["greedy", "probabilistic", "block"]
 """How a draft chooses its proposals: its most likely tokens, or drawn at the target's temperature.
 
 Greedy is the default of vLLM (`draft_sample_method`) and SGLang whatever the target's temperature;
 "probabilistic" is vLLM's word, SGLang's is `speculative_use_rejection_sampling`. Both engines draw
-from all tokens of the draft: top-p and top-k are the target's alone."""
+from all tokens of the draft: top-p and top-k are the target's alone. "block" is drawn as well, and
+verified as a block (vLLM's `rejection_sample_method` "block", SGLang's
+`speculative_use_block_verification`); both rules accept the same of greedy proposals."""
 
 
 @dataclass(frozen=True, kw_only=True)

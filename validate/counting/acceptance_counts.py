@@ -8,11 +8,14 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Literal
 
 from ...calibration.passes import DraftSampling
 from ...calibration.traces.manifest import Sampling
 
 _NGRAM_ORDER = 8
+Verification = Literal["standard", "block"]
+"""How drawn proposals are verified: one by one, or as a block (arXiv 2403.10444)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,5 +216,6 @@ def estimand(temperature: float, sampling: Sampling | None, draft_sampling: Draf
     proposals = {
         "greedy": "proposals are the draft's most likely tokens",
         "probabilistic": "expected over proposals that are drawn at that temperature",
+        "block": "expected over proposals that are drawn at that temperature, verified as a block",
     }
     return f"sampled ({drawn}) {counted}; {proposals[draft_sampling]}"

@@ -14,6 +14,12 @@ accepted proposal with probability min(q(x), p(x)) / p(x), that is
 
     c = min(1, q(x) / p(x)).
 
+Block verification (Sun et al., arXiv 2403.10444) accepts at least i proposals of a path with the
+probability b_i = min(1, b_(i-1) p(y_i) / q(y_i)), b_0 = 1. Of those steps that got as far as i - 1,
+the share that accepts the recorded token x_i too is therefore
+
+    c_i = min(1, q(x_i) / (p(x_i) b_(i-1))).
+
 That says with which probability a step began at each row: an expectation, without a random number.
 """
 
@@ -58,7 +64,10 @@ from .replay_cache import Elsewhere, Question, ReplayCache
 
 
 def counted_prompt(
-    trace: PromptTrace, proposed: Proposals, bins: ContextBins = CONTEXT_BINS
+    trace: PromptTrace,
+    proposed: Proposals,
+    bins: ContextBins = CONTEXT_BINS,
+    draft_sampling: DraftSampling = "probabilistic",
 ) -> PromptReplay:
     """Counted, or expected where the draft draws its tokens.
 
@@ -80,7 +89,8 @@ def counted_prompt(
         shorter = map(AcceptanceCounts.of, map(decoding_steps, cut), depths)
     else:
         target = _after_first(trace.token_logprob, predicted)
-        likely = acceptance_probabilities(drafted, target)
+        accepting = block_acceptance if draft_sampling == "block" else acceptance_probabilities
+        likely = accepting(drafted, target)
         outcomes = outcome_probabilities(likely)
         begun = chances_of_beginning(outcomes)
         counts = _expected(begun, outcomes)
@@ -130,6 +140,16 @@ def _after_first(continued: Tensor, predicted: Tensor) -> Tensor:
 def acceptance_probabilities(draft_logprobs: Tensor, target_logprobs: Tensor) -> Tensor:
     """[R, K] float64 c of recorded tokens, from log q (-infinity = never proposed) and log p."""
     return (draft_logprobs.double() - target_logprobs.double()).clamp(max=0).exp()
+
+
+def block_acceptance(draft_logprobs: Tensor, target_logprobs: Tensor) -> Tensor:
+    """[R, K] float64 c of recorded tokens that are verified as a block; as the function above."""
+    ratios = draft_logprobs.double() - target_logprobs.double()
+    accepted, of_path = torch.empty_like(ratios), ratios.new_zeros(len(ratios))  # log b of the path
+    for depth, ratio in enumerate(ratios.unbind(1)):
+        accepted[:, depth] = (ratio - of_path).clamp(max=0).exp()
+        of_path = (of_path - ratio).clamp(max=0)
+    return accepted
 
 
 def outcome_probabilities(accepted: Tensor) -> Tensor:
@@ -223,7 +243,7 @@ def replay_drafts(
             likely += float(trace.token_logprob.double().exp().sum())
             num_likely += len(trace.token_logprob)
         for tally, own in zip(tallies, proposed, strict=True):
-            tally.prompts[position] = counted_prompt(trace, own)
+            tally.prompts[position] = counted_prompt(trace, own, draft_sampling=draft_sampling)
             tally.agreement += _agreement(trace, proposed[0].token_ids, own.token_ids)
     if kept_in is not None and recalled is None:
         kept_in.keep(asked, [own for _, own in sorted(reference.items())])

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from typing import Any, Literal
 
-from ..counting.acceptance_counts import AcceptanceCounts, ContextBins, PromptKey
+from ..counting.acceptance_counts import AcceptanceCounts, ContextBins, PromptKey, Verification
 from ..counting.draft_counts import DraftCounts, DraftReplay, PromptCounts
 from ..counting.paired_change import PairedChange
 
@@ -19,7 +19,8 @@ class ServedFigures:
 
     `identical_share` is of the prompts, `common_share` of the output tokens before outputs part.
     `whole_change` is by all steps of both outputs, `common_change` by those inside common text, as
-    replay counts; either is None for fewer than two such prompts.
+    replay counts; either is None for fewer than two such prompts. `verification` is that of drawn
+    proposals, None where nothing was drawn or the server does not tell.
     """
 
     engine: str
@@ -38,6 +39,7 @@ class ServedFigures:
     num_near_duplicates: int
     tool: str | None = None
     told_positions: bool = True
+    verification: Verification | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from ...calibration.traces.manifest import is_printable_name
 from ...recipes.brief import Brief
 from ...recipes.decode import AT_LEAST_0, AT_LEAST_1, HEX_64, SHARE_OR_ALL, Bounds
 from ...recipes.errors import short
-from ..counting.acceptance_counts import AcceptanceCounts, PromptKey, pooled
+from ..counting.acceptance_counts import AcceptanceCounts, PromptKey, Verification, pooled
 
 EngineName = Literal["vllm", "sglang", "tensorrt-llm"]
 ToldBy = Literal["path", "tensors", "name", "user"]
@@ -47,6 +47,7 @@ class Speculation:
             or one of that name; "user" = `--served-as` says so.
         lossy: settings that accept tokens which the target would not have written, "NAME = VALUE".
         acceptance_told: the server tells such settings; False = it may be lossy unseen.
+        verification: how drawn proposals are verified, one by one ("standard") or as a block.
     """
 
     num_draft_tokens: Annotated[int, Bounds(least=1, most=MOST_DRAFT_TOKENS)]
@@ -59,6 +60,7 @@ class Speculation:
     told_by: ToldBy | None = None
     lossy: tuple[str, ...] = ()
     acceptance_told: bool = True
+    verification: Verification | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +95,12 @@ class Setup:
     speculation: Speculation | None
     asked: Asked
     draftquant: str
+
+    @property
+    def verification(self) -> Verification | None:
+        """Of what drafts drew; None where nothing was drawn, or the server does not tell."""
+        drawn = self.speculation is not None and self.asked.temperature > 0
+        return self.speculation.verification if drawn and self.speculation else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +202,9 @@ def differences(one: Setup, other: Setup) -> tuple[str, ...]:
         for found in _differing_arguments(one.server, other.server)
         if found[0].endswith("quantization")
     )
-    return _said((*compared, *weights))
+    rules = one.verification, other.verification
+    verified = [("verification", *rules)] if all(rules) else []
+    return _said((*compared, *verified, *weights))
 
 
 _COMPARED = ("engine", "engine version", "model", "prompts", "chat template", "temperature",

@@ -13,6 +13,7 @@ from ...calibration.prompts.prompt_file import Prompt
 from ...calibration.recording.decoding import prompt_seed
 from ...calibration.server_client import PASSING, Event, Reply, ServerClient
 from ...recipes.errors import MeasureError, refused, short
+from ..counting.acceptance_counts import Verification
 from .measurement import ServerIdentity, Speculation
 from .server_answers import (
     ARGUMENTS,
@@ -248,7 +249,14 @@ def _speculation(url: str, info: Fields) -> Speculation | None:
         draft=optional(info, "speculative_draft_model_path", text),
         draft_quantization=optional(info, "speculative_draft_model_quantization", text),
         lossy=_lossy(info),
+        verification=_verification(info),
     )
+
+
+def _verification(info: Fields) -> Verification | None:
+    """None for a server older than the setting."""
+    block = info.get("speculative_use_block_verification")
+    return None if block is None else "block" if block is True else "standard"
 
 
 def _lossy(info: Fields) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from ...calibration.recording.decoding import GREEDY
 from ...calibration.server_client import Reply, ServerClient
 from ...recipes.errors import MeasureError, refused, short
 from ...recipes.strict_json import JsonProblem, decode
+from ..counting.acceptance_counts import Verification
 from .measurement import ServerIdentity, Speculation
 from .server_answers import (
     ARGUMENTS,
@@ -121,7 +122,15 @@ class VLLMProtocol(EngineProtocol):
             draft_quantization=_draft_quantization(told),
             lossy=() if method in (None, *_LOSSLESS) else (f"rejection_sample_method = {said}",),
             acceptance_told=bool(told),
+            verification=_verification(told),
         )
+
+
+def _verification(told: Mapping[str, Any]) -> Verification | None:
+    """By its `rejection_sample_method`; the default is "standard"."""
+    if not told:
+        return None
+    return "block" if told.get("rejection_sample_method") == "block" else "standard"
 
 
 def _draft_quantization(speculative: Mapping[str, Any]) -> str | None:

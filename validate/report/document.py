@@ -89,7 +89,8 @@ def _compare(found: GateReport) -> GateReport:
         dataclasses.replace(one, **{key: getattr(read, key)})
         for one, read in ((report.baseline, found.baseline), (report.candidate, found.candidate))
     )
-    return dataclasses.replace(report, baseline=own, candidate=other)
+    told = {"served": found.served, "draft_sampling": found.draft_sampling}
+    return dataclasses.replace(report, baseline=own, candidate=other, **told)
 
 
 def _compared(found: GateReport, again: GateReport) -> GateReport:

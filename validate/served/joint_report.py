@@ -2,12 +2,13 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from typing_extensions import override
 
+from ..counting.acceptance_counts import Verification
 from ..foreign.foreign_measurement import ForeignPair
 from ..judging.advice import Background
 from ..judging.judgement import GateReport
@@ -16,6 +17,7 @@ from ..judging.published import Published
 from ..measure.measurement import Measurement
 from ..parity.finding import Finding
 from .foreign_gate import judge_foreign
+from .measurement_pair import SENTENCES
 from .served_gate import ServerNoise, judge_measured, server_noise
 
 Part = tuple[str, Verdict, str, str | None]
@@ -111,8 +113,26 @@ def _parts(
     titled = (("served", served), ("replayed", replayed), ("server noise", noise))
     return (
         *((title, one.verdict, one.reason, one.action) for title, one in titled if one is not None),
+        *_other_rule(served, replayed),
         *((f"parity, {one.check}: {one.what}", one.verdict, one.reason, None) for one in parity),
     )
+
+
+def _other_rule(served: GateReport | None, replayed: GateReport | None) -> Iterator[Part]:
+    """That the servers verified what drafts drew by another rule than replay counts by."""
+    if not (served and served.served and replayed) or replayed.draft_sampling in (None, "greedy"):
+        return
+    counted: Verification = "block" if replayed.draft_sampling == "block" else "standard"
+    rule = served.served.verification
+    if rule not in (None, counted):
+        said = SENTENCES["verification"]
+        name = "block" if rule == "block" else "probabilistic"
+        yield (
+            "verification",
+            "ANOMALOUS",
+            said["reason"].format(rule=rule, counted=counted),
+            said["action"].format(draft_sampling=name),
+        )
 
 
 def replay_differences(replayed: GateReport, served: GateReport) -> Sequence[str]:

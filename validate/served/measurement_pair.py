@@ -81,6 +81,7 @@ class ServedPair:
             repeated_8gram_share=repeated_ngram_share(r.token_ids for r in baseline.records),
             mean_token_probability=self.baseline.text.mean_token_probability,
             num_near_duplicates=self.baseline.text.num_near_duplicates,
+            verification=baseline.setup.verification,
         )
 
     def _change(self, counts: Iterable[CountsPair], confidence: float) -> PairedChange | None:
