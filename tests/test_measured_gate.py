@@ -399,6 +399,21 @@ def test_a_replay_beside_it_is_held_against_what_was_served() -> None:
         assert any(said in warning for warning in warnings), said
 
 
+def test_servers_and_replay_verify_drawn_proposals_by_one_rule() -> None:
+    drawn = {"temperature": 1.0, "verification": "block"}
+    runs = run(**A, **drawn), run(0, 1, **B, **drawn)
+    other = run(0, 1, **B, **(drawn | {"verification": "standard"}))
+    assert "verification: block, standard" in judge_measured(runs[0], other, RELEASE).reason
+    served = judge_measured(*runs, RELEASE)
+    replayed = judge(replay(spread(600)), replay(noisy(0, 4)), RELEASE)
+    for how, said in (("probabilistic", "--draft-sampling block"), ("block", ""), ("greedy", "")):
+        own = dataclasses.replace(replayed, draft_sampling=how)  # type: ignore[arg-type]
+        found = [action for title, *_, action in joint_report(served=served, replayed=own).parts
+                 if title == "verification"]  # fmt: skip
+        assert bool(found) == bool(said)
+        assert said in (found[0] if found else "")
+
+
 # ---- on the command line
 
 
