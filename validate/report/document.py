@@ -89,8 +89,13 @@ def _compare(found: GateReport) -> GateReport:
         dataclasses.replace(one, **{key: getattr(read, key)})
         for one, read in ((report.baseline, found.baseline), (report.candidate, found.candidate))
     )
-    told = {"served": found.served, "draft_sampling": found.draft_sampling}
-    return dataclasses.replace(report, baseline=own, candidate=other, **told)
+    return dataclasses.replace(
+        report,
+        baseline=own,
+        candidate=other,
+        served=found.served,
+        draft_sampling=found.draft_sampling,
+    )
 
 
 def _compared(found: GateReport, again: GateReport) -> GateReport:
