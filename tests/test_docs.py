@@ -1,6 +1,7 @@
 """docs/: made pages and pictures are current, links lead somewhere, the site builds by itself."""
 
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from draftquant.recipes import built_in_recipes, load_recipe
+from draftquant.scripts.cli import every_parser
 from draftquant.scripts.dev import demo
 from draftquant.scripts.dev.docs import (
     acceptance,
@@ -92,7 +94,16 @@ def test_the_demo_shows_each_verdict() -> None:
     assert verdicts == ["PASS", "INCONCLUSIVE", "FAIL"]
 
 
-# Pictures
+# Commands
+
+
+def test_every_command_of_a_page_is_one() -> None:
+    parser, pages = every_parser(), [README, *DOCS.glob("*.md"), *DOCS.glob("tutorials/*.md")]
+    for page in pages:
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        for block in re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+            for line in re.findall(r"^(?:\$ )?draftquant (.*)", block, re.MULTILINE):
+                assert parser.parse_args(shlex.split(line, comments=True)), f"{page}: {line}"
 
 
 # The site
