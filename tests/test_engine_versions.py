@@ -2,17 +2,14 @@
 
 import json
 import sys
-import typing
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from draftquant.quantize.engines import versions
-from draftquant.quantize.engines.contract import ENGINE_NAMES, Scheme, data_file, version_rows
+from draftquant.quantize.engines.contract import ENGINE_NAMES, Scheme, version_rows
 from draftquant.quantize.engines.engine import Engine
-from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.engines.vllm_rules import Vllm
-from draftquant.recipes.schema import StoredLayoutName
 from draftquant.scripts.cli import main
 from typing_extensions import override
 
@@ -67,24 +64,6 @@ def test_the_known_versions() -> None:
     assert tuple(name for name, _ in KNOWN) == ENGINE_NAMES
 
 
-@pytest.mark.parametrize(
-    ("file", "keys"),
-    [
-        ("rules", "says when unless engine versions source"),
-        ("forms", "scheme stored when not_read"),
-    ],
-)
-def test_rows_have_no_other_keys(file: str, keys: str) -> None:
-    rows = [row for name, table in data_file(file).items() if name != "said" for row in table]
-    assert set().union(*rows) <= {*keys.split(), "grouped"}
-
-
-def test_every_engine_that_builds_linears_has_every_layout() -> None:
-    for engine in versions.ENGINES.values():
-        if engine.name != "tensorrt-llm":  # of which no linear is known
-            assert set(typing.get_args(StoredLayoutName)) <= engine.methods
-
-
 @pytest.mark.usefixtures("two_more")
 def test_check_uses_the_version_that_is_asked_for(
     draft: Path, capsys: pytest.CaptureFixture[str]
@@ -103,13 +82,3 @@ def test_check_uses_the_version_that_is_asked_for(
     )
     assert main(command) == 0
     assert json.loads(capsys.readouterr().out) == said["0.34.0"][1]  # 0.34 is newer than 0.4
-
-
-def test_without_the_files_the_versions_are_not_known(draft: Path) -> None:
-    answer = check_draft(draft, engine="vllm", version="0.34.0", arch="sm90")
-    assert (answer.verdict, answer.version) == ("UNKNOWN", "0.34.0")
-    assert answer.evidence == "this version was never executed"
-    assert answer.error == "The rules of vLLM 0.34.0 are not known, only those of 0.33.0"
-    assert answer.remedy == (
-        "ask for vLLM 0.33.0 on one of H200 (sm90), B200 (sm100), A100 (sm80), MI325X (gfx942)"
-    )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from draftquant.quantize.engines.built_linears import without_ones
 from draftquant.quantize.engines.contract import EngineName, UnsureError
 from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.engines.excludes import exact_or_regex
@@ -67,6 +68,12 @@ def test_layers_without_a_known_number_are_named_so(workshop: Workshop) -> None:
     said = " ".join(finding.text + finding.remedy for finding in answer.findings)
     assert "model.layers.N.self_attn" in said
     assert "100000" not in said
+
+
+def test_ones_behind_a_shape_do_not_count() -> None:
+    """A row of four scales is no column of them."""
+    shapes = {(4, 1): (4,), (1, 4): (1, 4), (1, 1): (), (): (), (4,): (4,)}
+    assert {shape: without_ones(shape) for shape in shapes} == shapes
 
 
 def test_a_broken_regular_expression_is_unsure() -> None:

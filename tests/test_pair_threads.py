@@ -4,6 +4,7 @@ Only the configs matter, and the names and dtypes of tensors; the folders are ti
 """
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,13 +12,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from asked_pairs import check_pair
+from draftquant import api as dq
 from draftquant.quantize.engines.contract import EngineName
+from draftquant.quantize.pairing.inherited import rotated_by
+from draftquant.recipes.errors import DraftQuantWarning
 from tiny import edit_json, store, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark
 from tiny_llama import tiny_language_model
 from tiny_mtp import tiny_glm4_moe_mtp, tiny_mimo_mtp
 
+PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 TARGET: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
     "intermediate_size": 96, "num_hidden_layers": 8, "num_attention_heads": 4,
@@ -207,3 +212,40 @@ def test_mtp_layers_of_transformers_own_class_were_not_read(
     pair = check_pair(layer, tmp_path / "target", engine="vllm", target_args=args)
     found = [f.level for f in pair.findings if "transformers" in f.text and f.subject == "mtp"]
     assert found == ([] if level is None else [level])
+
+
+def transform(targets: list[str], location: str) -> dict[str, Any]:
+    applied = [{"targets": targets, "location": location}]
+    return {"transform_config": {"config_groups": {"R1": {"apply": applied}}}}
+
+
+ROTATED = [
+    (transform(["re:.*embed_tokens$", "re:.*o_proj$"], "weight_output"), True),
+    (transform(["model.embed_tokens"], "weight_input"), False),
+    (transform(["Linear"], "weight_output"), False),  # QuIP, whose inverse is at the output
+    ({"algo_config": [{"name": "gptq"}, {"name": "rotation", "r1": True}]}, True),
+    ({"algo_config": [{"name": "rotation", "r1": True, "online_r1_rotation": True}]}, False),
+    ({"algo_config": [{"name": "rotation", "r1": False, "r2": True}]}, False),
+    ({"algo_config": {"name": "quarot"}}, True),
+    ({"transform_config": {"config_groups": {"R1": {"apply": [None, 3]}}}}, False),
+    (None, False),
+]
+
+
+def test_a_target_whose_residual_stream_is_rotated(tmp_path: Path) -> None:
+    for declared, is_said in ROTATED:
+        assert (rotated_by(declared) is not None) == is_said
+    rotated = transform(["re:.*embed_tokens$"], "weight_output")
+    declared = {"quant_method": "compressed-tensors", "format": "dense", **rotated}
+    draft, beside = PAIR / "draft", shutil.copytree(PAIR / "target", tmp_path / "target")
+    edit_json(beside / "config.json", quantization_config=declared)
+    pair = check_pair(draft, beside)
+    assert (pair.verdict, pair.exit_code) == ("LOADS BUT WRONG", 1)
+    (found,) = [each for each in pair.findings if each.level == "wrong"]
+    assert "transform R1 of its transform_config" in found.text
+    assert "the target that it was trained on" in found.remedy
+    with pytest.warns(DraftQuantWarning, match="residual stream is rotated"):
+        dq.record(
+            beside, PAIR / "prompts.jsonl", draft=draft, engine="vllm", print_server_args=True,
+            shared=tmp_path / "shared",
+        )  # fmt: skip

@@ -1,43 +1,41 @@
 """Make folders with other tools, ask both engines, and hold `draftquant check` against them.
 
-Writes foreign.json, FOREIGN.md and foreign_sample.json; `foreign/` makes the folders.
+`foreign/` makes the folders; what is asked is asked by `folder_rows`, of their headers. `--write`
+keeps one folder of each scheme of each tool in foreign_sample.json.
 
-Exit status 1: `check` is wrong somewhere, or says UNKNOWN of 5 % of the answers or more.
+Exit status 1: `check` is wrong or says UNKNOWN somewhere.
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 MAKERS = HERE / "foreign"
-sys.path[:0] = [str(HERE.parents[1] / "tests"), str(MAKERS)]  # tiny.py and its kin
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests"), str(MAKERS)]  # tiny.py and its kin
 
-import asking  # noqa: E402
-from draftquant.quantize.engines.engine_check import check_draft  # noqa: E402
 from drafts import write_drafts  # noqa: E402
-from foreign_results import Answer, is_good_enough, table, write_results, write_sample  # noqa: E402
-
-IN_TOOLS, IN_OURS = (
-    ("llmcompressor", "oneshot"),
-    ("compressed_tensors", "modelopt", "quark"),
+from folder_rows import (  # noqa: E402
+    SAMPLE_FILE,
+    Row,
+    asked_again,
+    differences,
+    read_rows,
+    row_of,
+    write_rows,
 )
+
+IN_TOOLS, IN_OURS = ("llmcompressor",), ("modelopt", "quark")
 """Makers, by the environment that their tool is in."""
 PLATFORMS = {
-    ("vllm", "sm80"): 3,
-    ("vllm", "sm90"): 1,
-    ("vllm", "sm100"): 2,
-    ("vllm", "gfx942"): 2,
-    ("sglang", "sm90"): 1,
-    ("sglang", "sm100"): 3,
-    ("sglang", "gfx942"): 1,
-    ("sglang", "gfx950"): 2,
-}
+    "vllm sm80": 3, "vllm sm90": 1, "vllm sm100": 2, "vllm gfx942": 2,
+    "sglang sm90": 1, "sglang sm100": 3, "sglang gfx942": 1, "sglang gfx950": 2,
+}  # fmt: skip
 """Engine and GPU -> every how many folders are asked for."""
 SHARDS = {1: 1, 2: 4, 4: 6, 8: 8}
 """Number of shards -> every how many of those are asked for in so many."""
@@ -47,73 +45,69 @@ def main() -> int:
     """Run everything; see the module."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--work", type=Path, help="folder to keep folders and raw output in")
-    parser.add_argument("--out", type=Path, default=HERE, help="folder of the result table")
     parser.add_argument("--turn", type=int, default=0, help="which drafts each scheme is put on")
-    parser.add_argument("--reuse", action="store_true", help="the folders that --work holds")
-    arguments = parser.parse_args()
+    parser.add_argument("--makers", nargs="*", default=[*IN_TOOLS, *IN_OURS])
+    parser.add_argument("--only", default="", help="part of the name of a folder that is asked for")
+    parser.add_argument("--write", action="store_true", help="keep a folder of each scheme")
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        work = arguments.work or Path(temporary)
+        work = given.work or Path(temporary)
         work.mkdir(parents=True, exist_ok=True)
-        if not arguments.reuse:
-            _make(work, Path(os.environ["TOOLS_PYTHON"]), arguments.turn)
+        if not (work / "drafts").exists():
+            _make(work, given.makers, given.turn)
         folders = sorted(path.parent for path in work.glob("drafts/*/*--*/config.json"))
-        answers = []
-        for (engine, arch), every in PLATFORMS.items():
-            platform = f"{engine}-{arch}"
-            _ask(work, folders[len(platform) % every :: every], engine, arch)
-            answers += _compared(work, platform)
-        write_results(arguments.out, len(folders), answers)
-        write_sample(
-            arguments.out / "foreign_sample.json",
-            work / "drafts",
-            [answer.outcome for answer in answers],
-        )
-    print(table(answers))
-    return 0 if is_good_enough(answers) else 1
+        folders = [folder for folder in folders if given.only in str(folder)]
+        rows = [row_of(folder, answers={"": _questions(i)}) for i, folder in enumerate(folders)]
+        again = asked_again(rows, Path(temporary) / "asked")
+        found = list(differences(again, again, Path(temporary)))
+    if given.write:
+        _write_sample(again)
+    print(*found, sep="\n")
+    return 1 if len(found) > 1 else 0
 
 
-def _make(work: Path, tools: Path, turn: int) -> None:
+def _questions(number: int) -> list[str]:
+    return [
+        f"{platform} {tp}"
+        for i, (platform, every) in enumerate(PLATFORMS.items())
+        for tp, shards in SHARDS.items()
+        if number % every == i % every and number // every % shards == tp % shards
+    ]
+
+
+def _make(work: Path, makers: Sequence[str], turn: int) -> None:
     """Every tool in its own process; what it refuses to quantize is left out."""
     write_drafts(work / "drafts")
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    bins = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"  # Quark wants ninja
-    for python, makers in ((tools, IN_TOOLS), (Path(sys.executable), IN_OURS)):
-        for maker in makers:
-            print(f"making folders with {maker}", file=sys.stderr)
-            script, result = MAKERS / f"by_{maker}.py", work / f"{maker}.jsonl"
-            with (work / f"{maker}.log").open("w") as log:
-                made = [str(work / "drafts"), str(result), str(turn)]
-                subprocess.run(
-                    [str(python), "-W", "ignore", str(script), *made],
-                    check=True,
-                    env=environment | {"PATH": bins},
-                    stdout=log,
-                    stderr=log,
-                )
-
-
-def _ask(work: Path, folders: Sequence[Path], engine: str, arch: str) -> None:
-    """What one engine does on one GPU, in all numbers of shards; a file per number."""
-    for tp, every in SHARDS.items():
-        said = asking.loaded(engine, folders[tp % every :: every], arch=arch, tp=tp)
-        lines = "".join(f"{json.dumps(outcome)}\n" for outcome in said)
-        (work / f"{engine}-{arch}-tp{tp}.jsonl").write_text(lines, encoding="utf-8")
-
-
-def _compared(work: Path, platform: str) -> Iterator[Answer]:
-    """Each answer of an engine, and what `check` says of the same."""
-    for path in sorted(work.glob(f"{platform}-tp*.jsonl")):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            outcome = json.loads(line)
-            said = check_draft(
-                work / "drafts" / outcome["draft"],
-                engine=outcome["engine"],
-                version=outcome["version"],
-                arch=outcome["arch"],
-                tp=outcome["tp"],
-                target_layers=asking.NUM_TARGET_LAYERS,
+    bins = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # Quark wants ninja
+    for maker in makers:
+        print(f"making folders with {maker}", file=sys.stderr)
+        python = os.environ["TOOLS_PYTHON"] if maker in IN_TOOLS else sys.executable
+        made = [str(work / "drafts"), str(work / f"{maker}.jsonl"), str(turn)]
+        with (work / f"{maker}.log").open("w") as log:
+            subprocess.run(
+                [python, "-W", "ignore", str(MAKERS / f"by_{maker}.py"), *made],
+                check=True,
+                env=os.environ | {"OMP_NUM_THREADS": "1", "PATH": bins},
+                stdout=log,
+                stderr=log,
             )
-            yield Answer(outcome, said.verdict, said.error)
+
+
+def _write_sample(rows: Sequence[Row]) -> None:
+    """One folder of each scheme of each tool, with as many kinds of answers as there are; of as
+    many, the smallest. Those of tools that made none stay."""
+
+    def scheme(row: Row) -> str:
+        return str(row["draft"]).rpartition("/")[2]
+
+    def in_order() -> Iterator[tuple[str, dict[str, Any]]]:
+        for row in sorted(rows, key=lambda row: (len(row["answers"]), -len(row["tensors"]))):
+            yield scheme(row), dict(row)
+
+    best = dict(in_order())
+    tools = {name.partition("--")[0] for name in best}
+    others = [row for row in read_rows() if scheme(row).partition("--")[0] not in tools]
+    write_rows(SAMPLE_FILE, [*others, *best.values()])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Everything that runs on a GPU: beside the CPU, and how fast. `experiments/run gpu`.
+"""Everything that runs on a GPU, beside the CPU. `experiments/run gpu`.
 
 Each part is a process of its own: one that fails or takes too long costs only its own rows. Exit
 status: 0 all is as it must be; 1 something is not, or a part failed; 2 there is no such device.
@@ -25,14 +25,7 @@ from gpu.rows import Row, Run, markdown, read_rows, write_row  # noqa: E402
 RESULTS = "RESULTS.md"
 SECONDS = 570.0
 """Of the whole run: less than ten minutes."""
-PARTS = {
-    "encoders": ("same", 60),
-    "gptq": ("same", 60),
-    "gptq_rate": ("rates", 90),
-    "verbs": ("same", 180),
-    "learned_and_replayed": ("rates", 180),
-    "record_rate": ("rates", 90),
-}
+PARTS = {"encoders": ("same", 60), "gptq": ("same", 60), "verbs": ("same", 180)}
 """Function -> its module, and the seconds that it may take."""
 
 
@@ -103,7 +96,7 @@ def _heading(device: torch.device) -> str:
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
     return (
-        "# What a GPU computes, and how fast\n\nWritten by `experiments/run gpu`. Device:"
+        "# What a GPU computes\n\nWritten by `experiments/run gpu`. Device:"
         f" {name}. PyTorch {torch.__version__}, Python {platform.python_version()}.\n\n"
     )
 

@@ -43,12 +43,12 @@ class Pair:
         """With target/, draft/ and prompts.jsonl."""
         return PAIRS / self.family
 
-    def write_prompts(self, out: Path) -> Path:
+    def write_prompts(self, out: Path, count: int = NUM_PROMPTS) -> Path:
         """The first prompts of the gate."""
         lines = (
             (self.folder / "prompts.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
         )
-        out.write_text("".join(lines[:NUM_PROMPTS]), encoding="utf-8")
+        out.write_text("".join(lines[:count]), encoding="utf-8")
         return out
 
 
@@ -94,7 +94,9 @@ def record(
     return TraceFolder.open(out)
 
 
-def record_by_engine(python: Path, pair: Pair, prompts: Path, out: Path) -> TraceFolder:
+def record_by_engine(
+    python: Path, pair: Pair, prompts: Path, out: Path, *options: str
+) -> TraceFolder:
     """The same by vLLM, in its own environment and dtype: its text, and its hidden states.
 
     Raises:
@@ -105,6 +107,7 @@ def record_by_engine(python: Path, pair: Pair, prompts: Path, out: Path) -> Trac
         *("--target", str(pair.folder / "target"), "--draft", str(pair.folder / "draft")),
         *("--tables", "--prompts", str(prompts), "--max-new-tokens", str(MAX_NEW_TOKENS)),
         *ENGINE_ARGUMENTS,
+        *options,
         *("--out", str(out)),
     ]
     environment = os.environ | ENVIRONMENT
