@@ -1,6 +1,7 @@
 """Dumps of every trainer become the traces that our own recorder writes."""
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from draftquant.calibration.traces.target_tables import TargetTables
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.stored.stored_tables import EMBEDDING, HEAD
 from draftquant.recipes.errors import TraceError
+from draftquant.scripts.cli import main
 from dumps import (
     BUILDERS,
     LAYERS,
@@ -249,3 +251,45 @@ def test_a_rounded_dump_becomes_rounded_traces(texts: list[Text], tmp_path: Path
     kept = stored[f"{entry.id}.features"]
     assert torch.equal(kept.view(torch.uint8), codes.view(torch.uint8))
     assert torch.equal(stored[f"{entry.id}.feature_scales"], first[SCALES].flatten()[rows])
+
+
+# ---- the command
+
+
+def test_import_says_what_it_found(
+    texts: list[Text], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dump, out = modelopt(texts[:8], tmp_path / "dump"), tmp_path / "out"
+    arguments = ["traces", "import", str(dump), "--from", "modelopt", "--target", str(TARGET)]
+    draft = ["--draft", str(PAIR / "draft")]
+    assert main([*arguments, "--out", str(out), *draft, "--tables"]) == 0
+    said = capsys.readouterr().out
+    assert f"{out}: 8 traces of 8 texts, 704 tokens" in said
+    assert "layers [0, 1, 2], counted after the layer: recomputed by the target" in said
+    assert "last states are those after the last norm: from them, the target's head" in said
+    assert TraceFolder.open(out).manifest.tables is not None
+    assert main([*arguments, "--out", str(tmp_path / "j"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["out"], found["traces"], found["texts"]) == (str(tmp_path / "j"), 8, 8)
+    assert any("recomputed by the target" in sentence for sentence in found["findings"])
+
+
+def test_split_and_merge(
+    recorded: TraceFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sides = [str(tmp_path / "calibration"), str(tmp_path / "gate")]
+    arguments = ["traces", "split", str(recorded.folder), "--out", *sides]
+    assert main([*arguments, "--fraction", "0.18"]) == 0  # of 10: 1.8
+    assert "sum" in capsys.readouterr().out
+    assert [len(TraceFolder.open(Path(side))) for side in sides] == [2, 8]
+    assert main(["traces", "merge", *sides, "--out", str(tmp_path / "m")]) == 0
+    assert "10 traces, 880 tokens" in capsys.readouterr().out
+    assert main([*arguments, "--count", "3"]) == 2
+    again = ["traces", "merge", sides[0], sides[0], "--out", str(tmp_path / "n")]
+    assert main(again) == 2
+    assert "the same traces are given twice" in capsys.readouterr().err
+    arguments[-2:] = [str(tmp_path / "x"), str(tmp_path / "y")]
+    assert main([*arguments, "--fraction", "1.5"]) == 2
+    assert "expected a share in (0, 1), got 1.5" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(arguments)

@@ -40,7 +40,7 @@ from draftquant.recipes import Algorithm, WeightFormat
 from draftquant.recipes.errors import CalibrationError
 from test_numerics import INT4_F16
 from test_numerics import some_weight as gaussian
-from test_trace_sets import body, make_trace, plain, write
+from test_traces import body, plain, saying, written
 from weight_formats import INT4, INT4_GROUPS, MXFP4, NVFP4
 
 STATE = "state.safetensors"
@@ -161,21 +161,21 @@ def test_a_fifth_of_the_prompts_is_held_back_whatever_their_order_and_names(
     renamed = [dataclasses.replace(trace, id=f"x{trace.id}") for trace in prompts]
     found = []
     for name, each in (("one", prompts), ("other", prompts[::-1]), ("third", renamed)):
-        split = split_prompts(write(tmp_path / name, each), K, share=0.2, seed=0)
+        split = split_prompts(written(tmp_path / name, each), K, share=0.2, seed=0)
         assert (len(split.learned), len(split.held_back)) == (16, 4)
         found.append(
             [[e.id.removeprefix("x") for e in s] for s in (split.learned, split.held_back)]
         )
     assert found[0] == found[1] == found[2]
     assert {*found[0][0], *found[0][1]} == {f"a{i}" for i in range(20)}
-    copies = [make_trace(f"{n}{i}", body(i)) for i in range(6) for n in "ab"]
-    split = split_prompts(write(tmp_path / "copies", copies), K, share=0.2, seed=0)
+    copies = [saying(f"{n}{i}", body(i)) for i in range(6) for n in "ab"]
+    split = split_prompts(written(tmp_path / "copies", copies), K, share=0.2, seed=0)
     held_back = {entry.id[1:] for entry in split.held_back}
     assert held_back.isdisjoint({entry.id[1:] for entry in split.learned})
 
 
 def test_every_prompt_comes_once_before_one_comes_again(tmp_path: Path) -> None:
-    prompts = write(tmp_path / "t", plain(7)).manifest.prompts
+    prompts = written(tmp_path / "t", plain(7)).manifest.prompts
     seen = [e.id for step in range(7) for e in chosen_prompts(prompts, step, count=3, seed=0)]
     for epoch in range(3):
         assert Counter(seen[7 * epoch : 7 * epoch + 7]) == Counter(e.id for e in prompts)

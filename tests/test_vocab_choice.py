@@ -2,15 +2,22 @@
 
 import dataclasses
 import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from draftquant import api as dq
 from draftquant.calibration.row_choice import (
     RowChooser,
+    RowOrder,
     SaidText,
     TokenCounts,
     crosswise,
+    folds_of,
     held_out_coverage,
     read_general_counts,
     said_texts,
@@ -24,9 +31,17 @@ from draftquant.calibration.vocabulary_rows import (
     special_tokens,
 )
 from draftquant.quantize.files.hub import resolve_draft
-from draftquant.recipes.errors import CalibrationError
-from said_traces import VOCAB, write_said
+from draftquant.quantize.stored.loading import LoadedDraft, load_draft
+from draftquant.recipes.errors import CalibrationError, GateError
+from draftquant.scripts.cli import main
+from draftquant.validate.comparison.right_sizes import right_sizes
+from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
+from draftquant.validate.counting.trace_replay import replay_drafts
+from said_traces import VOCAB, row_order, write_said
 from tiny import tiny_eagle3_llama
+from tiny_dflash import tiny_dflash
+from tiny_dspark import tiny_dspark
+from torch import Tensor
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny_eagle3_llama(folder / "draft", config={"eos_token_id": 90})
     tiny_eagle3_llama(folder / "half", pruned_vocabulary=True)
     write_said(folder / "traces", prompts=12)
+    write_said(folder / "others", prompts=12, seed=1)
     return folder
 
 
@@ -171,3 +187,271 @@ def test_general_counts_order_what_was_never_said(folder: Path, tmp_path: Path) 
     unsaid = [token for token in order if not said[token] and token != 90]
     assert unsaid == sorted(unsaid, reverse=True)
     assert "general counts" in found.chooser.method
+
+
+# ---- counts of what a target said, and the order of the rows
+
+
+def counted(
+    said: dict[str, list[int]], vocab: int = 8, prompt: tuple[int, ...] = ()
+) -> TokenCounts:
+    texts = [
+        SaidText(
+            id=category,
+            category=category,
+            group=i,
+            prompt=np.array(prompt, dtype=np.int64),
+            token_ids=np.array(ids, dtype=np.int64),
+        )
+        for i, (category, ids) in enumerate(said.items())
+    ]
+    return TokenCounts.of(texts, vocab)
+
+
+def order(*args: object, **kwargs: object) -> list[int]:
+    return row_order(*args, **kwargs).token_ids.tolist()  # type: ignore[arg-type]
+
+
+def test_what_is_counted_is_what_a_draft_is_to_propose(tmp_path: Path) -> None:
+    """The first token of a continuation comes from the prefill; prompts are counted apart."""
+    traces = write_said(tmp_path / "t", prompts=3, tokens=9)
+    texts = said_texts(traces)
+    for trace, text in zip(traces, texts, strict=True):
+        assert text.token_ids.tolist() == trace.token_ids[trace.prompt_length + 1 :].tolist()
+        assert text.prompt.tolist() == trace.token_ids[: trace.prompt_length].tolist()
+        assert text.id == trace.id
+    counts = TokenCounts.of(texts, VOCAB)
+    assert counts.categories == ("chat", "code")
+    assert counts.pooled.sum() == sum(len(text.token_ids) for text in texts)
+    assert counts.by_category[0].tolist() == np.bincount(texts[1].token_ids, minlength=96).tolist()
+
+
+def test_folds_keep_groups_together_and_spread_every_category(tmp_path: Path) -> None:
+    texts = said_texts(write_said(tmp_path / "t", prompts=10, tokens=9))
+    texts += texts[:2]  # copies: the same groups
+    folds = folds_of(texts, 5)
+    assert folds[10:] == folds[:2]
+    assert sorted(folds[:10]) == sorted([*range(5)] * 2)
+    for category in ("code", "chat"):
+        own = [fold for fold, text in zip(folds, texts, strict=True) if text.category == category]
+        assert set(own) == set(range(5))
+
+
+def test_by_frequency_then_general_counts_then_prompts_then_id() -> None:
+    counts = counted({"a": [3, 3, 3, 5, 5, 1]}, prompt=(6, 6, 2))
+    assert order(counts) == [3, 5, 1, 6, 2, 0, 4, 7]
+    general = np.array([0, 0, 9, 0, 9, 0, 0, 99])
+    assert order(counts, general=general) == [3, 5, 1, 7, 2, 4, 6, 0]
+    # Said once each: the general counts say which first.
+    assert order(counted({"a": [1, 2]}, vocab=3), general=np.array([0, 1, 9])) == [2, 1, 0]
+
+
+def test_tokens_that_are_always_kept_and_those_that_a_draft_lacks() -> None:
+    counts = counted({"a": [3, 3, 3, 5, 5, 1]})
+    assert order(counts, always=(7, 7, 5)) == [7, 5, 3, 1, 0, 2, 4, 6]
+    found = row_order(counts, offered=[1, 2, 5], always=(7,))
+    assert found.token_ids.tolist() == [5, 1, 2]
+    assert found.ranks.tolist() == [3, 1, 2, 3, 3, 0, 3, 3]
+    assert found.first(2) == (1, 5)
+    assert found.covered(counts.pooled).tolist() == [0, 2, 3, 3]  # the three 3s are out of reach
+
+
+def test_no_category_starves() -> None:
+    """A category with a tenth of the text and words of its own gets rows before its turn."""
+    said = {"large": [0] * 40 + [1] * 30 + [2] * 20, "small": [5] * 6 + [6] * 4}
+    assert order(counted(said), floor=0)[:5] == [0, 1, 2, 5, 6]
+    # Behind [0] the small category has 0 of 40 %, behind [0, 5, 1] it has 60 of 76 %.
+    assert order(counted(said), floor=0.95)[:5] == [0, 5, 1, 6, 2]
+    assert order(counted(said), floor=0.75)[:5] == [0, 5, 1, 2, 6]
+    lacking = {"large": [0] * 40 + [1] * 30, "small": [5] * 6}
+    assert order(counted(lacking), offered=[0, 1, 2]) == [0, 1, 2]
+
+
+def test_every_size_is_a_prefix_and_coverage_only_grows() -> None:
+    generator = np.random.default_rng(0)
+    ids = generator.zipf(1.5, 3000) % 50
+    counts = counted({"a": ids[:2000].tolist(), "b": (ids[2000:] * 3 % 50).tolist()}, vocab=50)
+    found = row_order(counts, floor=0.95)
+    assert sorted(found.token_ids.tolist()) == [*range(50)]
+    assert found.ranks[found.token_ids].tolist() == [*range(50)]
+    assert set(found.first(9)) < set(found.first(10))
+    covered = found.covered(counts.pooled)
+    assert (np.diff(covered) >= 0).all()
+    assert covered[-1] == counts.pooled.sum()
+
+
+# ---- acceptance at every size in one replay, against drafts that are really cut
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+BLOCK_LAYERS = (1, 3, 5)
+KINDS: Mapping[str, tuple[Callable[[Path], Path], Sequence[int], int]] = {
+    "chain": (tiny_eagle3_llama, (1, 3, 4), 3),
+    "d2t": (lambda folder: tiny_eagle3_llama(folder, pruned_vocabulary=True), (1, 3, 4), 3),
+    "block": (lambda folder: tiny_dflash(folder, num_layers=1), BLOCK_LAYERS, 7),
+    "dspark": (lambda folder: tiny_dspark(folder, num_layers=1), BLOCK_LAYERS, 4),
+}
+
+
+def shared() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return {
+        name: torch.randn((VOCAB, 64), generator=generator)
+        for name in ("embed_tokens.weight", "lm_head.weight")
+    }
+
+
+def cut(draft: LoadedDraft, token_ids: Sequence[int]) -> LoadedDraft:
+    """The draft with rows for some tokens only, as a folder of it would be loaded."""
+    have = draft.forward.to_target(torch.arange(draft.forward.num_logits)).tolist()
+    rows = torch.tensor([have.index(token) for token in sorted(token_ids)])
+    specs = draft.family.tensor_specs(draft.geometry)
+    shrinking = {n for n, s in specs.items() if s.shape[0].follows_from == "draft_vocab_size"}
+    weights = {
+        name: weight[rows] if name in shrinking else weight
+        for name, weight in draft.weights.items()
+    }
+    weights["d2t"] = torch.tensor(sorted(token_ids)) - torch.arange(len(rows))
+    geometry = dataclasses.replace(draft.geometry, draft_vocab_size=len(rows))
+    forward = draft.family.forward(geometry, weights, draft.forward.on_input)
+    return dataclasses.replace(draft, geometry=geometry, weights=weights, forward=forward)
+
+
+def orders_of(draft: LoadedDraft, traces: TraceFolder) -> list[RowOrder]:
+    """By the text, and by nothing but the ids of the tokens from behind."""
+    offered = draft.forward.to_target(torch.arange(draft.forward.num_logits)).tolist()
+    said = TokenCounts.of(said_texts(traces), VOCAB)
+    backwards = list(range(VOCAB - 1, -1, -1))
+    return [row_order(said, offered=offered), row_order(said, offered=offered, always=backwards)]
+
+
+def replayed(draft: LoadedDraft, traces: TraceFolder, k: int) -> list[AcceptanceCounts]:
+    (found,) = replay_drafts([draft], traces, num_draft_tokens=k)
+    return [prompt.counts for prompt in found.prompts]
+
+
+@pytest.mark.some(1)
+@pytest.mark.parametrize("kind", KINDS)
+def test_counts_at_every_size_are_those_of_a_really_cut_draft(kind: str, tmp_path: Path) -> None:
+    build, layers, k = KINDS[kind]
+    traces = write_said(tmp_path / "traces", layers=layers, prompts=5)
+    draft = load_draft(build(tmp_path / "draft"), dtype=torch.float64, shared=shared())
+    orders = orders_of(draft, traces)
+    whole = draft.forward.num_logits
+    found = right_sizes(draft, traces, orders, [(0, 1)] * len(traces), num_draft_tokens=k)
+    assert [own[0].counts(whole) for own in found] == replayed(draft, traces, k)
+    accepted = 0.0
+    for number, order in enumerate(orders):
+        for size in (1, 2, 5, 13, whole - 1):
+            really = replayed(cut(draft, order.first(size)), traces, k)
+            assert [own[number].counts(size) for own in found] == really, (number, size)
+            accepted += sum(counts.num_accepted_draft_tokens for counts in really)
+    assert accepted > 50
+
+
+def test_equal_logits_go_to_the_lower_target_id_as_in_a_cut_draft(tmp_path: Path) -> None:
+    """Rows that are equal bit by bit: products of a head with one entry in each row are exact."""
+    traces = write_said(tmp_path / "traces")
+    loaded = load_draft(tiny_eagle3_llama(tmp_path / "draft"), dtype=torch.float64)
+    head = torch.eye(6, dtype=torch.float64)[torch.arange(VOCAB) % 6]
+    weights = {**loaded.weights, "lm_head.weight": torch.nn.functional.pad(head, (0, 58))}
+    forward = loaded.family.forward(loaded.geometry, weights, loaded.forward.on_input)
+    draft = dataclasses.replace(loaded, weights=weights, forward=forward)
+    orders = orders_of(draft, traces)
+    found = right_sizes(draft, traces, orders, [(0, 1)] * len(traces), num_draft_tokens=3)
+    for number, order in enumerate(orders):
+        for size in (2, 20, 95):
+            really = replayed(cut(draft, order.first(size)), traces, 3)
+            assert [own[number].counts(size) for own in found] == really
+
+
+def test_each_prompt_is_asked_about_its_own_orders_in_any_batch(tmp_path: Path) -> None:
+    traces = write_said(tmp_path / "traces")
+    draft = load_draft(tiny_eagle3_llama(tmp_path / "draft"), dtype=torch.float64)
+    orders = orders_of(draft, traces)
+    both = right_sizes(draft, traces, orders, [(0, 1)] * len(traces), num_draft_tokens=3)
+    turns = [(i % 2,) for i in range(len(traces))]
+    steps: list[tuple[int, int]] = []
+    one = right_sizes(
+        draft, traces, orders, turns, num_draft_tokens=3, batch_size=3,
+        on_progress=lambda done, total: steps.append((done, total)),
+    )  # fmt: skip
+    for number, (all_orders, own) in enumerate(zip(both, one, strict=True)):
+        for size in (2, 9, 40):
+            assert own[0].counts(size) == all_orders[number % 2].counts(size)
+    assert len(steps) == 3
+    assert steps[-1][0] == steps[-1][1]
+
+
+# ---- the command
+
+
+K, SIZE = 3, 24
+
+
+def ask(folder: Path, *words: str) -> list[str]:
+    return ["vocab", str(folder / "draft"), "--traces", str(folder / "traces"), *words]
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    assert main([*words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_folder_accepts_what_the_curve_says(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "out")
+    judged = ("--judge", str(folder / "others"), "--sizes", str(SIZE))
+    curve = printed(capsys, *ask(folder, "--curve", *judged))
+    written = printed(capsys, *ask(folder, "--size", str(SIZE), "--out", out))
+    assert written["cut"]["size"] == len(written["rows"]["target_ids"]) == SIZE
+    assert written["cut"]["verification"]["ok"]
+    assert 0 < written["rows"]["held_out"] < written["rows"]["coverage"] <= 1
+    (replay,) = dq.replay([out], folder / "others", num_draft_tokens=K)
+    (one,) = curve["curve"]["chosen"]["whole"]
+    assert (one["size"], curve["num_rows"], curve["prompts"]) == (SIZE, 96, 12)
+    assert replay.counts.mean_acceptance_length == pytest.approx(one["acceptance_length"])
+    assert curve["curve"]["off_domain"]["whole"][0]["size"] == SIZE
+    read = curve["estimate"]["drafting_bytes"]
+    # Every step of three reads 72 rows of 64 BF16 numbers less, and an offset of 8 bytes more.
+    assert int(read["96"]) - int(read[str(SIZE)]) == K * (72 * 64 * 2 - 8)
+    with pytest.warns(dq.DraftQuantWarning) as warned:
+        again = dq.vocab(out, folder / "traces", curve=True, sizes=[12], num_draft_tokens=K)
+    said = [str(one.message) for one in warned]
+    assert any("have no row in the draft, which has 24" in one for one in said)
+    assert any("chose the rows that the draft has (12 of them)" in one for one in said)
+    with pytest.raises(GateError, match="12 of its 12 prompts chose the rows that the draft has"):
+        dq.vocab(out, folder / "others", curve=True, judge=folder / "traces", sizes=[12])
+    assert again.curve is not None
+    assert again.curve.coverage < 1
+
+
+MISTAKES = (
+    ("", "one of the arguments --size --coverage --curve is required", "for example"),
+    ("--size 9 --curve", "not allowed with argument", "leave one of the two out"),
+    ("--size 24", "--out: is missing", "name the folder to create"),
+    ("--curve --out o", "--out: the curve writes no rows", "--size N --out FOLDER"),
+    ("--size 24 --out o --gpu h200", "--gpu: is of use for the curve only", "leave it out"),
+    ("--size 96 --out o", "fewer than the 96 rows", "--curve shows what sizes cost"),
+    ("--curve --sizes 24,9", "--sizes: expected from 10", "ask for another size"),
+    ("--coverage 101% --out o", "above 0, up to 1, got 1.01", "for example 99.5%"),
+    ("--curve --draft-sampling probabilistic", "probabilistic proposals", "draftquant replay"),
+    ("--curve --counts none.json", "cannot be read: No such file", "write one JSON array"),
+    ("--curve --judge TRACES", "12 of its 12 prompts are among those that choose", "other pr"),
+    ("--curve --concurrency 0", "--concurrency: expected at least 1", "such as 1,8,64"),
+)
+
+
+def test_what_is_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words, what, fix in MISTAKES:
+        given = words.replace("TRACES", str(folder / "traces"))
+        with suppress(SystemExit):  # of the parser; the exit code is tested where all of them are
+            assert main(ask(folder, *given.split())) == 2
+        assert list(tmp_path.iterdir()) == []
+        said = " ".join(capsys.readouterr().err.split())
+        assert what in said
+        assert fix in said
