@@ -5,7 +5,7 @@ from typing import Any
 
 from draftquant.validate.counting.draft_counts import DraftReplay
 from draftquant.validate.judging.advice import Background
-from draftquant.validate.judging.judgement import GateReport, judge
+from draftquant.validate.judging.judgement import judge
 from draftquant.validate.judging.policy import resolve_policy
 from draftquant.validate.parity.finding import Finding
 from draftquant.validate.report.document import (
@@ -29,38 +29,20 @@ from handmade_replays import BASELINE, RELEASE, noisy, replay
 
 EVIL = "</title><script>alert(1)</script>|`*_[x](http://evil.example)@octocat #1\x1b[31m\u202e\n"
 QUANTIZED = QuantizationFacts(
-    recipe="int4-channel",
-    recipe_sha256="5" * 64,
-    formats=("weights int4 per channel, activations none",),
-    algorithm="absmax",
-    layout="compressed-tensors",
-    backend="torch",
-    backend_versions={"torch": "2.13.0"},
-    rules=(
-        RuleFacts(tensors="attention, mlp", action="quantize", why=None),
-        RuleFacts(tensors="norm", action="keep", why="a few kilobytes"),
-    ),
-    num_quantized=7,
-    num_kept=8,
-    bytes_before=3_000_000,
-    bytes_after=1_800_000,
-    num_calibration_prompts=0,
-    draftquant="0.2.0",
+    recipe="int4-channel", recipe_sha256="5" * 64, algorithm="absmax", layout="compressed-tensors",
+    formats=("weights int4 per channel, activations none",), backend="torch",
+    backend_versions={"torch": "2.13.0"}, num_quantized=7, num_kept=8, bytes_before=3_000_000,
+    bytes_after=1_800_000, num_calibration_prompts=0, draftquant="0.2.0",
+    rules=(RuleFacts(tensors="attention, mlp", action="quantize", why=None),
+           RuleFacts(tensors="norm", action="keep", why="a few kilobytes")),
     argv=("draftquant", "quantize", "draft", "--recipe", "int4-channel"),
-)
+)  # fmt: skip
 DRAFTS = Drafts(
     baseline=DraftFacts(name="bf16", sha256="1" * 64, family="eagle3-llama", num_bytes=3_000_000),
-    candidate=DraftFacts(
-        name="int4",
-        sha256="2" * 64,
-        family="eagle3-llama",
-        num_bytes=1_800_000,
-        quantization="int4-channel",
-        quantized=QUANTIZED,
-        hub_id="org/draft",
-        revision="abc",
-    ),
-)
+    candidate=DraftFacts(name="int4", sha256="2" * 64, family="eagle3-llama", num_bytes=1_800_000,
+                         quantization="int4-channel", quantized=QUANTIZED, hub_id="org/draft",
+                         revision="abc"),
+)  # fmt: skip
 ENGINES = (
     EngineFacts(engine="vllm", version="0.33.0", arch="sm90", verdict="LOADS", evidence="executed",
                 error=None, remedy=None, launch="vllm serve TARGET"),
@@ -102,44 +84,25 @@ def joint() -> Judgement:
         for name in ("a", "a2")
     ]
     finding = Finding(
-        check="task",
-        what="gsm8k exact_match",
-        estimate=-0.01,
-        lower=-0.02,
-        upper=0.0,
-        confidence=0.95,
-        threshold=0.03,
-        verdict="PASS",
+        check="task", what="gsm8k exact_match", estimate=-0.01, lower=-0.02, upper=0.0,
+        confidence=0.95, threshold=0.03, verdict="PASS", details=({"plain": 0.8},),
         reason="Fewer are right by at most 2 points.",
-        details=({"plain": 0.8},),
-    )
+    )  # fmt: skip
     found = judge(replay(BASELINE), replay(noisy(3, 4)), RELEASE, background=HASHES)
     return joint_report(
         served=served(), replayed=found, noise=server_noise(*again, RELEASE), parity=(finding,)
     )
 
 
-def drafts_of(judged: Judgement) -> Drafts:
-    """Those that were judged, by the hashes that are known."""
-    if not isinstance(judged, GateReport):
-        return DRAFTS
-    baseline, candidate = (
-        dataclasses.replace(draft, sha256=known or draft.sha256)
-        for draft, known in (
-            (DRAFTS.baseline, judged.background.baseline_sha256),
-            (DRAFTS.candidate, judged.background.candidate_sha256),
-        )
-    )
-    return Drafts(baseline=baseline, candidate=candidate)
-
-
 def mapping_of(judged: Judgement, **changes: Any) -> dict[str, Any]:
     """The report as plain data."""
-    parts: dict[str, Any] = {
-        "argv": ("draftquant", "gate", "bf16", "int4"),
-        "drafts": drafts_of(judged),
-    }
-    return document_of(judged, **(parts | {"engines": ENGINES} | changes))
+    drafts, known = DRAFTS, getattr(judged, "background", Background())
+    for name in ("baseline", "candidate"):  # by the hashes that are known
+        if sha256 := getattr(known, f"{name}_sha256"):
+            draft = dataclasses.replace(getattr(drafts, name), sha256=sha256)
+            drafts = dataclasses.replace(drafts, **{name: draft})
+    parts = {"argv": ("draftquant", "gate", "bf16", "int4"), "drafts": drafts, "engines": ENGINES}
+    return document_of(judged, **(parts | changes))  # type: ignore[arg-type]
 
 
 def text_of(judged: Judgement, **changes: Any) -> str:

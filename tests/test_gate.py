@@ -223,22 +223,14 @@ def test_the_limit_is_exactly_the_margin() -> None:
 
 
 def test_the_prompts_asked_for_are_those_that_the_change_needs() -> None:
-    """By hand: AL 1.6 with noise of +-0.1, no change, so that as measured is unchanged.
-
-    theta without a prompt is log(1 -+ 0.1 / (1.6 * 19)): psi = +-d, d = 0.0625 to four digits, and
-    sd^2 = d^2 N / (N - 1). N = ((1.64485 + 0.84162) sd / slack)^2, slack = -log(0.99) = 0.01005.
-    """
+    """AL 1.6 with noise of +-0.1, no change: sd / sqrt(1 - 1/N) is 0.0625, slack -log(0.99)."""
     rows = [(400, 600)] * 20, [(300, 700), (500, 500)] * 10
     sd = 0.1 / 1.6 * math.sqrt(20 / 19)
-    needed = math.ceil(((1.6448536 + 0.8416212) * sd / 0.0100503) ** 2)
-    better = 0.8416212 * sd / math.sqrt(20)  # the 80 % point of the change
-    fewest = math.ceil(((1.6448536 + 0.8416212) * sd / (better + 0.0100503)) ** 2)
-    assert of(*rows).required_num_prompts == RequiredPrompts(
-        fewest=fewest, as_measured=needed, most=None, if_unchanged=needed
-    )
-    more = of(*rows, dataclasses.replace(RELEASE, power=0.95)).required_num_prompts
-    assert more is not None
-    assert more.if_unchanged == math.ceil((2 * 1.6448536 * sd / 0.0100503) ** 2)
+    needed = [math.ceil(((1.6448536 + z) * sd / 0.0100503) ** 2) for z in (0.8416212, 1.6448536)]
+    for power, number in zip((0.8, 0.95), needed, strict=True):
+        found = of(*rows, dataclasses.replace(RELEASE, power=power)).required_num_prompts
+        assert found is not None
+        assert (found.as_measured, found.most, found.if_unchanged) == (number, None, number)
     thirty = RequiredPrompts(fewest=30, as_measured=30, most=30, if_unchanged=30)
     assert judged(0, 0, 29).required_num_prompts == thirty
 

@@ -188,15 +188,6 @@ def test_which_way_is_better_is_said_or_known_and_never_guessed(
         assert code in error if isinstance(code, str) else code == found
 
 
-def test_results_that_cannot_be_read(tmp_path: Path) -> None:
-    (path,) = told(tmp_path, "b", False).rglob("results_*.json")
-    path.write_text("[]", encoding="utf-8")
-    assert read_samples(tmp_path / "b")["gsm8k"].higher_is_better == {}
-    path.write_text("{", encoding="utf-8")
-    with pytest.raises(ParityError, match=r"results_.*cannot be read"):
-        read_samples(tmp_path / "b")
-
-
 def test_an_item_that_lacks_a_metric_is_refused(tmp_path: Path) -> None:
     """A loss in exact_match was not judged where one item had no such score."""
     both = {"metrics": ["exact_match", "f1"], "f1": 1.0}
