@@ -10,24 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from draftquant.recipes.errors import CompareError, DraftQuantError
+from draftquant.validate.comparison import draft_comparison, scopes
 from draftquant.validate.comparison import scopes as simultaneous_module
-from draftquant.validate.comparison.draft_comparison import (
-    ComparisonReport,
-    compare,
-)
-from draftquant.validate.comparison.scopes import (
-    ALL_PROMPTS,
-    TRAFFIC,
-    Contestant,
-    Counted,
-    CountedDrafts,
-    Estimate,
-    bonferroni,
-    count_drafts,
-    level_of_each,
-    samples_of,
-    simultaneous,
-)
 from draftquant.validate.comparison.sources import ReplayedDraft, of_files, of_replays
 from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
 from draftquant.validate.counting.draft_counts import DraftReplay
@@ -42,10 +26,10 @@ from scipy import stats
 Floats = np.ndarray
 
 
-def drafts(lengths: Any, steps: Any, categories: Sequence[str]) -> CountedDrafts:
+def drafts(lengths: Any, steps: Any, categories: Sequence[str]) -> scopes.CountedDrafts:
     """[D, N] acceptance lengths and [N] steps of prompts of these categories."""
     rounds = np.array([steps] * len(lengths), dtype=float)
-    return CountedDrafts(
+    return scopes.CountedDrafts(
         names=tuple(f"draft {i}" for i in range(len(lengths))),
         sha256=(None,) * len(lengths),
         categories=tuple(categories),
@@ -54,8 +38,10 @@ def drafts(lengths: Any, steps: Any, categories: Sequence[str]) -> CountedDrafts
     )
 
 
-def compared(counted: CountedDrafts, **options: Any) -> ComparisonReport:
-    return compare(Counted(drafts=counted, num_draft_tokens=3, counted_by="by hand"), **options)
+def compared(counted: scopes.CountedDrafts, **options: Any) -> draft_comparison.ComparisonReport:
+    return draft_comparison.compare(
+        scopes.Counted(drafts=counted, num_draft_tokens=3, counted_by="by hand"), **options
+    )
 
 
 # ---- intervals
@@ -63,7 +49,7 @@ def compared(counted: CountedDrafts, **options: Any) -> ComparisonReport:
 
 def simulated(
     generator: np.random.Generator, categories: str, shifts: Sequence[float]
-) -> CountedDrafts:
+) -> scopes.CountedDrafts:
     """Prompts have their own acceptance, and each draft's own noise."""
     count = len(categories)
     steps, own = generator.poisson(43, count) + 1.0, generator.normal(2.9, 0.28, count)
@@ -90,31 +76,35 @@ def test_all_intervals_hold_together_as_often_as_promised(monkeypatch: pytest.Mo
 
 def test_the_level_of_each_by_correlation() -> None:
     """One needs no correction, equal ones none, independent ones what Sidak says."""
-    one = Estimate(value=0.1, contributions=np.random.default_rng(0).normal(size=50), degrees=30.0)
-    assert level_of_each([one], 0.95) == pytest.approx(0.95, abs=0.003)
-    found = simultaneous([one], 0.95)
+    one = scopes.Estimate(
+        value=0.1, contributions=np.random.default_rng(0).normal(size=50), degrees=30.0
+    )
+    assert scopes.level_of_each([one], 0.95) == pytest.approx(0.95, abs=0.003)
+    found = scopes.simultaneous([one], 0.95)
     reach = stats.t.ppf((1 + found.each) / 2, 30.0) * one.standard_error
     assert found.bounds == ((pytest.approx(0.1 - reach), pytest.approx(0.1 + reach)),)
-    apart = [Estimate(value=0.0, contributions=row, degrees=9.0) for row in np.eye(10)]
-    assert level_of_each(apart, 0.95) == pytest.approx(0.95**0.1, abs=0.001)
-    assert level_of_each([apart[0]] * 10, 0.95) == pytest.approx(0.95, abs=0.003)
-    still = Estimate(value=0.0, contributions=np.zeros(5), degrees=4.0)
-    assert simultaneous([still], 0.95).bounds == ((0.0, 0.0),)
+    apart = [scopes.Estimate(value=0.0, contributions=row, degrees=9.0) for row in np.eye(10)]
+    assert scopes.level_of_each(apart, 0.95) == pytest.approx(0.95**0.1, abs=0.001)
+    assert scopes.level_of_each([apart[0]] * 10, 0.95) == pytest.approx(0.95, abs=0.003)
+    still = scopes.Estimate(value=0.0, contributions=np.zeros(5), degrees=4.0)
+    assert scopes.simultaneous([still], 0.95).bounds == ((0.0, 0.0),)
 
 
 def test_beyond_a_number_of_estimates_bonferroni_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simultaneous_module, "MOST_CORRELATED", 9)
     rows = np.random.default_rng(0).normal(size=(10, 30))
-    many = [Estimate(value=0.0, contributions=row, degrees=20.0) for row in rows]
-    drawn, found = simultaneous(many[:-1], 0.95), simultaneous(many, 0.95)
+    many = [scopes.Estimate(value=0.0, contributions=row, degrees=20.0) for row in rows]
+    drawn, found = scopes.simultaneous(many[:-1], 0.95), scopes.simultaneous(many, 0.95)
     assert (drawn.method[:5], found.method[:5]) == ("max-t", "Bonfe")
-    assert found.each == bonferroni(10, 0.95) > drawn.each
+    assert found.each == scopes.bonferroni(10, 0.95) > drawn.each
     assert found.bounds[0][1] > drawn.bounds[0][1]
-    still = Estimate(value=0.0, contributions=np.zeros(30), degrees=20.0)
-    assert simultaneous([*many[:-1], still], 0.95).each == drawn.each  # it needs no correction
+    still = scopes.Estimate(value=0.0, contributions=np.zeros(30), degrees=20.0)
+    assert (
+        scopes.simultaneous([*many[:-1], still], 0.95).each == drawn.each
+    )  # it needs no correction
 
 
-def wide(number: int, categories: int, prompts: int) -> CountedDrafts:
+def wide(number: int, categories: int, prompts: int) -> scopes.CountedDrafts:
     """So many drafts on so many prompts."""
     lengths = np.random.default_rng(0).uniform(2, 3, (number, prompts))
     return drafts(lengths, [40.0] * prompts, [f"{i % categories}" for i in range(prompts)])
@@ -139,9 +129,9 @@ def test_two_drafts_are_compared_as_the_gate_does() -> None:
     ]
     counts = [[AcceptanceCounts(histogram=h) for h in each] for each in histograms]
     gate = paired_change(*counts, confidence=0.975)
-    contestants = [Contestant(name=name, sha256=None, prompts=replay(each).prompts)
+    contestants = [scopes.Contestant(name=name, sha256=None, prompts=replay(each).prompts)
                    for name, each in zip("AB", histograms, strict=True)]  # fmt: skip
-    report = compared(count_drafts(contestants))
+    report = compared(scopes.count_drafts(contestants))
     (change,) = report.whole.changes
     assert math.log1p(change.relative_change) == pytest.approx(gate.log_ratio)
     level = (1 + report.confidence_of_each) / 2
@@ -156,8 +146,8 @@ def test_two_drafts_are_compared_as_the_gate_does() -> None:
 def test_strata_are_taken_off_the_degrees_of_freedom() -> None:
     """Ten prompts of equal length in each of two categories: 20 less 1, and less 2."""
     counted = drafts([[2] * 20, [3] * 20], [10] * 20, "a" * 10 + "b" * 10)
-    plain, *_ = samples_of(counted, {})
-    mixed, *_ = samples_of(counted, {"a": 0.5, "b": 0.5})
+    plain, *_ = scopes.samples_of(counted, {})
+    mixed, *_ = scopes.samples_of(counted, {"a": 0.5, "b": 0.5})
     assert plain.change(0, 1).degrees == pytest.approx(19)
     assert mixed.change(0, 1).degrees == pytest.approx(18)
 
@@ -166,10 +156,10 @@ def test_traffic_weighs_output_tokens_by_hand() -> None:
     """a has length 2, b 4: with 3/4 of the tokens in a, steps per token are 3/4 / 2 + 1/4 / 4."""
     counted = drafts([[2, 2, 4, 4], [3, 3, 3, 3]], [10, 20, 30, 40], "aabb")
     mixed = compared(counted, traffic={"a": 0.75, "b": 0.25}).whole
-    assert (mixed.name, mixed.num_prompts) == (TRAFFIC, 4)
+    assert (mixed.name, mixed.num_prompts) == (scopes.TRAFFIC, 4)
     assert mixed.lengths == pytest.approx((1 / (0.75 / 2 + 0.25 / 4), 3))
     plain = compared(counted).whole
-    assert plain.name == ALL_PROMPTS
+    assert plain.name == scopes.ALL_PROMPTS
     assert plain.lengths == pytest.approx(((60 + 280) / 100, 3))
     shares = [60 / 340, 280 / 340]  # of the recorded tokens: the whole
     assert compared(counted, traffic=dict(zip("ab", shares, strict=True))).whole.lengths[0] == (
@@ -198,7 +188,7 @@ def test_the_answer_depends_on_the_traffic() -> None:
 def test_small_categories_are_shown_and_not_compared() -> None:
     report = compared(simulated(np.random.default_rng(2), "a" * 22 + "b" * 9, (0.0, 0.1)))
     found = [(scope.name, len(scope.changes)) for scope in report.scopes]
-    assert found == [(ALL_PROMPTS, 1), ("a", 1), ("b", 0)]
+    assert found == [(scopes.ALL_PROMPTS, 1), ("a", 1), ("b", 0)]
     assert report.scopes[2].best is None
     assert report.warnings == ("categories with fewer than 10 prompts were not compared: b (9)",)
     assert report.scopes[2].against_first(report.names) == (None,)
@@ -219,22 +209,26 @@ def test_options_that_do_not_fit() -> None:
 # ---- who is compared
 
 
-def contestant(name: str, sha256: str | None = None, **changes: Any) -> Contestant:
-    return Contestant(name=name, sha256=sha256, prompts=replay(spread(600), **changes).prompts)
+def contestant(name: str, sha256: str | None = None, **changes: Any) -> scopes.Contestant:
+    return scopes.Contestant(
+        name=name, sha256=sha256, prompts=replay(spread(600), **changes).prompts
+    )
 
 
 def test_copies_of_a_prompt_and_those_of_a_cluster_are_summed() -> None:
     texts = [0, 0, *range(1, 39)]
-    counted = count_drafts([contestant("A", texts=texts), contestant("B", texts=texts)])
+    counted = scopes.count_drafts([contestant("A", texts=texts), contestant("B", texts=texts)])
     assert (counted.steps.shape, counted.steps[0, 0]) == ((2, 39), 2000)
     made = replay([(5, 5), (4, 6), (3, 7), (2, 8)]).prompts
     prompts = [dataclasses.replace(one, cluster="x" * (i < 2)) for i, one in enumerate(made)]
-    counted = count_drafts([Contestant(name=name, sha256=None, prompts=prompts) for name in "AB"])
+    counted = scopes.count_drafts(
+        [scopes.Contestant(name=name, sha256=None, prompts=prompts) for name in "AB"]
+    )
     assert counted.steps.tolist() == [[20, 10, 10]] * 2
     assert counted.tokens.tolist() == [[31, 17, 18]] * 2
     pair = [contestant("x", "1" * 64), contestant("x", "2" * 64), contestant("y")]
-    assert count_drafts(pair).names == ("x (111111111111)", "x (222222222222)", "y")
-    assert count_drafts([contestant("x")] * 2).names == ("x (number 1)", "x (number 2)")
+    assert scopes.count_drafts(pair).names == ("x (111111111111)", "x (222222222222)", "y")
+    assert scopes.count_drafts([contestant("x")] * 2).names == ("x (number 1)", "x (number 2)")
 
 
 def test_drafts_that_cannot_be_compared() -> None:
@@ -245,7 +239,7 @@ def test_drafts_that_cannot_be_compared() -> None:
         ([contestant("A", texts=[1] * 40), contestant("B", texts=[1] * 40)], "two distinct"),
     ):
         with pytest.raises(CompareError, match=what):
-            count_drafts(who)
+            scopes.count_drafts(who)
 
 
 # ---- files
@@ -281,7 +275,7 @@ def test_files_of_each_kind_are_compared(tmp_path: Path) -> None:
     counted = of_files([one, other])
     assert counted.drafts.names == ("bf16", "int4 (222222222222)", "int4 (333333333333)")
     assert counted.num_draft_tokens == 1
-    change = compare(counted).whole.changes[0]
+    change = draft_comparison.compare(counted).whole.changes[0]
     assert change.relative_change == pytest.approx(-0.003 / 1.602)
     text = one.read_text(encoding="utf-8").replace("\n", "")  # on one line it is a report still
     one.write_text(text, encoding="utf-8")
@@ -291,7 +285,7 @@ def test_files_of_each_kind_are_compared(tmp_path: Path) -> None:
     counted = of_files([measurement_file(tmp_path / f"{name}.jsonl", drop)
                         for name, drop in (("a", 0), ("b", 1), ("c", 30))])  # fmt: skip
     assert counted.counted_by == "all verify steps of whole outputs of vllm 0.32.0"
-    whole = compare(counted).whole
+    whole = draft_comparison.compare(counted).whole
     assert whole.best == "a.jsonl"
     assert "c.jsonl" not in whole.alike
     bf16 = replay(spread(600), name="bf16")

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,7 @@ from draftquant.validate.judging.judgement import judge
 from draftquant.validate.measure.measurement import Measurement
 from draftquant.validate.measure.measurement_file import line_of
 from draftquant.validate.parity.finding import Finding, write_findings
-from draftquant.validate.served.common_steps import (
-    PAIRED_NOISE,
-    PairedOutputs,
-    pair_outputs,
-    step_starts,
-)
+from draftquant.validate.served import common_steps
 from draftquant.validate.served.joint_report import joint_report
 from draftquant.validate.served.served_gate import judge_measured, server_noise
 from handmade_measurements import alternating, measurement, record
@@ -229,9 +223,11 @@ def test_equal_texts_are_judged_as_their_replay_would_be() -> None:
     assert (report.verdict, report.reason) == (replayed.verdict, replayed.reason)
 
 
-def pair_of(baseline: list[int], candidate: list[int], **candidates: Any) -> PairedOutputs:
+def pair_of(
+    baseline: list[int], candidate: list[int], **candidates: Any
+) -> common_steps.PairedOutputs:
     one, other = (record(steps, num_draft_tokens=2) for steps in (baseline, candidate))
-    return pair_outputs(one, dataclasses.replace(other, **candidates), 2, greedy=True)
+    return common_steps.pair_outputs(one, dataclasses.replace(other, **candidates), 2, greedy=True)
 
 
 def test_rounds_of_equal_outputs_are_counted_by_the_rule_of_replay() -> None:
@@ -253,7 +249,7 @@ def test_weights_are_those_of_places_by_hand() -> None:
     assert (pair.num_common, pair.identical, pair.placed) == (8, False, True)
     assert pair.baseline.common.histogram == (0, 0, 2)  # behind 1 and 4
     assert pair.candidate.common.histogram == (1, 1, 1)  # behind 1, 4, 5
-    divisor = 6 + PAIRED_NOISE * 4
+    divisor = 6 + common_steps.PAIRED_NOISE * 4
     common, rest = 1 + 4 / divisor, 1 - 6 / divisor
     own, other = pair.weighted()
     assert own.histogram == pytest.approx((0, rest, 2 * common + rest))
@@ -271,7 +267,7 @@ def test_rounds_have_places_where_they_wrote_the_output() -> None:
         (left_out | {"token_ids": one.token_ids[:7], "num_cut_rounds": 1}, [1, 4]),
         (left_out | {"num_cut_rounds": 1}, None),  # 3 tokens; cut rounds have at most K
     ):  # fmt: skip
-        assert step_starts(dataclasses.replace(one, **changes), 2) == starts
+        assert common_steps.step_starts(dataclasses.replace(one, **changes), 2) == starts
 
 
 def test_servers_that_were_started_differently_are_named() -> None:
@@ -310,19 +306,6 @@ def test_what_a_reader_has_to_know() -> None:
         assert any(said in warning for warning in warnings), said
     assert wide.served is not None
     assert (wide.served.estimator, wide.served.common_change) == ("whole outputs", None)
-
-
-def test_drawn_text_is_compared_whole_and_known_by_its_probability() -> None:
-    drawn = {"temperature": 0.8, "top_p": 0.95, "top_k": 40}
-    hard = dataclasses.replace(RELEASE, min_step_acceptance=0.99)  # only half of it is needed here
-    for told, verdict in (((math.log(0.5),) * 10, "PASS"), (None, "ANOMALOUS")):
-        records = [{"token_logprob": told}] * 40
-        runs = [run(drop, of_record=records, **drawn, **d) for drop, d in ((0, A), (1, B))]
-        report = judge_measured(*runs, hard)
-        assert report.verdict == verdict
-        assert report.estimand.startswith("sampled (temperature 0.8, top-p 0.95, top-k 40) spec")
-        assert report.served is not None
-        assert report.served.estimator == "whole outputs"
 
 
 # ---- The server's noise, and all judgements together

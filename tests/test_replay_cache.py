@@ -273,9 +273,6 @@ def test_a_near_tie_is_told_by_the_same_batch(
     monkeypatch.setattr(module, "proposals_of_batch", tied)
     assert replayed(work, cache=cache) == replayed(work, cache=None)
     assert "gave the same tokens" in said[0]
-    asked = question(work)
-    drawn = {tuple(module._sample(asked)) for _ in range(200)}  # anew each time
-    assert drawn == {(position,) for position in range(NUM_PROMPTS)}
 
 
 def test_groups_give_the_report_of_all_together_and_run_the_first_once(

@@ -271,51 +271,6 @@ def test_every_key_is_documented() -> None:
 Capsys = pytest.CaptureFixture[str]
 
 
-@pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Two measurements whose comparison passes, at a time that is given."""
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1795419746")
-    for name, drop in (("a", 0), ("b", 1)):
-        one = measurement([alternating(200, 80 + i % 5 + drop) for i in range(40)])
-        text = line_of(one.setup) + "".join(map(line_of, one.records))
-        (tmp_path / f"{name}.jsonl").write_text(text, encoding="utf-8")
-    return ["--measured", str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
-
-
-def outputs(folder: Path) -> list[str]:
-    formats = (("html", "html"), ("markdown", "md"), ("junit", "xml"), ("report", "json"))
-    return [part for kind, end in formats for part in (f"--{kind}", str(folder / f"g.{end}"))]
-
-
-def test_the_gate_writes_every_form_and_report_the_same(
-    runs: list[str], tmp_path: Path, capsys: Capsys
-) -> None:
-    folder = tmp_path / "x"
-    folder.mkdir()
-    assert main(["gate", *runs, *outputs(folder)]) == 0
-    first = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert sorted(first) == ["g.html", "g.json", "g.md", "g.xml"]
-    for name, begins, date in (
-        ("g.html", b"<!doctype html>", b"on 2026-11-23 at 07:42 UTC"),
-        ("g.md", b"### PASS", b"judged 2026-11-23T07:42:26Z by"),
-        ("g.xml", b"<?xml", b'name="date" value="2026-11-23T07:42:26Z"'),
-    ):
-        assert first[name].startswith(begins)
-        assert date in first[name]
-        assert b"draftquant gate --measured a.jsonl b.jsonl" in first[name]
-    capsys.readouterr()
-    assert main(["gate", *runs, "--json", "--overwrite"]) == 0
-    assert capsys.readouterr().out.encode() == first["g.json"]
-    found = read_report(folder / "g.json")
-    assert (found.header.engines, found.header.drafts.candidate.name) == ((), "b.jsonl")
-    assert b"no draftquant.json records how" in first["g.html"]
-    again = ["report", str(folder / "g.json"), *outputs(folder)[:6]]
-    assert main(again) == 2
-    assert "this report file already exists" in capsys.readouterr().err
-    assert main([*again, "--overwrite"]) == 0
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == first
-
-
 REFUSED: tuple[tuple[list[str], str], ...] = (
     (["gate", "nowhere", "none", "--traces", "t", "--html", "x.json"], "name ending in .html or"),
     (["gate", "nowhere", "none", "--traces", "t", "--junit", "none/x.xml"], "the folder of this"),
@@ -348,20 +303,22 @@ def test_outputs_are_refused_before_any_work(
 
 
 def test_github_gets_a_summary_and_an_annotation(
-    runs: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Capsys,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
-    summary = tmp_path / "summary.md"
+    summary, runs = tmp_path / "summary.md", []
+    for name, drop in (("a", 0), ("b", 1)):
+        one = measurement([alternating(200, 80 + i % 5 + drop) for i in range(40)])
+        (tmp_path / name).write_text("".join(map(line_of, (one.setup, *one.records))), "utf-8")
+        runs.append(str(tmp_path / name))
     summary.write_text("before\n", encoding="utf-8")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
-    assert main(["gate", *runs, "--github", "--json", "--max-relative-drop", "0.001"]) == 1
+    gate = ["gate", "--measured", *runs, "--github", "--json", "--max-relative-drop", "0.001"]
+    assert main(gate) == 1
     output = capsys.readouterr()
     json.loads(output.out)  # nothing but JSON there
     assert "::error title=draftquant gate%3A FAIL::With 95%25 confidence the drop" in output.err
     text = summary.read_text(encoding="utf-8")
-    assert text.startswith("before\n### FAIL: draftquant gate of `b.jsonl`")
+    assert text.startswith("before\n### FAIL: draftquant gate of `b`")
 
 
 def test_an_annotation_is_one_line_and_as_red_as_the_job() -> None:

@@ -10,17 +10,9 @@ from xml.etree import ElementTree
 import pytest
 from draftquant.recipes.errors import visible
 from draftquant.validate.judging.judgement import GateReport, judge
-from draftquant.validate.report import words
+from draftquant.validate.report import plots, words
 from draftquant.validate.report.document import Judgement
 from draftquant.validate.report.html_report import page
-from draftquant.validate.report.plots import (
-    Interval,
-    Lengths,
-    forest,
-    histogram,
-    positions,
-    scatter,
-)
 from draftquant.validate.report.report_texts import MOST_ROWS, code, escaped, junit, markdown
 from draftquant.validate.report.svg import WIDTH, Drawing
 from draftquant.validate.report.words import NONE
@@ -245,16 +237,16 @@ def words_of(svg: str) -> list[str]:
 
 
 ROWS = (
-    Interval(label="all prompts", estimate=-0.002, lower=-0.006, upper=0.002, limit=-0.01,
+    plots.Interval(label="all prompts", estimate=-0.002, lower=-0.006, upper=0.002, limit=-0.01,
              whole=True),
-    Interval(label="chat", estimate=-0.01, lower=-0.02, upper=0.0, limit=-0.03),
-    Interval(label="wide", estimate=0.01, lower=-0.9, upper=0.9, limit=-0.03, judged=False),
-    Interval(label="one prompt", estimate=None, limit=-0.03),
+    plots.Interval(label="chat", estimate=-0.01, lower=-0.02, upper=0.0, limit=-0.03),
+    plots.Interval(label="wide", estimate=0.01, lower=-0.9, upper=0.9, limit=-0.03, judged=False),
+    plots.Interval(label="one prompt", estimate=None, limit=-0.03),
 )  # fmt: skip
 
 
 def test_a_forest_has_a_row_for_each_interval() -> None:
-    svg = forest("f", ROWS, title="changes", bounds="one-sided 95% bounds")
+    svg = plots.forest("f", ROWS, title="changes", bounds="one-sided 95% bounds")
     assert len(of(svg, "polygon", "full candidate")) == 1 + 2  # a diamond and two arrow heads
     limits = of(svg, "line", "limit")
     assert len(limits) == 4 + 1  # and the legend's
@@ -263,7 +255,7 @@ def test_a_forest_has_a_row_for_each_interval() -> None:
     spans = of(svg, "line", "span candidate")
     assert all(0 <= float(line[x]) <= WIDTH for line in spans for x in ("x1", "x2"))
     assert "chat: -1.00% (-2.00% to +0.00%)" in (drawn(svg).findtext("desc") or "")
-    svg = forest("f", ROWS[:2], title="changes", bounds="bounds")
+    svg = plots.forest("f", ROWS[:2], title="changes", bounds="bounds")
     at = {one.text: float(one.get("x") or 0) for one in drawn(svg).iter("text")}
     (circle,) = of(svg, "circle", "full")
     middle = (at["0%"] + at["\u22122%"]) / 2
@@ -271,17 +263,17 @@ def test_a_forest_has_a_row_for_each_interval() -> None:
 
 
 def test_heights_and_dots_are_those_of_the_numbers() -> None:
-    heights = [float(each["cy"]) for each in of(positions((0.8, 0.6), (0.7, 0.5)), "circle",
+    heights = [float(each["cy"]) for each in of(plots.positions((0.8, 0.6), (0.7, 0.5)), "circle",
                                                 "full baseline")[:2]]  # fmt: skip
     assert heights[0] < heights[1]  # up is more
-    full = of(histogram((1, 3), (2, 2)), "rect", "full baseline")
+    full = of(plots.histogram((1, 3), (2, 2)), "rect", "full baseline")
     assert float(full[1]["height"]) / float(full[0]["height"]) == pytest.approx(3, rel=1e-3)
     lengths = [(2 + i / 10, 2 + i / 20) for i in range(5)]
-    dots = [Lengths(label="", baseline=b, candidate=q, steps=1) for b, q in lengths]
-    assert drawn(scatter(dots, limit=0.01)).findtext("desc") == (
+    dots = [plots.Lengths(label="", baseline=b, candidate=q, steps=1) for b, q in lengths]
+    assert drawn(plots.scatter(dots, limit=0.01)).findtext("desc") == (
         "5 prompts: 4 accept less quantized, 0 more, 1 the same."
     )
-    assert len(of(scatter(dots * 1000, limit=0.01), "circle", "dot")) <= 2000
+    assert len(of(plots.scatter(dots * 1000, limit=0.01), "circle", "dot")) <= 2000
 
 
 def test_text_that_has_no_room_is_cut_and_kept() -> None:
