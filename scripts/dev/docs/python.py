@@ -31,7 +31,9 @@ def python_page() -> str:
 
 
 def _row(shown: str, name: str) -> tuple[str, str]:
-    return code(shown), text(_first_sentence(inspect.getdoc(getattr(api, name)) or ""))
+    """What is shown, and the first sentence of its docstring."""
+    paragraph = " ".join((inspect.getdoc(getattr(api, name)) or "").partition("\n\n")[0].split())
+    return code(shown), text(re.split(r"(?<=[.])\s", paragraph)[0])
 
 
 def _call(name: str) -> str:
@@ -40,13 +42,7 @@ def _call(name: str) -> str:
     shown = [
         each.name
         for each in every
-        if each.kind is each.POSITIONAL_OR_KEYWORD
-        or (each.kind is each.KEYWORD_ONLY and each.default is each.empty)
+        if each.kind < each.VAR_POSITIONAL
+        or (each.kind < each.VAR_KEYWORD and each.default is each.empty)
     ]
     return f"{name}({', '.join([*shown, '…'])})"
-
-
-def _first_sentence(docstring: str) -> str:
-    """Up to the first full stop or colon of the first paragraph."""
-    paragraph = " ".join(docstring.partition("\n\n")[0].split())
-    return re.split(r"(?<=[.])\s", paragraph)[0]

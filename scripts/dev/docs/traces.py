@@ -5,8 +5,9 @@ import inspect
 import json
 import re
 import typing
+from collections import abc
 from collections.abc import Mapping
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Any
 
 from ....calibration.traces import manifest, stored_features, trace_folder
@@ -37,13 +38,14 @@ def traces_page() -> str:
         "```text\n" + inspect.cleandoc(stored_features.__doc__ or "") + "\n```",
         "## trace.json",
         "The whole file is a `TraceManifest`. Keys without a value are left out.",
-        *(_part(each) for each in _PARTS),
+        *(part(each) for each in _PARTS),
     )
 
 
-def _part(cls: type) -> str:
+def part(cls: type, others: Mapping[str, str] = MappingProxyType({})) -> str:
+    """The keys of a dataclass; `others` are meanings that its docstring does not say."""
     hints = typing.get_type_hints(cls)
-    meanings = attributes(cls)
+    meanings = {**others, **attributes(cls)}
     rows = (
         [code(field.name), _type(hints[field.name]), text(meanings.get(field.name, ""))]
         for field in dataclasses.fields(cls)
@@ -57,9 +59,11 @@ def _type(hint: Any) -> str:
     """A type as JSON has it."""
     inner = typing.get_args(hint)
     if typing.get_origin(hint) is tuple:
-        return f"list of {_type(inner[0])}s".replace("Entrys", "Entries")
+        return f"list of {_type(inner[0]).removesuffix('s')}s".replace("Entrys", "Entries")
     if typing.get_origin(hint) is typing.Literal:
         return " or ".join(f"`{json.dumps(value)}`" for value in inner)
+    if typing.get_origin(hint) is abc.Mapping:
+        return f"object of {_type(inner[1]).removesuffix('s')}s"
     if inner:
         return " or ".join(map(_type, inner))
     return _JSON_TYPES.get(hint) or str(hint.__name__)
