@@ -193,17 +193,6 @@ def test_what_was_read_of_tensorrt_llm(
     assert "trtllm-serve TARGET --tp_size 1 --config draft.yaml" in (answer.launch or "")
 
 
-def test_tensorrt_llm_reads_the_side_file_first(workshop: Workshop) -> None:
-    recipe = format_recipe("compressed-tensors", "fp8-tensor", "fp8-static")
-    folder = workshop.quantize(workshop.source("eagle3-llama"), recipe, "trt-side-file")
-    (folder / "hf_quant_config.json").write_text(
-        '{"quantization": {"quant_algo": "FP8"}}', encoding="utf-8"
-    )
-    answer = check_draft(folder, engine="tensorrt-llm", arch="sm90")
-    assert answer.verdict == "UNKNOWN"
-    assert "reads hf_quant_config.json first" in (answer.error or "")
-
-
 @pytest.mark.parametrize(
     ("case", "arguments", "code", "parts"),
     [

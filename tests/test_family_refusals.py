@@ -48,9 +48,7 @@ TYPES = "supported: dflash, dflash2, dspark, eagle3"
 CONFIGS: Mapping[str, Sequence[tuple[dict[str, Any], str, str]]] = {
     "llama": (
         ({"architectures": ["GPT2LMHeadModel"]}, "no supported draft family has 'GPT2LMHead", ""),
-        ({"architectures": [["LlamaForCausalLMEagle3"]]}, "draft family has ['LlamaForCaus", ""),
         ({"architectures": ["a", "b"]}, NAME + "['a', 'b']", ""),
-        ({"architectures": "LlamaForCausalLMEagle3"}, NAME + "'Llama", ""),
         ({"architectures": None}, NAME + "no such key", "set architectures to LlamaForCausalLMEag"),
         ({"model_type": "eagle", "model": {"hidden_size": 64, "architectures": ["A"]}},
          "stand below 'model'", "move the keys of 'model' to the top level"),
@@ -60,22 +58,16 @@ CONFIGS: Mapping[str, Sequence[tuple[dict[str, Any], str, str]]] = {
         *(({key: None}, f"{key}: missing key", f"add '{key}' {ADD}") for key in (
             "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")),
         *(({"hidden_size": value}, f"hidden_size: expected {WHOLE}", "correct 'hidden_size'")
-          for value in (0, -1, 64.0, "64", True, [])),
+          for value in (0, 64.0, "64", True)),
         *(({"rms_norm_eps": value}, "rms_norm_eps: expected a positive number", "correct")
-          for value in (0, -1e-6, "x", True, -(10**40))),
-        ({"rope_theta": []}, "rope_theta: expected a positive number", "correct"),
+          for value in (0, "x", -(10**40))),
         ({"rope_scaling": "yarn"}, "rope_scaling: expected an object", "correct"),
-        ({"eagle_config": [1]}, "eagle_config: expected an object", "correct"),
-        ({"fc_norm": "yes"}, "fc_norm: expected true or false", "correct"),
         *(({"eagle_config": {IDS: ids}}, f"{IDS}: expected {ORDER}", "correct")
-          for ids in ([3, 1], [1, 1], [-1], [1.0], [True], "1", {})),
-        ({"eagle_config": {"use_aux_hidden_state": "no"}}, "use_aux_hidden_state: expected", ""),
+          for ids in ([3, 1], [-1], [True], "1")),
         ({"eagle_config": {"use_aux_hidden_state": False}, "target_hidden_size": 32},
          "false needs a target as wide as the draft: 32 is not 64", ""),
-        ({"num_attention_heads": 65, "head_dim": None}, f"head_dim: expected {WHOLE}0", "correct"),
         ({"eagle_config": {IDS: [2, 30]}}, "fc.weight: expected shape [64, 128], got", ""),
         ({"fc_norm": True}, "3 tensor(s) of eagle3-llama are missing: fc_norm.0.weight", EXPORT),
-        ({"norm_before_fc": True}, "1 tensor(s) of eagle3-llama are missing: input_norm", EXPORT),
         ({IDS: [2, 3, 4], "eagle_config": {IDS: [0, 1, 2]}}, "are not the same layers", ""),
     ),
     "two": (({"num_hidden_layers": 36}, "36 layers, but", "the tensors are those of 2 layer(s)"),),
@@ -88,29 +80,18 @@ CONFIGS: Mapping[str, Sequence[tuple[dict[str, Any], str, str]]] = {
     ),
     "mla": (
         ({"kv_lora_rank": None}, "kv_lora_rank: missing key", f"add 'kv_lora_rank' {ADD}"),
-        ({"q_lora_rank": "16"}, f"q_lora_rank: expected {WHOLE}'16'", "correct 'q_lora_rank'"),
-        ({"v_head_dim": 0}, f"v_head_dim: expected {WHOLE}0", "correct 'v_head_dim'"),
         ({"qk_rope_head_dim": 15}, "expected an even number, got 15", "correct 'qk_rope"),
-        ({"rope_interleave": "yes"}, "rope_interleave: expected true or false", "correct"),
         ({"rope_scaling.mscale_all_dim": -1.0}, "mscale_all_dim: expected a positive number", ""),
         ({"architectures": ["LlamaForCausalLMEagle3"]}, "those of eagle3-mla",
          "set architectures to Eagle3DeepseekV2ForCausalLM, whose tensors these are"),
     ),
     "mla-pruned": (({}, "d2t: expected shape [96], got [48] (disagrees with draft_vocab", OTHER),),
     "dflash": (
-        ({"hidden_size": None}, "hidden_size: missing key", f"add 'hidden_size' {ADD}"),
         ({"dflash_config.target_layer_ids": None}, "missing key (engines guess", ""),
-        ({"dflash_config.target_layer_ids": [5, 3, 1]}, f"target_layer_ids: expected {ORDER}", ""),
         ({"dflash_config.target_layer_ids": [1, 3, 8]}, "ids below num_target_layers = 8, got", ""),
-        ({"dflash_config.target_layer_ids": [1, 3]}, "fc.weight: expected shape [64, 128]", OTHER),
         ({"dflash_config.mask_token_id": 96}, "expected a token id in [0, 96), got 96", ""),
-        ({"dflash_config.mask_token_id": True}, "a token id in [0, 96), got True", ""),
         ({"dflash_config.block_size": 1}, "at least 2, an anchor and a mask, got 1", ""),
-        ({"dflash_config.causal": "no"}, "causal: expected true or false, got 'no'", ""),
-        ({"dflash_config": [1]}, "dflash_config: expected an object, got [1]", ""),
-        ({"is_causal": 1}, "is_causal: expected true or false, got 1", ""),
         ({"layer_types": [FULL]}, "layer_types: expected full_attention or sliding_attention", ""),
-        ({"layer_types": [FULL, []]}, "for each of 2 layers, got ['full_attention', []]", ""),
         ({"layer_types": [FULL, SLIDING]}, "sliding_window: missing key", ""),
         ({IDS: [1, 3, 5]}, f"{IDS}: expected target_layer_ids + 1, got [1, 3, 5]", ""),
         *(({place + key: value}, f"{key}: expected ", "no supported family computes this")
@@ -126,41 +107,29 @@ CONFIGS: Mapping[str, Sequence[tuple[dict[str, Any], str, str]]] = {
     ),
     "dflash2": (
         ({"dflash_config.conv_kernel_size": None}, "conv_kernel_size: missing key", ""),
-        ({"dflash_config.conv_group_size": 24}, "expected a divisor of hidden_size", ""),
         ({"dflash_config.selector_top_k": 97}, "expected at most vocab_size 96", ""),
         ({"dflash_config.final_logit_softcapping": -3}, "softcapping: expected a pos", ""),
         ({"dflash_config.markov_rank": 8}, "markov_rank: expected 0, got 8: a DSpark draft", ""),
         ({"draft_vocab_size": 48}, "expected vocab_size 96, got 48", "no engine serves"),
-        ({"dflash_config.conv_kernel_size": 3}, "base_kernel: expected shape [2, 3, 64]", OTHER),
         ({"architectures": ["DFlashDraftModel"]}, "conv_kernel_size: expected 0", ""),
     ),
     "dspark": (
         ({"markov_rank": None}, "markov_rank: missing key", ""),
         ({"markov_rank": 24}, "(disagrees with ", ""),
         ({"markov_head_type": "gated"}, "markov_head_type: expected 'vanilla', got 'gated'", ""),
-        ({"markov_head_type": ["rnn"]}, "markov_head_type: expected 'vanilla', got ['rn", ""),
         ({"confidence_head_with_markov": False}, "expected shape [1, 64], got [1, 80]", ""),
-        ({"confidence_head_with_markov": 1}, "confidence_head_with_markov: expected true or", ""),
-        ({"block_size": None}, "block_size: missing key", ""),
         ({"dspark_draft_topk": 8}, "dspark_draft_topk: expected None, got 8", ""),
-        ({"logit_scale": 0.5}, "logit_scale: expected 1, got 0.5", ""),
-        ({"dspark_config": {"markov_rank": 16}}, "dspark_config: expected None", ""),
         ({"projector_type": "gru"}, "projector_type: expected 'dspark', got 'gru'", ""),
         ({"dflash_config": {"markov_rank": 8}}, "16 beside dflash_config.markov_rank", ""),
         ({"dspark_block_size": 7}, "block_size: 8 beside dspark_block_size: 7", ""),
-        ({"dspark_noise_token_id": 3}, "mask_token_id: 95 beside dspark_noise_token_id: 3", ""),
         ({"dspark_bonus_anchor": True}, "True at the top level, where engines read it, but", ""),
-        ({"shift_label": False}, "where engines read it, but shift_label says False", ""),
         ({"dflash_config": {"sample_from_anchor": False}}, "sample_from_anchor says False", ""),
     ),
     "mimo": (
         ({"num_nextn_predict_layers": 3}, "num_nextn_predict_layers: expected 1", ""),
-        ({"use_sliding_window": True}, "use_sliding_window: expected false", ""),
-        ({"hidden_act": "gelu"}, "hidden_act: expected 'silu'", ""),
     ),
     "deepseek": (
         ({"scoring_func": "softmax"}, "scoring_func: expected 'sigmoid'", ""),
-        ({"topk_method": "greedy"}, "topk_method: expected 'noaux_tc'", ""),
         ({"topk_group": 3}, "cannot be chosen from 3 of 2 groups", ""),
         ({"topk_group": 1, "num_experts_per_tok": 3}, "3 of 4 experts cannot be", ""),
         ({"architectures": ["Glm4MoeForCausalLM"]}, "but the tensors are those of deep", ""),
@@ -171,14 +140,11 @@ CONFIGS: Mapping[str, Sequence[tuple[dict[str, Any], str, str]]] = {
     ),
     "speculators-eagle3-llama": (
         ({"transformer_layer_config": None}, "transformer_layer_config: missing key", "save the"),
-        ({"transformer_layer_config": [64]}, "expected an object, got [64]", "correct"),
         ({"speculators_model_type": None}, "speculators_model_type: missing key", TYPES),
-        ({"speculators_model_type": ["eagle3"]}, "['eagle3'] is not supported", TYPES),
         ({"speculators_model_type": "dflash"}, "expected ['DFlashSpeculator'], got ['Eagle3Spec",
          "correct the one"),
         ({"norm_before_fc": True, "fc_norm": True}, "are both true", "keep the one"),
         ({IDS: [0, 4]}, f"{IDS}: expected ids from 1 (the output of layer 0)", "not supported"),
-        ({IDS: [4, 2]}, f"{IDS}: expected distinct layer numbers in", "correct"),
         ({"transformer_layer_config.model_type": "gemma3_text"},
          "transformer_layer_config: model_type: expected 'llama' or 'qwen3'", ""),
         ({"transformer_layer_config.model_type": "qwen3"}, "missing: layers.0.self_attn.q_nor", ""),
@@ -188,29 +154,20 @@ CONFIGS: Mapping[str, Sequence[tuple[dict[str, Any], str, str]]] = {
          "transformer_layer_config: rms_norm_eps: missing key", ""),
         ({"transformer_layer_config.layer_types": ["linear_attention"]},
          "layer_types: expected full_attention or sliding_attention for every layer", ""),
-        ({"transformer_layer_config.attention_bias": True}, "attention_bias: expected false", ""),
     ),
     "speculators-dflash": (
-        ({"architectures": [{}]}, "expected ['DFlashSpeculator'], got [{}]", "correct the one"),
         ({AUX: None}, f"{AUX}: missing key", f"add '{AUX}'"),
-        ({AUX: [0, 2, 4]}, f"{AUX}: expected ids from 1", "not supported"),
-        ({"mask_token_id": None}, "mask_token_id: missing key", "add 'mask_token_id'"),
         ({"mask_token_id": 96}, "mask_token_id: expected a token id in [0, 96)", "give"),
-        ({"block_size": None}, "block_size: missing key", "add 'block_size'"),
         ({"sample_from_anchor": True}, "expected false, got true", "vLLM refuses it"),
-        ({"sliding_window_non_causal": 1}, "expected true or false, got 1", "correct"),
     ),
 }  # fmt: skip
 Q, LATENT = "midlayer.self_attn.q_proj.weight", "midlayer.self_attn.{}.weight"
 TENSORS: Mapping[str, Sequence[tuple[str, tuple[int, ...] | None, str, str]]] = {
     "llama": (
         (Q, (64, 64), "expected shape [64, 128], got [64, 64] (disagrees with 2 x hidden", OTHER),
-        (Q, (32, 128), "(disagrees with num_attention_heads x head_dim", OTHER),
         ("midlayer.mlp.down_proj.weight", (64, 95), "(disagrees with intermediate_size", OTHER),
         ("lm_head.weight", (95, 64), "(disagrees with draft_vocab_size", OTHER),
-        ("norm.weight", (64, 1), "norm.weight: expected shape [64], got [64, 1]", OTHER),
         ("norm.weight", (), "norm.weight: expected shape [64], got []", OTHER),
-        ("fc.weight", (64, 64), "(disagrees with target_hidden_size x aux layer ids", OTHER),
         ("midlayer.mlp.up_proj.weight", None, "are missing: layers.0.mlp.up_proj", EXPORT),
         ("midlayer.self_attn.q_porj.weight", (64,), "nearest: layers.0.self_attn.q", "remove"),
         ("layers.0.self_attn.q_proj.weight", (64, 128), f"{Q} and layers.0.self_attn", "one"),
@@ -222,9 +179,7 @@ TENSORS: Mapping[str, Sequence[tuple[str, tuple[int, ...] | None, str, str]]] = 
     ),
     "mla": (
         (LATENT.format("q_b_proj"), (128, 48), "x (qk_nope_head_dim + qk_rope_head_dim)", OTHER),
-        (LATENT.format("kv_a_proj_with_mqa"), (136, 128), "kv_lora_rank + qk_rope_head_dim", OTHER),
         (LATENT.format("kv_b_proj"), (160, 136), "x (qk_nope_head_dim + v_head_dim)", OTHER),
-        (LATENT.format("o_proj"), (64, 160), "num_attention_heads x v_head_dim", OTHER),
         (LATENT.format("kv_a_layernorm"), None, "are missing: layers.0.self_attn.kv_a", EXPORT),
     ),
     "mla-two": (
@@ -232,13 +187,10 @@ TENSORS: Mapping[str, Sequence[tuple[str, tuple[int, ...] | None, str, str]]] = 
     ),
     "dflash": (
         ("layers.1.self_attn.k_proj.weight", (128, 64), "num_key_value_heads x head_dim", OTHER),
-        ("layers.0.self_attn.q_norm.weight", (128,), "(disagrees with head_dim", OTHER),
-        ("embed_tokens.weight", (95, 64), "(disagrees with vocab_size", OTHER),
         ("layers.0.self_attn.q_proj.bias", (128,), "no tensor of dflash has this name", "remove"),
     ),
     "dflash-pruned": (
         ("lm_head.weight", None, "1 tensor(s) of dflash are missing: lm_head", EXPORT),
-        ("d2t", None, "1 tensor(s) of dflash are missing: d2t", EXPORT),
     ),
 }  # fmt: skip
 
@@ -286,22 +238,6 @@ def test_tensors_that_are_none_of_their_config(build: str, tmp_path: Path) -> No
         change(folder, **{name: None if shape is None else bf16(shape)})
         refused(folder, what, fix)
         write_tensors(folder, before)
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype", "size", "expected"),
-    [
-        (Q, "F8_E4M3", 1, "BF16 or F16 or F32"),
-        ("norm.weight", "F64", 8, "BF16 or F16 or F32"),
-        ("d2t", "F32", 4, "I64 or I32"),
-        ("t2d", "U8", 1, "BOOL"),
-    ],
-)
-def test_wrong_dtype(name: str, dtype: str, size: int, expected: str, tmp_path: Path) -> None:
-    folder = BUILDERS["pruned"](tmp_path / "draft")
-    shape = read_tensors(folder)[name].shape
-    change(folder, **{name: Stored(dtype, shape, bytes(size * prod(shape)))})
-    refused(folder, f"{name}: expected {expected}, got {dtype}", "floating-point draft")
 
 
 @pytest.mark.parametrize("value", ["NaN", "1e999"])
@@ -368,27 +304,18 @@ def test_a_draft_of_an_earlier_version_is_refused_by_name(kind: str, tmp_path: P
 
 OTHERS: tuple[tuple[str, str, str], ...] = (
     ("K3DSparkModel", "x", "it is DSpark with another body, which is not supported"),
-    ("MuseGlimmerAssistantModel", "x", "it is Muse Glimmer's DFlash"),
-    ("DFlashLagunaForCausalLM", "x", "it is Laguna's DFlash"),
     ("NemotronHMTPModel", "x", "it is an MTP layer of Nemotron-H"),
     ("DFlash3DraftModel", "x", "it is DFlash with layers of another kind"),
-    ("EagleMistralForCausalLM", "x", "it is Mistral's EAGLE"),
     ("Gemma4AssistantForCausalLM", "x", "it is Gemma's assistant"),
     ("UnheardForCausalLM", "markov_head.markov_w1.weight", "it is DSpark"),
     ("UnheardForCausalLM", "mask_hidden", "it is P-EAGLE"),
     ("UnheardForCausalLM", "model.layers.61.eh_proj.weight", "it is an MTP layer"),
-    ("UnheardForCausalLM", "model.fc.weight", "it is an EAGLE draft under an unknown name"),
     ("UnheardForCausalLM", "model.layers.3.mlp.up_proj.weight", "it is a whole language model"),
     (LLAMA, "candidate_selector.prev_embedding.weight", "is the mark of DFlash2"),
     (LLAMA, "model.layers.0.mlp.experts.0.up_proj.weight", "mark of language-model with a mixt"),
     (EAGLE3, "midlayer.self_attn.kv_b_proj.weight", "mark of eagle3-llama with latent attention"),
-    (EAGLE3, "midlayer.self_attn.sinks", "is the mark of eagle3-llama with attention sinks"),
     (EAGLE3, "enorm.weight", "is the mark of EAGLE-3 with TensorRT-LLM's eh_proj"),
-    (DFLASH, "layers.0.self_attn.g_proj.weight", "mark of dflash with gates on its attention, as"),
-    (DFLASH, "layers.0.self_attn.qkv_proj.weight", "is the mark of Laguna DFlash"),
-    (DFLASH, "layers.0.mixer.in_proj.weight", "is the mark of dflash with layers of Mamba"),
     (DFLASH, "mask_hidden", "is the mark of P-EAGLE"),
-    ("Qwen3DSparkModel", "layers.0.mlp.experts.0.w1", "mark of dspark with a mixture of experts"),
 )
 
 

@@ -74,14 +74,6 @@ def test_dtype_quantization_and_length_are_those_of_the_engine(
     assert quantization_in(pair, engine) == answer["quantization"]
 
 
-def test_a_table_of_angles_is_enlarged_where_it_is_only_a_table(tmp_path: Path) -> None:
-    for name, answer in EXECUTED.items():
-        pair = pair_of(answer["case"], tmp_path)
-        if is_too_short(pair, "vllm"):
-            enlarged = answer["vllm"]["positions"] == answer["vllm"]["served"]
-            assert pair.rotation.only_sizes_a_table == enlarged, name
-
-
 def test_only_an_inherited_quantization_is_warned_of(tmp_path: Path) -> None:
     warned = {
         name

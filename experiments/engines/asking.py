@@ -37,7 +37,7 @@ def loaded(
     """What an engine's own loader says of each folder, as if there was such a GPU.
 
     Args:
-        target: of all; None: "target" beside each; /target and /layer: parts of the folders.
+        target: of all; None: "target" beside each; /layer: the MTP layers of the folders.
         log: for what it writes to standard error.
     """
     command = [python(), f"{engine}_loader.py", "--arch", arch, "--tp", str(tp), *options]

@@ -232,7 +232,7 @@ def write_target(row: Row, folder: Path) -> None:
         said = {key: row["config"][key] for key in row["config"] if key != "quantization_config"}
         (folder / "config.json").write_text(json.dumps(said) + "\n", encoding="utf-8")
     else:
-        asking.write_target(folder, layers["hidden_size"], layers["vocab_size"])
+        asking.write_target(folder, layers.get("hidden_size", 256), layers.get("vocab_size", 512))
 
 
 def asked_again(rows: Sequence[Row], work: Path) -> list[dict[str, Any]]:

@@ -11,9 +11,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 HERE = Path(__file__).resolve().parent
 MAKERS = HERE / "foreign"
@@ -95,18 +94,14 @@ def _make(work: Path, makers: Sequence[str], turn: int) -> None:
 
 def _write_sample(rows: Sequence[Row]) -> None:
     """One folder of each scheme of each tool, with as many kinds of answers as there are; of as
-    many, the smallest. Those of tools that made none stay."""
+    many, the smallest. Those of schemes that were not made stay."""
 
     def scheme(row: Row) -> str:
         return str(row["draft"]).rpartition("/")[2]
 
-    def in_order() -> Iterator[tuple[str, dict[str, Any]]]:
-        for row in sorted(rows, key=lambda row: (len(row["answers"]), -len(row["tensors"]))):
-            yield scheme(row), dict(row)
-
-    best = dict(in_order())
-    tools = {name.partition("--")[0] for name in best}
-    others = [row for row in read_rows() if scheme(row).partition("--")[0] not in tools]
+    in_order = sorted(rows, key=lambda row: (len(row["answers"]), -len(row["tensors"])))
+    best = {scheme(row): row for row in in_order}
+    others = [row for row in read_rows() if scheme(row) not in best]
     write_rows(SAMPLE_FILE, [*others, *best.values()])
 
 

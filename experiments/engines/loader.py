@@ -22,7 +22,7 @@ _TAIL = re.compile(
     r" The available parameters| Weight config:|: dict_keys| Must be one of|, weight_quant="
 )
 """Where errors begin to list what they know; some in another order each time."""
-_PARTS = (Path("/target"), Path("/layer"))
+_LAYER = Path("/layer")
 _FIRST_OF_LAYER = re.compile(
     r"(model\.layers\.\d+|model\.mtp_layers\.\d+|mtp)\.(eh_proj|input_proj|fc)\.weight"
 )
@@ -33,19 +33,16 @@ Make = Callable[[Path, Path, int, int], Subject]
 """(draft, target, tp, rank) -> one shard of the draft."""
 
 
-def run(name: str, platform: Any, subject: Make, of_part: Make) -> None:
+def run(name: str, platform: Any, subject: Make, of_layer: Make) -> None:
     """Read the arguments and load one draft after the other.
 
     Args:
         name: of the engine. platform: the module that fakes its GPUs.
-        of_part: takes a target's folder and "/target" or "/layer".
+        of_layer: of the MTP layer inside a target, which is the folder.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("drafts", nargs="+", type=Path)
-    parser.add_argument(
-        "--target", type=Path, help="folder with a config.json; one for all drafts; /target or"
-        " /layer: the drafts are targets with an MTP layer, of which this part is loaded",
-    )  # fmt: skip
+    parser.add_argument("--target", type=Path, help="one for all drafts; /layer: of_layer")
     parser.add_argument("--arch", choices=platform.ARCHS, required=True)
     parser.add_argument("--tp", type=int, default=1, help="number of tensor-parallel shards")
     parser.add_argument("--plugin", action="store_true", help="with draftquant's plugin")
@@ -55,7 +52,7 @@ def run(name: str, platform: Any, subject: Make, of_part: Make) -> None:
     if arguments.plugin:  # draftquant is not installed here, and the plugin needs nothing of it
         sys.path.append(str(_PLUGINS.parent))
         importlib.import_module(f"{_PLUGINS.name}.{name}").register()
-    make = of_part if arguments.target in _PARTS else subject
+    make = of_layer if arguments.target == _LAYER else subject
     for draft in arguments.drafts:
         target = arguments.target or draft.parent / "target"
         outcome = Outcome(
@@ -75,16 +72,12 @@ def run(name: str, platform: Any, subject: Make, of_part: Make) -> None:
             raise RuntimeError(f"{name} on {draft.name} ended with status {status}")
 
 
-def parts_of(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
-    """Tensors of "target" and of "layer", of which the tables are the target's."""
+def tensors_of_layer(folder: Path) -> dict[str, torch.Tensor]:
+    """Those of a target's MTP layer; its tables are the target's."""
     tensors = read_tensors(folder)
     starts = tuple(f"{m[1]}." for name in tensors if (m := _FIRST_OF_LAYER.fullmatch(name)))
-    layer = {name: value for name, value in tensors.items() if name.startswith(starts)}
-    own = {name: value for name, value in tensors.items() if name not in layer}
-    return {
-        "target": own,
-        "layer": {name: value for name, value in layer.items() if not _TABLES.search(name)},
-    }
+    own = (name for name in tensors if name.startswith(starts) and not _TABLES.search(name))
+    return {name: tensors[name] for name in own}
 
 
 def _load_ranks(

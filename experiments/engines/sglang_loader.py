@@ -15,7 +15,7 @@ os.environ.update(HF_HUB_OFFLINE="1", SGLANG_LOG_LEVEL="error")
 import sglang_platform
 import torch
 from captures import method_of, reads_layers, sglang_captures
-from loader import parts_of, run
+from loader import run, tensors_of_layer
 from proposals import sglang_proposals
 from torch import nn
 from verdict import Subject, read_tensors
@@ -59,19 +59,18 @@ def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
     )
 
 
-def of_part(folder: Path, part: Path, tp: int, rank: int) -> Subject:
-    """The target or its layer, as `--model-path FOLDER --speculative-algorithm NEXTN` builds it."""
+def of_layer(folder: Path, _target: Path, tp: int, rank: int) -> Subject:
+    """A target's MTP layer, as `--model-path FOLDER --speculative-algorithm NEXTN` builds it."""
     from sglang.srt.configs.model_config import ModelConfig
 
-    is_layer = part.name == "layer"
     sglang_platform.publish_server_arguments(tp)
     sglang_platform.become_rank(tp, rank)
-    config = ModelConfig(str(folder), is_draft_model=is_layer, quantization=None, dtype="bfloat16")
+    config = ModelConfig(str(folder), is_draft_model=True, quantization=None, dtype="bfloat16")
     build, load_folder = loading(config)
     return Subject(
         build=build,
         load_folder=load_folder,
-        tensors=parts_of(folder)[part.name],
+        tensors=tensors_of_layer(folder),
         needs_gpu=sglang_platform.needs_gpu,
         unused=_UNUSED,
         first=rank == 0,
@@ -113,4 +112,4 @@ def _is_transformed(draft: Path) -> bool:
 
 
 if __name__ == "__main__":
-    run("sglang", sglang_platform, subject, of_part)
+    run("sglang", sglang_platform, subject, of_layer)

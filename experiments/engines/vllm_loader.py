@@ -22,7 +22,7 @@ os.environ.update(
 import torch
 import vllm_platform
 from captures import Captured, function_of, method_of, reads_layers, vllm_captures
-from loader import parts_of, run
+from loader import run, tensors_of_layer
 from proposals import vllm_proposals
 from torch import nn
 from verdict import Steps, Subject, read_tensors
@@ -54,14 +54,12 @@ def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
     )
 
 
-def of_part(folder: Path, part: Path, tp: int, rank: int) -> Subject:
-    """The target or its layer, as `vllm serve FOLDER --speculative-config` with mtp builds it."""
+def of_layer(folder: Path, _target: Path, tp: int, rank: int) -> Subject:
+    """A target's MTP layer, as `vllm serve FOLDER --speculative-config` with mtp builds it."""
     config = speculating(folder, method="mtp", num_speculative_tokens=1)
     vllm_platform.become_rank(tp, rank)
-    is_layer = part.name == "layer"
-    served = config.speculative_config.draft_model_config if is_layer else config.model_config
-    tensors = parts_of(folder)[part.name]
-    return _shard(config, served, tensors, rank, is_second=is_layer)
+    served = config.speculative_config.draft_model_config
+    return _shard(config, served, tensors_of_layer(folder), rank, is_second=True)
 
 
 def _shard(
@@ -203,4 +201,4 @@ def speculating(target: Path, **speculative: Any) -> Any:
 
 
 if __name__ == "__main__":
-    run("vllm", vllm_platform, subject, of_part)
+    run("vllm", vllm_platform, subject, of_layer)

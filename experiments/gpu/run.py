@@ -25,7 +25,7 @@ from gpu.rows import Row, Run, markdown, read_rows, write_row  # noqa: E402
 RESULTS = "RESULTS.md"
 SECONDS = 570.0
 """Of the whole run: less than ten minutes."""
-PARTS = {"encoders": ("same", 60), "gptq": ("same", 60), "verbs": ("same", 180)}
+PARTS = {"encoders": ("same", 60), "verbs": ("same", 180)}
 """Function -> its module, and the seconds that it may take."""
 
 

@@ -10,13 +10,11 @@ from draftquant.calibration.passes.draft_inputs import DraftRun
 from draftquant.calibration.rounding.learn import learned_codes
 from draftquant.calibration.rounding.learned_state import LearningSettings
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.quantize.algorithms import InputMoments
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.layouts import get_layout
 from draftquant.quantize.layouts.layout import Columns
-from draftquant.quantize.numerics.quantized_weight import QuantizedWeight
 from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes import Recipe, built_in_recipes, load_recipe
@@ -79,40 +77,6 @@ def _same(one: Tensor, other: Tensor) -> bool:
 def _bits(what: str, wrong: list[str]) -> Row:
     said = f"OTHER: {', '.join(wrong)}" if wrong else "equal"
     return Row(table=BITS, cells={"what": what, "bits": said}, ok=not wrong)
-
-
-def gptq(run: Run) -> Iterator[Row]:
-    """Codes of one matrix by each format, under moments of correlated inputs."""
-    rows, columns = (64, 256) if run.tiny else (2048, 4096)
-    generator = torch.Generator().manual_seed(0)
-    weight = (torch.randn(rows, columns, generator=generator) * 0.02).bfloat16()
-    absmax = weight.abs().amax().float().reshape(1, 1)
-    moments = synthetic_moments(columns, CPU)
-    for name in ("int4-channel", "int4-group128", "blackwell-nvfp4"):
-        recipe = load_recipe(name)
-        backend = get_backend("torch", Algorithm(scale="absmax", rounding="gptq"))
-        here, there = (
-            backend.quantize(
-                weight.to(device), recipe.weights, absmax.to(device),
-                InputMoments(moments, device),
-            )
-            for device in (CPU, run.device)
-        )  # fmt: skip
-        yield _share(f"GPTQ, {name}, [{rows}, {columns}]", _equal(here, there), LEAST_GPTQ)
-
-
-def synthetic_moments(columns: int, device: torch.device) -> Tensor:
-    """The mean of x xᵀ over twice as many inputs, whose variances fall like 1 / k."""
-    generator = torch.Generator(device).manual_seed(1)
-    x = torch.randn(2 * columns, columns, generator=generator, device=device)
-    mix = torch.randn(columns, columns, generator=generator, device=device) / columns**0.5
-    x = (x / torch.arange(1, columns + 1, device=device).sqrt()) @ mix
-    return x.T @ x / len(x)
-
-
-def _equal(here: QuantizedWeight, there: QuantizedWeight) -> float:
-    a, b = (x.codes.cpu().contiguous().view(torch.uint8) for x in (here, there))
-    return float((a == b).float().mean())
 
 
 def _share(what: str, share: float, least: float) -> Row:

@@ -126,7 +126,7 @@ def _in_groups(target: Mapping[str, Any] | None, layer: GraftedLayer) -> Merged:
     """The target's declaration with the layer in it; without one, a declaration of the layer alone.
 
     Both engines look for a linear's name first, in the order of the groups, and for its class last
-    (`find_matched_target`; executed, `engines/graft.py`). Excludes go before all groups.
+    (`find_matched_target`; executed, `engines/graft.json`). Excludes go before all groups.
     """
     old = dict(target or {**(layer.declared or {}), "config_groups": {}, "ignore": []})
     own = (layer.declared or {}).get("kv_cache_scheme")

@@ -18,19 +18,9 @@ IGNORES = (
     ["lm_head", "re:.*fc$", "re:.*embed.*", "re:.*kv_b_proj$"],
 )
 PRESETS = (
-    "FP8_DYNAMIC",
-    "FP8_BLOCK",
-    "W4A16",
-    "W4A16_ASYM",
-    "W8A16",
-    "INT8",
-    "W4A8",
-    "W4AFP8",
-    "NVFP4A16",
-    "MXFP4A16",
-    "MXFP4",
-    "MXFP8",
-)
+    "FP8_DYNAMIC", "FP8_BLOCK", "W4A16", "W4A16_ASYM", "W8A16", "INT8", "W4A8", "W4AFP8",
+    "NVFP4A16", "MXFP4A16", "MXFP4", "MXFP8",
+)  # fmt: skip
 
 
 def _int(bits: int, strategy: str, **more: Any) -> dict[str, Any]:
@@ -42,22 +32,8 @@ _FP8_CHANNEL = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetri
 OWN: dict[str, dict[str, dict[str, Any]]] = {
     "w4-channel": {"all": {"weights": _int(4, "channel")}},
     "w4-group32": {"attention_and_mlp": {"weights": _int(4, "group", group_size=32)}},
-    "w4-group64": {"group_0": {"weights": _int(4, "group", group_size=64)}},
     "w8-group128": {"w8": {"weights": _int(8, "group", group_size=128)}},
     "w4-actorder": {"group_0": {"weights": _int(4, "group", group_size=128, actorder="weight")}},
-    "fp8-tensor": {
-        "group_0": {
-            "weights": {**_FP8_CHANNEL, "strategy": "tensor"},
-            "input_activations": {**_ACTIVATIONS, "strategy": "tensor"},
-        }
-    },
-    "fp8-weights": {"fp8": {"weights": _FP8_CHANNEL}},
-    "fp8-scales-bf16": {
-        "FP8": {
-            "weights": {**_FP8_CHANNEL, "scale_dtype": "torch.bfloat16"},
-            "input_activations": _ACTIVATIONS,
-        }
-    },
     "mixed-fp8-mlp-w4": {
         "attention": {
             "targets": ["re:.*self_attn.*"],
@@ -65,13 +41,6 @@ OWN: dict[str, dict[str, dict[str, Any]]] = {
             "input_activations": _ACTIVATIONS,
         },
         "mlp": {"targets": ["re:.*mlp.*"], "weights": _int(4, "group", group_size=128)},
-    },
-    "only-mlp-fp8": {
-        "mlp": {
-            "targets": ["re:.*mlp.*"],
-            "weights": _FP8_CHANNEL,
-            "input_activations": _ACTIVATIONS,
-        }
     },
     "fp8-kv-cache": {"group_0": {"weights": _FP8_CHANNEL, "input_activations": _ACTIVATIONS}},
 }

@@ -19,31 +19,13 @@ EXCLUDES = (
     ["*embed_tokens*", "*lm_head*", "*fc*", "*kv_b_proj*"],
 )
 FILE_TO_FILE = (
-    "fp8",
-    "ptpc_fp8",
-    "int4_wo_32",
-    "int4_wo_64",
-    "int4_wo_128",
-    "int4_wo_per_channel",
-    "int4_fp8",
-    "mxfp4",
-    "mxfp4_weight_only",
-    "int8",
-    "uint4_wo_128",
-)
+    "fp8", "ptpc_fp8", "int4_wo_32", "int4_wo_64", "int4_wo_128", "int4_wo_per_channel",
+    "int4_fp8", "mxfp4", "mxfp4_weight_only", "int8", "uint4_wo_128",
+)  # fmt: skip
 EXPORTED = (
-    "fp8",
-    "ptpc_fp8",
-    "int4_wo_32",
-    "int4_wo_128",
-    "int4_wo_per_channel",
-    "int4_fp8",
-    "mxfp4_weight_only",
-    "mxfp4_fp8",
-    "int8",
-    "uint4_wo_64",
-    "nvfp4",
-)
+    "fp8", "ptpc_fp8", "int4_wo_32", "int4_wo_128", "int4_wo_per_channel", "int4_fp8",
+    "mxfp4_weight_only", "mxfp4_fp8", "int8", "uint4_wo_64", "nvfp4",
+)  # fmt: skip
 
 
 class Tree(PreTrainedModel):

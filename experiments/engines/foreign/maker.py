@@ -17,7 +17,7 @@ Make = Callable[[str, Path, Path, int], object]
 NUM_VARIANTS = 3
 
 
-def main(tool: str, schemes: Sequence[str], make: Make, *, every: int, only: str = "") -> None:
+def main(tool: str, schemes: Sequence[str], make: Make, *, every: int) -> None:
     """Make the folders of one tool.
 
     Args:
@@ -25,11 +25,10 @@ def main(tool: str, schemes: Sequence[str], make: Make, *, every: int, only: str
         schemes: by name; each one quantizes every `every`-th draft, other ones in turn.
         make: writes one folder, which does not exist yet.
         every: see `schemes`.
-        only: part of the names of the drafts that the tool is given at all.
     """
     warnings.simplefilter("ignore")
     turn = int(sys.argv[3])
-    drafts = [path for path in sorted(Path(sys.argv[1]).iterdir()) if only in path.name]
+    drafts = sorted(Path(sys.argv[1]).iterdir())
     pairs = [
         (i, scheme, j, place)
         for i, scheme in enumerate(schemes)
