@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 from engine_loop import CachedTarget, EngineRun
-from reference_dflash import ReferenceDFlash
-from reference_dspark import ReferenceDSpark
+from reference_dflash import ReferenceDFlash, ReferenceDSpark
 
 
 @torch.no_grad()

@@ -6,11 +6,14 @@ It is fed like an engine feeds it: `extend` with the features of verified positi
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import reference_draft
 import torch
 from draftquant.quantize.drafts import Family
 from draftquant.quantize.drafts.families.dflash import DFlash
+from draftquant.quantize.drafts.families.dflash2 import DFlash2Geometry
+from draftquant.quantize.drafts.families.dspark import DSparkGeometry
 from draftquant.quantize.drafts.shared.block_layers import DFlashGeometry
 from reference_draft import common_config
 from torch import Tensor, nn
@@ -153,3 +156,124 @@ def round_inputs(draft: nn.Module, rounding: RoundInput) -> None:
             module.register_forward_pre_hook(
                 lambda _module, args, name=name: (rounding(name, args[0]), *args[1:])
             )
+
+
+# ---- DSpark, which chooses its tokens one after the other: heads are torch's own modules
+
+Choose = Callable[[Tensor], int]
+
+
+class ReferenceDSpark:
+    """One draft whose KV cache holds the context; see `ReferenceDFlash`."""
+
+    def __init__(
+        self,
+        geometry: DSparkGeometry,
+        weights: Mapping[str, Tensor],
+        round_input: RoundInput | None = None,
+    ) -> None:
+        heads = ("markov_head.", "confidence_head.")
+        body = {name: tensor for name, tensor in weights.items() if not name.startswith(heads)}
+        self.body = ReferenceDFlash(geometry, body, round_input)
+        self.geometry, self.d2t = geometry, weights.get("d2t")
+        self.extend = self.body.extend
+        g = geometry
+        self.w1 = nn.Embedding(g.vocab_size, g.markov_rank)
+        self.w2 = nn.Linear(g.markov_rank, g.draft_vocab_size, bias=False)
+        for module, name in ((self.w1, "markov_w1"), (self.w2, "markov_w2")):
+            own = weights[f"markov_head.{name}.weight"]
+            module.to(own.dtype).load_state_dict({"weight": own})
+
+    @torch.no_grad()
+    def steps(self, anchor: int, num_draft_tokens: int, choose: Choose) -> list[Tensor]:
+        """Logits [draft vocabulary] of each step; `choose` makes of them the token that follows."""
+        first = 0 if self.geometry.proposes_from_anchor else 1
+        hidden = self.body.slots(anchor, num_draft_tokens - 1 + first)[first:]
+        token, found = anchor, []
+        for h in hidden:
+            found.append(self.body.lm_head(h) + self.w2(self.w1.weight[token]))
+            token = choose(found[-1])
+        return found
+
+    def draft(self, anchor: int, num_draft_tokens: int) -> list[int]:
+        """The proposed tokens, target vocabulary."""
+        chosen: list[int] = []
+
+        def greedy(logits: Tensor) -> int:
+            best = int(logits.argmax())
+            chosen.append(best if self.d2t is None else best + int(self.d2t[best]))
+            return chosen[-1]
+
+        self.steps(anchor, num_draft_tokens, greedy)
+        return chosen
+
+
+# ---- DFlash2, one token after the other
+
+# Convolutions and the walk over the candidates are spelled out in loops; nothing of
+# `quantize/drafts` is used but the geometry. Unlike replay, which reads the recorded tokens, this
+# reads the tokens that it chose.
+
+
+_OWN = ("candidate_selector.", "attention_conv.", "mlp_conv.")
+
+
+class ReferenceDFlash2(ReferenceDFlash):
+    """A block is one pass, then a walk among the candidates of its slots."""
+
+    def __init__(self, geometry: DFlash2Geometry, weights: Mapping[str, Tensor],
+                 round_input: Any = None) -> None:  # fmt: skip
+        plain = {n: w for n, w in weights.items() if not any(mark in n for mark in _OWN)}
+        super().__init__(geometry, plain, round_input)
+        self.own = {n: w.double() for n, w in weights.items() if n not in plain}
+        self.norm.register_forward_hook(lambda _module, _args, out: self._remember(out))
+        for i, layer in enumerate(self.layers):
+            self._wrap(layer.self_attn, f"layers.{i}.attention_conv.")
+            self._wrap(layer.mlp, f"layers.{i}.mlp_conv.")
+
+    def _remember(self, out: Tensor) -> None:
+        """The normed hidden states of the last block."""
+        self.hidden = out[0]
+
+    def _wrap(self, module: nn.Module, prefix: str) -> None:
+        kernels: list[Tensor] = []
+
+        def before(_module: nn.Module, args: Any, named: Any) -> Any:
+            x = named["hidden_states"] if named else args[0]
+            g: Any = self.geometry
+            added = x @ self.own[prefix + "kernel_projection.weight"].T
+            shape = (*x.shape[:2], 2, g.conv_kernel_size, g.hidden_size // g.conv_group_size)
+            kernels[:] = added.view(shape).unbind(2)
+            x = self._convolved(x, prefix, 0, kernels[0])
+            return (args, {**named, "hidden_states": x}) if named else ((x,), named)
+
+        def after(_module: nn.Module, _args: Any, _named: Any, out: Any) -> Any:
+            if isinstance(out, tuple):
+                return (self._convolved(out[0], prefix, 1, kernels[1]), *out[1:])
+            return self._convolved(out, prefix, 1, kernels[1])
+
+        module.register_forward_pre_hook(before, with_kwargs=True)
+        module.register_forward_hook(after, with_kwargs=True)
+
+    def _convolved(self, x: Tensor, prefix: str, side: int, added: Tensor) -> Tensor:
+        base, out = self.own[prefix + "base_kernel"][side], torch.zeros_like(x)
+        size = self.geometry.conv_group_size  # type: ignore[attr-defined]
+        for slot in range(x.shape[1]):
+            for tap in range(min(len(base), slot + 1)):
+                coefficients = base[tap] + added[0, slot, tap].repeat_interleave(size)
+                out[0, slot] += coefficients * x[0, slot - tap]
+        return out
+
+    def draft(self, anchor: int, num_draft_tokens: int) -> list[int]:
+        """See `ReferenceDFlash.draft`."""
+        g: Any = self.geometry
+        logits, chosen = self.propose(anchor, num_draft_tokens), [anchor]
+        codes = {name: self.own[f"candidate_selector.{name}_codebook"]
+                 for name in ("predecessor", "successor")}  # fmt: skip
+        projection = self.own["candidate_selector.hidden_projection.weight"]
+        for slot in range(num_draft_tokens):
+            candidates = logits[slot].argsort(descending=True)[: g.selector_top_k].tolist()
+            before = codes["predecessor"][chosen[-1]] * (projection @ self.hidden[slot + 1])
+            scores = {c: logits[slot, c] + before @ codes["successor"][c] for c in candidates}
+            chosen.append(max(scores, key=lambda token: float(scores[token])))
+        return chosen[1:]

@@ -1,8 +1,7 @@
 """An EAGLE-3 Llama draft assembled from transformers' own modules: the oracle of our forward maths.
 
 It shares no line with `quantize/drafts`: attention, norms, MLP, rope and the KV cache are those of
-`transformers.models.llama`; only the q/k/v inputs of layer 0 are widened. `reference_mla.py` puts
-the modules of another model in their place.
+`transformers.models.llama`; only the q/k/v inputs of layer 0 are widened.
 """
 
 import types
@@ -19,8 +18,19 @@ from draftquant.quantize.drafts.rope import RopeConfig
 from draftquant.quantize.drafts.shared.eagle3 import Eagle3Geometry
 from plain_attention import softmax_attention
 from torch import Tensor, nn
-from transformers import DynamicCache, LlamaConfig, PreTrainedConfig, modeling_rope_utils
+from transformers import (
+    DeepseekV3Config,
+    DynamicCache,
+    LlamaConfig,
+    PreTrainedConfig,
+    modeling_rope_utils,
+)
 from transformers.models.deepseek_v3 import modeling_deepseek_v3
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
+    DeepseekV3Attention,
+    DeepseekV3MLP,
+    DeepseekV3RotaryEmbedding,
+)
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import (
     LlamaAttention,
@@ -278,3 +288,42 @@ def check_extend_and_chain(geometry: Eagle3Geometry, forward: ChainForward, refe
         ours = forward.logits(our_hidden)
         theirs, their_hidden = reference.extend(next_tokens, their_hidden[:, -1:], position)
     assert_close(ours, theirs)
+
+
+# ---- latent attention
+
+# Modules of `transformers.models.deepseek_v3`, whose KV cache holds the latents, not the keys and
+# values that our maths keeps. The norms of the latents get the draft's epsilon, which vLLM 0.33 and
+# SGLang 0.5.23 hand to them (`deepseek_v2.py` of both); transformers leaves them at 1e-6.
+
+
+class ReferenceMlaDraft(ReferenceDraft):
+    """See `ReferenceDraft`."""
+
+    kept = ("kv_b_proj",)
+
+    def make_config(self, g: Eagle3Geometry) -> DeepseekV3Config:  # type: ignore[override]
+        return DeepseekV3Config(
+            **common_config(g),
+            num_key_value_heads=g.num_attention_heads,
+            q_lora_rank=g.attention.q_lora_rank,
+            kv_lora_rank=g.attention.kv_lora_rank,
+            qk_nope_head_dim=g.attention.qk_nope_head_dim,
+            qk_rope_head_dim=g.attention.qk_rope_head_dim,
+            v_head_dim=g.attention.v_head_dim,
+            rope_interleave=g.attention.rope_interleave,
+        )
+
+    def make_rotary(self, config: Any) -> nn.Module:
+        return DeepseekV3RotaryEmbedding(config)
+
+    def make_layer(self, config: Any, index: int) -> nn.Module:
+        layer = nn.Module()
+        layer.self_attn = DeepseekV3Attention(config, index)
+        for norm in (layer.self_attn.q_a_layernorm, layer.self_attn.kv_a_layernorm):
+            norm.variance_epsilon = config.rms_norm_eps
+        layer.mlp = DeepseekV3MLP(config)
+        add_norms(layer, config, index)
+        if index == 0:
+            widen(layer.self_attn, "q_a_proj", "kv_a_proj_with_mqa")
+        return layer

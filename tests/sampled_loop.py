@@ -25,8 +25,7 @@ from draftquant.validate.counting.trace_replay import counted_prompt
 from engine_loop import CachedTarget
 from proposing import draft_proposals
 from reference_dflash import ReferenceDFlash
-from reference_draft import ReferenceDraft
-from reference_mla import ReferenceMlaDraft
+from reference_draft import ReferenceDraft, ReferenceMlaDraft
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,

@@ -26,9 +26,13 @@ from draftquant.quantize.drafts.families.dflash import DFlash
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.validate.counting.trace_replay import replay_drafts
 from proposing import draft_proposals
-from reference_dflash import ReferenceDFlash, random_weights, round_inputs
-from reference_dflash2 import ReferenceDFlash2
-from reference_dspark import ReferenceDSpark
+from reference_dflash import (
+    ReferenceDFlash,
+    ReferenceDFlash2,
+    ReferenceDSpark,
+    random_weights,
+    round_inputs,
+)
 from replay_proof import RoundInput, assert_replay_is_the_engine, quantized_folder, unrounded
 from rounding_pairs import shared_pair
 from torch import Tensor

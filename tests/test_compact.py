@@ -32,7 +32,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], P
 
 
 def tables(family: str) -> dict[str, Tensor]:
-    """Of the target, for DFlash."""
     tensors = load_file(PAIRS / family / "target" / "model.safetensors")
     embedding = tensors["model.embed_tokens.weight"]
     head = tensors.get("lm_head.weight", embedding)
@@ -43,14 +42,11 @@ def loaded(folder: Path, family: str, **options: Any) -> LoadedDraft:
     return load_draft(folder, shared=tables(family), **options)
 
 
-def some_logits(draft: LoadedDraft, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
+def some_logits(draft: LoadedDraft) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
     width = draft.weights["norm.weight"].shape[0]
     hidden = torch.randn((2, 9, width), generator=generator).to(draft.dtype)
     return draft.forward.logits(hidden)
-
-
-# ---- compact
 
 
 @pytest.mark.parametrize(("family", "recipe"), CASES)
@@ -98,9 +94,6 @@ def test_weights_are_read_in_blocks(
         for name, weight in whole.weights.items():
             assert torch.equal(parts.weights[name], weight), name
         assert parts.fusion_sha256 == whole.fusion_sha256
-
-
-# ---- bfloat16
 
 
 def half_a_step(*values: Tensor) -> Tensor:

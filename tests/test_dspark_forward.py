@@ -20,9 +20,8 @@ from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.recipes.errors import CheckpointError
-from reference_dflash import random_weights
+from reference_dflash import ReferenceDSpark, random_weights
 from reference_draft import assert_close
-from reference_dspark import ReferenceDSpark
 from tiny import edit_json, read_tensors
 from tiny_dspark import tiny_dspark
 from torch import Tensor

@@ -20,53 +20,37 @@ from draftquant.recipes.errors import OutputError
 from test_traces import AUX, TARGET, TRACES
 from tiny import tiny_eagle3_llama
 
-
-class Disk:
-    """What has reached the disk, by device and inode: size and time of change when it did."""
-
-    def __init__(self) -> None:
-        self.synced: dict[tuple[int, int], tuple[int, int]] = {}
-        self.synced_before: dict[tuple[int, int], tuple[int, int]] | None = None
-        """As it was when the output got its name."""
+Files = dict[tuple[int, int], tuple[int, int]]
+"""Device and inode -> size and time of change when a file reached the disk."""
 
 
-def change_of(status: os.stat_result) -> tuple[int, int]:
-    return status.st_size, status.st_mtime_ns
-
-
-def identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino
+def seen(status: os.stat_result) -> Files:
+    return {(status.st_dev, status.st_ino): (status.st_size, status.st_mtime_ns)}
 
 
 @contextmanager
-def watched(out: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
-    disk, fsync, rename = Disk(), os.fsync, os.rename
+def nothing_is_lost(out: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A power cut after publishing may take nothing of the folder, nor its name."""
+    synced: list[Files] = [{}]  # before each rename to the output, and after
+    fsync, rename = os.fsync, os.rename
 
     def watched_fsync(descriptor: int) -> None:
         fsync(descriptor)
-        status = os.fstat(descriptor)
-        disk.synced[identity(status)] = change_of(status)
+        synced[-1].update(seen(os.fstat(descriptor)))
 
     def watched_rename(source: Path, target: Path) -> None:
         if Path(target) == out:
-            disk.synced_before, disk.synced = dict(disk.synced), {}
+            synced.append({})
         rename(source, target)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", watched_fsync)
         patch.setattr(os, "rename", watched_rename)
-        yield disk
-
-
-def lost(out: Path, disk: Disk) -> set[str]:
-    """What a power cut after publishing may take; "." and ".." are the folder and its name."""
-    assert disk.synced_before is not None, "published by one rename"
-    found = {
-        str(path.relative_to(out))
-        for path in (out, *out.rglob("*"))
-        if disk.synced_before.get(identity(path.stat())) != change_of(path.stat())
-    }
-    return found if identity(out.parent.stat()) in disk.synced else found | {".."}
+        yield
+    before, after = synced  # published by one rename
+    for path in (out, *out.rglob("*")):
+        assert seen(path.stat()).items() <= before.items(), path
+    assert seen(out.parent.stat()).keys() <= after.keys()
 
 
 @pytest.fixture(scope="module")
@@ -78,30 +62,27 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_quantized_draft(draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with watched(tmp_path / "out", monkeypatch) as disk:
+    with nothing_is_lost(tmp_path / "out", monkeypatch):
         quantized(draft, "blackwell-fp8", tmp_path / "out")
     assert {"deep", "hf_quant_config.json", "draftquant.json", "config.json"} <= {
         path.name for path in (tmp_path / "out").iterdir()
     }
-    assert lost(tmp_path / "out", disk) == set()
 
 
 def test_a_dequantized_draft(draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quantized(draft, "blackwell-fp8", tmp_path / "packed")
-    with watched(tmp_path / "out", monkeypatch) as disk:
+    with nothing_is_lost(tmp_path / "out", monkeypatch):
         dequantize_draft(DraftSource(folder=tmp_path / "packed"), tmp_path / "out")
-    assert lost(tmp_path / "out", disk) == set()
 
 
 def test_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (
-        watched(tmp_path / "out", monkeypatch) as disk,
+        nothing_is_lost(tmp_path / "out", monkeypatch),
         trace_output(tmp_path / "out", GREEDY.manifest(TARGET, AUX), shard_bytes=1) as writer,
     ):
         for position, trace in enumerate(TRACES):
             writer.add(trace, position=position)
     assert len(list((tmp_path / "out").iterdir())) == 1 + len(TRACES)
-    assert lost(tmp_path / "out", disk) == set()
 
 
 # ---- while it is written

@@ -10,11 +10,9 @@ logits by more than 1e-3.
 from typing import Any
 
 import pytest
-import torch
 from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama
 from draftquant.quantize.drafts.passes import ChainForward
 from draftquant.quantize.drafts.recognition import plain_config
-from draftquant.quantize.drafts.rope import RopeConfig, Yarn, rope_frequencies
 from draftquant.quantize.drafts.shared.eagle3 import Eagle3Geometry
 from reference_draft import (
     ReferenceDraft,
@@ -116,22 +114,3 @@ def test_layers_of_speculators_equal_the_transformers_modules(layer_type: str) -
     reference = {"llama": ReferenceDraft, "qwen3": ReferenceQwen3Draft}[layer_type]
     forward = family.forward(geometry, weights, lambda _name, x: x)
     check_extend_and_chain(geometry, forward, reference(geometry, weights))
-
-
-@pytest.mark.parametrize(
-    ("original", "slow"),
-    [
-        (1000, [0, 0, 0, 1 / 5]),  # pairs 2.79 and 8.81: from 2 to 9, which is clamped to 7
-        (200, [0, 1 / 7, 2 / 7, 3 / 7]),  # pairs -0.01 and 6.01: from -1, clamped to 0, to 7
-        (10, [0, 1, 1, 1]),  # pairs -5.21 and 0.81: from 0 to 1
-    ],
-)
-def test_the_ramp_of_yarn_by_hand(original: int, slow: list[float]) -> None:
-    """Eight dimensions, base 10: pair i turns 10^(-i/4) radians per position, or a quarter."""
-    yarn = Yarn(
-        factor=4.0, original_max_positions=original, beta_fast=32.0, beta_slow=1.0, mscale=None,
-        mscale_all_dim=None, attention_factor=None,
-    )  # fmt: skip
-    frequencies, _ = rope_frequencies(RopeConfig(theta=10.0, yarn=yarn), 8)
-    expected = [10 ** (-i / 4) * (1 - share + share / 4) for i, share in enumerate(slow)]
-    torch.testing.assert_close(frequencies, torch.tensor(expected, dtype=torch.float64))

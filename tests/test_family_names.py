@@ -249,17 +249,14 @@ def test_a_draft_that_reads_the_last_hidden_state_has_no_fc(
 # ---- the layout of speculators: executed with speculators 0.9.0 and vLLM 0.33
 
 
-@pytest.mark.parametrize("architecture", ["Eagle3Speculator", "Eagle3DraftModel"])
-def test_eagle3_of_speculators_is_the_same_as_its_plain_twin(
-    architecture: str, tmp_path: Path
-) -> None:
+def test_eagle3_of_speculators_is_the_same_as_its_plain_twin(tmp_path: Path) -> None:
+    shape = {"prefix": "layers.0.", "pruned_vocabulary": True}
     config = {"norm_before_residual": True}
-    shape = {"prefix": "layers.0.", "pruned_vocabulary": True, "config": config}
-    expected = read(tiny_eagle3_llama(tmp_path / "plain", **shape))
-    own = {"architectures": [architecture]}
-    found = read(tiny_speculators_eagle3(tmp_path / "draft", config=own))
-    assert (found.family, found.geometry) == (expected.family, expected.geometry)
-    assert [r.canonical for r in found.rows] == [r.canonical for r in expected.rows]
+    expected = read(tiny_eagle3_llama(tmp_path / "plain", config=config, **shape))
+    for name in ("Eagle3Speculator", "Eagle3DraftModel"):
+        found = read(tiny_speculators_eagle3(tmp_path / name, config={"architectures": [name]}))
+        assert (found.family, found.geometry) == (expected.family, expected.geometry)
+        assert [r.canonical for r in found.rows] == [r.canonical for r in expected.rows]
 
 
 @pytest.mark.parametrize(("key", "causal"), [(None, False), (False, True), (True, False)])

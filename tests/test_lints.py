@@ -291,9 +291,6 @@ def test_every_lint_has_a_trigger() -> None:
     assert named == set(TRIGGERS)
 
 
-# Fixes
-
-
 FIXABLE = {
     "aux-layer-ids", "draft-vocab-size-missing", "lm-head-missing", "dflash-causal",
     "model-type", "dtype-missing", "dtype-mismatch", "aux-layer-ids-empty", "architecture-name",
@@ -319,9 +316,6 @@ def test_fixes_of_several_lints_add_up(tmp_path: Path) -> None:
     changes = config_changes(find_lints(draft_of(folder)))
     assert changes == {KEY: [2, 4, 5], "draft_vocab_size": 96, "dtype": "bfloat16",
                        "torch_dtype": "bfloat16"}  # fmt: skip
-
-
-# The vocabulary map
 
 
 @pytest.mark.parametrize(

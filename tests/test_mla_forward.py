@@ -9,14 +9,16 @@ import math
 from typing import Any
 
 import pytest
-import torch
 from draftquant.quantize.drafts.families.eagle3_mla import Eagle3Mla
 from draftquant.quantize.drafts.passes import ChainForward
 from draftquant.quantize.drafts.rope import rope_frequencies
 from draftquant.quantize.drafts.shared.eagle3 import Eagle3Geometry
 from draftquant.quantize.drafts.shared.layers import MlaAttention, served_rope, softmax_mscale
-from reference_draft import CachedAttention, check_extend_and_chain, random_weights
-from reference_mla import ReferenceMlaDraft
+from reference_draft import (
+    ReferenceMlaDraft,
+    check_extend_and_chain,
+    random_weights,
+)
 from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("float64_on_one_thread")
@@ -51,11 +53,6 @@ CASES: dict[str, dict[str, Any]] = {
     "eagle-3.1": {"fc_norm": True, "norm_output": True, "rope_scaling": KIMI},
     "pruned-vocabulary": {"draft_vocab_size": 24},
 }
-
-
-def hidden_rows(count: int) -> Tensor:
-    generator = torch.Generator().manual_seed(2)
-    return torch.randn(1, count, 32, generator=generator, dtype=torch.float64)
 
 
 def read(**changes: Any) -> Eagle3Geometry:
@@ -100,25 +97,3 @@ def test_factors_of_yarn_by_hand(keys: dict[str, Any], on_cos_and_sin: float, m:
 
 
 # Its place in the chain
-
-
-def test_on_input_sees_each_linear_that_may_be_quantized_once() -> None:
-    """Not kv_b_proj: engines keep it in floating point, with nothing rounded before it."""
-    geometry, weights, _ = build("three-layers")
-    seen: dict[str, tuple[int, ...]] = {}
-
-    def observe(name: str, x: Tensor) -> Tensor:
-        assert name not in seen
-        seen[name] = tuple(x.shape)
-        return x
-
-    forward = Eagle3Mla().forward(geometry, weights, observe)
-    forward.step(torch.arange(3)[None], hidden_rows(3), torch.arange(3), CachedAttention())
-    specs = Eagle3Mla().tensor_specs(geometry)
-    linears = {
-        name.removesuffix(".weight"): (1, 3, spec.shape[1].size)
-        for name, spec in specs.items()
-        if spec.role in ("attention", "mlp")
-    }
-    assert seen == linears
-    assert len(linears) == 3 * 7

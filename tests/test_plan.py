@@ -118,17 +118,6 @@ def test_linear_kept_in_one_layer_only(tmp_path: Path) -> None:
     refused(chosen, draft, "layers.1.self_attn", "in every layer or in none")
 
 
-# Layouts
-
-
-def test_quark_refuses_rows_that_fill_no_word(tmp_path: Path) -> None:
-    draft = read(tmp_path / "draft", intermediate=100)
-    with pytest.raises(LayoutError, match=r"gate_proj.weight: .* 8 rows .* got 100") as caught:
-        make_plan(CARD, draft)
-    assert "layout compressed-tensors" in caught.value.fix
-    assert make_plan(load_recipe("int4-channel"), draft).quantized
-
-
 @pytest.mark.parametrize(
     ("intermediate", "fix"),
     [

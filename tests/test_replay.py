@@ -1,7 +1,7 @@
 """Replay against an engine-style loop that really decodes: every step and every token is the same.
 
 The loop (`engine_loop.py`) runs a transformers target and the independent drafts of
-`reference_draft.py` and `reference_mla.py` with KV caches; replay runs our forward maths on the
+`reference_draft.py` with KV caches; replay runs our forward maths on the
 recorded trace. Both in float64, so that a near-tie does not decide.
 """
 
@@ -30,8 +30,7 @@ from draftquant.validate.counting.trace_replay import (
 from draftquant.validate.judging.judgement import judge
 from draftquant.validate.judging.policy import POLICIES
 from recorded import record_traces
-from reference_draft import ReferenceDraft
-from reference_mla import ReferenceMlaDraft
+from reference_draft import ReferenceDraft, ReferenceMlaDraft
 from replay_proof import (
     assert_replay_is_the_engine,
     quantized_folder,
