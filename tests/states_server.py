@@ -62,16 +62,8 @@ def write_file(
 
 @dataclass
 class StatesServer:
-    """What the server does, which tests change.
-
-    Attributes:
-        shared: where it writes.
-        layer_inputs: that it was started with.
-        change: of the answer to a request, before it is sent.
-        write: the file of a request.
-        status: of an answer: called with the number of the request, from 1.
-        asked: the bodies of all requests for completions.
-    """
+    """What the server does, which tests change; `status`, called with the number of the request
+    from 1, says how it is answered."""
 
     shared: Path
     layer_inputs: tuple[int, ...] = (1, 3)

@@ -16,10 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 import yaml
 from draftquant.calibration.prompts.prompt_file import read_prompts
-from draftquant.quantize.drafts.shared.block_layers import read_mask_embedding
 from draftquant.recipes import built_in_recipes, load_recipe, to_mapping
 from draftquant.recipes.errors import CheckpointError, PromptError
 from draftquant.scripts.cli import main
@@ -27,7 +25,7 @@ from handmade import MADE, quantize_by_hand
 from hypothesis import given
 from hypothesis import strategies as st
 from mixes import DOWN, FP8, INT4_CHANNEL, mixed
-from mutations import VALUES, documents, json_bytes, mutated, scrambled
+from mutations import documents, json_bytes, mutated, scrambled
 from said_traces import write_said
 from tiny import INDEX_FILE, SINGLE_FILE, tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
@@ -234,23 +232,3 @@ def printable_prompts(path: Path) -> bool:
 def test_prompts(folders: Folders, data: st.DataObject) -> None:
     lines = [data.draw(documents(prompt)) for prompt in PROMPTS]
     read(folders.root / "prompts.jsonl", b"\n".join(lines), printable_prompts)
-
-
-def saved(value: object) -> bytes:
-    stream = io.BytesIO()
-    torch.save(value, stream)
-    return stream.getvalue()
-
-
-MASK = {"embedding": torch.linspace(-1, 1, 64), "mask_token_id": 95, "per_position": False}
-
-
-@given(st.data())
-def test_mask_embedding(folders: Folders, data: st.DataObject) -> None:
-    if data.draw(st.booleans()):
-        content = data.draw(scrambled(saved(MASK)))
-    else:
-        key: Any = data.draw(st.sampled_from(sorted(MASK)))
-        content = saved(MASK | {key: data.draw(VALUES)})
-    path = folders.root / "mask_embedding.pt"
-    read(path, content, lambda path: read_mask_embedding(path, 64, 95).shape == (64,))

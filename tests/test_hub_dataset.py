@@ -11,10 +11,7 @@ import huggingface_hub.constants
 import pytest
 from draftquant.calibration.prompts.prompt_file import PromptEncoder, read_prompts
 from draftquant.calibration.prompts.prompt_forms import ChosenPrompts
-from draftquant.calibration.prompts.prompt_source import (
-    ReadPrompts,
-    chosen_prompts,
-)
+from draftquant.calibration.prompts.prompt_source import ReadPrompts, chosen_prompts
 from draftquant.calibration.traces.manifest import DatasetSource, datasets_problem
 from draftquant.calibration.traces.sets import merge_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder

@@ -10,14 +10,9 @@ import torch
 from draftquant.calibration.passes.draft_inputs import first_hidden
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.quantize.converting.dequantize_draft import dequantize_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.making.quantize_draft import quantize_draft
-from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
-from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import CheckpointError
 from draftquant.validate.counting.trace_replay import accepted_by_row, decoding_steps, replay_drafts
 from proposing import draft_proposals
@@ -136,21 +131,6 @@ def test_what_config_json_does_not_say(tmp_path: Path) -> None:
     geometry = read_draft(Checkpoint.open(source)).geometry
     attention = geometry.attention
     assert (geometry.tied, attention.input_bias, attention.output_bias) == (False, True, False)
-
-
-def test_a_tied_model_that_stores_its_head_reads_the_embedding(tmp_path: Path) -> None:
-    """As vLLM does; the stored head, which may be another table, is kept and not read."""
-    source = tiny_language_model(tmp_path / "draft")
-    edit_json(source / "config.json", tie_word_embeddings=True)
-    plan = make_plan(load_recipe("fp8-ptpc"), read_draft(Checkpoint.open(source)))
-    quantize_draft(plan, tmp_path / "out", source=DraftSource(folder=source))
-    dequantize_draft(DraftSource(folder=tmp_path / "out"), tmp_path / "plain")
-    draft = load_draft(tmp_path / "plain")
-    assert "lm_head.weight" in Checkpoint.open(tmp_path / "plain").tensors
-    assert "lm_head.weight" not in draft.weights
-    hidden = torch.randn(2, draft.geometry.hidden_size)
-    read = draft.forward.head_input(hidden) @ draft.weights["embed_tokens.weight"].T
-    assert torch.allclose(draft.forward.logits(hidden), read)
 
 
 def test_a_config_that_does_not_fit_is_refused(tmp_path: Path) -> None:

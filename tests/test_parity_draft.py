@@ -187,15 +187,6 @@ def test_changes_tell_both_sides() -> None:
     assert (right.verdict, right.threshold) == ("FAIL", -0.01)
 
 
-def test_tokens_that_no_draft_can_propose() -> None:
-    zero = torch.zeros(2, dtype=torch.float64)
-    one = prompt(0)
-    none = PromptAgreement(category="a", prompt_sha256="0", sums={**one.sums, "proposable": zero})
-    found = draft_findings([none], DraftLimits(), top=5, confidence=0.95)[-1]
-    assert (found.estimate, found.verdict) == (None, "INCONCLUSIVE")
-    assert found.reason == "No recorded token is in the drafts' vocabulary."
-
-
 def test_copies_are_one_prompt_and_limits_are_shares() -> None:
     copies = [prompt(0, divergence=value) for value in (1.0, 2.0, 3.0)]
     found = draft_findings(copies, DraftLimits(), top=5, confidence=0.95)[0]

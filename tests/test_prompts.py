@@ -95,19 +95,6 @@ def test_tools_their_calls_and_their_answers_go_through_the_chat_template(
     assert parsed == called
 
 
-def test_the_template_that_was_used_is_known(tmp_path: Path, target: Path) -> None:
-    encoder = PromptEncoder(target)
-    read_prompts(write(tmp_path, {"id": "a", "text": "a"}), encoder=encoder)
-    assert encoder.template_sha256 is None
-    chat = write(tmp_path, {"id": "c", "messages": [{"role": "user", "content": "c"}]})
-    read_prompts(chat, encoder=encoder)
-    template = json.loads((target / "tokenizer_config.json").read_text(encoding="utf-8")).get(
-        "chat_template"
-    )
-    text = template or (target / "chat_template.jinja").read_text(encoding="utf-8")
-    assert encoder.template_sha256 == hashlib.sha256(text.encode()).hexdigest()
-
-
 PROBLEMS: list[tuple[Any, str]] = [
     ("{", "not JSON"),
     ({"id": "x", "tokens": [1]}, "unknown key 'tokens'"),
@@ -120,10 +107,7 @@ PROBLEMS: list[tuple[Any, str]] = [
     ({"id": "x", "messages": [call("{")]}, "the arguments of 'd': not JSON"),
     ({"id": "x", "messages": [call([1])]}, r"an object or its JSON, got \[1\]"),
     ({"id": "x", "messages": [{"role": "a", "content": "", "tool_calls": 3}]}, "a function"),
-    (
-        {"id": "x", "messages": [call("{}"), {"role": "a", "content": [1]}]},
-        r"messages\[1\]: expe",
-    ),
+    ({"id": "x", "messages": [call("{}"), {"role": "a", "content": [1]}]}, r"messages\[1\]: expe"),
     (
         {"id": "x", "conversations": [{"from": "gpt", "value": None, "tool_calls": [1]}]},
         "from and value, both of them text",
@@ -151,24 +135,15 @@ def test_each_problem_has_its_line(tmp_path: Path) -> None:
         assert f"{path}:2: " in str(caught.value)
 
 
-def test_a_target_without_tokenizer_or_template(tmp_path: Path, target: Path) -> None:
-    path = write(tmp_path, {"id": "a", "messages": [{"role": "user", "content": "c"}]})
-    for template in target.glob("chat_template*"):
-        template.unlink()
-    config = json.loads((target / "tokenizer_config.json").read_text(encoding="utf-8"))
-    config.pop("chat_template", None)
-    (target / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-    with pytest.raises(PromptError, match="no chat template"):
-        read_prompts(path, target=target)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(PromptError, match="no tokenizer can be loaded"):
-        read_prompts(path, target=tmp_path / "empty")
-
-
 def test_a_template_or_tokenizer_that_fails(tmp_path: Path, target: Path) -> None:
     path = write(tmp_path, {"id": "a", "messages": [{"role": "user", "content": "c"}]})
     recursive = "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"
     fails = "{{ raise_exception('roles must alternate') }}"
+    config = json.loads((target / "tokenizer_config.json").read_text(encoding="utf-8"))
+    template = config.get("chat_template") or next(target.glob("chat_template*")).read_text("utf-8")
+    encoder = PromptEncoder(target)
+    read_prompts(path, encoder=encoder)
+    assert encoder.template_sha256 == hashlib.sha256(template.encode()).hexdigest()
     for template in (fails, "{{ messages + 1 }}", "{{ 5 | dictsort }}", recursive, "{{"):
         for file in target.glob("chat_template*"):
             file.write_text(template, encoding="utf-8")

@@ -11,7 +11,7 @@ from draftquant.quantize.drafts.draft_cache import CacheScales
 from draftquant.quantize.stored.loading import load_draft
 from served import cpu, results
 from served.cpu import on_cpu, towards_zero
-from served.drafts import SERVED_PAIRS, UNIT_CACHE, UNQUANTIZED, WITH_PLUGIN_AND_CACHE
+from served.drafts import SERVED_PAIRS, UNIT_CACHE, UNQUANTIZED
 from served.every_position import EveryPosition
 from served.rounds import Rounds, compare
 from tiny import tiny_eagle3_llama
@@ -96,19 +96,6 @@ def test_served_and_replayed_agree() -> None:
             assert row.difference < 0.03, row
             assert row.num_equal >= 0.9 * row.num_compared, row
             assert row.num_unexplained <= 0.02 * row.num_compared, row
-
-
-def test_the_three_ways_of_w4a8_are_one_arithmetic() -> None:
-    rows = [row for row in results.read_results() if row.draft.startswith("mi325x-w4a8")]
-    for family in FAMILIES:
-        loaded = [
-            row
-            for row in rows
-            if row.family == family and row.error is None and row.draft != WITH_PLUGIN_AND_CACHE
-        ]
-        assert len(loaded) == 3
-        figures = {dataclasses.replace(row, draft="") for row in loaded}
-        assert len(figures) == 1, figures
 
 
 def test_a_cpu_without_avx512_serves_int4_weights_dequantized() -> None:

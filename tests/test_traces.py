@@ -443,8 +443,7 @@ def test_a_declared_cluster_stays_together(tmp_path: Path) -> None:
     assert (info.num_clusters, info.num_independent) == (1, 5)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_what_belongs_together_stays_together(seed: int, tmp_path: Path) -> None:
+def test_what_belongs_together_stays_together(tmp_path: Path) -> None:
     """Copies, whatever their category; near duplicates; turns of a conversation."""
     first = saying("talk/turn-1", body(3, 12))
     second = saying("talk/turn-2", body(8, 30), conversation_sha256=first.prompt_sha256)
@@ -455,7 +454,7 @@ def test_what_belongs_together_stays_together(seed: int, tmp_path: Path) -> None
     others = [saying(f"c{i}", [49, *body(i)], "c") for i in range(10)]
     everything = [first, second, third, again, near, nearly, *others]
     traces = written(tmp_path / "t", everything)
-    report = split_traces(traces, tmp_path / "x", tmp_path / "y", count=8, seed=seed)
+    report = split_traces(traces, tmp_path / "x", tmp_path / "y", count=8)
     assert len(report.first) <= 8
     for group in ({"talk/turn-1", "talk/turn-2", "talk/turn-3", "copy"}, {"near", "nearly"}):
         assert len(group & set(ids(report.first))) in (0, len(group))
@@ -563,10 +562,7 @@ def test_folders_that_do_not_fit_together(tmp_path: Path) -> None:
         other = written(tmp_path / name, [saying("z", body(44))], **changes)
         with pytest.raises(TraceError, match=f"another {name} than"):
             merge_traces([one, other], tmp_path / "m")
-    for folders, what in (
-        ([one, one], "the same traces are given twice"),
-        ([one], "at least two"),
-    ):
+    for folders, what in (([one, one], "the same traces are given twice"), ([one], "at least two")):
         with pytest.raises(TraceError, match=what):
             merge_traces(folders, tmp_path / "m")
     assert not (tmp_path / "m").exists()

@@ -6,7 +6,6 @@ The real engine is started by experiments/served.
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -143,26 +142,6 @@ def test_drawn_tokens_have_their_logprobs(
         assert top1 == list(trace.continuation)  # the most likely ones
     seeds = {tuple(body["prompt"]): body["seed"] for body in running.asked}
     assert seeds == {p.token_ids: prompt_seed(3, p.token_ids) for p in PROMPTS}
-
-
-def test_features_may_be_stored_as_the_drafts_fc_makes_them(
-    running: StatesServer, target: Path, tmp_path: Path
-) -> None:
-    fc = torch.randn(4, 2 * WIDTH, generator=torch.manual_seed(0)).to(torch.bfloat16)
-    reads = {"target_hidden_size": WIDTH, "reads_layers": True, "reads_features": True}
-    geometry = SimpleNamespace(aux_layer_ids=LAYERS, num_aux_layers=2, hidden_size=4, **reads)
-    draft = SimpleNamespace(
-        name="draft", weights={"fc.weight": fc}, fusion_sha256="0" * 64, geometry=geometry,
-        device=torch.device("cpu"), dtype=torch.bfloat16,
-        forward=SimpleNamespace(fuse=lambda features: features @ fc.T),
-    )  # fmt: skip
-    fused = plan(target, aux_layer_ids=None, fuse_with=draft)
-    traces = record(running, tmp_path / "out", fused)
-    assert traces.manifest.features.kind == "fused"
-    assert traces.manifest.features.fusion_sha256 == "0" * 64
-    for trace in traces:
-        expected = states_of(trace.token_ids[:-1].tolist(), (1, 3)).flatten(1) @ fc.T
-        assert torch.equal(trace.features, expected)
 
 
 # ---- a run that ends early
@@ -458,14 +437,3 @@ def test_a_file_appears_whole_or_not_at_all(
             tmp_path / "x.safetensors", Pages(cache(4, 4), 4), [1, 2], list(range(8)), HEAD, None
         )
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_pages_on_a_gpu_are_those_of_the_host(tmp_path: Path) -> None:
-    stored = cache(64, 16).to(torch.bfloat16)
-    on_device = stored.cuda()
-    blocks, token_ids = torch.randperm(64).tolist(), list(range(1000))
-    for name, held in (("host", stored), ("device", on_device)):
-        found = Pages(held, 16)
-        write_states(tmp_path / name, found, blocks, token_ids, HEAD, found.ready())
-    assert torch.equal(read_features(tmp_path / "host"), read_features(tmp_path / "device"))
