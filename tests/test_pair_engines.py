@@ -4,6 +4,7 @@
 """
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +18,17 @@ from draftquant.quantize.pairing.pair import Pair, TargetArgs
 from draftquant.quantize.pairing.serving_limits import is_too_short, served_length
 from draftquant.quantize.pairing.target import Target
 
-EXECUTED = json.loads(
-    (Path(__file__).parents[1] / "experiments" / "engines" / "pairs.json").read_text(
-        encoding="utf-8"
-    )
-)
-SIZES: dict[str, Any] = {
-    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 96, "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 512, "rope_theta": 10000.0, "torch_dtype": "bfloat16",
-}  # fmt: skip
-"""As in `experiments/engines/pairs.py`."""
+sys.path.append(str(Path(__file__).parents[1] / "experiments" / "engines"))  # stand alone
+
+from pairs import DRAFT, OUT, TARGET
+
+EXECUTED = json.loads(OUT.read_text(encoding="utf-8"))
 
 
 def pair_of(case: dict[str, Any], folder: Path) -> Pair:
     """A draft and a target of these configs, without tensors."""
-    draft = {**SIZES, "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1}
-    target = {**SIZES, "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 8}
-    config = {**draft, "draft_vocab_size": 96, **case.get("draft", {})}
-    (folder / "config.json").write_text(json.dumps({**target, **case.get("target", {})}))
+    config = {**DRAFT, **case.get("draft", {})}
+    (folder / "config.json").write_text(json.dumps({**TARGET, **case.get("target", {})}))
     checkpoint = Checkpoint(folder=folder, config=config, tensors={}, headers={}, index=None)
     family, geometry = read_config(checkpoint, as_declared=True)
     return Pair(

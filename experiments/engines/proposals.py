@@ -114,7 +114,7 @@ def sglang_proposals(model: nn.Module, algorithm: str) -> list[int]:
         model: loaded. algorithm: as `--speculative-algorithm` names it.
     """
     from sglang.srt.layers import vocab_parallel_embedding as layers
-    from sglang.srt.speculative import eagle_worker_v2, standalone_worker_v2
+    from sglang.srt.speculative import eagle_worker_v2
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     vocab, hidden = model.config.vocab_size, model.config.hidden_size
@@ -126,12 +126,7 @@ def sglang_proposals(model: nn.Module, algorithm: str) -> list[int]:
     runner = SimpleNamespace(
         model=target, model_config=SimpleNamespace(model_path="", revision=None), load_config=None
     )
-    own = (
-        standalone_worker_v2.StandaloneDraftWorker
-        if algorithm == "STANDALONE"
-        else eagle_worker_v2.EagleDraftWorker
-    )
-    worker: Any = object.__new__(own)
+    worker: Any = object.__new__(eagle_worker_v2.EagleDraftWorker)
     worker.speculative_algorithm = SpeculativeAlgorithm.from_string(algorithm)
     worker.draft_runner = SimpleNamespace(model=model)
     worker.target_worker = SimpleNamespace(model_runner=runner)

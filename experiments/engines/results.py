@@ -9,7 +9,8 @@ from typing import Any
 from cases import Case
 
 Outcome = Mapping[str, Any]
-JSON_FILE = Path(__file__).resolve().parent / "results.json"
+HERE = Path(__file__).resolve().parent
+JSON_FILE = HERE / "results.json"
 _NO_LINEAR = re.compile(
     r"(^|\bmodel|embed_tokens|markov_w1|confidence_head\.proj|attn|attn_m[hq]a|norm(\.\d+)?"
     r"|attention_conv|mlp_conv|candidate_selector)$"
@@ -29,33 +30,14 @@ WORDS = {
     "REFUSED": "refused",
     "UNKNOWN": "unknown",
 }
-_INTRODUCTION = """# What vLLM and SGLang do with draft folders
-
-This page shows which tiny quantized drafts the engines load, family by family and recipe by recipe.
-`experiments/run engines` writes it: {engines} load the drafts with their own config
-parsers, model classes and loaders, on a CPU that claims to be a GPU. The dimensions of the drafts
-keep the divisibility of real ones. sm90 is H200, sm100 is B200, and gfx942 is MI325X.
-
-- **loads**: the engine accepted the draft, wrote every parameter and read every tensor. No kernel
-  was run, so this does not show whether the numbers on the GPU are right.
-- **wrong**: the engine reported no error, but a parameter was never written, a tensor was dropped,
-  quantized values were cast to floats (or floats to quantized values), or one scale replaced
-  several. The draft is served, and proposes badly.
-- **refused**: the engine raised an error, which is quoted below.
-- **unknown**: the substitute for a kernel was called before the draft was loaded. That is a limit
-  of this test, not an answer of the engine.
-- `°`: a step after loading (packing, merging of scales) ends at a kernel, which was not run.
-
-`vllm_platform.py` and `sglang_platform.py` say what is simulated, and why loading does not notice.
-Two shards (tensor parallelism) are named if they differ from one. SGLang serves the dtype that
-config.json names; vLLM serves BF16, as the target does.
-"""
 
 
 def write_results(out: Path, cases: Sequence[Case], outcomes: Sequence[Outcome]) -> None:
     """Write both files into the folder `out`."""
     (out / "results.json").write_text(_as_json(outcomes), encoding="utf-8")
-    (out / "RESULTS.md").write_text(_as_markdown(cases, outcomes), encoding="utf-8")
+    page = (HERE / "RESULTS.md").read_text(encoding="utf-8")  # its head is written by hand
+    text = page.partition("\n## ")[0] + _as_markdown(cases, outcomes)
+    (out / "RESULTS.md").write_text(text, encoding="utf-8")
 
 
 def read_outcomes() -> Iterator[Outcome]:
@@ -135,12 +117,10 @@ def _as_json(outcomes: Sequence[Outcome]) -> str:
 
 
 def _as_markdown(cases: Sequence[Case], outcomes: Sequence[Outcome]) -> str:
-    versions = sorted({(outcome["engine"], outcome["version"]) for outcome in outcomes})
-    engines = " and ".join(f"{ENGINE_NAMES[engine]} {version}" for engine, version in versions)
     by_place = {(o["draft"], o["engine"], o["arch"], o["tp"]): o for o in outcomes}
     reasons: dict[str, int] = {}
     header = " | ".join(f"{ENGINE_NAMES[engine]} {arch}" for engine, arch in COLUMNS)
-    parts = [_INTRODUCTION.format(engines=engines)]
+    parts = []
     for kind, title, column in (
         ("recipe", "Built-in recipes", "family and recipe"),
         ("format", "What else the layouts can store (one shard)", "family and formats"),

