@@ -18,13 +18,7 @@ _EXPRESSION = re.compile(r"\$\{\{ ([\w.-]+) \}\}")
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What a run left.
-
-    Attributes:
-        code: exit code of the step that failed, else 0.
-        outputs: of the action.
-        log: of all steps, both streams.
-    """
+    """Exit code of the step that failed, outputs of the action, both streams of all steps."""
 
     code: int
     outputs: dict[str, str]
@@ -61,12 +55,7 @@ def run_action(
 ) -> Run:
     """Run an action's steps one after the other until one fails.
 
-    Args:
-        file: action.yml.
-        inputs: what a workflow says under `with`.
-        cwd: the workspace.
-        github: the context `github`, keys with dots as they are asked for.
-        environment: of every step, beside what it declares.
+    `github` is the context of that name, `environment` of every step, beside what it declares.
     """
     action = yaml.safe_load(file.read_text(encoding="utf-8"))
     given = {f"github.{key}": value for key, value in github.items()}

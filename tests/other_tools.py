@@ -39,18 +39,13 @@ def gptqmodel() -> Iterator[Linear]:
     from gptqmodel.nn_modules.qlinear.torch import TorchLinear
     from gptqmodel.utils.model import convert_gptq_v2_to_v1_format_module
 
-    for number, (bits, size, symmetric, ordered, version) in enumerate(
-        [
-            (4, 32, True, False, "gptq"),
-            (4, 32, False, True, "gptq"),
-            (4, -1, False, False, "gptq_v2"),
-            (2, 32, False, False, "gptq_v2"),
-            (3, 32, False, True, "gptq"),
-            (3, 64, True, False, "gptq_v2"),
-            (8, 16, False, False, "gptq"),
-            (8, -1, True, True, "gptq"),
-        ]
-    ):
+    cases = (
+        (4, 32, True, False, "gptq"), (4, 32, False, True, "gptq"),
+        (4, -1, False, False, "gptq_v2"), (2, 32, False, False, "gptq_v2"),
+        (3, 32, False, True, "gptq"), (3, 64, True, False, "gptq_v2"),
+        (8, 16, False, False, "gptq"), (8, -1, True, True, "gptq"),
+    )  # fmt: skip
+    for number, (bits, size, symmetric, ordered, version) in enumerate(cases):
         weight, top = weights(number), 2**bits - 1
         of_group = COLUMNS if size == -1 else size
         generator = torch.Generator().manual_seed(number)
@@ -70,9 +65,7 @@ def gptqmodel() -> Iterator[Linear]:
         keys = {"bits": bits, "group_size": size, "sym": symmetric, "desc_act": ordered}
         sizes = {"in_features": COLUMNS, "out_features": ROWS, "bias": False}
         packed = TorchLinear(**keys, **sizes, pack_dtype=torch.int32)
-        linear = torch.nn.Linear(COLUMNS, ROWS, bias=False)
-        linear.weight.data = weight
-        packed.pack_block(linear, torch.stack(scales, 1), torch.stack(zeros, 1), groups)
+        packed.pack_block(_linear(weight), torch.stack(scales, 1), torch.stack(zeros, 1), groups)
         packed.post_init()
         stored = packed.scales
         packed.scales = stored.float()
@@ -94,67 +87,65 @@ def auto_round() -> Iterator[Linear]:
     import torch
     from auto_round.export.export_to_awq.utils import WQLinear_GEMM
     from auto_round_extension.torch import qlinear_torch, qlinear_torch_zp
-    from awq.utils.packing_utils import dequantize_gemm
 
-    for number, (packing, bits, size, symmetric) in enumerate(
-        [
-            ("auto_round:auto_gptq", 4, 32, True),
-            ("auto_round:auto_gptq", 4, 32, False),
-            ("auto_round", 3, 64, False),
-            ("auto_round", 8, -1, False),
-            ("auto_round:auto_awq", 4, 32, False),
-            ("auto_round:auto_awq", 4, 64, True),
-        ]
-    ):
+    cases = (
+        ("auto_round:auto_gptq", 4, 32, True), ("auto_round:auto_gptq", 4, 32, False),
+        ("auto_round", 3, 64, False), ("auto_round", 8, -1, False),
+        ("auto_round:auto_awq", 4, 32, False), ("auto_round:auto_awq", 4, 64, True),
+    )  # fmt: skip
+    for number, (packing, bits, size, symmetric) in enumerate(cases):
         weight = weights(20 + number)
-        scale, zero = _of_neighbours(weight, bits, size, symmetric=symmetric)
-        linear = torch.nn.Linear(COLUMNS, ROWS, bias=False)
-        linear.weight.data = weight
-        of_group = COLUMNS if size == -1 else size
         if packing == "auto_round:auto_awq":
-            packed = WQLinear_GEMM.from_linear(
-                linear, bits, of_group, scales=scale.T.contiguous(), zeros=zero.T.contiguous()
-            )
-            words, zeros, scales = packed.qweight, packed.qzeros, packed.scales
-            plain = dequantize_gemm(words, zeros, scales.float(), bits, of_group).T
+            tensors, plain = _awq(WQLinear_GEMM, weight, bits, size, symmetric=symmetric)
         else:
+            scale, zero = _of_neighbours(weight, bits, size, symmetric=symmetric)
             kind = qlinear_torch_zp if "gptq" in packing else qlinear_torch
             packed = kind.QuantLinear(bits, size, COLUMNS, ROWS, bias=False)
             packed.device = "cpu"
-            packed.pack(linear, scale, zero, None, device="cpu")
-            words, zeros, scales = packed.qweight, packed.qzeros, packed.scales
-            packed.scales = scales.float()
+            packed.pack(_linear(weight), scale, zero, None, device="cpu")
+            tensors = {key: getattr(packed, key) for key in ("qweight", "qzeros", "scales")}
+            packed.scales = packed.scales.float()
             plain = packed(torch.eye(COLUMNS)).T
         declared = {"quant_method": "auto-round", "packing_format": packing, "data_type": "int"}
         declared |= {"bits": bits, "group_size": size, "sym": symmetric}
         declared |= {"autoround_version": "0.15.1", "block_name_to_quantize": "model.layers"}
         form = "symmetric" if symmetric else "asymmetric"
-        tensors = {"qweight": words, "qzeros": zeros, "scales": scales}
         yield f"{packing} {bits} bits, groups of {size}, {form}", declared, tensors, plain
 
 
 def awq() -> Iterator[Linear]:
     """AutoAWQ 0.2.9: `WQLinear_GEMM.from_linear` and `dequantize_gemm`; spelled in three ways."""
-    import torch
     from awq.modules.linear.gemm import WQLinear_GEMM
-    from awq.utils.packing_utils import dequantize_gemm
 
     plain_keys = {"quant_method": "awq", "bits": 4, "group_size": 32}
     spelled = {"quant_method": "awq", "w_bit": 4, "q_group_size": 32}
     for number, keys in enumerate(
         (plain_keys, {**plain_keys, "quant_method": "awq_marlin"}, spelled)
     ):
-        weight = weights(40 + number)
-        scale, zero = _of_neighbours(weight, 4, 32, symmetric=False)
-        linear = torch.nn.Linear(COLUMNS, ROWS, bias=False)
-        linear.weight.data = weight
-        packed = WQLinear_GEMM.from_linear(
-            linear, 4, 32, scales=scale.T.contiguous(), zeros=zero.T.contiguous()
-        )
-        tensors = {"qweight": packed.qweight, "qzeros": packed.qzeros, "scales": packed.scales}
-        plain = dequantize_gemm(packed.qweight, packed.qzeros, packed.scales.float(), 4, 32).T
+        tensors, plain = _awq(WQLinear_GEMM, weights(40 + number), 4, 32, symmetric=False)
         declared = {**keys, "zero_point": True, "version": "gemm", "modules_to_not_convert": None}
         yield f"AutoAWQ, declared as {', '.join(map(str, keys))} {number}", declared, tensors, plain
+
+
+def _linear(weight: Any) -> Any:
+    import torch
+
+    linear = torch.nn.Linear(COLUMNS, ROWS, bias=False)
+    linear.weight.data = weight
+    return linear
+
+
+def _awq(kind: Any, weight: Any, bits: int, size: int, *, symmetric: bool) -> tuple[Any, Any]:
+    """What a tool's `WQLinear_GEMM` stores, and what AutoAWQ makes of it."""
+    from awq.utils.packing_utils import dequantize_gemm
+
+    scale, zero = (
+        x.T.contiguous() for x in _of_neighbours(weight, bits, size, symmetric=symmetric)
+    )
+    packed = kind.from_linear(_linear(weight), bits, size, scales=scale, zeros=zero)
+    tensors = {key: getattr(packed, key) for key in ("qweight", "qzeros", "scales")}
+    plain = dequantize_gemm(packed.qweight, packed.qzeros, packed.scales.float(), bits, size)
+    return tensors, plain.T
 
 
 def _of_neighbours(weight: Any, bits: int, size: int, *, symmetric: bool) -> tuple[Any, Any]:

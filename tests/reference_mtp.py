@@ -10,13 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    DeepseekV3Config,
-    Glm4MoeConfig,
-    Qwen2Config,
-    Qwen3_5TextConfig,
-    Qwen3NextConfig,
-)
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek
 from transformers.models.glm4_moe import modeling_glm4_moe as glm
 from transformers.models.qwen2 import modeling_qwen2 as qwen2
@@ -25,24 +18,20 @@ from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 from transformers.models.step3p7 import modeling_step3p7 as step
 from transformers.models.step3p7.configuration_step3p7 import Step3p7TextConfig
 
-KINDS: dict[str, Any] = {
-    "mimo-mtp": (Qwen2Config, qwen2.Qwen2DecoderLayer, qwen2.Qwen2RotaryEmbedding),
-    "deepseek-mtp": (
-        DeepseekV3Config,
-        deepseek.DeepseekV3DecoderLayer,
-        deepseek.DeepseekV3RotaryEmbedding,
-    ),
-    "glm4-moe-mtp": (Glm4MoeConfig, glm.Glm4MoeDecoderLayer, glm.Glm4MoeRotaryEmbedding),
-    "qwen3-next-mtp": (
-        Qwen3NextConfig,
-        qwen3_next.Qwen3NextDecoderLayer,
-        qwen3_next.Qwen3NextRotaryEmbedding,
-    ),
-    "qwen3_5_text": (
-        Qwen3_5TextConfig,
-        qwen3_5.Qwen3_5DecoderLayer,
-        qwen3_5.Qwen3_5TextRotaryEmbedding,
-    ),
+
+def _kind(module: Any, layer: str, around: str | None = None) -> tuple[Any, Any, Any]:
+    around = around or layer
+    names = (f"{around}Config", f"{layer}DecoderLayer", f"{around}RotaryEmbedding")
+    config, decoder, rotary = (getattr(module, name) for name in names)
+    return config, decoder, rotary
+
+
+KINDS = {
+    "mimo-mtp": _kind(qwen2, "Qwen2"),
+    "deepseek-mtp": _kind(deepseek, "DeepseekV3"),
+    "glm4-moe-mtp": _kind(glm, "Glm4Moe"),
+    "qwen3-next-mtp": _kind(qwen3_next, "Qwen3Next"),
+    "qwen3_5_text": _kind(qwen3_5, "Qwen3_5", "Qwen3_5Text"),
 }
 """By family, or by model_type where one family has layers of two classes."""
 ZERO_CENTRED = "qwen3-next-mtp"
@@ -106,14 +95,13 @@ class ReferenceMtp:
         """
         hidden = states[: row + 1]
         for _ in range(depth):  # a chain grows by one row each time, all of it computed again
-            hidden = torch.cat((states[: row + 1], self._steps(states, hidden, token_ids, row)))
+            hidden = torch.cat((states[: row + 1], self.fed_back(hidden, token_ids)[row:]))
         out = self._outputs(hidden, token_ids)[-1]
         return self._norm("norm", out) @ self.weights["lm_head.weight"].T
 
-    def _steps(self, states: Tensor, hidden: Tensor, token_ids: Tensor, row: int) -> Tensor:
-        """What the chain's own rows read: the outputs from `row` on, as they are fed back."""
-        del states
-        out = self._outputs(hidden, token_ids)[row:]
+    def fed_back(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
+        """What the next step, or the next module, reads of these rows."""
+        out = self._outputs(hidden, token_ids)
         return out if self.family in FEEDS_BACK_ITS_STREAM else self._norm("norm", out)
 
     def _outputs(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
@@ -165,10 +153,10 @@ class ReferenceModules:
         Args: see `ReferenceMtp.logits`.
         """
         hidden = states[: row + 1]
-        for number, module in enumerate(self.modules[: depth + 1]):
-            out = module._outputs(hidden, token_ids[number:])
-            plain = module.family in FEEDS_BACK_ITS_STREAM
-            hidden = out if plain else module._norm("norm", out)
+        for number, module in enumerate(self.modules[:depth]):
+            hidden = module.fed_back(hidden, token_ids[number:])
+        module = self.modules[depth]
+        out = module._outputs(hidden, token_ids[depth:])
         return module._norm("norm", out)[-1] @ module.weights["lm_head.weight"].T
 
 

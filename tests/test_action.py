@@ -4,7 +4,6 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -63,8 +62,7 @@ class Workspace:
     """A folder in which the action runs."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.calls_file = folder / "calls"
+        self.folder, self.calls_file = folder, folder / "calls"
         self.stand_in = folder / "stand-in"
         self.stand_in.write_text(STAND_IN, encoding="utf-8")
         self.stand_in.chmod(0o755)
@@ -73,42 +71,32 @@ class Workspace:
         self, *, action_path: Path = ROOT, environment: dict[str, str] | None = None, **inputs: str
     ) -> Run:
         """The action on the pair; inputs with underscores for dashes."""
-        given = {
-            "draft": str(PAIR / "draft"),
-            "traces": "traces",
-            "python": sys.executable,
-            "install": "false",
-            **{name.replace("_", "-"): value for name, value in inputs.items()},
+        given = {"draft": str(PAIR / "draft"), "traces": "traces", "python": sys.executable}
+        given |= {"install": "false"}
+        own = {
+            "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "OMP_NUM_THREADS": "1",
+            "GITHUB_STEP_SUMMARY": str(self.folder / "summary.md"),
         }
         return run_action(
             ACTION,
-            given,
+            given | {name.replace("_", "-"): value for name, value in inputs.items()},
             cwd=self.folder,
             github={"action_path": str(action_path)},
-            environment={
-                "PATH": "/usr/local/bin:/usr/bin:/bin",
-                "OMP_NUM_THREADS": "1",
-                "GITHUB_STEP_SUMMARY": str(self.folder / "summary.md"),
-                **(environment or {}),
-            },
+            environment=own | (environment or {}),
         )
 
     def ask(self, verdict: str = "PASS", codes: dict[str, str] | None = None, **inputs: str) -> Run:
-        """The action with an interpreter that answers at once.
-
-        Args:
-            verdict: of the gate.
-            codes: verb -> what it exits with.
-            inputs: as in `run`.
-        """
+        """The action with an interpreter that answers at once; `codes`: what verbs exit with."""
         codes = {"gate": EXIT_CODES[verdict], **(codes or {})}
         environment = {"CALLS": str(self.calls_file), "VERDICT": verdict}
         environment |= {f"CODE_OF_{verb.upper()}": code for verb, code in codes.items()}
+        self.calls_file.unlink(missing_ok=True)
         return self.run(environment=environment, **{"python": str(self.stand_in), **inputs})
 
     @property
     def calls(self) -> list[list[str]]:
-        """What the interpreter that answers at once was asked, without `-m` and the module."""
+        """What it was asked, without `-m` and the module."""
         if not self.calls_file.exists():
             return []
         lines = self.calls_file.read_text(encoding="utf-8").splitlines()
@@ -116,7 +104,6 @@ class Workspace:
 
     @property
     def verbs(self) -> list[str]:
-        """Of each call."""
         return [call[0] for call in self.calls]
 
 
@@ -162,43 +149,32 @@ def test_it_quantizes_verifies_checks_and_judges(first: tuple[Workspace, Run]) -
     assert own.startswith("::warning title=draftquant gate%3A INCONCLUSIVE::")
 
 
-def test_the_commands_come_in_order(workspace: Workspace) -> None:
-    run = workspace.ask(recipe="r.yaml", engine="vllm")
+def test_the_commands_come_in_order_and_one_that_fails_is_the_last(workspace: Workspace) -> None:
+    run, verbs = workspace.ask(recipe="r.yaml", engine="vllm"), workspace.verbs
     assert run.code == 0, run.log
-    assert workspace.verbs == ["quantize", "verify", "check", "gate", "report", "card"]
+    assert verbs == ["quantize", "verify", "check", "gate", "report", "card"]
     card = workspace.folder / run.outputs["card"]
     assert card.read_text(encoding="utf-8") == "# the card\n"
-
-
-def test_a_command_that_fails_is_the_last_and_decides(workspace: Workspace) -> None:
-    verbs = ["quantize", "verify", "check", "gate"]
-    for number, verb in enumerate(verbs, start=1):
-        workspace.calls_file.unlink(missing_ok=True)
+    for number, verb in enumerate(verbs[:4], start=1):
         run = workspace.ask(recipe="r.yaml", engine="vllm", codes={verb: "2"})
-        assert run.code == 2, run.log
+        assert (run.code, run.outputs["verdict"]) == (2, ""), run.log
         assert workspace.verbs == verbs[:number]
-        assert run.outputs["verdict"] == ""
 
 
-def test_without_a_card_the_verdict_stays(workspace: Workspace) -> None:
+VERDICTS = (
+    ("PASS", "anything-but-pass", 0), ("FAIL", "fail", 1), ("ANOMALOUS", "fail", 1),
+    ("INCONCLUSIVE", "anything-but-pass", 1), ("INCONCLUSIVE", "fail", 0),
+)  # fmt: skip
+
+
+def test_the_verdict_decides_with_or_without_a_card(workspace: Workspace) -> None:
+    for verdict, fail_on, code in VERDICTS:
+        run = workspace.ask(verdict, quantized="q", fail_on=fail_on)
+        assert (run.code, run.outputs["verdict"]) == (code, verdict)  # of a step that fails too
+        assert ("card" in workspace.verbs) == (verdict == "PASS")
     run = workspace.ask(quantized="q", codes={"card": "2"})
-    assert run.code == 0, run.log
-    assert (run.outputs["verdict"], run.outputs["card"]) == ("PASS", "")
+    assert (run.code, run.outputs["verdict"], run.outputs["card"]) == (0, "PASS", "")
     assert run.obeyed == ["::warning title=draftquant::no model card"]
-
-
-@pytest.mark.parametrize(("verdict", "fail_on", "code"), [
-    ("PASS", "anything-but-pass", 0),
-    ("FAIL", "fail", 1),
-    ("INCONCLUSIVE", "anything-but-pass", 1),
-    ("INCONCLUSIVE", "fail", 0),
-    ("ANOMALOUS", "fail", 1),
-])  # fmt: skip
-def test_the_verdict_decides(workspace: Workspace, verdict: str, fail_on: str, code: int) -> None:
-    run = workspace.ask(verdict, quantized="q", fail_on=fail_on)
-    assert run.code == code
-    assert run.outputs["verdict"] == verdict  # of a step that fails too
-    assert ("card" in workspace.verbs) == (verdict == "PASS")
 
 
 OPTIONS = {
@@ -221,7 +197,6 @@ def test_each_input_is_an_option_of_its_command(workspace: Workspace) -> None:
     given = {name: next(iter(words.values())).partition("=")[2] for name, words in OPTIONS.items()}
     given |= {"fail_on": "fail", "unrecorded": "true", "name": "n", "output": "o"}
     for inputs, is_there in ((given, True), ({"recipe": "s.yaml", "engine": "sglang"}, False)):
-        workspace.calls_file.unlink(missing_ok=True)
         assert workspace.ask(**inputs).code == 0
         calls = {call[0]: call for call in workspace.calls}
         for name, words in OPTIONS.items():
@@ -230,17 +205,12 @@ def test_each_input_is_an_option_of_its_command(workspace: Workspace) -> None:
 
 
 def test_it_installs_what_lies_beside_it(workspace: Workspace) -> None:
-    environment = {"CALLS": str(workspace.calls_file), "VERDICT": "PASS"}
-    python = str(workspace.stand_in)
-    run = workspace.run(quantized="q", install="true", python=python, environment=environment)
-    assert run.code == 0, run.log
-    first = json.loads(workspace.calls_file.read_text(encoding="utf-8").splitlines()[0])
-    assert first == [
-        "-m", "pip", "install", "--quiet", "--constraint", f"{ROOT}/constraints.txt", str(ROOT),
-    ]  # fmt: skip
+    assert workspace.ask(quantized="q", install="true").code == 0
+    constraint = ["--constraint", f"{ROOT}/constraints.txt"]
+    assert workspace.calls[0] == ["install", "--quiet", *constraint, str(ROOT)]
 
 
-@pytest.mark.parametrize(("inputs", "said"), [
+REFUSED: tuple[tuple[dict[str, str], str], ...] = (
     ({}, "give recipe or quantized"),
     ({"recipe": "fp8-ptpc", "quantized": "x"}, "give recipe or quantized, not both"),
     ({"recipe": "fp8-ptpc", "name": "../x"}, "name: letters, digits"),
@@ -248,14 +218,14 @@ def test_it_installs_what_lies_beside_it(workspace: Workspace) -> None:
     ({"recipe": "fp8-ptpc", "output": "x\nverdict=PASS"}, "output, quantized: one line each"),
     ({"quantized": "x\nverdict=PASS"}, "output, quantized: one line each"),
     ({"recipe": "fp8-ptpc", "fail_on": "never"}, "fail-on: anything-but-pass or fail"),
-])  # fmt: skip
-def test_a_bad_input_is_refused_first(
-    workspace: Workspace, inputs: dict[str, str], said: str
-) -> None:
-    run = workspace.ask(**inputs, install="true")
-    assert run.code == 2
-    assert workspace.calls == []
-    assert [line.partition(said)[0] for line in run.obeyed] == ["::error title=draftquant::"]
+)
+
+
+def test_a_bad_input_is_refused_first(workspace: Workspace) -> None:
+    for inputs, said in REFUSED:
+        run = workspace.ask(**inputs, install="true")
+        assert (run.code, workspace.calls) == (2, [])
+        assert [line.partition(said)[0] for line in run.obeyed] == ["::error title=draftquant::"]
 
 
 ATTACK = "$(touch hit)`touch hit`\"; touch hit; '; touch hit # \\"
@@ -264,12 +234,13 @@ ATTACK = "$(touch hit)`touch hit`\"; touch hit; '; touch hit # \\"
 def test_no_input_becomes_a_command(workspace: Workspace) -> None:
     names = set(yaml.safe_load(ACTION.read_text(encoding="utf-8"))["inputs"])
     attacked = {name.replace("-", "_") for name in names} - {"python", "install"}
+    words = list[str]()
     for kind in ("recipe", "quantized"):
         given = dict.fromkeys(attacked - {"recipe", "quantized"}, ATTACK)
         given |= {"name": "gate", "fail_on": "fail", kind: ATTACK}
         run = workspace.ask(**given)
         assert run.code == 0, run.log
-    words = [word for call in workspace.calls for word in call]
+        words += [word for call in workspace.calls for word in call]
     assert {word.partition("=")[0] for word in words if word.endswith(f"={ATTACK}")} == {
         "--recipe", "--traces", "--backend", "--against", "--engine", "--gpu", "--policy",
         "--num-draft-tokens", "--expect-baseline", "--base-model", "--license",
@@ -304,19 +275,16 @@ def test_no_file_of_the_checkout_becomes_code(workspace: Workspace, quantized: s
     assert "LOADS: SGLang" in run.log
 
 
-@pytest.mark.parametrize(("name", "entry", "order"), [
-    ("PATH", ".", "{entry}:{rest}"), ("PATH", "", "{rest}:{entry}"),
-    ("PATH", "bin", "{rest}:{entry}:{rest}"), ("LD_LIBRARY_PATH", "bin", "{rest}:{entry}"),
-    ("LD_LIBRARY_PATH", "", "{rest}:{entry}:{rest}"),
-])  # fmt: skip
-def test_a_search_path_into_the_checkout_is_refused(
-    workspace: Workspace, name: str, entry: str, order: str
-) -> None:
-    value = order.format(entry=entry, rest="/usr/local/bin:/usr/bin:/bin")
-    run = workspace.run(recipe="fp8-ptpc", environment={name: value})
-    assert run.code == 2
-    assert f"{name}: an empty or relative entry is the checkout" in run.log
-    assert not (workspace.folder / "draftquant").exists()
+def test_a_search_path_into_the_checkout_is_refused(workspace: Workspace) -> None:
+    rest = "/usr/local/bin:/usr/bin:/bin"
+    for name, value in (
+        ("PATH", f".:{rest}"), ("PATH", f"{rest}:"), ("PATH", f"{rest}:bin:{rest}"),
+        ("LD_LIBRARY_PATH", f"{rest}:bin"), ("LD_LIBRARY_PATH", f"{rest}::{rest}"),
+    ):  # fmt: skip
+        run = workspace.run(recipe="fp8-ptpc", environment={name: value})
+        assert run.code == 2
+        assert f"{name}: an empty or relative entry is the checkout" in run.log
+        assert not (workspace.folder / "draftquant").exists()
 
 
 def test_no_input_becomes_an_option(workspace: Workspace) -> None:
@@ -325,18 +293,11 @@ def test_no_input_becomes_an_option(workspace: Workspace) -> None:
     assert "usage:" not in run.log
 
 
-def steps() -> list[dict[str, Any]]:
-    return list(yaml.safe_load(ACTION.read_text(encoding="utf-8"))["runs"]["steps"])
-
-
-def test_scripts_hold_no_expressions() -> None:
-    (script,) = [step["run"] for step in steps()]
-    assert "${{" not in script
-
-
 def test_every_input_is_described_used_and_in_the_tutorial() -> None:
     action = yaml.safe_load(ACTION.read_text(encoding="utf-8"))
     tutorial = (ROOT / "docs/tutorials/ci.md").read_text(encoding="utf-8")
+    (step,) = action["runs"]["steps"]
+    assert "${{" not in step["run"]
     used = set(re.findall(r"inputs\.([\w-]+)", json.dumps(action["runs"])))
     assert used == set(action["inputs"])
     for kind in ("inputs", "outputs"):

@@ -39,22 +39,21 @@ INNOCENT = (".out.staging", ".out.1-2.staging", "out.1-2-0123456789ab.staging", 
             ".1-2-0123456789ab.staging", ".out.12345678-2-0123456789ab.staging")  # fmt: skip
 
 
-def test_a_live_run_says_so(tmp_path: Path) -> None:
+def test_a_live_run_says_so_and_the_next_one_removes_what_its_output_left(
+    dead: int, tmp_path: Path
+) -> None:
     with staged_output(tmp_path / "a.b") as staging:
         (found,) = find_staging(tmp_path)
         assert (found.path, found.out, found.is_here, found.is_live) == (staging, "a.b", True, True)
         assert main(["clean", str(tmp_path)]) == 0
         assert staging.is_dir()
-
-
-def test_the_next_run_removes_what_its_output_left(dead: int, tmp_path: Path) -> None:
     gone = left_by(tmp_path, "out", dead)
     other = left_by(tmp_path, "other", dead)
     elsewhere = left_by(tmp_path, "out", dead, place=OTHER)
     live = left_by(tmp_path, "out", os.getppid(), start=int(start_of(os.getppid())))
     with staged_output(tmp_path / "out"):
         assert not gone.exists()
-    assert names(tmp_path) == {"out", other.name, elsewhere.name, live.name}
+    assert names(tmp_path) == {"a.b", "out", other.name, elsewhere.name, live.name}
 
 
 def start_of(pid: int) -> str:

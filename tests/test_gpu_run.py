@@ -42,6 +42,7 @@ def test_every_part_runs(part: str, tmp_path: Path) -> None:
     assert "OTHER" not in text
 
 
+@pytest.mark.slow
 def test_a_part_that_fails_costs_its_own_rows_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,13 +156,6 @@ def test_every_option_is_read() -> None:
         assert form.options.keys() - read == set(), f"{verb} forgets them"
 
 
-def test_the_finder_of_readers_finds_what_is_forgotten() -> None:
-    reads: Reads = defaultdict(set)
-    text = "class A:\n def check(self): self.a\n def b(self): self.c\ndef d(e: 'A|B'): e.f"
-    reads_of(ast.parse(text), reads)
-    assert reads["A"] == {"c", "f"}
-
-
 def test_how_drafts_are_replayed_reaches_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both options are read elsewhere too, so that the finder of readers misses nothing."""
     spy = MagicMock()

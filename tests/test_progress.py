@@ -34,42 +34,29 @@ def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return capsys.readouterr().err.splitlines()
 
 
-def test_a_phase_says_how_much_and_how_fast(
+def test_a_phase_says_how_much_and_how_fast_and_a_long_one_every_tenth_how_long_it_still_takes(
     clock: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with progress_bar("write", 4_000_000, "bytes") as bar:
         bar.advance(4_000_000)
         clock[0] += 2
-        bar.phase("replay", 10)
-        bar.set(10, 10)
-        clock[0] += 20
-    assert said(capsys) == ["write: 4.0 MB in 2.0 s, 2 MB/s", "replay: 10 in 20 s, 2.0 s each"]
-
-
-def test_a_long_phase_says_about_every_tenth_how_long_it_still_takes(
-    clock: list[float], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with progress_bar("replay", 1000) as bar:
+        bar.phase("replay", 1000)
         for _ in range(1000):
             clock[0] += 0.5
             bar.advance()
-    lines = said(capsys)
-    assert lines[0] == "replay: 1% of 1,000 after 5.0 s, about 8 min 15 s left"
-    assert lines[-1] == "replay: 1,000 in 8 min 20 s, 2.0/s"
-    assert 500 / 30 <= len(lines) <= 40
-
-
-def test_work_has_no_unit_and_is_shown_as_a_share(
-    clock: list[float], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with progress_bar("replay", 1, "work") as bar:
+        bar.phase("compare", 1, "work")  # has no unit: a share is shown
         for done in (250, 500, 1000):
             clock[0] += 10
             bar.set(done, 1000)
-    assert said(capsys) == [
-        "replay: 25% after 10 s, about 30 s left",
-        "replay: 50% after 20 s, about 20 s left",
-        "replay: done in 30 s",
+    first, *lines = said(capsys)
+    assert first == "write: 4.0 MB in 2.0 s, 2 MB/s"
+    assert lines[0] == "replay: 1% of 1,000 after 5.0 s, about 8 min 15 s left"
+    assert lines[-4] == "replay: 1,000 in 8 min 20 s, 2.0/s"
+    assert 500 / 30 <= len(lines) - 3 <= 40
+    assert lines[-3:] == [
+        "compare: 25% after 10 s, about 30 s left",
+        "compare: 50% after 20 s, about 20 s left",
+        "compare: done in 30 s",
     ]
 
 
@@ -78,7 +65,6 @@ def test_an_estimate_that_has_run_out_is_not_repeated(clock: list[float]) -> Non
     assert phase.left is None  # nothing is known yet
     clock[0] += 10
     phase.move(2, 4)
-    assert phase.left == 10
     clock[0] += 4
     assert phase.left == 6  # the clock goes on inside an item
     clock[0] += 7
@@ -138,17 +124,18 @@ def wait_for_lines(capsys: pytest.CaptureFixture[str], count: int) -> list[str]:
     return lines
 
 
-def test_short_phases_say_nothing_unless_asked(
+def test_short_phases_say_nothing_unless_asked_and_quiet_nothing_at_all(
     clock: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for verbose, lines in (
-        (False, []),
-        (True, ["write: 1 in 0.1 s, 10.0/s", "sync: done in 0.0 s"]),
+    for quiet, verbose, passed, lines in (
+        (False, False, 0.1, []),
+        (False, True, 0.1, ["write: 1 in 0.1 s, 10.0/s", "sync: done in 0.0 s"]),
+        (True, True, 600, []),
     ):
-        speak(quiet=False, verbose=verbose)
+        speak(quiet=quiet, verbose=verbose)
         with progress_bar("write", 1) as bar:
             bar.advance()
-            clock[0] += 0.1
+            clock[0] += passed
             bar.phase("sync")
         assert said(capsys) == lines
 
@@ -163,15 +150,6 @@ def test_a_run_that_goes_on_counts_its_own_steps() -> None:
     assert told == [(1, 30), (2, 30), (3, 30)]
 
 
-def test_quiet_says_nothing(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
-    speak(quiet=True, verbose=True)
-    with progress_bar("write", 10) as bar:
-        for _ in range(10):
-            clock[0] += 60
-            bar.advance()
-    assert said(capsys) == []
-
-
 def test_a_phase_without_an_end_is_said_while_it_goes_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -184,10 +162,7 @@ def test_a_phase_without_an_end_is_said_while_it_goes_on(
     assert re.fullmatch(r"load AMD Quark: done in [0-9.]+ (s|min.*)", said(capsys)[0])
 
 
-@pytest.mark.parametrize(
-    ("count", "shown"),
-    [(0.04, "0.0 s"), (9.94, "9.9 s"), (10.2, "11 s"), (99.0, "99 s"), (100.0, "1 min 40 s"),
-     (3599.5, "1 h 00 min"), (7500.0, "2 h 05 min")],
-)  # fmt: skip
-def test_seconds(count: float, shown: str) -> None:
-    assert seconds(count) == shown
+def test_seconds() -> None:
+    counts = (0.04, 9.94, 10.2, 99.0, 100.0, 3599.5, 7500.0)
+    shown = ["0.0 s", "9.9 s", "11 s", "99 s", "1 min 40 s", "1 h 00 min", "2 h 05 min"]
+    assert [seconds(count) for count in counts] == shown

@@ -18,14 +18,10 @@ MOST_FILES = 7
 EDITS = {
     "recipes/formats.py": [
         ('WeightDtype = Literal["int4",', 'WeightDtype = Literal["toy4", "int4",'),
-        (
-            "NUMBER_FORMATS: Mapping[WeightDtype, NumberFormat] = {\n",
-            "NUMBER_FORMATS: Mapping[WeightDtype, NumberFormat] = {\n"
-            '    "toy4": NumberFormat(\n'
-            '        bits=4, kind="float", largest=6, sizes={"group": (32,)}, stored_dtype="U8",\n'
-            '        codes_per_element=2, scale_dtype="F32",\n'
-            "    ),\n",
-        ),
+        ("NumberFormat] = {\n", "NumberFormat] = {\n"
+         '    "toy4": NumberFormat(\n'
+         '        bits=4, kind="float", largest=6, sizes={"group": (32,)}, stored_dtype="U8",\n'
+         '        codes_per_element=2, scale_dtype="F32"),\n'),
     ],
     "quantize/numerics/number_formats.py": [
         (

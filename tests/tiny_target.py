@@ -112,40 +112,39 @@ def quantized_target(
     return folder
 
 
+def _fp8(module: str, weight: Stored, scale: Any, **stored: Any) -> dict[str, Stored]:
+    """Codes of FP8 under a scale, and scales in float32 by suffix."""
+    import torch
+
+    values = torch.from_numpy(values_of(weight) / scale).to(torch.float8_e4m3fn)
+    codes = values.view(torch.uint8).numpy().tobytes()
+    scales = {f"{module}.{suffix}": store(np.array(x), "F32") for suffix, x in stored.items()}
+    return {f"{module}.weight": Stored("F8_E4M3", weight.shape, codes), **scales}
+
+
+def _largest(weight: Stored, axis: int | None = None) -> Any:
+    return np.float32(np.abs(values_of(weight)).max(axis=axis, keepdims=axis is not None) / 448)
+
+
 def _fp8_channel(module: str, weight: Stored) -> dict[str, Stored]:
-    codes, scale = _fp8(values_of(weight), axis=1)
-    return {
-        f"{module}.weight": Stored("F8_E4M3", weight.shape, codes),
-        f"{module}.weight_scale": store(scale.reshape(-1, 1), "F32"),
-    }
+    scale = _largest(weight, axis=1)
+    return _fp8(module, weight, scale, weight_scale=scale)
+
+
+def _quark_channel(module: str, weight: Stored) -> dict[str, Stored]:
+    scale = _largest(weight, axis=1)
+    return _fp8(module, weight, scale, weight_scale=scale.reshape(-1))
 
 
 def _fp8_block(module: str, weight: Stored) -> dict[str, Stored]:
     rows, columns = weight.shape
-    values = values_of(weight)
-    scale = np.full((-(-rows // 128), -(-columns // 128)), np.abs(values).max() / 448, np.float32)
-    return {
-        f"{module}.weight": Stored("F8_E4M3", weight.shape, _e4m3(values / scale[0, 0])),
-        f"{module}.weight_scale_inv": store(scale, "F32"),
-    }
+    scale = np.full((-(-rows // 128), -(-columns // 128)), _largest(weight), np.float32)
+    return _fp8(module, weight, scale[0, 0], weight_scale_inv=scale)
 
 
 def _fp8_tensor(module: str, weight: Stored) -> dict[str, Stored]:
-    values = values_of(weight)
-    scale = np.float32(np.abs(values).max() / 448)
-    return {
-        f"{module}.weight": Stored("F8_E4M3", weight.shape, _e4m3(values / scale)),
-        f"{module}.weight_scale": store(np.array(scale), "F32"),
-        f"{module}.input_scale": store(np.array(0.01, np.float32), "F32"),
-    }
-
-
-def _quark_channel(module: str, weight: Stored) -> dict[str, Stored]:
-    codes, scale = _fp8(values_of(weight), axis=1)
-    return {
-        f"{module}.weight": Stored("F8_E4M3", weight.shape, codes),
-        f"{module}.weight_scale": store(scale.reshape(-1), "F32"),
-    }
+    scale = _largest(weight)
+    return _fp8(module, weight, scale, weight_scale=scale, input_scale=np.float32(0.01))
 
 
 def _int4_group(module: str, weight: Stored, size: int = 128) -> dict[str, Stored]:
@@ -160,23 +159,6 @@ def _int4_group(module: str, weight: Stored, size: int = 128) -> dict[str, Store
         f"{module}.weight_scale": store(scale[:, :, 0], "BF16"),
         f"{module}.weight_shape": Stored("I64", (2,), shape.tobytes()),
     }
-
-
-def _fp8(values: Any, axis: int) -> tuple[bytes, Any]:
-    scale = (np.abs(values).max(axis=axis, keepdims=True) / 448).astype(np.float32)
-    return _e4m3(values / scale), scale
-
-
-def _e4m3(values: Any) -> bytes:
-    import torch
-
-    return bytes(
-        torch.from_numpy(np.ascontiguousarray(values, np.float32))
-        .to(torch.float8_e4m3fn)
-        .view(torch.uint8)
-        .numpy()
-        .tobytes()
-    )
 
 
 def _ct(form: str, weights: Mapping[str, Any], inputs: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -210,54 +192,31 @@ FORMS: Mapping[str, Any] = {
         _ct("pack-quantized", _args(4, "int", "group", size=64), None),
         partial(_int4_group, size=64),
     ),
-    "fp8-block": (
-        {
-            "quant_method": "fp8",
-            "activation_scheme": "dynamic",
-            "fmt": "e4m3",
-            "weight_block_size": [128, 128],
-            "modules_to_not_convert": ["lm_head"],
+    "fp8-block": ({
+        "quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3",
+        "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head"],
+    }, _fp8_block),
+    "modelopt-fp8": ({
+        "quant_method": "modelopt", "quant_algo": "FP8",
+        "exclude_modules": ["lm_head", "*mlp.gate"], "ignore": ["lm_head", "*mlp.gate"],
+        "producer": {"name": "modelopt", "version": "0.47.0"},
+        "config_groups": {"group_0": {
+            "targets": ["Linear"],
+            "weights": {"dynamic": False, "num_bits": 8, "type": "float"},
+            "input_activations": {"dynamic": False, "num_bits": 8, "type": "float"},
+        }},
+    }, _fp8_tensor),
+    "quark-fp8": ({
+        "quant_method": "quark", "quant_mode": "eager_mode", "version": "0.13",
+        "algo_config": None, "exclude": ["lm_head", "re:.*mlp.gate$"],
+        "export": {"kv_cache_group": [], "min_kv_scale": 0.0, "pack_method": "reorder",
+                   "weight_format": "real_quantized", "weight_merge_groups": None},
+        "global_quant_config": {
+            "bias": None, "output_tensors": None, "target_device": None, "weight": _SPEC,
+            "input_tensors": _SPEC | {"is_dynamic": True, "ch_axis": 1},
         },
-        _fp8_block,
-    ),
-    "modelopt-fp8": (
-        {
-            "quant_method": "modelopt",
-            "quant_algo": "FP8",
-            "exclude_modules": ["lm_head", "*mlp.gate"],
-            "ignore": ["lm_head", "*mlp.gate"],
-            "producer": {"name": "modelopt", "version": "0.47.0"},
-            "config_groups": {"group_0": {
-                "targets": ["Linear"],
-                "weights": {"dynamic": False, "num_bits": 8, "type": "float"},
-                "input_activations": {"dynamic": False, "num_bits": 8, "type": "float"},
-            }},
-        },
-        _fp8_tensor,
-    ),
-    "quark-fp8": (
-        {
-            "quant_method": "quark",
-            "quant_mode": "eager_mode",
-            "version": "0.13",
-            "algo_config": None,
-            "exclude": ["lm_head", "re:.*mlp.gate$"],
-            "export": {"kv_cache_group": [], "min_kv_scale": 0.0, "pack_method": "reorder",
-                       "weight_format": "real_quantized", "weight_merge_groups": None},
-            "global_quant_config": {
-                "bias": None,
-                "input_tensors": _SPEC | {"is_dynamic": True, "ch_axis": 1},
-                "output_tensors": None,
-                "target_device": None,
-                "weight": _SPEC,
-            },
-            "kv_cache_post_rope": False,
-            "kv_cache_quant_config": {},
-            "layer_quant_config": {},
-            "layer_type_quant_config": {},
-            "softmax_quant_spec": None,
-        },
-        _quark_channel,
-    ),
+        "kv_cache_post_rope": False, "kv_cache_quant_config": {}, "layer_quant_config": {},
+        "layer_type_quant_config": {}, "softmax_quant_spec": None,
+    }, _quark_channel),
 }  # fmt: skip
 """Name -> quantization_config, and what a weight becomes."""
