@@ -65,7 +65,7 @@ def run_action(
     code, log = 0, ""
     for number, step in enumerate(action["runs"]["steps"]):
         output = cwd / f".output-{number}"
-        output.touch()
+        output.write_text("", encoding="utf-8")
         finished = _bash(step, given, cwd, {**environment, "GITHUB_OUTPUT": str(output)})
         code, log = finished.returncode, log + finished.stdout
         for line in output.read_text(encoding="utf-8").splitlines():

@@ -46,26 +46,18 @@ def gptqmodel() -> Iterator[Linear]:
         (8, 16, False, False, "gptq"), (8, -1, True, True, "gptq"),
     )  # fmt: skip
     for number, (bits, size, symmetric, ordered, version) in enumerate(cases):
-        weight, top = weights(number), 2**bits - 1
+        weight = weights(number)
         of_group = COLUMNS if size == -1 else size
         generator = torch.Generator().manual_seed(number)
         order = torch.randperm(COLUMNS, generator=generator) if ordered else torch.arange(COLUMNS)
         groups = torch.empty(COLUMNS, dtype=torch.int32)
         groups[order] = (torch.arange(COLUMNS) // of_group).int()
-        scales, zeros = [], []
-        for group in range(COLUMNS // of_group):
-            part = weight[:, groups == group]
-            low, high = part.amin(1).clamp(max=-0.1), part.amax(1).clamp(min=0.1)
-            largest = torch.maximum(-low, high)
-            scale = 2 * largest / top if symmetric else (high - low) / top
-            scale = scale.half().float()
-            scales.append(scale)
-            middle = torch.full_like(scale, (top + 1) / 2)
-            zeros.append(middle if symmetric else torch.round(-low / scale).clamp(1, top))
+        together = weight[:, groups.argsort(stable=True)]
+        scales, zeros = _of_neighbours(together, bits, size, symmetric=symmetric)
         keys = {"bits": bits, "group_size": size, "sym": symmetric, "desc_act": ordered}
         sizes = {"in_features": COLUMNS, "out_features": ROWS, "bias": False}
         packed = TorchLinear(**keys, **sizes, pack_dtype=torch.int32)
-        packed.pack_block(_linear(weight), torch.stack(scales, 1), torch.stack(zeros, 1), groups)
+        packed.pack_block(_linear(weight), scales, zeros, groups)
         packed.post_init()
         stored = packed.scales
         packed.scales = stored.float()

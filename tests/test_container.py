@@ -6,7 +6,6 @@ Its step that installs is run for real by `check_wheel` (scripts/check_wheel.sh)
 import json
 import re
 import subprocess
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -40,14 +39,11 @@ def test_nothing_is_fetched(steps: list[tuple[str, str]]) -> None:
 
 
 def test_it_runs_draftquant_and_not_as_root(steps: list[tuple[str, str]]) -> None:
-    (command,) = json.loads(of(steps, "ENTRYPOINT")[0])
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert command in project["scripts"]
+    assert json.loads(of(steps, "ENTRYPOINT")[0]) == ["draftquant"]
     (user,) = of(steps, "USER")
     assert re.search(rf"useradd --uid [1-9]\d* --create-home {user}\b", " ".join(of(steps, "RUN")))
     names = [name for name, _ in steps]
     assert names.index("USER") > max(i for i, name in enumerate(names) if name in ("RUN", "COPY"))
-    assert f'licenses="{project["license"]}"' in of(steps, "LABEL")[0]
 
 
 def test_the_step_that_installs_is_the_one_that_is_run(steps: list[tuple[str, str]]) -> None:

@@ -4,7 +4,6 @@ bash expands them, a call in this process runs each command: torch is imported o
 that folder have fewer prompts, so that a verdict may be another one.
 """
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -66,12 +65,3 @@ def test_the_commands_run(
     for command in commands:
         code = main(command)
         assert code in (VERDICTS if command[0] == "gate" else (0,)), (command, capsys.readouterr())
-
-
-def test_a_page_without_blocks_has_no_commands(clone: Path) -> None:
-    assert shell_blocks("docs/limits.md") == ""
-    assert shutil.which("bash")
-    assert commands_of('A="1 2"\ndraftquant x "$A" \\\n  $A\ndraftquant y', clone) == [
-        ["x", "1 2", "1", "2"],
-        ["y"],
-    ]

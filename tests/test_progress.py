@@ -150,18 +150,6 @@ def test_a_run_that_goes_on_counts_its_own_steps() -> None:
     assert told == [(1, 30), (2, 30), (3, 30)]
 
 
-def test_a_phase_without_an_end_is_said_while_it_goes_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(progress, "SHORT", 0.05)
-    with progress_bar("load AMD Quark", None):
-        deadline = time.monotonic() + 60
-        while not (lines := said(capsys)) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert lines == ["load AMD Quark ..."]
-    assert re.fullmatch(r"load AMD Quark: done in [0-9.]+ (s|min.*)", said(capsys)[0])
-
-
 def test_seconds() -> None:
     counts = (0.04, 9.94, 10.2, 99.0, 100.0, 3599.5, 7500.0)
     shown = ["0.0 s", "9.9 s", "11 s", "99 s", "1 min 40 s", "1 h 00 min", "2 h 05 min"]

@@ -1,30 +1,22 @@
-"""The trainer of the shipped pairs: splits, reproducibility, its loss, and the pairs themselves."""
+"""The trainer of the shipped pairs: splits, reproducibility, and the pairs themselves."""
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
+import corpus
 import pytest
 import torch
+from draftquant import api as dq
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.scripts.dev.training.__main__ import FAMILIES
-from draftquant.scripts.dev.training.acceptance import accepted_by_row, counted, replay
 from draftquant.scripts.dev.training.corpus import SourceFile, standard_library
-from draftquant.scripts.dev.training.draft import (
-    fresh_draft,
-    scored_rows,
-    shipped_draft,
-)
+from draftquant.scripts.dev.training.draft import fresh_draft, shipped_draft
 from draftquant.scripts.dev.training.optimisation import Schedule
 from draftquant.scripts.dev.training.pair import PairPlan, train_pair
-from draftquant.scripts.dev.training.target import (
-    TargetSize,
-    Traces,
-    greedy_continuations,
-    record_traces,
-)
+from draftquant.scripts.dev.training.target import TargetSize
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -34,27 +26,16 @@ PAIRS = Path(__file__).parent / "pairs"
 NAMES = ("dflash", "eagle3-llama", "eagle3-mla")
 NUM_REPLAYED = 16
 TINY_SIZE = TargetSize(
-    vocab_size=320,
-    hidden_size=64,
-    intermediate_size=64,
-    num_hidden_layers=5,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-)
+    vocab_size=320, hidden_size=64, intermediate_size=64, num_hidden_layers=5,
+    num_attention_heads=2, num_key_value_heads=1,
+)  # fmt: skip
+TINY_SCHEDULE = Schedule(num_steps=2, batch_size=2, max_learning_rate=1e-3)
 TINY_PLAN = PairPlan(
-    target=TINY_SIZE,
-    target_schedule=Schedule(num_steps=2, batch_size=2, max_learning_rate=1e-3),
-    sequence_length=32,
-    prompt_length=8,
-    num_new_tokens=12,
-    num_training_prompts=4,
-    draft_schedule=Schedule(num_steps=2, batch_size=2, max_learning_rate=1e-3),
-    num_gate_prompts=6,
-    num_calibration_prompts=5,
-    num_candidates_per_prompt=1,
-    max_repeated_8gram_share=1.0,
-    num_threads=1,
-)
+    target=TINY_SIZE, target_schedule=TINY_SCHEDULE, draft_schedule=TINY_SCHEDULE,
+    sequence_length=32, prompt_length=8, num_new_tokens=12, num_training_prompts=4,
+    num_gate_prompts=6, num_calibration_prompts=5, num_candidates_per_prompt=1,
+    max_repeated_8gram_share=1.0, num_threads=1,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -133,38 +114,6 @@ def test_same_seed_gives_same_bytes_and_a_target_can_be_that_of_another_pair(
     assert own["markov_head.markov_w1.weight"].shape == (TINY_SIZE.vocab_size, 32)
 
 
-def test_accepted_counts_equal_a_chain_that_feeds_back_what_was_drafted(
-    name: str, pair: Path
-) -> None:
-    target = AutoModelForCausalLM.from_pretrained(pair / "target", dtype=torch.float32)
-    generator, hidden = torch.Generator().manual_seed(1), TINY_SIZE.hidden_size
-    torch.manual_seed(0)
-    draft = fresh_draft(FAMILIES[name].draft_kind, target, TINY_SIZE)
-    traces = Traces(  # random features: a prompt of 4 tokens and 12 more
-        token_ids=torch.randint(TINY_SIZE.vocab_size, (1, 16), generator=generator),
-        features=torch.randn(1, 16, 3 * hidden, generator=generator),
-        final_hidden=torch.randn(1, 16, hidden, generator=generator),
-        prompt_length=4,
-    )
-    row, chain, token_ids = 2, list[int](), traces.token_ids.clone()
-    start = scored_rows(traces, 3)[row] + 2
-    for depth in range(3):
-        live = replace(traces, token_ids=token_ids)
-        chain.append(int(draft.proposals(live, 3)[0, row, depth]))
-        token_ids[0, start + depth] = chain[-1]
-    traces.token_ids[0, start : start + 3] = torch.tensor(chain)
-    assert accepted_by_row(traces, draft.proposals(traces, 3))[0, row] == 3
-    traces.token_ids[0, start + 1] = (chain[1] + 1) % TINY_SIZE.vocab_size
-    assert accepted_by_row(traces, draft.proposals(traces, 3))[0, row] == 1
-
-
-def test_the_walk_goes_from_step_to_step_and_pools() -> None:
-    # Steps start at rows 0, 3, 5, 7, 8 and 9 of 10, in both sequences.
-    accepted = torch.tensor([[2, 0, 0, 1, 0, 1, 2, 0, 0, 0]] * 2)
-    counts = counted(accepted, num_draft_tokens=2)
-    assert (counts.num_steps, counts.num_accepted_by_position) == (2 * 6, (2 * 3, 2 * 1))
-
-
 def test_a_shipped_pair_is_what_the_trainer_writes_and_as_good_as_it_says(name: str) -> None:
     family, folder = FAMILIES[name], PAIRS / name
     plan = family.plan
@@ -178,20 +127,15 @@ def test_a_shipped_pair_is_what_the_trainer_writes_and_as_good_as_it_says(name: 
     shapes = {tensor: weight.shape for tensor, weight in draft.published().items()}
     assert shapes == {tensor: weight.shape for tensor, weight in stored.items()}
 
-    lines = read_lines(folder / "prompts.jsonl")[:NUM_REPLAYED]
-    prompts = torch.tensor([line["token_ids"] for line in lines])
-    recorded = record_traces(
-        target,
-        greedy_continuations(target, prompts, num_new_tokens=plan.num_new_tokens),
-        prompt_length=plan.prompt_length,
-        aux_layer_ids=draft.geometry.aux_layer_ids or (),
+    figures, k = said["figures"], plan.num_draft_tokens
+    traces = corpus.traces(name, prompts=NUM_REPLAYED, max_new_tokens=plan.num_new_tokens)
+    (found,) = dq.replay(
+        folder / "draft", traces, num_draft_tokens=k, target=folder / "target", dtype="float32"
     )
-    counts = replay(draft, recorded, num_draft_tokens=plan.num_draft_tokens)
-    figures = said["figures"]
     # A prompt's own mean length has a standard deviation below 0.1 K over the 96 prompts, so the
     # mean over 16 of them lies within 4 * 0.1 K / sqrt(16) of the figure, which pools all.
-    assert counts.mean_acceptance_length() == pytest.approx(
-        figures["bf16"]["mean_acceptance_length"], abs=0.1 * plan.num_draft_tokens
+    assert found.counts.mean_acceptance_length == pytest.approx(
+        figures["bf16"]["mean_acceptance_length"], abs=0.1 * k
     )
     for path in filter(Path.is_file, folder.rglob("*")):
         assert str(Path.home()).encode() not in path.read_bytes(), path

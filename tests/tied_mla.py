@@ -33,13 +33,10 @@ MLA_KEYS: dict[str, Any] = {
     "v_head_dim": HIDDEN,
     "rms_norm_eps": 1e-5,
     "rope_scaling": {
+        **dict.fromkeys(("beta_fast", "beta_slow", "mscale", "mscale_all_dim"), 1.0),
         "type": "yarn",
         "factor": 16.0,
         "original_max_position_embeddings": 32,
-        "beta_fast": 1.0,
-        "beta_slow": 1.0,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
     },
 }
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from draft_shapes import dflash
 from tiny import Drawn, optional, publish, size_keys
+from tiny_shapes import dflash
 
 Kind = Literal["dflash", "dflash2"]
 Spelling = Literal["z-lab", "model", "draft_model", "dflash_module", "encoder", "torchspec"]

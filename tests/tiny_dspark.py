@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from draft_shapes import dspark
 from tiny import SINGLE_FILE, Drawn, read_tensors, write_tensors
 from tiny_dflash import tiny_dflash
+from tiny_shapes import dspark
 
 Layout = Literal["flat", "specforge", "logit_head", "modelopt"]
 _MODELOPT = {

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from draft_shapes import causal_lm
 from tiny import Drawn, edit_json, optional, publish, read_tensors, size_keys, store, write_tensors
+from tiny_shapes import causal_lm
 
 
 def tiny_language_model(

@@ -4,35 +4,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from draft_shapes import eagle3
 from tiny import Drawn, optional, publish, size_keys
+from tiny_shapes import eagle3
 
 MODELOPT_EXTRAS: dict[str, Any] = {
-    "aux_loss_alpha": 0.001,
-    "ep_size": 1,
-    "first_k_dense_replace": 1,
-    "head_dim": None,
-    "moe_intermediate_size": 48,
-    "moe_layer_freq": 1,
-    "n_group": 1,
-    "n_routed_experts": 384,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 8,
-    "routed_scaling_factor": 2.827,
-    "scoring_func": "sigmoid",
-    "topk_group": 1,
-    "topk_method": "noaux_tc",
-}
+    "aux_loss_alpha": 0.001, "ep_size": 1, "first_k_dense_replace": 1, "head_dim": None,
+    "moe_intermediate_size": 48, "moe_layer_freq": 1, "n_group": 1, "n_routed_experts": 384,
+    "n_shared_experts": 1, "num_experts_per_tok": 8, "routed_scaling_factor": 2.827,
+    "scoring_func": "sigmoid", "topk_group": 1, "topk_method": "noaux_tc",
+}  # fmt: skip
 """Keys that ModelOpt's export keeps from its template: a mixture of experts that is not there."""
 
 
-LATENT = {
-    "q_lora_rank": 48,
-    "kv_lora_rank": 136,
-    "qk_nope_head_dim": 24,
-    "qk_rope_head_dim": 16,
-    "v_head_dim": 32,
-}
+LATENT = {"q_lora_rank": 48, "kv_lora_rank": 136, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16,
+          "v_head_dim": 32}  # fmt: skip
 """Like the published 576 (512 + 64), the rows of kv_a_proj_with_mqa are 152 (136 + 16): more than
 128, a multiple of 8 and not of 128.
 """
@@ -84,11 +69,8 @@ def tiny_eagle3_mla(
         "num_key_value_heads": keys["num_attention_heads"],
         "rms_norm_eps": 1e-05,
         "rope_scaling": {
-            "beta_fast": 1.0,
-            "beta_slow": 1.0,
+            **dict.fromkeys(("beta_fast", "beta_slow", "mscale", "mscale_all_dim"), 1.0),
             "factor": 64.0,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
             "original_max_position_embeddings": 4096,
             "type": "yarn",
         },

@@ -107,12 +107,7 @@ BUILD: dict[str, Callable[..., Path]] = {
 
 def _own_config(kind: str, architecture: str, *, num_draft_tokens: int) -> dict[str, Any]:
     """The keys that drafts of every kind have."""
-    greedy = {
-        "accept_tolerance": 0.0,
-        "proposal_type": "greedy",
-        "speculative_tokens": num_draft_tokens,
-        "verifier_accept_k": 1,
-    }
+    greedy = {"accept_tolerance": 0.0, "proposal_type": "greedy", "verifier_accept_k": 1}
     return {
         "architectures": [architecture],
         "draft_vocab_size": DRAFT_VOCAB,
@@ -120,7 +115,7 @@ def _own_config(kind: str, architecture: str, *, num_draft_tokens: int) -> dict[
         "speculators_config": {
             "algorithm": kind,
             "default_proposal_method": "greedy",
-            "proposal_methods": [greedy],
+            "proposal_methods": [greedy | {"speculative_tokens": num_draft_tokens}],
             "verifier": {"architectures": ["Qwen3ForCausalLM"], "name_or_path": "owner/target"},
         },
         "speculators_model_type": kind,

@@ -6,33 +6,23 @@ random in a folder that is divided (every width is), and holes of the real size 
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import draft_shapes as shapes
 import numpy as np
-from draft_shapes import Shapes
+import tiny_shapes as shapes
 from tiny import Drawn, write_tensors
 from tiny_dflash import spelled
+from tiny_shapes import Shapes
 
 DRAFTS_FILE = Path(__file__).resolve().parent / "wild" / "drafts.json"
 _WIDTHS = (
-    "hidden_size",
-    "intermediate_size",
-    "vocab_size",
-    "draft_vocab_size",
-    "head_dim",
-    "target_hidden_size",
-    "q_lora_rank",
-    "kv_lora_rank",
-    "qk_nope_head_dim",
-    "qk_rope_head_dim",
-    "v_head_dim",
-    "moe_intermediate_size",
-    "shared_expert_intermediate_size",
-)
+    "hidden_size", "intermediate_size", "vocab_size", "draft_vocab_size", "head_dim",
+    "target_hidden_size", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
+    "v_head_dim", "moe_intermediate_size", "shared_expert_intermediate_size",
+)  # fmt: skip
 _SECTIONS = ("transformer_layer_config", "dflash_config", "text_config")
 
 
@@ -192,22 +182,13 @@ def _medusa(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:
     return found
 
 
-_KINDS = {
-    "eagle3-llama": _eagle3,
-    "eagle3-mla": _eagle3,
-    "eagle3-moe": _eagle3_moe,
-    "peagle": _peagle,
-    "dflash": _dflash,
-    "dspark": _dspark,
-    "domino": _domino,
-    "dflash2": _dflash,
-    "eagle1": _eagle1,
-    "deepseek-mtp": _nextn,
-    "qwen3-next-mtp": _qwen3_next_mtp,
-    "step3p5-mtp": _step3p5,
-    "medusa": _medusa,
+_KINDS: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], Shapes]] = {
+    "eagle3-llama": _eagle3, "eagle3-mla": _eagle3, "eagle3-moe": _eagle3_moe, "peagle": _peagle,
+    "dflash": _dflash, "dspark": _dspark, "domino": _domino, "dflash2": _dflash,
+    "eagle1": _eagle1, "deepseek-mtp": _nextn, "qwen3-next-mtp": _qwen3_next_mtp,
+    "step3p5-mtp": _step3p5, "medusa": _medusa,
     "causal-lm": lambda tensors, config: shapes.causal_lm(config, tensors["has"]),
-}
+}  # fmt: skip
 
 
 def _dtype(name: str) -> str:
