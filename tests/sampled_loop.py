@@ -4,14 +4,14 @@ Nothing of `validate/` is used here: it is what the expectation is checked again
 the draft's distribution q is accepted with probability min(1, p(y) / q(y)); where it is refused the
 target emits from max(0, p - q), and where all are accepted it emits one more token from p.
 
-    python tests/sampled_loop.py [--pair eagle3-llama ...]
+    python tests/sampled_loop.py [eagle3-llama ...]
 
 compares the rounds of this loop with the expected ones on the very texts that it wrote.
 """
 
-import argparse
 import json
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -222,11 +222,8 @@ def difference(pairs: Tensor) -> tuple[float, float]:
 
 def main() -> None:
     """Print one row per pair and way of sampling."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--pair", choices=tuple(REFERENCES), nargs="*", default=list(REFERENCES))
-    options = parser.parse_args()
     ways = (Sampled(), Sampled(temperature=0.6, top_p=0.95), Sampled(temperature=0.8, top_k=20))
-    for name in options.pair:
+    for name in sys.argv[1:] or REFERENCES:
         for how in ways:
             found = compare(name, how, num_prompts=None, num_new_tokens=96, seed=0)
             (counted, expected), accepted = found.sum(0)

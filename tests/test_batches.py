@@ -9,23 +9,22 @@ from typing import Any, cast
 import pytest
 import torch
 from draftquant.calibration.passes import draft_inputs
-from draftquant.calibration.passes import draft_inputs as batches
 from draftquant.calibration.passes.draft_inputs import (
     batches_of,
-    first_hidden,
-    proposals_of_batch,
+    first_hidden_of_batch,
     read_ahead,
 )
 from draftquant.calibration.passes.on_traces import chosen_num_draft_tokens
 from draftquant.calibration.passes.proposals import NOTHING
 from draftquant.calibration.prompts.prompt_file import read_prompts
+from draftquant.calibration.traces import trace_folder
 from draftquant.calibration.traces.manifest import TraceEntry
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.trace_folder import TraceFolder
+from draftquant.quantize.files import torch_file
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes.errors import TraceError
-from draftquant.validate.counting.trace_replay import recorded_tokens, replay_drafts
-from proposing import draft_proposals
+from draftquant.validate.counting.trace_replay import replay_drafts
 from recorded import record_traces
 
 PAIRS = Path(__file__).parent / "pairs"
@@ -85,30 +84,6 @@ def test_a_batch_counts_what_single_prompts_count(traces: TraceFolder) -> None:
         assert dataclasses.replace(batched.traces, features=single.traces.features) == single.traces
 
 
-def test_hidden_states_of_a_batch_are_those_of_single_prompts(traces: TraceFolder) -> None:
-    draft = draft_of(traces, dtype=torch.float64)
-    batch = list(traces)
-    lengths = {trace.num_tokens for trace in batch}
-    assert len(lengths) > 3
-    found = proposals_of_batch(draft, traces, batch, num_draft_tokens=3)
-    together = draft_inputs.first_hidden_of_batch(draft, traces, batch)
-    for i, trace in enumerate(batch):
-        alone = first_hidden(draft, traces, trace)
-        torch.testing.assert_close(together[i, : len(alone)], alone, rtol=0, atol=1e-12)
-        expected = draft_proposals(
-            draft.forward,
-            alone,
-            trace.token_ids,
-            first_row=trace.prompt_length - 1,
-            num_draft_tokens=3,
-        )
-        right = expected.token_ids == recorded_tokens(trace, expected.token_ids)
-        reached = torch.cat((torch.ones(len(right), 1), right[:, :-1].cumprod(dim=1)), dim=1)
-        counted = torch.where(reached.bool(), expected.token_ids, NOTHING)
-        assert torch.equal(found[i].token_ids, counted)
-        assert found[i].recorded_logprobs is expected.recorded_logprobs is None
-
-
 def test_one_scale_for_a_call_is_not_shared_by_prompts(
     traces: TraceFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,7 +92,7 @@ def test_one_scale_for_a_call_is_not_shared_by_prompts(
     whole = dataclasses.replace(draft, activations=dict.fromkeys(draft.linears, "tensor-dynamic"))
     assert not whole.rounds_alone
     sizes: list[int] = []
-    original = batches.proposals_of_batch
+    original = draft_inputs.proposals_of_batch
 
     def noted(*arguments: Any, **options: Any) -> Any:
         sizes.append(len(arguments[2]))
@@ -131,6 +106,19 @@ def test_one_scale_for_a_call_is_not_shared_by_prompts(
         original(one, traces, batch, num_draft_tokens=3)[0].token_ids for one in (draft, whole)
     ]
     assert [bool((ids == NOTHING).any()) for ids in found] == [True, False]
+
+
+def test_long_texts_are_read_by_blocks(
+    traces: TraceFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft, (first, second, *_) = draft_of(traces), traces.manifest.prompts
+    asked = ([first], [first, second])
+    whole = [first_hidden_of_batch(draft, traces, [*map(traces.load, one)]) for one in asked]
+    for module in (torch_file, draft_inputs, trace_folder):
+        monkeypatch.setattr(module, "BLOCK_ROWS", 7)
+    for one, expected in zip(asked, whole, strict=True):
+        found = first_hidden_of_batch(draft, traces, [*map(traces.load, one)])
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_the_next_batch_is_read_while_one_is_worked_on() -> None:

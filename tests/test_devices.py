@@ -8,6 +8,7 @@ the second fail.
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,6 @@ from draftquant.quantize.drafts import forward as draft_forward
 from draftquant.quantize.layouts import get_layout
 from draftquant.quantize.layouts.layout import Columns
 from draftquant.quantize.numerics.number_formats import _values_on
-from draftquant.quantize.stored.loading import LoadedDraft
 from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import DeviceError
 from draftquant.recipes.schema import Algorithm
@@ -106,46 +106,6 @@ def _no_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counted_rows, "_read", lambda flags: np.arange(len(flags)) % 3 < 2)
 
 
-def on_other(case: Any, on_input: Any, mode: FakeTensorMode) -> LoadedDraft:
-    weights = {name: mode.from_tensor(w).to(META) for name, w in case.weights.items()}
-    return LoadedDraft(
-        name="fake",
-        family=case.family,
-        geometry=case.geometry,
-        weights=weights,
-        quantized=(),
-        linears=(),
-        activations={},
-        forward=case.family.forward(case.geometry, weights, on_input),
-        fusion_sha256="",
-        dtype=torch.float32,
-        device=META,
-    )
-
-
-def traces_of(case: Any, mode: FakeTensorMode) -> tuple[Any, list[PromptTrace]]:
-    """Two prompts of different lengths on the CPU, as a trace folder gives them."""
-    tokens, features = mode.from_tensor(case.token_ids), mode.from_tensor(case.features)
-    batch = [
-        PromptTrace(
-            id=f"p{i}",
-            category="",
-            prompt_length=2 + i,
-            token_ids=tokens[i, : count + 1],
-            features=features[i, :count],
-            target_top1=tokens[i, 1 : count + 1],
-        )
-        for i, count in enumerate((12, 9))
-    ]
-
-    class Traces:
-        class manifest:  # noqa: N801 - an attribute
-            class features:  # noqa: N801
-                kind = "aux"
-
-    return Traces, batch
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("_no_values")
 @pytest.mark.parametrize(
@@ -156,27 +116,40 @@ def traces_of(case: Any, mode: FakeTensorMode) -> tuple[Any, list[PromptTrace]]:
 def test_a_replay_computes_where_the_draft_is(draft: str, activations: Any) -> None:
     case, seen = case_of(draft), set[torch.device]()
     narrow = {n: w.bfloat16() if w.is_floating_point() else w for n, w in case.weights.items()}
-    case = dataclasses.replace(case, weights=narrow)
+    ids, wide = case.token_ids, case.features
+    # two prompts of different lengths on the CPU, as a trace folder gives them
+    read = [(ids[i, : n + 1], wide[i, :n], ids[i, 1 : n + 1]) for i, n in enumerate((12, 9))]
 
     with FakeTensorMode() as mode:
         rounded = rounding(activations, case)
-        rounded._scales = {
-            name: None if scale is None else scale.to(META)
-            for name, scale in rounded._scales.items()
-        }
+        rounded._scales = {n: s if s is None else s.to(META) for n, s in rounded._scales.items()}
 
         def observe(name: str, x: Tensor) -> Tensor:
             seen.add(x.device)
             return rounded(name, x)
 
-        traces, batch = traces_of(case, mode)
-        placed = on_other(case, observe, mode)
+        weights = {name: mode.from_tensor(w).to(META) for name, w in narrow.items()}
+        placed: Any = SimpleNamespace(
+            name="fake", family=case.family, geometry=case.geometry, weights=weights,
+            quantized=(), linears=(), activations={}, rounds_alone=True,
+            forward=case.family.forward(case.geometry, weights, observe),
+            fusion_sha256="", dtype=torch.float32, device=META,
+        )  # fmt: skip
+        batch = [
+            PromptTrace(
+                id="", category="", prompt_length=2 + i, token_ids=a, features=b, target_top1=c
+            )
+            for i, (a, b, c) in enumerate([map(mode.from_tensor, parts) for parts in read])
+        ]
+        traces: Any = SimpleNamespace(
+            manifest=SimpleNamespace(features=SimpleNamespace(kind="aux"))
+        )
         found = proposals_of_batch(placed, traces, batch, num_draft_tokens=K)
         shapes = [(tuple(one.token_ids.shape), one.token_ids.device) for one in found]
         assert seen == {META}
         # N - 1 - K - (P - 1) rows of N = 13 and 10 tokens, with the results back on the CPU.
         assert shapes == [((8, K), CPU), ((4, K), CPU)]
-        placed.weights["fc.weight"] = placed.weights["fc.weight"].cpu()  # type: ignore[index]
+        weights["fc.weight"] = weights["fc.weight"].cpu()
         with pytest.raises(RuntimeError, match=r"same device, but found .* meta and cpu"):
             proposals_of_batch(placed, traces, batch, num_draft_tokens=K)
 

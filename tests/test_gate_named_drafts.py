@@ -1,6 +1,5 @@
 """Measurements and parity beside named drafts: what was measured has to be of these."""
 
-import dataclasses
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,17 +7,14 @@ from typing import Any
 
 import pytest
 from draftquant.api import gate
-from draftquant.calibration.traces.held_out import check_held_out_measured
 from draftquant.calibration.traces.prompt_trace import prompt_sha256
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.files.provenance import SeenPrompts
 from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import GateError
-from draftquant.validate.judging.candidate_origin import DraftFolder
 from draftquant.validate.measure.measurement_file import line_of
 from draftquant.validate.parity.finding import Finding, write_findings
 from draftquant.validate.runs.report_pages import draft_identity
@@ -141,17 +137,3 @@ def test_what_is_known_of_named_drafts_is_that_of_their_folders(
     asserted = gate(work / "bf16", own, measured=runs, unrecorded=True)
     assert asserted.verdict == "PASS"
     assert any("weights are not compared" in warning for warning in asserted.warnings)
-
-
-def test_prompts_that_made_the_candidate_do_not_judge_it_when_they_are_served(work: Path) -> None:
-    """And near copies are said not to be noticed."""
-    record = DraftFolder.read(work / "fp8").quantized_by
-    assert record is not None
-    prompts = [("p0", prompt_sha256([0])), ("p1", prompt_sha256([1]))]
-    assert check_held_out_measured(record, prompts, "b") == ()
-    seen = SeenPrompts(sha256=(prompts[1][1],))
-    calibrated = dataclasses.replace(record, calibration_prompts=seen.sha256)
-    with pytest.raises(GateError, match=r"1 of its 2 prompts were used to calibrate .*: p1"):
-        check_held_out_measured(calibrated, prompts, "b")
-    (said,) = check_held_out_measured(calibrated, prompts[:1], "b")
-    assert "near copies of the prompts" in said

@@ -5,7 +5,6 @@ back; states on the disk are replaced whole, and damage is told; which step is t
 """
 
 import dataclasses
-import math
 import random
 from collections import Counter
 from pathlib import Path
@@ -15,7 +14,6 @@ import torch
 from draftquant.calibration.rounding.latents import (
     LatentWeight,
     learning_rate_share,
-    straight_through,
 )
 from draftquant.calibration.rounding.learned_state import (
     KeptRounding,
@@ -137,16 +135,6 @@ def test_latents_beyond_the_last_code_come_back(
     one.keep_within_reach()
     assert (one.codes[0] == high).all()
     assert (one.codes[1] == low).all()
-
-
-def test_straight_through_is_exact() -> None:
-    """Adding a difference to a value would round it: 1e8 + 1 is 1e8 in float32."""
-    free = torch.tensor([1e8, -3.7, 0.1], requires_grad=True)
-    value = torch.tensor([1.0, -4.0, 1 / 3])
-    found = straight_through(value, free)
-    assert torch.equal(found, value)
-    found.backward(torch.tensor([2.0, math.pi, -1.0]))
-    assert torch.equal(free.grad, torch.tensor([2.0, math.pi, -1.0]))
 
 
 # ---- what is learned from, and what is held back

@@ -34,6 +34,7 @@ from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import ActivationFormat, Algorithm, load_recipe
 from draftquant.recipes.errors import BackendError, CalibrationError, ForwardError, TraceError
+from mixes import DOWN, FP8_STATIC, NVFP4, mixed
 from rounding_pairs import RoundingPair, shared_pair
 from safetensors.torch import load_file, save_file
 from tied_pair import HIDDEN, save_draft, tied
@@ -156,7 +157,15 @@ def test_every_linear_has_a_scale_and_fused_ones_share_it(
     draft: LoadedDraft, traces: TraceFolder
 ) -> None:
     """NVFP4 stores that of its groups: six, the largest FP4, times 448, the largest FP8 scale."""
-    largest = measure_absmax(DraftRun(draft, traces, 3))
+    largest, seen = measure_absmax(DraftRun(draft, traces, 3)), dict[str, float]()
+
+    def look(name: str, x: Tensor) -> Tensor:
+        seen[name] = max(seen.get(name, 0.0), -float(x.min()), float(x.max()))
+        return x
+
+    forward = draft.family.forward(draft.geometry, draft.weights, look)
+    run_over_traces(forward, DraftRun(draft, traces, 3))
+    assert largest.items() <= seen.items()
     assert sorted(largest) == sorted(draft.linears)
     assert len({largest[ATTENTION + name] for name in ("q_proj", "k_proj", "v_proj")}) == 1
     assert largest[MLP + "gate_proj"] == largest[MLP + "up_proj"]
@@ -169,6 +178,20 @@ def test_every_linear_has_a_scale_and_fused_ones_share_it(
             assert absmax / most <= scale < 2 * absmax / most
             assert math.frexp(scale)[0] == 0.5  # a power of two
     assert stored_scale(0.0, fp8) == 1
+
+
+def test_static_scales_are_those_of_the_format_of_each_linear(
+    draft: LoadedDraft, traces: TraceFolder
+) -> None:
+    recipe = mixed(NVFP4, (FP8_STATIC, DOWN))
+    plan = make_plan(recipe, read_draft(Checkpoint.open(tied() / "draft")))
+    run = DraftRun(draft, traces, 3)
+    largest, scales = measure_absmax(run), calibrated_scales(plan, run).input_scales
+    assert len(scales) == len(plan.quantized)
+    for step in plan.quantized:
+        form = (FP8_STATIC if step.row.module.endswith("down_proj") else NVFP4).activations
+        wanted = stored_scale(largest[step.row.canonical.removesuffix(".weight")], form)
+        assert scales[step.row.module] == wanted
 
 
 def test_no_data_or_broken_data(tmp_path: Path, draft: LoadedDraft, traces: TraceFolder) -> None:

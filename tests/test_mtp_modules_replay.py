@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tied_modules(folder / "draft", folder / "target")
     prompts = [
         Prompt(id=f"p{i}", category="a", token_ids=tokens)
-        for i, tokens in enumerate(tied_pair.prompt_tokens(4, 5))
+        for i, tokens in enumerate(tied_pair.prompt_tokens(6, 5))
     ]
     with transformers_in_float64():
         record_traces(

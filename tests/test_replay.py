@@ -216,6 +216,10 @@ def test_fused_traces_replay_like_aux_traces(folder: Path, tmp_path: Path) -> No
     (from_aux,) = replay_drafts([draft], TraceFolder.open(traces), num_draft_tokens=3)
     (from_fused,) = replay_drafts([draft], fused, num_draft_tokens=3)
     assert from_aux.prompts == from_fused.prompts
+    for quantized, said in (((), "the fc of another draft"), (("fc",), "its fc is quantized")):
+        other = dataclasses.replace(draft, fusion_sha256="0" * 64, quantized=quantized)
+        with pytest.raises(TraceError, match=said):
+            replay_drafts([other], fused, num_draft_tokens=3)
 
 
 def test_what_cannot_be_replayed(folder: Path, tmp_path: Path) -> None:

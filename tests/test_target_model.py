@@ -14,7 +14,6 @@ from draftquant.calibration.recording.target_model import (
     loaded_target,
 )
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes.errors import TraceError
 from recorded import record_traces
 from tied_pair import save_target
@@ -74,14 +73,3 @@ def test_a_target_that_does_not_fit_on_its_device(
     ):
         pass
     assert "spread it with --device-map auto, or record in a narrower --dtype" in str(caught.value)
-
-
-def test_fused_features_are_those_of_a_compact_draft(tmp_path: Path) -> None:
-    wide, compact = (
-        recorded(tmp_path / str(how), fuse_with=load_draft(PAIR / "draft", compact=how))
-        for how in (False, True)
-    )
-    assert wide.sha256 == compact.sha256
-    narrow = load_draft(PAIR / "draft", dtype=torch.bfloat16)
-    with pytest.raises(TraceError, match=r"its fc reads 768 values in torch.bfloat16"):
-        recorded(tmp_path / "other", fuse_with=narrow)
