@@ -9,9 +9,10 @@ import pytest
 import torch
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces import trace_info as feature_evidence
+from draftquant.calibration.traces.manifest import TraceEntry
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.target_tables import FINAL_NORM, SharedTables, TargetTables
-from draftquant.calibration.traces.trace_folder import TraceEntry, TraceFolder
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.traces.trace_info import FeatureEvidence, FeatureTally, head_agreement
 from draftquant.quantize.stored.stored_tables import HEAD
 from recorded import record_traces
