@@ -53,7 +53,6 @@ CONFIGS: Mapping[str, Sequence[tuple[dict[str, Any], str, str]]] = {
         ({"model_type": "eagle", "model": {"hidden_size": 64, "architectures": ["A"]}},
          "stand below 'model'", "move the keys of 'model' to the top level"),
         ({"attention_bias": True}, "attention_bias: expected false, got true", "cannot be quanti"),
-        ({"hidden_act": "gelu"}, "hidden_act: expected 'silu'", "cannot be replayed"),
         ({"num_hidden_layers": 10**12}, "1000000000000 layers, but 14 tensors", "correct 'num_hid"),
         *(({key: None}, f"{key}: missing key", f"add '{key}' {ADD}") for key in (
             "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")),
@@ -61,7 +60,6 @@ CONFIGS: Mapping[str, Sequence[tuple[dict[str, Any], str, str]]] = {
           for value in (0, 64.0, "64", True)),
         *(({"rms_norm_eps": value}, "rms_norm_eps: expected a positive number", "correct")
           for value in (0, "x", -(10**40))),
-        ({"rope_scaling": "yarn"}, "rope_scaling: expected an object", "correct"),
         *(({"eagle_config": {IDS: ids}}, f"{IDS}: expected {ORDER}", "correct")
           for ids in ([3, 1], [-1], [True], "1")),
         ({"eagle_config": {"use_aux_hidden_state": False}, "target_hidden_size": 32},
@@ -88,10 +86,8 @@ CONFIGS: Mapping[str, Sequence[tuple[dict[str, Any], str, str]]] = {
     "mla-pruned": (({}, "d2t: expected shape [96], got [48] (disagrees with draft_vocab", OTHER),),
     "dflash": (
         ({"dflash_config.target_layer_ids": None}, "missing key (engines guess", ""),
-        ({"dflash_config.target_layer_ids": [1, 3, 8]}, "ids below num_target_layers = 8, got", ""),
         ({"dflash_config.mask_token_id": 96}, "expected a token id in [0, 96), got 96", ""),
         ({"dflash_config.block_size": 1}, "at least 2, an anchor and a mask, got 1", ""),
-        ({"layer_types": [FULL]}, "layer_types: expected full_attention or sliding_attention", ""),
         ({"layer_types": [FULL, SLIDING]}, "sliding_window: missing key", ""),
         ({IDS: [1, 3, 5]}, f"{IDS}: expected target_layer_ids + 1, got [1, 3, 5]", ""),
         *(({place + key: value}, f"{key}: expected ", "no supported family computes this")
@@ -109,27 +105,20 @@ CONFIGS: Mapping[str, Sequence[tuple[dict[str, Any], str, str]]] = {
         ({"dflash_config.conv_kernel_size": None}, "conv_kernel_size: missing key", ""),
         ({"dflash_config.selector_top_k": 97}, "expected at most vocab_size 96", ""),
         ({"dflash_config.final_logit_softcapping": -3}, "softcapping: expected a pos", ""),
-        ({"dflash_config.markov_rank": 8}, "markov_rank: expected 0, got 8: a DSpark draft", ""),
         ({"draft_vocab_size": 48}, "expected vocab_size 96, got 48", "no engine serves"),
-        ({"architectures": ["DFlashDraftModel"]}, "conv_kernel_size: expected 0", ""),
     ),
     "dspark": (
         ({"markov_rank": None}, "markov_rank: missing key", ""),
         ({"markov_rank": 24}, "(disagrees with ", ""),
         ({"markov_head_type": "gated"}, "markov_head_type: expected 'vanilla', got 'gated'", ""),
-        ({"confidence_head_with_markov": False}, "expected shape [1, 64], got [1, 80]", ""),
-        ({"dspark_draft_topk": 8}, "dspark_draft_topk: expected None, got 8", ""),
-        ({"projector_type": "gru"}, "projector_type: expected 'dspark', got 'gru'", ""),
         ({"dflash_config": {"markov_rank": 8}}, "16 beside dflash_config.markov_rank", ""),
         ({"dspark_block_size": 7}, "block_size: 8 beside dspark_block_size: 7", ""),
         ({"dspark_bonus_anchor": True}, "True at the top level, where engines read it, but", ""),
-        ({"dflash_config": {"sample_from_anchor": False}}, "sample_from_anchor says False", ""),
     ),
     "mimo": (
         ({"num_nextn_predict_layers": 3}, "num_nextn_predict_layers: expected 1", ""),
     ),
     "deepseek": (
-        ({"scoring_func": "softmax"}, "scoring_func: expected 'sigmoid'", ""),
         ({"topk_group": 3}, "cannot be chosen from 3 of 2 groups", ""),
         ({"topk_group": 1, "num_experts_per_tok": 3}, "3 of 4 experts cannot be", ""),
         ({"architectures": ["Glm4MoeForCausalLM"]}, "but the tensors are those of deep", ""),
@@ -147,7 +136,6 @@ CONFIGS: Mapping[str, Sequence[tuple[dict[str, Any], str, str]]] = {
         ({IDS: [0, 4]}, f"{IDS}: expected ids from 1 (the output of layer 0)", "not supported"),
         ({"transformer_layer_config.model_type": "gemma3_text"},
          "transformer_layer_config: model_type: expected 'llama' or 'qwen3'", ""),
-        ({"transformer_layer_config.model_type": "qwen3"}, "missing: layers.0.self_attn.q_nor", ""),
     ),
     "speculators-eagle3-qwen3": (
         ({"transformer_layer_config.rms_norm_eps": None},
@@ -157,7 +145,6 @@ CONFIGS: Mapping[str, Sequence[tuple[dict[str, Any], str, str]]] = {
     ),
     "speculators-dflash": (
         ({AUX: None}, f"{AUX}: missing key", f"add '{AUX}'"),
-        ({"mask_token_id": 96}, "mask_token_id: expected a token id in [0, 96)", "give"),
         ({"sample_from_anchor": True}, "expected false, got true", "vLLM refuses it"),
     ),
 }  # fmt: skip
@@ -165,9 +152,7 @@ Q, LATENT = "midlayer.self_attn.q_proj.weight", "midlayer.self_attn.{}.weight"
 TENSORS: Mapping[str, Sequence[tuple[str, tuple[int, ...] | None, str, str]]] = {
     "llama": (
         (Q, (64, 64), "expected shape [64, 128], got [64, 64] (disagrees with 2 x hidden", OTHER),
-        ("midlayer.mlp.down_proj.weight", (64, 95), "(disagrees with intermediate_size", OTHER),
         ("lm_head.weight", (95, 64), "(disagrees with draft_vocab_size", OTHER),
-        ("norm.weight", (), "norm.weight: expected shape [64], got []", OTHER),
         ("midlayer.mlp.up_proj.weight", None, "are missing: layers.0.mlp.up_proj", EXPORT),
         ("midlayer.self_attn.q_porj.weight", (64,), "nearest: layers.0.self_attn.q", "remove"),
         ("layers.0.self_attn.q_proj.weight", (64, 128), f"{Q} and layers.0.self_attn", "one"),
@@ -180,7 +165,6 @@ TENSORS: Mapping[str, Sequence[tuple[str, tuple[int, ...] | None, str, str]]] = 
     "mla": (
         (LATENT.format("q_b_proj"), (128, 48), "x (qk_nope_head_dim + qk_rope_head_dim)", OTHER),
         (LATENT.format("kv_b_proj"), (160, 136), "x (qk_nope_head_dim + v_head_dim)", OTHER),
-        (LATENT.format("kv_a_layernorm"), None, "are missing: layers.0.self_attn.kv_a", EXPORT),
     ),
     "mla-two": (
         ("layers.1.self_attn.kv_a_proj_with_mqa.weight", (152, 128), "shape [152, 64], got", ""),
@@ -303,19 +287,14 @@ def test_a_draft_of_an_earlier_version_is_refused_by_name(kind: str, tmp_path: P
 
 
 OTHERS: tuple[tuple[str, str, str], ...] = (
-    ("K3DSparkModel", "x", "it is DSpark with another body, which is not supported"),
-    ("NemotronHMTPModel", "x", "it is an MTP layer of Nemotron-H"),
     ("DFlash3DraftModel", "x", "it is DFlash with layers of another kind"),
     ("Gemma4AssistantForCausalLM", "x", "it is Gemma's assistant"),
     ("UnheardForCausalLM", "markov_head.markov_w1.weight", "it is DSpark"),
-    ("UnheardForCausalLM", "mask_hidden", "it is P-EAGLE"),
     ("UnheardForCausalLM", "model.layers.61.eh_proj.weight", "it is an MTP layer"),
     ("UnheardForCausalLM", "model.layers.3.mlp.up_proj.weight", "it is a whole language model"),
     (LLAMA, "candidate_selector.prev_embedding.weight", "is the mark of DFlash2"),
-    (LLAMA, "model.layers.0.mlp.experts.0.up_proj.weight", "mark of language-model with a mixt"),
     (EAGLE3, "midlayer.self_attn.kv_b_proj.weight", "mark of eagle3-llama with latent attention"),
     (EAGLE3, "enorm.weight", "is the mark of EAGLE-3 with TensorRT-LLM's eh_proj"),
-    (DFLASH, "mask_hidden", "is the mark of P-EAGLE"),
 )
 
 

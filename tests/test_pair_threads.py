@@ -93,15 +93,9 @@ THREADS: dict[str, Thread] = {
         "declares fp8, which SGLang calls compatible, and reads it as modelopt_fp4",
         "--quantization modelopt_fp4", line=UNQUANT,
     ),
-    "vllm#40849": Thread(
-        eagle3, "vllm", "note", "does not reach the draft", changes=AWQ_TARGET,
-    ),
     "sglang#35534": Thread(
         lambda folder: tiny_dflash(folder, kind="dflash2"), "sglang", "note",
         "requires a dense FP16/BF16/FP32 target lm_head", head=NVFP4_HEAD,
-    ),
-    "sglang#35423": Thread(
-        tiny_dspark, "sglang", "note", "project through its own kernel", head=NVFP4_HEAD,
     ),
     "a shared head that is quantized": Thread(
         lambda folder: tiny_eagle3_llama(folder, head=False), "sglang", "refused",
@@ -121,18 +115,10 @@ THREADS: dict[str, Thread] = {
         tiny_dspark, "vllm", "warning", "stores no scales, so engines take 1",
         "--kv-cache-dtype fp8", line='"kv_cache_dtype": "bfloat16"',
     ),
-    "vllm#24505": Thread(
-        eagle3, "sglang", "warning", "stores no scales, so engines take 1",
-        "--kv-cache-dtype fp8", line="--speculative-draft-kv-cache-dtype auto",
-    ),
     "vllm#48787": Thread(
         tiny_dspark, "vllm", "warning", "(its quantization_config), and the draft's becomes",
         changes={"quantization_config": {**NVFP4, "kv_cache_quant_algo": "FP8"}},
         line='"kv_cache_dtype": "bfloat16"',
-    ),
-    "TensorRT-LLM#7842": Thread(
-        eagle3, "tensorrt-llm", "warning", "the draft's becomes the same",
-        changes={"quantization_config": {**NVFP4, "kv_cache_quant_algo": "FP8"}},
     ),
     "dflash-mlx#60": Thread(
         tiny_dflash, "vllm", "warning", "casts its bfloat16 weights", "--dtype float16",

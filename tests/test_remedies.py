@@ -72,17 +72,15 @@ def written(folder: Path, config: Mapping[str, object]) -> Path:
 
 
 KINDS: Mapping[str, tuple[Build, str]] = {
-    "gates": (made(tiny_dflash, "layers.0.self_attn.g_proj.weight"), "dflash with gates"),
     "MLX": (by_mlx(tiny_dflash, quantization=MLX, quantization_config=MLX), "MLX"),
     "MLA": (made(tiny_dflash, LATENT, name="DeepseekDFlashDraftModel"), "DFlash with latent"),
-    "DFlare": (made(tiny_dflash, name="DFlareDraftModel"), "it is DFlare"),
     "MTP": (made(tiny_eagle3_llama, name="Qwen3MoeForCausalLMMTP"), "an MTP layer"),
     "Nemotron": (
         made(tiny_eagle3_llama, name="NemotronHMTPModel", model_type="nemotron_h"), "Nemotron-H",
     ),
     "MLX undeclared": (by_mlx(tiny_eagle3_llama), "MLX"),
 }  # fmt: skip
-REFUSED: Mapping[str, EngineName] = {"MTP": "vllm", "MLA": "vllm", "DFlare": "sglang"}
+REFUSED: Mapping[str, EngineName] = {"MTP": "vllm", "MLA": "vllm"}
 """Executed: names that an engine has not, whatever model_type says."""
 OF_TENSORS = re.compile("remove|declare |set architectures|add |correct|export|incomplete|--fix")
 
@@ -162,7 +160,6 @@ MISTAKES: Mapping[str, Build] = {
     "P-EAGLE's name": made(LLAMA, name="PeagleLlamaForCausalLM"),
     "P-EAGLE": made(lambda at: with_mask_hidden(LLAMA(at)), name="PeagleLlamaForCausalLM",
                     mask_token_id=5),
-    "Qwen3's name": made(LLAMA, name="Eagle3Qwen3ForCausalLM"),
     "Qwen3's layers, named so": made(LLAMA, *HEAD_NORMS, name="Qwen3ForCausalLM"),
     "MLA, named Llama": made(tiny_eagle3_mla, name="LlamaForCausalLMEagle3"),
     "MLA, named as a model": made(tiny_eagle3_mla, name="DeepseekV3ForCausalLM",
@@ -171,7 +168,6 @@ MISTAKES: Mapping[str, Build] = {
     "TorchSpec's model_type": made(DFLASH, model_type="dflash"),
     "no name": made(LLAMA, name=None),
     "nested": nested(),
-    "nested without a name": nested("architectures"),
     "MLX, and nothing packed": made(DFLASH, quantization_config=MLX),
     "the target's layers": made(LLAMA, num_hidden_layers=61),
     "a tied head": made(LLAMA, tie_word_embeddings=True),
