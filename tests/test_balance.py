@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draftquant.quantize.drafts.passes import ChainForward
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.lints.value_lints import balance_exponent
 from draftquant.quantize.making.execute import divide_norm, multiply_columns
-from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import BackendError
@@ -59,46 +57,6 @@ def test_halves_16_apart_keep_both(tmp_path: Path) -> None:
     for recipe, least, most in ((on, 0, 0.25), (off, 0.9, 1.1)):
         out = quantized_folder(source, tmp_path / str(most), recipe)
         assert least < small_half_error(source, out, "mla") < most
-
-
-@pytest.mark.parametrize(
-    ("family", "option"), [("llama", "norm_output"), ("mla", "norm_before_residual")]
-)
-def test_the_balanced_draft_computes_the_same_bits(
-    family: str, option: str, tmp_path: Path
-) -> None:
-    """Both changes on plain weights: logits and hidden states equal in float32, bit for bit."""
-    source = unbalanced(tmp_path / "draft", family, 1 / 16, config={option: True})
-    tensors = read_tensors(source)
-    norm = torch.from_numpy(values_of(tensors[NORM]).copy())
-    tensors[NORM] = store(divide_norm(norm, 4, NORM).numpy(), "BF16")
-    for leaf in CONCAT[family]:
-        name = f"midlayer.self_attn.{leaf}.weight"
-        weight = torch.from_numpy(values_of(tensors[name]).copy())
-        multiply_columns(weight, 4, name)
-        tensors[name] = store(weight.numpy(), "BF16")
-    balanced = tmp_path / "balanced"
-    BUILDERS[family](balanced, config={option: True})
-    write_tensors(balanced, tensors)
-    results = []
-    for folder in (source, balanced):
-        loaded = load_draft(folder)
-        assert isinstance(loaded.forward, ChainForward)
-        generator = torch.Generator().manual_seed(0)
-        hidden = torch.randn(1, 5, HIDDEN, generator=generator)
-        ids = torch.arange(5)[None]
-        after = loaded.forward.step(ids, hidden, torch.arange(5), plain_attention)
-        results.append((after, loaded.forward.logits(after)))
-    for one, other in zip(*results, strict=True):
-        assert torch.equal(one, other)
-
-
-def plain_attention(
-    _layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
-) -> torch.Tensor:
-    repeat = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
-    return (q @ k.mT * scale).softmax(-1) @ v
 
 
 def test_exponents_by_hand() -> None:

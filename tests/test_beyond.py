@@ -1,7 +1,6 @@
 """Beyond the layers: a head and an fc that a recipe quantizes, and what is refused of them."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -94,16 +93,6 @@ def test_a_folder_is_verified_audited_and_decoded(
         assert not torch.equal(found, exact)
 
 
-def test_the_declaration_names_a_head_of_the_usual_format(source: Path, tmp_path: Path) -> None:
-    quantized(source, BEYOND["fp8-head"], tmp_path / "out")
-    config = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))
-    declared = config["quantization_config"]
-    groups = declared["config_groups"]
-    assert [group["targets"] for group in groups.values()] == [["Linear"], ["re:.*lm_head$"]]
-    assert len({str({**group, "targets": None}) for group in groups.values()}) == 1
-    assert declared["format"] == "float-quantized"
-
-
 def test_verify_sees_a_bit_of_the_head_and_a_target_that_is_gone(
     source: Path, tmp_path: Path
 ) -> None:
@@ -119,9 +108,6 @@ def test_verify_sees_a_bit_of_the_head_and_a_target_that_is_gone(
     assert verify(out, source).ok
     edit_declaration(out, lambda declared: declared["config_groups"].pop("group_1"))
     assert "config_groups.group_1" in faults_of(verify(out, source))
-
-
-# What is refused.
 
 
 def refused(source: Path, recipe: Recipe, what: str, fix: str) -> None:

@@ -40,9 +40,6 @@ def edit_map(folder: Path, **changes: Any) -> None:
     (folder / INDEX_FILE).write_text(json.dumps(index), encoding="utf-8")
 
 
-# index
-
-
 def edit_index(folder: Path, **changes: Any) -> None:
     index = json.loads((folder / INDEX_FILE).read_text(encoding="utf-8"))
     (folder / INDEX_FILE).write_text(json.dumps(index | changes), encoding="utf-8")
@@ -86,9 +83,6 @@ def test_an_index_of_other_shards(
     refused(sharded, what, fix)
 
 
-# JSON files
-
-
 @pytest.mark.parametrize("file", ["config.json", INDEX_FILE])
 def test_json_file_that_is_no_object(file: str, sharded: Path) -> None:
     for content, what in (
@@ -97,9 +91,6 @@ def test_json_file_that_is_no_object(file: str, sharded: Path) -> None:
     ):  # fmt: skip
         (sharded / file).write_bytes(content)
         refused(sharded, what, "correct it, or download or export the file again")
-
-
-# safetensors files of the folder
 
 
 def test_a_folder_without_what_is_read(draft: Path) -> None:
@@ -127,9 +118,6 @@ def test_a_pickle_alone_names_the_command_that_reads_it(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError) as caught:
             open_it()
         assert command in caught.value.fix
-
-
-# side files, and digests
 
 
 def test_every_tensor_is_digested_whole(draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:

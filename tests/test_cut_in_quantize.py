@@ -9,7 +9,7 @@ import pytest
 from cuts import target
 from draftquant import api as dq
 from draftquant.quantize.files import staging
-from draftquant.quantize.files.staging import find_staging, staging_name
+from draftquant.quantize.files.staging import find_staging
 from draftquant.recipes.errors import DraftQuantError, GateError, OutputError
 from draftquant.scripts.cli import main
 from said_traces import write_said
@@ -88,29 +88,6 @@ def test_a_recipe_that_does_not_fit_and_a_full_disk_come_before_anything_is_writ
         with pytest.raises(OutputError, match=r"needs [\d,]+ bytes"):
             dq.quantize(folder / "draft", "fp8-ptpc", tmp_path / "out", **arguments)
     assert not list(tmp_path.iterdir())
-
-
-def test_what_a_killed_run_left_is_hidden_and_goes(folder: Path, tmp_path: Path) -> None:
-    left: list[Path] = []
-
-    def killed(*_arguments: object, **_more: object) -> None:
-        left.extend(path for path in tmp_path.iterdir())
-        raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("draftquant.calibration.quantizing.quantize_draft", killed)
-        with pytest.raises(KeyboardInterrupt):
-            dq.quantize(
-                folder / "draft", "fp8-ptpc", tmp_path / "out", traces=folder / "traces",
-                vocab_size=SIZE,
-            )  # fmt: skip
-    (hidden,) = left
-    assert hidden.name == staging_name("out.source")
-    assert not list(tmp_path.iterdir())
-    dead = tmp_path / hidden.name.replace(hidden.name.split(".")[-2].split("-")[0], "9999999", 1)
-    (dead / "draft").mkdir(parents=True)  # as if by a process that is not there any more
-    (dead / "draft" / "config.json").write_text("{}")
-    assert list(dq.clean(tmp_path).removed) == [dead.name]
 
 
 def test_by_coverage_and_with_the_targets_head(folder: Path, tmp_path: Path) -> None:

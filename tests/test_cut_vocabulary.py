@@ -10,7 +10,6 @@ import pytest
 from cuts import IDS, cut, target
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.lints.catalogue import find_lints
 from draftquant.quantize.verify import verify
 from draftquant.recipes.errors import CheckpointError, DraftQuantError, PlanError
 from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama
@@ -103,19 +102,6 @@ def test_a_draft_without_a_head_is_given_rows_of_its_target(tmp_path: Path) -> N
     assert not verify(tmp_path / "cut", source, target=model).ok
     with pytest.raises(PlanError, match="expected at least 96 rows of 64, got 96 of 32"):
         cut(source, tmp_path / "other", target=target(tmp_path / "narrow", hidden=32))
-
-
-def test_a_trainer_whose_cuts_are_wrong_is_not_blamed_for_ours(tmp_path: Path) -> None:
-    """TorchSpec's own cut takes other rows."""
-    signed = {"_torchspec_version": "0.1"}
-    whole = tiny_dflash(tmp_path / "draft", head=True, config=signed)
-    cut(whole, tmp_path / "cut")
-    theirs = tiny_dflash(tmp_path / "theirs", pruned_vocabulary=True, config=signed)
-    found = [
-        {lint.name for lint in find_lints(read_draft(Checkpoint.open(folder)))}
-        for folder in (tmp_path / "cut", theirs)
-    ]
-    assert ["pruned-head" in names for names in found] == [False, True]
 
 
 def repeated(folder: Path) -> Path:

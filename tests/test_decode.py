@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from compressed_tensors.compressors import pack_to_int32
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored.decoded_numbers import E4M3, floats, unpack_int4
 from draftquant.quantize.stored.layouts import LAYOUTS
@@ -36,9 +35,6 @@ def as_bytes(values: Any) -> Any:
     return np.ascontiguousarray(values).view(np.uint8)
 
 
-# ---- independence
-
-
 def test_verify_runs_without_torch(source: Path, tmp_path: Path) -> None:
     out = quantize_by_hand(source, tmp_path / "out", MADE["ct-int4"])
     code = (
@@ -47,9 +43,6 @@ def test_verify_runs_without_torch(source: Path, tmp_path: Path) -> None:
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, out, source], check=True)
-
-
-# ---- numbers
 
 
 def test_all_fp8_codes_are_those_of_torch_and_of_the_definition() -> None:
@@ -82,14 +75,6 @@ def test_a_word_by_hand(pack_method: str, codes: list[int]) -> None:
     assert unpack_int4(word, pack_method, offset=0).tolist() == [codes]
 
 
-@pytest.mark.parametrize("columns", [8, 16, 21, 100])
-def test_packed_words_of_compressed_tensors(columns: int) -> None:
-    codes = torch.randint(-8, 8, (5, columns), generator=torch.Generator().manual_seed(columns))
-    words = pack_to_int32(codes.to(torch.int8), num_bits=4).numpy()
-    decoded = unpack_int4(np.ascontiguousarray(words), "order", offset=8)
-    np.testing.assert_array_equal(decoded[:, :columns], codes)
-
-
 @pytest.mark.some(8)
 @pytest.mark.parametrize("name", sorted(MADE))
 def test_decoding_by_rows_and_whole(name: str, source: Path, tmp_path: Path) -> None:
@@ -105,9 +90,6 @@ def test_decoding_by_rows_and_whole(name: str, source: Path, tmp_path: Path) -> 
         part = linear.decoded(rows)
         expected = whole.dequantized()[rows.start : rows.stop]
         np.testing.assert_array_equal(part.dequantized(), expected)
-
-
-# ---- declarations
 
 
 def scheme_of(folder: Path) -> DeclaredScheme | None:
@@ -177,33 +159,6 @@ def test_the_second_declaration_of_modelopt_must_agree(
     edit_json(out / "hf_quant_config.json", quantization=quantization)
     with pytest.raises(VerifyError, match=r"hf_quant_config\.json: quantization"):
         scheme_of(out)
-
-
-@pytest.mark.parametrize(
-    ("layout", "pattern", "excluded", "not_excluded"),
-    [
-        ("quark", "fc", ["fc"], ["model.fc", "fcx", "fc2"]),
-        ("quark", "*.fc", ["model.fc"], ["fc"]),
-        ("quark", "re:.*fc$", ["fc", "model.fc"], ["fc.x"]),
-        ("compressed-tensors", "re:fc", ["fc", "fc_norm"], ["model.fc"]),
-        ("compressed-tensors", "*fc*", ["*fc*"], ["fc", "model.fc"]),
-        ("modelopt", "*fc*", ["fc", "model.fc"], ["model.layers.0"]),
-        ("modelopt", "re:.*fc$", [], ["fc", "model.fc"]),
-    ],
-)
-def test_exclude_patterns(
-    layout: str, pattern: str, excluded: list[str], not_excluded: list[str]
-) -> None:
-    scheme = DeclaredScheme(
-        layout=LAYOUTS[layout],
-        weight_dtype="fp8_e4m3",
-        granularity="channel",
-        pack_method=None,
-        activations="none",
-        excludes=(pattern,),
-    )
-    assert all(scheme.is_excluded(name) for name in excluded)
-    assert not any(scheme.is_excluded(name) for name in not_excluded)
 
 
 def of_targets(*targets: str) -> DeclaredScheme:

@@ -103,16 +103,6 @@ def test_fp8_is_decoded_as_it_is_declared(
     assert np.abs(loaded - plain).max() > 0
 
 
-def test_a_power_of_two_that_is_not_the_next_one(source: Path, tmp_path: Path) -> None:
-    powers = {"powers": True, "scale_fmt": "ue8m0"}
-    out = fp8_folder(source, tmp_path / "out", (128, 128), "F32", **powers)
-    tensors = read_tensors(out)
-    scale = values_of(tensors[f"{UP}.weight_scale_inv"]) * 4
-    tensors[f"{UP}.weight_scale_inv"] = store(scale, "F32")
-    write_tensors(out, tensors, metadata={"format": "pt"})
-    assert any("weight_scale_inv" in f.where for f in verify(out, source, foreign=True).faults)
-
-
 def test_scales_may_be_negative(source: Path, tmp_path: Path) -> None:
     """AutoRound's symmetric scales have the sign that puts the largest weight at -8."""
     out = gptq_folder(source, tmp_path / "out")

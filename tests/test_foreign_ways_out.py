@@ -10,11 +10,8 @@ import torch
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.stored_declaration import declared_scheme
-from draftquant.quantize.verify import verify
 from draftquant.recipes.errors import CheckpointError, DeclarationError
-from handmade import LINEARS
-from handmade_gptq import packed
-from tiny import Stored, edit_json, read_tensors, store, tiny_eagle3_llama, values_of, write_tensors
+from tiny import edit_json, read_tensors, tiny_eagle3_llama, write_tensors
 from verify_cases import quantized_folder
 
 WEIGHTS = {"num_bits": 4, "type": "int", "symmetric": True, "dynamic": False,
@@ -41,41 +38,6 @@ def declared(source: Path, folder: Path, declaration: dict[str, Any]) -> Checkpo
         (folder / path.name).write_bytes(path.read_bytes())
     edit_json(folder / "config.json", quantization_config=declaration)
     return Checkpoint.open(folder)
-
-
-@pytest.mark.parametrize(("size", "order"), [(16, None), (256, "weight")])
-def test_groups_of_any_size_are_read_to_the_last_bit(
-    size: int, order: str | None, source: Path, tmp_path: Path
-) -> None:
-    """By hand: absmax / 7.5 of each group, and eight numbers to a word, the first one lowest."""
-    declaration = compressed(group_size=size, actorder=order)
-    out, tensors, expected = tmp_path / "out", dict[str, Stored](), {}
-    declared(source, out, declaration)
-    for name, tensor in read_tensors(source).items():
-        module = name.removesuffix(".weight")
-        if module.rpartition(".")[2] not in LINEARS:
-            tensors[name] = tensor
-            continue
-        w = values_of(tensor)
-        groups = w.reshape(len(w), -1, size)
-        scale = values_of(store(np.abs(groups).max(2) / 7.5, "BF16"))
-        codes = np.rint(groups / scale[:, :, None]).clip(-8, 7)
-        expected[module] = (codes * scale[:, :, None]).reshape(w.shape)
-        words = np.ascontiguousarray(packed(codes.reshape(w.shape).T + 8, 4).T)
-        tensors[f"{module}.weight_packed"] = Stored("I32", words.shape, words.tobytes())
-        tensors[f"{module}.weight_scale"] = store(scale, "BF16")
-        shape = np.array(w.shape, np.int64)
-        tensors[f"{module}.weight_shape"] = Stored("I64", (2,), shape.tobytes())
-    write_tensors(out, tensors, metadata={"format": "pt"})
-    scheme = declared_scheme(Checkpoint.open(out))
-    assert scheme is not None
-    assert (scheme.group_size, scheme.ordered) == (size, False)
-    assert verify(out, source, foreign=True).faults == ()
-    loaded = load_draft(out)
-    stored = next(iter(expected))
-    leaf = f"{stored.partition('.')[2]}.weight"
-    (own,) = [name for name in loaded.weights if name.endswith(leaf)]
-    assert np.array_equal(loaded.weights[own].numpy(), expected[stored])
 
 
 @pytest.mark.parametrize("zero", [8, 9])

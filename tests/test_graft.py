@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
 from tiny import edit_json, read_tensors
 from tiny_target import FORMS, MTP, quantized_target, tiny_target, write_shards
+from verify_cases import edit_declaration
 
 INDEX = "model.safetensors.index.json"
 LAYER_RECIPES = {"int4": "int4-group128", "fp8": "fp8-ptpc"}
@@ -77,13 +79,9 @@ def test_target_and_layer_each_in_its_own_format(
     before = states(target)
     assert graft(target, own, out) == 0
     assert states(target) == before
-    tensors = read_tensors(out)
-    whole, alone = read_tensors(target), read_tensors(own)
-    starts = f"{MTP[kind]}."
-    assert {n: t for n, t in tensors.items() if not n.startswith(starts)} == whole
-    assert {n: t for n, t in tensors.items() if n.startswith(starts)} == {
-        n: t for n, t in alone.items() if n.startswith(starts)
-    }
+    tensors, starts = read_tensors(out), f"{MTP[kind]}."
+    layer_alone = {n: t for n, t in read_tensors(own).items() if n.startswith(starts)}
+    assert tensors == read_tensors(target) | layer_alone
     for file in target.glob("*.safetensors"):
         assert (out / file.name).samefile(file)
     index = json.loads((out / INDEX).read_text(encoding="utf-8"))
@@ -127,10 +125,11 @@ def test_shard_that_holds_a_part_of_a_replaced_layer_is_written_without_it(
     before = states(target)
     assert graft(target, layer, out, "--replace") == 0
     assert states(target) == before
-    whole, tensors = read_tensors(target), read_tensors(out)
-    assert {n: t for n, t in whole.items() if not n.startswith("model.layers.2.")} == {
-        n: t for n, t in tensors.items() if not n.startswith("model.layers.2.")
-    }
+    whole, tensors = (
+        {n: t for n, t in read_tensors(each).items() if not n.startswith("model.layers.2.")}
+        for each in (target, out)
+    )
+    assert whole == tensors
     linked = {path.name for path in target.glob("*.safetensors") if (out / path.name).exists()}
     same = {name for name in linked if (out / name).samefile(target / name)}
     assert linked - same
@@ -179,11 +178,7 @@ def test_a_head_of_a_tied_target_is_held_against_its_embedding(
 
 
 def copied(folder: Path, tmp_path: Path) -> Path:
-    target = tmp_path / "target"
-    target.mkdir()
-    for path in folder.iterdir():
-        (target / path.name).write_bytes(path.read_bytes())
-    return target
+    return Path(shutil.copytree(folder, tmp_path / "target"))
 
 
 def other_index(folders: Path, tmp_path: Path) -> tuple[Path, Path]:
@@ -249,9 +244,8 @@ def test_excludes_of_the_target_that_mean_the_layer_are_narrowed(
     folders: Path, tmp_path: Path
 ) -> None:
     target = copied(folders / "glm-ct-fp8", tmp_path)
-    declared = config_of(target)["quantization_config"]
-    declared["ignore"] += ["re:.*shared_experts.*", "model.layers.2.self_attn.q_proj"]
-    edit_json(target / "config.json", quantization_config=declared)
+    more = ["re:.*shared_experts.*", "model.layers.2.self_attn.q_proj"]
+    edit_declaration(target, lambda d: d["ignore"].extend(more))
     out = tmp_path / "out"
     assert graft(target, folders / "glm-int4", out) == 0
     ignore = config_of(out)["quantization_config"]["ignore"]
@@ -271,8 +265,12 @@ def test_excludes_of_the_target_that_mean_the_layer_are_narrowed(
 WRONG: dict[str, Callable[[Path], object]] = {
     "a byte of a copied shard": lambda out: flip(out / "model-00001-of-00003.safetensors"),
     "a byte of the layer": lambda out: flip(out / "mtp.safetensors"),
-    "another exclude": lambda out: exclude(out, "re:.*layers.0.*"),
-    "a KV cache": lambda out: declare(out, kv_cache_scheme={"num_bits": 8, "type": "float"}),
+    "another exclude": lambda out: edit_declaration(
+        out, lambda d: d["ignore"].append("re:.*layers.0.*")
+    ),
+    "a KV cache": lambda out: edit_declaration(
+        out, lambda d: d.update(kv_cache_scheme={"num_bits": 8, "type": "float"})
+    ),
     "a key of config.json": lambda out: edit_json(out / "config.json", rope_theta=1.0),
     "a foreign file": lambda out: write_text(out / "notes.txt", "x"),
     "the record": lambda out: edit_json(out / "draftquant.json", argv=["x"]),
@@ -284,18 +282,6 @@ def flip(path: Path) -> None:
     content[-1] ^= 1
     path.unlink()
     path.write_bytes(content)
-
-
-def exclude(out: Path, pattern: str) -> None:
-    declared = config_of(out)["quantization_config"]
-    declared["ignore"].append(pattern)
-    edit_json(out / "config.json", quantization_config=declared)
-
-
-def declare(out: Path, **changes: Any) -> None:
-    edit_json(
-        out / "config.json", quantization_config=config_of(out)["quantization_config"] | changes
-    )
 
 
 @pytest.fixture(scope="module")

@@ -116,9 +116,6 @@ def test_no_network(tmp_path: Path) -> None:
     assert "Traceback" not in run.stderr
 
 
-# Without a network
-
-
 @pytest.mark.parametrize(
     "reference",
     ["nonsense", "a/b/c", "/absent/folder", "owner/name@", "../x", "a b/c", "\n"],

@@ -76,9 +76,6 @@ def test_words_of_the_compressed_tensors_package(columns: int) -> None:
         assert not ((ours ^ theirs)[:, -1] & ((1 << used) - 1)).any()
 
 
-# compressed-tensors: its own classes read what we write
-
-
 def ct_recipe(weights: WeightFormat, activations: ActivationFormat | None) -> Recipe:
     return dataclasses.replace(load_recipe("fp8-ptpc"), weights=weights, activations=activations)
 

@@ -13,11 +13,9 @@ from typing import Any
 import pytest
 import torch
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes.errors import CheckpointError
-from draftquant.scripts.cli import main
 from reference_mtp import ReferenceModules
 from test_mtp import TOLERANCE
 from tiny import edit_json
@@ -67,23 +65,6 @@ def test_subtree_of_several_layers(tmp_path: Path) -> None:
     assert "num_nextn_predict_layers" in caught.value.fix
     with pytest.raises(CheckpointError, match=r"no tensor lies below 'model\.layers\.5'"):
         Checkpoint.open(target, subtree="model.layers.3,model.layers.5")
-
-
-def test_what_vllm_says_of_step(tmp_path: Path) -> None:
-    """Executed: `experiments/engines/mtp.json`."""
-    source = tiny_step3p5_mtp(tmp_path / "draft", number=45)
-    plain = check_draft(source, engine="vllm")
-    assert (plain.verdict, plain.error) == ("LOADS", None)
-    assert {f"model.layers.{n}.shared_head.head" for n in (45, 46, 47)} <= {
-        layer.module for layer in plain.layers
-    }
-    out = tmp_path / "out"
-    assert main(["quantize", str(source), "--recipe", "fp8-ptpc", "--out", str(out)]) == 0
-    refused = check_draft(out, engine="vllm").error
-    assert "k_zero_point are not in the checkpoint" in (refused or "")
-    bare = check_draft(tiny_step3p5_mtp(tmp_path / "bare", tables=False), engine="vllm")
-    assert "model.embed_tokens.weight are not in the checkpoint" in (bare.error or "")
-    assert check_draft(source, engine="sglang").verdict == "UNKNOWN"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from draftquant.quantize.numerics.quantized_weight import int4_words
 from draftquant.quantize.plugins.int4_linear import (
     UnpackedInt4,
     as_fp8,
-    fp8_codes,
     is_int4_per_channel,
 )
 from draftquant.recipes import built_in_recipes, load_recipe
@@ -65,30 +64,19 @@ def created(scheme: UnpackedInt4, rows: list[int], columns: int) -> Any:
     return layer
 
 
-@pytest.mark.parametrize("reordered", [True, False])
-def test_every_code_is_the_same_number_in_fp8(reordered: bool) -> None:
-    words = int4_words(codes(), interleaved=reordered, offset=0)
-    found = fp8_codes(words, reordered=reordered)
-    assert found.dtype == torch.float8_e4m3fn
-    assert torch.equal(found.to(torch.int8), codes())
-
-
 def test_only_int4_per_channel_under_fp8_is_taken() -> None:
     quark = [name for name in built_in_recipes() if load_recipe(name).layout == "quark"]
     taken = [name for name in quark if is_int4_per_channel(layer_config(name))]
     assert taken == ["mi325x-w4a8", "mi325x-w4a8-gptq"]
     for name in set(quark) - set(taken):
         assert as_fp8(layer_config(name)) == layer_config(name)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("symmetric", False), ("qscheme", "per_group"), ("is_dynamic", True), ("ch_axis", 1)],
-)
-def test_other_int4_is_left_to_the_engine(key: str, value: object) -> None:
-    config = layer_config("mi325x-w4a8")
-    config["weight"][key] = value
-    assert as_fp8(config) is config
+    other = {"symmetric": False, "qscheme": "per_group", "is_dynamic": True, "ch_axis": 1}
+    for key, value in other.items():
+        config = layer_config("mi325x-w4a8")
+        config["weight"][key] = value
+        assert as_fp8(config) is config
+    told, declared = as_fp8(layer_config(taken[0]))["weight"], layer_config("mi325x-fp8")["weight"]
+    assert all(told[key] == declared[key] for key in ("dtype", *other))
 
 
 @pytest.mark.parametrize("reordered", [True, False])
@@ -106,14 +94,11 @@ def test_served_is_the_product_with_the_codes_and_scales(reordered: bool) -> Non
     assert "weight_zero_point" not in dict(layer.named_parameters())
 
 
-@pytest.mark.parametrize(("rows", "columns"), [([8, 4], 24), ([8, 8], 20)])
-def test_a_shard_within_a_word_is_refused(rows: list[int], columns: int) -> None:
-    with pytest.raises(ValueError, match="fewer tensor-parallel shards"):
-        created(unpacked(reordered=True), rows, columns)
-
-
-def test_a_zero_point_is_refused() -> None:
+def test_a_shard_within_a_word_and_a_zero_point_are_refused() -> None:
     scheme = unpacked(reordered=True)
+    for rows, columns in (([8, 4], 24), ([8, 8], 20)):
+        with pytest.raises(ValueError, match="fewer tensor-parallel shards"):
+            created(scheme, rows, columns)
     layer = created(scheme, [ROWS], COLUMNS)
     layer.weight_zero_point.data[1] = 1
     with pytest.raises(ValueError, match="expected symmetric INT4"):

@@ -17,115 +17,55 @@ from draftquant.quantize.files.provenance_file import read_provenance
 from draftquant.quantize.files.publish import write_provenance
 from draftquant.recipes.errors import CheckpointError
 
-RECIPE = """{
-  "schema_version": 1,
-  "name": "mine",
-  "summary": "a test",
+RECIPE = """{"schema_version": 1, "name": "mine", "summary": "a test",
   "loads_on": [{"engine": "vllm", "arch": ["sm90"], "family": ["dflash"]}],
-  "backend": "torch",
-  "layout": "modelopt",
+  "backend": "torch", "layout": "modelopt",
   "weights": {"dtype": "fp8_e4m3", "granularity": "tensor", "symmetric": true},
   "activations": {"dtype": "fp8_e4m3", "granularity": "tensor", "dynamic": false},
   "algorithm": {"scale": "absmax", "rounding": "nearest"},
-  "rules": [
-    {"role": ["attention", "mlp"], "action": "quantize"},
+  "rules": [{"role": ["attention", "mlp"], "action": "quantize"},
     {"role": ["norm"], "action": "keep", "why": "small"},
-    {"tensor": ["fc.*"], "action": "keep", "why": "caf\\u00e9", "optional": true}
-  ],
-  "expect": {"quantized_per_layer": 7},
-  "gate": {"policy": "screening"}
-}"""
+    {"tensor": ["fc.*"], "action": "keep", "why": "caf\\u00e9", "optional": true}],
+  "expect": {"quantized_per_layer": 7}, "gate": {"policy": "screening"}}"""
 MADE_BY = '{"draftquant": "0.1.0", "argv": ["draftquant", "quantize"]}'
-QUANTIZED = f"""{{
-  "format": "draftquant-provenance",
-  "version": 1,
-  "draftquant": "0.1.0",
+QUANTIZED = f"""{{"format": "draftquant-provenance", "version": 1, "draftquant": "0.1.0",
   "backend_versions": {{"torch": "2.9", "amd-quark": "0.13"}},
   "argv": ["draftquant", "quantize", "caf\\u00e9"],
-  "source": {{
-    "hub_id": null,
-    "revision": null,
-    "family": "eagle3-llama",
-    "tensor_digests": {{"fc.weight": "00", "norm.weight": "11"}}
-  }},
+  "source": {{"hub_id": null, "revision": null, "family": "eagle3-llama",
+    "tensor_digests": {{"fc.weight": "00", "norm.weight": "11"}}}},
   "recipe": {RECIPE},
   "recipe_sha256": "80c0fc0bf476fe0a0c65e210f4675c45e48ea2c60f1081ab9b78c3e2bae4ead1",
   "tensor_digests": {{"norm.weight": "11", "fc.weight": "00"}},
-  "tensor_bytes": {{"before": 10, "after": 5}}
-}}"""
+  "tensor_bytes": {{"before": 10, "after": 5}}}}"""
 OPTIONAL = f"""{{
   "config_changes": {{"rope_theta": 1e6, "eagle_config.layers": [1, null, {{"a": true}}]}},
   "balanced": {{"midlayer.input_layernorm.weight": -4}},
-  "input_scales": {{"a.q_proj": 0.25, "a.k_proj": 1}},
-  "input_scale_origin": null,
-  "made_by": {MADE_BY}
-}}"""
-TRANSCODED = """{
-  "format": "draftquant-repaired",
-  "version": 1,
-  "draftquant": "0.1.0",
-  "argv": [],
-  "source": {"hub_id": "owner/name", "revision": "abc"},
-  "repairs": [],
+  "input_scales": {{"a.q_proj": 0.25, "a.k_proj": 1}}, "input_scale_origin": null,
+  "made_by": {MADE_BY}}}"""
+TRANSCODED = """{"format": "draftquant-repaired", "version": 1, "draftquant": "0.1.0", "argv": [],
+  "source": {"hub_id": "owner/name", "revision": "abc"}, "repairs": [],
   "tensor_digests": {"norm.weight": "11"},
-  "transcoded_from": {
-    "hub_id": "owner/name",
-    "revision": "abc",
-    "layout": "awq",
+  "transcoded_from": {"hub_id": "owner/name", "revision": "abc", "layout": "awq",
     "weights": {"dtype": "int4", "granularity": "group", "symmetric": true, "group_size": 128},
-    "scale_dtype": "F16",
-    "tensor_digests": {"norm.weight": "00"}
-  }
-}"""
-DEQUANTIZED = """{
-  "format": "draftquant-dequantized",
-  "version": 1,
-  "draftquant": "0.1.0",
+    "scale_dtype": "F16", "tensor_digests": {"norm.weight": "00"}}}"""
+DEQUANTIZED = """{"format": "draftquant-dequantized", "version": 1, "draftquant": "0.1.0",
   "argv": [],
-  "source": {
-    "hub_id": null,
-    "revision": null,
-    "family": "eagle3-mla",
-    "scheme": "awq int4 per group of 128",
-    "tensor_digests": {"norm.weight": "00"}
-  },
+  "source": {"hub_id": null, "revision": null, "family": "eagle3-mla",
+    "scheme": "awq int4 per group of 128", "tensor_digests": {"norm.weight": "00"}},
   "dtype": "BF16",
   "rounding": {"elements": 100, "rounded": 3, "max_relative_difference": 0.00390625},
-  "tensor_digests": {"norm.weight": "11"},
-  "tensor_bytes": {"before": 10, "after": 20},
-  "quantized_by": null
-}"""
-CUT = """{
-  "format": "draftquant-cut",
-  "version": 1,
-  "draftquant": "0.1.0",
+  "tensor_digests": {"norm.weight": "11"}, "tensor_bytes": {"before": 10, "after": 20},
+  "quantized_by": null}"""
+CUT = """{"format": "draftquant-cut", "version": 1, "draftquant": "0.1.0",
   "argv": ["draftquant", "vocab"],
-  "cuts": [
-    {
-      "source": {
-        "hub_id": null,
-        "revision": null,
-        "family": "eagle3-llama",
-        "tensor_digests": {"lm_head.weight": "00"}
-      },
-      "choice": {
-        "method": "frequency",
-        "traces_sha256": "44",
-        "size": 5,
-        "coverage_reached": 0.5,
-        "calibration_prompts": []
-      },
-      "vocabulary": 20,
-      "size_before": 10,
-      "size": 5,
-      "convention": "offsets",
-      "missing": 1,
-      "head_from": {"tensor": "lm_head.weight", "digest": "77"}
-    }
-  ],
-  "tensor_digests": {"lm_head.weight": "11"},
-  "tensor_bytes": {"before": 10, "after": 5}
-}"""
+  "cuts": [{
+      "source": {"hub_id": null, "revision": null, "family": "eagle3-llama",
+        "tensor_digests": {"lm_head.weight": "00"}},
+      "choice": {"method": "frequency", "traces_sha256": "44", "size": 5,
+        "coverage_reached": 0.5, "calibration_prompts": []},
+      "vocabulary": 20, "size_before": 10, "size": 5, "convention": "offsets", "missing": 1,
+      "head_from": {"tensor": "lm_head.weight", "digest": "77"}}],
+  "tensor_digests": {"lm_head.weight": "11"}, "tensor_bytes": {"before": 10, "after": 5}}"""
 
 
 def document(kind: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -121,29 +122,20 @@ def test_a_step_that_fails_leaves_nothing(source: Checkpoint, tmp_path: Path) ->
         assert [path.name for path in tmp_path.iterdir()] == ["draft"]
 
 
-def rewritten(staging: Path) -> None:
-    """Another file in its place, with the same size and times."""
-    path = staging / "model.safetensors"
-    status = path.stat()
-    (staging / "new").write_text("TENSORS", encoding="utf-8")
-    (staging / "new").rename(path)
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
-def flipped(staging: Path, file: str = "model.safetensors") -> None:
-    """Another last byte in the same file, whose time of modification is put back."""
+def flipped(staging: Path, file: str = "model.safetensors", *, in_place: bool = True) -> None:
+    """Another last byte, in the same file or in its place, with the same size and times."""
     path = staging / file
-    status = path.stat()
+    status, content = path.stat(), path.read_bytes()
     time.sleep(0.02)  # kernels tell times of change apart by some milliseconds
-    with path.open("r+b") as stream:
-        stream.seek(-1, os.SEEK_END)
-        stream.write(b"?")
+    if not in_place:
+        path.unlink()
+    path.write_bytes(content[:-1] + b"?")
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 MEDDLING: list[tuple[str, Callable[[Path], object], str]] = [
     ("verify", lambda s: (s / "evil.py").write_text("", encoding="utf-8"), "evil.py"),
-    ("confirm", rewritten, "model.safetensors"),
+    ("confirm", partial(flipped, in_place=False), "model.safetensors"),
     ("verify", flipped, "model.safetensors"),
     ("confirm", lambda s: (s / "index.json").unlink(), "index.json"),
     ("verify", lambda s: (s / "config.json").write_text("{}", encoding="utf-8"), "config.json"),

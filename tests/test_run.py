@@ -17,7 +17,7 @@ from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.making.preparing import checked_scales
 from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.verify import verify
-from draftquant.recipes.errors import BackendError, VerifyError
+from draftquant.recipes.errors import BackendError
 from draftquant.recipes.schema import BackendName
 from draftquant.scripts.cli import main
 from tiny import Stored, read_tensors, tiny_eagle3_llama, write_tensors
@@ -127,25 +127,6 @@ def damage(folder: Path, name: str, value: bytes, *, at: int) -> None:
     write_tensors(folder, tensors, sharded=False, metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize(
-    ("recipe", "value", "row"),
-    [
-        ("fp8-ptpc", b"\xc0\x7f", 0),
-        ("int4-group128", b"\x80\x7f", 3),
-        ("mi355-mxfp4", b"\x80\xff", 63),
-    ],
-    ids=str,
-)
-def test_nan_and_inf_name_tensor_and_row(
-    tmp_path: Path, recipe: str, value: bytes, row: int
-) -> None:
-    source = tiny_eagle3_llama(tmp_path / "draft", **dimensions("eagle3-llama", recipe))
-    damage(source, Q_PROJ, value, at=row * row_bytes(source) + 10)
-    with pytest.raises(BackendError, match=rf"{Q_PROJ}: row {row} holds NaN or inf"):
-        quantized(source, recipe, tmp_path / "out")
-    assert [path.name for path in tmp_path.iterdir()] == ["draft"]
-
-
 @pytest.mark.parametrize("recipe", ["int4-channel", "mi355-mxfp4"])
 def test_all_zero_rows_are_refused_unless_allowed(
     tmp_path: Path, recipe: str, capsys: pytest.CaptureFixture[str]
@@ -191,20 +172,6 @@ def test_every_linear_needs_its_static_scale(tmp_path: Path) -> None:
         given = {module: 0.25 for module in modules if module != left_out}
         with pytest.raises(BackendError, match=rf"Missing: {re.escape(left_out)}\n"):
             checked_scales(plan, given)
-
-
-def test_what_fails_verification_is_not_published(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A writer that flips one nibble: the independent decoder sees it, and nothing appears."""
-    from draftquant.quantize.numerics import quantized_weight as packing
-
-    right = packing.int4_words
-    monkeypatch.setattr(packing, "int4_words", lambda *args, **kwargs: right(*args, **kwargs) ^ 1)
-    source = tiny_eagle3_llama(tmp_path / "draft")
-    with pytest.raises(VerifyError, match="not published"):
-        quantized(source, "int4-channel", tmp_path / "out")
-    assert [path.name for path in tmp_path.iterdir()] == ["draft"]
 
 
 def test_a_full_disk_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

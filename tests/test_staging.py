@@ -75,9 +75,6 @@ def test_output_that_appears_meanwhile(tmp_path: Path) -> None:
     assert [path.name for path in out.iterdir()] == ["notes.txt"]
 
 
-# check_output
-
-
 def refused(out: Path, what: str, fix: str, *, source: Path | None = None, size: int = 0) -> None:
     with pytest.raises(OutputError) as caught:
         check_output(out, source, needed_bytes=size)

@@ -97,9 +97,6 @@ def blocks_of_128(layout: LayoutName) -> Recipe:
     )
 
 
-# ---- carried codes
-
-
 def test_verify_sees_every_other_code(draft: Path, tmp_path: Path) -> None:
     out = quantized(draft, tmp_path / "out", "mi325x-w4a8-fp8")
     tensors = read_tensors(out)
@@ -176,9 +173,6 @@ def test_a_global_scale_that_its_stored_inverse_does_not_give_back(tmp_path: Pat
     write_tensors(second, read_tensors(second) | {scale: read_tensors(direct)[scale]})
     found = {fault.where: fault.expected for fault in verify(second, draft).faults}
     assert "/ 2688, inverse of the inverse" in found[scale]
-
-
-# ---- bad input
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """INT4 per channel of FP8 values: what Quark 0.13 calls a progressive spec, and AMD int4_fp8."""
 
 import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,7 @@ import numpy as np
 import pytest
 import torch
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.backends.quark_backend import _weight_spec, quark_process_state
 from draftquant.quantize.files.checkpoint import PROVENANCE_FILE, Checkpoint
-from draftquant.quantize.layouts import get_layout
 from draftquant.quantize.numerics.number_formats import FP8
 from draftquant.quantize.stored.decoded_numbers import E4M3
 from draftquant.quantize.stored.layouts.scheme import DeclaredScheme
@@ -23,7 +20,6 @@ from draftquant.recipes import WeightFormat, load_recipe
 from draftquant.recipes.errors import VerifyError
 from tiny import read_tensors, tiny_eagle3_llama
 from torch import Tensor
-from vendors import needs
 from verify_cases import edit, edit_declaration, flip_bit, quantized_folder
 
 TWO_STAGES = WeightFormat(
@@ -31,19 +27,10 @@ TWO_STAGES = WeightFormat(
 )
 RECIPE = dataclasses.replace(load_recipe("mi325x-w4a8"), backend="torch", weights=TWO_STAGES)
 UP = "midlayer.mlp.up_proj"
-needs_quark = needs("quark")
-
-
-def vendor(test: Any) -> Any:
-    quiet = pytest.mark.filterwarnings("ignore")  # the toolkit's own
-    return pytest.mark.vendor(quiet(needs_quark(test)))
 
 
 def gaussian(rows: int, columns: int, seed: int = 0) -> Tensor:
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * 0.02
-
-
-# Numerics
 
 
 def test_two_stages_by_hand() -> None:
@@ -70,9 +57,6 @@ def test_fp8_rounding_of_the_reading_side_is_that_of_torch() -> None:
     expected = torch.from_numpy(x).to(FP8).float().numpy()
     assert np.array_equal(e4m3_rounded(x), expected)
     assert e4m3_rounded(np.array([1e9, -1e9], np.float32)).tolist() == [448, -448]
-
-
-# Written and verified
 
 
 @pytest.fixture(scope="module")
@@ -114,9 +98,6 @@ def test_one_flipped_bit_is_found_without_provenance(folder: Path, draft: Path) 
         assert all(fault.where.startswith("midlayer.mlp.") for fault in faults)
 
 
-# Declared
-
-
 DECLARED: dict[str, tuple[Callable[[list[dict[str, Any]]], object], str]] = {
     "one stage in a list": (lambda w: w.pop(0), ""),
     "three stages": (lambda w: w.append(w[1]), "weight[2]: understood is int4 per channel, of two"),
@@ -136,29 +117,3 @@ def test_declared_stages(case: str, folder: Path) -> None:
     with pytest.raises(VerifyError) as caught:
         scheme_of(folder)
     assert message in str(caught.value)
-
-
-# Quark itself
-
-
-@vendor
-def test_quark_declares_the_same() -> None:
-    with quark_process_state():
-        from quark.torch.quantization.config import config as quark
-        from quark.torch.quantization.config.template import INT4_FP8Scheme
-
-        inputs = quark.FP8E4M3PerChannelSpec(ch_axis=1, scale_type="float32", is_dynamic=True)
-        layer = quark.QLayerConfig(
-            weight=_weight_spec(TWO_STAGES, "float"), input_tensors=inputs.to_quantization_spec()
-        )
-        theirs = json.loads(json.dumps(quark.QConfig(global_quant_config=layer).to_dict()))
-        amd = json.loads(
-            json.dumps(quark.QConfig(global_quant_config=INT4_FP8Scheme().config).to_dict())
-        )
-    ours = get_layout("quark").declare(RECIPE, ())
-    apart = {"export": None, "exclude": None}
-    assert ours | apart == theirs | apart
-    section = "global_quant_config"
-    assert ours[section]["weight"] == amd[section]["weight"]
-    assert amd[section]["input_tensors"]["qscheme"] == "per_tensor"
-    assert amd[section]["input_tensors"]["is_dynamic"] is True

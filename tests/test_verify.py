@@ -13,7 +13,6 @@ from tiny import (
     INDEX_FILE,
     Stored,
     edit_json,
-    read_tensors,
     store,
     tiny_eagle3_llama,
     values_of,
@@ -52,26 +51,15 @@ def copy_of(made: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
     return copy
 
 
-# ---- declarations
-
-
 @pytest.mark.parametrize(
-    ("stored", "declared"),
-    [
-        ("quark-int4", "quark-fp8"),
-        ("quark-int4", "ct-int4"),
-        ("ct-fp8", "ct-fp8-static"),
-    ],
+    ("stored", "declared"), [("quark-int4", "quark-fp8"), ("ct-fp8", "ct-fp8-static")]
 )
 def test_a_config_that_declares_another_scheme(
     copy_of: Callable[[str], Path], made: dict[str, Path], source: Path, stored: str, declared: str
 ) -> None:
     out = copy_of(stored)
     shutil.copy(made[declared] / "config.json", out / "config.json")
-    if stored.startswith("modelopt"):
-        (out / "hf_quant_config.json").unlink()
-    report = verify(out, source, foreign=True)
-    assert sum(Q in fault.where for fault in report.faults) >= 1, faults_of(report)
+    assert Q in faults_of(verify(out, source, foreign=True))
 
 
 @pytest.mark.parametrize(
@@ -108,20 +96,17 @@ def test_excludes_that_match_a_quantized_module(
     assert "q_proj" in found or "qkv_proj" in found
 
 
-# ---- other files
-
-
 def test_changed_missing_and_extra_config_keys(
     copy_of: Callable[[str], Path], source: Path
 ) -> None:
     out = copy_of("quark-int4")
     edit_json(out / "config.json", rms_norm_eps=1e-5, rope_theta=None, vocab_size=96.0, new=1)
-    computed = {
-        "config.json: rms_norm_eps": "config.json: rms_norm_eps: expected 1e-06, got 1e-05",
-        "config.json: vocab_size": "config.json: vocab_size: expected 96, got 96.0",
-    }
-    found = {fault.where: str(fault) for fault in verify(out, source, foreign=True).faults}
-    assert found == computed  # other tools write keys of their own, and drop what is the default
+    found = [str(fault) for fault in verify(out, source, foreign=True).faults]
+    # other tools write keys of their own, and drop what is the default
+    assert sorted(found) == [
+        "config.json: rms_norm_eps: expected 1e-06, got 1e-05",
+        "config.json: vocab_size: expected 96, got 96.0",
+    ]
     found = faults_of(verify(out, source, method=method_of(out)))
     assert "config.json: new: expected no such key, got 1" in found
     assert "config.json: rope_theta: expected 10000.0, got no such key" in found
@@ -129,10 +114,9 @@ def test_changed_missing_and_extra_config_keys(
 
 def test_side_files(copy_of: Callable[[str], Path], source: Path) -> None:
     out = copy_of("quark-int4")
-    (out / "tokenizer.json").write_text('{"version": "1.1"}\n', encoding="utf-8")
-    assert_only_fault(verify(out, source, foreign=True), "tokenizer.json", "got other bytes")
-    (out / "tokenizer.json").write_text('{"version": "1.0"}\n and more', encoding="utf-8")
-    assert_only_fault(verify(out, source, foreign=True), "tokenizer.json", "got other bytes")
+    for other in ('{"version": "1.1"}\n', '{"version": "1.0"}\n and more'):
+        (out / "tokenizer.json").write_text(other, encoding="utf-8")
+        assert_only_fault(verify(out, source, foreign=True), "tokenizer.json", "got other bytes")
     (out / "tokenizer.json").unlink()
     (out / "README.md").write_text("a card may be written later", encoding="utf-8")
     assert_only_fault(verify(out, source, foreign=True), "tokenizer.json", "got none")
@@ -151,9 +135,6 @@ def test_a_wrong_total_size(tmp_path: Path) -> None:
     for total in (1, None, "12", True):
         edit_json(out / INDEX_FILE, metadata={"total_size": total})
         assert_only_fault(verify(out, draft, foreign=True), "metadata.total_size", f"got {total!r}")
-
-
-# ---- tensors
 
 
 def put(name: str, change: Callable[[Stored], Stored]) -> Callable[[Tensors], None]:
@@ -237,14 +218,6 @@ def test_a_module_that_is_not_declared_as_quantized_or_must_never_be(
     assert said in found
 
 
-def test_part_of_a_fused_group(copy_of: Callable[[str], Path], source: Path) -> None:
-    out, k = copy_of("ct-fp8"), f"{ATTENTION}k_proj.weight"
-    edit(out, lambda t: (t.pop(f"{k}_scale"), t.update({k: read_tensors(source)[k]})))
-    found = faults_of(verify(out, source, foreign=True))
-    assert "expected all or none of them quantized, got kept: midlayer.self_attn.k_proj" in found
-    assert "config.json: midlayer.self_attn.k_proj: expected excluded: it is kept" in found
-
-
 def test_what_is_stored_is_not_what_is_declared(
     copy_of: Callable[[str], Path], source: Path
 ) -> None:
@@ -264,20 +237,6 @@ def test_wide_scales_of_quark(copy_of: Callable[[str], Path], source: Path) -> N
     assert verify(out, source, foreign=True).ok
     faults = verify(out, source, method=method_of(out)).faults
     assert "expected BF16 [64] (quark int4" in {f.where: str(f) for f in faults}[SCALE]
-
-
-def test_fused_linears_share_the_scale_of_their_input(
-    copy_of: Callable[[str], Path], source: Path
-) -> None:
-    out = copy_of("modelopt-fp8")
-    edit(out, put(INPUT, lambda t: set_scale(t, 0.25)))
-    assert verify(out, source, foreign=True).ok
-    edit(out, put(f"{Q}.input_scale", lambda t: set_scale(t, 0.25)))
-    found = faults_of(verify(out, source, foreign=True))
-    assert "expected one input_scale for fused linears" in found
-
-
-# ---- broken folders
 
 
 def test_folders_that_are_no_input(made: dict[str, Path], source: Path, tmp_path: Path) -> None:

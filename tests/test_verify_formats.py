@@ -104,10 +104,8 @@ def scale_name(name: str) -> str:
 
 # ---- codes
 
-# What verify must allow: one rounding of weight/scale to BF16 before FP8 (2^-8 of it) or INT4 (2^-6
-# in all), as other tools do, and float32 roundings. As a share of the larger of the two distances'
-# difference: twice that.
 CLEAR = {"int4": 2.0**-4, "fp8": 2.0**-6, "nvfp4": 2.0**-10, "mxfp4": 2.0**-10}
+"""Twice what verify must allow: one rounding of weight/scale to BF16, as other tools do."""
 
 
 @OWN
@@ -142,9 +140,6 @@ def almost_between(x: Array, codes: Array, made: Made, least: float | None) -> t
     clear &= (other != index) & (np.abs(x) < order[-1])
     row, column = divmod(int(np.where(clear, gap / (size + 2.0**-6), np.inf).argmin()), x.shape[1])
     return row, column, numbers[other[row, column]]
-
-
-# ---- scales
 
 
 def next_scales(name: str, made: Made, right: Rounded, w: Array) -> tuple[Array, Array]:
@@ -276,9 +271,6 @@ def test_the_scale_of_a_matrix_is_that_of_its_largest_weight(
     assert set(faults) <= {f"{O}.{suffix}", f"{O}.weight_scale"}  # a scale of 448 may be cut
 
 
-# ---- what the run says beside codes and scales
-
-
 @pytest.mark.parametrize(
     ("name", "factor"), list(zip(STATIC, (1000, 0.001, 1 + 2.0**-22, 1 - 2.0**-22), strict=True))
 )
@@ -313,9 +305,6 @@ def test_the_padding_of_a_word_holds_code_0(column: int, tmp_path: Path) -> None
     report = checked(out, source, own=True)
     assert_only_fault(report, name, "padding of the last word of a row with 0, got 1 other(s)")
     assert checked(out, source, own=False).faults == ()
-
-
-# ---- what fused linears share
 
 
 @pytest.mark.parametrize("name", ["modelopt-nvfp4", "ct-nvfp4"])

@@ -10,10 +10,8 @@ import pytest
 import torch
 from draftquant.quantize.files.safetensors_file import SafetensorsFile
 from draftquant.quantize.files.safetensors_header import (
-    DTYPE_BYTES,
     StoredTensor,
     TensorInfo,
-    read_header,
 )
 from draftquant.recipes.errors import CheckpointError
 from safetensors import safe_open
@@ -54,23 +52,6 @@ def test_golden_bytes(tmp_path: Path) -> None:
         assert all(str(file.get_tensor(n)) == str(value) for n, value in VALUES.items())
 
 
-def test_every_tensor_is_aligned(tmp_path: Path) -> None:
-    tensors = [
-        StoredTensor(name=f"{dtype}.{count}", dtype=dtype, shape=(count,))
-        for dtype in DTYPE_BYTES
-        for count in (1, 3)
-    ]
-    with SafetensorsFile(tmp_path / "x", tensors, {}):
-        written = (tmp_path / "x").stat().st_size
-    header = read_header(tmp_path, "x")
-    assert len(header.tensors) == len(tensors)
-    assert header.metadata == {}
-    assert min(t.start for t in header.tensors) % 8 == 0
-    for tensor in header.tensors:
-        assert tensor.start % DTYPE_BYTES[tensor.dtype] == 0
-    assert written == max(t.stop for t in header.tensors)
-
-
 def test_blocks_go_to_their_offset(tmp_path: Path) -> None:
     tensor = StoredTensor(name="x", dtype="F32", shape=(4, 2))
     values = torch.arange(8, dtype=torch.float32).reshape(4, 2)
@@ -78,9 +59,6 @@ def test_blocks_go_to_their_offset(tmp_path: Path) -> None:
         assert file.write("x", values[2:], offset=16) == 16
         assert file.write("x", values[:2].T.contiguous().T) == 16  # rows of a transposed view
     assert (tmp_path / "x").read_bytes()[-32:] == values.numpy().tobytes()
-
-
-# Copies
 
 
 @contextmanager
