@@ -27,7 +27,6 @@ class Sizes(NamedTuple):
 def tiny_speculators_eagle3(
     folder: Path,
     *,
-    seed: int = 0,
     sizes: Sizes = Sizes(),  # noqa: B008 - it never changes
     layer_type: str = "llama",
     num_layers: int = 1,
@@ -44,7 +43,6 @@ def tiny_speculators_eagle3(
     """
     tiny_eagle3_llama(
         folder,
-        seed=seed,
         prefix="layers.0.",
         num_layers=num_layers,
         embed=embed,
@@ -66,7 +64,6 @@ def tiny_speculators_eagle3(
 def tiny_speculators_dflash(
     folder: Path,
     *,
-    seed: int = 0,
     sizes: Sizes = Sizes(),  # noqa: B008
     num_layers: int = 2,
     embed: bool = True,
@@ -83,7 +80,7 @@ def tiny_speculators_dflash(
             of these three.
     """
     cut, counts = pruned_vocabulary, {"num_layers": num_layers, **sizes._asdict()}
-    tiny_dflash(folder, seed=seed, embed=embed, pruned_vocabulary=cut, **counts)
+    tiny_dflash(folder, embed=embed, pruned_vocabulary=cut, **counts)
     for name in ("README.md", "dflash.py"):
         (folder / name).unlink()
     own = _own_config("dflash", "DFlashSpeculator", num_draft_tokens=7) | {

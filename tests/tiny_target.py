@@ -2,8 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,9 @@ LAYERS = 2
 MTP = {"glm": f"model.layers.{LAYERS}", "mimo": "model.mtp_layers.0"}
 _FC = ("eh_proj", "input_proj")
 _QUANTIZED = re.compile(r"(.*layers\.\d+\..*(?:[qkvo]|gate|up|down)_proj)\.weight")
-Form = tuple[dict[str, Any], Callable[[str, Stored], dict[str, Stored]]]
-"""A quantization_config, and what a weight becomes."""
 
 
-def tiny_target(folder: Path, kind: str, *, shards: int = 3, seed: int = 0) -> Path:
+def tiny_target(folder: Path, kind: str, *, seed: int = 0) -> Path:
     """Write a BF16 target of two decoder layers and an MTP layer: "glm", or "mimo" of dense layers.
 
     Names of each layer and each table are spread over the shards in turn.
@@ -52,7 +49,7 @@ def tiny_target(folder: Path, kind: str, *, shards: int = 3, seed: int = 0) -> P
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     (folder / "tokenizer.json").write_text('{"version": "1.0"}\n')
-    write_shards(folder, tensors, shards)
+    write_shards(folder, tensors, 3)
     return folder
 
 
@@ -76,9 +73,7 @@ def write_shards(folder: Path, tensors: Mapping[str, Stored], shards: int) -> No
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
-def quantized_target(
-    plain: Path, folder: Path, form: str, *, drops: bool = True, shards: int = 3
-) -> Path:
+def quantized_target(plain: Path, folder: Path, form: str, *, drops: bool = True) -> Path:
     """A target as a quantizer leaves it: its decoder layers in a format, its MTP layer dropped.
 
     Args:
@@ -86,7 +81,6 @@ def quantized_target(
         folder: to create.
         form: of `FORMS`.
         drops: the MTP layer is not in it; else it stays BF16.
-        shards: how many.
     """
     tensors = read_tensors(plain)
     (mtp,) = {f"{p}." for p in MTP.values() for fc in _FC if f"{p}.{fc}.weight" in tensors}
@@ -108,7 +102,7 @@ def quantized_target(
         edit_json(folder / "config.json", quantization_config=declared)
     if drops:
         edit_json(folder / "config.json", num_nextn_predict_layers=0)
-    write_shards(folder, found, shards)
+    write_shards(folder, found, 3)
     return folder
 
 
@@ -122,34 +116,23 @@ def _fp8(module: str, weight: Stored, scale: Any, **stored: Any) -> dict[str, St
     return {f"{module}.weight": Stored("F8_E4M3", weight.shape, codes), **scales}
 
 
-def _largest(weight: Stored, axis: int | None = None) -> Any:
-    return np.float32(np.abs(values_of(weight)).max(axis=axis, keepdims=axis is not None) / 448)
+def _of_rows(weight: Stored) -> Any:
+    return np.float32(np.abs(values_of(weight)).max(axis=1, keepdims=True) / 448)
 
 
 def _fp8_channel(module: str, weight: Stored) -> dict[str, Stored]:
-    scale = _largest(weight, axis=1)
+    scale = _of_rows(weight)
     return _fp8(module, weight, scale, weight_scale=scale)
 
 
 def _quark_channel(module: str, weight: Stored) -> dict[str, Stored]:
-    scale = _largest(weight, axis=1)
+    scale = _of_rows(weight)
     return _fp8(module, weight, scale, weight_scale=scale.reshape(-1))
 
 
-def _fp8_block(module: str, weight: Stored) -> dict[str, Stored]:
+def _int4_group(module: str, weight: Stored) -> dict[str, Stored]:
     rows, columns = weight.shape
-    scale = np.full((-(-rows // 128), -(-columns // 128)), _largest(weight), np.float32)
-    return _fp8(module, weight, scale[0, 0], weight_scale_inv=scale)
-
-
-def _fp8_tensor(module: str, weight: Stored) -> dict[str, Stored]:
-    scale = _largest(weight)
-    return _fp8(module, weight, scale, weight_scale=scale, input_scale=np.float32(0.01))
-
-
-def _int4_group(module: str, weight: Stored, size: int = 128) -> dict[str, Stored]:
-    rows, columns = weight.shape
-    values = values_of(weight).reshape(rows, -1, size)
+    values = values_of(weight).reshape(rows, -1, 128)
     scale = np.abs(values).max(axis=2, keepdims=True) / 7.5
     codes = (np.clip(np.rint(values / scale), -8, 7) + 8).astype(np.uint32).reshape(rows, -1, 8)
     words = (codes << (4 * np.arange(8, dtype=np.uint32))).sum(axis=2, dtype=np.uint32)
@@ -188,24 +171,6 @@ FORMS: Mapping[str, Any] = {
     "bf16": ({}, None),
     "ct-fp8": (_ct("float-quantized", _args(8, "float", "channel"), _TOKEN), _fp8_channel),
     "ct-int4": (_ct("pack-quantized", _args(4, "int", "group", size=128), None), _int4_group),
-    "ct-int4-64": (
-        _ct("pack-quantized", _args(4, "int", "group", size=64), None),
-        partial(_int4_group, size=64),
-    ),
-    "fp8-block": ({
-        "quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3",
-        "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head"],
-    }, _fp8_block),
-    "modelopt-fp8": ({
-        "quant_method": "modelopt", "quant_algo": "FP8",
-        "exclude_modules": ["lm_head", "*mlp.gate"], "ignore": ["lm_head", "*mlp.gate"],
-        "producer": {"name": "modelopt", "version": "0.47.0"},
-        "config_groups": {"group_0": {
-            "targets": ["Linear"],
-            "weights": {"dynamic": False, "num_bits": 8, "type": "float"},
-            "input_activations": {"dynamic": False, "num_bits": 8, "type": "float"},
-        }},
-    }, _fp8_tensor),
     "quark-fp8": ({
         "quant_method": "quark", "quant_mode": "eager_mode", "version": "0.13",
         "algo_config": None, "exclude": ["lm_head", "re:.*mlp.gate$"],
