@@ -141,9 +141,6 @@ def test_of_whole_models_the_names_are_those_of_the_tools(tmp_path: Path) -> Non
         assert verify(out, source).ok
 
 
-# what is made of such a folder
-
-
 def test_transcoding_carries_scales_to_another_layout_and_back(
     folder: Path, source: Path, tmp_path: Path
 ) -> None:
@@ -169,9 +166,6 @@ def test_dequantizing_drops_scales_by_name(
     assert "midlayer.self_attn.attn.k_scale" in said
     assert of_cache(out) == {}
     assert "quantization_config" not in read_json(out / "config.json")
-
-
-# verification
 
 
 NAME = "midlayer.self_attn.attn.{}_scale"

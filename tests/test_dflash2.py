@@ -47,9 +47,6 @@ def own_keys(folder: Path, **keys: Any) -> None:
     )
 
 
-# What is read
-
-
 def test_geometry_of_dflash2(tmp_path: Path) -> None:
     folder = tiny_dflash(tmp_path / "draft", kind="dflash2", num_layers=1)
     own_keys(folder, output_multiplier=0.5, final_logit_softcapping=30, input_embedding_scale=2)

@@ -115,9 +115,6 @@ def test_plain_fp8_on_mla_loads_where_the_target_is_known(
     assert on_vllm(folder, NUM_TARGET_LAYERS).verdict == "LOADS BUT WRONG"
 
 
-# Patterns: what they match besides
-
-
 def test_verify_finds_patterns_that_match_fused_names_alone(workshop: Workshop) -> None:
     """No stored name ends so; the linear that engines build from quantized ones does."""
     source = workshop.source("eagle3-llama")
@@ -129,9 +126,6 @@ def test_verify_finds_patterns_that_match_fused_names_alone(workshop: Workshop) 
         expected = {fault.expected for fault in verify(folder, source).faults}
         assert expected == {"not excluded: it is quantized"}
         assert on_vllm(folder, NUM_TARGET_LAYERS).verdict == "REFUSED"
-
-
-# The commands
 
 
 def test_the_commands_take_the_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

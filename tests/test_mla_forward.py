@@ -94,6 +94,3 @@ def test_factors_of_yarn_by_hand(keys: dict[str, Any], on_cos_and_sin: float, m:
     assert math.isclose(factor, on_cos_and_sin, rel_tol=1e-15)
     assert math.isclose(softmax_mscale(geometry.rope), m, rel_tol=1e-15)
     assert math.isclose(MlaAttention(geometry).scale, 20**-0.5 * m**2, rel_tol=1e-14)
-
-
-# Its place in the chain

@@ -136,7 +136,10 @@ def by_hand_values(source: Path, module: str) -> np.ndarray:
     return np.asarray(values * spread(scale, made.dtype, made.granularity, codes.shape))
 
 
-def test_a_dequantized_weight_of_several_blocks(awq: Path, large: Path, tmp_path: Path) -> None:
+def test_a_dequantized_weight_of_several_blocks(
+    awq: Path, large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftquant.quantize.stored.linear._DECODED", 2**16)  # three at least
     dequantize_draft(DraftSource(folder=awq), tmp_path / "plain", dtype="F32")
     plain = read_tensors(tmp_path / "plain")
     for module in (UP, DOWN, V):
