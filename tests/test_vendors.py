@@ -506,13 +506,13 @@ def test_a_factor_that_modelopt_does_not_find_is_an_error(monkeypatch: pytest.Mo
 def test_a_draft_is_quantized_and_verified(
     recipe: str, backend: str, algorithm: str, tmp_path: Path
 ) -> None:
-    make_pair(tmp_path, "dflash", num_prompts=4)
-    draft, out, argv = tmp_path / "draft", tmp_path / "out", ["--algorithm", algorithm]
+    pair, out, argv = tmp_path / "pair", tmp_path / "out", ["--algorithm", algorithm]
+    make_pair(pair, "dflash", num_prompts=4)
     if algorithm == "gptq":
-        argv += ["--traces", str(tmp_path / "traces"), "--target", str(tmp_path / "target")]
+        argv += ["--traces", str(pair / "traces"), "--target", str(pair / "target")]
     argv += ["--recipe", recipe, "--backend", backend, "--out", str(out)]
-    assert main(["quantize", str(draft), *argv]) == 0
-    report = verify(out, draft)
+    assert main(["quantize", str(pair / "draft"), *argv]) == 0
+    report = verify(out, pair / "draft")
     assert report.ok, report.faults
     wanted = "a search around absmax" if algorithm == "mse" else "4 times the error of the nearest"
     assert wanted in report.rule
