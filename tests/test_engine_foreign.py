@@ -79,11 +79,11 @@ def compared(rows: Sequence[Mapping[str, Any]], folder: Path) -> tuple[Counter[s
 
 
 def fewer(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Of each answer the first question of each engine, where no shapes are kept."""
+    """Of each answer one question of each engine and number of shards, but where shapes are."""
     if "built" in row:
         return row
     answers = {
-        verdict: {asked.split()[0]: asked for asked in reversed(questions)}.values()
+        verdict: {(asked.split()[0], asked[-2:]): asked for asked in reversed(questions)}.values()
         for verdict, questions in row["answers"].items()
     }
     return {**row, "answers": answers}

@@ -1,8 +1,7 @@
-"""What a part of the run found: rows of tables, written at once so that none is lost."""
+"""What a part of the run found: rows of tables."""
 
-import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -36,20 +35,6 @@ class Run:
     device: torch.device
     tiny: bool
     work: Path
-
-
-def write_row(file: Path, row: Row) -> None:
-    """Add a row to a file of JSON lines."""
-    with file.open("a", encoding="utf-8") as out:
-        out.write(json.dumps(asdict(row)) + "\n")
-
-
-def read_rows(file: Path) -> list[Row]:
-    """The rows of a file; none where there is no file."""
-    if not file.exists():
-        return []
-    lines = file.read_text(encoding="utf-8").splitlines()
-    return [Row(**json.loads(line)) for line in lines]
 
 
 def markdown(rows: Iterable[Row]) -> str:
