@@ -17,6 +17,7 @@ from foreign_nvfp4 import NVFP4, by_compressed_tensors, input_scales
 from safetensors.torch import load_file, save_file
 from tiny import tiny_eagle3_llama
 from torch import Tensor
+from verify_cases import quantized_folder
 
 
 def rounded(how: Activations, scale: float | None, x: Tensor) -> Tensor:
@@ -130,3 +131,12 @@ def test_nvfp4_of_compressed_tensors_is_replayed_as_it_rounds(draft: Path, tmp_p
         assert torch.equal(got, NVFP4.rounded_inputs(x, stored[module])), canonical
         assert not got[0].all()
         assert torch.equal(loaded.weights[f"{canonical}.weight"], NVFP4.weight(folder, module))
+
+
+def test_the_input_scale_that_modelopt_stores_is_inverted(draft: Path, tmp_path: Path) -> None:
+    folder = quantized_folder(draft, tmp_path / "out", "blackwell-nvfp4", scale=0.0021)
+    on_input, x = load_draft(folder).forward.on_input, inputs()
+    assert on_input is not None
+    expected = rounded("nvfp4", float(1 / np.float32(0.0021)), x)
+    assert torch.equal(on_input("layers.0.mlp.up_proj", x), expected)
+    assert not torch.equal(expected, rounded("nvfp4", 0.0021, x))
