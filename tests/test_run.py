@@ -127,7 +127,7 @@ def damage(folder: Path, name: str, value: bytes, *, at: int) -> None:
     write_tensors(folder, tensors, sharded=False, metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize("recipe", ["int4-channel", "mi355-mxfp4"])
+@pytest.mark.parametrize("recipe", ["int4-channel", "mi325x-int4-awq"])
 def test_all_zero_rows_are_refused_unless_allowed(
     tmp_path: Path, recipe: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
