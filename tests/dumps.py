@@ -103,70 +103,38 @@ def _padded(states: Tensor, pad: int = 2) -> Tensor:
     return nn.functional.pad(states, (0,) * 2 * (states.dim() - 1) + (0, pad))
 
 
-specforge = _saving(
-    "rows_0-2000/data_{}.ckpt.gz",  # some compressed, each padded behind with token 0
-    lambda text, layers: {
-        "input_ids": _padded(text.token_ids),
-        "loss_mask": _padded(text.mask),
-        "aux_hidden_state": _padded(text.aux(layers))[None],
-        "hidden_state": _padded(text.normed)[None],
-    },
-)
-specforge_dflash = _saving(
-    "rows_0-2000/data_{}.ckpt",
-    lambda text, layers: {
-        "input_ids": text.token_ids,
-        "loss_mask": text.mask,
-        "hidden_states": text.aux(layers)[None],
-    },
-)
-torchspec = _saving(
-    "data_{}.ckpt",  # last states before the norm, as its vLLM engine gives them
-    lambda text, layers: {
-        "input_ids": text.token_ids,
-        "loss_mask": text.mask,
-        "aux_hidden_states": text.aux(layers)[None],
-        "hidden_states": text.layers[-1][None],
-    },
-)
-modelopt = _saving(
-    "conversation-{}.pt",  # from transformers: last states after the norm
-    lambda text, layers: {
-        "input_ids": text.token_ids,
-        "hidden_states": text.normed,
-        "aux_hidden_states": text.aux(layers),
-        "loss_mask": text.mask,
-        "conversation_id": "conversation",
-    },
-)
-modelopt_vllm = _saving(
-    "{}.pt",  # from vLLM: last states before the norm, a view into the stack; a mask of ones
-    lambda text, layers: {
-        "input_ids": text.token_ids,
-        "hidden_states": text.stack(layers)[:, -1, :],
-        "aux_hidden_states": text.stack(layers)[:, :-1, :].flatten(1),
-        "loss_mask": torch.ones_like(text.token_ids),
-        "conversation_id": 0,
-    },
-)
-angelslim = _saving(
-    "rank_0/rows_0-5000/data_{}.ckpt",
-    lambda text, layers: {
-        "input_ids": text.token_ids[None],
-        "loss_mask": text.mask[None],
-        "hidden_states": text.aux(layers)[None],
-        "target_hiddens": text.normed[None],
-    },
-)
-angelslim_dflash = _saving(
-    "sample_{:08d}_rank0.ckpt",
-    lambda text, layers: {
-        "input_ids": _padded(text.token_ids)[None],
-        "hidden_states": _padded(text.aux(layers))[None],
-        "loss_mask": _padded(text.mask)[None],
-        "attention_mask": _padded(torch.ones_like(text.mask))[None],
-    },
-)
+specforge = _saving("rows_0-2000/data_{}.ckpt.gz", lambda text, layers: {  # each padded behind
+    "input_ids": _padded(text.token_ids), "loss_mask": _padded(text.mask),
+    "aux_hidden_state": _padded(text.aux(layers))[None], "hidden_state": _padded(text.normed)[None],
+})  # fmt: skip
+specforge_dflash = _saving("rows_0-2000/data_{}.ckpt", lambda text, layers: {
+    "input_ids": text.token_ids, "loss_mask": text.mask, "hidden_states": text.aux(layers)[None],
+})  # fmt: skip
+# Last states before the norm, as its vLLM engine gives them.
+torchspec = _saving("data_{}.ckpt", lambda text, layers: {
+    "input_ids": text.token_ids, "loss_mask": text.mask,
+    "aux_hidden_states": text.aux(layers)[None], "hidden_states": text.layers[-1][None],
+})  # fmt: skip
+# From transformers: last states after the norm.
+modelopt = _saving("conversation-{}.pt", lambda text, layers: {
+    "input_ids": text.token_ids, "hidden_states": text.normed, "loss_mask": text.mask,
+    "aux_hidden_states": text.aux(layers), "conversation_id": "conversation",
+})  # fmt: skip
+# From vLLM: last states before the norm, a view into the stack; a mask of ones.
+modelopt_vllm = _saving("{}.pt", lambda text, layers: {
+    "input_ids": text.token_ids, "hidden_states": text.stack(layers)[:, -1, :],
+    "aux_hidden_states": text.stack(layers)[:, :-1, :].flatten(1),
+    "loss_mask": torch.ones_like(text.token_ids), "conversation_id": 0,
+})  # fmt: skip
+angelslim = _saving("rank_0/rows_0-5000/data_{}.ckpt", lambda text, layers: {
+    "input_ids": text.token_ids[None], "loss_mask": text.mask[None],
+    "hidden_states": text.aux(layers)[None], "target_hiddens": text.normed[None],
+})  # fmt: skip
+angelslim_dflash = _saving("sample_{:08d}_rank0.ckpt", lambda text, layers: {
+    "input_ids": _padded(text.token_ids)[None], "hidden_states": _padded(text.aux(layers))[None],
+    "loss_mask": _padded(text.mask)[None],
+    "attention_mask": _padded(torch.ones_like(text.mask))[None],
+})  # fmt: skip
 
 
 def vllm(texts: Sequence[Text], dump: Path, layers: Sequence[int] = LAYERS) -> Path:

@@ -16,6 +16,7 @@ import torch
 from draftquant.calibration.dumps import dump_evidence
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.trace_folder import TraceFolder
+from draftquant.quantize.files import torch_file
 from draftquant.quantize.files.torch_file import TorchFileProblem, load_plain
 from draftquant.recipes.errors import PromptError, TraceError
 from dumps import (
@@ -96,9 +97,12 @@ def test_pickled_objects_are_refused(texts: list[Text], tmp_path: Path) -> None:
     refused("torchspec", file, tmp_path / "out", "a debug dump of training")
 
 
-def test_a_file_that_unpacks_to_much_more_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_unpacks_to_much_more_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_file, "_EXPANDED_FREE", 2**10)
     saved = io.BytesIO()
-    torch.save({"input_ids": torch.zeros(3 * 2**25, dtype=torch.uint8)}, saved)
+    torch.save({"input_ids": torch.zeros(2**22, dtype=torch.uint8)}, saved)
     packed = tmp_path / "data_0.ckpt.gz"
     packed.write_bytes(gzip.compress(saved.getvalue(), 1))
     with pytest.raises(TorchFileProblem, match=r"unpacks to more than .* 50 times its size"):

@@ -46,7 +46,8 @@ class Pair:
         assert main(["quantize", str(self.source), *arguments]) == 0
         prompts = read_prompts(PAIRS / name / "prompts.jsonl")[:3]
         aux = read_draft(Checkpoint.open(self.source)).geometry.aux_layer_ids
-        decodings = {"greedy": GREEDY, "drawn": Decoding(temperature=0.8, top_p=0.9)}
+        drawn = Decoding(temperature=0.8, top_p=0.9)
+        decodings = {"greedy": GREEDY} if self.k == 3 else {"drawn": drawn}
         self.traces: dict[str, TraceFolder] = {
             kind: record_traces(
                 self.target, prompts, folder / kind, max_new_tokens=16,
@@ -185,6 +186,14 @@ def test_changes_tell_both_sides() -> None:
     lost = [prompt(i, right_baseline=9.0, right_candidate=8.0 + i % 2) for i in range(40)]
     right = draft_findings(lost, DraftLimits(max_right_drop=0.01), top=5, confidence=0.95)[4]
     assert (right.verdict, right.threshold) == ("FAIL", -0.01)
+
+
+def test_tokens_that_no_draft_can_propose() -> None:
+    none = PromptAgreement(category="a", prompt_sha256="0", sums={
+        **prompt(0).sums, "proposable": torch.zeros(2, dtype=torch.float64)})  # fmt: skip
+    found = draft_findings([none], DraftLimits(), top=5, confidence=0.95)[-1]
+    assert (found.estimate, found.verdict) == (None, "INCONCLUSIVE")
+    assert found.reason == "No recorded token is in the drafts' vocabulary."
 
 
 def test_copies_are_one_prompt_and_limits_are_shares() -> None:
