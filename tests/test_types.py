@@ -27,7 +27,7 @@ def errors_in(code: str, folder: Path) -> list[str]:
 
 
 def test_the_lines_of_the_page_have_types(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "publish.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
     snippets = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert all("dq.gate(" in code for code in snippets)
     assert [errors_in(code, tmp_path) for code in snippets] == [[]] * len(snippets) != []
