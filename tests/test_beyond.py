@@ -117,6 +117,12 @@ def refused(source: Path, recipe: Recipe, what: str, fix: str) -> None:
     assert fix in str(caught.value.fix), caught.value.fix
 
 
+def test_a_layout_in_which_no_engine_reads_a_head(source: Path) -> None:
+    own = BEYOND["quark-fp8-fc"].formats[0]
+    recipe = beyond("head", own, head=own, layout="quark")
+    refused(source, recipe, "do not load a quantized head", "modelopt or compressed-tensors")
+
+
 def test_a_head_that_config_json_ties(tmp_path: Path) -> None:
     config = {"tie_word_embeddings": True}
     source = tiny_eagle3_llama(tmp_path / "draft", config=config, **WIDE["eagle3-llama"])

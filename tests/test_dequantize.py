@@ -202,8 +202,8 @@ def test_bad_input_is_refused_and_leaves_nothing(case: str, int4: Path, tmp_path
 def test_a_value_too_large_for_float16(tmp_path: Path) -> None:
     source = tiny_eagle3_llama(tmp_path / "draft", dtype="F16")
     packed = quantized(source, tmp_path / "packed", load_recipe("fp8-ptpc"))
-    set_first(packed, f"{UP}.weight_scale", np.float32(1000).tobytes())
     (packed / "draftquant.json").unlink()
+    set_first(packed, f"{UP}.weight_scale", np.float32(1000).tobytes())
     with pytest.raises(CheckpointError, match="values up to 448000, which F16 cannot hold"):
         dequantized(packed, tmp_path / "plain")
     assert not (tmp_path / "plain").exists()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.shared.eagle3 import Eagle3Geometry
+from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored.loading import load_draft
 from proposing import draft_proposals
@@ -64,3 +65,11 @@ def test_all_tokens_of_a_round_are_those_of_the_engines_pass(tmp_path: Path) -> 
         states = torch.cat((hidden[: row + 1], mask.expand(K - 1, -1)))
         logits, _ = reference.extend(read[None], states[None], 0)
         assert found[i].tolist() == logits[0, -K:].argmax(-1).tolist()
+
+
+def test_vllm_needs_a_mask_token(tmp_path: Path) -> None:
+    folder = peagle(tmp_path / "draft")
+    assert check_draft(folder, engine="vllm").verdict == "LOADS"
+    edit_json(folder / "config.json", mask_token_id=None)
+    said = check_draft(folder, engine="vllm").error or ""
+    assert "For parallel drafting, the draft model config must have" in said

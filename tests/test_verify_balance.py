@@ -10,6 +10,7 @@ from draftquant.quantize.verify import verify
 from draftquant.recipes import Algorithm, Recipe, WeightFormat, load_recipe
 from test_balance import CONCAT, NORM, unbalanced
 from tiny import edit_json, read_tensors
+from tiny_dflash import tiny_dflash
 from verify_cases import Q, assert_only_fault, edit, faults_of, flip_bit, quantized, reseal
 
 OTHER_NORM = "midlayer.hidden_norm.weight"
@@ -132,3 +133,10 @@ def test_what_is_recorded_is_held_against_the_folder(source: Path, tmp_path: Pat
     assert {NORM, "midlayer.self_attn.q_proj.weight_scale"} <= {
         fault.where for fault in verify(out, source).faults
     }
+
+
+def test_a_draft_without_a_concat_input(tmp_path: Path) -> None:
+    source = tiny_dflash(tmp_path / "source")
+    method = replace(run(source, tmp_path / "out", RECIPES["int4"]), balanced={NORM: 2})
+    report = verify(tmp_path / "out", source, method=method)
+    assert_only_fault(report, "balanced", "expected none: drafts of dflash have no concat input")
