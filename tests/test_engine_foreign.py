@@ -37,6 +37,13 @@ import folder_rows  # noqa: E402
 INSIDE = "MTP layers in targets"
 NO_DRAFTS = {"qwen2-head-dim", "qwen2-odd-heads", "dflash2"}
 """The engines read two widths of a head; and a selector has a row for every token: status 2."""
+UNKNOWN = {
+    "drawn at random": 43,
+    "imitated by hand": 10,
+    "names and model types": 47,
+    "MTP layers": 2,
+}
+"""Everyday answers that `check` does not know: of none that a tool made."""
 SERVED = {
     # It builds fc, and does not use it where the widths are equal: `llama_eagle3.py:240`.
     ("no-fc", "sglang"): "LOADS",
@@ -92,7 +99,8 @@ def fewer(row: Mapping[str, Any]) -> Mapping[str, Any]:
 @pytest.mark.parametrize("name", [name for name in folder_rows.FILES if name != INSIDE])
 def test_check_says_what_the_engines_did(name: str, tmp_path: Path) -> None:
     rows = [fewer(row) for draft, row in rows_of(name).items() if draft not in NO_DRAFTS]
-    assert compared(rows, tmp_path)[1] == []
+    counts, wrong = compared(rows, tmp_path)
+    assert (wrong, counts["UNKNOWN"]) == ([], UNKNOWN.get(name, 0))
 
 
 @pytest.mark.slow
@@ -110,7 +118,8 @@ def test_every_answer_is_counted_by_the_page(name: str, tmp_path: Path) -> None:
 def test_a_layer_in_its_target_is_taken_as_the_loaders_took_it(form: str, tmp_path: Path) -> None:
     """And `inspect` finds what an engine misreads."""
     rows = [row for draft, row in rows_of(INSIDE).items() if draft.startswith(form)][:12]
-    assert compared(rows, tmp_path)[1] == []
+    counts, wrong = compared(rows, tmp_path)
+    assert (wrong, counts["UNKNOWN"]) == ([], 2 * form.startswith("next"))
     for row in rows:
         case = row["draft"].removeprefix(form)
         folder = tmp_path / row["draft"]
