@@ -23,11 +23,20 @@ from draftquant.scripts.cli import main
 PAIRS = Path(__file__).parent / "pairs"
 FAMILIES = {"eagle3-llama": 4, "eagle3-mla": 5, "dflash": 4}
 """Family -> decoder layers of the shipped pair's target."""
+EVERYDAY = {
+    "mxfp4-weights": "eagle3-llama", "mi325x-w4a8": "eagle3-mla", "blackwell-nvfp4": "dflash",
+    "int4-channel-gptq-head": "eagle3-llama",
+}  # fmt: skip
 
 
-@pytest.mark.some(4)
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", built_in_recipes())
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        pytest.param(n, f, marks=() if EVERYDAY.get(n) == f else pytest.mark.slow)
+        for n in built_in_recipes()
+        for f in FAMILIES
+    ],
+)
 def test_the_result_loads_where_the_recipe_says_and_nowhere_else(
     name: str, family: str, tmp_path: Path
 ) -> None:
