@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def tied_modules(folder: Path, target: Path) -> None:
     """Three modules that say what follows the token they read, and a little of what is before."""
-    tiny_step3p5_mtp(folder, number=tied_pair.NUM_LAYERS, window=5, dtype="F32")
+    tiny_step3p5_mtp(folder, number=tied_pair.NUM_LAYERS, window=2, dtype="F32")
     file = folder / "model.safetensors"
     tensors, theirs = load_file(file), load_file(target / "model.safetensors")
     hidden = tied_pair.HIDDEN
@@ -59,7 +59,9 @@ def tied_modules(folder: Path, target: Path) -> None:
             tensors[name] = torch.cat((torch.eye(hidden), 0.4 * tensor[:, hidden:]), dim=1)
         elif name.endswith("shared_head.output.weight"):
             tensors[name] = theirs["lm_head.weight"].clone()
-        elif name.endswith(("o_proj.weight", "down_proj.weight")):
+        elif name.endswith("o_proj.weight"):
+            tensors[name] = 5.0 * tensor  # what the window hides is to show
+        elif name.endswith("down_proj.weight"):
             tensors[name] = 0.4 * tensor
     tensors["model.embed_tokens.weight"] = theirs["model.embed_tokens.weight"]
     save_file(tensors, file, metadata={"format": "pt"})

@@ -34,6 +34,8 @@ Import = ast.Import | ast.ImportFrom
 def imports(tree: ast.AST, *, in_function: bool = False) -> Iterator[tuple[Import, bool]]:
     """Every import statement, and whether it stands inside a function."""
     for node in ast.iter_child_nodes(tree):
+        if not isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
+            continue  # no expression holds one
         if isinstance(node, Import):
             yield node, in_function
         inside = in_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
