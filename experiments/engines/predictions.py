@@ -61,7 +61,7 @@ def parameter_mismatches(outcome: Outcome, answer: EngineCheck) -> list[str]:
 
 def capture_mismatches(outcome: Outcome, answer: EngineCheck) -> list[str]:
     """Layers of the target that the engine captures, and `check` does not say."""
-    executed = list(outcome["captures"].values())
+    executed = list(outcome.get("captures", {}).values())
     said = [None if each.inputs is None else list(each.inputs) for each in answer.captures]
     if outcome["verdict"] not in _SERVED or executed == said:
         return []
