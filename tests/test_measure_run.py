@@ -156,7 +156,7 @@ def test_requests_in_flight_warm_up_and_rate(running: VLLMServer, tmp_path: Path
     running.began.clear()
     measured(running, tmp_path / "s", rate=50)
     begun = running.began[1:-1]  # without the probes
-    assert begun[-1] - begun[0] >= 0.95 * (len(PROMPTS) - 1) / 50
+    assert begun[-1] - begun[0] >= 0.8 * (len(PROMPTS) - 1) / 50  # the first may be late
 
 
 def test_a_server_without_a_draft(running: VLLMServer, tmp_path: Path) -> None:
