@@ -66,6 +66,7 @@ def test_exponents_by_hand() -> None:
     assert balance_exponent([4.0]) == 2
     assert balance_exponent([15.0]) == 4
     assert balance_exponent([0.25]) == -2
+    assert balance_exponent([1 / 8, 1 / 2]) == -2
     assert balance_exponent([4.0, 64.0]) == 4  # half way: both end 4 away from even
     assert balance_exponent([float("inf"), 0.0]) == 0  # a half of zeros has no size
     assert balance_exponent([float("inf"), 16.0]) == 4

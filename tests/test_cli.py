@@ -73,7 +73,7 @@ def test_a_candidate_does_not_choose_its_own_policy(
     traces: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its recipe asks for screening, which 12 prompts are enough for; release wants 30."""
-    recipe, own = tmp_path / "mine.yaml", str(tmp_path / "own")
+    recipe, own = tmp_path / "mine.yaml", str(tmp_path / "my own")
     text = "extends: int4-channel\nname: mine\ngate: {policy: screening}\n"
     recipe.write_text(text, encoding="utf-8")
     assert main(["quantize", DRAFT, "--recipe", str(recipe), "--out", own]) == 0
@@ -83,6 +83,7 @@ def test_a_candidate_does_not_choose_its_own_policy(
     assert "12 distinct prompts have an effective sample size of 11." in judged
     assert "and the policy 'release' needs an effective sample size of 30." in judged
     assert "the candidate's recipe asks for the policy 'screening', but 'release'" in judged
+    assert f"draftquant gate {DRAFT} '{own}' --traces" in judged
 
 
 def test_gate_refuses_the_traces_that_calibrated_the_draft(

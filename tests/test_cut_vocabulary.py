@@ -102,6 +102,8 @@ def test_a_draft_without_a_head_is_given_rows_of_its_target(tmp_path: Path) -> N
     assert not verify(tmp_path / "cut", source, target=model).ok
     with pytest.raises(PlanError, match="expected at least 96 rows of 64, got 96 of 32"):
         cut(source, tmp_path / "other", target=target(tmp_path / "narrow", hidden=32))
+    padded = cut(source, tmp_path / "of-padded", target=target(tmp_path / "padded", vocab=128))
+    assert (padded.size, padded.vocabulary) == (len(IDS), 96)
 
 
 def repeated(folder: Path) -> Path:

@@ -149,6 +149,7 @@ def test_what_is_not_understood_is_refused(
     [
         {"quant_algo": "NVFP4", "kv_cache_quant_algo": None, "exclude_modules": EXCLUDES},
         {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": EXCLUDES},
+        {"quant_algo": "FP8", "kv_cache_quant_algo": None, "exclude_modules": [*EXCLUDES, "x"]},
         None,
     ],
 )
@@ -159,6 +160,14 @@ def test_the_second_declaration_of_modelopt_must_agree(
     edit_json(out / "hf_quant_config.json", quantization=quantization)
     with pytest.raises(VerifyError, match=r"hf_quant_config\.json: quantization"):
         scheme_of(out)
+
+
+def test_inputs_are_rounded_by_the_columns_of_blocks(source: Path, tmp_path: Path) -> None:
+    for sizes, wanted in (([128, 64], "group-dynamic-64"), ([64, 128], "group-dynamic")):
+        out = changed(source, tmp_path / wanted, "fp8-block", "weight_block_size", sizes)
+        found = scheme_of(out)
+        assert found is not None
+        assert found.activations == wanted
 
 
 def of_targets(*targets: str) -> DeclaredScheme:

@@ -48,6 +48,7 @@ CASES: dict[str, dict[str, Any]] = {
     "mqa": {"num_key_value_heads": 1},
     "yarn": {"rope_scaling": YARN},
     "yarn-attention-factor": {"rope_scaling": YARN | {"attention_factor": 1.3}},
+    "yarn-two-mscales": {"rope_scaling": YARN | {"mscale": 0.7, "mscale_all_dim": 1.2}},
     "yarn-untruncated": {"rope_scaling": YARN | {"truncate": False}},
     # No pair turns even once within 4 (1) positions: the ramp is empty (reversed).
     "yarn-empty-ramp": {"rope_scaling": YARN | {"original_max_position_embeddings": 4}},

@@ -4,6 +4,7 @@ Published drafts are headers without data; K = 3 and 4,096 positions of context 
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +192,7 @@ def test_what_is_read_is_what_the_plan_stores(drafts: dict[str, Draft], recipe: 
 # ---- shards
 
 
-def test_two_gpus_share_what_engines_share(drafts: dict[str, Draft]) -> None:
+def test_gpus_share_what_engines_share(drafts: dict[str, Draft], tmp_path: Path) -> None:
     works = round_of(drafts["kimi-k2.5-eagle3-mla"], tp=8).passes
     shards = {(w.part, w.byte_shards, w.flop_shards) for one in works for w in one.works}
     assert shards == {
@@ -204,6 +205,10 @@ def test_two_gpus_share_what_engines_share(drafts: dict[str, Draft]) -> None:
         ("head", 8, 8),
         ("kv_cache", 1, 8),  # every GPU reads the latents, for its own heads
     }
+    draft = read_draft(Checkpoint.open(tiny_eagle3_llama(tmp_path / "draft")))
+    works = [w for one in round_of(draft, tp=4).passes for w in one.works]
+    shards = {(w.part, w.byte_shards, w.flop_shards) for w in works if w.byte_shards == 2}
+    assert shards == {("attention", 2, 2), ("kv_cache", 2, 4)}  # two heads of keys, held twice
 
 
 # ---- roofline
@@ -359,6 +364,9 @@ def test_the_command_says_what_was_measured(
     assert "/ 500 measured" in printed
     assert "/ 300 measured" in printed
     assert "a verify step of 8,000.0 µs, 400 positions per sequence on average" in printed
+    emulated = ["--recipe", "mi355-mxfp4", "--gpu", "mi325x", "--target-step-ms", "8"]
+    assert main(["estimate", str(DRAFT), *emulated]) == 0
+    assert re.search(r"slower by \d+\.\d\d%", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(

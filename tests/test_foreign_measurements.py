@@ -160,6 +160,7 @@ REFUSED: tuple[tuple[str, Callable[[Any], object], str], ...] = (
     ("answers", lambda lines: lines.append({"error": {"message": "out of memory"}}),
      "the request failed: .*out of memory"),
     ("aiperf", lambda lines: lines[2]["metadata"].update(was_cancelled=True), ":3: was_cancelled"),
+    ("bench", lambda report: report.update(failed=2), "failed: 2 requests: both runs need all"),
     ("sglang", lambda lines: lines[0].update(finish_reason=ABORTED), "client went away"),
     ("answers", lambda lines: steps_of(lines[3]).update(num_spec_steps=3),
      r"jsonl:4: num_spec_steps: expected \d+ by"),

@@ -275,6 +275,16 @@ def test_declared_clusters_hide_no_category(
     assert (f"passes as a whole, but a category with {few}" in report.reason) == (verdict != "FAIL")
 
 
+def test_clusters_too_few_to_suspect_hide_no_lost_category() -> None:
+    """Eight prompts of 408 lost 5 %; as four clusters they are fewer than are looked at."""
+    names = [""] * 400 + [f"c{i // 2}" for i in range(8)]
+    rows = spread(600, 408), noisy(0, 4, 400) + noisy(80, 8, 8)
+    both = (replay(each, categories="a" * 400 + "b" * 8) for each in rows)
+    report = judge(*(clustered(each, names) for each in both), RELEASE)
+    assert report.verdict == "INCONCLUSIVE"
+    assert report.categories[1].certainly_lost
+
+
 def test_what_suggests_that_prompts_are_alike_is_said() -> None:
     traces = dataclasses.replace(FIGURES, num_near_duplicates=7)
     made = replay(BASELINE, traces=traces)

@@ -131,6 +131,8 @@ def test_each_source_gives_all_its_verify_steps_as_they_were_counted() -> None:
     assert (found.draft, found.draft_sha256) == ("d", "6" * 64)
     assert found.prompts_sha256 == run.setup.asked.prompts_sha256
     assert found.estimand == "greedy speculative decoding by vllm 0.32.0"
+    edge = measurement([[1, 1]] * 2, of_record=[{"num_prompt_tokens": 1023}] * 2)
+    assert list(golden_of_measurement(edge).context_bins) == ["1k-4k"]  # prefill writes a token
     plain = dataclasses.replace(run, setup=dataclasses.replace(run.setup, speculation=None))
     with pytest.raises(GoldenError, match="drafted nothing"):
         golden_of_measurement(plain)

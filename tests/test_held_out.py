@@ -178,6 +178,13 @@ def test_a_record_without_sketches_or_prompts_says_so(tmp_path: Path) -> None:
     fresh = folder_of(TRACES[2:], tmp_path / "fresh")
     (warning,) = check_held_out(record(tmp_path, calibration_prompts=[SEEN]), fresh)
     assert "near copies of them among the gate's prompts are not noticed" in warning
+    later = dataclasses.replace(make_trace("later", 30, seed=5), conversation_sha256=SEEN)
+    begun = dataclasses.replace(TRACES[1], conversation_sha256=None)
+    with pytest.raises(GateError, match="2 of its 2 prompts were used to calibrate"):
+        check_held_out(
+            record(tmp_path, calibration_prompts=[SEEN]),
+            folder_of([begun, later], tmp_path / "later"),
+        )
     traces = folder_of(TRACES, tmp_path / "traces")
     for origin in (None, f"traces sha256 {'0' * 64}, num_draft_tokens 3"):
         (warning,) = check_held_out(record(tmp_path, input_scale_origin=origin), traces)

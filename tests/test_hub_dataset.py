@@ -151,10 +151,12 @@ def test_files_are_drawn_from_too(tmp_path: Path, encoder: PromptEncoder) -> Non
 
 def test_a_column_by_name(home: Path, encoder: PromptEncoder) -> None:
     row = {"ask": "Hi", "turns_of_user": ["Hi", "more"], "chat": [*HI, ANSWER], "n": 3}
+    row["cluster"] = "manual.md"
     dataset(home, "a/b", {"train.jsonl": [row]})
     for column in ("ask", "turns_of_user", "chat"):
         read = taken("a/b", encoder, column=column)
         assert read.prompts[0].token_ids == tuple(encoder.messages(HI)), column
+        assert read.prompts[0].cluster == "manual.md"
         assert f"column {column}" in str(read.dataset)
     with pytest.raises(PromptError, match="no column 'query'; there are ask, turns_of_user, chat"):
         taken("a/b", encoder, column="query")

@@ -38,7 +38,7 @@ from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.planning.quantization_plan import NOTHING_MEASURED, Measured, Plan
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Recipe, load_recipe
-from draftquant.recipes.errors import BackendError, CalibrationError
+from draftquant.recipes.errors import BackendError, CalibrationError, OutputError
 from mixes import DOWN, FP8, INT4_CHANNEL, mixed
 from rounding_pairs import RoundingPair, learned_recipe, scale_tensors, shared_pair
 
@@ -247,6 +247,13 @@ def test_a_run_that_was_cut_short_ends_as_if_it_had_not_been(
         learn(llama, plan, out, on_progress=stop)
     assert (tmp_path / "out.rounding").exists()
     assert not out.exists()
+    scaled, run = Measured(input_scales={"fc": 2.0}), DraftRun(llama.loaded(), llama.traces, 3)
+    with (
+        pytest.raises(OutputError, match="with other settings") as caught,
+        learned_codes(plan, run, out, static=scaled, settings=FEW, save_seconds=0.0),
+    ):
+        pass
+    assert [line.split(":")[0].strip() for line in caught.value.details] == ["input_scales"]
     with pytest.raises(Interrupted):
         learn(llama, plan, out, on_progress=lambda p: steps.append(p.step), use=fail)
     assert steps[0] == 3  # after the last one that was kept

@@ -131,7 +131,7 @@ def test_what_learned_is_stored_recorded_and_verified(source: Path, made: Path) 
 
 def test_another_norm_than_was_learned(made: Path, source: Path, tmp_path: Path) -> None:
     """One bit, within the recorded factor too: the digest under the seal says what it is."""
-    for bit, where in ((0, "tensor_digests"), (15, NORM)):
+    for bit, where in ((0, "tensor_digests"), (15, f"{NORM}: expected the source's")):
         copy = Path(shutil.copytree(made, tmp_path / str(bit)))
         edit(copy, lambda t, bit=bit: t.update({NORM: flip_bit(t[NORM], bit)}))
         assert where in faults_of(verify(copy, source))

@@ -97,6 +97,9 @@ def test_recipes_are_listed_by_engine_gpu_and_family(capsys: pytest.CaptureFixtu
     assert "mi325x-fp8" in listed("--gpu", "h100")
     assert "mi325x-fp8" not in listed("--gpu", "a100")
     assert "int4-channel-gptq-head" not in listed("--family", "eagle3-mla")
+    for gpu, emulated in (("mi325x", True), ("mi355x", False)):
+        assert main(["recipes", "list", "--gpu", gpu]) == 0
+        assert ("emulated on" in capsys.readouterr().out) == emulated
     assert main(["recipes", "list", "--family", "eagle"]) == 2
     assert "no family 'eagle'" in capsys.readouterr().err
 

@@ -259,6 +259,17 @@ def importance(columns: int) -> InputMoments:
     return InputMoments(torch.diag(spread), torch.device("cpu"), precise=False, name="test")
 
 
+def test_rows_that_are_searched_some_at_a_time_weigh_their_own_inputs() -> None:
+    """Six groups in a row: 4,096 groups, which are searched at a time, end within one."""
+    w, moments = some_weight(700, 96, seed=6), importance(96)
+    absmax, algorithm = w.abs().amax().float().reshape(1, 1), row_algorithm(MSE)
+    whole, *parts = (
+        algorithm.quantize(rows, NVFP4, absmax=absmax, moments=moments)
+        for rows in (w, *w.split(350))
+    )
+    assert torch.equal(whole.codes, torch.cat([part.codes for part in parts]))
+
+
 @pytest.mark.parametrize("weighted", [False, True], ids=["alike", "by-inputs"])
 def test_no_nvfp4_scale_that_can_be_stored_is_better(weighted: bool) -> None:
     """Of all 126 positive numbers of FP8_CHANNEL those from 1 to 1.5 of the absmax scale."""

@@ -16,6 +16,7 @@ import torch
 from draftquant.calibration.passes.memory import estimate_replay
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.trace_folder import TraceFolder
+from draftquant.quantize.stored import online_rounding
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.online_rounding import quantized_head
 from draftquant.quantize.stored.stored_tables import EMBEDDING, HEAD
@@ -96,7 +97,8 @@ REFUSED: tuple[tuple[Callable[[Path], Path], Callable[[Path], dict[str, Tensor]]
 )  # fmt: skip
 
 
-def test_what_vllm_refuses(tmp_path: Path) -> None:
+def test_what_vllm_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(online_rounding, "_ROWS", 4)  # row 7 is of the second block
     for number, (write, tables, said) in enumerate(REFUSED):
         folder = write(tmp_path / str(number))
         with pytest.raises(CheckpointError, match=said) as caught:

@@ -238,6 +238,8 @@ def test_sizes_of_tensor_parallelism_are_those_of_both(tmp_path: Path) -> None:
     assert pair.tensor_parallel == (1, 2)
     assert "the target's 6 attention heads cannot be split over 4 GPUs" in str(pair.findings)
     assert pair.of("vllm").verdict == "REFUSED"
+    padded = other_target(tmp_path / "padded", vocab_size=1021)  # engines fill up to 1,024 rows
+    assert check_pair(LLAMA / "draft", padded, engine="vllm").tensor_parallel == (1, 2, 4, 8)
     longer = check_pair(LLAMA / "draft", target, target_args="--max-model-len 4096 -tp 2")
     assert said(longer, "context", "vllm")[0][0] == "refused"
     config = json.loads((target / "config.json").read_text(encoding="utf-8"))

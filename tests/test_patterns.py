@@ -15,6 +15,7 @@ NAMES = (
     "model.fc",
     "model.layers.0.self_attn.q_proj",
     "model.layers.61.mlp.gate_up_proj",
+    "model.layers.117.fc",
     "midlayer.mlp.down_proj\n",
     "lm_head",
     "a b-c_d\ne\u0663é",

@@ -8,7 +8,7 @@ import torch
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording import batch_plan, continuing
 from draftquant.calibration.recording.continuing import Together, Waiting, give_way
-from draftquant.calibration.recording.slot_cache import SlotCache
+from draftquant.calibration.recording.slot_cache import SlotCache, takes_padding
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.recipes.errors import TraceError
 from recorded import record_traces
@@ -183,6 +183,7 @@ def test_what_is_remembered_goes_with_its_row() -> None:
     keys, state = torch.arange(6.0).view(2, 1, 3, 1), torch.arange(8.0).view(2, 1, 2, 2) + 1
     read.update(keys, -keys, 0)
     read.update_recurrent_state(state, 1)
+    assert not takes_padding(read)  # recurrent states would take it in
     held = SlotCache(read, 3)
     held.restart(5)
     held.admit(read, torch.tensor([2, 0]), None)

@@ -25,8 +25,10 @@ from draftquant.validate.counting.trace_replay import (
     block_acceptance,
     replay_drafts,
 )
+from proposing import draft_proposals
 from recorded import record_traces
 from sampled_loop import PAIRS, Sampled, compare, difference
+from tiny import tiny_eagle3_llama
 
 PAIR = PAIRS / "eagle3-llama"
 
@@ -89,6 +91,17 @@ def test_drawn_proposals_are_expected_and_most_likely_ones_counted(
     assert 0.2 < probability < 1
     # Every position weighs alike: another quantity.
     assert drawn.every_position != drawn.counts
+
+
+def test_a_token_without_a_row_is_never_drawn(tmp_path: Path) -> None:
+    forward = load_draft(tiny_eagle3_llama(tmp_path / "draft", pruned_vocabulary=True)).forward
+    ids, hidden = torch.arange(96), torch.ones(95, 64)
+    found = draft_proposals(
+        forward, hidden, ids, first_row=0, num_draft_tokens=1, temperature=1.0
+    ).recorded_logprobs
+    assert found is not None
+    offered = torch.isin(ids[2:], forward.to_target(torch.arange(48)))
+    assert torch.equal(found[:, 0] > -torch.inf, offered[: len(found)])
 
 
 def test_what_traces_do_not_say_is_not_made_up(

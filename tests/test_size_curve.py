@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -152,6 +153,9 @@ def test_speed_weighs_what_is_read_against_what_is_lost(curve: SizeCurve) -> Non
         assert found.speeds[-1].speed_up == 0
         assert set(found.range) <= {*SIZES, VOCAB}
     serving = Serving(machines=[machine], concurrencies=[1], step_seconds={})
+    whole = tuple(replace(one, relative_change=0.0) for one in curve.chosen.whole)
+    (found,) = size_speeds(curve.num_rows, replace(curve.chosen, whole=whole), of_each, serving)
+    assert [one.pays_below for one in found.speeds] == [*[math.inf] * len(SIZES), None]
     (found,) = size_speeds(curve.num_rows, curve.chosen, of_each, serving)
     assert (found.recommended, found.range, found.speeds[0].speed_up) == (None, (), None)
 

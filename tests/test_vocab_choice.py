@@ -391,6 +391,11 @@ def test_the_folder_accepts_what_the_curve_says(
     out = str(tmp_path / "out")
     judged = ("--judge", str(folder / "others"), "--sizes", str(SIZE))
     curve = printed(capsys, *ask(folder, "--curve", *judged))
+    verify = ("--concurrency", "1,64", "--target-step-ms", "1=0.00001,64=1000")
+    assert main(ask(folder, "--curve", *judged, *verify, "--gpu", "h200")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    others = [line for line in lines if line.startswith("for traffic like none of the traces")]
+    assert len(others) == len(set(others)) == 2  # each its own gain
     written = printed(capsys, *ask(folder, "--size", str(SIZE), "--out", out))
     assert written["cut"]["size"] == len(written["rows"]["target_ids"]) == SIZE
     assert written["cut"]["verification"]["ok"]
