@@ -206,8 +206,8 @@ def test_gpus_share_what_engines_share(drafts: dict[str, Draft], tmp_path: Path)
         ("kv_cache", 1, 8),  # every GPU reads the latents, for its own heads
     }
     draft = read_draft(Checkpoint.open(tiny_eagle3_llama(tmp_path / "draft")))
-    works = [w for one in round_of(draft, tp=4).passes for w in one.works]
-    shards = {(w.part, w.byte_shards, w.flop_shards) for w in works if w.byte_shards == 2}
+    every = [w for one in round_of(draft, tp=4).passes for w in one.works]
+    shards = {(w.part, w.byte_shards, w.flop_shards) for w in every if w.byte_shards == 2}
     assert shards == {("attention", 2, 2), ("kv_cache", 2, 4)}  # two heads of keys, held twice
 
 
