@@ -135,7 +135,8 @@ for number, ignored in (each.split() for each in sys.argv[2:]):
         usual = signal.default_int_handler if int(number) == signal.SIGINT else signal.SIG_DFL
         signal.signal(int(number), signal.SIG_IGN if ignored else usual)
         os._exit(cli.main(["clean", str(folder)]))
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(list(folder.iterdir())))
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(status, len(list(folder.iterdir())), flush=True)  # or the next child has it too
 """
 
 
