@@ -32,6 +32,8 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     workers: int = config.getoption("--workers")
     if workers < 2 or session.testsfailed or config.option.collectonly:
         return None
+    if config.getoption("--cpu-seconds", default=None) is not None:
+        raise pytest.UsageError("--cpu-seconds counts what one process does: drop --workers")
     files = [list(items) for _, items in groupby(session.items, key=lambda item: item.path)]
     numbers: Numbers = FORK.SimpleQueue()
     for number in chain(range(len(files)), [None] * workers):

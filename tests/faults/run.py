@@ -7,6 +7,7 @@ one survives, or cannot be judged.
 """
 
 import argparse
+import functools
 import multiprocessing
 import os
 import shutil
@@ -16,8 +17,8 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Literal
 
@@ -85,7 +86,8 @@ class Scratch:
             process.join()
             return None, []
         lines = self._said.read_text(encoding="utf-8", errors="replace").splitlines()
-        failed = [line.split()[1] for line in lines if line.startswith(("FAILED ", "ERROR "))]
+        told = (line.partition(" ") for line in lines)
+        failed = [rest.partition(" - ")[0] for kind, _, rest in told if kind in ("FAILED", "ERROR")]
         return process.exitcode, failed
 
     def verdict(self, fault: Fault) -> tuple[Verdict, str]:
@@ -133,15 +135,19 @@ def run_pytest(root: Path, said: Path, tests: Sequence[str]) -> None:
     raise SystemExit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]))
 
 
-def judge(folder: Path, faults: SimpleQueue[Fault | None], found: SimpleQueue[Found]) -> None:
-    """Judge one fault after the other in one copy of the tree."""
-    scratch = Scratch(folder)
-    while (fault := faults.get()) is not None:
-        start = time.monotonic()
-        verdict, detail = scratch.verdict(fault)
-        seconds = time.monotonic() - start
-        print(f"{verdict:14} {fault.name:44} {seconds:5.1f} s  {detail}", flush=True)
-        found.put((verdict, detail))
+def judged(folder: Path, fault: Fault) -> Found:
+    """Judge a fault in this process's copy of the tree."""
+    start = time.monotonic()
+    verdict, detail = own_scratch(folder).verdict(fault)
+    seconds = time.monotonic() - start
+    print(f"{verdict:14} {fault.name:44} {seconds:5.1f} s  {detail}", flush=True)
+    return verdict, detail
+
+
+@functools.cache
+def own_scratch(folder: Path) -> Scratch:
+    """The copy of the tree that this process has, beside those of the others."""
+    return Scratch(folder / str(os.getpid()))
 
 
 def main() -> int:
@@ -158,32 +164,15 @@ def main() -> int:
 
     chosen = [fault for fault in faults if not names or fault.name in names]
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
-        found = judged_by_each_core(chosen, Path(folder))
+        in_own_copy = functools.partial(judged, Path(folder))
+        with ProcessPoolExecutor(os.cpu_count(), mp_context=FORK) as each_core:
+            found = list(each_core.map(in_own_copy, chosen))
         caught = {test for verdict, test in found if verdict == "caught" and "::" in test}
-        status, failed = Scratch(Path(folder) / "right").run(sorted(caught)) if caught else (0, [])
+        status, failed = own_scratch(Path(folder)).run(sorted(caught)) if caught else (0, [])
     print(f"{sum(verdict == 'caught' for verdict, _ in found)} of {len(found)} faults caught")
     if status:
         print(f"without the faults pytest ends with {status}: {' '.join(failed)}")
     return int(bool(status) or any(verdict != "caught" for verdict, _ in found))
-
-
-def judged_by_each_core(chosen: Sequence[Fault], folder: Path) -> list[Found]:
-    """What became of each fault, in any order; a copy of the tree for each core."""
-    cores = min(os.cpu_count() or 1, len(chosen))
-    faults: SimpleQueue[Fault | None] = FORK.SimpleQueue()
-    found: SimpleQueue[Found] = FORK.SimpleQueue()
-    judges = [
-        FORK.Process(target=judge, args=(folder / str(core), faults, found))
-        for core in range(cores)
-    ]
-    for process in judges:
-        process.start()
-    for fault in (*chosen, *[None] * cores):
-        faults.put(fault)
-    results = [found.get() for _ in chosen]
-    for process in judges:
-        process.join()
-    return results
 
 
 if __name__ == "__main__":

@@ -99,8 +99,8 @@ class Setup:
     @property
     def verification(self) -> Verification | None:
         """Of what drafts drew; None where nothing was drawn, or the server does not tell."""
-        drawn = self.speculation is not None and self.asked.temperature > 0
-        return self.speculation.verification if drawn and self.speculation else None
+        speculation = self.speculation if self.asked.temperature else None
+        return speculation and speculation.verification
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
