@@ -100,7 +100,7 @@ class Setup:
     def verification(self) -> Verification | None:
         """Of what drafts drew; None where nothing was drawn, or the server does not tell."""
         speculation = self.speculation if self.asked.temperature else None
-        return speculation and speculation.verification
+        return None if speculation is None else speculation.verification
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
