@@ -1,7 +1,6 @@
 """The GitHub Action: its script runs with bash, as GitHub's runner does, on a shipped pair."""
 
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -204,12 +203,6 @@ def test_each_input_is_an_option_of_its_command(workspace: Workspace) -> None:
                 assert (word in calls[verb]) is is_there, (name, calls[verb])
 
 
-def test_it_installs_what_lies_beside_it(workspace: Workspace) -> None:
-    assert workspace.ask(quantized="q", install="true").code == 0
-    constraint = ["--constraint", f"{ROOT}/constraints.txt"]
-    assert workspace.calls[0] == ["install", "--quiet", *constraint, str(ROOT)]
-
-
 REFUSED: tuple[tuple[dict[str, str], str], ...] = (
     ({}, "give recipe or quantized"),
     ({"recipe": "fp8-ptpc", "quantized": "x"}, "give recipe or quantized, not both"),
@@ -291,16 +284,3 @@ def test_no_input_becomes_an_option(workspace: Workspace) -> None:
     run = workspace.run(draft="--help", recipe="--help")
     assert run.code == 2
     assert "usage:" not in run.log
-
-
-def test_every_input_is_described_used_and_in_the_tutorial() -> None:
-    action = yaml.safe_load(ACTION.read_text(encoding="utf-8"))
-    tutorial = (ROOT / "docs/tutorials/ci.md").read_text(encoding="utf-8")
-    (step,) = action["runs"]["steps"]
-    assert "${{" not in step["run"]
-    used = set(re.findall(r"inputs\.([\w-]+)", json.dumps(action["runs"])))
-    assert used == set(action["inputs"])
-    for kind in ("inputs", "outputs"):
-        for name, declared in action[kind].items():
-            assert declared["description"], name
-            assert f"| `{name}` |" in tutorial, name

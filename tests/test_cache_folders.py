@@ -24,7 +24,6 @@ from draftquant.recipes.formats import KvCacheScales
 from draftquant.recipes.schema import LayoutName
 from draftquant.scripts.cli import main
 from tiny import edit_json, read_tensors, store, tiny_eagle3_llama, write_tensors
-from tiny_llama import tiny_language_model
 from tiny_mla import tiny_eagle3_mla
 
 OWN = load_recipe("fp8-ptpc")
@@ -132,15 +131,6 @@ def test_what_cannot_be_written_is_refused(source: Path, tmp_path: Path) -> None
     assert not (tmp_path / "out").exists()
 
 
-def test_of_whole_models_the_names_are_those_of_the_tools(tmp_path: Path) -> None:
-    """Scales of 1 need no traces, and are stored."""
-    source = tiny_language_model(tmp_path / "source", num_layers=1)
-    for layout, key in (("compressed-tensors", "k_scale"), ("modelopt", "k_proj.k_scale")):
-        out = quantized(source, cached(RECIPES[layout], "unit"), tmp_path / layout)
-        assert of_cache(out)[f"model.layers.0.self_attn.{key}"][2] == 1.0
-        assert verify(out, source).ok
-
-
 def test_transcoding_carries_scales_to_another_layout_and_back(
     folder: Path, source: Path, tmp_path: Path
 ) -> None:
@@ -154,18 +144,6 @@ def test_transcoding_carries_scales_to_another_layout_and_back(
         assert after.scheme is not None
         assert after.scheme.layout.name == layout
         assert verify(out, source).ok
-
-
-def test_dequantizing_drops_scales_by_name(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    assert main(["dequantize", str(folder), "--out", str(out)]) == 0
-    said = " ".join(capsys.readouterr().err.split())
-    assert "2 scale(s) of the KV cache are dropped" in said
-    assert "midlayer.self_attn.attn.k_scale" in said
-    assert of_cache(out) == {}
-    assert "quantization_config" not in read_json(out / "config.json")
 
 
 NAME = "midlayer.self_attn.attn.{}_scale"

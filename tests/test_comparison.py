@@ -23,8 +23,6 @@ from handmade_replays import FIGURES, RELEASE, noisy, replay, spread
 from handmade_reports import HASHES, joint, served, text_of
 from scipy import stats
 
-Floats = np.ndarray
-
 
 def drafts(lengths: Any, steps: Any, categories: Sequence[str]) -> scopes.CountedDrafts:
     """[D, N] acceptance lengths and [N] steps of prompts of these categories."""
@@ -88,20 +86,6 @@ def test_the_level_of_each_by_correlation() -> None:
     assert scopes.level_of_each([apart[0]] * 10, 0.95) == pytest.approx(0.95, abs=0.003)
     still = scopes.Estimate(value=0.0, contributions=np.zeros(5), degrees=4.0)
     assert scopes.simultaneous([still], 0.95).bounds == ((0.0, 0.0),)
-
-
-def test_beyond_a_number_of_estimates_bonferroni_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simultaneous_module, "MOST_CORRELATED", 9)
-    rows = np.random.default_rng(0).normal(size=(10, 30))
-    many = [scopes.Estimate(value=0.0, contributions=row, degrees=20.0) for row in rows]
-    drawn, found = scopes.simultaneous(many[:-1], 0.95), scopes.simultaneous(many, 0.95)
-    assert (drawn.method[:5], found.method[:5]) == ("max-t", "Bonfe")
-    assert found.each == scopes.bonferroni(10, 0.95) > drawn.each
-    assert found.bounds[0][1] > drawn.bounds[0][1]
-    still = scopes.Estimate(value=0.0, contributions=np.zeros(30), degrees=20.0)
-    assert (
-        scopes.simultaneous([*many[:-1], still], 0.95).each == drawn.each
-    )  # it needs no correction
 
 
 def wide(number: int, categories: int, prompts: int) -> scopes.CountedDrafts:
@@ -183,15 +167,6 @@ def test_the_answer_depends_on_the_traffic() -> None:
     nothing = compared(simulated(np.random.default_rng(2), "a" * 30, (0.0, 0.0, 0.0)))
     assert nothing.answer.startswith("These prompts show no clear difference between any two")
     assert len(nothing.scopes) == 1  # one category is the whole
-
-
-def test_small_categories_are_shown_and_not_compared() -> None:
-    report = compared(simulated(np.random.default_rng(2), "a" * 22 + "b" * 9, (0.0, 0.1)))
-    found = [(scope.name, len(scope.changes)) for scope in report.scopes]
-    assert found == [(scopes.ALL_PROMPTS, 1), ("a", 1), ("b", 0)]
-    assert report.scopes[2].best is None
-    assert report.warnings == ("categories with fewer than 10 prompts were not compared: b (9)",)
-    assert report.scopes[2].against_first(report.names) == (None,)
 
 
 def test_options_that_do_not_fit() -> None:

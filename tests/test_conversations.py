@@ -115,21 +115,6 @@ def test_the_gate_samples_conversations(traces: TraceFolder) -> None:
     assert num_near_duplicates(apart) == 4
 
 
-def test_a_conversation_ends_where_the_target_has_no_positions(
-    target: Path, file: Path, tmp_path: Path
-) -> None:
-    short = tmp_path / "short"
-    shutil.copytree(target, short)
-    config = json.loads((short / "config.json").read_text(encoding="utf-8"))
-    lengths = [len(prompt.token_ids) for prompt in read_prompts(file, target=target)]
-    config["max_position_embeddings"] = max(lengths) + 12
-    (short / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    plan = plan_of(short, read_prompts(file, target=short), max_new_tokens=12)
-    report = record_conversations(plan, tmp_path / "out", recorder(short))
-    assert (report.num_turns, report.num_cut_short) == ((3,), 2)
-    assert [trace.id for trace in report.traces] == ["81/turn-1", "82", "83/turn-1"]
-
-
 def test_a_template_that_takes_no_answers(target: Path, file: Path, tmp_path: Path) -> None:
     odd = tmp_path / "odd"
     shutil.copytree(target, odd)
@@ -178,15 +163,6 @@ SPEED_BENCH = [
 def parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     return path
-
-
-def test_speed_bench_in_parquet(target: Path, tmp_path: Path) -> None:
-    found = read_prompts(parquet(tmp_path / "test.parquet", SPEED_BENCH), target=target)
-    lines = tmp_path / "test.jsonl"
-    lines.write_text("\n".join(json.dumps({k: v for k, v in row.items() if v is not None})
-                               for row in SPEED_BENCH), encoding="utf-8")  # fmt: skip
-    assert found == read_prompts(lines, target=target)
-    assert [(prompt.id, prompt.later_turns) for prompt in found] == [("q0", ()), ("q1", ("y = 2",))]
 
 
 def test_parquet_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ read one, or to mix them with tensors of the CPU, is an error; on a GPU the firs
 the second fail.
 """
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,24 +18,16 @@ from draftquant.calibration.passes import memory as devices
 from draftquant.calibration.passes import proposals as counted_rows
 from draftquant.calibration.passes.draft_inputs import proposals_of_batch
 from draftquant.calibration.passes.memory import available_bytes, resolve_device
-from draftquant.calibration.rounding import proposal_divergence as divergence
-from draftquant.calibration.rounding.latents import LatentWeight
-from draftquant.calibration.rounding.learned_state import LearningSettings
-from draftquant.calibration.rounding.proposal_divergence import backward_of_divergence
-from draftquant.calibration.rounding.sequences import LearningSequences
 from draftquant.calibration.traces.prompt_trace import PromptTrace
-from draftquant.quantize.algorithms import InputMoments, row_algorithm
+from draftquant.quantize.algorithms import InputMoments
 from draftquant.quantize.algorithms.algorithm import Feedback
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.drafts import forward as draft_forward
 from draftquant.quantize.layouts import get_layout
 from draftquant.quantize.layouts.layout import Columns
 from draftquant.quantize.numerics.number_formats import _values_on
 from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import DeviceError
 from draftquant.recipes.schema import Algorithm
-from rounding_pairs import K as DEPTHS
-from rounding_pairs import shared_pair
 from test_passes import K, case_of, rounding
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -188,42 +179,3 @@ def test_codes_are_computed_and_packed_where_the_weight_is(
         block = backend.quantize(weight, recipe.weights, absmax, needed)
         for data in get_layout(recipe.layout).encode_rows("a", block, recipe.weights).values():
             assert (data.tensor if isinstance(data, Columns) else data).device == META
-
-
-@pytest.mark.slow
-def test_a_step_of_learning_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair, k = shared_pair("dflash"), DEPTHS["dflash"]
-    draft, recipe = pair.loaded(), load_recipe("int4-channel")
-    start = row_algorithm(dataclasses.replace(recipe.algorithm, scale="absmax", rounding="nearest"))
-    latents = {
-        name: LatentWeight(
-            draft.weights[f"{name}.weight"], recipe.weights, start, absmax=None, device=META
-        )
-        for name in draft.linears
-    }
-
-    def over(own: dict[str, Tensor]) -> draft_forward.DraftForward:
-        weights = {name: weight.to(META) for name, weight in draft.weights.items()} | own
-        return draft.family.forward(draft.geometry, weights, lambda _name, x: x)
-
-    rows = (range(6, 12), range(8, 14))
-    sequences = LearningSequences(
-        hidden=torch.empty(2, 27, draft.geometry.hidden_size, device=META),
-        token_ids=torch.empty(2, 28, dtype=torch.int64, device=META),
-        rows=range(6, 14),
-        own=rows,
-    )
-    checks: list[draft_forward._Check] = []
-    monkeypatch.setattr(draft_forward, "_raise_first", checks.extend)
-    monkeypatch.setattr(divergence, "_wide", lambda head, hidden: head(hidden))  # no autocast there
-    served = {f"{name}.weight": one.dequantized() for name, one in latents.items()}
-    loss = backward_of_divergence(
-        over(served), over({}), sequences,
-        num_draft_tokens=k, settings=LearningSettings(), share=0.5,
-    )  # fmt: skip
-    assert loss.device == META
-    for one in latents.values():
-        assert one.codes.grad is not None
-        one.keep_within_reach()
-    assert checks
-    assert all(fine.device == META for fine, _, _ in checks)

@@ -5,18 +5,14 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from by_recipe import planned, quantized
-from draftquant.calibration.traces.target_tables import TargetTables
 from draftquant.quantize.engines.contract import TITLES
 from draftquant.quantize.engines.engine_check import check_draft
-from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Recipe, RecipeError, Rule, load_recipe
 from draftquant.recipes.errors import CheckpointError, PlanError
 from draftquant.recipes.schema import Role
 from draftquant.scripts.cli import main
-from draftquant.validate.judging.candidate_origin import DraftFolder, check_folders
 from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_mla import tiny_eagle3_mla
 from verify_cases import edit, faults_of, flip_bit, reseal
@@ -73,14 +69,6 @@ def test_a_table_is_left_out_and_the_rest_is_as_ever(
     assert EMBEDDING in recorded["source"]["tensor_digests"]
     assert recorded["tensor_bytes"]["before"] - recorded["tensor_bytes"]["after"] > 96 * TWO_BYTES
     assert "dropped" not in (tmp_path / "whole" / "draftquant.json").read_text(encoding="utf-8")
-
-
-def test_a_target_may_call_it_otherwise(source: Path, tmp_path: Path) -> None:
-    for number, prefix in enumerate(("language_model.model.", "")):
-        target = target_of(source, tmp_path / f"target{number}", prefix=prefix)
-        out = tmp_path / f"out{number}"
-        report = quantized(source, dropping("embedding"), out, target=target)
-        assert report.dropped == {EMBEDDING: f"{prefix}{EMBEDDING}"}
 
 
 def test_without_its_head_config_json_says_so_to_sglang(tmp_path: Path) -> None:
@@ -187,19 +175,6 @@ def test_verify_sees_another_record(source: Path, out: Path) -> None:
         edit_json(out / "draftquant.json", dropped=recorded)
         reseal(out)
         assert "draftquant.json" in faults_of(verify(out, source))
-
-
-def test_replay_reads_the_targets_table(
-    source: Path, target: Path, out: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(CheckpointError, match="which it shares with the target"):
-        load_draft(out)
-    quantized(source, "fp8-ptpc", tmp_path / "whole")
-    loaded = load_draft(out, shared=TargetTables.find(target).shared())
-    whole = load_draft(tmp_path / "whole")
-    assert loaded.weights.keys() == whole.weights.keys()
-    assert all(torch.equal(loaded.weights[name], whole.weights[name]) for name in whole.weights)
-    assert check_folders(DraftFolder.read(source), DraftFolder.read(out)) == ()
 
 
 def test_the_commands(

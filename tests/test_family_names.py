@@ -12,8 +12,6 @@ from draftquant.calibration.recording.target_shape import TargetShape, chosen_la
 from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.drafts.architectures import declared_architecture
 from draftquant.quantize.drafts.config_reader import KEY, SECTION, read_aux_layer_ids
-from draftquant.quantize.drafts.families import FAMILIES
-from draftquant.quantize.drafts.rope import Yarn
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes.errors import CheckpointError, TraceError
@@ -21,7 +19,6 @@ from draftquant.scripts.cli import main
 from tiny import change, edit_json, read_tensors, tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_mla import tiny_eagle3_mla
-from tiny_speculators import tiny_speculators_dflash, tiny_speculators_eagle3
 
 MLP = dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "mlp")
 NORMS = dict.fromkeys(("input_layernorm", "post_attention_layernorm"), "norm")
@@ -128,60 +125,6 @@ def test_what_latent_attention_is_not_served_with_is_needed_by_passes_alone(tmp_
     assert read(folder).geometry.num_layers == 1
 
 
-def test_keys_of_dflash_config_go_before_the_top_level(tmp_path: Path) -> None:
-    folder = tiny_dflash(tmp_path / "draft", num_layers=2)
-    nested = {"block_size": 4, "mask_token_id": 3, "target_layer_ids": [0, 2, 6]}
-    edit_json(folder / "config.json", dflash_config=nested, mask_token_id=5, target_layer_ids=[1])
-    found: Any = read(folder).geometry
-    assert (found.block_size, found.mask_token_id, found.aux_layer_ids) == (4, 3, (0, 2, 6))
-    edit_json(folder / "config.json", dflash_config={**nested, "block_size": None})
-    assert read(folder).geometry.block_size == 8
-    edit_json(folder / "config.json", block_size=None)
-    assert read(folder).geometry.block_size == 16  # as in SGLang
-
-
-OWN = {"mask_token_id": 95, "target_layer_ids": [1, 3, 5]}
-SLIDING = ["sliding_attention"] * 2
-
-
-@pytest.mark.parametrize(
-    ("keys", "causal", "window"),
-    [
-        ({}, [False, False], None),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, [False, True], 16),
-        ({"dflash_config": {**OWN, "causal": True}}, [True, True], None),
-        ({"dflash_config": {**OWN, "causal": True}, "is_causal": False}, [False, False], None),
-        ({"layer_types": SLIDING, "dflash_config": {**OWN, "causal": False}}, [False] * 2, 16),
-        ({"layer_types": SLIDING, "dflash_config": {**OWN, "swa_window_size": 8}}, [True] * 2, 8),
-    ],
-)
-def test_causality_and_window(
-    keys: dict[str, Any], causal: list[bool], window: int | None, tmp_path: Path
-) -> None:
-    folder = tiny_dflash(tmp_path / "draft", num_layers=2)
-    edit_json(folder / "config.json", sliding_window=16, **keys)
-    found: Any = read(folder).geometry
-    assert [found.is_causal(i) for i in range(2)] == causal
-    assert found.sliding_window == window
-
-
-def test_yarn_in_every_spelling(tmp_path: Path) -> None:
-    yarn = {"factor": 64, "original_max_position_embeddings": 4096, "mscale": 1}
-    for keys in (
-        {"rope_theta": None, "rope_parameters": yarn | {"rope_type": "yarn", "rope_theta": 5e4}},
-        {"rope_theta": 5e4, "rope_scaling": yarn | {"type": "yarn"}},
-    ):
-        folder = tiny_eagle3_llama(tmp_path / str(keys["rope_theta"]))
-        edit_json(folder / "config.json", **keys)
-        rope = read(folder).geometry.rope
-        assert rope is not None
-        assert rope.theta == 5e4
-        assert rope.yarn == Yarn(
-            factor=64.0, original_max_positions=4096, beta_fast=32.0, beta_slow=1.0, mscale=1.0,
-            mscale_all_dim=None, attention_factor=None,
-        )  # fmt: skip
-
-
 # ---- layers of the target, in two places and two conventions
 
 
@@ -247,32 +190,3 @@ def test_a_draft_that_reads_the_last_hidden_state_has_no_fc(
 
 
 # ---- the layout of speculators: executed with speculators 0.9.0 and vLLM 0.33
-
-
-def test_eagle3_of_speculators_is_the_same_as_its_plain_twin(tmp_path: Path) -> None:
-    shape = {"prefix": "layers.0.", "pruned_vocabulary": True}
-    config = {"norm_before_residual": True}
-    expected = read(tiny_eagle3_llama(tmp_path / "plain", config=config, **shape))
-    for name in ("Eagle3Speculator", "Eagle3DraftModel"):
-        found = read(tiny_speculators_eagle3(tmp_path / name, config={"architectures": [name]}))
-        assert (found.family, found.geometry) == (expected.family, expected.geometry)
-        assert [r.canonical for r in found.rows] == [r.canonical for r in expected.rows]
-
-
-@pytest.mark.parametrize(("key", "causal"), [(None, False), (False, True), (True, False)])
-def test_dflash_of_speculators_is_as_causal_as_vllm_serves_it(
-    key: bool | None, causal: bool, tmp_path: Path
-) -> None:
-    """Executed on vLLM 0.33: `update_dflash`, then `_dflash_layer_causal` of a full layer."""
-    folder = tiny_speculators_dflash(tmp_path / "d", config={"sliding_window_non_causal": key})
-    geometry: Any = read(folder).geometry
-    assert [geometry.is_causal(i) for i in range(2)] == [causal, causal]
-    assert (geometry.aux_layer_ids, geometry.block_size) == ((1, 3, 4), 8)
-
-
-def test_the_page_of_limits_names_every_family() -> None:
-    page = (Path(__file__).parent.parent / "docs/limits.md").read_text(encoding="utf-8")
-    what, commands = page.partition("\n## Commands\n")[::2]
-    for family in FAMILIES:
-        assert f"\n| `{family.name}` |" in what
-        assert f"`{family.name}`" in commands

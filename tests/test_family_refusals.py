@@ -233,26 +233,6 @@ def test_number_that_is_not_finite(value: str, tmp_path: Path) -> None:
     refused(folder, "rms_norm_eps: expected a positive number, got ", "correct 'rms_norm_eps'")
 
 
-KIN = (("llama", "mla"), ("dflash", "llama"), ("dflash2", "dflash"), ("dspark", "dflash"))
-
-
-@pytest.mark.parametrize(("own", "other"), KIN)
-def test_tensors_of_one_family_under_the_config_of_another(
-    own: str, other: str, tmp_path: Path
-) -> None:
-    folder, others = (BUILDERS[name](tmp_path / name) for name in (own, other))
-    (folder / "config.json").write_bytes((others / "config.json").read_bytes())
-    with pytest.raises(CheckpointError, match=r"but the tensors are those of|has this name"):
-        read_draft(Checkpoint.open(folder))
-
-
-def test_two_families_in_one_folder(tmp_path: Path) -> None:
-    folder, other = (BUILDERS[name](tmp_path / name) for name in ("mla", "llama"))
-    both = {n: t for n, t in read_tensors(other).items() if "self_attn" in n}
-    change(folder, **both)
-    refused(folder, "the tensors are those of eagle3-llama and eagle3-mla", "move the others out")
-
-
 LLAMA, EAGLE3, DFLASH = "LlamaForCausalLM", "LlamaForCausalLMEagle3", "DFlashDraftModel"
 EARLIER: Mapping[str, Sequence[tuple[dict[str, Any], str]]] = {
     "a Medusa": (

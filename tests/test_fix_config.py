@@ -17,7 +17,7 @@ from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.lints.catalogue import find_lints
 from draftquant.quantize.verify import verify
 from draftquant.scripts.cli import main
-from draftquant.scripts.dev.config_defaults import OUT, classes, row
+from draftquant.scripts.dev.config_defaults import OUT
 from tiny import edit_json, tiny_eagle3_llama
 from verify_cases import reseal
 
@@ -46,27 +46,6 @@ def config_of(folder: Path) -> dict[str, Any]:
 def faults(out: Path, draft: Path, *, foreign: bool = False) -> list[tuple[str, str, str]]:
     found = verify(out, draft, foreign=foreign).faults
     return [(f.where.removeprefix(f"{out}/"), f.expected, f.got) for f in found]
-
-
-def test_without_the_flag_config_stays_and_lints_are_named(
-    draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    written = quantize(draft, tmp_path / "out")
-    del written["quantization_config"]
-    assert written == config_of(draft)
-    assert "config_changes" not in json.loads(
-        (tmp_path / "out" / "draftquant.json").read_text(encoding="utf-8")
-    )
-    stderr = capsys.readouterr().err
-    assert f"lints: aux-layer-ids, draft-vocab-size-missing; see 'draftquant inspect {draft}'" in (
-        stderr
-    )
-    assert "--fix-config corrects aux-layer-ids, draft-vocab-size-missing in the output" in stderr
-    with pytest.warns(dq.DraftQuantWarning, match="lints: aux-layer-ids"):
-        report = dq.quantize(draft, "int4-channel", tmp_path / "called")
-    assert {"aux-layer-ids", "draft-vocab-size-missing"} < {one.name for one in report.lints}
-    assert any("fix_config=True corrects" in text for text in report.warnings)
-    assert verify(tmp_path / "out", draft).ok
 
 
 def test_the_flag_fixes_the_output_only_and_says_so(
@@ -168,14 +147,6 @@ def test_the_rows_are_those_of_the_pinned_transformers() -> None:
     assert {name: found["transformers"] for name, found in ROWS.items()} == {
         "transformers": "5.23.0", "vllm": "5.20.2", "sglang": "5.19.0",
     }  # fmt: skip
-
-
-@pytest.mark.slow
-def test_classes_are_asked_again() -> None:
-    asked, known = classes(None), ROWS["transformers"]["types"]
-    assert known["llama"] == {"rms_norm_eps": 1e-06}
-    for name in ("llama", "gpt_oss", "glm4", "minicpm3", "gemma"):
-        assert row(asked[name]) == known[name]
 
 
 def test_absent_keys_are_the_class_s_and_given_ones_stay() -> None:

@@ -16,11 +16,8 @@ import pytest
 import yaml
 from draftquant.recipes.errors import GoldenError
 from draftquant.scripts.cli import main
-from draftquant.validate.counting.paired_change import pooled_mean
 from draftquant.validate.golden.golden_acceptance import (
     Golden,
-    GoldenCategory,
-    GoldenPrompt,
     categories_of,
     golden_document,
     read_golden,
@@ -30,12 +27,10 @@ from draftquant.validate.golden.golden_sources import (
     golden_of_replay,
     golden_of_report,
 )
-from draftquant.validate.golden.grafana_dashboard import grafana_dashboard
 from draftquant.validate.golden.prometheus import Queries, check_window, limits_of, prometheus_rules
 from draftquant.validate.golden.synthetic import simulation
 from draftquant.validate.measure.measurement import EngineName
 from draftquant.validate.measure.measurement_file import line_of
-from draftquant.validate.runs.judging_asked import Form, GoldenRun
 from handmade_measurements import alternating, measurement
 from handmade_replays import noisy, replay
 from handmade_reports import comparison, document, joint, served, text_of
@@ -77,21 +72,6 @@ def test_figures_follow_from_the_counts_of_the_prompts() -> None:
     assert own.design_effect == pytest.approx(own.variance_of_request / 10 / own.variance_of_step)
     assert list(found.categories) == ["", "a", "b"]
     assert found.categories["a"].mean_acceptance_length == 1 + 10 / 20
-
-
-def test_the_standard_error_is_that_of_the_jackknife_over_clusters() -> None:
-    sums, steps = [7, 14, 3, 14], [10, 10, 10, 10]
-    bounded = pooled_mean(sums, steps, confidence=0.95)
-    error = golden().all.standard_error
-    assert error is not None
-    assert bounded.upper - bounded.estimate == pytest.approx(2.353363 * error)  # t of 3
-    copies = replay([*HISTOGRAMS, HISTOGRAMS[0]], texts=[0, 1, 2, 3, 0])
-    found = golden_of_replay(copies, draft_sha256=None).all
-    assert (found.prompts, found.clusters) == (5, 4)
-    alone = GoldenCategory.of([GoldenPrompt(category="a", cluster=0, histogram=(1, 2))])
-    assert alone.standard_error is None
-    sure = [GoldenPrompt(category="", cluster=i, histogram=(0, 9)) for i in (1, 2)]
-    assert GoldenCategory.of(sure).design_effect is None  # it accepts all, without variance
 
 
 def test_a_file_says_what_was_counted_and_what_does_not_follow_is_refused(path: Path) -> None:
@@ -259,21 +239,6 @@ def test_counters_are_those_of_the_engine_and_of_the_model_that_is_named() -> No
     assert 'trtllm_spec_decode_drafted_tokens_total{token_position="0"}' in drafted
 
 
-def test_the_dashboard_shows_each_category_where_a_label_tells_it() -> None:
-    limits = limits_of(of_two(), 0.01, by_category=True)
-    queries = Queries.of("vllm", None, "category")
-    panels = json.loads(grafana_dashboard(of_two(), limits, queries))["panels"]
-    assert len({panel["id"] for panel in panels}) == len(panels) == 7
-    for i, limit in enumerate(limits):
-        length = panels[3 * i]
-        assert length["title"] == f"Mean acceptance length, {limit.category}"
-        assert f'model_name=~"$model", category="{limit.category}"' in length["targets"][0]["expr"]
-        assert length["targets"][2]["expr"] == f"vector({limit.lowest:.6g})"
-        tops = [panel["gridPos"]["y"] for panel in panels[3 * i : 3 * i + 3]]
-        assert tops == [18 * i, 18 * i, 18 * i + 9]
-    assert "category" not in panels[-1]["targets"][0]["expr"]
-
-
 def test_a_drop_that_no_draft_can_reach_is_refused() -> None:
     (limit,) = limits_of(golden(), 0.01)
     most = 1 - 0.99 / limit.lowest
@@ -287,19 +252,6 @@ def test_a_drop_that_no_draft_can_reach_is_refused() -> None:
     ):
         with pytest.raises(GoldenError, match=said):
             limits_of(golden_of_replay(replay(histograms), draft_sha256=None), 0.01)
-
-
-def test_an_option_that_says_nothing_is_refused(path: Path) -> None:
-    rows: tuple[tuple[Form | None, dict[str, Any], str], ...] = (
-        ("grafana", {"model": "m"}, r"is for --for .* alone"),
-        ("vllm", {"max_drop": 0.1}, r"is for --for .* alone"),
-        (None, {"engine": "vllm"}, r"is for --for .* alone"),
-        ("sglang", {"category_label": "c"}, r"is for --for .* alone"),
-        *(("prometheus", {"model": m}, "--model: expected a name") for m in ("", "a\n", "\udc80")),
-    )
-    for to, given, said in rows:
-        with pytest.raises(GoldenError, match=said):
-            GoldenRun(path, to=to, **given).check()
 
 
 def test_the_command_prints_writes_and_refuses(path: Path, tmp_path: Path, capsys: Capsys) -> None:

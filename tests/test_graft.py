@@ -21,11 +21,6 @@ from verify_cases import edit_declaration
 
 INDEX = "model.safetensors.index.json"
 LAYER_RECIPES = {"int4": "int4-group128", "fp8": "fp8-ptpc"}
-ROWS = json.loads(
-    (Path(__file__).parents[1] / "experiments" / "engines" / "graft.json").read_text("utf-8")
-)
-LOADED = [name.removeprefix("vllm ").removesuffix(": layer") for name in ROWS
-          if name.startswith("vllm ") and name.endswith(": layer")]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -311,27 +306,3 @@ def test_groups_of_the_target_by_name_are_asked_after_the_layers(
     assert list(groups) == ["mtp_0", "by_name"]
     stored = StoredDraft.read(Checkpoint.open(tmp_path / "out", subtree=MTP["mimo"]))
     assert all("int4" in scheme for scheme in of_linears(stored).values())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "mix",
-    [
-        mix
-        for mix in LOADED
-        if mix.partition(" + ")[2] in ("bf16", *LAYER_RECIPES) and mix.split()[1] in FORMS
-    ],
-)
-def test_prediction_is_what_the_loaders_said(mix: str, folders: Path) -> None:
-    kind, _, rest = mix.partition(" ")
-    form, _, layer = rest.partition(" + ")
-    source = (
-        resolve_draft(str(folders / kind), MTP[kind])
-        if layer == "bf16"
-        else resolve_draft(str(made(folders, kind, layer)))
-    )
-    for check in plan_graft(made(folders, kind, form), source).checks:
-        row = ROWS[f"{check.engine} {mix}: layer"]
-        said = check.by_gpu.get("sm90", check.verdict)
-        wanted = ("LOADS",) if row["verdict"] == "LOADS" else ("REFUSED", row["verdict"])
-        assert said in (*wanted, "UNKNOWN"), (check.engine, check.error)

@@ -396,13 +396,6 @@ def test_a_report_that_cannot_be_printed(
         assert "error" not in ended.stderr
 
 
-def test_help_that_cannot_be_printed() -> None:
-    ended = run('"$@" > /dev/full', "--help")
-    assert ended.returncode == 2
-    assert "stdout: cannot be written" in ended.stderr
-    assert "Traceback" not in ended.stderr
-
-
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_the_launch_command_can_be_copied(
     engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -6,7 +6,6 @@ back; states on the disk are replaced whole, and damage is told; which step is t
 
 import dataclasses
 import random
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,6 @@ from draftquant.calibration.rounding.learned_state import (
 from draftquant.calibration.rounding.sequences import (
     MAX_SLOTS,
     MAX_VALIDATION_SLOTS,
-    chosen_prompts,
     run_together,
     split_prompts,
     training_rows,
@@ -162,16 +160,6 @@ def test_a_fifth_of_the_prompts_is_held_back_whatever_their_order_and_names(
     assert held_back.isdisjoint({entry.id[1:] for entry in split.learned})
 
 
-def test_every_prompt_comes_once_before_one_comes_again(tmp_path: Path) -> None:
-    prompts = written(tmp_path / "t", plain(7)).manifest.prompts
-    seen = [e.id for step in range(7) for e in chosen_prompts(prompts, step, count=3, seed=0)]
-    for epoch in range(3):
-        assert Counter(seen[7 * epoch : 7 * epoch + 7]) == Counter(e.id for e in prompts)
-    assert seen[:7] != seen[7:14]
-    other = [e.id for step in range(7) for e in chosen_prompts(prompts, step, count=3, seed=1)]
-    assert other != seen
-
-
 def entry(num_tokens: int) -> TraceEntry:
     return TraceEntry(id="x", category="a", prompt_length=10, num_tokens=num_tokens, file="f")
 
@@ -219,19 +207,6 @@ def seen(step: int, length: float, overlap: float = 0.9) -> Validation:
 @pytest.fixture
 def kept(tmp_path: Path) -> KeptRounding:
     return KeptRounding(tmp_path)
-
-
-def test_a_state_comes_back_as_it_was(kept: KeptRounding, tmp_path: Path) -> None:
-    assert (kept.has_state, kept.validations()) == (False, ())
-    tensors = {"a.codes": torch.randn(3, 4), "b": torch.zeros(2)}
-    kept.save(tensors, (seen(0, 2.5), seen(10, 2.75)))
-    assert kept.has_state
-    assert kept.validations() == (seen(0, 2.5), seen(10, 2.75))
-    found = kept.tensors(tensors)
-    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
-    kept.save({}, (seen(0, 2.5),))  # over: nothing to go on with
-    assert kept.tensors({}) == {}
-    assert [path.name for path in tmp_path.iterdir()] == [STATE]
 
 
 @pytest.mark.parametrize("name", ["int4", "nvfp4"])

@@ -11,7 +11,6 @@ import corpus
 import pytest
 from draftquant.recipes.errors import MeasureError
 from draftquant.scripts.cli import main
-from draftquant.validate.judging.candidate_origin import DraftFolder
 from draftquant.validate.measure.measurement import ServerIdentity, Speculation
 from draftquant.validate.measure.measurement_file import read_measurement
 from draftquant.validate.measure.measuring import DraftIdentity, identified
@@ -64,20 +63,6 @@ def test_figures_are_printed_and_shown_again(
     assert capsys.readouterr().out == printed
 
 
-def test_the_draft_is_identified_as_the_gate_does(
-    running: VLLMServer, prompts: Path, capsys: Capsys
-) -> None:
-    plain, int4 = corpus.draft("eagle3-llama"), corpus.quantized("eagle3-llama", "int4-channel")
-    for folder, quantization in ((plain, "none"), (int4, "int4-channel")):
-        out = f"r-{quantization}"
-        assert measured(running, prompts, out, "--draft", str(folder)) == 0
-        assert f"draft {folder.name}, quantization {quantization}" in capsys.readouterr().out
-        speculation = read_measurement(prompts.with_name(out)).setup.speculation
-        assert speculation is not None
-        assert speculation.draft_sha256 == DraftFolder.read(folder).sha256
-        assert speculation.draft_quantization == quantization
-
-
 def test_a_server_that_runs_another_draft_is_refused(
     running: VLLMServer, prompts: Path, capsys: Capsys
 ) -> None:
@@ -110,26 +95,6 @@ def test_a_server_that_runs_another_draft_is_refused(
     assert measured(running, prompts, "s", "--concurrency", "1") == 2
     said = capsys.readouterr().err
     assert "speculation.draft: it was '/mnt/other', now it is '/drafts/bf16'" in said
-
-
-def test_text_and_messages_need_the_tokenizer(
-    running: VLLMServer,
-    prompts: Path,
-    target: Path,  # noqa: F811
-    capsys: Capsys,
-) -> None:
-    prompts.write_text(
-        '{"id": "a", "messages": [{"role": "user", "content": "c"}]}\n', encoding="utf-8"
-    )
-    assert measured(running, prompts, "r") == 2
-    assert "need the target's tokenizer" in capsys.readouterr().err
-    assert measured(running, prompts, "r", "--tokenizer", str(target)) == 0
-    setup = read_measurement(prompts.with_name("r")).setup
-    assert setup.asked.template_sha256 is not None
-    assert running.prompts == [(0, 5, 4, 6)]
-    prompts.write_text('{"id": "a", "text": "c"}\n', encoding="utf-8")
-    assert measured(running, prompts, "s", "--tokenizer", str(target)) == 0
-    assert read_measurement(prompts.with_name("s")).setup.asked.template_sha256 is None
 
 
 def test_what_a_user_has_to_know(

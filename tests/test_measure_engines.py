@@ -407,14 +407,6 @@ def test_counts_by_older_names_and_of_rounds_that_nobody_fetched_apart(sglang: S
     assert {a.accepted for a in together} == {None}
 
 
-def test_long_answers_are_not_repeated_in_every_event(sglang: SGLangStand) -> None:
-    sglang.faults = {1: Fault(status=400), 2: Fault(status=400)}
-    assert "400 from /generate" in refused(sglang, ask(max_new_tokens=5000))
-    sglang.incremental = True
-    assert "400 from /generate" in refused(sglang, ask(max_new_tokens=5000))
-    assert [body.get("stream", False) for body in sglang.asked] == [False, True]
-
-
 def test_lossy_settings_are_told(sglang: SGLangStand) -> None:
     simulated = {"env_vars": {"SGLANG_SIMULATE_ACC_LEN": "3.5"}}
     for info, told in (
@@ -438,13 +430,6 @@ def test_draws_are_not_measured_where_verification_is_greedy(sglang: SGLangStand
         problem = refused(sglang, ask(decoding=Decoding(temperature=1)))
         assert ("verifies greedily at any temperature" in problem) is refuses
         assert ("this stand decodes greedily" in problem) is not refuses
-
-
-def test_a_request_that_was_put_back_writes_a_token_without_a_round(sglang: SGLangStand) -> None:
-    """It reads its tokens again, as a prompt."""
-    sglang.change = lambda events: finished(num_retractions=1)(one_token_fewer(events))
-    (answer,) = complete(sglang, FIRST)
-    assert (answer.histogram is None, answer.accepted) == (False, None)
 
 
 QUEUE_FULL = {"type": "abort", "message": "The request queue is full.", "status_code": 503}

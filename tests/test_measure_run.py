@@ -265,16 +265,6 @@ def test_what_is_kept_is_not_believed_unchecked(
 # ---- a server that is changed, or says what cannot be
 
 
-def test_a_server_whose_draft_changes(running: VLLMServer, tmp_path: Path) -> None:
-    def longer(server: VLLMServer) -> None:
-        if len(server.asked) >= 3:  # several are under way at a time
-            server.num_draft_tokens = 4
-
-    running.during = longer
-    with pytest.raises(MeasureError, match=r"drafted K = 3 tokens, and now 4"):
-        measured(running, tmp_path / "r")
-
-
 # ---- vLLM's protocol: who answers, metrics of a request, counters around one
 
 PROMPT = Prompt(id="p", category="a", token_ids=(5, 6, 7))
@@ -342,18 +332,6 @@ def test_a_server_that_drafts_nothing(running: VLLMServer) -> None:
         identify(running)
     running.config = {"vllm_config": {"speculative_config": None, "model_config": {}}}
     assert identify(running)[1:] == (None, None)
-
-
-def test_a_draft_whose_rounds_cannot_be_counted_is_none_the_less_one(running: VLLMServer) -> None:
-    running.metrics = "none"
-    lines = running.get("/metrics").splitlines(keepends=True)
-    text = "".join(line for line in lines if "per_pos" not in line)
-    running.get = lambda path: text if path == "/metrics" else VLLMServer.get(running, path)  # type: ignore[method-assign]
-    with pytest.raises(MeasureError, match="does not count by position what is accepted"):
-        identify(running)
-    text = "".join(lines).replace('position="2"', 'position="7"')
-    with pytest.raises(MeasureError, match="counts odd positions"):
-        identify(running)
 
 
 def test_versions(running: VLLMServer) -> None:

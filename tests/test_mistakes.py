@@ -325,12 +325,3 @@ def test_a_byte_order_mark_is_no_mistake(
     out = str(tmp_path / "traces")
     assert main([*record, str(prompts), "--out", out, "--max-new-tokens", "4", "--quiet"]) == 0
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.usefixtures("scene")
-def test_the_name_of_a_gpu_or_of_a_scheme_of_others_is_a_recipe(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for name, recipe in (("MI355X", "mi325x-fp8"), ("W4A16", "int4-group128")):
-        assert main(["plan", "draft", "--recipe", name]) == 0
-        assert capsys.readouterr().err.startswith(f"recipe {name} is {recipe}: ")

@@ -6,10 +6,8 @@ enlarge by less than a hundred: 1e-5. A wrong order of the concat moves logits b
 """
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,10 +15,6 @@ import torch
 from by_recipe import quantized
 from draftquant.quantize.converting.dequantize_draft import dequantize_draft
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.geometry import GroupedAttention
-from draftquant.quantize.drafts.rope import RopeConfig
-from draftquant.quantize.drafts.shared.layers import LlamaAttention
-from draftquant.quantize.drafts.shared.mixture import Mixture, routed
 from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.estimate.estimate_report import candidates_of
 from draftquant.quantize.estimate.work import VerifyStep
@@ -35,7 +29,7 @@ from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import CheckpointError, EstimateError, PlanError
 from draftquant.scripts.cli import main
 from reference_mtp import ReferenceMtp
-from tiny import Stored, edit_json, read_tensors, write_tensors
+from tiny import Stored, read_tensors, write_tensors
 from tiny_mtp import tiny_deepseek_mtp, tiny_glm4_moe_mtp, tiny_mimo_mtp, tiny_qwen3_next_mtp
 
 BUILDERS: dict[str, Callable[..., Path]] = {
@@ -99,21 +93,6 @@ def test_embedding_at_position_0_is_masked(tmp_path: Path) -> None:
     assert not torch.equal(same, first_logits([1, 2, 9, 4, 5, 6]))
 
 
-def test_routing_by_hand() -> None:
-    mixture = Mixture(
-        num_experts=4, per_token=2, width=8, shared_width=0, scoring="sigmoid", corrects=True,
-        num_groups=2, groups_per_token=1, normalises=True, scale=2.0,
-    )  # fmt: skip
-    logits = torch.tensor([[3.0, -3.0, 1.0, 1.0]])  # scores .953 .047 | .731 .731
-    experts, weights = routed(mixture, logits, torch.eye(4), None)
-    assert sorted(experts[0].tolist()) == [2, 3]  # 1.462 against 1.000
-    torch.testing.assert_close(weights, torch.tensor([[1.0, 1.0]]))
-    corrected = torch.tensor([0.0, 1.0, 0.0, 0.0])  # chooses, and does not weigh
-    experts, weights = routed(mixture, logits, torch.eye(4), corrected)
-    chosen = dict(zip(experts[0].tolist(), weights[0].tolist(), strict=True))
-    assert chosen == pytest.approx({0: 2 * 0.9526, 1: 2 * 0.0474}, abs=1e-3)
-
-
 def made(source: Path, out: Path, recipe: str) -> dict[str, Stored]:
     """Tensors of the quantized folder, which is verified."""
     quantized(source, recipe, out)
@@ -148,22 +127,6 @@ def test_subtree_is_the_layer_alone(tmp_path: Path) -> None:
     assert all(name.startswith("model.layers.3.") for name in found)
 
 
-def test_only_shards_of_the_subtree_are_needed(tmp_path: Path) -> None:
-    target = tiny_deepseek_mtp(tmp_path / "target", inside_target=True)
-    index = json.loads((target / "model.safetensors.index.json").read_text(encoding="utf-8"))
-    own = {f for name, f in index["weight_map"].items() if name.startswith("model.layers.3.")}
-    edit_json(
-        target / "model.safetensors.index.json",
-        weight_map=index["weight_map"]
-        | {"model.layers.0.mlp.up_proj.weight": "model-00009-of-00009.safetensors"},
-    )
-    found = Checkpoint.open(target, subtree="model.layers.3")
-    assert set(found.headers) == own
-    assert read_draft(found).family.name == "deepseek-mtp"
-    with pytest.raises(CheckpointError, match="not in the folder"):
-        Checkpoint.open(target)
-
-
 def test_absent_subtree_names_the_layers_that_are_there(tmp_path: Path) -> None:
     target = tiny_mimo_mtp(tmp_path / "target", inside_target=True)
     with pytest.raises(CheckpointError, match=r"no tensor lies below 'model.layers.61'") as caught:
@@ -187,27 +150,6 @@ def test_router_and_experts_are_refused_what_they_cannot(tmp_path: Path) -> None
 
 
 # ---- Qwen3-Next and Qwen3.5
-
-
-class Identity:
-    """Linears that give their input twice, or as it is."""
-
-    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat((x, x), dim=-1) if name.endswith("q_proj") else x
-
-    def on_cache(self, _layer: int, keys: Any, values: Any) -> Any:
-        return keys, values
-
-
-def test_gate_stands_behind_each_heads_query() -> None:
-    rope = RopeConfig(theta=10000.0, yarn=None)
-    own = GroupedAttention(num_key_value_heads=1, head_dim=2, rotary_dim=2, gate="elements")
-    attention = LlamaAttention(SimpleNamespace(attention=own, rope=rope))
-    x = torch.tensor([[[1.0, 3.0, -2.0, -2.0]]])  # q_proj gives two heads' query 1 3, gate -2 -2
-    found = attention.project(0, x, torch.tensor([0]), Identity())
-    assert found.q.tolist() == [[[[1.0, 3.0]], [[1.0, 3.0]]]]
-    assert found.v.transpose(1, 2).flatten(2).tolist() == x.tolist()
-    torch.testing.assert_close(found.gate, torch.full((1, 1, 4), 1 / (1 + math.e**2)))
 
 
 @pytest.mark.slow

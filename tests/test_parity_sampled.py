@@ -128,11 +128,6 @@ def test_a_server_scores_prompt_and_output_as_one_prompt(engine: ScoringEngine) 
         scores_of(stand, engine)
 
 
-def test_no_server_is_asked_about_its_own_words() -> None:
-    with pytest.raises(ParityError, match=r"uses a draft itself \(3 tokens\)"):
-        scores_of(Scoring(vllm=VLLMServer(num_draft_tokens=3)), "vllm")
-
-
 LAST: tuple[tuple[ScoringEngine, object, str], ...] = (
     ("vllm", None, "log-probability of token 11, got None"),
     ("vllm", {"12": {"logprob": -1}}, "log-probability of token 11, got None"),

@@ -16,7 +16,6 @@ from draftquant.validate.parity.finding import Finding
 from draftquant.validate.parity.lm_eval_tasks import read_samples
 from draftquant.validate.parity.task_findings import (
     Discordance,
-    items_needed,
     mcnemar,
     score_bounds,
     task_findings,
@@ -96,14 +95,6 @@ def test_score_intervals() -> None:
             assert (lower == -1) == (b == n)
 
 
-def test_items_that_a_proof_needs() -> None:
-    """For a margin of 1 %, 1,237 items at 2 % discordance, 3,710 at 6 %; of 2 %, 310 and 928."""
-    for margin, share, needed in ((0.01, 0.02, 1237), (0.01, 0.06, 3710), (0.02, 0.02, 310),
-                                  (0.02, 0.06, 928)):  # fmt: skip
-        assert items_needed(share, 0.0, margin, confidence=0.95) == needed
-    assert items_needed(0.02, -0.01, 0.01, confidence=0.95) is None
-
-
 def test_counts_are_weights_and_one_cluster_has_no_spread() -> None:
     sums, counts = np.array([1.0, 6.0, 3.0]), np.array([10.0, 20.0, 30.0])
     found = pooled_mean(sums, counts, confidence=0.9)
@@ -133,19 +124,6 @@ def test_only_discordant_items_count_and_bounds_decide(tmp_path: Path) -> None:
         (found,) = compare(tmp_path, right(300), right(300, range(6)), margin)  # 2 % lost
         assert found.verdict == verdict, found.reason
     assert "about 310 items would settle it" in found.reason
-
-
-def test_filters_and_tasks_are_judged_one_by_one(tmp_path: Path) -> None:
-    strict = [sample(i, i % 2, filter="strict-match") for i in range(30)]
-    loose = [sample(i, True, filter="flexible-extract") for i in range(30)]
-    for name in ("a", "b"):
-        write(tmp_path / name, [sample(i, 1) for i in range(30)], task="mmlu_x_2")
-    found = compare(tmp_path, [*strict, *loose], [*strict, *loose], 0.1)
-    assert [(one.what, one.verdict) for one in found] == [
-        ("gsm8k exact_match, flexible-extract, gain", "PASS"),
-        ("gsm8k exact_match, strict-match, gain", "PASS"),
-        ("mmlu_x_2 exact_match, gain", "PASS"),
-    ]
 
 
 def told(tmp_path: Path, name: str, direction: object, metric: str = "err") -> Path:
@@ -283,15 +261,3 @@ def test_folders_without_one_run(tmp_path: Path) -> None:
     other = write(tmp_path / "b", right(3), task="arc")
     with pytest.raises(ParityError, match="tasks that only one of the two has: arc, gsm8k"):
         task_findings(read_samples(one), read_samples(other), max_score_drop=None, confidence=0.95)
-
-
-def test_the_command(tmp_path: Path, capsys: Capsys) -> None:
-    a, b = write(tmp_path / "a", right(300)), write(tmp_path / "b", right(300, [7]))
-    command = ["parity", "tasks", str(a), str(b)]
-    assert main([*command, "--max-score-drop", "0.05"]) == 0
-    printed = capsys.readouterr().out
-    assert "only A right 1, only B right 0, McNemar p = 1.000" in printed
-    assert "PASS: gsm8k exact_match, gain: -0.003333" in printed
-    assert main(command) == 3
-    assert main([*command, "--max-score-drop", "-1"]) == 2
-    assert "--max-score-drop: expected a number at least 0" in capsys.readouterr().err

@@ -16,8 +16,7 @@ import torch
 from draftquant import api as dq
 from draftquant.calibration.passes import ray_tasks as on_ray
 from draftquant.calibration.passes.ray_tasks import ClusterError, ray_tasks
-from draftquant.calibration.recording.record_traces import HeldTraces, RecordedBatch, write_recorded
-from draftquant.calibration.traces.prompt_trace import PromptTrace
+from draftquant.calibration.recording.record_traces import RecordedBatch, write_recorded
 from draftquant.recipes.errors import TraceError
 from draftquant.scripts.cli import main
 from draftquant.validate.counting import replaying as ray_replay
@@ -278,20 +277,6 @@ def test_batches_of_two_targets_are_not_one_recording() -> None:
     writer: Any = None
     with pytest.raises(TraceError, match=r"target T: not all .*: weights b, expected a"):
         write_recorded(writer, [batch("a"), batch("b")], 2, lambda *_: None)
-
-
-def test_a_trace_travels_without_those_beside_it() -> None:
-    together = torch.zeros(8, 4)
-    held = HeldTraces(staging=Path())
-    ids = torch.arange(5)
-    trace = PromptTrace(id="a", category="c", prompt_length=1, token_ids=ids,
-                        features=together[:4], target_top1=ids[1:])  # fmt: skip
-    held.add(trace, position=7)
-    ((position, own),) = held.traces
-    assert position == 7
-    assert torch.equal(own.features, trace.features)
-    assert own.features.untyped_storage().nbytes() == own.features.nbytes
-    assert (own.id, own.category, own.prompt_length) == ("a", "c", 1)
 
 
 # ---- Ray itself

@@ -119,39 +119,6 @@ def test_hash_changes_with_every_field() -> None:
 
 HASH_OF_PTPC = "a9ae319cb38c2d3d71c966bc7bc0dd4121ea9a267ab04716b94d6b08d0960890"
 """As published folders have it."""
-DOWN_IN_FP8 = Rule(
-    tensor=("*.down_proj.weight",),
-    action="quantize",
-    format=Format(weights=FP8_TENSOR, activations=STATIC),
-)
-MIXED = dataclasses.replace(PTPC, name="mixed", rules=(*PTPC.rules, DOWN_IN_FP8))
-
-
-def test_a_rule_may_have_a_format_of_its_own(tmp_path: Path) -> None:
-    """What holds for the tensors of a rule is a recipe of one format."""
-    assert load_recipe(write(tmp_path / "mixed.yaml", to_mapping(MIXED))) == MIXED
-    own, other = MIXED.of(MIXED.rules[0]), MIXED.of(DOWN_IN_FP8)
-    assert (own.weights, own.activations) == (PTPC.weights, PTPC.activations)
-    assert (other.weights, other.activations) == (FP8_TENSOR, STATIC)
-    assert (len(MIXED.formats), len(own.formats), len(other.formats)) == (2, 1, 1)
-
-
-@pytest.mark.parametrize(
-    ("scale", "rounding", "weights", "kept"),
-    [("mse", "nearest", FP8_CHANNEL, True), ("mse", "nearest", FP8_TENSOR, False),
-     ("mse", "learned", INT4, True), ("mse", "gptq", FP8_CHANNEL, False)],
-)  # fmt: skip
-def test_an_algorithm_leaves_other_formats_to_absmax_where_it_wins_nothing(
-    scale: Any, rounding: Any, weights: WeightFormat, kept: bool
-) -> None:
-    chosen = Algorithm(scale=scale, rounding=rounding, balance_concat="auto")
-    plain = Algorithm(scale="absmax", rounding="nearest", balance_concat="auto")
-    assert chosen.of(weights) == (chosen if kept else plain)
-    own = dataclasses.replace(PTPC, weights=INT4, activations=None, algorithm=chosen)
-    rule = dataclasses.replace(DOWN_IN_FP8, format=Format(weights=weights, activations=PER_TOKEN))
-    recipe = dataclasses.replace(own, rules=(*own.rules, rule))
-    assert recipe.of(rule).algorithm == chosen.of(weights)
-    assert recipe.of(recipe.rules[0]).algorithm == chosen  # its own is held to it
 
 
 def test_the_hash_of_a_recipe_of_one_format_is_that_of_before() -> None:
@@ -164,17 +131,6 @@ def test_the_hash_of_a_recipe_of_one_format_is_that_of_before() -> None:
     )
     recipe = dataclasses.replace(PTPC, rules=before, loads_on=fewer)
     assert recipe_sha256(recipe) == HASH_OF_PTPC
-
-
-def test_a_recipe_may_have_a_format_of_the_kv_cache(tmp_path: Path) -> None:
-    assert "kv_cache" not in to_mapping(PTPC)
-    for scales in ("unit", "absmax", "measured"):
-        cache: Any = {"dtype": "fp8_e4m3", "scales": scales}
-        own = {**to_mapping(PTPC), "name": "cached", "kv_cache": cache}
-        recipe = load_recipe(write(tmp_path / "cached.yaml", own))
-        assert recipe.kv_cache == KvCacheFormat(**cache)
-        assert recipe.kv_cache.needs_traces is (scales != "unit")
-        assert to_mapping(recipe)["kv_cache"] == cache
 
 
 def test_extends_a_file_beside_it_merges_mappings_and_replaces_lists(tmp_path: Path) -> None:

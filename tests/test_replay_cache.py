@@ -256,25 +256,6 @@ def test_what_the_user_forged_is_found_by_replaying(
     assert cache.results.read(asked.key) == kept  # replaced by what was replayed
 
 
-def test_a_near_tie_is_told_by_the_same_batch(
-    work: Path, cache: ReplayCache, said: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A prompt alone may round a tie otherwise than the batch that it was replayed in."""
-    replayed(work, cache=cache)
-
-    def tied(draft, traces, batch, **how):  # type: ignore[no-untyped-def]
-        found = passes.proposals_of_batch(draft, traces, batch, **how)
-        if len(batch) > 1:
-            return found
-        tokens = found[0].token_ids.clone()
-        tokens[0, 0] ^= 1
-        return [dataclasses.replace(found[0], token_ids=tokens)]
-
-    monkeypatch.setattr(module, "proposals_of_batch", tied)
-    assert replayed(work, cache=cache) == replayed(work, cache=None)
-    assert "gave the same tokens" in said[0]
-
-
 def test_groups_give_the_report_of_all_together_and_run_the_first_once(
     work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: list[tuple[str, int]]
 ) -> None:

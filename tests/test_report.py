@@ -40,7 +40,6 @@ from handmade_reports import (
     document,
     joint,
     mapping_of,
-    served,
     text_of,
 )
 
@@ -59,19 +58,6 @@ def test_a_comparison_is_read_as_it_was_written(verdict: str, tmp_path: Path) ->
     written = {"kind": "comparison"} | dataclasses.asdict(found)
     rest = {k: v for k, v in mapping_of(judged).items() if k not in dataclasses.asdict(read.header)}
     assert json.loads(json.dumps(written)) == json.loads(json.dumps(rest))
-
-
-def test_a_joint_report_has_all_that_was_judged() -> None:
-    read = document(joint())
-    assert isinstance(read.judgement, JointReport)
-    assert [title for title, _ in read.comparisons] == ["Replayed", "Served"]
-    assert read.noise is not None
-    assert [one.what for one in read.findings] == ["gsm8k exact_match"]
-    (_, of_server) = read.comparisons[1]
-    assert of_server.served is not None
-    assert of_server.served.concurrency == (1, 1)
-    ((_, measured),) = document(served()).comparisons
-    assert measured.traces is None
 
 
 # ---- what is no report, contradicts itself, or does not follow from its counts

@@ -13,12 +13,10 @@ from draftquant.validate.judging.judgement import GateReport, judge
 from draftquant.validate.report import plots, words
 from draftquant.validate.report.document import Judgement
 from draftquant.validate.report.html_report import page
-from draftquant.validate.report.report_texts import MOST_ROWS, code, escaped, junit, markdown
-from draftquant.validate.report.svg import WIDTH, Drawing
+from draftquant.validate.report.report_texts import code, escaped, junit, markdown
+from draftquant.validate.report.svg import WIDTH
 from draftquant.validate.report.words import NONE
-from draftquant.validate.served.served_gate import judge_measured
-from handmade_measurements import alternating, measurement
-from handmade_replays import FIGURES, RELEASE, noisy, replay, spread
+from handmade_replays import RELEASE, noisy, replay, spread
 from handmade_reports import EVIL, comparison, document, evil_document, joint, served
 
 KINDS: dict[str, Callable[[], Judgement]] = {
@@ -78,17 +76,6 @@ def test_a_page_is_whole() -> None:
                 assert set(labels) <= set(ids)
 
 
-def test_of_drafts_that_cannot_be_compared_nothing_is_drawn_but_their_counts() -> None:
-    """Of other traces, or of another K each."""
-    other = replay(spread(600), traces=dataclasses.replace(FIGURES, sha256="1" * 64))
-    text = page(document(judge(replay(spread(600)), other, RELEASE)))
-    assert ['id="forest-title"' in text, 'id="histogram-title"' in text] == [False, True]
-    rows = [alternating(200, 80 + i % 5) for i in range(40)]
-    runs = (measurement(rounds, num_draft_tokens=k) for k, rounds in ((1, rows), (2, rows)))
-    found = Page(page(document(judge_measured(*runs, RELEASE)))).text
-    assert "drafted 1 and 2 tokens per verify step" in found
-
-
 def test_hostile_text_is_text_in_every_form() -> None:
     text, inline = page(evil_document()), markdown(evil_document())
     found = Page(text)
@@ -110,21 +97,6 @@ def test_hostile_text_is_text_in_every_form() -> None:
 def test_prompts_in_words() -> None:
     counted = [words.prompts(96, 0), words.prompts(96, 1, 95), words.prompts(96, 0, 96)]
     assert counted == ["96", "95 (96 recorded + 1 too short)", "96"]
-
-
-def test_of_many_categories_the_largest_are_shown() -> None:
-    """60 of two prompts and 10 of one; GitHub takes 65,536 characters."""
-    names = "".join(chr(0x4E00 + i) * (1 + (i >= 10)) for i in range(70))
-    rows = spread(600, len(names)), noisy(3, 4, len(names))
-    made = document(judge(*(replay(each, categories=names) for each in rows), RELEASE))
-    text = markdown(made)
-    assert f"and {71 - MOST_ROWS} more, in the report." in text
-    assert len(text) < 65_536
-    text = page(made)
-    assert "(10 smaller ones are in the table only)" in text
-    chart = text[text.index('id="forest-title"') : text.index("</svg>")]
-    assert [f"{names[0]}: " in chart, f"{names[-1]}: " in chart] == [False, True]
-    assert text.count(f">{names[0]}<") == 1
 
 
 def test_text_means_nothing_in_markdown() -> None:
@@ -260,25 +232,3 @@ def test_a_forest_has_a_row_for_each_interval() -> None:
     (circle,) = of(svg, "circle", "full")
     middle = (at["0%"] + at["\u22122%"]) / 2
     assert float(circle["cx"]) == pytest.approx(middle, abs=0.02)
-
-
-def test_heights_and_dots_are_those_of_the_numbers() -> None:
-    heights = [float(each["cy"]) for each in of(plots.positions((0.8, 0.6), (0.7, 0.5)), "circle",
-                                                "full baseline")[:2]]  # fmt: skip
-    assert heights[0] < heights[1]  # up is more
-    full = of(plots.histogram((1, 3), (2, 2)), "rect", "full baseline")
-    assert float(full[1]["height"]) / float(full[0]["height"]) == pytest.approx(3, rel=1e-3)
-    lengths = [(2 + i / 10, 2 + i / 20) for i in range(5)]
-    dots = [plots.Lengths(label="", baseline=b, candidate=q, steps=1) for b, q in lengths]
-    assert drawn(plots.scatter(dots, limit=0.01)).findtext("desc") == (
-        "5 prompts: 4 accept less quantized, 0 more, 1 the same."
-    )
-    assert len(of(plots.scatter(dots * 1000, limit=0.01), "circle", "dot")) <= 2000
-
-
-def test_text_that_has_no_room_is_cut_and_kept() -> None:
-    drawing = Drawing("d", 20, title="t", described="d")
-    drawing.label(100, 10, "<a> & a name that is much too long\x1b", 60)
-    (label,) = drawn(drawing.to_text()).findall("text")
-    assert len(label.text or "") <= 60 / 6
-    assert label[0].text == "<a> & a name that is much too long\\x1b"

@@ -86,16 +86,6 @@ def stream(found: ServerClient) -> Any:
     return found.stream("/x", {"a": 1})
 
 
-def test_whole_answers(site: Site) -> None:
-    site.answer = says(b'{"a": 1}')
-    assert ask(site.url, get) == {"a": 1}
-    assert ask(f"{site.url}/v1/", lambda c: c.get_text("/x")) == '{"a": 1}'
-    reply = ask(site.url, lambda c: c.post("/x", {}))
-    assert [event.data for event in reply.events] == [{"a": 1}]
-    assert reply.num_attempts == 1
-    assert reply.events[0].seconds > 0
-
-
 def test_what_is_not_there(site: Site) -> None:
     site.answer = says(b"{}", 404)
     assert ask(site.url, lambda c: c.find_text("/x")) is None

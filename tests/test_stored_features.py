@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,15 @@ from draftquant.calibration.passes.on_traces import open_traces
 from draftquant.calibration.recording.decoding import GREEDY
 from draftquant.calibration.traces.manifest import FeatureSpec, FeatureStorage
 from draftquant.calibration.traces.prompt_trace import PromptTrace
-from draftquant.calibration.traces.sets import merge_traces, split_traces, store_traces
+from draftquant.calibration.traces.sets import store_traces
 from draftquant.calibration.traces.stored_features import decoded, encoded
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.traces.writer import trace_output
 from draftquant.recipes.errors import TraceError
-from draftquant.recipes.installing import install_line
 from draftquant.recipes.listener import Listener
 from draftquant.scripts.cli import main
 from safetensors.torch import load_file, save_file
-from test_traces import AUX, TARGET, TRACES, WIDTH, make_trace, same
+from test_traces import AUX, TARGET, TRACES, WIDTH, same
 from torch import Tensor
 
 SHARD = "traces-00001.safetensors"
@@ -107,20 +105,6 @@ def test_stored_another_way_and_back(tmp_path: Path) -> None:
         with pytest.raises(TraceError, match="rounded to FP8: what they were before is lost"):
             store_traces(rounded, tmp_path / "n", choice)  # type: ignore[arg-type]
     assert not (tmp_path / "n").exists()
-
-
-@pytest.mark.parametrize("storage", ["zstd", "fp8-per-token"])
-def test_split_and_merged_they_stay_bit_for_bit(tmp_path: Path, storage: FeatureStorage) -> None:
-    traces = write(tmp_path / "all", storage, *(make_trace(f"p{i}", seed=i) for i in range(6)))
-    split = split_traces(traces, tmp_path / "a", tmp_path / "b", count=3)
-    merged = merge_traces([split.first, split.second], tmp_path / "m").traces
-    assert merged.manifest.features.storage == storage
-    before, after = load_file(traces.folder / SHARD), load_file(merged.folder / SHARD)
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[n].view(torch.uint8), after[n].view(torch.uint8)) for n in before)
-    exact = write(tmp_path / "exact", None, make_trace("q", seed=9))
-    with pytest.raises(TraceError, match=r"another features than .*storage"):
-        merge_traces([traces, exact], tmp_path / "n")
 
 
 def edited(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> TraceFolder:
@@ -207,19 +191,6 @@ def test_what_does_not_go_together_and_bombs_are_refused(tmp_path: Path) -> None
         path.write_text(text.replace(old, new))
         with pytest.raises(TraceError, match=said):
             list(TraceFolder.open(path.parent))
-
-
-def test_without_zstandard_it_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    traces = write(tmp_path / "z", "zstd")
-    monkeypatch.setitem(sys.modules, "zstandard", None)
-    with pytest.raises(TraceError, match="needs the package zstandard") as caught:
-        traces.load(traces.manifest.prompts[0])
-    assert caught.value.fix == install_line("zstd")
-    with pytest.raises(TraceError, match="needs the package zstandard"):
-        write(tmp_path / "n", "zstd")
-    assert not (tmp_path / "n").exists()
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

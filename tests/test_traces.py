@@ -86,22 +86,6 @@ def test_what_is_written_is_read(folder: Path) -> None:
     assert [len(trace.continuation) for trace in traces] == [6, 3, 6]
 
 
-def test_two_writes_give_the_same_bytes_and_shards_are_bounded(tmp_path: Path) -> None:
-    one_trace = sum(t.nbytes for t in (TRACES[0].features,)) + 4 * 10 + 4 * 9
-    for name in ("a", "b"):
-        with trace_output(
-            tmp_path / name, GREEDY.manifest(TARGET, AUX), shard_bytes=one_trace
-        ) as writer:
-            for position, trace in enumerate(TRACES):
-                writer.add(trace, position=position)
-    files = sorted(path.name for path in (tmp_path / "a").iterdir())
-    assert files == ["trace.json", *(f"traces-0000{i}.safetensors" for i in (1, 2, 3))]
-    for name in files:
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-    traces = TraceFolder.open(tmp_path / "a")
-    assert all(same(got, expected) for got, expected in zip(traces, TRACES, strict=True))
-
-
 def write(out: Path, *traces: tuple[PromptTrace, int]) -> None:
     with trace_output(out, GREEDY.manifest(TARGET, AUX)) as writer:
         for trace, position in traces:
@@ -413,16 +397,6 @@ def test_a_split_has_every_trace_once(tmp_path: Path) -> None:
         assert all(equal(trace, by_id[trace.id]) for trace in side)
         assert side.manifest.target == traces.manifest.target
     assert ids(report.second) == [i for i in ids(traces) if i not in ids(report.first)]
-
-
-def test_a_split_by_categories_takes_what_belongs_to_them_along(tmp_path: Path) -> None:
-    copy = saying("copy", body(0), "b")  # of the first one of category a
-    alone = [saying(f"{c}{i}", body(first + i), c) for c, first in (("k", 10), ("x", 30))
-             for i in range(3)]  # fmt: skip
-    traces = written(tmp_path / "t", [*plain(4), copy, *alone])
-    found = split_traces(traces, tmp_path / "x", tmp_path / "y", categories=["b", "k"])
-    assert set(ids(found.first)) == {"a0", "copy", "k0", "k1", "k2"}
-    assert found.by_category == {"a": (1, 3), "b": (1, 0), "k": (3, 0), "x": (0, 3)}
 
 
 def test_a_declared_cluster_stays_together(tmp_path: Path) -> None:

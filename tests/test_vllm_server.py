@@ -30,7 +30,6 @@ from draftquant.calibration.vllm.states_file import (
 from draftquant.calibration.vllm.vllm_recording import Served, record_with_vllm
 from draftquant.recipes.errors import OutputError, ServerError, TraceError
 from states_server import (
-    END,
     VOCAB,
     WIDTH,
     StatesServer,
@@ -110,17 +109,6 @@ def test_traces_hold_what_the_server_said(
     assert (asked["temperature"], asked["top_p"], asked["top_k"]) == (0, 1.0, 0)
     assert (asked["repetition_penalty"], asked["min_p"], asked["model"]) == (1, 0, "the-target")
     assert not asked.keys() & {"seed", "logprobs"}
-
-
-def test_a_prompt_ends_with_the_end_of_text(
-    running: StatesServer, target: Path, tmp_path: Path
-) -> None:
-    ending = Prompt(id="e", category="a", token_ids=(END - 2,))
-    (trace,) = record(running, tmp_path / "out", plan(target, prompts=[ending]))
-    assert trace.continuation == (END - 1, END)
-    on = plan(target, prompts=[ending], decoding=Decoding(ignore_eos=True))
-    (trace,) = record(running, tmp_path / "on", on)
-    assert trace.continuation == (END - 1, END, 0, 1, 2, 3)
 
 
 def test_drawn_tokens_have_their_logprobs(

@@ -17,7 +17,6 @@ from draftquant.calibration.row_choice import (
     SaidText,
     TokenCounts,
     crosswise,
-    folds_of,
     held_out_coverage,
     read_general_counts,
     said_texts,
@@ -113,17 +112,6 @@ def test_a_coverage_that_needs_everything_or_more(folder: Path) -> None:
     half = choosing(folder, "half")
     with pytest.raises(CalibrationError, match=r"all 48 rows of the draft \(of 96 tokens\) cover"):
         chosen_rows(half, None, 1.0)
-
-
-def test_what_a_cut_draft_lacks_is_said(folder: Path) -> None:
-    found = choosing(folder, "half")
-    said = TokenCounts.of(said_texts(TraceFolder.open(folder / "traces")), VOCAB).pooled
-    offered = list(found.chooser.offered or ())
-    said[offered] = 0
-    assert len(offered) == 48
-    assert found.warnings[0].startswith(f"{(said > 0).sum()} tokens that the target says")
-    assert set(chosen_rows(found, 20, None).target_ids) <= set(offered)
-    assert choosing(folder).warnings == ()
 
 
 def test_rows_that_nothing_said_are_said(folder: Path) -> None:
@@ -224,17 +212,6 @@ def test_what_is_counted_is_what_a_draft_is_to_propose(tmp_path: Path) -> None:
     assert counts.categories == ("chat", "code")
     assert counts.pooled.sum() == sum(len(text.token_ids) for text in texts)
     assert counts.by_category[0].tolist() == np.bincount(texts[1].token_ids, minlength=96).tolist()
-
-
-def test_folds_keep_groups_together_and_spread_every_category(tmp_path: Path) -> None:
-    texts = said_texts(write_said(tmp_path / "t", prompts=10, tokens=9))
-    texts += texts[:2]  # copies: the same groups
-    folds = folds_of(texts, 5)
-    assert folds[10:] == folds[:2]
-    assert sorted(folds[:10]) == sorted([*range(5)] * 2)
-    for category in ("code", "chat"):
-        own = [fold for fold, text in zip(folds, texts, strict=True) if text.category == category]
-        assert set(own) == set(range(5))
 
 
 def test_by_frequency_then_general_counts_then_prompts_then_id() -> None:
@@ -350,24 +327,6 @@ def test_equal_logits_go_to_the_lower_target_id_as_in_a_cut_draft(tmp_path: Path
         for size in (2, 20, 95):
             really = replayed(cut(draft, order.first(size)), traces, 3)
             assert [own[number].counts(size) for own in found] == really
-
-
-def test_each_prompt_is_asked_about_its_own_orders_in_any_batch(tmp_path: Path) -> None:
-    traces = write_said(tmp_path / "traces")
-    draft = load_draft(tiny_eagle3_llama(tmp_path / "draft"), dtype=torch.float64)
-    orders = orders_of(draft, traces)
-    both = right_sizes(draft, traces, orders, [(0, 1)] * len(traces), num_draft_tokens=3)
-    turns = [(i % 2,) for i in range(len(traces))]
-    steps: list[tuple[int, int]] = []
-    one = right_sizes(
-        draft, traces, orders, turns, num_draft_tokens=3, batch_size=3,
-        on_progress=lambda done, total: steps.append((done, total)),
-    )  # fmt: skip
-    for number, (all_orders, own) in enumerate(zip(both, one, strict=True)):
-        for size in (2, 9, 40):
-            assert own[0].counts(size) == all_orders[number % 2].counts(size)
-    assert len(steps) == 3
-    assert steps[-1][0] == steps[-1][1]
 
 
 # ---- the command
