@@ -1,4 +1,4 @@
-"""What a draft is by its headers: opened, inspected with lints or an audit, planned by a recipe."""
+"""What a draft's headers say: opened, inspected with lints or an audit, planned by a recipe."""
 
 import dataclasses
 import math
@@ -33,7 +33,7 @@ def open_draft(
     reference: object, subtree: str | None = None, listener: Listener = SILENT
 ) -> tuple[DraftSource, Draft]:
     """Resolve a folder or Hub id and read its headers and vocabulary map."""
-    from .lints.value_lints import check_vocabulary_map  # numpy, which no help needs
+    from .lints.value_lints import check_vocabulary_map  # numpy, which help does not need
 
     source = resolve_draft(str(reference), subtree)
     draft = read_draft(source.checkpoint())
@@ -43,7 +43,7 @@ def open_draft(
 
 
 def warn_of_a_target(draft: Draft, listener: Listener) -> None:
-    """A whole language model may be a draft of its own kind, or the target by mistake."""
+    """Warn that a whole language model may be a draft, or the target by mistake."""
     if not draft.family.is_whole_model:
         return
     size = sum(row.tensor.nbytes for row in draft.rows) / 1e9
@@ -56,7 +56,7 @@ def warn_of_a_target(draft: Draft, listener: Listener) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Inspection(Brief):
-    """What the headers and the config.json of a draft say, whose tensors hold finite numbers.
+    """What the headers and the config.json of a draft say; its tensors hold finite numbers.
 
     Attributes:
         draft: family, geometry and tensors.
@@ -106,7 +106,7 @@ class Inspection(Brief):
 
 
 def inspect_draft(reference: object, subtree: str | None, listener: Listener) -> Inspection:
-    """A draft as it is stored, quantized or not; CheckpointError where a tensor is not finite."""
+    """A draft as stored, quantized or not; CheckpointError where a tensor is not finite."""
     from .files.digests import check_finite, not_finite
 
     checkpoint = resolve_draft(str(reference), subtree).checkpoint()
@@ -143,7 +143,7 @@ def _quantized(checkpoint: Checkpoint) -> Inspection:
             said = misread_excludes(checkpoint, target_layers=None).values()
             faults = (Fault(where, expected, text) for text in said)
             found = dataclasses.replace(found, faults=(*found.faults, *faults))
-    except VerifyError as exc:  # nothing was verified: it is the input that is not understood
+    except VerifyError as exc:  # nothing was verified: the input is not understood
         raise CheckpointError(exc.where, exc.what, fix=exc.fix) from exc
     return Inspection(draft=found.draft, lints=tuple(find_lints(found.draft)), audit=found)
 
