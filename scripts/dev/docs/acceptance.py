@@ -10,7 +10,7 @@ from .. import ROOT
 
 ACCEPTANCE = ROOT / "experiments" / "acceptance.md"
 _CELL = re.compile(
-    r"[\d.]+, ([-+][\d.]+) % \(([-+][\d.]+), ([-+][\d.]+)\) (PASS|FAIL|INCONCLUSIVE)"
+    r"[\d.]+, ([-+][\d.]+) \(([-+][\d.]+), ([-+][\d.]+)\) (PASS|FAIL|INCONCLUSIVE)"
 )
 
 
