@@ -150,7 +150,9 @@ def lints_left(draft: object, lints: Sequence[Lint], *, fix_config: bool) -> str
         return None
     text = f"lints: {', '.join(one.name for one in left)}; see 'draftquant inspect {draft}'"
     fixable = ", ".join(one.name for one in left if one.fix)
-    return text + (f"\n  --fix-config corrects {fixable} in the output" if fixable else "")
+    unknown = "cannot correct these: config.json does not show which values are right"
+    how = f"corrects {fixable} in the output" if fixable else unknown
+    return f"{text}\n  --fix-config {how}" if fixable or fix_config else text
 
 
 TOOLKITS = {"torch": "PyTorch", "quark": "AMD Quark", "modelopt": "NVIDIA ModelOpt"}

@@ -59,10 +59,7 @@ class Listener:
 
     @contextmanager
     def bar(self, label: str, total: int | None, unit: Unit = "items") -> Iterator[Bar]:
-        """Begin something of `total` items or bytes; None = the number is not known.
-
-        It ends with the block of the `with` statement.
-        """
+        """Begin `total` items or bytes (None = unknown), to the end of the `with` block."""
         bar = _NoBar()
         bar.phase(label, total, unit)
         yield bar

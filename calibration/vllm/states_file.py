@@ -34,7 +34,7 @@ _AGAIN = "start the engine with the arguments of 'draftquant record --print-serv
 
 
 def layer_inputs(aux_layer_ids: Sequence[int]) -> tuple[int, ...]:
-    """vLLM's ids of the outputs of these layers.
+    """The ids in vLLM of the outputs of these layers.
 
     Our ids count layers by their outputs, vLLM's by their inputs: the output of layer i is the
     input of layer i + 1; that of the last layer, before the final norm, is the input of none.

@@ -34,8 +34,8 @@ def _check_still_read(path: Path, content: Mapping[str, object]) -> None:
             for part in key.split("."):
                 found = found.get(part) if isinstance(found, Mapping) else None
             if found and value in (None, found):
-                last = f"the folder records {what}, which draftquant 0.2.0 was the last to read"
-                fix = "use draftquant 0.2.0 with this folder, or quantize the draft again"
+                last = f"the folder records {what}, which only earlier builds of draftquant read"
+                fix = "quantize the draft again, or use the build that wrote this folder"
                 raise CheckpointError(path, f"{key}: {last}", fix=fix)
         record = record.get("quantized_by")
 
