@@ -265,7 +265,7 @@ def _leaders(draft: LoadedDraft, modules: Sequence[str]) -> dict[str, str]:
     leaders = {}
     for name in modules:
         parent, _, leaf = name.rpartition(".")
-        alone = blocks and leaf == "q_proj"
+        alone = blocks and leaf in ("q_proj", "q_a_proj")
         leaders[name] = first.setdefault((parent, leaf) if alone else fused_group(name), name)
     return leaders
 

@@ -13,7 +13,6 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from ...quantize.drafts.engine_traits import fused_group
 from ...quantize.drafts.forward import BLOCK_ROWS, DraftForward
 from ...quantize.making.preparing import balanced_norms
 from ...quantize.numerics.number_formats import fp8_scale, nvfp4_global_scale
@@ -135,9 +134,9 @@ def measure_absmax(
         if not math.isfinite(seen[name]):
             fix = "its weights are finite, but too large to compute with: export it again"
             raise CalibrationError(draft.name, f"{name}: an input is NaN or infinite", fix=fix)
-        group = fused_group(name)
+        group = draft.family.scale_group(name)
         largest[group] = max(largest.get(group, 0.0), seen[name])
-    return {name: largest[fused_group(name)] for name in names}
+    return {name: largest[draft.family.scale_group(name)] for name in names}
 
 
 def constant_scales(plan: Plan, scale: float) -> Measured:

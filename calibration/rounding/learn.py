@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from ...quantize.algorithms import InputMoments, row_algorithm
-from ...quantize.drafts.engine_traits import fused_group
 from ...quantize.drafts.forward import DraftForward, OnInput, checked_at_the_end
 from ...quantize.files.provenance import LearnedRounding
 from ...quantize.files.result_cache import resumable_folder
@@ -384,11 +383,12 @@ def canonical(step: Step) -> str:
 def _shared_absmax(plan: Plan, draft: LoadedDraft) -> dict[str, torch.Tensor]:
     """The largest magnitude of each linear and of those that engines fuse with it, [1, 1]."""
     shared: dict[tuple[str, str], torch.Tensor] = {}
+    group_of = plan.draft.family.scale_group
     for step in plan.quantized:
         largest = draft.weights[step.row.canonical].abs().amax().float().cpu().reshape(1, 1)
-        group = fused_group(canonical(step))
+        group = group_of(canonical(step))
         shared[group] = torch.maximum(shared.get(group, largest), largest)
-    return {canonical(step): shared[fused_group(canonical(step))] for step in plan.quantized}
+    return {canonical(step): shared[group_of(canonical(step))] for step in plan.quantized}
 
 
 def _check(plan: Plan, run: DraftRun, static: Measured) -> None:

@@ -257,6 +257,8 @@ class InVllm(InEngine):
         head_declared: whether its class passes the declaration to the head, or if config.json asks.
         forgets_attention: with normed heads it builds qkv_proj under a prefix without self_attn.
         not_in_v1: the names that the V1 model runner does not serve.
+        fc: what its class calls fc.
+        maps_excludes: ModelOpt's excludes are first renamed: `map_draft_quant_config`.
     """
 
     served_as: str = "eagle3"
@@ -270,6 +272,8 @@ class InVllm(InEngine):
     head_declared: Literal["always", "asked", "never"] = "never"
     forgets_attention: bool = False
     not_in_v1: frozenset[str] = frozenset()
+    fc: str = "fc"
+    maps_excludes: bool = False
     speculators: Mapping[str, Speculators] = field(default_factory=dict)
 
     @property
@@ -334,6 +338,18 @@ class ExtraLinear(NamedTuple):
         return self.name.rpartition(".")[2]
 
 
+class JoinedLayers(NamedTuple):
+    """A linear of vLLM's that is made of one part of every layer's `fused`, for the context.
+
+    It is declared as the first layer's `fused` is. So all layers' members of that have one format,
+    and what the engine takes once of a linear, such as a scale of the whole matrix.
+    """
+
+    name: str
+    fused: FusedLinear
+    part: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTraits:
     """What engines know of a family.
@@ -348,6 +364,7 @@ class EngineTraits:
         two_layer_norms: layers after the first load two norms of their input, and use one.
         prunes_vocabulary: its head may have fewer rows than the vocabulary, and a map d2t.
         own_types: a tool's own model_type that no engine knows -> what to do.
+        joins_layers: what is one linear over all layers; None = nothing.
         usual_type: the model_type whose config class has the defaults of its layers; "" = any.
         more_types_than_layers: model_types for which engines' own config lists its layers too.
     """
@@ -363,6 +380,7 @@ class EngineTraits:
     norm_before_fc: bool = False
     two_layer_norms: bool = False
     prunes_vocabulary: bool = False
+    joins_layers: JoinedLayers | None = None
     own_types: Mapping[str, str] = field(default_factory=dict)
     usual_type: str = ""
     more_types_than_layers: frozenset[str] = frozenset()

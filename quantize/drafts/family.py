@@ -18,7 +18,7 @@ from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from .architectures import MARKS
 from .config_reader import SECTION, ConfigReader, object_at, with_text_config
-from .engine_traits import GATE_UP, MLA_DOWN, QKV, EngineTraits, FusedLinear, fused_linear
+from .engine_traits import GATE_UP, MLA_DOWN, QKV, EngineTraits, fused_group, fused_linear
 from .forward import DraftForward, OnInput
 from .geometry import Geometry
 from .maths import Tensor
@@ -220,6 +220,12 @@ class Family(ABC):
         """The forward maths over weights."""
         return self.maths(geometry, weights, on_input)
 
+    def scale_group(self, module: str) -> tuple[str, str]:
+        """Of a canonical module: all that engines hold under one scale have the same."""
+        parent, leaf = fused_group(module)
+        joined = self.engine_traits.joins_layers
+        return ("layers" if joined and leaf == joined.fused.vllm else parent), leaf
+
     def side_weights(self, _geometry: Any, _folder: Path) -> Weights:
         """Weights that engines read from other files of the folder; mostly none."""
         return {}
@@ -254,13 +260,18 @@ class Draft:
 
     def fused_groups(self) -> tuple[tuple[str, ...], ...]:
         """Groups of on-disk module names that engines fuse, present members only."""
-        groups: dict[tuple[str, FusedLinear], list[str]] = {}
+        return self._groups(fused_group)
+
+    def scale_groups(self) -> tuple[tuple[str, ...], ...]:
+        """The same of what they hold under one scale, whole layers' linears among them."""
+        return self._groups(self.family.scale_group)
+
+    def _groups(self, of: Callable[[str], tuple[str, str]]) -> tuple[tuple[str, ...], ...]:
+        groups: dict[tuple[str, str], list[str]] = {}
         for row in self.rows:
-            parent, _, leaf = row.canonical_module.rpartition(".")
-            fused = fused_linear(leaf)
-            if fused is not None:
-                groups.setdefault((parent, fused), []).append(row.module)
-        return tuple(tuple(group) for group in groups.values())
+            if fused_linear(row.leaf) is not None:
+                groups.setdefault(of(row.canonical_module), []).append(row.module)
+        return tuple(map(tuple, groups.values()))
 
     @property
     def is_mla(self) -> bool:

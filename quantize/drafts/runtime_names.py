@@ -76,6 +76,8 @@ def target_layers_named(config: Mapping[str, Any]) -> int | None:
 
 
 def _target_layers_key(config: Mapping[str, Any]) -> str:
+    if config.get("model_type") == "k3_dspark":  # vLLM 0.33 `k3_dspark.py`: the captured layers
+        return "target_num_hidden_layers"
     modules = config.get("num_nextn_predict_layers")
     return "num_hidden_layers" if type(modules) is int and modules > 1 else "num_target_layers"
 

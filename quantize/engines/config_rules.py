@@ -53,7 +53,10 @@ def as_class_reads(config: Mapping[str, Any], engine: Source) -> Mapping[str, An
     row = class_defaults(model_type, engine) if traits else None
     own = _OWN_TYPES.get(model_type) if isinstance(model_type, str) else None
     if own or (row == "unknown" and "auto_map" not in config):
-        remedy = own or f"set model_type to {traits and traits.usual_type}"
+        usual = traits and traits.usual_type
+        remedy = own or f"set model_type to {usual}"
+        if model_type == usual:
+            remedy = "serve it with vLLM, which has a class of its own for that model_type"
         return said(f"{engine}-no-type", model_type=model_type, remedy=remedy)
     if (problem := _size_problem(config)) is not None or traits is None or row is None:
         return problem or config

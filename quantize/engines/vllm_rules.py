@@ -175,7 +175,7 @@ class Vllm(Engine):
                 return _excluded(eq, SOME_PARTS, question, module, patterns)
             case "modelopt":
                 named: bool | Finding = False
-                if question.traits.drafts_blocks:
+                if question.traits.vllm.maps_excludes:
                     patterns = _mapped(question, patterns)
                 else:
                     named = _excluded(eq, SOME_PARTS, question, module, patterns)
@@ -200,7 +200,13 @@ class Vllm(Engine):
     @override
     def other_modules(self, question: Question) -> Iterator[Module]:
         if question.fuses:
-            yield Module("model.fc", "model.fc", ("fc",), "replicated")
+            name = f"model.{question.traits.vllm.fc}"
+            yield Module(name, name, ("fc",), "replicated")
+        if (joined := question.traits.joins_layers) is not None:
+            inside = f"self_attn.{joined.part}"
+            parts = tuple(f"layers.{i}.{inside}" for i in range(question.num_layers))
+            _, prefix = self.layer_names(question, 0, f"self_attn.{joined.fused.vllm}")
+            yield Module(f"model.{joined.name}", prefix, parts, "replicated")
         for each in question.traits.extra_linears:
             prefix = f"model.{each.name}" if each.is_head else each.name
             yield Module(f"model.{each.name}", prefix, (each.name,), "replicated")

@@ -134,7 +134,8 @@ def dtype(draft: Draft) -> Iterator[Lint]:
 
 def names(draft: Draft) -> Iterator[Lint]:
     """Source: loaded in vLLM 0.33 and SGLang 0.5.23 (Llama); SGLang `kimi_k25_eagle3.py`."""
-    spelled = [] if draft.family.inside_target else [row.tensor.name for row in draft.rows]
+    as_served = draft.family.inside_target or draft.family.engine_traits.vllm.fc != "fc"
+    spelled = [] if as_served else [row.tensor.name for row in draft.rows]
     unread = [name for name in spelled if name.startswith(_NOBODY_READS)]
     refused = [name for name in spelled if name.startswith(_VLLM_REFUSES)]
     if draft.family.is_whole_model:  # it is loaded like any model, by its own names

@@ -254,7 +254,7 @@ class _Execution:
         found = self.pool.map(self._matrix_absmax, steps)
         modules = (step.row.module for step in steps)
         absmax = dict(zip(modules, found, strict=True))
-        for group in plan.draft.fused_groups():
+        for group in plan.draft.scale_groups():
             if members := absmax.keys() & set(group):
                 absmax |= dict.fromkeys(members, max(absmax[module] for module in members))
         return absmax

@@ -250,7 +250,7 @@ def _count_problems(plan: Plan) -> Problems:
 
 def _fused_problems(plan: Plan) -> Problems:
     quantized = {step.row.module for step in plan.quantized}
-    for group in plan.draft.fused_groups():
+    for group in plan.draft.scale_groups():
         some = sorted(quantized.intersection(group))
         if 0 < len(some) < len(group):
             yield "fused-apart", {"group": ", ".join(group), "some": ", ".join(some)}
@@ -259,7 +259,7 @@ def _fused_problems(plan: Plan) -> Problems:
 def _format_problems(plan: Plan) -> Problems:
     """Fused linears must have one format, and so must linears of one name in all layers."""
     forms = {step.row.module: plan.format_of(step) for step in plan.quantized}
-    for group in plan.draft.fused_groups():
+    for group in plan.draft.scale_groups():
         members = {module: forms[module] for module in group if module in forms}
         if len(set(members.values())) > 1:
             formats = "; ".join(f"{module} {form}" for module, form in members.items())

@@ -350,7 +350,7 @@ def whole_demands(
         of = partial(matrix_absmax, draft.checkpoint)
         largest = pool.map(lambda m: of(rows[m], found[m].exponent), whole)
         absmax = dict(zip(whole, largest, strict=True))
-    for group in (*draft.fused_groups(), *((module,) for module in whole)):
+    for group in (*draft.scale_groups(), *((module,) for module in whole)):
         members = tuple(module for module in group if module in absmax)
         for module in members:
             if found[module].largest is None:

@@ -153,7 +153,7 @@ def fused_faults(
     complete: Collection[str],
 ) -> Iterator[Fault]:
     """Linears that engines fuse are quantized together, and share what engines keep only once."""
-    for group in draft.fused_groups():
+    for group in draft.scale_groups():
         members = [module for module in group if module in quantized]
         if members and len(members) < len(group):
             left = ", ".join(module for module in group if module not in quantized)

@@ -231,7 +231,7 @@ class _Comparison:
         if self.rule.scales != "about-absmax":
             return []
         schemes = {m: s for m in found if (s := self.demands[m].scheme) and s.scales_whole_matrix}
-        fused = [group for group in self.draft.fused_groups() if schemes.keys() >= set(group)]
+        fused = [group for group in self.draft.scale_groups() if schemes.keys() >= set(group)]
         alone = schemes.keys() - {module for group in fused for module in group}
         faults = []
         for group in (*fused, *((module,) for module in sorted(alone))):

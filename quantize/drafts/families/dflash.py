@@ -65,6 +65,7 @@ ENGINE_TRAITS = traits.EngineTraits(
         biases=lambda _draft: (traits.ATTENTION, traits.NO_BIAS),  # `qwen3_dflash.py`
         fusion=traits.Fusion(counted_by=(), null_width=""),  # `qwen3_dflash.py:84`
         head_declared="asked",  # `qwen3_dflash.py:755`
+        maps_excludes=True,  # `qwen3_dflash.py`, and its kin
         speculators={"dflash": traits.Speculators(read_in_vllm, qwen3=True)},
     ),
     sglang=traits.InSglang(

@@ -5,8 +5,7 @@ vLLM 0.33.0, which builds only Markov heads of the kind "vanilla", that of all p
 `models/dspark.py` and `dspark_config.py` of SGLang 0.5.23; SpecForge `modeling/draft/dspark.py`;
 exports of SpecForge, ModelOpt and DeepSpec. Loading was executed
 (`experiments/engines/RESULTS.md`), whose error texts these are. Drafts of this name with other
-bodies (DeepSeek-V4, Gemma 4, Kimi K3's MLA, MiniMax, LFM2, Muse) are different kinds, which
-`architectures` names.
+bodies (DeepSeek-V4, Gemma 4, MiniMax, LFM2, Muse) are different kinds, which `architectures` names.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -50,7 +49,7 @@ def _in_vllm(draft: traits.ServedDraft) -> traits.Finding | None:
         return traits.engine_error("dspark-model-type", kind=config.get("model_type"))
     if config.get("markov_rank") is None:
         return traits.engine_error("dspark-rank")
-    return _cut(draft) or _other_confidence(draft)
+    return _cut(draft) or other_confidence(draft)
 
 
 def _cut(draft: traits.ServedDraft) -> traits.Finding | None:
@@ -63,7 +62,7 @@ def _cut(draft: traits.ServedDraft) -> traits.Finding | None:
     return None if any("d2t" in name for name in names) else traits.engine_error("dspark-cut-map")
 
 
-def _other_confidence(draft: traits.ServedDraft) -> traits.Finding | None:
+def other_confidence(draft: traits.ServedDraft) -> traits.Finding | None:
     """Without a key the confidence head reads no Markov embedding, though trainers let it."""
     config = draft.config
     stored = "confidence_head.proj.weight" in draft.tensor_names
@@ -227,11 +226,15 @@ class DSpark(DFlash):
 
     name = "dspark"
     engine_traits = ENGINE_TRAITS
-    speculators = {  # noqa: RUF012 - a constant of the class
+    speculators: Mapping[str, SpeculatorsForm] = {
         "dspark": SpeculatorsForm(("DSparkSpeculator", "DSparkDraftModel"), _spelled)
     }
     projectors: Mapping[str, str] = {"dspark": "DSparkDraftModel"}
-    architectures = ("Qwen3DSparkModel", "DSparkDraftModel", "Qwen3OmniDSparkModel")
+    architectures: tuple[str, ...] = (
+        "Qwen3DSparkModel",
+        "DSparkDraftModel",
+        "Qwen3OmniDSparkModel",
+    )
     prefixes = (
         *DFlash.prefixes,
         ("logit_head.", ""),  # SpecForge, in its early exports

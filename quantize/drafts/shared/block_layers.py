@@ -14,7 +14,7 @@ from ..forward import Attend, OnInput
 from ..geometry import RotatedGeometry, TokenLimit, needed_mask
 from ..maths import Tensor, embedding, torch
 from ..passes import BlockForward
-from .layers import LayersForward, LlamaAttention
+from .layers import LayersForward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,6 @@ class DFlashForward(LayersForward, BlockForward):
     """
 
     geometry: DFlashGeometry
-    attention: LlamaAttention
 
     def __init__(self, geometry: DFlashGeometry, weights: Weights, on_input: OnInput) -> None:
         super().__init__(geometry, weights, on_input)

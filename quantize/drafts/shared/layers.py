@@ -185,6 +185,12 @@ class Attention(ABC):
     def project(self, layer: int, x: Tensor, at: Tensor, modules: ModulesForward) -> Projected:
         """Project rows [B, T, W] at positions `at` with the linears of a layer."""
 
+    @abstractmethod
+    def keys_values(
+        self, layer: int, x: Tensor, at: Tensor, modules: ModulesForward
+    ) -> tuple[Tensor, Tensor]:
+        """Keys [B, KV, T, D] and values [B, KV, T, D'] of rows [B, T, W], as they are cached."""
+
     def output(
         self, layer: int, x: Tensor, at: Tensor, attend: Attend, modules: ModulesForward
     ) -> Tensor:
@@ -218,10 +224,10 @@ class LlamaAttention(Attention):
         k, v = self.keys_values(layer, x, at, modules)
         return Projected(q, k, v, head_dim**-0.5, gate)
 
+    @override
     def keys_values(
         self, layer: int, x: Tensor, at: Tensor, modules: ModulesForward
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, KV, T, D] of rows [B, T, W], as they are cached."""
         prefix = f"layers.{layer}.self_attn."
         keys = modules.linear(f"{prefix}k_proj", x)
         k = self._turned(f"{prefix}k_norm", keys, at, modules)
@@ -256,11 +262,19 @@ class MlaAttention(Attention):
     @override
     def project(self, layer: int, x: Tensor, at: Tensor, modules: ModulesForward) -> Projected:
         own, prefix = self.own, f"layers.{layer}.self_attn."
-        plain, turned, rank = own.qk_nope_head_dim, own.qk_rope_head_dim, own.kv_lora_rank
+        widths = [own.qk_nope_head_dim, own.qk_rope_head_dim]
         latent = modules.norm(prefix + "q_a_layernorm", modules.linear(prefix + "q_a_proj", x))
         queries = self._heads(modules.linear(prefix + "q_b_proj", latent))
-        q_plain, q_turned = torch.split(queries, [plain, turned], dim=-1)
+        q_plain, q_turned = torch.split(queries, widths, dim=-1)
+        q = torch.cat((q_plain, self._rotated(q_turned, at)), dim=-1)
+        return Projected(q, *self.keys_values(layer, x, at, modules), self.scale)
 
+    @override
+    def keys_values(
+        self, layer: int, x: Tensor, at: Tensor, modules: ModulesForward
+    ) -> tuple[Tensor, Tensor]:
+        own, prefix = self.own, f"layers.{layer}.self_attn."
+        plain, turned, rank = own.qk_nope_head_dim, own.qk_rope_head_dim, own.kv_lora_rank
         down = modules.linear(prefix + "kv_a_proj_with_mqa", x)
         latent, k_turned = torch.split(down, [rank, turned], dim=-1)
         latent = modules.norm(prefix + "kv_a_layernorm", latent)
@@ -271,8 +285,7 @@ class MlaAttention(Attention):
         up = self._heads(modules.kept_linear(prefix + "kv_b_proj", latent.contiguous()))
         k_plain, v = torch.split(up, [plain, own.v_head_dim], dim=-1)
         k_shared = k_turned[:, None].expand(-1, up.shape[1], -1, -1)
-        q = torch.cat((q_plain, self._rotated(q_turned, at)), dim=-1)
-        return Projected(q, torch.cat((k_plain, k_shared), dim=-1), v, self.scale)
+        return torch.cat((k_plain, k_shared), dim=-1), v
 
     def _heads(self, flat: Tensor) -> Tensor:
         return flat.view(*flat.shape[:-1], self.num_heads, -1).transpose(1, 2)
