@@ -1,4 +1,4 @@
-"""Strict JSON: text that must be one object, decoded into frozen dataclasses; maybe hostile."""
+"""Strict JSON: text that must be one object, decoded into frozen dataclasses; hostile input."""
 
 import json
 import math
@@ -12,9 +12,9 @@ from .decode import MisfitError, walk
 from .errors import DraftQuantError, reason
 
 _DEEPEST = 32
-_DEEPEST_TEXT = 100  # at this depth no recursion over a parsed value fails
+_DEEPEST_TEXT = 100  # no recursion over a parsed value fails at this depth
 _MOST_VALUES = 2_000_000  # a header of 140,000 tensors has 1.4 million
-_LARGEST_NUMBER = 10**40  # far below the largest float: some files write 1e30 for "no limit"
+_LARGEST_NUMBER = 10**40  # far below the largest float: 1e30 is written for "no limit"
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _OF_PYTHON = {"None": "null", "True": "true", "False": "false"}
 _PYTHONS = re.compile(r"(None|True|False)\b")
@@ -22,16 +22,16 @@ Pairs = list[tuple[str, Any]]
 
 
 class JsonProblem(Exception):  # noqa: N818 - not an error of its own: callers turn it into one
-    """One thing that is wrong, with its key."""
+    """One thing wrong, with the key it stands at."""
 
 
 @contextmanager
 def reading(
     path: object, error: type[DraftQuantError], fix: str, before: str = ""
 ) -> Iterator[None]:
-    """Turn the failure to read a file inside the block into an error of its path.
+    """A file that cannot be read inside is an error of its path.
 
-    The same for a file with the wrong content; `before` is put before what is wrong.
+    So is one that does not say what it must, with words before what is wrong.
     """
     try:
         yield
@@ -42,16 +42,16 @@ def reading(
 
 
 def parse_json(text: str, pairs_hook: Callable[[Pairs], Any] | None = None) -> Any:
-    """Parse JSON of bounded size: the result can be copied, written again and printed.
+    """Parse JSON of bounded size: what comes out can be copied, written again and printed.
 
     Args:
-        pairs_hook: makes the value of an object; None = a dict, where the last of equal keys wins.
+        pairs_hook: makes what stands for an object; None = a dict, the last of doubled keys wins.
 
     Raises:
         JsonProblem: not JSON; more than 2,000,000 values or 100 levels; a whole number of more than
             40 digits; a lone surrogate, which no UTF-8 file can hold.
     """
-    if text.count(",") + text.count("[") + text.count("{") > _MOST_VALUES:  # before any is made
+    if text.count(",") + text.count("[") + text.count("{") > _MOST_VALUES:  # before they are made
         raise JsonProblem(f"more than {_MOST_VALUES:,} values")
     try:
         value = json.loads(text, object_pairs_hook=pairs_hook)
@@ -68,11 +68,11 @@ def parse_json(text: str, pairs_hook: Callable[[Pairs], Any] | None = None) -> A
 
 
 def _plainly(text: str, exc: ValueError | RecursionError) -> str:
-    """A common slip in plain words with its place, or else what the parser says."""
+    """A common slip in plain words with its place, else what the parser says."""
     slip = _slip(text, exc.pos) if isinstance(exc, json.JSONDecodeError) else None
     if not isinstance(exc, json.JSONDecodeError) or slip is None:
         return str(exc)
-    line = f"line {exc.lineno}, " if "\n" in text.strip() else ""  # known for JSON lines
+    line = f"line {exc.lineno}, " if "\n" in text.strip() else ""  # of JSON lines, it is known
     return f"{slip} ({line}column {exc.colno})"
 
 
@@ -89,7 +89,7 @@ def _slip(text: str, position: int) -> str | None:
 
 
 def parse_object(text: str) -> dict[str, Any]:
-    """Parse text that must be one object in which no key occurs twice."""
+    """The same of text that must be one object, in which no key stands twice."""
     value = parse_json(text, _without_doubles)
     if not isinstance(value, dict):
         raise JsonProblem(f"expected a JSON object, got {_kind(value)}")
@@ -97,7 +97,7 @@ def parse_object(text: str) -> dict[str, Any]:
 
 
 def decode(hint: Any, value: object) -> Any:
-    """Build a dataclass, or one of a union; a JsonProblem names the first wrong key."""
+    """Build a dataclass, or one of a union; a JsonProblem names the first key that is wrong."""
     decoded, misfits = walk(hint, _JsonTree(value))
     if misfits:
         raise JsonProblem(str(misfits[0]))
@@ -158,7 +158,7 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_bounds(value: object) -> None:
-    """Check level by level: not too deep, and no number that no float comes near."""
+    """Level by level: neither too deep nor with numbers that no float comes near."""
     level = [value]
     for _ in range(_DEEPEST_TEXT):
         if any(type(item) is int and abs(item) > _LARGEST_NUMBER for item in level):
@@ -175,7 +175,7 @@ def _check_bounds(value: object) -> None:
 
 
 def _check_plain(value: object, levels: int) -> None:
-    """Refuse what JSON cannot express (NaN), and what cannot be written again."""
+    """Nothing that JSON cannot say (NaN), and nothing that cannot be written again."""
     if not levels:
         raise MisfitError(f"nested more than {_DEEPEST} levels deep")
     if isinstance(value, float) and not math.isfinite(value):

@@ -1,12 +1,12 @@
 """Learning the codes of a plan, beside the output that they are for: the run, and its steps.
 
-Every step runs a few traces through the draft with its current codes, inputs rounded as served, and
+Every step runs a few traces through the draft as its codes stand, inputs rounded as served, and
 through the unquantized draft on the same tokens, each along its own hidden states.
 
-Memory, for P weights that are learned, besides the draft as stored: latents, two moments and
-a gradient, 16 P bytes; codes times scales, their gradient and the buffers of straight-through
-estimators, another 16 P; and the passes of one trace. That is 25 to 30 GB for a Kimi draft with
-0.7 billion weights. On disk the state takes 12 P bytes.
+Memory, for P weights that are learned, beside the draft as it is stored: latents, two moments and
+a gradient, 16 P bytes; codes times scales, their gradient and what the straight-through estimators
+hold, another 16 P; and the passes of one trace. That is 25 to 30 GB for the 0.7 G weights of a Kimi
+draft. On the disk the state takes 12 P bytes.
 """
 
 import hashlib
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from ...quantize.algorithms import InputMoments, row_algorithm
+from ...quantize.drafts.engine_traits import fused_group
 from ...quantize.drafts.forward import DraftForward, OnInput, checked_at_the_end
 from ...quantize.files.provenance import LearnedRounding
 from ...quantize.files.result_cache import resumable_folder
@@ -64,7 +65,7 @@ from .sequences import (
 )
 
 MAX_LEARNED_TOKENS = 2048
-"""Of prompts that learn together, padding included: they have a graph."""
+"""Of prompts that learn together, with what shorter ones are filled up with: they have a graph."""
 
 
 class Learning:
@@ -98,7 +99,7 @@ class Learning:
         save_seconds: float,
         on_progress: Callable[[LearningProgress], None],
     ) -> tuple[Validation, ...]:
-        """Run the remaining steps; keep the codes of the best one."""
+        """Run the steps that are left; keep the codes of the best one."""
         settings = self._settings
         if validations:
             kept = self._kept.tensors(self._optimiser.tensors())
@@ -138,7 +139,7 @@ class Learning:
     def _step(self, step: int) -> float:
         settings = self._settings
         served = self.served()
-        # Separate leaves: the passes of each batch go backward and are freed at once.
+        # Leaves of their own: the passes of each batch go backward and are forgotten at once.
         leaves = {name: weight.detach().requires_grad_() for name, weight in served.items()}
         forward = self.forward(leaves)
         chosen = list(
@@ -164,7 +165,7 @@ class Learning:
 
     @torch.no_grad()
     def validated(self, step: int) -> Validation:
-        """What the current codes give on the prompts that were held out."""
+        """What the codes as they stand give on the prompts that were held back."""
         forward = self.forward(self.served())
         prompts = self.split.held_back
         rows = [validation_rows(x, self._num_draft_tokens, self._per_row) for x in prompts]
@@ -192,22 +193,22 @@ class Learning:
             yield batch, self._reader.read([entries[i] for i in batch], [rows[i] for i in batch])
 
     def served(self) -> dict[str, Tensor]:
-        """The current values of the linears that learn, by tensor name, with an autograd graph."""
+        """The linears that learn as they stand, by tensor name, with an autograd graph."""
         return {f"{name}.weight": x.dequantized() for name, x in self._latents.items()}
 
     def forward(self, served: Mapping[str, Tensor]) -> DraftForward:
-        """The draft with some weights replaced, inputs rounded."""
+        """The draft over some weights in place of its own, inputs rounded."""
         weights = {**self.draft.weights, **self._others, **served}
         return self.draft.family.forward(self.draft.geometry, weights, self._rounding)
 
     def _precision(self) -> torch.autocast:
-        """On a GPU products are in BF16; latents, norms and the loss are not."""
+        """On a GPU products are of BF16; latents, norms and the loss are not."""
         device = self.draft.device.type
         return torch.autocast(device, torch.bfloat16, enabled=device == "cuda")
 
 
 ROUNDING = ".rounding"
-"""Suffix of the output's name: the folder of learned state until learning is complete."""
+"""After the name of the output: where what is learned for it lies until that is complete."""
 SAVE_SECONDS = 60.0  # between two states, at least: at real shape one takes 8 GB
 
 
@@ -225,10 +226,10 @@ def learned_codes(
 ) -> Iterator[LearnedCodes]:
     """Learn codes and scales, beside the output that they are for; readable while the block lasts.
 
-    The draft is unquantized and computes in float32; on a GPU products are in BF16. What is learned
-    is in `out` + ".rounding" until the block is left without an exception: an interrupted
-    run resumes there when it is called with the same arguments, and ends with the same bytes as
-    an uninterrupted one (on a CPU; a GPU adds up in another order each time).
+    The draft is unquantized and computes in float32; on a GPU products are of BF16. What is learned
+    lies in `out` + ".rounding" until the block is left without an exception: a run that is cut
+    short goes on there when it is called with the same arguments, and ends with the same bytes as
+    one that was not (on a CPU; a GPU adds up in another order each time).
     """
     settings = settings or LearningSettings()
     check_output(out, plan.draft.checkpoint.folder, needed_bytes=plan.bytes_after)
@@ -255,7 +256,7 @@ def learned_codes(
             if not validations or not is_over(validations, settings):
                 along = balanced_run(run, plan)
                 rounding = served_rounding(plan, static, draft.device)
-                # Held-out prompts judge the start as well.
+                # Those that are held back shall judge the start as well.
                 learned = replace(along, traces=traces.only(split.learned))
                 with _moments(plan, learned, rounding, on_measuring) as moments:
                     latents = first_latents(plan, along.draft, moments)
@@ -297,7 +298,7 @@ def learned_codes(
             )
             finished = True
         finally:
-            if finished or not kept.has_state:  # otherwise the next run resumes there
+            if finished or not kept.has_state:  # else the next run goes on there
                 shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -305,7 +306,7 @@ def learned_codes(
 def _moments(
     plan: Plan, run: DraftRun, rounding: InputRounding, on_progress: Progress
 ) -> Iterator[Mapping[str, InputMoments]]:
-    """Input moments of linears that start corrected for rounding; they exist within the block."""
+    """The inputs of the linears that start corrected for their rounding; there within the block."""
     corrected = corrected_linears(plan)
     names = [canonical(step) for step in learned_steps(plan) if canonical(step) in corrected]
     if not names:
@@ -324,7 +325,7 @@ def first_latents(
 ) -> dict[str, LatentWeight]:
     """The linears of a plan whose codes are learned, as they start, by canonical module name.
 
-    First codes are those of GPTQ where moments of the inputs are given, else the nearest ones.
+    First codes are those of GPTQ where there are moments of their inputs, else the nearest ones.
     """
     scale, largest = plan.recipe.algorithm.scale, _shared_absmax(plan, draft)
     found = {}
@@ -343,7 +344,7 @@ def first_latents(
 
 
 def latent_norms(plan: Plan, draft: LoadedDraft) -> dict[str, LatentNorm]:
-    """The norms of a plan whose weights learn, in their first state, by canonical module name."""
+    """The norms of a plan whose weights learn, as they are, by canonical module name."""
     return {
         canonical(step): LatentNorm(stored_weight(step, draft), device=draft.device)
         for step in plan.learned_norms
@@ -351,7 +352,7 @@ def latent_norms(plan: Plan, draft: LoadedDraft) -> dict[str, LatentNorm]:
 
 
 def nearest_weights(plan: Plan, draft: LoadedDraft) -> dict[str, torch.Tensor]:
-    """The values of the other quantized linears, by tensor name: nothing of them is learned."""
+    """What the other quantized linears multiply by, by tensor name: nothing of them is learned."""
     largest = _shared_absmax(plan, draft)
     found = {}
     for step in plan.quantized:
@@ -383,16 +384,15 @@ def canonical(step: Step) -> str:
 def _shared_absmax(plan: Plan, draft: LoadedDraft) -> dict[str, torch.Tensor]:
     """The largest magnitude of each linear and of those that engines fuse with it, [1, 1]."""
     shared: dict[tuple[str, str], torch.Tensor] = {}
-    group_of = plan.draft.family.scale_group
     for step in plan.quantized:
         largest = draft.weights[step.row.canonical].abs().amax().float().cpu().reshape(1, 1)
-        group = group_of(canonical(step))
+        group = fused_group(canonical(step))
         shared[group] = torch.maximum(shared.get(group, largest), largest)
-    return {canonical(step): shared[group_of(canonical(step))] for step in plan.quantized}
+    return {canonical(step): shared[fused_group(canonical(step))] for step in plan.quantized}
 
 
 def _check(plan: Plan, run: DraftRun, static: Measured) -> None:
-    """Check before any work that codes of the recipe's formats can be learned from these traces."""
+    """Before any work: codes of the recipe's formats can be learned, and from these traces."""
     recipe = plan.recipe
     check_backends(recipe)
     if recipe.algorithm.rounding != "learned":

@@ -1,6 +1,6 @@
-"""What a model card says of a quantized draft from its folder or plan alone, and the shortest card.
+"""What a model card says of a quantized draft from its folder or plan alone, and the least card.
 
-The card has no hash, measurement or folder name, so that equal runs give equal files.
+No hash, no measurement and no name of a folder, so that equal runs give equal files.
 """
 
 from collections import Counter
@@ -11,6 +11,7 @@ from typing import Any
 
 from ...recipes.packages import package_version
 from ...recipes.schema import Recipe
+from ..drafts.unknown_family import UnknownFamily
 from ..files.card_text import (
     CARD_FILE,
     around,
@@ -28,12 +29,16 @@ from ..files.provenance import Method, Provenance, QuantizedProvenance
 from ..planning.quantization_plan import Plan
 from ..stored.stored_draft import StoredDraft
 
+_NO_FAMILY = (
+    "draftquant has no maths of this kind of draft (family unknown): tensors have their roles by"
+    " rules for names, and `draftquant gate --measured` on two servers takes the place of traces."
+)
 TAGS = ("speculative-decoding", "draft-model", "quantized", "draftquant")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardFacts:
-    """What a folder is: its roles with their numbers of quantized linears and of kept tensors."""
+    """What a folder is: roles with their numbers of quantized linears and of kept tensors."""
 
     family: str
     hub_id: str | None
@@ -49,7 +54,7 @@ class CardFacts:
 
     @classmethod
     def of_plan(cls, plan: Plan, source: DraftSource, card: str, method: Method) -> "CardFacts":
-        """The facts from a plan, and from the card beside its source."""
+        """Of a plan, and of the card beside its source."""
         changed = {step.row.tensor.name for step in plan.quantized} | method.changed_norms
         rows = [row for row in plan.remaining.rows if row.tensor.name not in changed]
         return cls(
@@ -67,7 +72,7 @@ class CardFacts:
 
     @classmethod
     def of_folder(cls, stored: StoredDraft, record: QuantizedProvenance) -> "CardFacts":
-        """The facts from a folder that `quantize` wrote, and from the card in it."""
+        """Of a folder that `quantize` wrote, and of the card in it."""
         codes = [row for row in stored.draft.rows if stored.is_quantized(row)]
         changed = {row.tensor.name for row in codes} | record.method.changed_norms
         rows = [row for row in stored.draft.rows if row.tensor.name not in changed]
@@ -87,7 +92,7 @@ class CardFacts:
 
     @property
     def title(self) -> str:
-        """The heading of the card."""
+        """A heading."""
         if self.hub_id is None:
             return f"# A quantized {prose(self.family)} draft"
         return f"# {prose(self.hub_id.rpartition('/')[2])}, quantized"
@@ -95,7 +100,7 @@ class CardFacts:
     def front_matter(
         self, *, base_model: str | None = None, license: str | None = None
     ) -> dict[str, Any]:
-        """Keys for the Hub, in one order; given keys take precedence over inherited ones."""
+        """Keys for the Hub, in one order; what is given goes before what is inherited."""
         base, own = base_model or self.hub_id, dict(self.inherited)
         if license is not None:
             own = {key: own[key] for key in own if not key.startswith("license")}
@@ -112,7 +117,7 @@ class CardFacts:
         }
 
     def scheme(self) -> str:
-        """The table of what was made, and from which tensors."""
+        """The table of what was made, and of which tensors."""
         recipe = self.recipe
         saved = 1 - self.bytes_after / self.bytes_before if self.bytes_before else 0.0
         formats = [
@@ -139,7 +144,7 @@ class CardFacts:
 
 
 def least_card(facts: CardFacts, *, before: str = "", behind: str = "") -> str:
-    """The card where the source has none: what this folder is, and what is not known."""
+    """What `quantize` writes where the source has no card: what this is, and what is not known."""
     return card_text(
         facts.front_matter(),
         [
@@ -147,6 +152,7 @@ def least_card(facts: CardFacts, *, before: str = "", behind: str = "") -> str:
             "A draft model of speculative decoding: it proposes tokens that a target model accepts"
             " or rejects. It is of no use alone, and of none with another target.",
             facts.scheme(),
+            *([_NO_FAMILY] if facts.family == UnknownFamily.name else []),
             f"Made and verified byte by byte by draftquant {prose(package_version('draftquant'))};"
             " `draftquant verify FOLDER --against SOURCE` does it again, and `draftquant.json` has"
             " the sha256 of every tensor.",
@@ -167,7 +173,7 @@ def renewed_card(
     *,
     vocabulary: str | None = None,
 ) -> dict[str, str]:
-    """README.md of a folder whose codes are written again, unless somebody else wrote README.md."""
+    """README.md of a folder whose codes are written once more, unless it is somebody else's."""
     card = read_card(stored.checkpoint.folder)
     if not is_ours(card) or not isinstance(record, QuantizedProvenance):
         return {}
@@ -178,7 +184,7 @@ def renewed_card(
 
 
 def plain_card(folder: Path, files: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Side files of a dequantized folder, and README.md without our part, if anything is left."""
+    """Side files of a dequantized folder, and README.md without our part, if any is left."""
     card = read_card(folder)
     if not is_ours(card):
         return list(files), {}
