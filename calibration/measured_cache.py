@@ -1,16 +1,16 @@
-"""Scales of a draft's FP8 KV cache: the largest magnitude, or what its proposals bear best.
+"""Scales of a draft's FP8 KV cache: the largest magnitude, or the least change of its proposals.
 
-FP8 has the same precision in every octave, so a scale decides only what is cut off at the top and
-what is lost at the bottom. `absmax` is the quotient that other tools store, largest / 448: it cuts
-off nothing that calibration saw, and all that is larger elsewhere. `measured` is a power of two, in
-the middle of those whose divergence is as small as the smallest: other texts may have larger and
-smaller values. All powers of two that cut off and lose nothing keep the same values bit for bit.
+FP8 has the same precision in every octave, so a scale decides only what is clipped at the top and
+lost at the bottom. `absmax` is the quotient that other tools store, largest / 448: it clips
+nothing that calibration saw, and everything larger elsewhere. `measured` is a power of two, in
+the middle of those whose divergence is about the smallest: other texts may have larger and
+smaller values. All powers of two that clip and lose nothing keep the same values bit for bit.
 
-Both engines keep the same under powers of two, too. vLLM 0.33 divides by a scale in float32; SGLang
-0.5.23 divides by it rounded to BF16, and rounds the quotient to BF16 before it rounds to FP8
+Both engines keep equal values under powers of two, too. vLLM 0.33 divides by a scale in float32;
+SGLang 0.5.23 divides by it rounded to BF16, and rounds the quotient to BF16 before it rounds to FP8
 (`srt/mem_cache/memory_pool.py:2928`).
 
-There is one scale of a layer's keys and one of its values. vLLM can read one for each head
+A layer has one scale for keys and one for values. vLLM can read one for each head
 (compressed-tensors' strategy "attn_head"), SGLang cannot; heads would have to differ by more than
 a factor of 1,000 for it to matter.
 """
@@ -31,14 +31,14 @@ from .linear_inputs.static_scales import octave_above, run_over_traces
 from .passes.draft_inputs import DraftRun, first_hidden
 from .passes.proposals import MAX_LOGITS
 
-ROWS = 512  # that draft, about: each divergence is a mean over K times so many
+ROWS = 512  # rows to draft from, about: each divergence is a mean over K times as many
 
 
 @torch.inference_mode()
 def cache_divergences(
     run: DraftRun, caches: Sequence[OnCache], on_progress: Progress = unseen
 ) -> list[float]:
-    """KL(as it is ‖ through the cache) in nats of each cache, the mean over rows and depths."""
+    """KL(unrounded ‖ through the cache) in nats of each cache, the mean over rows and depths."""
     every = ((entry, run.rows(entry)) for entry in run.traces.manifest.prompts)
     own = [(entry, rows) for entry, rows in every if rows]
     draft, sample = run.draft, own[:: max(1, sum(len(rows) for _, rows in own) // ROWS)]
@@ -66,7 +66,7 @@ def _states(
 
 
 def _divergence(forward: DraftForward, wanted: Tensor, got: Tensor) -> float:
-    """Summed over hidden states [n, D, W], the logits of some rows at a time."""
+    """Summed over hidden states [n, D, W], using the logits of some rows at a time."""
     together = max(1, MAX_LOGITS // (forward.num_logits * wanted.shape[1]))
     total = 0.0
     for its, mine in zip(*(torch.split(x, together) for x in (wanted, got)), strict=True):
@@ -77,17 +77,17 @@ def _divergence(forward: DraftForward, wanted: Tensor, got: Tensor) -> float:
 
 
 Ranges = Mapping[int, tuple[float, float | None]]
-"""By layer: the largest magnitudes of keys and of values; latent attention keeps one entry."""
+"""By layer: the largest magnitudes of keys and of values; MLA caches one entry."""
 
 
 def measure_cache_ranges(run: DraftRun, on_progress: Progress = unseen) -> Ranges:
-    """Ranges of all keys and values, of the context and of every later step."""
+    """Ranges of all keys and values, in the context and in every later step."""
     draft = run.draft
     layers = cached_layers(draft.weights, draft.name)
     seen: dict[int, list[Tensor | None]] = {layer: [None, None] for layer in layers}
 
     def watch(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        largest = seen[layer]  # on its device: a GPU is not waited for
+        largest = seen[layer]  # on its device: do not wait for a GPU
         for which, x in enumerate((keys, values)):
             if x.shape[-1]:
                 now, before = x.detach().abs().max(), largest[which]
@@ -105,7 +105,7 @@ def measure_cache_ranges(run: DraftRun, on_progress: Progress = unseen) -> Range
 
 
 OCTAVES = range(-3, 8)
-"""Candidates: so many octaves above the power of two that just holds the largest magnitude."""
+"""Candidates: octaves above the smallest power of two that holds the largest magnitude."""
 AS_SMALL = 1.01  # times the smallest divergence
 
 Octaves = tuple[int, int]  # of the keys and of the values of all layers
@@ -116,7 +116,7 @@ def measure_cache_scales(
 ) -> Mapping[int, CacheScales]:
     """Scales of every layer by its number, from all keys and values that K draft tokens need.
 
-    Of latent attention k is the entry's scale, and v the same number.
+    With MLA, k is the entry's scale, and v the same number.
     """
     ranges = measure_cache_ranges(run, on_progress)
     if how == "absmax":
@@ -136,9 +136,9 @@ def quotient(largest: float) -> float:
 
 
 def best_octaves(divergences: Mapping[Octaves, float]) -> Octaves:
-    """The middle of those that are as good as the best, of keys and of values.
+    """The middle of the octaves that are as good as the best, for keys and for values.
 
-    `divergences`: of (k, 0) for every k and (0, v) for every v; or of (k, k) alone.
+    `divergences`: for (k, 0) with every k and (0, v) with every v; or only for (k, k).
     """
     if (1, 0) not in divergences:
         both = _middle({k: found for (k, _), found in divergences.items()})

@@ -1,4 +1,4 @@
-"""One run of quantizing a draft: opened, cut where that is asked, measured on traces, written."""
+"""One run of quantizing a draft: opened, cut if requested, measured on traces, written."""
 
 import dataclasses
 import tempfile
@@ -35,9 +35,9 @@ from .vocabulary_rows import with_chosen_rows
 def quantize_as_asked(asked: Quantizing) -> QuantizeReport:
     """Quantize a folder or Hub id into a new folder, which is complete and verified or absent."""
     if asked.device not in ("auto", "cpu"):
-        resolve_device(asked.device)  # refused before anything that takes long
+        resolve_device(asked.device)  # refuse before anything that takes long
     listener = asked.listener
-    source, opened = open_draft(asked.draft, asked.subtree, listener, asked.roles)
+    source, opened = open_draft(asked.draft, asked.subtree, listener)
     recipe = chosen_recipe(asked.choice, listener)
     with ExitStack() as stack:
         if asked.cuts_rows:
@@ -83,7 +83,7 @@ def _quantized(
 
 
 def _measured(stack: ExitStack, plan: Plan, asked: Quantizing, measuring: Progress) -> Measured:
-    """What the recipe needs of inputs, or the algorithm; there until the stack is left."""
+    """What the recipe needs about inputs, or the algorithm; it exists until the stack is left."""
     listener, scale = asked.listener, asked.input_scale
     constant = NOTHING_MEASURED if scale is None else constant_scales(plan, scale)
     if asked.traces is None:
@@ -134,7 +134,7 @@ def _measured(stack: ExitStack, plan: Plan, asked: Quantizing, measuring: Progre
 
 
 def raised_damping(damping: Mapping[str, float]) -> str:
-    """Said where second moments had no factor with the damping that is usual."""
+    """A note where second moments had no factor with the usual damping."""
     name, most = max(damping.items(), key=lambda item: item[1])
     return (
         f"GPTQ: the second moments of the inputs of {len(damping)} linear(s) have no Cholesky"
@@ -144,23 +144,25 @@ def raised_damping(damping: Mapping[str, float]) -> str:
 
 
 def lints_left(draft: object, lints: Sequence[Lint], *, fix_config: bool) -> str | None:
-    """Which warnings of the source's config.json stay in the output, and how they go."""
+    """Which warnings of the source's config.json stay in the output, and how to remove them."""
     left = [one for one in lints if one.level == "warning" and not (fix_config and one.fix)]
     if not left:
         return None
     text = f"lints: {', '.join(one.name for one in left)}; see 'draftquant inspect {draft}'"
     fixable = ", ".join(one.name for one in left if one.fix)
-    return text + (f"\n  --fix-config corrects {fixable} in the output" if fixable else "")
+    unknown = "cannot correct these: config.json does not show which values are right"
+    how = f"corrects {fixable} in the output" if fixable else unknown
+    return f"{text}\n  --fix-config {how}" if fixable or fix_config else text
 
 
 TOOLKITS = {"torch": "PyTorch", "quark": "AMD Quark", "modelopt": "NVIDIA ModelOpt"}
-"""Backend -> what it loads."""
+"""Backend -> the toolkit that it loads."""
 _A_COLUMN = 3_000_000
-"""Multiplications that take as long as what a column costs GPTQ whatever its size."""
+"""Multiplications in the time that a column costs GPTQ whatever its size."""
 
 
 class Phases:
-    """Shows the stages of a run, and how far each is; there is no bar before the run begins."""
+    """Shows the stages of a run, and the progress of each; no bar before the run begins."""
 
     bar: Bar | None = None
 
@@ -171,7 +173,7 @@ class Phases:
         self._is_measuring = False
 
     def begin(self, stage: str) -> None:
-        """The next stage."""
+        """Begin the next stage."""
         self._listener.stage(stage)
         plan, bar = self._plan, self.bar
         assert bar is not None  # the run has begun
@@ -187,7 +189,7 @@ class Phases:
             bar.phase("write to the disk")
 
     def measured(self, done: int, total: int) -> None:
-        """So much of the traces has run through the draft, for the inputs of its linears."""
+        """Part of the traces has run through the draft, for the inputs of its linears."""
         if self.bar is None:
             return
         if not self._is_measuring:
@@ -205,7 +207,7 @@ class Phases:
         self.bar.phase("measure the linears' inputs", 1, "work")
 
     def written(self, step: Step) -> None:
-        """A tensor is written; those that GPTQ rounds at the same time count when all are."""
+        """A tensor is written; those that GPTQ rounds at the same time count when all are done."""
         assert self.bar is not None  # the run has begun
         done = [step]
         if self._plan.recipe.algorithm.rounding == "gptq":
@@ -216,27 +218,27 @@ class Phases:
             self.bar.advance(work)
 
     def _finished_with(self, step: Step) -> list[Step]:
-        """The stage that ends with a step; nothing where one of its steps still runs."""
+        """The stage that ends with a step; empty where one of its steps still runs."""
         self._written.add(step.row.tensor.name)
         stage = next(stage for stage in self._plan.stages() if step in stage)
         is_over = all(one.row.tensor.name in self._written for one in stage)
         return list(stage) if is_over else []
 
     def _work(self, step: Step) -> int:
-        """Bytes; of a weight that GPTQ rounds, column by column, multiplications."""
+        """Bytes; for a weight that GPTQ rounds, column by column, multiplications."""
         if step.action != "quantize" or self._plan.recipe_of(step).algorithm.rounding != "gptq":
             return step.bytes_before
         rows, columns = step.row.tensor.shape
         return step.bytes_before + columns * (_A_COLUMN + columns * (rows + columns))
 
 
-FEW_PROMPTS = 128  # fewer are said to be few before learning begins
+FEW_PROMPTS = 128  # with fewer, a warning comes before learning begins
 
 
 def learn(
     stack: ExitStack, plan: Plan, run: DraftRun, out: Path, *, static: Measured, listener: Listener
 ) -> LearnedCodes:
-    """Codes by the default settings, which are there until the stack is left."""
+    """Learn codes with the default settings; they exist until the stack is left."""
     settings = LearningSettings()
     if len(run.traces) < FEW_PROMPTS:
         listener.note(

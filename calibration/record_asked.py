@@ -1,4 +1,4 @@
-"""`RecordRun`: what is recorded of a target, how its text goes on, and who runs it."""
+"""`RecordRun`: what to record of a target, how its text continues, and who runs it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -17,7 +17,7 @@ from .traces.manifest import FeatureDtype, StorageChoice, TooLong
 
 @dataclass(frozen=True)
 class RecordRun(ChosenPrompts):
-    """Which target on which prompts; fields as the options of `record`."""
+    """Which target on which prompts; fields are the options of `record`."""
 
     target: AnyPath
     prompts: AnyPath
@@ -54,12 +54,12 @@ class RecordRun(ChosenPrompts):
 
     @property
     def computes_in(self) -> FeatureDtype:
-        """The dtype, chosen or by the engine."""
+        """The dtype of the computation, chosen here or by the engine."""
         return self.dtype or ("float32" if self.engine == "transformers" else "bfloat16")
 
     @property
     def stored_in(self) -> FeatureDtype:
-        """The dtype of the traces: what a BF16 target gives is rounded as it is where it serves."""
+        """The dtype of the traces: a BF16 target's output is rounded as where it serves."""
         from .recording.target_shape import has_bf16_weights
 
         if self.dtype is None and has_bf16_weights(Path(self.target)):
@@ -68,12 +68,12 @@ class RecordRun(ChosenPrompts):
 
     @property
     def shares(self) -> bool:
-        """A server writes what is recorded, into a folder that the recorder reads."""
+        """True if a server writes what is recorded, into a folder that the recorder reads."""
         return bool(self.server) or self.print_server_args
 
     @override
     def check(self) -> None:
-        """Refuse what does not belong together, and SGLang."""
+        """Refuse settings that do not belong together, and SGLang."""
         rows = rows_beside(__file__, "record_asked")["misfit"]
         row = next((row for row in rows if counts(row, self)), None)
         if row is not None:

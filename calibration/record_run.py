@@ -1,4 +1,4 @@
-"""`record`, whole: prompts are read, and transformers, vLLM or a cluster records them."""
+"""`record`, whole: reads prompts, and transformers, vLLM or a cluster records them."""
 
 import dataclasses
 import itertools
@@ -133,8 +133,8 @@ def _plan(asked: RecordRun) -> RecordingPlan:
 
 
 def _ray(asked: RecordRun) -> AbstractContextManager[Placed[FixedBatch, RecordedBatch]]:
-    """Inside the block, fixed batches are recorded by the cluster of the asked."""
-    assert asked.ray is not None  # its caller asks
+    """Inside the block, the requested cluster records fixed batches."""
+    assert asked.ray is not None  # the caller checks
     device = resolve_device(asked.device)
     sent = dataclasses.replace(
         asked,
@@ -148,7 +148,7 @@ def _ray(asked: RecordRun) -> AbstractContextManager[Placed[FixedBatch, Recorded
 
 @contextmanager
 def _open_recording(asked: RecordRun) -> Iterator[Callable[[FixedBatch], RecordedBatch]]:
-    """In a worker: load the target; what the block is given records a batch."""
+    """In a worker: load the target; the yielded function records a batch."""
     plan, scratch = _plan(asked), Path(tempfile.gettempdir())
     placement = Placement(device=resolve_device(asked.device))
     with opened_target(plan, placement, beside=scratch) as opened:
@@ -177,7 +177,7 @@ def _all_turns(asked: RecordRun, plan: RecordingPlan, record: Record) -> TraceFo
 
 
 def _with_prompts(plan: RecordingPlan, asked: RecordRun) -> RecordingPlan:
-    """The plan with the prompts that are recorded, and a word on those that are too long."""
+    """The plan with the prompts to record, and a message about those that are too long."""
     shape = plan.shape
     found = _read(asked, shape)
     read = found.prompts
@@ -215,7 +215,7 @@ def _read(asked: RecordRun, shape: TargetShape) -> ReadPrompts:
 
 
 def _recorded_texts(asked: RecordRun, shape: TargetShape) -> tuple[Prompt, ...]:
-    """Texts of a trace folder, and a word on those that have ended or are another target's."""
+    """Texts of a trace folder, and a message on those that have ended or are another target's."""
     target, traces = Path(asked.target), TraceFolder.open(Path(asked.prompts))
     ends = frozenset[int]() if asked.ignore_eos else end_token_ids(target)
     found = recorded_texts(traces, shape.vocab_size, ends, asked)
@@ -235,6 +235,6 @@ def _recorded_texts(asked: RecordRun, shape: TargetShape) -> tuple[Prompt, ...]:
 
 
 def shape_of(asked: RecordRun) -> TargetShape:
-    """Sizes of the target before its weights are read; an engine may know more kinds of them."""
+    """Sizes of the target before its weights are read; an engine may know more kinds of targets."""
     read = TargetShape.read if asked.engine == "vllm" else configured_shape
     return read(Path(asked.target))

@@ -1,10 +1,10 @@
-"""Which tokens a head keeps rows for: what a target says, one order of them, and what it covers.
+"""Which tokens a head keeps rows for: what a target says, one order of them, and their coverage.
 
-Tokens come by how often the target said them, all categories together; but while the coverage of
-some category lies below `floor` times that of all, the next token is the one which that category
-says most. Tokens that were never said come last: by general counts of some other text where
-there are some, then by how often they stand in prompts, then by id (ids of a BPE tokenizer are in
-the order of its merges). These break ties alone (docs/vocabulary.md has the figures).
+Tokens come by how often the target said them, in all categories together; but while the coverage of
+some category is below `floor` times the overall coverage, the next token is the one that this
+category says most. Tokens that were never said come last: by general counts of other text if
+given, then by how often they occur in prompts, then by id (ids of a BPE tokenizer are in
+the order of its merges). These only break ties (docs/vocabulary.md has the figures).
 """
 
 from collections.abc import Collection, Sequence
@@ -20,11 +20,11 @@ from ..recipes.strict_json import parse_json, reading
 from .traces.near_duplicates import independent_groups, text_of
 from .traces.trace_folder import TraceFolder
 
-# A verify step follows a token that is committed already, so the first token of a continuation,
-# which comes from the prefill, is never proposed; every later one is. Those are counted. Tokens of
-# prompts are not: a draft reads them through its embedding, which no cut of the head touches, and
-# what users write is not what a target answers. They only say which of the tokens that were never
-# said come first.
+# A verify step follows a token that is already committed, so the first token of a continuation,
+# which comes from the prefill, is never proposed; all later ones are, and are counted. Tokens of
+# prompts are not: a draft reads them through its embedding, which a cut of the head does not touch,
+# and what users write is not what a target answers. They only decide which of the tokens that were
+# never said come first.
 
 Counts = NDArray[np.int64]
 
@@ -37,12 +37,12 @@ class SaidText:
     category: str
     group: int  # the same for prompts that belong together
     prompt: NDArray[np.int64]
-    token_ids: NDArray[np.int64]  # that a draft was to propose
+    token_ids: NDArray[np.int64]  # that a draft would have proposed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenCounts:
-    """How often each token was said, [C, V] int64 by category, and stands in prompts, [V]."""
+    """How often each token was said, [C, V] int64 by category, and occurs in prompts, [V]."""
 
     categories: tuple[str, ...]
     by_category: Counts
@@ -50,7 +50,7 @@ class TokenCounts:
 
     @classmethod
     def of(cls, texts: Collection[SaidText], vocab_size: int) -> "TokenCounts":
-        """The counts of some texts, of a target with so many tokens."""
+        """The counts of some texts, of a target with this many tokens."""
         categories = tuple(sorted({text.category for text in texts}))
         said = np.zeros((len(categories), vocab_size), dtype=np.int64)
         read = np.zeros(vocab_size, dtype=np.int64)
@@ -61,13 +61,13 @@ class TokenCounts:
 
     @property
     def pooled(self) -> Counts:
-        """[V] of all categories."""
+        """[V] over all categories."""
         sums: Counts = self.by_category.sum(axis=0)
         return sums
 
 
 def said_texts(traces: TraceFolder) -> list[SaidText]:
-    """What the target said on every prompt, in order; reads token ids only."""
+    """What the target said on every prompt, in order; reads only token ids."""
     read = [(entry, ids.numpy().astype(np.int64)) for entry, ids in traces.token_ids()]
     groups = independent_groups([text_of(entry, ids.tolist()) for entry, ids in read])
     group_of = {place: number for number, group in enumerate(groups) for place in group}
@@ -84,7 +84,7 @@ def said_texts(traces: TraceFolder) -> list[SaidText]:
 
 
 def folds_of(texts: Sequence[SaidText], number: int) -> list[int]:
-    """The fold of every text: groups are kept together, and each category is spread over all."""
+    """The fold of every text: groups stay together, and each category is spread over all folds."""
     first = {text.group: text.category for text in reversed(texts)}
     fold_of_group: dict[int, int] = {}
     for place, group in enumerate(sorted(first, key=lambda group: (first[group], group))):
@@ -114,7 +114,7 @@ def read_general_counts(path: Path, vocab_size: int) -> Counts:
     return np.array(counts, dtype=np.int64)
 
 
-FLOOR = 0.95  # the least coverage of a category, relative to that of all
+FLOOR = 0.95  # the least coverage of a category, relative to the overall coverage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -137,11 +137,11 @@ class RowOrder:
 def _put_in_order(
     said: TokenCounts, candidates: NDArray[np.int64], order: list[int], floor: float
 ) -> None:
-    """Put candidates [n], by weight, into an order, one after the other."""
+    """Append candidates [n], by weight, to an order, one after the other."""
     counts = said.by_category
     totals, reached = np.maximum(counts.sum(axis=1), 1), counts[:, order].sum(axis=1)
     total, taken = int(totals.sum()), set(order)
-    # By weight in all, then by what each category says of them; of equal ones by weight in all.
+    # By weight overall, then by each category's counts; ties by weight overall.
     queues = [candidates[::-1].tolist()]
     for own in counts[:, candidates]:
         best = np.argsort(-own, kind="stable")[: np.count_nonzero(own)]
@@ -153,7 +153,7 @@ def _put_in_order(
         for queue in (*(queues[1 + category] for category in by_share), queues[0]):
             while queue and queue[-1] in taken:
                 queue.pop()
-            if queue:  # what else a category says, the draft has no rows for
+            if queue:  # the draft has no rows for what else the category says
                 token = queue.pop()
                 break
         taken.add(token)
@@ -161,8 +161,8 @@ def _put_in_order(
         reached = reached + counts[:, token]
 
 
-# Crosswise: the prompts of a trace folder are dealt into parts, those that belong together into
-# one; each part is looked at under the order that the other parts give. What the order of all of
+# Crosswise: the prompts of a trace folder are divided into parts, related ones into the same
+# part; each part is evaluated under the order from the other parts. What the order from all of
 # them covers of its own text is more than it will cover of a user's.
 
 NUM_FOLDS = 5
@@ -170,25 +170,25 @@ NUM_FOLDS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowChooser:
-    """How rows are ordered, whatever the texts."""
+    """How rows are ordered, for any texts."""
 
     vocab_size: int
     offered: Sequence[int] | None = None  # tokens with a row; None = all
     always: Sequence[int] = ()  # kept by every head, such as the end of text
-    general: Counts | None = None  # [V] of some other text, of the same tokenizer
+    general: Counts | None = None  # [V] from other text, with the same tokenizer
     floor: float = FLOOR
 
     @property
     def num_rows(self) -> int:
-        """Of the draft as it is."""
+        """Rows of the draft as it is."""
         return self.vocab_size if self.offered is None else len(self.offered)
 
     def order(self, texts: Sequence[SaidText]) -> RowOrder:
-        """By what the target said in these texts."""
+        """Order by what the target said in these texts."""
         return self.order_of(TokenCounts.of(texts, self.vocab_size))
 
     def order_of(self, said: TokenCounts) -> RowOrder:
-        """By how often each token was said."""
+        """Order by how often each token was said."""
         may_have_row = np.zeros(self.vocab_size, dtype=bool)
         may_have_row[slice(None) if self.offered is None else list(self.offered)] = True
         order = [token for token in dict.fromkeys(self.always) if may_have_row[token]]
@@ -207,7 +207,7 @@ class RowChooser:
 
     @property
     def method(self) -> str:
-        """In words, for records."""
+        """The method in words, for records."""
         ties = "prompts" if self.general is None else "general counts, then prompts"
         return (
             "tokens by how often the target said them, no category's coverage below"
@@ -220,7 +220,7 @@ class HeldOutCoverage:
     """What each number of rows covers of texts that did not choose them."""
 
     categories: tuple[str, ...]
-    covered: Counts  # [C, n + 1] of the tokens that heads of 0 .. n rows can propose
+    covered: Counts  # [C, n + 1] tokens that heads of 0 .. n rows can propose
     totals: Counts  # [C] of all tokens
     never_said: int
 
@@ -234,13 +234,13 @@ class HeldOutCoverage:
         return {name: float(covered / total) for name, covered, total in pairs if total}
 
     def least_size(self, share: float) -> int | None:
-        """Rows that are enough for that share; None where all of them are not."""
+        """The rows that are enough for that share; None where even all of them are not."""
         enough = self.covered.sum(axis=0) >= share * self.totals.sum() * (1 - 1e-12)
         return int(enough.argmax()) if enough.any() else None
 
 
 def held_out_coverage(chooser: RowChooser, texts: Sequence[SaidText]) -> HeldOutCoverage:
-    """Coverage of the texts, each part of them under the order that the other parts give."""
+    """Coverage of the texts, each part under the order from the other parts."""
     orders, of_text = crosswise(chooser, texts)
     categories = tuple(sorted({text.category for text in texts}))
     covered = np.zeros((len(categories), chooser.num_rows + 1), dtype=np.int64)
@@ -264,7 +264,7 @@ def held_out_coverage(chooser: RowChooser, texts: Sequence[SaidText]) -> HeldOut
 def crosswise(
     chooser: RowChooser, texts: Sequence[SaidText]
 ) -> tuple[list[RowOrder], Sequence[int]]:
-    """The order that the texts outside each part give, and the part of each text."""
+    """The order from the texts outside each part, and the part of each text."""
     groups = len({text.group for text in texts})
     if groups < 2:
         what = f"its {len(texts)} prompts belong together, so none of them can be held out"

@@ -1,6 +1,6 @@
-"""HTTP to a server that may be slow, overloaded, or no such server at all.
+"""HTTP to a server that may be slow, overloaded, or not a server of this kind at all.
 
-Every answer is hostile input: bounded in size and time, parsed strictly, quoted shortly.
+Every answer is hostile input: bounded in size and time, parsed strictly, quoted briefly.
 """
 
 import asyncio
@@ -21,17 +21,17 @@ from ..recipes.strict_json import JsonProblem, parse_json
 _MOST_BYTES = 64 * 2**20  # 100,000 tokens with 20 log-probabilities each have 40 MB
 _LONGEST_PAUSE = 60.0
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Statuses of an answer that is worth asking for again."""
+"""Statuses of answers after which asking again makes sense."""
 _DATA, _DONE = "data:", "[DONE]"
 _ADDRESS = "give http://HOST:PORT"
 KEY_VARIABLE = "DRAFTQUANT_SERVER_KEY"
-"""Of the environment; holds the key of the server, if it asks for one."""
+"""Environment variable with the key of the server, if the server wants one."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long a server is waited for."""
+    """How long to wait for a server."""
 
     attempts: int = 6
     first_pause: float = 0.5  # seconds, doubled each time unless the server says how long
@@ -46,7 +46,7 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A JSON object that came, so many seconds after its request was sent."""
+    """A JSON object, and how many seconds after its request it came."""
 
     seconds: float
     data: Mapping[str, Any]
@@ -54,7 +54,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What an answered request got; one event where it is not streamed."""
+    """The answer to a request; one event where it is not streamed."""
 
     events: tuple[Event, ...]
     num_attempts: int
@@ -71,7 +71,7 @@ class _AbsentError(ServerError):
 
 
 class ServerClient:
-    """Requests to one server; an asynchronous context. The key is a bearer token, shown nowhere."""
+    """Requests to one server; an asynchronous context. The key is a bearer token, never shown."""
 
     def __init__(
         self, url: str, *, key: str | None, most_in_flight: int, patience: Patience
@@ -149,14 +149,14 @@ class ServerClient:
     ) -> Reply:
         """The events that answer a request (server-sent, each a JSON object), to the last.
 
-        A stream that breaks off, or ends without "[DONE]" or with an error, is asked for again; and
-        one of which `failed` says something: some servers are overloaded in a stream of status 200.
+        A stream that breaks off, or ends without "[DONE]" or with an error, is requested again; so
+        is one for which `failed` returns text: some servers report overload in a stream with 200.
         """
         events, attempts = await self._patiently(lambda: self._events(path, body, failed))
         return Reply(events=events, num_attempts=attempts)
 
     async def _patiently(self, attempt: Callable[[], Awaitable[T]]) -> tuple[T, int]:
-        """What an attempt gives, and which one it was."""
+        """The result of an attempt, and the number of that attempt."""
         patience, pause = self._patience, self._patience.first_pause
         problems: list[str] = []
         for number in range(1, patience.attempts + 1):
@@ -217,7 +217,7 @@ class ServerClient:
         return text
 
     async def _lines(self, answer: httpx2.Response) -> AsyncIterator[str]:
-        """Lines of server-sent events, which U+2028 and the like do not end: JSON may hold them."""
+        """Lines of server-sent events; U+2028 and the like do not end them: JSON may hold them."""
         size, pending = 0, bytearray()
         async for part in answer.aiter_bytes():
             size += len(part)
@@ -232,18 +232,18 @@ class ServerClient:
         status = answer.status_code
         if status == 200:
             return
-        # With its end: a server that dies of a request tells why, often last.
+        # With its end: a server that dies from a request tells why, often last.
         said = text if len(text) <= 1000 else f"{text[:500]}…{text[-500:]}"
         what = f"{status} from {path}: {said!r}"
         if status in PASSING:
-            after = answer.headers.get("retry-after", "")  # a date is of the server's clock
+            after = answer.headers.get("retry-after", "")  # a date would be by the server's clock
             is_number = after.isascii() and after.isdigit()
             raise _PassingError(what, float(after) if is_number else None)
         kind = _AbsentError if status == 404 else ServerError
         raise kind(self.url, what, fix=_FIXES.get(status, _FIX))
 
     def _check_error(self, error: object, path: str) -> None:
-        """An error that ends a stream, with a status of its own if it tells one."""
+        """An error that ends a stream, with its status if it has one."""
         status = error.get("code") if isinstance(error, Mapping) else None
         what = f"its answer to {path} ends with {short(error)}"
         if type(status) is int and 400 <= status < 500 and status not in PASSING:

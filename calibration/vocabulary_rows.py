@@ -42,7 +42,7 @@ _TEXT = "text_config"  # where the config of a multimodal target has that of its
 
 
 def special_tokens(configs: Iterable[Mapping[str, Any]], vocab_size: int) -> tuple[int, ...]:
-    """The ids that configs name, each once, of those that a vocabulary has."""
+    """The ids that configs name, each once, if the vocabulary has them."""
     found: list[int] = []
     for config in configs:
         section = config.get(_TEXT)
@@ -60,7 +60,7 @@ _GENERATION_FILE = "generation_config.json"
 class ChosenRows:
     """Rows that were chosen, ascending, and what they cover.
 
-    `held_out`: share of the same text, each part of it under rows that the others choose.
+    `held_out`: share of the same text, each part under rows that the other parts chose.
     """
 
     target_ids: tuple[int, ...]
@@ -72,7 +72,7 @@ class ChosenRows:
 
     @property
     def more_than_asked(self) -> str | None:
-        """That engines need more rows than the coverage does, where that is so."""
+        """A note where engines need more rows than the coverage does."""
         size = len(self.target_ids)
         if self.needed is None or self.needed >= size:
             return None
@@ -83,13 +83,13 @@ class ChosenRows:
 
     @property
     def worst(self) -> tuple[str, float]:
-        """The category that is covered least."""
+        """The category with the least coverage."""
         return min(self.held_out_by_category.items(), key=lambda item: item[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Choosing:
-    """By which text rows of which draft are chosen; the draft as its headers say it."""
+    """The text that chooses rows, and the draft, as its headers describe it."""
 
     source: DraftSource
     draft: Draft
@@ -102,7 +102,7 @@ class Choosing:
 
     @property
     def num_tokens(self) -> int:
-        """Of all texts."""
+        """Tokens of all texts."""
         return sum(len(text.token_ids) for text in self.texts)
 
     @property
@@ -114,14 +114,14 @@ class Choosing:
 
     @property
     def said(self) -> str:
-        """By how much text, in words."""
+        """The amount of text, in words."""
         return (
             f"{len(self.texts):,} prompts ({self.num_tokens:,} tokens, {self.num_distinct:,}"
             " different ones with a row)"
         )
 
     def warnings_of(self, size: int) -> tuple[str, ...]:
-        """Of the choice, and of a number of rows that is more than were ever said."""
+        """Warnings on the choice, and on more rows than there are different tokens."""
         if size <= (said := self.num_distinct):
             return self.warnings
         few = (
@@ -132,11 +132,11 @@ class Choosing:
 
     @property
     def least(self) -> int:
-        """Rows that engines need to draft at all."""
+        """Rows that engines need in order to draft at all."""
         return max(TREE_WIDTH, self.draft.geometry.most_draft_tokens or 0)
 
     def check_size(self, option: str, size: int) -> None:
-        """Refuse a number of rows that is no cut of this draft."""
+        """Refuse a number of rows that is not a cut of this draft."""
         rows, folder = self.chooser.num_rows, self.source.folder
         if not self.least <= size < rows:
             facts = {"least": self.least, "rows": rows, "folder": folder, "got": size}
@@ -145,7 +145,7 @@ class Choosing:
     def record(
         self, rows: ChosenRows, size: int | None, coverage: float | None
     ) -> VocabularyChoice:
-        """Why these rows, for draftquant.json."""
+        """Why these rows were chosen, for draftquant.json."""
         seen = seen_prompts(self.traces)
         return VocabularyChoice(
             method=self.chooser.method,
@@ -161,7 +161,7 @@ class Choosing:
 def chosen_rows(
     choosing: Choosing, size: int | None, coverage: float | None, *, options: str = "--"
 ) -> ChosenRows:
-    """The rows of a size, or of the least size that covers so much of held-out text."""
+    """The rows of a size, or of the least size that covers this share of held-out text."""
     held_out = held_out_coverage(choosing.chooser, choosing.texts)
     needed: int | None = None
     if size is None:
@@ -197,7 +197,7 @@ def _least_size(choosing: Choosing, held_out: HeldOutCoverage, coverage: float, 
 def choosing_of(
     source: DraftSource, traces: TraceFolder, *, target: Path | None, counts: Path | None
 ) -> Choosing:
-    """Read what rows are chosen by; the target's configs name tokens that are always kept."""
+    """Read the text that chooses rows; the target's configs name tokens that are always kept."""
     stored = StoredDraft.read(source.checkpoint())
     draft = stored.draft
     check_may_be_cut(draft)
@@ -235,7 +235,7 @@ def choosing_of(
 
 
 def check_same_target(traces: TraceFolder, judge: TraceFolder) -> None:
-    """Refuse traces of two targets."""
+    """Refuse traces of different targets."""
     one, other = traces.manifest.target, judge.manifest.target
     known = None not in (one.config_sha256, other.config_sha256)
     if one.vocab_size != other.vocab_size or (known and one.config_sha256 != other.config_sha256):
@@ -254,7 +254,7 @@ def _check_target(target: Path, traces: TraceFolder) -> None:
 
 
 def _chosen_before(cuts: Sequence[VocabularyCut], traces: TraceFolder) -> Iterable[str]:
-    """Text that chose the rows which the draft has covers itself better than other text."""
+    """Text that chose the draft's present rows covers itself better than other text does."""
     chose = {prompt for cut in cuts for prompt in cut.choice.calibration_prompts}
     again = chose.intersection(seen_prompts(traces).sha256) if chose else ()
     if again:
@@ -280,12 +280,12 @@ def _lacking(chooser: RowChooser, texts: Sequence[SaidText]) -> Iterable[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsAsked:
-    """Which rows: so many, or as many as cover that share of held-out text."""
+    """Which rows: a number, or as many as cover that share of held-out text."""
 
     size: int | None
     coverage: float | None
-    target: Path | None  # from whose head they come if the draft has none
-    options: str = "--"  # that the names of the options begin with
+    target: Path | None  # source of the rows if the draft has no head
+    options: str = "--"  # prefix of the options' names
 
     def of(self, choosing: Choosing) -> ChosenRows:
         """The rows of a folder."""
@@ -301,7 +301,7 @@ def write_rows(
     listener: Listener,
     on_stage: Callable[[str], None],
 ) -> VocabularyReport:
-    """Write the draft with these rows alone."""
+    """Write the draft with only these rows."""
     with listener.bar("cut", None, "bytes") as bar:
         return cut_vocabulary(
             choosing.source,
@@ -319,10 +319,10 @@ def write_rows(
 def with_chosen_rows(
     source: DraftSource, recipe: Recipe, asked: Quantizing
 ) -> Iterator[tuple[DraftSource, Draft]]:
-    """Give the draft with the rows that are asked for; it lies hidden beside the output.
+    """Give the draft with the requested rows; it is hidden beside the output.
 
     Nothing is written before it is known that the recipe fits it and the disk holds both folders.
-    It is removed when the block is left.
+    Leaving the block removes it.
     """
     out, target, listener = Path(asked.out), optional_path(asked.target), asked.listener
     size, coverage = asked.vocab_size, asked.vocab_coverage
@@ -337,7 +337,7 @@ def with_chosen_rows(
     needed = cut.bytes_after + plan.bytes_after + 2 * SPARE_BYTES
     check_output(out, source.folder, needed_bytes=needed)
     with staged_source(out) as folder:
-        own = folder / source.folder.resolve().name  # the draft's name, which messages say
+        own = folder / source.folder.resolve().name  # the draft's name, which messages use
         written = write_rows(
             choosing, rows, own, wanted, listener=listener, on_stage=lambda _stage: None
         )

@@ -1,4 +1,4 @@
-"""What is asked of a run over drafts, with who hears of it; settings of verbs say what it means."""
+"""What a caller asks of a run over drafts, and who hears of it; settings of verbs explain it."""
 
 import typing
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from .files.hub import Reference
 
 @dataclass(frozen=True)
 class Planning(Heard):
-    """Of which draft, by which recipe, computed by whom."""
+    """Which draft, by which recipe, computed by which backend."""
 
     draft: Reference
     recipe: AnyRecipe
@@ -28,11 +28,10 @@ class Planning(Heard):
     input_correction: InputCorrection | None = None
     kv_cache: KvCacheScales | None = None
     target_layers: int | None = None
-    roles: Sequence[str] = ()
 
     @property
     def choice(self) -> RecipeChoice:
-        """The recipe as it is asked for."""
+        """The recipe that the caller asks for."""
         return RecipeChoice(
             self.recipe, self.backend, self.algorithm, self.input_correction, self.kv_cache
         )
@@ -40,13 +39,13 @@ class Planning(Heard):
 
 @dataclass(frozen=True)
 class Quantizing(Planning):
-    """The same, into which folder, and by which inputs.
+    """The same, with the output folder and the inputs to use.
 
     Attributes:
-        input_scale: one static activation scale for all linears, which then is not measured.
-        num_draft_tokens: K, as it will be served; None = the draft's own.
-        vocab_size: rows that the head keeps. vocab_coverage: or the share of text that they cover.
-        precise: factors of GPTQ in float64.
+        input_scale: one static activation scale for all linears, which is then not measured.
+        num_draft_tokens: K in serving; None = the draft's own.
+        vocab_size: rows that the head keeps; or vocab_coverage: the share of text that they cover.
+        precise: compute factors of GPTQ in float64.
     """
 
     out: AnyPath
@@ -69,7 +68,7 @@ class Quantizing(Planning):
 
     @override
     def check(self) -> None:
-        """Refuse to choose rows by nothing."""
+        """Refuse to choose rows without text."""
         if self.cuts_rows and self.traces is None:
             raise SettingsError(
                 "--vocab-size" if self.vocab_coverage is None else "--vocab-coverage",
@@ -81,14 +80,14 @@ class Quantizing(Planning):
 
 @dataclass(frozen=True)
 class Estimating(Heard):
-    """Of which draft, by which recipes, on which GPUs, beside which target.
+    """Which draft, by which recipes, on which GPUs, beside which target.
 
     Attributes:
-        recipes: empty = all that are built in and fit. gpus: empty = the usual ones.
+        recipes: empty = all built-in ones that fit. gpus: empty = the usual ones.
         context: positions per sequence; None = the usual number.
         efficiency: share of the data sheet's bandwidth and peak.
         target_step_ms: measured time of the target's verify step.
-        forward: NAME=FILE, what `vllm bench forward` measured.
+        forward: NAME=FILE, measured by `vllm bench forward`.
     """
 
     draft: Reference
@@ -107,7 +106,7 @@ class Estimating(Heard):
 
 @dataclass(frozen=True, kw_only=True)
 class Listing(Heard):
-    """Where results of the recipes that are listed are to load; None = anywhere."""
+    """Where the results of listed recipes should load; None = anywhere."""
 
     engine: EngineName | None = None
     gpu: str | None = None
@@ -116,12 +115,12 @@ class Listing(Heard):
 
 @dataclass(frozen=True)
 class Checking(Heard):
-    """Of which draft, in which engine, on which GPU; None = the usual one, or all of a pair.
+    """Which draft, in which engine, on which GPU; None = the usual one, or all for a pair.
 
     Attributes:
         target_args: flags of the target's launch line, in any engine's spelling.
-        traces: whose hidden states are scanned for values beyond float16.
-        target_layers: the target's, after which vLLM numbers the draft's.
+        traces: whose hidden states are scanned for values beyond float16's range.
+        target_layers: the target's number of layers; vLLM numbers the draft's after them.
     """
 
     draft: Reference
@@ -138,7 +137,7 @@ class Checking(Heard):
 
     @override
     def check(self) -> None:
-        """An engine or a target is named, and nothing of a pair where none is checked."""
+        """An engine or a target is named; options of a pair are only given for a pair."""
         first, *others = typing.get_args(EngineName)
         if self.engine is None and self.target is None:
             raise CheckpointError(
@@ -164,8 +163,8 @@ class Verifying(Heard):
     Attributes:
         subtree: part of `against`, or of `layer` where that is given.
         foreign: another tool made the folder.
-        layer: that a target's folder has in it.
-        target: with whose tables those are compared again that the folder shares with it.
+        layer: the layer that a target's folder contains.
+        target: the target whose tables are compared again with those that the folder shares.
     """
 
     output: Reference

@@ -1,4 +1,4 @@
-"""An estimate as it is asked for: of which draft, by which recipes, on which GPUs."""
+"""An estimate as a caller asks for it: for which draft, by which recipes, on which GPUs."""
 
 from collections.abc import Mapping, Sequence
 
@@ -44,7 +44,7 @@ def estimate_draft(asked: Estimating) -> EstimateReport:
 
 
 def _check_measured(asked: Estimating, gpus: Sequence[Gpu]) -> None:
-    """What was measured was so on one GPU, and its verify step is the measured one."""
+    """What was measured must be from one GPU, and replaces a given time of the verify step."""
     if asked.forward and len(gpus) != 1:
         what = f"expected one --gpu, on which it was measured, got {len(gpus)}"
         raise EstimateError("--forward", what, fix="name that GPU")
@@ -54,7 +54,7 @@ def _check_measured(asked: Estimating, gpus: Sequence[Gpu]) -> None:
 
 
 def _plans(draft: Draft, asked: Estimating) -> tuple[list[Plan], Mapping[str, str]]:
-    """Plans of the recipes asked for, else of those built in that fit; and why others do not."""
+    """Plans of the requested recipes, or of all built-in ones that fit, and why others do not."""
     plans, refused = [], {}
     named = [named_recipe(one, asked.listener) for one in asked.recipes or built_in_recipes()]
     for recipe in (one for place, one in enumerate(named) if one not in named[:place]):
@@ -68,7 +68,7 @@ def _plans(draft: Draft, asked: Estimating) -> tuple[list[Plan], Mapping[str, st
 
 
 def _loaded_by(plan: Plan, gpus: Sequence[Gpu], tp: int) -> dict[str, list[str]]:
-    """GPU -> the engines that load the result of a plan there, by `check`."""
+    """GPU -> the engines that load the result of a plan there, according to `check`."""
     found: dict[str, list[str]] = {}
     for gpu in gpus:
         verdicts = planned_verdicts(plan, arch=gpu.arch, tp=tp)

@@ -1,4 +1,4 @@
-"""GPUs by the names that people say, by the rows of `gpus.toml`, which has the sources."""
+"""GPUs by the names that people use, from the rows of `gpus.toml`, which has the sources."""
 
 import difflib
 from collections.abc import Iterable, Mapping
@@ -16,9 +16,9 @@ class Gpu:
     Attributes:
         arch: the architecture that engines ask for, such as "gfx942" or "sm90".
         bandwidth: of its memory, in bytes per second.
-        peaks: dense FLOP per second by precision, without structured sparsity; weights of others
-            are widened and multiplied as bf16.
-        source: the document that says so.
+        peaks: dense FLOP per second by precision, without structured sparsity; weights of other
+            precisions are widened and multiplied as bf16.
+        source: the document that states these.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Gpu:
     def widens_fp4(self) -> bool:
         """Kernels widen FP4 weights as they read them (vLLM 0.33: Marlin, on CUDA).
 
-        Otherwise the format is emulated: its weights are written out in 16 bits and read again
+        Otherwise the format is emulated: its weights are written in 16 bits and read again
         (`EmulationNvFp4LinearKernel`, `EmulationMxfp4LinearKernel`, on ROCm).
         """
         return not self.arch.startswith("gfx")
@@ -49,23 +49,23 @@ GPUS: Mapping[str, Gpu] = {
     name: Gpu(name=name, **row) for name, row in table_beside(__file__).items()
 }
 USUAL_GPUS = ("h100", "h200", "b200", "mi300x", "mi325x", "mi355x")
-"""What is estimated where no GPU is named."""
+"""The GPUs of an estimate where none is named."""
 
 
 ARCHITECTURES = tuple(dict.fromkeys(gpu.arch for gpu in GPUS.values()))
 
 
 def gpus_of(arch: str) -> str:
-    """The products of an architecture as people say them, or its own name."""
+    """The products of an architecture as people name them, or the architecture's name."""
     return ", ".join(gpu.name.upper() for gpu in GPUS.values() if gpu.arch == arch) or arch
 
 
 def gpu_name(gpu: str | None, asked: str | None = None) -> str:
-    """How a GPU is written where a person reads: `H200 (sm90)`, `MI325X (gfx942)`.
+    """A GPU's name for people: `H200 (sm90)`, `MI325X (gfx942)`.
 
     Args:
-        gpu: a GPU or an architecture, which stands for the newest of its usual GPUs; None for any.
-        asked: the name by which the user asked for it, which is used where it has the architecture.
+        gpu: a GPU, or an architecture, which means the newest of its usual GPUs; None for any.
+        asked: the name that the user gave, which is used where it has the architecture.
     """
     if gpu is None:
         return "any GPU"
@@ -83,7 +83,7 @@ def gpu_names(gpus: Iterable[str], asked: str | None = None) -> str:
 
 
 def architecture(name: str) -> str:
-    """The architecture that a GPU or an architecture is named by, in any case of letters."""
+    """The architecture of a GPU, or the architecture itself, in any case of letters."""
     known = _spelled(name)
     if known in ARCHITECTURES:
         return known
@@ -94,7 +94,7 @@ def architecture(name: str) -> str:
 
 
 def named_gpu(name: str) -> Gpu:
-    """The GPU that people call so, in any case of letters; `H100 SXM` is h100."""
+    """The GPU with this common name, in any case of letters; `H100 SXM` is h100."""
     known = _spelled(name)
     if known in GPUS:
         return GPUS[known]

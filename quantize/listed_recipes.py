@@ -1,4 +1,4 @@
-"""Built-in recipes by where their results load, as far as it is asked."""
+"""Built-in recipes by where their results load, as far as a caller asks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from .gpus import GPUS, architecture, gpu_name, gpu_names
 
 @cache
 def loaded_families() -> tuple[str, ...]:
-    """The families that recipes name where their results load."""
+    """The families that recipes name in `loads_on`."""
     recipes = map(load_recipe, built_in_recipes())
     every = (name for one in recipes for place in one.loads_on for name in place.family)
     return tuple(dict.fromkeys(every))
@@ -58,7 +58,7 @@ class ListedRecipe(Brief):
 
 
 def listed_recipes(asked: Listing) -> tuple[ListedRecipe, ...]:
-    """The built-in recipes whose results load where it is asked, by name; why none does is said.
+    """The built-in recipes whose results load where asked, by name; explains an empty list.
 
     Raises:
         RecipeError: there is no family of this name.
@@ -90,7 +90,7 @@ def _listed(recipe: Recipe) -> ListedRecipe:
 
 
 def _why_none(asked: Listing, arch: str | None) -> str:
-    """Why nothing is listed: nobody executed the engine there, or it refuses every recipe."""
+    """Why nothing is listed: nobody ran the engine there, or it refuses every recipe."""
     given = {"--engine": asked.engine, "--gpu": asked.gpu, "--family": asked.family}
     words = " ".join(f"{option} {value}" for option, value in given.items() if value)
     known = choose(asked.engine) if asked.engine else None
@@ -106,7 +106,7 @@ def _why_none(asked: Listing, arch: str | None) -> str:
 
 
 def places(recipe: Recipe, asked: Listing) -> tuple[LoadsOn, ...]:
-    """Where the recipe's result loads, as far as it is asked."""
+    """Where the recipe's result loads, as far as a caller asks."""
     arch = architecture(asked.gpu) if asked.gpu else None
     return tuple(
         replace(place, arch=place.arch if arch is None else (arch,))

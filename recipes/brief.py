@@ -11,7 +11,7 @@ from .errors import visible
 _LONGEST, _LONGEST_CELL = 60, 300
 """Characters of one value, in a line and in a table."""
 _WIDTH = 99
-"""Columns of each of at most three lines: with their ends 300 characters at most."""
+"""Columns of each of at most three lines; with line ends that is at most 300 characters."""
 _TONES = {
     "PASS": "#0a8f63", "LOADS": "#0a8f63", "verified": "#0a8f63",
     "FAIL": "#d1443a", "REFUSED": "#d1443a", "WRONG": "#d1443a",
@@ -62,19 +62,19 @@ class Brief(ABC):
 
 
 def megabytes(nbytes: float) -> str:
-    """Bytes as people say them: 0.3 MB, 12 MB, 3.2 GB."""
+    """Bytes as people write them: 0.3 MB, 12 MB, 3.2 GB."""
     if nbytes >= 1e9:
         return f"{nbytes / 1e9:.1f} GB"
     return f"{nbytes / 1e6:.1f} MB" if nbytes < 1e7 else f"{nbytes / 1e6:,.0f} MB"
 
 
 def percent(share: float | None) -> str | None:
-    """A relative change as people say it: -0.35%; None of one that is not known."""
+    """A relative change as people write it: -0.35%; None if it is not known."""
     return None if share is None else f"{share:+.2%}"
 
 
 def _shown(brief: Mapping[str, object], longest: int) -> list[tuple[str, str]]:
-    """Each value on one line and of bounded length; of a path the end says more."""
+    """Each value on one line of bounded length; a path keeps its end, which says more."""
     found = []
     for label, value in brief.items():
         text = "" if value is None else visible(str(value))

@@ -1,4 +1,4 @@
-"""A recipe as it is asked for: by name, file or keys, with a backend or algorithm of choice."""
+"""A recipe as a caller asks for it: name, file or keys, with a backend or algorithm of choice."""
 
 import dataclasses
 import typing
@@ -22,11 +22,11 @@ AnyRecipe = Recipe | Mapping[str, Any] | str | Path
 
 @dataclass(frozen=True, slots=True)
 class RecipeChoice:
-    """A recipe, and what takes the place of its own backend, algorithm or KV cache.
+    """A recipe, and what replaces its own backend, algorithm or KV cache.
 
     Attributes:
         algorithm: one of `ALGORITHMS`, computed by torch unless `backend` says otherwise.
-        kv_cache: scales of an FP8 KV cache, whatever the recipe says of one.
+        kv_cache: scales of an FP8 KV cache, whatever the recipe says about one.
     """
 
     recipe: AnyRecipe
@@ -37,7 +37,7 @@ class RecipeChoice:
 
 
 def chosen_recipe(choice: RecipeChoice, listener: Listener = SILENT) -> Recipe:
-    """The recipe of a choice; the listener is told which one an alias is."""
+    """The recipe of a choice; the listener is told which recipe an alias stands for."""
     chosen = named_recipe(choice.recipe, listener)
     if choice.algorithm:
         chosen = with_algorithm(chosen, choice.algorithm, choice.backend or "torch")
@@ -67,7 +67,7 @@ def named_recipe(reference: AnyRecipe, listener: Listener = SILENT) -> Recipe:
 
 
 def recipe_of_keys(keys: Mapping[str, Any]) -> Recipe:
-    """A recipe as a dict with the keys of a recipe file, `extends` too, held to the same rules."""
+    """A recipe from a dict with the keys of a recipe file, `extends` too, under the same rules."""
     own = dict(keys)
     if "extends" in own:
         base = to_mapping(load_recipe(str(own.pop("extends"))))
@@ -83,7 +83,7 @@ def recipe_of_keys(keys: Mapping[str, Any]) -> Recipe:
 
 
 def with_algorithm(recipe: Recipe, name: str, backend: BackendName = "torch") -> Recipe:
-    """A recipe by an algorithm of `ALGORITHMS`, which the backend has to run."""
+    """A recipe with an algorithm of `ALGORITHMS`, which the backend must be able to run."""
     scale, rounding = named_algorithm(name, backend)
     coarse = any(form.has_coarse_inputs for form in recipe.formats)
     corrects = coarse and rounding in CORRECTED and backend == "torch"

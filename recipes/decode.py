@@ -1,8 +1,8 @@
 """Strict decoding: a document and the annotations of frozen dataclasses, walked together.
 
 The walker sees a document as a `Tree`: YAML nodes (`library.py`), JSON values (`strict_json.py`), a
-command line or the arguments of a Python call, which say in their own words what a value should
-have been. It knows a schema only through its annotations: scalars, Literal, X | None, tuple[X, ...]
+command line or the arguments of a Python call. Each says in its own words what a value should have
+been. It knows a schema only through its annotations: scalars, Literal, X | None, tuple[X, ...]
 and Sequence[X], Mapping[str, X] and Mapping[int, X], dataclasses, unions of dataclasses that the
 Literal in their first field tells apart, and unions of scalars, which the tree tells apart.
 `Annotated[X, rule]` holds X to a rule: `Annotated[int, AT_LEAST_1]`, `Annotated[str, HEX_64]`.
@@ -28,7 +28,7 @@ from .errors import DraftQuantError, short
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """From a smallest number, or above one, to a largest, or below one; infinity is no number."""
+    """A range: from a smallest number, or above one, to a largest, or below one; never infinity."""
 
     least: float | None = None
     above: float | None = None
@@ -54,26 +54,26 @@ class Bounds:
         return f"a share in {low}, {high}"
 
     def problem(self, value: float | None) -> str:
-        """What is wrong with a number, as expected and got; empty if nothing, or none is given."""
+        """What is wrong with a number, as expected and got; empty if nothing is, or for None."""
         return "" if value is None or value in self else f"expected {self}, got {value}"
 
     def check(
         self, error: type[DraftQuantError], where: str, value: float | None, *, fix: str
     ) -> None:
-        """Refuse a number out of bounds with an error of this type; None = none is given."""
+        """Refuse a number out of bounds with an error of this type; None passes."""
         if problem := self.problem(value):
             raise error(where, problem, fix=fix)
 
 
 @dataclass(frozen=True, slots=True)
 class Spelled:
-    """Text that a regular expression matches as a whole; `words` say what it is."""
+    """Text that a regular expression matches as a whole; `words` says what it is."""
 
     pattern: str
     words: str
 
     def problem(self, value: str | tuple[str, ...] | None) -> str:
-        """What is wrong with text, or with one of several."""
+        """What is wrong with a text, or with one of several."""
         if isinstance(value, tuple):
             fits = all(re.fullmatch(self.pattern, one) for one in value)
             return "" if fits else f"expected {self.words} each"
@@ -86,13 +86,13 @@ ABOVE_0 = Bounds(above=0)
 SHARE = Bounds(above=0, below=1)
 SHARE_OR_ALL = Bounds(above=0, most=1)
 CONFIDENCE = Bounds(above=0.5, below=1)
-"""Of a one-sided bound."""
+"""The bounds of the confidence of a one-sided bound."""
 HEX_64 = Spelled("[0-9a-f]{64}", "64 hex digits")
 """A sha256."""
 
 
 class MisfitError(Exception):
-    """A value is not of the kind that the schema asks for; the walker turns it into a `Misfit`."""
+    """A value is not of the kind that the schema wants; the walker turns this into a `Misfit`."""
 
     def __init__(self, what: str, fix: str = "") -> None:
         super().__init__(what)
@@ -104,24 +104,24 @@ class Tree(Protocol):
     """One value of a document. Every method raises `MisfitError` where it is something else."""
 
     def entries(self) -> Sequence[tuple[str, Self, Self]]:
-        """The keys of a mapping: name, the key itself (for its place), value."""
+        """The entries of a mapping: name, the key itself (for its place), value."""
 
     def items(self) -> Sequence[Self]:
         """The items of a list."""
 
     def all_of(self, kind: Any) -> tuple[object, ...] | None:
-        """The items of a list of such scalars alone, where that is seen at once, else None."""
+        """The items of a list of scalars of this kind, if that is quick to see, else None."""
         del kind
         return None
 
     def scalar(self, kind: Any) -> object:
-        """The scalar of this type, of those that the kind of document has."""
+        """The scalar of this type, one that this kind of document has."""
 
     def choice(self, choices: tuple[object, ...]) -> object:
         """One of these scalars."""
 
     def is_null(self) -> bool:
-        """True if null stands there."""
+        """True if the value is null."""
 
 
 TreeT = TypeVar("TreeT", bound=Tree)
@@ -130,7 +130,7 @@ _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,8}")
 
 @dataclass(frozen=True, slots=True)
 class Misfit(Generic[TreeT]):
-    """One thing wrong at a value or key; without a fix where a rule of the schema is broken."""
+    """One thing that is wrong at a value or key; no fix where a rule of the schema is broken."""
 
     at: TreeT
     key: str
@@ -149,7 +149,7 @@ def walk(hint: Any, tree: TreeT) -> tuple[Any, list[Misfit[TreeT]]]:
 
 
 def encode(value: object) -> Any:
-    """The plain data that `value` is decoded from, without the keys that say only their default."""
+    """The plain data that `value` is decoded from, without keys that only repeat their default."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         hints = _hints(type(value))
         pairs = ((f, getattr(value, f.name)) for f in dataclasses.fields(value))
@@ -167,7 +167,7 @@ def encode(value: object) -> Any:
 
 
 def problem_of(record: object) -> str | None:
-    """The first rule that a record, not made by decoding, or one in it breaks, or None."""
+    """The first rule that a record, which was not decoded, or one inside it breaks, or None."""
     return next(_broken(type(record), record, ""), None)
 
 
@@ -176,7 +176,7 @@ class _Walker(Generic[TreeT]):
         self.misfits: list[Misfit[TreeT]] = []
 
     def value(self, hint: Any, tree: TreeT, key: str) -> Any:
-        """What `hint` describes; None, and a misfit more, where it does not stand there."""
+        """What `hint` describes; where that is not there, None, and one more misfit."""
         try:
             return self._value(hint, tree, key)
         except MisfitError as exc:
@@ -240,7 +240,7 @@ class _Walker(Generic[TreeT]):
         return self._report(tree, key, problem, "") if problem else value
 
     def _key(self, kind: type, name: str, at: TreeT, key: str) -> object:
-        """A key of a mapping: as it is written, or the whole number that it says."""
+        """A key of a mapping: as it is written, or as the whole number that it spells."""
         if kind is not int:
             return name
         if _WHOLE.fullmatch(name):
@@ -249,7 +249,7 @@ class _Walker(Generic[TreeT]):
         return None
 
     def _told_apart(self, kinds: Sequence[type], tree: TreeT, key: str) -> Any:
-        """The one of several dataclasses whose constant stands in the first field."""
+        """The one of several dataclasses whose constant is in the first field."""
         tag = dataclasses.fields(kinds[0])[0].name
         by_tag: dict[object, type] = {typing.get_args(_hints(kind)[tag])[0]: kind for kind in kinds}
         for name, _, item in tree.entries():
@@ -261,12 +261,12 @@ class _Walker(Generic[TreeT]):
         return self._report(tree, _join(key, tag), "missing key", f"add '{tag}:'")
 
     def _report(self, at: TreeT, key: str, what: str, fix: str) -> None:
-        """Collect a misfit; None stands in the place of the value that could not be decoded."""
+        """Collect a misfit, and return None instead of the value that could not be decoded."""
         self.misfits.append(Misfit(at, key, what, fix))
 
 
 def nearest(name: object, choices: Iterable[object]) -> str:
-    """What was probably meant, or what there is."""
+    """What was probably meant, or else what the choices are."""
     names = [str(choice) for choice in choices]
     close = difflib.get_close_matches(str(name), names, n=1)
     return f"did you mean {close[0]!r}?" if close else f"use one of: {', '.join(names)}"
@@ -274,7 +274,7 @@ def nearest(name: object, choices: Iterable[object]) -> str:
 
 @functools.cache
 def _hints(cls: type) -> Mapping[str, Any]:
-    """Field -> what it holds; a class is asked once, however many of its values a document has."""
+    """Field -> what it holds; computed once per class, however many values a document has."""
     return typing.get_type_hints(cls, include_extras=True)
 
 
@@ -290,7 +290,7 @@ def _problem(hint: Any, value: object) -> str:
 
 
 def _broken(hint: Any, value: object, key: str) -> Iterator[str]:
-    """What breaks a rule in a value, and in the records, lists and mappings in it."""
+    """The rules that a value breaks, or the records, lists and mappings inside it."""
     if problem := _problem(hint, value):
         yield f"{key}: {problem}"
     inner = typing.get_args(_bare(hint))

@@ -26,7 +26,7 @@ class DraftQuantError(Exception):
         super().__init__("\n".join([first, *self.details, f"  fix: {self.fix}"]))
 
     def reword(self, say: Callable[[str], str], place: Callable[[str], str]) -> None:
-        """Say the same in other words, as who calls from Python knows options by other names."""
+        """Say the same in other words: a caller from Python knows options by other names."""
         text = str(self)
         behind = text.removeprefix(self.where)
         where = place(self.where) if behind != text else ""
@@ -35,7 +35,7 @@ class DraftQuantError(Exception):
         self.details = tuple(map(say, self.details))
 
     def __reduce__(self) -> tuple[object, ...]:
-        """As it is, from one process to another; `__init__` asks for keywords."""
+        """Pickle it for another process; plain pickling fails because `__init__` takes keywords."""
         return _error, (type(self), str(self), self.__dict__)
 
 
@@ -62,7 +62,7 @@ class DraftQuantWarning(UserWarning):
 
 
 def first_line(exc: BaseException) -> str:
-    """Of somebody else's message, which may be long and hold what was given; never empty."""
+    """The first line of a foreign message, which may be long and quote its input; never empty."""
     return (str(exc).strip() or repr(exc)).splitlines()[0]
 
 
@@ -72,12 +72,12 @@ def short(value: object) -> str:
 
 
 def reason(exc: Exception) -> str:
-    """Why a file cannot be read, without its name, which a message has already."""
+    """Why a file cannot be read, without its name, which the message already has."""
     return getattr(exc, "strerror", None) or str(exc)
 
 
 def visible(text: str) -> str:
-    """Foreign text as a terminal may show it: what is not printable as Python's escapes."""
+    """Foreign text as a terminal may show it: unprintable characters become Python's escapes."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
@@ -88,7 +88,7 @@ def _field(text: str) -> str:
 
 
 class SettingsError(DraftQuantError):
-    """An argument of a verb is of another kind than its field, out of its bounds, or alone."""
+    """An argument of a verb has a wrong type, is out of bounds, or lacks its partner."""
 
 
 class RecipeError(DraftQuantError):
@@ -127,7 +127,7 @@ class VerifyError(DraftQuantError):
 
 
 class DeclarationError(VerifyError):
-    """A quantization_config says what is not understood here: the input is to blame, no weights."""
+    """A declaration says something that draftquant does not understand: the input is to blame."""
 
 
 class ForwardError(DraftQuantError):
@@ -143,7 +143,7 @@ class TraceError(DraftQuantError):
 
 
 class PromptError(DraftQuantError):
-    """A prompt file has lines that are no prompts."""
+    """A prompt file has lines that are not prompts."""
 
 
 class LineProblem(Exception):  # noqa: N818 - collected, never seen by a user as an exception
@@ -163,7 +163,7 @@ class DeviceError(DraftQuantError):
 
 
 class ServerError(DraftQuantError):
-    """A server does not answer, refuses, or is none of an engine."""
+    """A server does not answer, refuses, or is not a server of this engine."""
 
 
 class NoAnswerError(ServerError):
@@ -183,16 +183,16 @@ class MeasureError(DraftQuantError):
 
 
 class ParityError(DraftQuantError):
-    """Outputs or scores cannot be held against each other."""
+    """Outputs or scores cannot be compared with each other."""
 
 
 class CompareError(DraftQuantError):
-    """Drafts cannot be compared with each other, or not for the traffic that was asked about."""
+    """Drafts cannot be compared with each other, or not for the traffic in question."""
 
 
 class GoldenError(DraftQuantError):
-    """Golden acceptance is not what it claims to be, or cannot be written of what is given."""
+    """Golden acceptance is not what it claims to be, or cannot be written from what is given."""
 
 
 class CardError(DraftQuantError):
-    """A model card lacks what it must say, or is given figures of another draft."""
+    """A model card lacks what it must say, or is given the figures of another draft."""

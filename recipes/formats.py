@@ -10,30 +10,30 @@ ActivationDtype = Literal["fp8_e4m3", "nvfp4", "mxfp4"]
 KvCacheDtype = Literal["fp8_e4m3"]
 FP8_CACHE: KvCacheDtype = "fp8_e4m3"
 KvCacheChoice = Literal["auto", "fp8_e4m3"]
-"""As engines' options have it; auto = what a folder declares."""
+"""As the options of engines spell them; auto = what a folder declares."""
 GroupedActivations = Literal["nvfp4", "mxfp4"]
-"""Those of them whose scales are those of groups alone: a declaration names them so."""
+"""Those that have only group scales: a declaration names them by their groups."""
 Precision = Literal["bf16", "fp8", "nvfp4", "mxfp4"]
-"""What a matrix multiplication of a GPU takes in; bf16 stands for both 16-bit formats."""
+"""What a matrix multiplication of a GPU takes; bf16 stands for both 16-bit formats."""
 OnlineHead = Literal["fp8", "nvfp4"]
-"""What vLLM 0.33 can make of a draft's head while it loads (`draft_lm_head_quantization`)."""
+"""What vLLM 0.33 can turn a draft's head into while loading (`draft_lm_head_quantization`)."""
 Granularity = Literal["channel", "tensor", "group", "block"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumberFormat:
-    """How the codes and scales of one format look, in whichever layout.
+    """What the codes and scales of one format look like, in any layout.
 
     Attributes:
-        largest: positive code.
+        largest: the largest positive code.
         sizes: granularity -> group sizes; none where a scale covers a whole row or matrix.
         stored_dtype: safetensors dtype of the elements into which codes are packed, along a row.
         scale_dtype: safetensors dtype; "U8" holds an exponent (E8M0), None means the dtype of the
             weight or the one that a recipe says.
-        global_scale: one scale of the whole matrix lies over those of the groups.
-        unit: as what GPUs with a unit for it multiply it; "bf16" = it is always widened.
+        global_scale: one scale for the whole matrix multiplies those of the groups.
+        unit: the format that GPUs with a unit for it multiply; "bf16" = it is always widened.
         carried: granularities whose codes a wider format holds exactly: -8 .. 7 in FP8 E4M3.
-        second_stage: granularities whose codes may be taken of a weight rounded to FP8 first.
+        second_stage: granularities whose codes may be taken from a weight rounded to FP8 first.
     """
 
     bits: int
@@ -60,7 +60,7 @@ class NumberFormat:
 
     @property
     def is_fp8(self) -> bool:
-        """True of floating-point numbers of 8 bits."""
+        """True for floating-point numbers of 8 bits."""
         return self.kind == "float" and self.bits == 8
 
     @property
@@ -70,7 +70,7 @@ class NumberFormat:
 
     @property
     def is_fp4(self) -> bool:
-        """True of floating-point numbers of 4 bits."""
+        """True for floating-point numbers of 4 bits."""
         return self.kind == "float" and self.bits == 4
 
 
@@ -96,7 +96,7 @@ NUMBER_FORMATS: Mapping[WeightDtype, NumberFormat] = {
 FEW_BITS: tuple[WeightDtype, ...] = tuple(
     name for name, number in NUMBER_FORMATS.items() if number.bits < 8
 )
-"""Formats that lose enough for their codes to be searched along inputs."""
+"""Formats that lose so much that searching their codes along the inputs pays."""
 
 
 KvCacheScales = Literal["unit", "absmax", "measured"]
@@ -107,7 +107,7 @@ class KvCacheFormat:
     """How the draft's keys and values are rounded when they enter its cache: x ≈ code * scale.
 
     Attributes:
-        scales: unit: 1.0, as engines take it where a folder has none, cutting off what exceeds FP8;
+        scales: unit: 1.0, which engines use where a folder has none; values beyond FP8 are clipped;
             absmax: the largest magnitude along traces fits; measured: the smallest error along
                 them.
     """
@@ -126,18 +126,18 @@ class KvCacheFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedForm:
-    """Options of an engine that make another draft of the same folder (the head's: vLLM)."""
+    """Options of an engine that turn a folder into another draft (vLLM: those of the head)."""
 
     online_head: OnlineHead | None = None
     kv_cache: KvCacheDtype | None = None
 
     @property
     def changes(self) -> bool:
-        """The folder alone is not what is served."""
+        """True if what is served is not what the folder alone says."""
         return self != AS_STORED
 
     def label(self, name: str) -> str:
-        """The name of a draft as reports have it: served otherwise it is another draft."""
+        """The name of a draft in reports: served in another form, it is another draft."""
         if self.online_head is not None:
             name = f"{name}, head {self.online_head} online"
         if self.kv_cache is not None:
@@ -149,6 +149,6 @@ AS_STORED = ServedForm()
 
 
 def served_form(head_online: OnlineHead | None, kv_cache_dtype: KvCacheChoice) -> ServedForm:
-    """Of the options by which an engine makes another draft of a folder."""
+    """The form that an engine's options turn a folder into."""
     kv_cache = None if kv_cache_dtype == "auto" else kv_cache_dtype
     return ServedForm(online_head=head_online, kv_cache=kv_cache)

@@ -1,4 +1,4 @@
-"""What pip is asked for, where a module of an extra is not there."""
+"""What to ask pip for where a module of an extra is missing."""
 
 import importlib
 import shlex
@@ -17,7 +17,7 @@ _NAME = "draftquant"
 def imported(
     name: str, extra: str, where: object, what: str, error: Callable[..., Exception]
 ) -> Any:
-    """A module of an extra of pyproject.toml; an error says how it is installed."""
+    """A module of an extra of pyproject.toml; the error says how to install it."""
     try:
         return importlib.import_module(name)
     except ImportError as exc:
@@ -30,12 +30,12 @@ def install_line(extra: str) -> str:
 
 
 def install_itself() -> str:
-    """The command that installs this draftquant alone into another environment."""
+    """The command that installs only this draftquant into another environment."""
     return f"pip install --no-deps {shlex.quote(_origin())}"
 
 
 def _packages(extra: str) -> Sequence[str]:
-    """Empty where they are not known: an editable installation may be older than its clone."""
+    """Packages of an extra; empty if unknown: an editable install may be older than its clone."""
     found = _installed()
     wanted = (found.requires if found else None) or ()
     parts = (one.partition(";") for one in wanted)
@@ -43,7 +43,7 @@ def _packages(extra: str) -> Sequence[str]:
 
 
 def _origin(extra: str = "") -> str:
-    """What pip was given for draftquant (PEP 610), folder, file, address or version."""
+    """What pip was given for draftquant (PEP 610): folder, file, address or version."""
     from urllib.parse import unquote, urlsplit
 
     found = _installed()
@@ -68,7 +68,7 @@ def _origin(extra: str = "") -> str:
 
 
 def _installed() -> "Distribution | None":
-    from importlib.metadata import PackageNotFoundError, distribution  # for a fix alone
+    from importlib.metadata import PackageNotFoundError, distribution  # for a fix only
 
     try:
         return distribution(_NAME)

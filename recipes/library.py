@@ -21,10 +21,10 @@ from .regular_file import read_text
 from .schema import Recipe, to_mapping
 from .strict_json import reading
 
-# Nodes of a recipe file keep the file and line that they come from, also after `extends` merged
-# two.
+# Nodes of a recipe file keep the file and line that they come from, even after `extends` has merged
+# two files.
 
-MAX_RECIPE_BYTES = 16 * 2**10  # ours have 2 kB; PyYAML takes half a second for this much
+MAX_RECIPE_BYTES = 16 * 2**10  # our files have 2 kB; PyYAML takes half a second for this much
 _DEEPEST = 32
 _MOST_SHOWN = 50
 _LONGEST_NUMBER = 40  # digits and signs
@@ -39,7 +39,7 @@ _SCALARS: dict[type, tuple[str, str]] = {
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Problem:
-    """One thing wrong in a recipe file, with the line it stands on (1-based)."""
+    """One thing wrong in a recipe file, with its line (1-based)."""
 
     file: str
     line: int
@@ -66,7 +66,7 @@ class RecipeFileError(RecipeError):
 
 
 def compose(path: Path) -> MappingNode:
-    """The YAML nodes of a file, no object constructed; libyaml reads ours five times as fast."""
+    """The YAML nodes of a file; constructs no object. libyaml reads ours five times as fast."""
     with reading(path, RecipeError, "give a readable recipe file"):
         text = read_text(path, MAX_RECIPE_BYTES)
     try:
@@ -127,7 +127,7 @@ def merge(base: MappingNode, override: MappingNode) -> MappingNode:
 
 
 def _problem(misfit: "Misfit[_YamlTree]", backend: str) -> Problem:
-    """What decoding says; of an algorithm that the backend lacks, why."""
+    """A misfit as decoding words it; for an algorithm that the backend lacks, also the reason."""
     node, what, fix = misfit.at.node, str(misfit), misfit.fix or _BY_THE_SCHEMA
     text = node.value if isinstance(node, ScalarNode) else ""
     refused = schemes.REFUSED.get((backend, text)) if misfit.key in _ALGORITHM_KEYS else None
@@ -152,7 +152,7 @@ class _YamlTree(Tree):
         return [(k.value, _YamlTree(k), _YamlTree(value)) for k, value in self.node.value]
 
     def items(self) -> "Sequence[_YamlTree]":
-        """Of a list; one value stands for a list of one."""
+        """The items of a list; one value stands for a list of one."""
         items = self.node.value if isinstance(self.node, SequenceNode) else [self.node]
         if not items:
             raise MisfitError("empty list", "remove the key or fill the list")
@@ -172,7 +172,7 @@ class _YamlTree(Tree):
     def choice(self, choices: tuple[object, ...]) -> object:
         value = self._scalar(type(choices[0]))
         if value is None and getattr(self.node, "tag", "") == _SCALARS[bool][0]:
-            value = self.node.value  # a word that YAML takes for true or false: `off`
+            value = self.node.value  # a word that YAML reads as true or false: `off`
         if value in choices:
             return value
         expected = ", ".join(map(repr, choices))
@@ -204,7 +204,7 @@ class _YamlTree(Tree):
         return value
 
     def _read_by_yaml(self) -> str | None:
-        """What YAML 1.1 takes an unquoted word for; None where it is no word, or text."""
+        """What YAML 1.1 reads an unquoted word as; None where it is not a word, or is text."""
         if not isinstance(self.node, ScalarNode) or not self.node.value:
             return None
         tag = self.node.tag.rpartition(":")[2]
@@ -220,7 +220,7 @@ class _YamlTree(Tree):
 
 _FOLDER = Path(__file__).parent
 _CALIBRATED = ("-learned", "-gptq")
-"""How the names of built-in recipes end that round on calibration traces, the better one first."""
+"""Endings of built-in recipes' names for rounding on calibration traces, the better one first."""
 _SUFFIXES = (".yaml", ".yml")
 _ALGORITHM_KEYS = ("algorithm.scale", "algorithm.rounding")
 
@@ -231,7 +231,7 @@ def built_in_recipes() -> tuple[str, ...]:
 
 
 def aliases() -> Mapping[str, str]:
-    """Short names of recipes: that of a GPU -> the built-in recipe to begin with there."""
+    """Short names of recipes: the name of a GPU -> the built-in recipe to begin with there."""
     return schemes.FIRST_RECIPES
 
 
@@ -281,7 +281,7 @@ def recipe_file(recipe: Recipe) -> str:
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of `over` replace those of `base`; mappings merge, lists do not: as files extend."""
+    """Keys of `over` replace those of `base`; mappings merge, lists do not, as in `extends`."""
     both = {
         key: merged(base[key], value)
         for key, value in over.items()
@@ -311,7 +311,7 @@ def _locate(reference: str | Path) -> Path:
 
 
 def _nearest_recipe(name: str) -> str:
-    """What was probably meant: a near scheme, a recipe that is spelled alike, or with the word."""
+    """What was probably meant: a near scheme, a recipe of similar spelling or with the word."""
     if schemes.spelled(name) in schemes.DIFFERENT:
         return schemes.DIFFERENT[schemes.spelled(name)]
     if near := schemes.LIKE.get(name.lower()):

@@ -1,4 +1,4 @@
-"""`Listener`: what a long run says meanwhile, and to whom."""
+"""`Listener`: what a long run reports while it works, and to whom."""
 
 import logging
 import sys
@@ -13,17 +13,17 @@ from typing_extensions import override
 from .errors import DraftQuantWarning
 
 Unit = Literal["bytes", "items", "work"]
-"""What a bar counts: work has no unit that people know, and is shown as a share."""
+"""What a bar counts: "work" has no unit that people know, and is shown as a share."""
 LOG = logging.getLogger("draftquant")
-LOG.addHandler(logging.NullHandler())  # as libraries do: who wants to see it configures logging
+LOG.addHandler(logging.NullHandler())  # as libraries do: whoever wants to see it configures logging
 
 
 Progress = Callable[[int, int], None]
-"""Is told what is done, and of how much."""
+"""Called with what is done, and with the total."""
 
 
 def unseen(done: int, total: int) -> None:
-    """The `Progress` that nobody looks at."""
+    """The `Progress` that shows nothing."""
 
 
 class Bar(Protocol):
@@ -31,26 +31,26 @@ class Bar(Protocol):
 
     @property
     def measured(self) -> bool:
-        """Whether it is known how long the phase that runs is."""
+        """Whether the total of the current phase is known."""
 
     def phase(self, label: str, total: int | None = None, unit: Unit = "items") -> None:
-        """End the phase that runs and begin the next; without a total it is not known how long."""
+        """End the current phase and begin the next; without a total, its length is not known."""
 
     def advance(self, by: int = 1) -> None:
         """Move on by some items."""
 
     def label(self, text: str) -> None:
-        """Say something else before the bar."""
+        """Change the text before the bar."""
 
     def set(self, done: int, total: int) -> None:
         """Move to `done` of `total`."""
 
 
 class Listener:
-    """Sees how far a run is, and shows no bar; subclasses show what they like.
+    """Hears how far a run is, and shows no bar; subclasses show what they like.
 
-    What a run says goes to `logging.getLogger("draftquant")`: notes and lines at level INFO, the
-    beginning of stages at level DEBUG. What may be wrong is a Python warning
+    Messages of a run go to `logging.getLogger("draftquant")`: notes and lines at level INFO, the
+    beginning of stages at level DEBUG. A warning is a Python warning
     (`DraftQuantWarning`). The command line prints all of that on stderr instead.
     """
 
@@ -59,10 +59,7 @@ class Listener:
 
     @contextmanager
     def bar(self, label: str, total: int | None, unit: Unit = "items") -> Iterator[Bar]:
-        """Something of `total` items or bytes begins; None = the number is not known.
-
-        It ends with the block.
-        """
+        """Begin `total` items or bytes (None = unknown), to the end of the `with` block."""
         bar = _NoBar()
         bar.phase(label, total, unit)
         yield bar
@@ -72,20 +69,20 @@ class Listener:
         LOG.debug("%s", name)
 
     def line(self, text: str) -> None:
-        """A line to show; what it quotes may hold any character."""
+        """A line to show; text that it quotes may hold any character."""
         LOG.info("%s", text)
 
     def warning(self, text: str) -> None:
-        """What may be wrong, in one line or more."""
+        """Warn of something that may be wrong, in one line or more."""
         warnings.warn(text, DraftQuantWarning, stacklevel=_outside())
 
     def note(self, text: str) -> None:
-        """What is good to know, where nothing is wrong."""
+        """Say something that is good to know, where nothing is wrong."""
         self.line(text)
 
 
 def verifying(bar: Bar) -> Callable[[str], None]:
-    """For `on_stage` of what writes a folder: shows that it is verified now."""
+    """An `on_stage` for a function that writes a folder: the bar shows when it verifies."""
 
     def begin(stage: str) -> None:
         if stage == "verify":
@@ -95,9 +92,9 @@ def verifying(bar: Bar) -> Callable[[str], None]:
 
 
 def beyond_kept(bar: Bar, own: int = 0) -> Progress:
-    """For progress of a run that goes on with what an earlier one kept, as its first call says.
+    """Progress of a run that resumes what an earlier one kept; the first call says how much.
 
-    That took no time now: the bar shows what is left to do. `own` of the first call are not kept.
+    Kept work took no time now: the bar shows what is left. `own` of the first call are not kept.
     """
     kept: int | None = None
 
@@ -129,7 +126,7 @@ class _NoBar(Bar):
 
 
 def _outside() -> int:
-    """Frames from `Listener.warning` up to the caller's own code, where the warning is shown."""
+    """Frames from `Listener.warning` up to the caller's code, where Python shows the warning."""
     package, level, frame = __name__.partition(".")[0], 2, sys._getframe(2)
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == package:
         level, frame = level + 1, frame.f_back
@@ -141,9 +138,9 @@ SILENT = Listener()
 
 @dataclass(frozen=True, kw_only=True)
 class Heard:
-    """What is asked of a run, with who hears of it. Subclasses are frozen dataclasses."""
+    """What a caller asks of a run, and who hears of it. Subclasses are frozen dataclasses."""
 
     listener: Listener = SILENT
 
     def check(self) -> None:
-        """Refuse what does not belong together; there is nothing to refuse by default."""
+        """Refuse settings that do not belong together; by default there is nothing to refuse."""

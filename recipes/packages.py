@@ -1,4 +1,4 @@
-"""Packages: names imported when asked for (PEP 562), tables beside modules, versions."""
+"""Packages: names imported on first use (PEP 562), tables beside modules, versions."""
 
 import ast
 import functools
@@ -12,14 +12,14 @@ from typing import Any
 
 
 class LazyModule(ModuleType):
-    """A module that is imported when something of it is first asked for."""
+    """A module that is imported when one of its names is first used."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(self.__name__), name)
 
 
 def lazy_names(module: str) -> tuple[list[str], Callable[[str], Any]]:
-    """`__all__` and `__getattr__` of a module: what it imports for type checkers alone."""
+    """`__all__` and `__getattr__` of a module: the names that it imports only for type checkers."""
     own = sys.modules[module]
     home_of = {
         alias.name: f"{'.' * node.level}{node.module}"
@@ -41,7 +41,7 @@ def lazy_names(module: str) -> tuple[list[str], Callable[[str], Any]]:
 
 
 def table_beside(module: str, name: str = "") -> dict[str, Any]:
-    """The rows, in TOML, beside a module (its `__file__`), under its name or another."""
+    """The rows, in TOML, beside a module (its `__file__`), under its own name or another."""
     import tomllib
 
     path = Path(module).with_suffix(".toml")
@@ -55,13 +55,13 @@ def rows_beside(module: str, table: str) -> Mapping[str, Any]:
 
 
 def said(module: str, table: str, row: str, facts: Mapping[str, object]) -> dict[str, str]:
-    """A row of texts of a table beside a module, with facts in the places that name them."""
+    """A row of texts of a table beside a module, with each fact in its placeholder."""
     texts = rows_beside(module, table)[row].items()
     return {key: text.format_map(facts) for key, text in texts if isinstance(text, str)}
 
 
 def counts(row: Mapping[str, Any], facts: object) -> bool:
-    """Whether the facts are what the condition of a row says, and not what it excepts."""
+    """Whether the facts meet the condition of a row, and none of its exceptions."""
     excepted = "unless" in row and _holds(facts, row["unless"])
     return _holds(facts, row.get("when", {})) and not excepted
 
@@ -78,7 +78,7 @@ def _fact(facts: object, path: str) -> Any:
 
 
 def _meets(value: Any, wanted: Any) -> bool:
-    """Whether a fact is what a condition says that it has to be."""
+    """Whether a fact is what a condition wants."""
     match wanted:
         case bool():
             return bool(value) is wanted

@@ -1,4 +1,4 @@
-"""A value of Python as the walker of `decode` sees it: an argument, or a recipe as a dict."""
+"""A Python value as the walker of `decode` sees it: an argument, or a recipe as a dict."""
 
 import math
 import os
@@ -15,11 +15,11 @@ from .errors import short
 
 @dataclass(frozen=True, slots=True)
 class PythonValue(Tree):
-    """A value of a Python call; None is null, a list is a list, and True is no number.
+    """A value of a Python call; None is null, a list is a list, and True is not a number.
 
     Attributes:
-        count: of the values of a list; whatever is no number leaves it open.
-        reads: makes a value of text that is written in a way of its own, such as 1%.
+        count: the number of values of a list; anything but a number leaves it open.
+        reads: turns text in a notation of its own, such as 1%, into a value.
     """
 
     value: Any
@@ -27,14 +27,14 @@ class PythonValue(Tree):
     reads: Callable[[str], object] | None = None
 
     def entries(self) -> Sequence[tuple[str, "PythonValue", "PythonValue"]]:
-        """Of a dict."""
+        """The entries of a dict."""
         value = self._read()
         if not isinstance(value, Mapping):
             raise MisfitError(f"expected a dict, got {_shown(value)}")
         return [(str(name), self, PythonValue(item)) for name, item in value.items()]
 
     def items(self) -> Sequence["PythonValue"]:
-        """Of a list; one text or path stands for a list of one."""
+        """The items of a list; one text or path stands for a list of one."""
         values = [self.value] if isinstance(self.value, str | os.PathLike) else self.value
         if isinstance(values, bytes) or not isinstance(values, Sequence):
             raise MisfitError(f"expected a list or tuple, got {_shown(self.value)}")
@@ -43,7 +43,7 @@ class PythonValue(Tree):
         return [PythonValue(item, self.count, self.reads) for item in values]
 
     def scalar(self, kind: Any) -> object:
-        """Of one of these kinds."""
+        """The value, which must be of one of these kinds."""
         kinds, value = members(kind), self._read()
         refuse_empty(value, kinds)
         if object in kinds or any(_fits(value, one) for one in kinds):
@@ -52,14 +52,14 @@ class PythonValue(Tree):
         raise MisfitError(f"expected {expected}, got {_shown(self.value)}")
 
     def choice(self, choices: tuple[object, ...]) -> object:
-        """One of these."""
+        """The value, which must be one of these."""
         if any(type(self.value) is type(one) and self.value == one for one in choices):
             return self.value
         what = f"expected one of {', '.join(map(repr, choices))}, got {_shown(self.value)}"
         raise MisfitError(what, nearest(self.value, choices))
 
     def is_null(self) -> bool:
-        """None is."""
+        """True for None."""
         return self.value is None
 
     def _read(self) -> Any:
@@ -79,7 +79,7 @@ _KINDS: Mapping[Any, str] = {
 
 
 def refuse_empty(value: object, kinds: Sequence[Any]) -> None:
-    """An empty text is no path, though Path takes it for the working folder."""
+    """Refuse an empty text as a path, though Path takes it for the working folder."""
     if value == "" and (are_paths(kinds) or Path in kinds):
         expected = "a path" if are_paths(kinds) else "a path or a name"
         fix = "give one: an empty text often comes from a variable of the shell that is not set"
@@ -93,7 +93,7 @@ def members(kind: Any) -> tuple[Any, ...]:
 
 
 def are_paths(kinds: Sequence[Any]) -> bool:
-    """A field that is a path and nothing else; the id of a draft on the Hub is none."""
+    """True for a field that is a path and nothing else; the id of a draft on the Hub is not one."""
     return kinds == (Path,) or any(typing.get_origin(one) is os.PathLike for one in kinds)
 
 

@@ -1,4 +1,4 @@
-"""Regular files, opened without ever waiting, as for a FIFO or device under the name of one."""
+"""Regular files, opened without ever waiting, even if the name is that of a FIFO or a device."""
 
 import fnmatch
 import io
@@ -11,18 +11,18 @@ from typing import NamedTuple
 from .errors import CheckpointError, refused
 
 AnyPath = str | os.PathLike[str]
-"""A file or folder as it is given."""
+"""A file or folder as a caller gives it."""
 MAX_DOCUMENT_BYTES = 32 * 2**20
-"""Of one JSON document. The index of a target of 140,000 tensors has 14 MB."""
+"""Limit of one JSON document. The index of a target of 140,000 tensors has 14 MB."""
 
 
 def optional_path(path: AnyPath | None) -> Path | None:
-    """A path, where one is given."""
+    """The path, if one is given."""
     return None if path is None else Path(path)
 
 
 def open_regular(path: Path) -> int:
-    """A descriptor for reading, the caller's to close; an OSError for all but a regular file."""
+    """A descriptor for reading, which the caller closes; an OSError unless the file is regular."""
     try:
         # Without O_NONBLOCK the open itself waits for a FIFO's writer. Regular files ignore it.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -32,7 +32,7 @@ def open_regular(path: Path) -> int:
 
 
 def open_kept(path: Path) -> int:
-    """The same for reading and appending; the file is made where there is none."""
+    """The same for reading and appending; creates the file where there is none."""
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
     return _checked(os.open(path, flags, 0o666))
 
@@ -43,7 +43,7 @@ def open_stream(path: Path) -> io.BufferedReader:
 
 
 def read_text(path: Path, limit: int = MAX_DOCUMENT_BYTES) -> str:
-    """Read UTF-8 text of at most so many bytes, without the byte order mark that Windows writes."""
+    """Read UTF-8 text of at most `limit` bytes, without the byte order mark that Windows writes."""
     with open_stream(path) as stream:
         content = stream.read(limit + 1)  # not the size that it claims: it may grow
     if len(content) > limit:
@@ -55,7 +55,7 @@ def read_text(path: Path, limit: int = MAX_DOCUMENT_BYTES) -> str:
 
 
 def _checked(descriptor: int) -> int:
-    mode = os.fstat(descriptor).st_mode  # of what was opened, whatever the name stands for by now
+    mode = os.fstat(descriptor).st_mode  # of the open file, whatever the name stands for by now
     if stat.S_ISREG(mode):
         return descriptor
     os.close(descriptor)
@@ -63,13 +63,13 @@ def _checked(descriptor: int) -> int:
     raise OSError(f"{'a folder' if stat.S_ISDIR(mode) else other}, not a file")
 
 
-# A link may lead to another file of its folder, or from a snapshot of the Hub's cache to a blob of
-# the same repository (`models--X/snapshots/REV/file -> ../../blobs/HASH`, of a data set
+# A link may lead to another file of its folder, or from a snapshot in the Hub's cache to a blob of
+# the same repository (`models--X/snapshots/REV/file -> ../../blobs/HASH`; for a data set
 # `datasets--X`). Any other link could bring a file of the machine into an output.
 
-MASK_EMBEDDING_FILE = "mask_embedding.pt"  # the one that engines read beside the safetensors
-_REPOSITORIES = ("models--", "datasets--")  # beginnings of their names in the Hub's cache
-SIGNATURE_FILE = "model.sig"  # of one folder, and of no other that is made from it
+MASK_EMBEDDING_FILE = "mask_embedding.pt"  # the only one that engines read beside the safetensors
+_REPOSITORIES = ("models--", "datasets--")  # how their names in the Hub's cache begin
+SIGNATURE_FILE = "model.sig"  # signs one folder, and none that is made from it
 _WEIGHTS = (
     "*.bin", "*.bin.index.json", "*.ckpt", "*.ggml", "*.gguf", "*.h5", "*.joblib", "*.msgpack",
     "*.npy", "*.npz", "*.onnx", "*.onnx_data", "*.pickle", "*.pkl", "*.pt", "*.pt2", "*.pth",
@@ -78,14 +78,14 @@ _WEIGHTS = (
 
 
 class Entry(NamedTuple):
-    """One file: its path relative to the folder, and why it cannot be read as one, or None."""
+    """One file: its path relative to the folder, and why it cannot be read as a file, or None."""
 
     file: str
     problem: str | None
 
 
 def entries(folder: Path) -> Iterator[Entry]:
-    """Every entry below `folder` but folders, by name; links are not walked through."""
+    """Every entry below `folder` except folders, by name; links are not followed."""
 
     def refuse(exc: OSError) -> None:
         raise CheckpointError(exc.filename, f"cannot be listed: {exc.strerror}",
@@ -107,7 +107,7 @@ def files_of(folder: Path, *, skip: Callable[[str], bool]) -> list[str]:
 
 
 def check_own(folder: Path, file: str) -> None:
-    """Refuse a link out of the folder in the place of a file, which may be absent."""
+    """Refuse a link out of the folder where this file, which may be absent, should be."""
     path = folder / file
     if path.is_symlink():
         _check(path, _problem(path, folder))
@@ -133,7 +133,7 @@ def _problem(path: Path, folder: Path) -> str | None:
     link = f"a link to {path.readlink()}"
     try:
         target = path.resolve(strict=True)
-    except (OSError, RuntimeError):  # absent, or a circle
+    except (OSError, RuntimeError):  # absent, or a circle of links
         return f"{link}, which leads nowhere"
     if not target.is_file():
         return f"{link}, which is no file"

@@ -22,12 +22,12 @@ from .formats import (
 
 Role = Literal[
     "attention", "mlp", "kv_up", "fusion", "embedding", "head", "norm", "vocabulary_map", "mask",
-    "proposal", "router", "other",
+    "proposal", "router",
 ]  # fmt: skip
 LAYER_ROLES: tuple[Role, ...] = ("attention", "mlp")
 """Linears of decoder layers: what `expect` counts."""
 QUANTIZABLE: tuple[Role, ...] = (*LAYER_ROLES, "fusion", "head")
-"""What a rule may quantize; the last two by explicit choice, which no recipe makes unasked."""
+"""What a rule may quantize; the last two only by explicit choice: no built-in recipe has them."""
 SHARED_ROLES: tuple[Role, ...] = ("embedding", "head")
 """What a rule may drop: tables that engines take from the target where the draft has none."""
 
@@ -37,7 +37,7 @@ PolicyName = Literal["release", "screening"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """What the plan must find, else nothing starts."""
+    """What the plan must find; otherwise nothing starts."""
 
     quantized_per_layer: Annotated[int, AT_LEAST_1]
 
@@ -47,14 +47,14 @@ EngineName = Literal["vllm", "sglang", "tensorrt-llm"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadsOn:
-    """GPUs on which an engine loads what the recipe makes of these families, as `check` says it."""
+    """GPUs on which an engine loads the recipe's result for these families, as `check` predicts."""
 
     engine: EngineName
     arch: tuple[str, ...]
     family: tuple[str, ...]
 
     def problem(self) -> str | None:
-        """What makes this say nothing, or None."""
+        """What contradicts itself here, or None."""
         if not self.arch or not self.family:
             return "arch and family: expected at least one each"
         return None
@@ -75,7 +75,7 @@ RoundingChoice = Literal["nearest", "gptq", "learned"]
 InputCorrection = Literal["auto", "off"]
 NormChoice = Literal["kept", "learned"]
 CORRECTED: Collection[RoundingChoice] = ("gptq", "learned")
-"""Roundings that can correct weights for the rounding of their inputs."""
+"""Roundings that can correct weights for the rounding of the inputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,16 +84,16 @@ class Algorithm:
 
     Attributes:
         scale: absmax: the largest magnitude fits; mse: the smallest squared error of the weights,
-            each counted by the mean square of its inputs where `rounding` measures these; FP4 is
+            each weighted by the mean square of its inputs if `rounding` measures these; FP4 is
             not clipped. Where rounding is learned, scales start there.
-        rounding: gptq: column by column, each making up for the errors of those before it on
+        rounding: gptq: column by column, each making up for the errors of earlier ones on
             recorded inputs; learned: what brings the whole draft's output closest to that of the
             BF16 draft.
         balance_concat: auto: where the halves of EAGLE-3's concat input differ by 4 or more, the
-            embedding's columns are multiplied by a power of two, and the norm before them is
+            embedding's columns are multiplied by a power of two, and the preceding norm is
             divided.
-        input_correction: auto: where inputs are rounded to four bits when served, GPTQ aims at what
-            the weight makes of the unrounded ones, and learning starts there.
+        input_correction: auto: where inputs are rounded to four bits when served, GPTQ aims at the
+            output of the weight for unrounded inputs, and learning starts there.
         norms: learned: the weights of the norms in front of quantized linears learn with the codes.
     """
 
@@ -120,7 +120,7 @@ class Algorithm:
         return f"scale {self.scale}, rounding {self.rounding}{corrected}"
 
     def of(self, weights: "WeightFormat") -> "Algorithm":
-        """What it does with weights that are some of several formats: nothing that cannot help."""
+        """This algorithm for weights of one of several formats, without parts that cannot help."""
         searched = weights.granularity in ("channel", "group") and weights.first_stage is None
         fine = NUMBER_FORMATS[weights.dtype].bits >= 8
         if (self.scale == "mse" and not searched) or (self.rounding != "nearest" and fine):
@@ -128,7 +128,7 @@ class Algorithm:
         return self
 
     def rounded(self, rounding: RoundingChoice, *, scale: ScaleChoice | None = None) -> "Algorithm":
-        """The same with another rounding, which may have no use for what another one asks for."""
+        """The same with another rounding, without settings that only the old rounding uses."""
         return dataclasses.replace(
             self,
             scale=scale or self.scale,
@@ -139,12 +139,12 @@ class Algorithm:
 
     @property
     def to_nearest(self) -> "Algorithm":
-        """The same without looking at inputs."""
+        """The same with nearest rounding, which looks at no inputs."""
         return self.rounded("nearest")
 
     @property
     def name(self) -> str:
-        """The one of `ALGORITHMS` that it is, or both its parts."""
+        """Its name among `ALGORITHMS`, or else both of its parts."""
         pair = self.scale, self.rounding
         return next((n for n, known in ALGORITHMS.items() if known == pair), ", ".join(pair))
 
@@ -155,13 +155,13 @@ ALGORITHMS: Mapping[str, tuple[ScaleChoice, RoundingChoice]] = {
     "gptq": ("mse", "gptq"),
     "learned": ("mse", "learned"),
 }
-"""Scale and rounding that go together, by the name that the command line has for them."""
+"""Scale and rounding that go together, by their name on the command line."""
 
 
 BackendName = Literal["torch", "quark", "modelopt"]
 LayoutName = Literal["quark", "modelopt", "compressed-tensors", "fp8", "awq"]
 StoredLayoutName = Literal[LayoutName, "gptq", "auto-round"]
-"""Those besides that are only read: folders of other tools."""
+"""Also the layouts that are only read, in folders of other tools."""
 Action = Literal["quantize", "keep", "drop"]
 
 
@@ -175,11 +175,11 @@ class WeightFormat:
     mxfp4 are powers of two.
 
     Attributes:
-        scale_dtype: of INT4 scales; None = the dtype of the weight.
+        scale_dtype: dtype of INT4 scales; None = the dtype of the weight.
         carrier: the wider format that stores INT4 codes per channel, each exactly, under the same
             scales in float32: the arithmetic of INT4 in files that every engine loads.
-        first_stage: INT4 codes per channel are taken of the weight rounded to FP8 under one scale
-            for the matrix, w ≈ code * scale * matrix scale; None = of the weight itself.
+        first_stage: INT4 codes per channel are taken from the weight rounded to FP8 under one scale
+            for the matrix, w ≈ code * scale * matrix scale; None = from the weight itself.
     """
 
     dtype: WeightDtype
@@ -223,7 +223,7 @@ class WeightFormat:
 
     @property
     def stored(self) -> "WeightFormat":
-        """The format that layouts store and declare: the carrier's where there is one."""
+        """The format that layouts store and declare: the carrier's if there is one."""
         if self.carrier is None:
             return self
         return WeightFormat(dtype=self.carrier, granularity=self.granularity, symmetric=True)
@@ -284,13 +284,13 @@ class Format:
 
     @property
     def needs_input_scale(self) -> bool:
-        """True if a linear stores a scale of its input, or one over the groups of it."""
+        """True if a linear stores a scale of its input, or one over the groups of its input."""
         a = self.activations
         return a is not None and (not a.dynamic or a.number.global_scale)
 
     @property
     def has_coarse_inputs(self) -> bool:
-        """Inputs are rounded to four bits: correcting for it pays, which it does not for FP8."""
+        """True if inputs are rounded to four bits: there correction pays; for FP8 it does not."""
         return self.activations is not None and self.activations.number.bits < 8
 
     def __str__(self) -> str:
@@ -337,8 +337,8 @@ class Recipe(Brief):
     """One way to quantize a draft, complete and resolved.
 
     Attributes:
-        name: how it is called. summary: what it does, in one line.
-        loads_on: for which the result loads; empty where no stock engine loads it.
+        name: what it is called. summary: what it does, in one line.
+        loads_on: engines and GPUs that load the result; empty where no stock engine loads it.
         backend: which library computes the quantized values. layout: how they are stored.
         weights: their format. activations: the inputs' format; None = weight only.
         kv_cache: the format of the draft's KV cache; None = its own dtype, and no scales.
@@ -380,12 +380,12 @@ class Recipe(Brief):
 
     @property
     def formats(self) -> tuple[Format, ...]:
-        """Of its linears: that of `weights` and `activations`, then those of rules."""
+        """The formats of its linears: that of `weights` and `activations`, then those of rules."""
         of_rules = (rule.format for rule in self.rules if rule.format is not None)
         return tuple(dict.fromkeys((self._own_format, *of_rules)))
 
     def in_format(self, form: Format) -> "Recipe":
-        """The recipe as it holds for linears of one of its formats, and of that one alone."""
+        """The recipe as it holds for the linears of one of its formats, and only for these."""
         own = form == self._own_format
         return dataclasses.replace(
             self,

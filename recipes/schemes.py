@@ -21,15 +21,15 @@ _ROWS = table_beside(__file__)
 FIRST_RECIPES: Mapping[str, str] = _ROWS["first_recipes"]
 """GPU -> the recipe to begin with there."""
 LIKE: Mapping[str, str] = _ROWS["like"]
-"""GPU on which no engine was executed -> one of these with the same number formats."""
+"""GPU on which no engine was run -> one of these with the same number formats."""
 OTHER_GPUS = ("a100", "gfx942", "gfx950", "sm80", "sm90", "sm100")
-"""Schemes that no user should begin with."""
+"""Schemes that no user should start with."""
 SAME: Mapping[str, str] = _ROWS["same"]
 """Scheme -> the recipe with the same number formats of weights and inputs."""
 DIFFERENT: Mapping[str, str] = {
     name: row["use"] for row in _ROWS["different"] for name in row["names"].split()
 }
-"""Scheme that no built-in recipe is -> the nearest one, and what differs."""
+"""Scheme that no built-in recipe matches -> the nearest one, and what differs."""
 ABSENT_FORMATS: Mapping[str, str] = {
     name: row["use"] for row in _ROWS["absent"] for name in row["names"].split()
 }
@@ -39,7 +39,7 @@ REFUSED: Mapping[tuple[str, str], Refusal] = {
     for row in _ROWS["refused"]
     for algorithm in row["algorithms"]
 }
-"""By backend and algorithm: the toolkit's name of it, a recipe's `scale`, `rounding` or both."""
+"""By backend and algorithm: the toolkit's name for it, a recipe's `scale`, `rounding` or both."""
 _CORRECTED = Refusal(
     reason="only draftquant's own backend (torch) corrects weights for the rounding of their"
     " inputs: a toolkit takes scales and quantized values of one and the same weight",
@@ -49,16 +49,16 @@ VENDOR_ALGORITHMS: Mapping[str, tuple[ScaleChoice, RoundingChoice]] = {
     **ALGORITHMS,
     "gptq": ("absmax", "gptq"),
 }
-"""The names of `ALGORITHMS` as Quark and ModelOpt carry them: their GPTQ takes absmax scales."""
+"""The names of `ALGORITHMS` as Quark and ModelOpt run them: their GPTQ takes absmax scales."""
 
 
 def spelled(name: str) -> str:
-    """A scheme's name as the two tables have it: `mtq.FP8_DEFAULT_CFG` is `fp8_default`."""
+    """A scheme's name as the two tables spell it: `mtq.FP8_DEFAULT_CFG` is `fp8_default`."""
     return name.lower().replace("-", "_").removeprefix("mtq.").removesuffix("_cfg")
 
 
 def refusal(backend: BackendName, algorithm: Algorithm) -> Refusal | None:
-    """Why a backend does not carry a recipe's algorithm; None where it does."""
+    """Why a backend does not run a recipe's algorithm; None where it does."""
     both = f"{algorithm.scale} {algorithm.rounding}"
     words = (both, algorithm.rounding, algorithm.scale)
     found = next((found for word in words if (found := REFUSED.get((backend, word)))), None)
@@ -67,7 +67,7 @@ def refusal(backend: BackendName, algorithm: Algorithm) -> Refusal | None:
 
 
 def named_algorithm(name: str, backend: BackendName) -> tuple[ScaleChoice, RoundingChoice]:
-    """Scale and rounding of what the command line calls `name`, as a backend carries it."""
+    """Scale and rounding of the command line's algorithm `name`, as a backend runs it."""
     refused = REFUSED.get((backend, name))
     if refused is not None:
         raise RecipeError(f"--algorithm {name}, backend {backend}", refused.reason, fix=refused.fix)

@@ -1,4 +1,4 @@
-"""Strict JSON: text that must be one object, decoded into frozen dataclasses; hostile input."""
+"""Strict JSON: text that must be one object, decoded into frozen dataclasses; maybe hostile."""
 
 import json
 import math
@@ -12,9 +12,9 @@ from .decode import MisfitError, walk
 from .errors import DraftQuantError, reason
 
 _DEEPEST = 32
-_DEEPEST_TEXT = 100  # no recursion over a parsed value fails at this depth
+_DEEPEST_TEXT = 100  # at this depth no recursion over a parsed value fails
 _MOST_VALUES = 2_000_000  # a header of 140,000 tensors has 1.4 million
-_LARGEST_NUMBER = 10**40  # far below the largest float: 1e30 is written for "no limit"
+_LARGEST_NUMBER = 10**40  # far below the largest float: some files write 1e30 for "no limit"
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _OF_PYTHON = {"None": "null", "True": "true", "False": "false"}
 _PYTHONS = re.compile(r"(None|True|False)\b")
@@ -22,16 +22,16 @@ Pairs = list[tuple[str, Any]]
 
 
 class JsonProblem(Exception):  # noqa: N818 - not an error of its own: callers turn it into one
-    """One thing wrong, with the key it stands at."""
+    """One thing that is wrong, with its key."""
 
 
 @contextmanager
 def reading(
     path: object, error: type[DraftQuantError], fix: str, before: str = ""
 ) -> Iterator[None]:
-    """A file that cannot be read inside is an error of its path.
+    """Turn the failure to read a file inside the block into an error of its path.
 
-    So is one that does not say what it must, with words before what is wrong.
+    The same for a file with the wrong content; `before` is put before what is wrong.
     """
     try:
         yield
@@ -42,16 +42,16 @@ def reading(
 
 
 def parse_json(text: str, pairs_hook: Callable[[Pairs], Any] | None = None) -> Any:
-    """Parse JSON of bounded size: what comes out can be copied, written again and printed.
+    """Parse JSON of bounded size: the result can be copied, written again and printed.
 
     Args:
-        pairs_hook: makes what stands for an object; None = a dict, the last of doubled keys wins.
+        pairs_hook: makes the value of an object; None = a dict, where the last of equal keys wins.
 
     Raises:
         JsonProblem: not JSON; more than 2,000,000 values or 100 levels; a whole number of more than
             40 digits; a lone surrogate, which no UTF-8 file can hold.
     """
-    if text.count(",") + text.count("[") + text.count("{") > _MOST_VALUES:  # before they are made
+    if text.count(",") + text.count("[") + text.count("{") > _MOST_VALUES:  # before any is made
         raise JsonProblem(f"more than {_MOST_VALUES:,} values")
     try:
         value = json.loads(text, object_pairs_hook=pairs_hook)
@@ -68,11 +68,11 @@ def parse_json(text: str, pairs_hook: Callable[[Pairs], Any] | None = None) -> A
 
 
 def _plainly(text: str, exc: ValueError | RecursionError) -> str:
-    """A common slip in plain words with its place, else what the parser says."""
+    """A common slip in plain words with its place, or else what the parser says."""
     slip = _slip(text, exc.pos) if isinstance(exc, json.JSONDecodeError) else None
     if not isinstance(exc, json.JSONDecodeError) or slip is None:
         return str(exc)
-    line = f"line {exc.lineno}, " if "\n" in text.strip() else ""  # of JSON lines, it is known
+    line = f"line {exc.lineno}, " if "\n" in text.strip() else ""  # known for JSON lines
     return f"{slip} ({line}column {exc.colno})"
 
 
@@ -89,7 +89,7 @@ def _slip(text: str, position: int) -> str | None:
 
 
 def parse_object(text: str) -> dict[str, Any]:
-    """The same of text that must be one object, in which no key stands twice."""
+    """Parse text that must be one object in which no key occurs twice."""
     value = parse_json(text, _without_doubles)
     if not isinstance(value, dict):
         raise JsonProblem(f"expected a JSON object, got {_kind(value)}")
@@ -97,7 +97,7 @@ def parse_object(text: str) -> dict[str, Any]:
 
 
 def decode(hint: Any, value: object) -> Any:
-    """Build a dataclass, or one of a union; a JsonProblem names the first key that is wrong."""
+    """Build a dataclass, or one of a union; a JsonProblem names the first wrong key."""
     decoded, misfits = walk(hint, _JsonTree(value))
     if misfits:
         raise JsonProblem(str(misfits[0]))
@@ -158,7 +158,7 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_bounds(value: object) -> None:
-    """Level by level: neither too deep nor with numbers that no float comes near."""
+    """Check level by level: not too deep, and no number that no float comes near."""
     level = [value]
     for _ in range(_DEEPEST_TEXT):
         if any(type(item) is int and abs(item) > _LARGEST_NUMBER for item in level):
@@ -175,7 +175,7 @@ def _check_bounds(value: object) -> None:
 
 
 def _check_plain(value: object, levels: int) -> None:
-    """Nothing that JSON cannot say (NaN), and nothing that cannot be written again."""
+    """Refuse what JSON cannot express (NaN), and what cannot be written again."""
     if not levels:
         raise MisfitError(f"nested more than {_DEEPEST} levels deep")
     if isinstance(value, float) and not math.isfinite(value):

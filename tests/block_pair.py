@@ -29,6 +29,7 @@ HIDDEN, VOCAB, NUM_LAYERS, BLOCK_SIZE = 64, 24, 4, 8
 TARGET_LAYER_IDS = (0, 1, 3)
 MASK_TOKEN_ID = 0
 FITTED = "layers.1.mlp.down_proj"
+_DFLASH = DFlash()
 
 
 def save_target(folder: Path) -> Path:
@@ -61,7 +62,9 @@ def shared_tables(target: Path) -> dict[str, Tensor]:
     }
 
 
-def save_draft(folder: Path, target: Path, traces: TraceFolder, **config: Any) -> Path:
+def save_draft(
+    folder: Path, target: Path, traces: TraceFolder, family: DFlash = _DFLASH, **config: Any
+) -> Path:
     """Write a draft fitted to float64 traces of the target; `config` overrides config.json."""
     nested = {"mask_token_id": MASK_TOKEN_ID, "target_layer_ids": list(TARGET_LAYER_IDS)}
     keys = {
@@ -71,7 +74,7 @@ def save_draft(folder: Path, target: Path, traces: TraceFolder, **config: Any) -
         "num_key_value_heads": 2, "head_dim": 32, "vocab_size": VOCAB, "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0, **config,
     }  # fmt: skip
-    weights = _draft_weights(keys, shared_tables(target), traces)
+    weights = _draft_weights(keys, shared_tables(target), traces, family)
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(keys), encoding="utf-8")
     mask = {"embedding": weights.pop("mask_embedding"), "mask_token_id": MASK_TOKEN_ID}
@@ -82,13 +85,13 @@ def save_draft(folder: Path, target: Path, traces: TraceFolder, **config: Any) -
 
 
 def _draft_weights(
-    config: Mapping[str, Any], shared: Mapping[str, Tensor], traces: TraceFolder
+    config: Mapping[str, Any], shared: Mapping[str, Tensor], traces: TraceFolder, family: DFlash
 ) -> dict[str, Tensor]:
     """Bfloat16 weights; the fit sees the rounded ones."""
-    geometry = DFlash().read_geometry(config, "config.json")
-    weights = random_weights(geometry, seed=1)
+    geometry = family.read_geometry(config, "config.json")
+    weights = random_weights(geometry, seed=1, family=family)
     for name in weights:
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
+        if name.endswith(("o_proj.weight", "down_proj.weight", "markov_w2.weight")):
             weights[name] *= 0.5
     weights["mask_embedding"] = 0.1 * torch.randn(HIDDEN, generator=torch.manual_seed(2)).double()
     weights = {name: w.bfloat16() for name, w in weights.items()} | dict(shared)
@@ -101,7 +104,7 @@ def _draft_weights(
         return x
 
     exact = {name: w.double() for name, w in weights.items()}
-    forward = DFlash().forward(geometry, exact, watch)
+    forward = family.forward(geometry, exact, watch)
     wanted = []
     for trace in traces:
         predicted = draft_proposals(

@@ -15,7 +15,7 @@ from draftquant.quantize.drafts.families.dflash import DFlash
 from draftquant.quantize.drafts.families.dflash2 import DFlash2Geometry
 from draftquant.quantize.drafts.families.dspark import DSparkGeometry
 from draftquant.quantize.drafts.shared.block_layers import DFlashGeometry
-from reference_draft import common_config
+from reference_draft import ReferenceMlaDraft, common_config
 from torch import Tensor, nn
 from transformers import DynamicCache, Qwen3Config
 from transformers.masking_utils import (
@@ -23,6 +23,10 @@ from transformers.masking_utils import (
     causal_mask_function,
     sliding_window_bidirectional_mask_function,
     sliding_window_causal_mask_function,
+)
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
+    DeepseekV3Attention,
+    apply_rotary_pos_emb_interleave,
 )
 from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3Attention,
@@ -47,19 +51,16 @@ class ReferenceDFlash(nn.Module):
     ) -> None:
         super().__init__()
         self.geometry = g = geometry
-        config = Qwen3Config(
-            **common_config(g),
-            num_key_value_heads=g.attention.num_key_value_heads,
-            head_dim=g.attention.head_dim,
-            attention_bias=False,
-        )
+        config = self.make_config(g)
         self.embed_tokens = nn.Embedding(g.vocab_size, g.hidden_size)
         self.fc = nn.Linear(g.num_aux_layers * g.target_hidden_size, g.hidden_size, bias=False)
         self.hidden_norm = Qwen3RMSNorm(g.hidden_size, g.rms_norm_eps)
-        self.layers = nn.ModuleList(_layer(config, i) for i in range(g.num_layers))
+        self.layers = nn.ModuleList(_layer(config) for _ in range(g.num_layers))
+        for i, layer in enumerate(self.layers):
+            layer.self_attn = self.make_attention(config, i)
         self.norm = Qwen3RMSNorm(g.hidden_size, g.rms_norm_eps)
         self.lm_head = nn.Linear(g.hidden_size, g.draft_vocab_size, bias=False)
-        self.rotary = Qwen3RotaryEmbedding(config)
+        self.rotary = self.make_rotary(config)
         self.d2t = weights.get("d2t")
         wanted = {k: v for k, v in weights.items() if k not in {"d2t", "t2d", "mask_embedding"}}
         self.to(next(iter(wanted.values())).dtype)
@@ -71,18 +72,37 @@ class ReferenceDFlash(nn.Module):
             round_inputs(self, round_input)
         self.cache = DynamicCache()
 
+    def make_config(self, g: Any) -> Any:
+        """The config that transformers' modules are built from."""
+        return Qwen3Config(
+            **common_config(g),
+            num_key_value_heads=g.attention.num_key_value_heads,
+            head_dim=g.attention.head_dim,
+            attention_bias=False,
+        )
+
+    def make_attention(self, config: Any, index: int) -> nn.Module:
+        """One layer's own."""
+        return Qwen3Attention(config, index)
+
+    def make_rotary(self, config: Any) -> nn.Module:
+        """Positions -> cos and sin."""
+        return Qwen3RotaryEmbedding(config)
+
     def extend(self, features: Tensor) -> None:
         """Append the context rows of features [1, T, num_aux * W_target]."""
         rows = self.hidden_norm(self.fc(features))
         start = self.cache.get_seq_length()
         cos, sin = self.rotary(rows, torch.arange(start, start + rows.shape[1])[None])
         for i, layer in enumerate(self.layers):
-            attention = layer.self_attn
-            heads = (1, rows.shape[1], -1, self.geometry.attention.head_dim)
-            keys = attention.k_norm(attention.k_proj(rows).view(heads)).transpose(1, 2)
-            values = attention.v_proj(rows).view(heads).transpose(1, 2)
-            _, keys = apply_rotary_pos_emb(keys, keys, cos, sin)
-            self.cache.update(keys, values, i)
+            self.cache.update(*self.entries(layer.self_attn, rows, cos, sin), i)
+
+    def entries(self, attention: Any, rows: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        """What a layer caches of rows [1, T, W]."""
+        heads = (1, rows.shape[1], -1, attention.head_dim)
+        keys = attention.k_norm(attention.k_proj(rows).view(heads)).transpose(1, 2)
+        values = attention.v_proj(rows).view(heads).transpose(1, 2)
+        return apply_rotary_pos_emb(keys, keys, cos, sin)[1], values
 
     def propose(self, anchor: int, num_draft_tokens: int) -> Tensor:
         """Logits [K, draft vocabulary] of the slots behind an anchor that follows the context."""
@@ -140,9 +160,8 @@ def random_weights(
     return reference_draft.random_weights(geometry, seed, family)
 
 
-def _layer(config: Qwen3Config, index: int) -> nn.Module:
+def _layer(config: Qwen3Config) -> nn.Module:
     layer = nn.Module()
-    layer.self_attn = Qwen3Attention(config, index)
     layer.mlp = Qwen3MLP(config)
     layer.input_layernorm = Qwen3RMSNorm(config.hidden_size, config.rms_norm_eps)
     layer.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -166,6 +185,8 @@ Choose = Callable[[Tensor], int]
 class ReferenceDSpark:
     """One draft whose KV cache holds the context; see `ReferenceDFlash`."""
 
+    make_body: type[ReferenceDFlash] = ReferenceDFlash
+
     def __init__(
         self,
         geometry: DSparkGeometry,
@@ -174,7 +195,7 @@ class ReferenceDSpark:
     ) -> None:
         heads = ("markov_head.", "confidence_head.")
         body = {name: tensor for name, tensor in weights.items() if not name.startswith(heads)}
-        self.body = ReferenceDFlash(geometry, body, round_input)
+        self.body = self.make_body(geometry, body, round_input)
         self.geometry, self.d2t = geometry, weights.get("d2t")
         self.extend = self.body.extend
         g = geometry
@@ -206,6 +227,30 @@ class ReferenceDSpark:
 
         self.steps(anchor, num_draft_tokens, greedy)
         return chosen
+
+
+class _LatentBody(ReferenceDFlash):
+    """Layers with DeepSeek-V3's attention of transformers, whose cache holds latents."""
+
+    make_config = ReferenceMlaDraft.make_config  # type: ignore[assignment]
+    make_rotary = ReferenceMlaDraft.make_rotary  # type: ignore[assignment]
+
+    def make_attention(self, config: Any, index: int) -> nn.Module:
+        attention = DeepseekV3Attention(config, index)
+        for norm in (attention.q_a_layernorm, attention.kv_a_layernorm):
+            norm.variance_epsilon = config.rms_norm_eps
+        return attention
+
+    def entries(self, attention: Any, rows: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        sizes = [attention.kv_lora_rank, attention.qk_rope_head_dim]
+        latent, k = attention.kv_a_proj_with_mqa(rows)[:, None].split(sizes, dim=-1)
+        return attention.kv_a_layernorm(latent), apply_rotary_pos_emb_interleave(k, k, cos, sin)[1]
+
+
+class ReferenceDSparkMla(ReferenceDSpark):
+    """See `ReferenceDSpark`."""
+
+    make_body = _LatentBody
 
 
 # ---- DFlash2, one token after the other

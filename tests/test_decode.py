@@ -21,6 +21,7 @@ from handmade import MADE, quantize_by_hand
 from handmade_declarations import EXCLUDES
 from handmade_numbers import e4m3_value, nearest_e4m3
 from tiny import edit_json, read_tensors, tiny_eagle3_llama, values_of
+from verify_cases import edit
 
 Q_PROJ = "midlayer.self_attn.q_proj"
 CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True}
@@ -90,6 +91,19 @@ def test_decoding_by_rows_and_whole(name: str, source: Path, tmp_path: Path) -> 
         part = linear.decoded(rows)
         expected = whole.dequantized()[rows.start : rows.stop]
         np.testing.assert_array_equal(part.dequantized(), expected)
+
+
+def test_zero_points_go_with_their_rows(source: Path, tmp_path: Path) -> None:
+    out, name = quantize_by_hand(source, tmp_path / "out", MADE["awq"]), f"{Q_PROJ}.qzeros"
+    zeros = read_tensors(out)[name]
+    other = zeros._replace(data=b"\x88\x68\x87\x78" * (len(zeros.data) // 4))
+    edit(out, lambda tensors: tensors.update({name: other}))
+    checkpoint = Checkpoint.open(out)
+    scheme = declared_scheme(checkpoint)
+    assert scheme is not None
+    linear = StoredLinear(checkpoint, scheme, Q_PROJ, in_features=128)
+    whole, part = linear.decoded().dequantized(), linear.decoded(range(8, 24)).dequantized()
+    np.testing.assert_array_equal(part, whole[8:24])
 
 
 def scheme_of(folder: Path) -> DeclaredScheme | None:

@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 from by_recipe import planned, quantized
+from draftquant.calibration import quantizing
 from draftquant.quantize.engines.contract import TITLES
 from draftquant.quantize.engines.engine_check import check_draft
+from draftquant.quantize.making import quantize_draft
+from draftquant.quantize.making.preparing import check_tables
+from draftquant.quantize.planning.quantization_plan import Plan
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Recipe, RecipeError, Rule, load_recipe
 from draftquant.recipes.errors import CheckpointError, PlanError
@@ -178,8 +182,20 @@ def test_verify_sees_another_record(source: Path, out: Path) -> None:
 
 
 def test_the_commands(
-    source: Path, target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    source: Path,
+    target: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    proofs: list[Path | None] = []
+
+    def proven(plan: Plan, target: Path | None) -> dict[str, str]:
+        proofs.append(target)
+        return check_tables(plan, target)
+
+    for module in (quantizing, quantize_draft):
+        monkeypatch.setattr(module, "check_tables", proven)
     (tmp_path / "mine.yaml").write_text(
         recipe_text(f"{{role: embedding, action: drop, why: {WHY}}}"), encoding="utf-8"
     )
@@ -190,6 +206,7 @@ def test_the_commands(
     assert main(["quantize", str(source), *chosen, "--out", out]) == 2
     assert "--target M" in capsys.readouterr().err
     assert main(["quantize", str(source), *chosen, "--out", out, "--target", str(target)]) == 0
+    assert proofs == [None, target]
     assert f"{EMBEDDING}: dropped, 0.01 MB" in capsys.readouterr().out
     assert main(["verify", out, "--against", str(source)]) == 0
     assert "not compared again (--target TARGET)" in " ".join(capsys.readouterr().out.split())

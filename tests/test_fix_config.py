@@ -67,6 +67,17 @@ def test_the_flag_fixes_the_output_only_and_says_so(
     assert main(["verify", str(tmp_path / "out"), "--against", str(draft)]) == 0
 
 
+def test_a_lint_that_only_a_replay_settles_stays_and_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = {"rope_theta": 50000.0, "_torchspec_version": "0.1"}
+    draft = tiny_eagle3_llama(tmp_path / "draft", config=trained)
+    assert quantize(draft, tmp_path / "out", "--fix-config")["rope_theta"] == 50000.0
+    said = capsys.readouterr().err
+    assert "lints: rope-base; see 'draftquant inspect" in said
+    assert "--fix-config cannot correct these: config.json does not show which values" in said
+
+
 def no_change(_config: dict[str, Any]) -> None:
     return
 

@@ -185,7 +185,7 @@ def test_what_cannot_correct_is_refused(tmp_path: Path) -> None:
 
 
 HASH_OF_0_2 = "9b798fa607c4df3cf4dcbac504769b76570a1850958f9f9e935a12d7c8e1c0f6"
-"""Of blackwell-nvfp4 with --algorithm gptq, as version 0.2.0 wrote it."""
+"""Of blackwell-nvfp4 with --algorithm gptq, as an earlier build wrote it."""
 
 
 def test_records_of_recipes_without_it_keep_their_hash() -> None:

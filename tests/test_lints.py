@@ -22,7 +22,7 @@ from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.dev.docs.lints import messages
 from tiny import Stored, read_tensors, tiny_eagle3_llama, values_of, write_tensors
 from tiny_dflash import tiny_dflash
-from tiny_dspark import tiny_dspark
+from tiny_dspark import tiny_dspark, tiny_dspark_mla
 from tiny_mla import tiny_eagle3_mla
 from tiny_speculators import tiny_speculators_dflash, tiny_speculators_eagle3
 
@@ -217,6 +217,7 @@ TRIGGERS: dict[str, list[Callable[[Path], Path]]] = {
             to, layout="specforge", num_layers=1, config={"torch_dtype": "bfloat16"}
         )
     ],
+    "dspark-mla-block-size": [lambda to: tiny_dspark_mla(to, config={"block_size": None})],
     "speculators-layout": [
         lambda to: tiny_speculators_dflash(
             to, embed=False, config={"sliding_window_non_causal": True}
@@ -253,7 +254,7 @@ TRIGGERS: dict[str, list[Callable[[Path], Path]]] = {
     "embed-tokens": [lambda to: llama(to, embed=True), lambda to: mla(to, embed=True)],
 }  # fmt: skip
 NOTES = ("embed-tokens", "speculators-layout", "rope-theta-missing", "rope-unreplayed",
-         "last-hidden-state")  # fmt: skip
+         "last-hidden-state", "dspark-mla-block-size")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TRIGGERS)

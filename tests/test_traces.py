@@ -170,6 +170,14 @@ def test_a_manifest_that_lies_is_refused(folder: Path, tmp_path: Path) -> None:
             TraceFolder.open(folder)
     with pytest.raises(TraceError, match="nothing: no such folder\n  fix: give a folder written"):
         TraceFolder.open(folder.parent / "nothing")
+    prompts = folder.parent / "my prompts.jsonl"
+    prompts.write_text("{}\n", "utf-8")
+    record = (
+        f"draftquant record --target TARGET --draft DRAFT --tables --prompts '{prompts}' --out T"
+    )
+    with pytest.raises(TraceError, match="is a file") as found:
+        TraceFolder.open(prompts)
+    assert record in str(found.value)
 
 
 def test_changed_tensor_bytes_are_noticed(folder: Path) -> None:

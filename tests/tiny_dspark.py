@@ -1,13 +1,14 @@
-"""Builder of tiny DSpark drafts: tiny DFlash drafts with a Markov and a confidence head."""
+"""Builders of tiny DSpark drafts: tiny DFlash drafts or layers with latent attention, and heads."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from tiny import SINGLE_FILE, Drawn, read_tensors, write_tensors
+from tiny import SINGLE_FILE, Drawn, optional, publish, read_tensors, size_keys, write_tensors
 from tiny_dflash import tiny_dflash
-from tiny_shapes import dspark
+from tiny_mla import LATENT
+from tiny_shapes import dspark, latent_attention, mlp, named, tables
 
 Layout = Literal["flat", "specforge", "logit_head", "modelopt"]
 _MODELOPT = {
@@ -68,6 +69,55 @@ def tiny_dspark(
     (folder / SINGLE_FILE).unlink()
     write_tensors(folder, tensors, sharded=sharded, metadata={"format": "pt"})
     return folder
+
+
+def tiny_dspark_mla(
+    folder: Path,
+    *,
+    seed: int = 0,
+    rank: int = 16,
+    embed: bool = False,
+    dtype: str = "BF16",
+    sharded: bool = False,
+    config: Mapping[str, Any] | None = None,
+    **sizes: int,
+) -> Path:
+    """Write a tiny K3DSparkModel, as Kimi-K3-DSpark is published; see `tiny_dspark`."""
+    latent = {name: sizes.pop(name, size) for name, size in LATENT.items()}
+    keys = size_keys(**{"num_layers": 2, **sizes}, dtype=dtype) | latent
+    del keys["head_dim"]
+    hidden, layers = keys["hidden_size"], range(keys["num_hidden_layers"])
+    yarn = dict.fromkeys(("mscale", "mscale_all_dim"), 1.0) | {"beta_fast": 32, "beta_slow": 1}
+    keys |= {
+        "architectures": ["K3DSparkModel"],
+        "block_size": 7,
+        "confidence_head_with_markov": True,
+        "draft_vocab_size": keys["vocab_size"],
+        "enable_confidence_head": True,
+        "markov_head_type": "vanilla",
+        "markov_rank": rank,
+        "mask_token_id": keys["vocab_size"] - 1,
+        "max_position_embeddings": 1024,
+        "model_type": "k3_dspark",
+        "num_key_value_heads": keys["num_attention_heads"],
+        "num_target_layers": 3,
+        "rms_norm_eps": 1e-05,
+        "rope_parameters": {
+            "factor": 4.0, "original_max_position_embeddings": 256, "rope_theta": 50000.0,
+            "rope_type": "yarn", **yarn,
+        },
+        "rope_theta": 50000.0,
+        "target_hidden_size": hidden,
+        "target_layer_ids": [1, 3, 5],
+        "target_num_hidden_layers": 8,
+    }  # fmt: skip
+    shapes = {"context_proj.weight": (hidden, 3 * hidden), "context_norm.weight": (hidden,)}
+    shapes |= {"final_norm.weight": (hidden,)} | tables(keys, optional(embed_tokens=embed))
+    for i in layers:
+        shapes |= named(f"layers.{i}.", latent_attention(keys, hidden) | mlp(keys))
+    shapes |= dspark(keys, rank) | {"confidence_head.proj.bias": (1,)}
+    tensors = Drawn(seed, dtype).tensors(shapes)
+    return publish(folder, keys | dict(config or {}), tensors, sharded=sharded)
 
 
 def _spelled(name: str, layout: Layout) -> str:

@@ -1,7 +1,7 @@
-"""Hidden states that trainers dumped, and what makes traces of them.
+"""Hidden states that trainers dumped, and their conversion to traces.
 
-`dump_layouts` reads them. Three facts are measured, not taken from the dump: the layers, whether
-the norm was applied, and the token of each row (`dump_answers`, `dump_evidence`).
+`dump_layouts` reads them. Three facts are measured rather than taken from the dump: the layers,
+whether the norm was applied, and the token of each row (`dump_answers`, `dump_evidence`).
 """
 
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ DumpFormat = Literal["specforge", "torchspec", "speculators", "modelopt", "angel
 
 
 def refusal(where: object, row: str, /, **facts: object) -> TraceError:
-    """What is raised in the words of refusals.toml; `fix` is a fact where the row has none."""
+    """An error in the words of refusals.toml; `fix` is a fact where the row has none."""
     return refused(TraceError, where, __file__, row, **facts)
 
 
 @dataclass(frozen=True)
 class DumpImport(Heard):
-    """Which dump of which target, and how it is read."""
+    """Which dump of which target, and how to read it."""
 
     dump: AnyPath
     target: AnyPath

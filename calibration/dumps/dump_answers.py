@@ -1,9 +1,9 @@
 """The answers in a text: what the target is said to have written, and whether it did.
 
-A run of the loss mask is an answer, whatever stands between two of them. argmax(head(norm?(h))) is
-the next token wherever the target chose it. Tried are last states as they are and through the last
-norm, each as the state of the token of its row, of the one before and of the one after it; the
-reading with which most answers are reproduced is the dump's.
+A run of the loss mask is an answer, whatever comes between two of them. argmax(head(norm?(h))) is
+the next token wherever the target chose it. Last states are tried as they are and after the last
+norm, each as the state of its row's token, of the one before and of the one after it; the
+reading that reproduces most answers is the dump's.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -23,9 +23,9 @@ from .dump_layouts import Sample
 SHIFTS = (-1, 0, 1)  # row i holds the state after token i + shift
 MAX_ROWS = 256  # of an answer, evenly spaced
 NEAR_TIE = 0.25
-"""Nats. A text is dumped by one pass over it and was written token by token: in BF16 the two differ
-by 0.06 on the shipped targets, and larger ones by some tenths."""
-_OFF_POLICY = 0.3  # text of others is reproduced to a half or more, other tokens hardly
+"""Nats. A text was written token by token, and dumped by one pass over it: in BF16 the two differ
+by 0.06 on the shipped targets, and on larger ones by some tenths."""
+_OFF_POLICY = 0.3  # others' text is reproduced by half or more, wrong tokens hardly
 
 _NORMS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
     {
@@ -36,12 +36,12 @@ _NORMS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
         ),
     }
 )
-"""Where states may have been taken -> what the head reads of them, with the norm's weight [W]."""
+"""Where states may have been taken -> how the head reads them, with the norm's weight [W]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Answer:
-    """Tokens `start` to `stop` - 1 of a sample, with the tokens before as their prompt."""
+    """Tokens `start` to `stop` - 1 of a sample, with the earlier tokens as their prompt."""
 
     id: str
     category: str
@@ -52,9 +52,9 @@ class Answer:
 
 
 class Answers:
-    """Finds the answers of samples; what follows one of `ends` in the mask is not theirs.
+    """Finds the answers of samples; tokens after one of `ends` in the mask do not belong to them.
 
-    A sample belongs to the longest of `prompts`, which the dump was made with, that it begins with.
+    A sample belongs to the longest of `prompts`, the dump's prompts, that it begins with.
     """
 
     def __init__(self, ends: Collection[int], prompts: Sequence[Prompt] | None) -> None:
@@ -66,7 +66,7 @@ class Answers:
         self._taken: set[str] = set()
 
     def of(self, sample: Sample) -> Iterator[Answer]:
-        """The answers of one sample, in order; none where it has no answer with a token."""
+        """The answers of one sample, in order; none where no answer has a token."""
         prompt = self._prompt_of(sample)
         runs = self._runs(sample, prompt)
         name = sample.id if prompt is None else prompt.id
@@ -100,7 +100,7 @@ class Answers:
         ]
 
     def _end(self, sample: Sample, start: int, stop: int) -> int:
-        """Up to and with the first token that ends an answer."""
+        """Up to and including the first token that ends an answer."""
         ends = torch.isin(sample.token_ids[start:stop], self._ends).nonzero()
         return start + int(ends[0]) + 1 if len(ends) else stop
 
@@ -120,7 +120,7 @@ class HeadFinding:
 
     norm: str
     shift: int
-    share: float  # of positions that have their token reproduced, in [0, 1]
+    share: float  # of positions whose token is reproduced, in [0, 1]
 
 
 class TargetHead:
@@ -147,7 +147,7 @@ class TargetHead:
         return HeadFinding(norm=best[0], shift=best[1], share=share)
 
     def share(self, answer: Answer, last: Tensor, norm: str, shift: int) -> float:
-        """Share of an answer's tokens that the head says, near ties included; 0 of no tokens."""
+        """Share of an answer's tokens that the head predicts, near ties too; 0 for no tokens."""
         positions = torch.arange(max(answer.start, 1), answer.stop)
         rows = positions - 1 - shift
         positions = positions[(rows >= 0) & (rows < len(last))]

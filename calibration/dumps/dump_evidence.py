@@ -1,10 +1,10 @@
-"""Which layers a dump holds, in which order, and of which tokens: the target or the draft says it.
+"""Which layers a dump holds, in which order, and of which tokens: shown by the target or the draft.
 
 The target, where it can be run here: each slot of the dump is the output of one of its layers, up
 to the arithmetic of another engine. Rows that are late by one from the middle of a text on, or that
-belong to another text, show only where they lie, so whole texts are counted. Else the draft that
-reads the layers, by its first step: in another order, or with those of another token, it predicts
-next to nothing; the next layer up or down costs it a third.
+belong to another text, are wrong only there, so whole texts are counted. Otherwise the draft that
+reads the layers shows it by its first step: with another order, or with those of another token, it
+predicts next to nothing; the next layer up or down costs it a third.
 """
 
 import math
@@ -35,26 +35,26 @@ from .dump_layouts import TEXT_AGAIN, Pending, Sample
 RUNNABLE_SHARE = 0.4  # of the memory: larger weights are not loaded to recompute a few positions
 MAX_TEXTS, MAX_TOKENS = 4, 160
 MAX_DIFFERENCE = 0.1
-"""Relative, median over positions. Engines in BF16 differ by 0.02 or less, other layers by 0.2."""
-CLEARLY = 2.0  # times that the next best layer is farther
+"""Relative, median over positions. Engines in BF16 differ by at most 0.02, other layers by 0.2."""
+CLEARLY = 2.0  # how many times farther the next best layer is
 MAX_WORK = 3e13
 """Tokens times bytes of the target's weights: about as many operations in BF16, some five minutes
-on two cores. Of a dump that needs more, one text in so many is recomputed."""
+on two cores. For a dump that needs more, only every n-th text is recomputed."""
 MAX_ROW_DIFFERENCE = 0.5
 """Relative, at one position. Rows of other tokens differ by about 1, other arithmetic by 0.02."""
 MAX_OTHER_ROWS = 0.001
-"""Share of a text's positions, and one more: a target may choose other experts at a few."""
+"""Share of a text's positions, plus one: a target may choose other experts at a few."""
 MIN_ACCEPTED = 0.55  # published drafts accept 0.7 and more; with layers one off 0.50 was seen
 MIN_POSITIONS = 200
-_ALL_ORDERS = 4  # slots; of more, exchanges of two and the reverse are tried
+_ALL_ORDERS = 4  # slots; for more, swaps of two and the reverse are tried
 ERRORS_APART = 3.0
-"""Standard errors, of the positions where two orders differ, that one is better by."""
+"""Standard errors by which one order is better, over the positions where two differ."""
 Order = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetFacts:
-    """A target's folder, which may hold its config alone; nothing has read its weights."""
+    """A target's folder, which may hold only its config; its weights are not read."""
 
     folder: Path
     shape: TargetShape
@@ -66,12 +66,12 @@ class TargetFacts:
 
     @property
     def width(self) -> int:
-        """Of its hidden states."""
+        """Width of its hidden states."""
         return self.shape.hidden_size
 
     @property
     def has_head(self) -> bool:
-        """Whether head and last norm are at hand."""
+        """Whether head and last norm are available."""
         return self.tables is not None and FINAL_NORM in self.tables.shared()
 
 
@@ -124,7 +124,7 @@ def recompute(
     """Run the target on beginnings of texts, and find the dump's slots among its layers.
 
     Raises:
-        TraceError: the target cannot be run; or, at the dump's folder, a slot is of no layer.
+        TraceError: the target cannot be run; or, at the dump's folder, a slot matches no layer.
     """
     answers = answers[:MAX_TEXTS]
     with _running(target.folder, range(target.shape.num_layers), dtype) as recorded:
@@ -132,7 +132,7 @@ def recompute(
         computed = [_computed(recorded, token_ids) for token_ids in texts]
     pairs = list(zip(answers, computed, strict=True))
     apart = {
-        # The median, as one text with the rows of another must not hide the layers of the rest.
+        # The median, since one text with the rows of another must not hide the layers of the rest.
         shift: torch.stack(
             [_apart(one.sample.aux, layers, shift, target.width) for one, (layers, _) in pairs]
         )
@@ -163,7 +163,7 @@ def recompute(
 def _running(
     target: Path, layer_ids: Sequence[int], dtype: FeatureDtype
 ) -> Iterator[RecordedTarget]:
-    """The target, which gives the outputs of these layers."""
+    """The target, which returns the outputs of these layers."""
     with (
         loaded_target(target, FEATURE_DTYPES[dtype][0], ON_CPU, beside=target) as model,
         RecordedTarget(
@@ -175,7 +175,7 @@ def _running(
 
 @torch.inference_mode()
 def _computed(target: RecordedTarget, token_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs [N, m * W] and argmax [N] at each token, read in pieces whose logits fit."""
+    """Outputs [N, m * W] and argmax [N] at each token, computed in pieces whose logits fit."""
     from transformers import DynamicCache
 
     cache = DynamicCache(config=target.model.config)
@@ -215,7 +215,7 @@ def _check_clear(where: Path, apart: Tensor) -> None:
 
 @dataclass(slots=True)
 class RowCounts:
-    """Of `num_seen` texts `num_texts` were recomputed; `num_other` positions hold other rows."""
+    """`num_texts` of `num_seen` texts were recomputed; `num_other` positions hold other rows."""
 
     num_seen: int = 0
     num_texts: int = 0
@@ -224,7 +224,7 @@ class RowCounts:
 
 
 class WholeTexts:
-    """Counts positions of the texts that go by; made by `recomputing`."""
+    """Counts positions of the texts as they come; made by `recomputing`."""
 
     def __init__(self, target: RecordedTarget, found: RecomputedFinding, every: int) -> None:
         self._target, self._found, self._every = target, found, every
@@ -257,7 +257,7 @@ class WholeTexts:
             self._refused.append((sample.file, what))
 
     def counts(self) -> RowCounts:
-        """Of all texts; where some hold other rows, a TraceError names them."""
+        """Counts over all texts; where some hold other rows, a TraceError names them."""
         if self._refused:
             (file, what), *more = self._refused
             if more:
@@ -274,7 +274,7 @@ class WholeTexts:
 def recomputing(
     target: Path, found: RecomputedFinding, pendings: Sequence[Pending], first: Sample
 ) -> Iterator[WholeTexts]:
-    """Load the target to recompute all texts, or one in so many where all are too much."""
+    """Load the target to recompute all texts, or every n-th where all are too much."""
     weights = sum(path.stat().st_size for path in target.glob("*.safetensors"))
     sizes = [pending.file.stat().st_size for pending in pendings]
     num_tokens = len(first.token_ids) * sum(sizes) / sizes[0]
@@ -288,7 +288,7 @@ def _differs(slots: Tensor, layers: Tensor) -> Tensor:
 
 
 def _whose(rows: Tensor, layers: Tensor, tokens: Tensor) -> str:
-    """What the target computes elsewhere and these rows [n, m, W] hold, in words."""
+    """Where else the target computes what these rows [n, m, W] hold, in words."""
     for late in (1, 2, -1, -2):
         there = tokens - late
         inside = (there >= 0) & (there < len(layers))
@@ -306,11 +306,11 @@ class DraftFinding:
     shift: int  # row i belongs to token i + shift
     accepted: float  # share of the answers' tokens that the first step predicts
     positions: int
-    next_best: float  # in the best of the other orders, 0 for a single layer
+    next_best: float  # with the best of the other orders, 0 for a single layer
 
 
 class DraftSteps:
-    """Counts of accepted first steps, for each order of the layers and shift, as answers go by."""
+    """Counts of accepted first steps, for each order of the layers and shift, over all answers."""
 
     def __init__(self, draft: LoadedDraft, layer_ids: tuple[int, ...]) -> None:
         self._draft = draft
@@ -330,7 +330,7 @@ class DraftSteps:
             hits.append(self._accepted(features, token_ids[: len(features) + 1], answer.start))
 
     def finding(self, where: Path) -> DraftFinding:
-        """What all answers come to; refused where they are few, hardly accepted, or unclear."""
+        """The result of all answers; refused where they are few, hardly accepted, or unclear."""
         hits = {found: torch.cat(some).double() for found, some in self._hits.items()}
         best = max(hits, key=lambda found: float(hits[found].mean()))
         order, shift = best
@@ -360,7 +360,7 @@ class DraftSteps:
 
     @torch.no_grad()
     def _accepted(self, features: Tensor, token_ids: Tensor, start: int) -> Tensor:
-        """[R] bool: the token that the draft proposes first, from each row, is the one recorded."""
+        """[R] bool: whether the draft's first proposal from each row is the recorded token."""
         draft = self._draft
         predicted = batch_proposals(
             draft.forward,
@@ -373,7 +373,7 @@ class DraftSteps:
 
 
 def _standard_errors(better: Tensor, worse: Tensor) -> float:
-    """By how many standard errors hits [R] are more than others at the same positions."""
+    """By how many standard errors hits [R] exceed others at the same positions."""
     gained = better - worse
     return float(gained.sum() / gained.abs().sum().clamp(min=1).sqrt())
 

@@ -1,13 +1,13 @@
-"""What trainers write, a row each, read as plain tensors whoever wrote them; hostile input.
+"""What trainers write, one row each, read as plain tensors from any trainer; hostile input.
 
 `specforge`: `rows_0-2000/data_0.ckpt`, or `.ckpt.gz` with --compress. eagle3 and p-eagle have
-aux_hidden_state [1, N, 3 W]; of dflash and dspark hidden_states [1, N, m W] are the aux ones. Texts
-are captured in batches and padded at the end with token 0 up to the longest, without a word in the
-file: the loss mask is 0 there. Source: sgl-project/SpecForge a6b6b02, specforge/data/utils.py,
+aux_hidden_state [1, N, 3 W]; for dflash and dspark hidden_states [1, N, m W] are aux ones. Texts
+are captured in batches and padded at the end with token 0 to the longest, which the file does not
+say: the loss mask is 0 there. Source: sgl-project/SpecForge a6b6b02, specforge/data/utils.py,
 specforge/algorithms/*/providers.py, scripts/prepare_hidden_states.py.
 
-`torchspec`: what its OfflineEagle3Dataset reads. TorchSpec itself writes none of these, its
-features go through a store in memory. Last states are before the norm where vLLM computed them.
+`torchspec`: what its OfflineEagle3Dataset reads. TorchSpec itself writes none of these: its
+features go through a store in memory. Last states are before the norm if vLLM computed them.
 Source: torchspec-project/TorchSpec 6dda2bf, torchspec/data/preprocessing.py, utils/train_dump.py.
 
 `modelopt`: `{conversation_id}.pt`; the mask is all 1 without --answer-only-loss, and absent from
@@ -65,7 +65,7 @@ TEXT_AGAIN = "dump this text again, with prefix caching and chunked prefill off"
 MAX_NAME = 150  # characters; the number of a turn may follow
 _NUMBER = re.compile(r"(\d+)")
 _SCALES = "hidden_states_scales"
-_STATE = "state.json"  # of `datasets`: names the files with the rows
+_STATE = "state.json"  # `datasets`' file: names the files with the rows
 _AUX_AND_LAST = ("aux_hidden_states", "hidden_states")
 
 
@@ -73,13 +73,13 @@ _AUX_AND_LAST = ("aux_hidden_states", "hidden_states")
 class Sample:
     """One text and what its target computed, one row for each token.
 
-    `last` is what the head reads or what the norm before it reads; None where absent.
+    `last` is what the head, or the norm before it, reads; None where absent.
     """
 
     id: str
     file: Path
     token_ids: Tensor  # [N] int64
-    answered: Tensor | None  # [N] bool, in the target's answers; None = not said
+    answered: Tensor | None  # [N] bool, in the target's answers; None = not given
     aux: Tensor  # [N, m * W], outputs of m layers side by side, floating point
     last: Tensor | None  # [N, W]
     scales: Tensor | None = None  # [N] float32, of aux features that the dump rounded to FP8
@@ -93,7 +93,7 @@ class Pending(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """The tensors of a text as a file has them: a batch axis of 1 may lead each."""
+    """The tensors of a text as a file has them: each may have a leading batch axis of 1."""
 
     token_ids: Tensor
     answered: Tensor | None
@@ -103,7 +103,7 @@ class Stored(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """Files, the program that writes them, and what reads the files of a folder."""
+    """Files, the program that writes them, and the reader of a folder's files."""
 
     suffixes: tuple[str, ...]
     written_by: str
@@ -111,7 +111,7 @@ class _Layout(NamedTuple):
 
 
 def samples_of(dump: Path, written_by: DumpFormat) -> Sequence[Pending]:
-    """The samples of a folder, or of one file, unread; numbers in names are counted as numbers."""
+    """The samples of a folder, or of one file, unread; numbers in names sort as numbers."""
     layout = LAYOUTS[written_by]
     read = layout.reader(dump)
     found = [dump]
@@ -188,9 +188,9 @@ def _said(tensor: Tensor) -> str:
 def _saved(
     *entries: tuple[str, str], masked: bool = True, training: bool = False
 ) -> Callable[[Path], Callable[[Path], Stored]]:
-    """Of files that torch.save wrote: the first of these (aux, last) whose aux entry is there.
+    """From files of torch.save: the first of these (aux, last) whose aux entry exists.
 
-    `masked`: a loss_mask must be there; `training`: the trainer dumps batches too, for debugging.
+    `masked`: a loss_mask must exist; `training`: the trainer also dumps batches, for debugging.
     """
 
     def read(file: Path) -> Stored:
@@ -212,7 +212,7 @@ def _saved(
 
 
 def load_tensors(file: Path) -> Mapping[str, Any]:
-    """The dict that torch.save wrote to a file, without running any code of it."""
+    """The dict that torch.save wrote to a file, without running any code from it."""
     try:
         loaded = load_plain(file)
     except TorchFileProblem as exc:
@@ -257,7 +257,7 @@ def load_safetensors(
 
 
 def load_states(file: Path) -> Stored:
-    """A file of either connector of vLLM, aux [N, m, W] in BF16 where it was rounded to FP8."""
+    """A file of either vLLM connector, aux [N, m, W] in BF16 where it was rounded to FP8."""
     loaded = load_safetensors(file, ("token_ids", "hidden_states"), beside=(_SCALES,))
     ids, states, scales = loaded["token_ids"], loaded["hidden_states"], loaded.get(_SCALES)
     if (scales is None) != (states.dtype != FP8):
@@ -280,7 +280,7 @@ def _of_speculators(dump: Path) -> Callable[[Path], Stored]:
     rows = None if folder is None else _arrow_rows(folder)
 
     def loss_mask(file: Path, token_ids: Tensor) -> Tensor | None:
-        """The mask [N] of the file's row, whose tokens must be those of the file."""
+        """The mask [N] of the file's row, whose tokens must equal those of the file."""
         if rows is None:
             return None
         row = _row_of(file)

@@ -1,4 +1,4 @@
-"""How a dump is to be read, settled by a few of its texts. Nothing is taken on trust."""
+"""How to read a dump, settled by a few of its texts. Nothing is taken on trust."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ from .dump_layouts import Pending, Sample
 MAX_LOOKED_AT = 8  # texts, in memory together
 MAX_DRAFTED = 40  # texts, one by one
 MAX_ROWS = 2048  # of each, unless its prompt is longer
-MIN_OWN = 0.9  # tokens that are the target's argmax, near ties aside
+MIN_OWN = 0.9  # tokens that are the target's argmax, except near ties
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Declared:
     greedy: bool = False
 
     def expected_layers(self, target: TargetFacts) -> tuple[int, ...] | None:
-        """The layers that the dump should hold, ascending; None = nobody says it."""
+        """The layers that the dump should hold, ascending; None = nobody says."""
         if self.layer_ids is not None or self.draft is None:
             return self.layer_ids
         check_reads_layers(self.draft)
@@ -53,7 +53,7 @@ _FINDINGS: Mapping[str, str] = table_beside(__file__, "findings")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How the rows of a dump are to be read, and how that was settled: row i is of token i + shift.
+    """How to read the rows of a dump, and how that was settled: row i belongs to token i + shift.
 
     Either `recomputed` or `draft` settled the layers. `rows` is None before whole texts were read,
     or where the target was not run.
@@ -61,7 +61,7 @@ class Layout:
 
     layer_ids: tuple[int, ...]  # of the aux features, ascending, 0-based, outputs
     shift: int
-    last_in_aux: bool  # the last slot of what is stored as aux is the last state
+    last_in_aux: bool  # the last slot of the stored aux tensor is the last state
     recomputed: RecomputedFinding | None
     draft: DraftFinding | None
     not_recomputed: str | None
@@ -69,7 +69,7 @@ class Layout:
     rows: RowCounts | None = None
 
     def sentences(self) -> Iterator[str]:
-        """What was found and why, a sentence each, without a full stop."""
+        """What was found and why, one sentence each, without a full stop."""
         said, facts = _FINDINGS, {"ids": list(self.layer_ids), "draft": self.draft}
         if self.recomputed:
             yield said["recomputed"].format(found=self.recomputed, **facts)
@@ -89,12 +89,12 @@ class Layout:
 
 
 def feature_dtype(sample: Sample) -> FeatureDtype:
-    """What the manifest calls the dtype of a sample's features."""
+    """The dtype of a sample's features, as the manifest names it."""
     return next(name for name, (dtype, _) in FEATURE_DTYPES.items() if dtype == sample.aux.dtype)
 
 
 def last_states(layout: Layout, sample: Sample, target: TargetFacts) -> Tensor | None:
-    """[N, W], what the head or the norm before it reads; None where the dump has no such thing."""
+    """[N, W], what the head or the norm before it reads; None where the dump lacks it."""
     if sample.last is not None:
         return sample.last
     if layout.layer_ids[-1] == target.identity.num_layers - 1:
@@ -103,13 +103,13 @@ def last_states(layout: Layout, sample: Sample, target: TargetFacts) -> Tensor |
 
 
 def no_answer(dump: Path) -> TraceError:
-    """None of the texts that were looked at is of use."""
+    """The error where none of the texts is usable."""
     what = "no text of the dump has an answer: their loss masks are all 0"
     return TraceError(dump, what, fix="dump conversations with answers of the target")
 
 
 def split_last(sample: Sample, width: int) -> Sample:
-    """A stack of layers whose last slot is the last state."""
+    """Split a stack of layers whose last slot is the last state."""
     return replace(sample, aux=sample.aux[:, :-width], last=sample.aux[:, -width:])
 
 
@@ -136,7 +136,7 @@ def _form(sample: Sample) -> str:
 
 
 def check_finite(sample: Sample, stop: int, width: int, layer_ids: Sequence[int]) -> None:
-    """Check that the states of the tokens before `stop` are numbers; after it may lie padding."""
+    """Check that the states of the tokens before `stop` are numbers; padding may follow."""
     for what, states in (("aux", sample.aux), ("last", sample.last)):
         if states is None or bool(torch.isfinite(states[:stop]).all()):
             continue
@@ -149,7 +149,7 @@ def check_finite(sample: Sample, stop: int, width: int, layer_ids: Sequence[int]
 
 
 class Settling:
-    """Settles how a dump is to be read, by the first answers of some of its texts."""
+    """Settles how to read a dump, by the first answers of some of its texts."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class Settling:
         self._looked = list(self._look(MAX_LOOKED_AT))
 
     def layout(self) -> Layout:
-        """Layers, shift and norm; a TraceError says what would settle what nothing can."""
+        """Layers, shift and norm; where nothing settles them, a TraceError says what would."""
         if not self._looked:
             raise no_answer(self._dump)
         first, width = self._looked[0].sample, self._target.width
@@ -192,7 +192,7 @@ class Settling:
         return layout
 
     def _look(self, most: int) -> Iterator[Answer]:
-        """First answers of some texts, without the rows that need not be looked at, copied."""
+        """First answers of some texts, copied, without rows that are not needed."""
         for pending in self._pendings[:: -(-len(self._pendings) // most)]:
             for answer in list(self._find.of(pending.read()))[:1]:
                 rows = min(answer.stop, max(MAX_ROWS, answer.start + MAX_ROWS // 8))

@@ -41,13 +41,13 @@ from .dump_settling import (
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ImportReport(Brief):
-    """Traces that were made of a dump.
+    """Traces that were made from a dump.
 
     Attributes:
         traces: the folder that was written, opened.
         layout: how the dump was read.
         num_samples: number of texts in the dump.
-        num_without_answer: texts without any token to count.
+        num_without_answer: texts without a token to count.
         num_off_policy: texts that were left out because the target would have answered differently.
     """
 
@@ -70,8 +70,8 @@ class ImportReport(Brief):
 def import_asked(asked: DumpImport) -> ImportReport:
     """Write the trace folder `out` of a dump of hidden states, a folder or one file of it.
 
-    With the target's head and last norm it is measured whether answers are the target's own; where
-    transformers can run the target here, which layers the dump holds. Its config.json alone will do
+    The target's head and last norm show whether answers are the target's own; where transformers
+    can run the target here, it shows which layers the dump holds. Its config.json alone is enough
     with a draft, and `greedy`. Without `leave_out_off_policy` an answer that the target would not
     have given is an error.
     """
@@ -115,13 +115,13 @@ def import_asked(asked: DumpImport) -> ImportReport:
 def _loaded(draft: Reference, target: Path) -> LoadedDraft:
     try:
         shared = TargetTables.find(target).shared()
-    except CheckpointError:  # a config alone; a draft with tables of its own needs none
+    except CheckpointError:  # a config alone; a draft with its own tables needs none
         shared = SharedTables({})
     return load_draft(folder_of(draft), shared=shared)
 
 
 class _Conversion:
-    """Texts, one after the other, become traces; `first` is how all must look."""
+    """Texts, one after the other, become traces; all must look like `first`."""
 
     def __init__(
         self, layout: Layout, target: TargetFacts, first: Sample, answers: Answers
@@ -133,7 +133,7 @@ class _Conversion:
         self._lowest = 1.0
 
     def head(self, written_by: DumpFormat) -> TraceManifest:
-        """What trace.json says of them."""
+        """What trace.json says about them."""
         layer_ids, run = self._layout.layer_ids, self._layout.recomputed
         return TraceManifest(
             temperature=0,
@@ -201,7 +201,7 @@ class _Conversion:
         return share >= MIN_AGREEMENT
 
     def check(self, dump: Path, *, leave_out_off_policy: bool) -> None:
-        """Refuse a dump by all of its texts."""
+        """Refuse a dump after all of its texts were read."""
         kept = self._num_kept
         if self.num_off_policy and (not leave_out_off_policy or not kept):
             total = kept + self.num_off_policy

@@ -1,15 +1,15 @@
-"""What a plan must know of the inputs of its linears: their static scales and second moments.
+"""What a plan must know about the inputs of its linears: static scales and second moments.
 
-One matrix [in, in] for linears that read the same inputs. They are in memory while they are
-measured, afterwards they lie in files that are mapped when they are asked for. Where a draft has
-many layers or experts, only so many are measured at once as `BYTES_AT_ONCE` holds: the others when
-the first of them is asked for, with one more run over the traces for each group.
+One matrix [in, in] for linears that read the same inputs. Matrices are in memory while they are
+measured; afterwards they are in files that are mapped when needed. Where a draft has
+many layers or experts, only as many as `BYTES_AT_ONCE` holds are measured at once: the others when
+the first of them is needed, with one more run over the traces for each group.
 
 Products of `_ROWS` inputs are computed in float32 and added up in float64. A matrix is symmetric:
 of each strip of its rows, only the columns from these rows on are computed and held.
 
-An expert sees the tokens that are routed to it. Of fewer than `LEAST_PER_COLUMN` inputs for each of
-its columns nothing is said: what they have in common by chance would be believed. Measured on rows
+An expert sees the tokens that are routed to it. With fewer than `LEAST_PER_COLUMN` inputs for each
+of its columns nothing is used: chance correlations would be taken for real. Measured on rows
 of 512 columns whose inputs' variances fall like 1 / sqrt(k), GPTQ's error on other inputs, nearest
 = 1: 1.6 from 64 inputs, 2.4 from 256, 2.0 from 512, 1.2 from 1024, 0.9 from 4096; where they fall
 like 1 / k, 0.9, 1.0, 0.7, 0.5, 0.4.
@@ -49,14 +49,14 @@ _STRIP = 1024  # rows of a matrix that begin at one column
 BYTES_AT_ONCE = 4 << 30  # of matrices that are measured together
 LEAST_PER_COLUMN = 2  # inputs that an expert must have seen for each of its columns
 BLOCK_ROW_STRIDE = 4
-"""Distance of the rows from which blocks are drafted: neighbours' blocks read much the same."""
+"""Distance of the rows from which blocks are drafted: neighbours' blocks read almost the same."""
 
 
 class MomentsAlongTraces(Statistics):
     """`Statistics` of `quantize.algorithms`, measured on recorded traces.
 
-    Of linears that are `corrected` for this rounding, what it takes from the inputs is measured as
-    well. The matrices, 4 in^2 bytes each, lie in the folder `spool`.
+    For linears that are `corrected` for this rounding, what it takes from the inputs is measured as
+    well. The matrices, 4 in^2 bytes each, are in the folder `spool`.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class MomentsAlongTraces(Statistics):
 
     @override
     def measure(self, modules: Sequence[str]) -> None:
-        """Measure them along the traces, those that do not fit beside the others later."""
+        """Measure inputs along the traces; those that do not fit in memory follow later."""
         self._leaders = _leaders(self._draft, modules)
         self._groups = _groups(self._draft, frozenset(self._leaders.values()), self._corrected)
         if self._groups:
@@ -150,12 +150,12 @@ class MomentsAlongTraces(Statistics):
             asked = set(leaders.values()).intersection(group)
             if asked and number != self._at:
                 self._measure_group(number)
-            # Mapped before the next group is measured: a file that is mapped may go.
+            # Map them before the next group is measured: a mapped file may be removed.
             moments |= {leader: self._mapped(leader) for leader in asked - self.too_few.keys()}
         return {name: moments[leader] for name, leader in leaders.items() if leader in moments}
 
     def _files(self, leader: str) -> tuple[Path, Path]:
-        """Of second moments, and of what rounding takes from the inputs."""
+        """Files of second moments, and of what rounding takes from the inputs."""
         return self._spool / f"{leader}.npy", self._spool / f"{leader}.lost.npy"
 
     def _mapped(self, leader: str) -> InputMoments:
@@ -182,7 +182,7 @@ def _mapped_matrix(file: Path) -> Tensor:
 class _Sum:
     """The sum of x xᵀ over rounded inputs x, 4 in^2 bytes, and their number.
 
-    Where it corrects, also that of e xᵀ, with e what rounding took from an input: 8 in^2 bytes.
+    Where it corrects, also the sum of e xᵀ, with e what rounding took from an input: 8 in^2 bytes.
     """
 
     def __init__(self, corrects: bool) -> None:
@@ -194,13 +194,13 @@ class _Sum:
         self._lost: list[Tensor] = []
 
     def add(self, x: Tensor, rounded: Tensor) -> None:
-        """Add all inputs [..., in], as they are and as they are read."""
+        """Add all inputs [..., in], unrounded and as they are read."""
         rows, whole = (t.reshape(-1, t.shape[-1]) for t in (rounded, x))
         self.count += len(rows)
         for part, before in zip(torch.split(rows, _ROWS), torch.split(whole, _ROWS), strict=True):
             if sum(map(len, self._waiting)) + len(part) > _ROWS:
                 self._multiply()
-            self._waiting.append(part.clone())  # what the draft does with it later is its own
+            self._waiting.append(part.clone())  # the draft may change it later
             if self._corrects:
                 self._lost.append(before - part)
 
@@ -219,7 +219,7 @@ class _Sum:
 
     @torch.inference_mode()
     def save_means(self, file: Path, lost_file: Path) -> bool:
-        """Write them, float32, unless they hold NaN or infinity; what was summed up goes."""
+        """Write them, float32, unless they hold NaN or infinity; the sums are freed."""
         self._multiply()
         columns = self._strips[0].shape[1]
         matrix = _new_matrix(file, columns)
@@ -255,9 +255,9 @@ def _new_matrix(file: Path, columns: int) -> np.memmap[Any, np.dtype[np.float32]
 
 
 def _leaders(draft: LoadedDraft, modules: Sequence[str]) -> dict[str, str]:
-    """Module -> the first of those that read the very same inputs.
+    """Module -> the first of those that read exactly the same inputs.
 
-    Linears that engines fuse do, but for the queries of a block draft: keys and values read the
+    Linears that engines fuse do, except the queries of a block draft: keys and values read the
     context as well.
     """
     blocks = isinstance(draft.forward, BlockForward)
@@ -265,7 +265,7 @@ def _leaders(draft: LoadedDraft, modules: Sequence[str]) -> dict[str, str]:
     leaders = {}
     for name in modules:
         parent, _, leaf = name.rpartition(".")
-        alone = blocks and leaf == "q_proj"
+        alone = blocks and leaf in ("q_proj", "q_a_proj")
         leaders[name] = first.setdefault((parent, leaf) if alone else fused_group(name), name)
     return leaders
 
@@ -273,7 +273,7 @@ def _leaders(draft: LoadedDraft, modules: Sequence[str]) -> dict[str, str]:
 def _groups(
     draft: LoadedDraft, leaders: Collection[str], corrected: Collection[str]
 ) -> list[tuple[str, ...]]:
-    """Leaders that are measured together, as many as fit, as the draft runs them."""
+    """Leaders that are measured together, as many as fit, in the order of the draft."""
     specs = draft.family.tensor_specs(draft.geometry)
     order = {name.removesuffix(".weight"): i for i, name in enumerate(specs)}
     groups: list[list[str]] = [[]]
@@ -294,12 +294,12 @@ def _columns(draft: LoadedDraft, module: str) -> int:
 
 
 def need_of(plan: Plan) -> Need:
-    """What the plan's algorithm must know of inputs."""
+    """What the plan's algorithm must know about inputs."""
     return get_backend(plan.recipe.backend, plan.recipe.algorithm).needs
 
 
 def why_unused(plan: Plan, static: Measured) -> str | None:
-    """Why traces would tell a plan nothing; None where it must know what is computed."""
+    """Why traces would tell a plan nothing; None where it needs a measurement."""
     recipe, algorithm = plan.recipe, plan.recipe.algorithm
     if recipe.kv_cache is not None and recipe.kv_cache.needs_traces:
         return None
@@ -322,7 +322,7 @@ def measured_inputs(
 ) -> Measured:
     """Static scales now, and moments stage by stage when `quantize_draft` asks for them.
 
-    Where the plan needs neither, the traces are not looked at (`why_unused`).
+    Where the plan needs neither, the traces are not read (`why_unused`).
     """
     if why_unused(plan, static):
         return static
@@ -342,7 +342,7 @@ def measured_inputs(
 
 
 def corrected_linears(plan: Plan) -> frozenset[str]:
-    """Linears whose weights are to make up for the rounding of their inputs, by canonical names."""
+    """Linears whose weights compensate the rounding of their inputs, by canonical names."""
     return frozenset(
         step.row.canonical.removesuffix(".weight")
         for step in plan.quantized
@@ -352,14 +352,14 @@ def corrected_linears(plan: Plan) -> frozenset[str]:
 
 
 WANTED_PER_COLUMN = 32
-"""Inputs for each column of a weight: with four times as many, what correction wins hardly grows.
+"""Inputs for each column of a weight: with four times as many, correction gains hardly more.
 Measured by the divergence on other prompts, NVFP4 on EAGLE-3 Llama: see experiments/rounding.md."""
 
 
 def few_for_correction(plan: Plan, run: DraftRun) -> str | None:
-    """Said before anything runs, where correction wants more prompts than there are; else None.
+    """A warning before anything runs, where correction wants more prompts than there are; or None.
 
-    Of experts nothing: who is routed to them shows when the draft runs.
+    Nothing about experts: which tokens reach them shows only when the draft runs.
     """
     columns = {
         name: _columns(run.draft, name)

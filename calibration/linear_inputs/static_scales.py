@@ -1,7 +1,7 @@
 """Static input scales of a plan, by the names on disk: measured on traces, or one constant.
 
-Steps 2 .. K of a chain feed the draft's own hidden states, not the target's, so the first step
-alone gives scales that clip the later ones. The key and value projections of a block draft read the
+Steps 2 .. K of a chain feed the draft's own hidden states, not the target's, so scales from the
+first step alone clip the later ones. The key and value projections of a block draft read the
 fused features of the context and the normed rows of the block, two distributions under one scale.
 """
 
@@ -13,7 +13,6 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from ...quantize.drafts.engine_traits import fused_group
 from ...quantize.drafts.forward import BLOCK_ROWS, DraftForward
 from ...quantize.making.preparing import balanced_norms
 from ...quantize.numerics.number_formats import fp8_scale, nvfp4_global_scale
@@ -31,7 +30,7 @@ MAX_TOKENS = 2048  # of prompts that go through a draft together
 def run_over_traces(
     forward: DraftForward, run: DraftRun, *, row_stride: int = 1, on_progress: Progress = unseen
 ) -> None:
-    """Draft K tokens from every position of the continuations, teacher-forced as replay does it.
+    """Draft K tokens from every position of the continuations, teacher-forced as in replay.
 
     The `OnInput` of `forward` sees every input: that of fc where the traces hold the target's
     features, that of the head after each pass. Prompts of equal lengths go through it together.
@@ -56,9 +55,9 @@ def run_over_traces(
 
 
 def _equally_long(entries: Sequence[TraceEntry]) -> list[list[TraceEntry]]:
-    """Prompts that go through a draft together: of the same lengths, so that nothing is filled up.
+    """Prompts that go through a draft together, of equal lengths, so that nothing is padded.
 
-    What is filled up would be seen by who observes inputs, and experts do not tell where they are
+    Observers of inputs would see the padding, and experts do not tell which token an input comes
     from.
     """
     batches: list[list[TraceEntry]] = []
@@ -74,7 +73,7 @@ def _equally_long(entries: Sequence[TraceEntry]) -> list[list[TraceEntry]]:
 
 
 def never_run(run: DraftRun, name: str) -> CalibrationError:
-    """The error for a linear that nothing has run through."""
+    """The error for a linear that no input has reached."""
     where, steps = f"{run.traces.folder}: {name}", run.num_draft_tokens
     fused = name == "fc" and run.traces.manifest.features.kind == "fused"
     row = "only-outputs" if fused else "not-reached"
@@ -82,16 +81,16 @@ def never_run(run: DraftRun, name: str) -> CalibrationError:
 
 
 def stored_scale(absmax: float, activations: ActivationFormat) -> float:
-    """What a linear stores of its input: a power of two, so large that absmax is not clipped.
+    """What a linear stores for its input: a power of two, large enough not to clip absmax.
 
-    That is at least absmax / 448 (FP8) or absmax / (6 * 448) (NVFP4, whose is the global scale of
-    the scales of groups, as for weights), and below twice as much. ModelOpt 0.47 stores the
-    quotient itself (`get_activation_scaling_factor`), and which calibration prompts were taken
-    then decides where every value stands between two codes. FP8 has the same precision in every
-    octave, so nothing is won by that: measured on the shipped pairs, alignments differ by as much
+    That is at least absmax / 448 (FP8) or absmax / (6 * 448) (NVFP4, where it is the global scale
+    over those of groups, as for weights), and below twice as much. ModelOpt 0.47 stores the
+    quotient itself (`get_activation_scaling_factor`); then the calibration prompts determine
+    where every value lies between two codes. FP8 has the same precision in every
+    octave, so that gains nothing: measured on the shipped pairs, alignments differ by as much
     as two measurements of the same thing do (0.3 %). Powers of two leave the mantissas alone:
     other prompts give the same scale, and the same codes wherever nothing is clipped and no code
-    is subnormal. Nor is it worth it to choose by divergence: of NVFP4's inputs, on a shipped pair,
+    is subnormal. Choosing by divergence does not pay either: for NVFP4's inputs, on a shipped pair,
     2, 4 and 16 times the scale give the same 3.530e-3 nats to the last digit, the quotient 3.542,
     ModelOpt's headroom 3.509, three drawn at random above the quotient 3.444 to 3.481, and a half,
     which clips, 5.457. Zero absmax gives 1.
@@ -101,7 +100,7 @@ def stored_scale(absmax: float, activations: ActivationFormat) -> float:
 
 
 def octave_above(x: float) -> float:
-    """The smallest power of two that is no smaller; 1 for zero."""
+    """The smallest power of two that is not smaller; 1 for zero."""
     if x == 0:
         return 1.0
     mantissa, exponent = math.frexp(x)  # mantissa in [0.5, 1)
@@ -135,13 +134,13 @@ def measure_absmax(
         if not math.isfinite(seen[name]):
             fix = "its weights are finite, but too large to compute with: export it again"
             raise CalibrationError(draft.name, f"{name}: an input is NaN or infinite", fix=fix)
-        group = fused_group(name)
+        group = draft.family.scale_group(name)
         largest[group] = max(largest.get(group, 0.0), seen[name])
-    return {name: largest[fused_group(name)] for name in names}
+    return {name: largest[draft.family.scale_group(name)] for name in names}
 
 
 def constant_scales(plan: Plan, scale: float) -> Measured:
-    """One scale for all quantized linears, as `--input-scale` gives it."""
+    """One scale for all quantized linears, from `--input-scale`."""
     if not 0 < scale < math.inf:
         what = f"expected a positive number, got {scale}"
         raise BackendError("--input-scale", what, fix="give a positive number, such as 1.0")

@@ -9,18 +9,18 @@ from ...recipes.regular_file import AnyPath
 
 ComputeDtype = Literal["float32", "bfloat16"]
 DraftSampling = Literal["greedy", "probabilistic", "block"]
-"""How a draft chooses its proposals: its most likely tokens, or drawn at the target's temperature.
+"""How a draft chooses proposals: its most likely tokens, or draws at the target's temperature.
 
-Greedy is the default of vLLM (`draft_sample_method`) and SGLang whatever the target's temperature;
+Greedy is the default of vLLM (`draft_sample_method`) and SGLang, whatever the target's temperature;
 "probabilistic" is vLLM's word, SGLang's is `speculative_use_rejection_sampling`. Both engines draw
-from all tokens of the draft: top-p and top-k are the target's alone. "block" is drawn as well, and
-verified as a block (vLLM's `rejection_sample_method` "block", SGLang's
+from all tokens of the draft: only the target has top-p and top-k. "block" proposals are drawn as
+well, and verified as a block (vLLM's `rejection_sample_method` "block", SGLang's
 `speculative_use_block_verification`); both rules accept the same of greedy proposals."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Passes(Heard):
-    """How drafts run along traces; None = their own K, the traces' target, as many as fit."""
+    """How drafts run along traces; None = own K, the traces' target, as many as memory allows."""
 
     num_draft_tokens: int | None = None
     target: AnyPath | None = None
@@ -31,27 +31,27 @@ class Passes(Heard):
 
     @property
     def rotary_base(self) -> float | None:
-        """Instead of that of config.json."""
+        """The rotary base that replaces that of config.json."""
         return None
 
     @property
     def served(self) -> ServedForm:
-        """What an engine makes of each draft but the reference, the first of several."""
+        """What an engine makes of each draft except the reference, the first of several."""
         return AS_STORED
 
     def served_forms(self, count: int) -> list[ServedForm]:
-        """What an engine makes of each of so many drafts."""
+        """What an engine makes of each of `count` drafts."""
         as_stored = min(1, count - 1)
         return [AS_STORED] * as_stored + [self.served] * (count - as_stored)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnTraces(Passes):
-    """How they are replayed, and where; `no_cache`: nothing is recalled or kept."""
+    """How and where drafts are replayed; `no_cache`: nothing is recalled or kept."""
 
     no_cache: bool = False
 
     @property
     def ray_address(self) -> str | None:
-        """Of the Ray cluster that computes what drafts propose; None = this process does."""
+        """Address of the Ray cluster that computes the proposals; None = this process does."""
         return None

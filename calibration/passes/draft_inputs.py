@@ -1,7 +1,7 @@
-"""What a draft reads of a trace, and whether the trace is one that this draft can read.
+"""What a draft reads from a trace, and whether it can read the trace at all.
 
-Wrong features do not crash a draft, they only lower its acceptance: every mismatch that can be seen
-is an error here.
+Wrong features do not crash a draft, they only lower its acceptance: every mismatch that can be
+detected is an error here.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,12 +40,12 @@ def default_aux_layer_ids(num_layers: int) -> tuple[int, ...]:
 
 
 def mask_token_ids(geometry: Geometry) -> tuple[int, ...]:
-    """Tokens that a draft reads beside those of the text: the mask of a block draft."""
+    """Tokens that a draft reads besides those of the text: the mask of a block draft."""
     return () if geometry.mask_token_id is None else (geometry.mask_token_id,)
 
 
 def check_reads_layers(draft: LoadedDraft) -> None:
-    """Check that the draft reads outputs of layers, all that dumps hold, or tokens."""
+    """Check that the draft reads only tokens, or outputs of layers, which dumps hold."""
     if draft.geometry.reads_features and not draft.geometry.reads_layers:
         raise refused(TraceError, f"draft {draft.name}", __file__, "no-fc", last_state=_LAST_STATE)
 
@@ -62,7 +62,7 @@ def fused_features(draft: LoadedDraft, features: Tensor) -> Tensor:
 
 
 def check_trace_fits(draft: LoadedDraft, traces: TraceFolder) -> None:
-    """Check that the recorded features are the ones that the draft was trained to read."""
+    """Check that the recorded features are those that the draft was trained to read."""
     g, features = draft.geometry, traces.manifest.features
     layers = _layers_read(g, traces)
     width = g.num_aux_layers * g.target_hidden_size if features.kind == "aux" else g.hidden_size
@@ -78,7 +78,7 @@ def check_trace_fits(draft: LoadedDraft, traces: TraceFolder) -> None:
             "last_state": _LAST_STATE,
         }
         raise refused(TraceError, traces.folder, __file__, row, **facts)
-    if "mask_embedding" not in draft.weights:  # a side file of the draft goes before the table
+    if "mask_embedding" not in draft.weights:  # a side file of the draft comes before the table
         masks = torch.tensor(mask_token_ids(draft.geometry), dtype=torch.int64)
         _check_embedded(draft, masks, traces)
 
@@ -98,12 +98,12 @@ class DraftRun:
         check_trace_fits(self.draft, self.traces)
 
     def rows(self, entry: TraceEntry) -> range:
-        """The rows of a prompt's continuation from which it proposes."""
+        """The rows of a prompt's continuation from which the draft proposes."""
         return rows_along(entry, self.num_draft_tokens)
 
 
 def rows_along(text: TraceEntry | PromptTrace, num_draft_tokens: int) -> range:
-    """The rows of a continuation after which so many tokens stand."""
+    """The rows of a continuation that `num_draft_tokens` tokens follow."""
     return whole_rows(text.num_tokens, num_draft_tokens, first_row=text.prompt_length - 1)
 
 
@@ -120,7 +120,7 @@ def first_hidden_of_batch(
 ) -> Tensor:
     """`first_hidden` of several prompts, [B, N - 1, W] for N tokens of the longest.
 
-    Shorter ones are filled up with their last row. W is 0 for a draft that reads tokens alone. The
+    Shorter ones are filled up with their last row. W is 0 for a draft that reads only tokens. The
     `OnInput` of `forward` sees the features; None = the draft's own maths.
     """
     _check_embedded(draft, torch.cat([trace.token_ids for trace in batch]), traces)
@@ -148,11 +148,11 @@ def first_hidden_of_batch(
 
 
 class TraceBatch(tuple[PromptTrace, ...]):
-    """Prompts that go through drafts together, and what drafts read of them, on their device.
+    """Prompts that go through drafts together, and the drafts' inputs, on their device.
 
     Attributes:
         token_ids: [B, N] int64, N tokens of the longest; the others are filled up with their last.
-        features: [B, N - 1, width]; of one prompt with more than `BLOCK_ROWS` rows on the CPU.
+        features: [B, N - 1, width]; on the CPU for one prompt with more than `BLOCK_ROWS` rows.
     """
 
     token_ids: Tensor
@@ -160,7 +160,7 @@ class TraceBatch(tuple[PromptTrace, ...]):
 
     @classmethod
     def of(cls, prompts: Sequence[PromptTrace], device: torch.device) -> "TraceBatch":
-        """The same, where it is one already."""
+        """A batch of these prompts, or the argument where it already is one."""
         if isinstance(prompts, cls):
             return prompts
         found, longest = cls(prompts), max(trace.num_tokens for trace in prompts)
@@ -175,20 +175,20 @@ class TraceBatch(tuple[PromptTrace, ...]):
 
 
 def _moved(values: Tensor, device: torch.device) -> Tensor:
-    """To a device; a GPU copies by itself what lies in pinned memory, in order with its work."""
+    """To a device; a GPU copies from pinned memory asynchronously, in order with its work."""
     if device.type == "cuda":
         return values.pin_memory().to(device, non_blocking=True)
     return values.to(device)
 
 
 def filled_up(rows: Tensor, length: int) -> Tensor:
-    """Rows [N, ...] and the last one again and again, [length, ...]; N is at least 1."""
+    """Rows [N, ...], with the last one repeated, as [length, ...]; N is at least 1."""
     return torch.cat((rows, rows[-1:].expand(length - len(rows), *rows.shape[1:])))
 
 
 def _check_embedded(draft: LoadedDraft, token_ids: Tensor, traces: TraceFolder) -> None:
     """Rows that a trace's tables do not carry are NaN, which an argmax would hide."""
-    if EMBEDDING not in draft.weights:  # a draft that reads no token
+    if EMBEDDING not in draft.weights:  # a draft that reads no tokens
         return
     absent = token_ids[draft.weights[EMBEDDING][token_ids, 0].isnan().to(token_ids.device)]
     if len(absent):
@@ -217,7 +217,7 @@ def _misfit(
 
 
 def _layers_read(geometry: Geometry, traces: TraceFolder) -> tuple[int, ...] | None:
-    """Of the target; None where it has no such layers, or the traces not their outputs."""
+    """Layers of the target; None where it has none of them, or the traces lack their outputs."""
     num_layers = traces.manifest.target.num_layers
     if not geometry.reads_layers:
         return (num_layers - 1,) if traces.manifest.features.kind == "fused" else None
@@ -227,15 +227,15 @@ def _layers_read(geometry: Geometry, traces: TraceFolder) -> tuple[int, ...] | N
         return None
 
 
-MAX_TOKENS = 4096  # of a batch, with what shorter prompts are filled up with; more is hardly faster
+MAX_TOKENS = 4096  # of a batch, padding included; more is hardly faster
 
 
 def batches_of(
     entries: Sequence[TraceEntry], *, max_tokens: int = MAX_TOKENS, max_prompts: int | None = None
 ) -> list[list[int]]:
-    """Positions of prompts to run together, alike in length so that little is filled up.
+    """Positions of prompts to run together, similar in length so that there is little padding.
 
-    `max_prompts` of a batch whatever their lengths; None = as many as `max_tokens` lets.
+    `max_prompts` limits a batch whatever their lengths; None = as many as `max_tokens` allows.
     """
 
     def lengths(position: int) -> tuple[int, int]:
@@ -257,9 +257,9 @@ def batches_of(
 
 
 def work_of(entries: Sequence[TraceEntry], num_draft_tokens: int) -> int:
-    """Positions that a draft computes along prompts that go through it together, for progress.
+    """Positions that a draft computes along prompts in one batch, for progress.
 
-    Every prompt is as long as the longest; after each token of its continuation stand K - 1 more.
+    Every prompt is as long as the longest; after each token of its continuation come K - 1 more.
     """
     tokens = max(entry.num_tokens for entry in entries)
     rows = tokens - min(entry.prompt_length for entry in entries)
@@ -269,7 +269,7 @@ def work_of(entries: Sequence[TraceEntry], num_draft_tokens: int) -> int:
 def read_ahead(
     traces: TraceFolder, batches: Sequence[Sequence[int]], device: torch.device
 ) -> Iterator[TraceBatch]:
-    """Read batches one after the other, each while a caller works on the one before."""
+    """Read batches one after the other, each while a caller works on the previous one."""
     prompts = traces.manifest.prompts
 
     def read(positions: Sequence[int]) -> TraceBatch:
@@ -292,9 +292,9 @@ def proposals_of_batch(
 ) -> list[Proposals]:
     """What a draft proposes along several prompts, on the CPU.
 
-    Up to the first proposal of a row that is not accepted, that is: what would come after it does
-    not count, and is left out wherever no other row needs it. One scale for the inputs of a whole
-    call needs all of them, so a draft that is not `rounds_alone` is given one prompt.
+    Counts up to the first proposal of a row that is not accepted: later ones do not matter, and
+    are left out wherever no other row needs them. One scale for the inputs of a whole call needs
+    all of them, so a draft that is not `rounds_alone` is given one prompt at a time.
 
     Prompts are padded with their own last token and features: nothing looks ahead, and padding is
     finite wherever the prompt is.

@@ -1,4 +1,4 @@
-"""Drafts that run along traces, loaded within the memory that there is."""
+"""Drafts that run along traces, loaded within the available memory."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -31,13 +31,13 @@ class LoadedForReplay:
 
     @property
     def both(self) -> tuple[LoadedDraft, LoadedDraft]:
-        """Baseline and candidate of a gate, the first two."""
+        """Baseline and candidate of a gate: the first two."""
         baseline, candidate, *_ = self.drafts
         return baseline, candidate
 
 
 def load_for_replay(folders: Sequence[Path], traces: TraceFolder, how: Passes) -> LoadedForReplay:
-    """Say what memory a replay takes, and load the drafts; DeviceError: they do not fit."""
+    """Print the memory that a replay takes, and load the drafts; DeviceError if they do not fit."""
     estimate = memory_of(folders, traces, how)
     estimate.check()
     how.listener.note(estimate.line())
@@ -69,7 +69,7 @@ def memory_of(
 
 
 def load_beside(loaded: LoadedForReplay, folders: Sequence[Path], how: Passes) -> LoadedForReplay:
-    """What was loaded, and these drafts after it, which share the first one's equal tensors."""
+    """The loaded drafts, and these after them, which share equal tensors with the first."""
     drafts = list(loaded.drafts)
     forms = how.served_forms(len(drafts) + len(folders))[len(drafts) :]
     for folder, form in zip(folders, forms, strict=True):

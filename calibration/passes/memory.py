@@ -1,6 +1,6 @@
 """What a replay takes of a device's memory, known from headers before it starts.
 
-Weights are counted to the byte; what the passes hold for a moment is bounded from above.
+Weights are counted to the byte; temporary memory of the passes is bounded from above.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ _CGROUPS = (
     (Path("/sys/fs/cgroup"), "memory.max", "memory.current", ""),
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
 )
-"""Of versions 2 and 1: folder, limit, what is used, and how the keys of memory.stat begin."""
+"""For cgroup versions 2 and 1: folder, limit, usage, and the prefix of keys in memory.stat."""
 
 
 def resolve_device(name: str) -> torch.device:
@@ -59,7 +59,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Bytes that can still be taken on a device; None where there is no /proc/meminfo."""
+    """Bytes that are still available on a device; None where there is no /proc/meminfo."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     free = _available_of_machine()
@@ -70,7 +70,7 @@ def available_bytes(device: torch.device) -> int | None:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most memory that this process has held: on a GPU as torch counts, else resident."""
+    """The most memory that this process has held: on a GPU as torch counts it, else resident."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     unit = 1 if sys.platform == "darwin" else 1024
@@ -96,7 +96,7 @@ def _available_of_machine() -> int | None:
 
 
 def _left_in_cgroup(folder: Path, limit: str, used: str, prefix: str) -> int | None:
-    """None where there is no limit. Cached files, which can be dropped, are not in use."""
+    """None where there is no limit. Cached files can be dropped, so they do not count as used."""
     try:
         held = int(read_text(folder / used))
         stat = dict(line.split() for line in read_text(folder / "memory.stat").splitlines())
@@ -108,12 +108,12 @@ def _left_in_cgroup(folder: Path, limit: str, used: str, prefix: str) -> int | N
 
 _ROOT = Path(__file__).parents[2]
 _COMPUTING = ("recipes", "quantize", "calibration", "validate/counting")
-_SOME = 2**16  # bytes of what Linux says of its processors: the first one is among them
+_SOME = 2**16  # bytes of /proc/cpuinfo: the first processor is in them
 _DECODED = 8  # bytes that decoding holds at most per byte of a stored block
 
 
 def computing(device: torch.device) -> dict[str, object]:
-    """What gives the same bits where it is the same: arithmetic, and the code of this package."""
+    """What determines the bits of a result: arithmetic, and the code of this package."""
     return {
         **arithmetic(device),
         "draftquant": package_version("draftquant"),
@@ -122,9 +122,9 @@ def computing(device: torch.device) -> dict[str, object]:
 
 
 def arithmetic(device: torch.device) -> dict[str, object]:
-    """What rounds results otherwise on another machine: a product may be summed in another order.
+    """What makes another machine round differently: it may sum a product in another order.
 
-    On the CPU the number of threads does so too: of 7,168 columns two threads sum halves.
+    On the CPU the number of threads does so too: with 7,168 columns two threads sum halves.
     """
     if device.type == "cpu":
         name = f"{_processor()} {torch.backends.cpu.get_cpu_capability()}"
@@ -136,7 +136,7 @@ def arithmetic(device: torch.device) -> dict[str, object]:
 
 
 def _processor() -> str:
-    """As Linux calls it; kernels of one instruction set still differ by it."""
+    """The processor's name in Linux; even kernels of one instruction set differ by it."""
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.is_file():
         return "cpu"
@@ -147,7 +147,7 @@ def _processor() -> str:
 
 @functools.cache
 def code_sha256() -> str:
-    """Of the modules that a proposal may depend on: a checkout changes without a new version."""
+    """Hash of the modules that proposals may depend on: a checkout changes without a version."""
     digest = hashlib.sha256()
     for house in _COMPUTING:
         for path in sorted((_ROOT / house).rglob("*.py")):
@@ -160,7 +160,7 @@ def code_sha256() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftMemory:
-    """The weights of one draft: bytes of its own, and bytes in common with the first."""
+    """The weights of one draft: its own bytes, and bytes shared with the first draft."""
 
     name: str
     own: int
@@ -169,7 +169,7 @@ class DraftMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """Bytes that a replay takes at most, beside what the process holds already."""
+    """Upper bounds in bytes on what a replay takes, on top of what the process already holds."""
 
     device: torch.device
     drafts: tuple[DraftMemory, ...]
@@ -181,29 +181,29 @@ class MemoryEstimate:
 
     @property
     def total(self) -> int:
-        """All of it: reading has ended when the passes begin."""
+        """The total; reading has ended when the passes begin."""
         weights = self.tables + sum(draft.own for draft in self.drafts)
         return weights + max(self.reading, self.passes)
 
     @property
     def fits(self) -> bool:
-        """As far as is known."""
+        """True if it fits, as far as is known."""
         return self.available is None or self.total <= self.available
 
     def beside_first(self, others: Sequence[DraftMemory]) -> "MemoryEstimate":
-        """Of the first draft and these."""
+        """The estimate for the first draft and these."""
         return dataclasses.replace(self, drafts=(self.drafts[0], *others))
 
     @property
     def in_turn(self) -> "MemoryEstimate":
-        """Of the first draft and the largest of the others: what is needed at least."""
+        """The estimate for the first draft and the largest other one: the least that is needed."""
         largest = sorted(self.drafts[1:], key=lambda draft: draft.own)[-1:]
         return self.beside_first(largest)
 
     def groups(self, most: int) -> list[range]:
         """Numbers of the drafts after the first that fit beside it together, `most` at a time.
 
-        A draft that does not fit even alone is a group of its own; `in_turn` tells.
+        A draft that does not fit even alone forms its own group; `in_turn` tells.
         """
         found: list[range] = []
         for number in range(1, len(self.drafts)):
@@ -217,7 +217,7 @@ class MemoryEstimate:
         return found
 
     def line(self) -> str:
-        """For people, in decimal gigabytes."""
+        """The estimate for people, in decimal gigabytes."""
         weights = [
             f"{draft.name} {_gigabytes(draft.own)}"
             + (f" beside {_gigabytes(draft.common)} of the first's" if draft.common else "")
@@ -232,7 +232,7 @@ class MemoryEstimate:
         )
 
     def check(self) -> None:
-        """Refuse what does not fit."""
+        """Refuse drafts that do not fit."""
         if self.fits:
             return
         raise DeviceError(
@@ -256,9 +256,9 @@ def estimate_replay(
     online_heads: Sequence[OnlineHead | None] = (),
     in_turn: bool = False,
 ) -> MemoryEstimate:
-    """What `replay_drafts` will take with drafts that are loaded compact, each like the first.
+    """What `replay_drafts` will take with drafts that are loaded compactly, each like the first.
 
-    Reads headers, and of tensors that two drafts may have in common the first rows.
+    Reads headers, and the first rows of tensors that two drafts may share.
     """
     stored = [StoredDraft.read(Checkpoint.open(folder)) for folder in folders]
     heads = online_heads or [None] * len(stored)
@@ -298,7 +298,7 @@ class _DraftOnDisk:
 
     def weights(self, first: "_DraftOnDisk | None") -> DraftMemory:
         g, common = self.geometry, 0
-        # A head that vLLM quantizes while it loads, as it is computed: in float32 at first.
+        # A head that vLLM quantizes while it loads, as computed here: in float32 at first.
         own = 4 * g.vocab_size * g.hidden_size if self._online_head else 0
         for row in self._rows.values():
             held = held_dtype(self._stored, row, self._dtype, compact=True)
@@ -310,7 +310,7 @@ class _DraftOnDisk:
         return DraftMemory(name=self._stored.checkpoint.folder.name, own=own, common=common)
 
     def tables(self) -> int:
-        """Of embedding and head that are not stored, as if the target had BF16."""
+        """Bytes of an embedding and head that are not stored, as if the target had BF16."""
         g = self.geometry
         rows = {"embed_tokens.weight": g.vocab_size, "lm_head.weight": g.draft_vocab_size}
         if not self._stored.draft.family.shared_tables:
@@ -337,7 +337,7 @@ class _DraftOnDisk:
             rows = len(batch) * min(tokens, BLOCK_ROWS)
             scores = min(3 * MAX_SCORES, 3 * len(batch) * g.num_attention_heads * tokens**2)
             logits = min(MAX_LOGITS, rows * g.draft_vocab_size)
-            # Of this batch and the next one, as read and as filled up; and widened.
+            # This batch and the next one, as read and as padded; and widened.
             read = features.width * (4 * FEATURE_DTYPES[features.dtype][0].itemsize + wide)
             held = every * (read + 2 * g.hidden_size * wide)
             held += rows * per_row + (every * g.num_layers + rows * num_draft_tokens) * keys

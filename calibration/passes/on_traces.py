@@ -1,8 +1,8 @@
-"""What runs along traces: traces that are opened, drafts that run on them, and what to warn of.
+"""What runs along traces: opened traces, drafts that run on them, and warnings.
 
 Traces may be longer than a draft is made for, or than its layers look back. Replay computes the
-angles of any position, so it measures such traces; an engine may not serve them, and then a figure
-is of text that no user of that engine gets.
+angles of any position, so it measures these traces; an engine may not serve them, and then a
+figure describes text that no user of that engine gets.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,7 +31,7 @@ from .memory import resolve_device
 
 
 def open_traces(folder: AnyPath, listener: Listener) -> TraceFolder:
-    """Open a trace folder; where its hidden states are not stored as they are, say how."""
+    """Open a trace folder; where its hidden states are not stored exactly, say how they are."""
     traces, warnings = open_with_warnings(folder, listener)
     for warning in warnings:
         listener.warning(warning)
@@ -41,7 +41,7 @@ def open_traces(folder: AnyPath, listener: Listener) -> TraceFolder:
 def open_with_warnings(folder: AnyPath, listener: Listener) -> tuple[TraceFolder, tuple[str, ...]]:
     """The same for a verb whose report holds the warnings.
 
-    Rounded hidden states are one: every figure is then that of a draft with rounded inputs.
+    Rounded hidden states give a warning: every figure is then one of a draft with rounded inputs.
     """
     traces = TraceFolder.open(Path(folder))
     storage = traces.manifest.features.storage
@@ -57,10 +57,10 @@ def open_with_warnings(folder: AnyPath, listener: Listener) -> tuple[TraceFolder
 
 
 def chosen_num_draft_tokens(asked: int | None, drafts: Sequence[LoadedDraft]) -> int:
-    """K: as asked, else what all the drafts are made for.
+    """K: as asked, or what all the drafts are made for.
 
-    A block draft fills its whole block; a chain has no length of its own, 3 is what is usually
-    served.
+    A block draft fills its whole block; a chain has no length of its own, so it gets 3, the usual
+    number in serving.
     """
     if asked is not None:
         served = "give the K that will be served, such as -k 3"
@@ -77,7 +77,7 @@ def chosen_num_draft_tokens(asked: int | None, drafts: Sequence[LoadedDraft]) ->
 def shared_tables(
     traces: TraceFolder, target: AnyPath | None, device: torch.device
 ) -> SharedTables:
-    """Embedding and head for drafts without, as they are stored: the target's, else the traces'."""
+    """Embedding and head, as stored, for drafts without their own: the target's or the traces'."""
     if target:
         return TargetTables.find(Path(target)).shared(None, device)
     return traces.tables(None, device)
@@ -102,7 +102,7 @@ def draft_on_traces(
 def open_for_drafts(
     traces: AnyPath, drafts: Iterable[Reference], listener: Listener
 ) -> tuple[TraceFolder, list[Path], tuple[str, ...]]:
-    """Open traces and find drafts that run on them; with what to warn of their figures."""
+    """Open traces and find drafts that run on them, with warnings about their figures."""
     opened, warnings = open_with_warnings(traces, listener)
     folders = [folder_of(draft) for draft in drafts]
     return opened, folders, warnings + position_warnings(folders, opened, listener)
@@ -111,9 +111,9 @@ def open_for_drafts(
 def position_warnings(
     folders: Iterable[Path], traces: TraceFolder, listener: Listener
 ) -> tuple[str, ...]:
-    """What to warn of, where drafts are made for fewer positions than traces have.
+    """Warnings where drafts are made for fewer positions than the traces have.
 
-    Each sentence is one of all drafts that it is true of.
+    Each sentence covers all drafts that it is true for.
     """
     longest = max((prompt.num_tokens for prompt in traces.manifest.prompts), default=0)
     drafts: dict[Positions, list[str]] = {}
@@ -129,7 +129,7 @@ def position_warnings(
 
 
 def origin_warnings(target: AnyPath | None, traces: TraceFolder) -> tuple[str, ...]:
-    """What to warn of, where tables are of a target that was not recorded, or text of no user."""
+    """Warnings where tables belong to a target that was not recorded, or text to no user."""
     warnings = _target_warnings(target, traces)
     if traces.manifest.ignore_eos:
         warnings += (
@@ -140,7 +140,7 @@ def origin_warnings(target: AnyPath | None, traces: TraceFolder) -> tuple[str, .
 
 
 def _target_warnings(given: AnyPath | None, traces: TraceFolder) -> tuple[str, ...]:
-    """The tables of a target that was not recorded make another draft of both."""
+    """Warn of tables of a target that was not recorded: they turn both drafts into others."""
     recorded = traces.manifest.target
     if given is None or file_sha256(Path(given) / CONFIG_FILE) == recorded.config_sha256:
         return ()
@@ -160,7 +160,7 @@ class Positions:
     """How far a draft reaches; `windows`: positions that each layer sees, None = all.
 
     `rotation` is None for a draft in its target's folder, made for as many positions as the target,
-    and for one that rotates none.
+    and for one that has no rotary embedding.
     """
 
     rotation: Rotation | None
@@ -169,7 +169,7 @@ class Positions:
 
     @classmethod
     def of(cls, draft: Draft) -> "Positions":
-        """By its config.json."""
+        """The reach of a draft, from its config.json."""
         g = draft.geometry
         inside = draft.checkpoint.subtree is not None
         return cls(
@@ -179,7 +179,7 @@ class Positions:
         )
 
     def warning(self, names: Sequence[str], longest: int) -> str | None:
-        """What engines do with a context of so many positions; None where they do nothing."""
+        """What engines do with a context of this many positions; None if nothing."""
         rotation = self.rotation
         if rotation is None:
             return None
@@ -197,7 +197,7 @@ class Positions:
         )
 
     def note(self, names: Sequence[str], longest: int) -> str | None:
-        """Which layers look back less far than so many positions; None where none does."""
+        """Which layers do not look back that many positions; None where all do."""
         windows = [window for window in self.windows if window is not None and window < longest]
         if not windows:
             return None

@@ -1,7 +1,7 @@
 """What a draft proposes along a trace, and how much it can propose.
 
-What counts of a row are its proposals up to the first wrong one. A caller that counts says which
-rows it counts, and then nothing after a wrong proposal is computed that others do not need.
+Only the proposals of a row up to the first wrong one count. A caller says which rows it
+counts; then nothing is computed after a wrong proposal unless other rows need it.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,11 +22,11 @@ from ...quantize.drafts.forward import (
 from ...quantize.drafts.geometry import Geometry
 
 FEWEST_ROWS = 16
-"""Rows that are multiplied together at least: libraries sum fewer of them in another order."""
+"""Least number of rows to multiply together: with fewer, libraries sum in another order."""
 
 
 class CountedRows:
-    """The rows of the B sequences of a batch that are counted, as the passes go by; None = all."""
+    """The counted rows of the B sequences of a batch, updated pass by pass; None = all."""
 
     def __init__(self, counted: Sequence[range] | None) -> None:
         self._counted = counted
@@ -35,22 +35,22 @@ class CountedRows:
 
     @property
     def alive(self) -> Alive | None:
-        """For `DraftForward.passes`."""
+        """The `alive` argument of `DraftForward.passes`."""
         return None if self._counted is None else lambda: self._left
 
     def any_in(self, one: DraftPass, depth: int) -> bool:
-        """Turn to a depth of a pass; whether any of its rows is looked at."""
+        """Move to a depth of a pass; True if any of its rows counts."""
         if depth == 0:
             self._rows = self._left = self._counted_in(one.rows, one.hidden.device)
         return self._rows is None or len(self._rows) > 0
 
     def states(self, one: DraftPass, depth: int) -> Tensor:
-        """[n, W] of the rows that are looked at."""
+        """[n, W], the states of the rows that count."""
         states = one.hidden[:, :, depth - one.depths.start]
         return states.flatten(0, 1) if one.kept is not None else self.of(states)
 
     def of(self, values: Tensor) -> Tensor:
-        """[B, R, ...] of all rows of a pass -> [n, ...]."""
+        """[B, R, ...] for all rows of a pass -> [n, ...]."""
         flat = values.flatten(0, 1)
         return flat if self._rows is None else flat[self._rows]
 
@@ -62,9 +62,9 @@ class CountedRows:
             into[self._rows // into.shape[1], self._rows % into.shape[1]] = values
 
     def go_on(self, one: DraftPass, *, states: Tensor, top: Tensor, possible: Tensor) -> None:
-        """Leave out what cannot be accepted; all that is asked of the device comes in one copy.
+        """Drop rows that cannot be accepted; all results of the device come in one copy.
 
-        Of `states` [n, W], `top` [n] are the largest logits, and `possible` [n] bool says whether
+        For `states` [n, W], `top` [n] are the largest logits, and `possible` [n] bool says whether
         the proposal may be accepted. NaN and infinity are refused.
         """
         sound = torch.stack((torch.isfinite(states).all(), torch.isfinite(top).all()))
@@ -82,7 +82,7 @@ class CountedRows:
         self._left = still if one.kept is not None else self._rows
 
     def _counted_in(self, rows: range, device: torch.device) -> Tensor | None:
-        """[n] int64 of the B * R rows of a block, sequence after sequence; None = all of them."""
+        """[n] int64, which of the B * R rows of a block count, sequence by sequence; None = all."""
         if self._counted is None:
             return None
         own = [range(max(c.start, rows.start), min(c.stop, rows.stop)) for c in self._counted]
@@ -101,22 +101,22 @@ def _read(flags: Tensor) -> npt.NDArray[np.bool_]:
 
 
 def _enough(rows: Tensor) -> Tensor:
-    """The rows, where they are too few with the last one again and again; none stay none."""
+    """The rows; if too few, the last one is repeated; no rows stay no rows."""
     missing = FEWEST_ROWS - len(rows)
     return torch.cat((rows, rows[-1:].expand(missing))) if len(rows) and missing > 0 else rows
 
 
 MAX_LOGITS = 2**26  # elements of the logits of one part of the rows: 256 MB in float32
-NOTHING = -1  # stands for a proposal that was not computed
+NOTHING = -1  # marks a proposal that was not computed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposals:
     """What a draft proposes from R rows at K depths.
 
-    Its most likely tokens: row i, column j is for position first_row + i + 2 + j, `NOTHING` where
-    that is not counted. Log-probabilities of the tokens recorded there are -infinity for those that
-    it cannot propose, and where that is not counted; None where no temperature is given.
+    Its most likely tokens: row i, column j is for position first_row + i + 2 + j, or `NOTHING`
+    where that does not count. Log-probabilities of the recorded tokens are -infinity for those that
+    it cannot propose, and where that does not count; None where no temperature is given.
     """
 
     token_ids: Tensor  # [R, K] int64, in the target's vocabulary
@@ -127,7 +127,7 @@ class Proposals:
         return self._each(lambda values: values[i, rows])
 
     def cpu(self) -> "Proposals":
-        """The same on the CPU."""
+        """The same tensors on the CPU."""
         return self._each(Tensor.cpu)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Proposals":
@@ -154,7 +154,7 @@ def batch_proposals(
 
     `hidden` [B, N - 1, W] are the draft's rows of the target's features, `token_ids` [B, N] int64:
     nothing looks ahead, so shorter sequences may be padded at the end. Without a temperature above
-    0 its most likely tokens alone are asked for. Of the rows that are `counted`, proposals count up
+    0 only its most likely tokens are computed. In the `counted` rows, proposals count up
     to the first one that can never be accepted; None = every proposal of every row.
     """
     shape = (len(token_ids), len(rows), num_draft_tokens)
@@ -189,7 +189,7 @@ def batch_proposals(
 
 
 class _Chooser:
-    """What a draft proposes from hidden states of one depth, the logits of some rows at a time."""
+    """What a draft proposes from hidden states of one depth, by logits of some rows at a time."""
 
     def __init__(self, forward: DraftForward, token_ids: Tensor, temperature: float | None) -> None:
         self._forward = forward
@@ -214,7 +214,7 @@ class _Chooser:
 
 
 def draft_ids_of(forward: DraftForward, token_ids: Tensor) -> Tensor:
-    """[V] int64: the draft's id of every token of the target's, -1 where it cannot propose it."""
+    """[V] int64: the draft's id of every target token, -1 where it cannot propose it."""
     offered = forward.to_target(torch.arange(forward.num_logits, device=token_ids.device))
     draft_ids = offered.new_full((int(max(offered.max(), token_ids.max())) + 1,), -1)
     draft_ids[offered] = torch.arange(len(offered), device=offered.device)

@@ -1,6 +1,6 @@
-"""`--ray`: batches of prompts that tasks of a Ray cluster compute, in place of this process.
+"""`--ray`: tasks of a Ray cluster compute batches of prompts, instead of this process.
 
-What they give comes in the order of the batches, so that the result is the one of this machine
+Results come in the order of the batches, so that they equal those of this machine
 alone. Each worker opens what its tasks need once, by the paths that the command names. Source: Ray
 2.60: `ray.remote`, whose `max_retries` counts deaths of workers and nodes, not errors of a task.
 """
@@ -25,14 +25,14 @@ from .memory import computing
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 Opening = Callable[[], AbstractContextManager[Callable[[Job], Result]]]
-"""Opens what jobs need, and gives what computes one of them."""
+"""Opens what jobs need, and returns a function that computes one of them."""
 Placed = Callable[[Sequence[Job]], Iterator[Result]]
-"""Computes jobs somewhere, and gives their results in the order of the jobs."""
+"""Computes jobs somewhere, and yields their results in the order of the jobs."""
 
 _RETRIES = 3
-_PATIENCE = 10.0  # seconds for a cluster to take a connection
+_PATIENCE = 10.0  # seconds for a cluster to accept a connection
 _OPENED, _STACK = dict[str, Callable[[Any], Any]](), ExitStack()
-"""What this worker has opened, by the run that it works for, and holds until it ends."""
+"""What this worker has opened, by the run that it works for; held until the worker ends."""
 
 
 class ClusterError(DraftQuantError):
@@ -54,13 +54,13 @@ class _Work(Generic[Job, Result]):
 def ray_tasks(
     address: str, device: torch.device, open_: Opening[Job, Result]
 ) -> Iterator[Placed[Job, Result]]:
-    """Inside the block, jobs are computed by a cluster: HOST:PORT, auto, or local for its own one.
+    """Inside the block, a cluster computes the jobs: HOST:PORT, auto, or local for its own one.
 
     A task has a device of the same kind, and as many CPUs as torch has threads here.
 
     Raises:
         ClusterError: there is no Ray, no cluster, or no node that is large enough; while results
-            are taken, a task is lost again and again, or a node cannot compute it.
+            are read, a task is lost again and again, or a node cannot compute it.
     """
     ray = imported("ray", "ray", "--ray", "needs Ray, which is not installed", ClusterError)
     where = f"--ray {address}"
@@ -81,7 +81,7 @@ def ray_tasks(
             device=torch.device(device.type),
             machine=machine_of(device),
         )
-        with redirect_stdout(sys.stderr):  # Ray prints which workers died, whatever it is told
+        with redirect_stdout(sys.stderr):  # Ray prints which workers died, whatever the settings
             yield partial(_results, where, ray, remote(_compute), ray.put(work))
     finally:
         ray.shutdown()
@@ -95,7 +95,7 @@ def _knock(address: str) -> None:
 
 
 def _check_nodes(where: str, nodes: Sequence[Any], num_cpus: int, num_gpus: int) -> None:
-    """Refuse a cluster where tasks would wait forever, by its nodes as `ray.nodes` says them."""
+    """Refuse a cluster where tasks would wait forever, by its nodes as `ray.nodes` lists them."""
     have = [node["Resources"] for node in nodes if node["Alive"]]
     if not any(h.get("CPU", 0) >= num_cpus and h.get("GPU", 0) >= num_gpus for h in have):
         what = f"no node of {len(have)} has {num_cpus} CPUs{' and a GPU' * num_gpus} for a task"
@@ -104,7 +104,7 @@ def _check_nodes(where: str, nodes: Sequence[Any], num_cpus: int, num_gpus: int)
 
 
 def _results(where: str, ray: Any, remote: Any, work: Any, jobs: Sequence[Any]) -> Iterator[Any]:
-    """What tasks give, in the order of their jobs; errors in our own words."""
+    """Results of tasks, in the order of their jobs; errors in our own words."""
     tasks = [remote.remote(work, job) for job in jobs]
     try:
         while tasks:
@@ -122,7 +122,7 @@ def _results(where: str, ray: Any, remote: Any, work: Any, jobs: Sequence[Any]) 
 
 
 def _compute(work: _Work[Job, Result], job: Job) -> Result:
-    """A task: one job, by what its worker has opened."""
+    """A task: one job, computed with what its worker has opened."""
     torch.set_num_threads(work.num_threads)
     if work.run not in _OPENED:
         check_equal("it", machine_of(work.device), work.machine)
@@ -131,7 +131,7 @@ def _compute(work: _Work[Job, Result], job: Job) -> Result:
 
 
 def machine_of(device: torch.device) -> Mapping[str, object]:
-    """What gives the same bits where it is the same."""
+    """What a machine must have in common with another to give the same bits."""
     return {**computing(device), "transformers": package_version("transformers")}
 
 

@@ -5,10 +5,10 @@
     {"id": "c", "category": "chat", "messages": [{"role": "user", "content": "Hi"}]}
     {"id": "d", "category": "faq", "cluster": "manual.md", "text": "Q: how do I"}
 
-Token ids are used as they are; a "text" beside them is for human readers only. Text alone is
+Token ids are used unchanged; a "text" beside them is only for human readers. Text alone is
 tokenized with the special tokens that the tokenizer adds by default. Messages, with the "tools"
 beside them, go through the target's chat template, with the generation prompt. Prompts of the same
-"cluster" are no independent samples. A column of a parquet file that is null in a row is absent.
+"cluster" are not independent samples. A column of a parquet file that is null in a row is absent.
 """
 
 import codecs
@@ -55,7 +55,7 @@ def mistaken_bytes(path: Path, start: bytes) -> tuple[str, str] | None:
 
 
 def mistaken_lines(path: Path, first: str) -> str:
-    """How to mend a file of which some lines are no prompts."""
+    """How to mend a file that has lines which are not prompts."""
     name = shlex.quote(str(path))
     if first.strip() == "{":
         return f"write each prompt on one line: jq -c . {name} > NEW.jsonl"
@@ -78,7 +78,7 @@ def missing_file(path: Path) -> str:
 
 _ROWS = 256  # read at a time
 MAX_GROUP_BYTES = 2**30
-"""Of one row group unpacked. All of SPEED-Bench's longest prompts together have a tenth."""
+"""Limit of one row group unpacked. All of SPEED-Bench's longest prompts together have a tenth."""
 
 
 def import_pyarrow(where: object) -> Any:
@@ -119,15 +119,15 @@ Line = bytes | Mapping[str, Any]  # of a JSON lines file, or a row of a parquet 
 class Prompt:
     """One prompt, at least one token.
 
-    `later_turns` are texts of the user that stand after it in the file. A text that goes on has a
+    `later_turns` are the user's texts that follow it in the file. A text that continues another has
     `conversation_sha256`, as a `PromptTrace` has.
     """
 
     id: str
     category: str
     token_ids: tuple[int, ...]
-    cluster: str | None = None  # that it shares with others: a document, task or user
-    messages: tuple[Message, ...] = ()  # that make `token_ids`, where later turns follow
+    cluster: str | None = None  # shared with others: a document, task or user
+    messages: tuple[Message, ...] = ()  # the source of `token_ids`, where later turns follow
     later_turns: tuple[str, ...] = ()
     conversation_sha256: str | None = None
 
@@ -175,7 +175,7 @@ def read_prompts(
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Every line that is not blank, with its number; U+2028 is no line end in JSON."""
+    """Every line that is not blank, with its number; in JSON, U+2028 does not end a line."""
     with reading(path, PromptError, missing_file(path)), open_stream(path) as stream:
         if found := mistaken_bytes(path, stream.peek(64)[:64]):
             raise PromptError(path, found[0], fix=found[1])
@@ -192,8 +192,8 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 class PromptEncoder:
     """The target's tokenizer, loaded at the first prompt that needs it; never remote code.
 
-    Without a target only token ids can be had. `template_sha256` is that of the chat template, once
-    it has made token ids of messages.
+    Without a target only token ids can be read. `template_sha256` is of the chat template, once
+    it has turned messages into token ids.
     """
 
     def __init__(self, target: Path | None, *, continues: bool = False) -> None:
@@ -225,7 +225,7 @@ class PromptEncoder:
             rendered = whole = self._rendered(messages, tools, continues=self._continues)
             if self._continues:
                 whole = self._rendered(messages, tools, continues=False)
-        except Exception as exc:  # of the target's own code
+        except Exception as exc:  # from the target's own code
             what = f"{key}: the target's chat template fails: {first_line(exc)}"
             raise LineProblem(what, f"give the prompts as text: {EXAMPLE}") from exc
         if not whole.startswith(rendered):
@@ -240,7 +240,7 @@ class PromptEncoder:
     def _rendered(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, continues: bool
     ) -> str:
-        """What the template writes; where an answer goes on, up to the end of that answer."""
+        """What the template writes; where an answer continues, up to the end of that answer."""
         text: str = self._loaded().apply_chat_template(
             list(messages),
             tools=list(tools) or None,
@@ -273,7 +273,7 @@ class PromptEncoder:
 
 
 def _check_answer(last: Message, key: str) -> None:
-    """Refuse a conversation that ends with another's turn, or with an answer of no text."""
+    """Refuse a conversation that ends with another role's turn, or with an empty answer."""
     if last["role"] != "assistant" or not str(last["content"]).strip():
         found = f"{short(last['role'])}, {short(last['content'])}"
         raise LineProblem(

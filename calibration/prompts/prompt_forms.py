@@ -2,10 +2,10 @@
 
 | form | keys | prompt |
 |---|---|---|
-| ours | `token_ids`, `text` or `messages` | as they are; messages through the chat template |
+| ours | `token_ids`, `text` or `messages` | unchanged; messages go through the chat template |
 | MT-Bench, Spec-Bench, SPEED-Bench | `turns` | the first; others follow the target's answer |
 | ShareGPT, SpecForge, TorchSpec | `conversations` | all up to the last turn of the user |
-| instruction sets, mt_bench_prompts | `prompt` | one turn of the user; of a list the first |
+| instruction sets, mt_bench_prompts | `prompt` | one turn of the user; from a list the first |
 | Alpaca | `instruction`, `input` | one turn of the user: both, with an empty line between |
 | GSM8K and other tasks | `question` | one turn of the user |
 
@@ -29,18 +29,18 @@ Message = Mapping[str, Any]
 NO_CATEGORY = "all"
 _ROLES = {"human": "user", "gpt": "assistant"}  # ShareGPT's names
 _PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"
-"""How SPEED-Bench begins texts that its script is still to fill in."""
+"""How SPEED-Bench's texts begin that its script has not filled in yet."""
 _IDS = ("id", "question_id", "prompt_id")
 _BESIDE = {*_IDS, "category", "cluster"}
 _SPEED = {"sub_category", "source", "src_id", "difficulty", "multiturn"}
-"""What SPEED-Bench says beside its turns."""
+"""Further keys of SPEED-Bench beside its turns."""
 _OF_DATA_SETS = ("query", "input", "content", "problem", "user")
-"""Where data sets of other forms have the user's turn."""
+"""Keys of the user's turn in data sets of other forms."""
 _OURS = _BESIDE | {"token_ids", "text", "messages", "tools"}
 
 
 class Form(NamedTuple):
-    """What a line says of its prompt; lines without an id are numbered."""
+    """What a line says about its prompt; lines without an id are numbered."""
 
     id: object
     category: object
@@ -54,7 +54,7 @@ class Form(NamedTuple):
 
 
 def read_form(value: Mapping[str, Any]) -> Form:
-    """The prompt of one line, whatever tool wrote it."""
+    """The prompt of one line, whichever tool wrote it."""
     marks = [mark for mark in _FORMS if mark in value]
     if len(marks) > 1 or (marks and value.keys() & {"token_ids", "text", "messages"}):
         raise LineProblem(f"expected one form of prompt, got {', '.join(sorted(value))}")
@@ -170,7 +170,7 @@ def _has_calls(message: Mapping[str, Any]) -> bool:
 
 
 def _with_arguments(message: Mapping[str, Any], key: str) -> Message:
-    """Arguments of calls as objects, which templates write; the API of OpenAI has them as text.
+    """Arguments of calls as objects, as templates expect; OpenAI's API has them as text.
 
     Source: vLLM's server does the same, `_postprocess_messages` of its chat_utils.
     """
@@ -208,29 +208,29 @@ _FORMS: Mapping[str, tuple[set[str], Callable[[Mapping[str, Any]], Read]]] = {
         lambda value: _first_turn([value["question"]], "question"),
     ),
 }
-"""Key that marks a form of others -> the keys that it may have, and its reader."""
+"""Key that marks a foreign form -> the keys that it may have, and its reader."""
 
 CONVERSATIONS = ("messages", "conversations", "conversation")
 KNOWN_COLUMNS = (
     ("token_ids",), *((name,) for name in CONVERSATIONS), ("turns",), ("prompt",),
     ("instruction", "input"), ("question",), ("text",),
 )  # fmt: skip
-"""Columns of a data set that a prompt is made of: the first ones that are there."""
+"""Columns of a data set that make a prompt: the first ones that exist are used."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenPrompts(Heard):
     """Which prompts of a file or a data set a run takes; None = all, or the one that is known."""
 
-    prompts_split: str | None = None  # of a data set, [CONFIG/]SPLIT
+    prompts_split: str | None = None  # of a data set: [CONFIG/]SPLIT
     prompts_column: str | None = None
     num_prompts: int | None = None
     prompts_seed: int = 0
 
     def order(self, count: int) -> Sequence[int]:
-        """Places 0 ... count - 1 in the order in which they are drawn; in their own for all.
+        """Places 0 ... count - 1 in the order of the draw; in their own order for all.
 
-        It depends on seed and place alone, so whoever takes more gets these and others.
+        It depends only on seed and place, so a larger choice contains this one.
         """
         if self.num_prompts is None:
             return range(count)
@@ -241,7 +241,7 @@ class ChosenPrompts(Heard):
         return sorted(range(count), key=drawn)
 
     def taken(self, where: object, count: int) -> Sequence[int]:
-        """Those that are taken of so many, in their own order; there must be enough."""
+        """The places taken from `count`, in their own order; there must be enough."""
         AT_LEAST_1.check(PromptError, "num_prompts", self.num_prompts, fix="give a larger number")
         if self.num_prompts is not None and count < self.num_prompts:
             what = f"expected at least {self.num_prompts} prompts, got {count}"
@@ -254,7 +254,7 @@ EVERY_PROMPT = ChosenPrompts()
 
 
 def of_column(row: Mapping[str, Any], column: str | None) -> Mapping[str, Any]:
-    """A row as if the column were one of those that are known: its text is a turn of the user."""
+    """A row as if the column were a known one: its text is a turn of the user."""
     if column is None:
         return row
     if column not in row:

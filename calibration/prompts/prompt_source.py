@@ -1,6 +1,6 @@
 """Prompts by what a user names: a file, or a data set of the Hub, fetched or in the local cache.
 
-huggingface_hub brings the files, as it does for drafts: what `hf download --repo-type dataset` has
+huggingface_hub fetches the files, as it does for drafts: what `hf download --repo-type dataset` has
 left is found without a network. The package `datasets` reads them, and runs none of their code.
 """
 
@@ -26,7 +26,7 @@ from .prompt_forms import (
 )
 
 _FILES = {".jsonl", ".json", ".parquet", ".csv", ".tsv", ".txt", ".gz", ".zip", ".arrow", ".yaml"}
-"""Endings of names that are files, even where they do not exist."""
+"""Endings that mark a name as a file, even where the file does not exist."""
 
 
 def is_dataset(reference: str) -> bool:
@@ -37,7 +37,7 @@ def is_dataset(reference: str) -> bool:
 
 
 def open_dataset(reference: str, asked: ChosenPrompts) -> tuple[DatasetSource, Any]:
-    """Fetch a data set, or find it in the local cache, and open the table of a split of it."""
+    """Fetch a data set, or find it in the local cache, and open the table of one of its splits."""
     what = "no such file; for data sets of the Hub the package datasets is not installed"
     datasets = imported("datasets", "datasets", reference, what, PromptError)
     name, _, revision = reference.partition("@")
@@ -73,7 +73,7 @@ def _one_of(known: Sequence[str], asked: str, where: str, what: str, usual: str 
 
 
 def _fetched(name: str, revision: str) -> Path:
-    """The folder of a commit, whose name is the commit's hash."""
+    """The folder of a commit, named by the commit's hash."""
     from huggingface_hub import errors, snapshot_download
 
     login = "'hf auth login', or put a token into HF_TOKEN"
@@ -101,9 +101,9 @@ def _fetched(name: str, revision: str) -> Path:
 
 @contextlib.contextmanager
 def _quiet(datasets: Any, reference: str) -> Iterator[None]:
-    """Without bars, since our own counts prompts, and without what cards lack.
+    """Silence bars, since our own counts prompts, and warnings about cards.
 
-    What `datasets` raises for files that it cannot read, as a draftquant error.
+    Errors of `datasets` for files that it cannot read become draftquant errors.
     """
     from huggingface_hub.utils import logging
 
@@ -127,7 +127,7 @@ MOST_ROWS = 10_000  # of a data set, without --num-prompts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPrompts:
-    """Prompts, at least one, and the data set that they were taken out of; None for a file."""
+    """Prompts, at least one, and the data set that they were taken from; None for a file."""
 
     prompts: tuple[Prompt, ...]
     dataset: DatasetSource | None = None
@@ -138,7 +138,7 @@ def chosen_prompts(
 ) -> ReadPrompts:
     """Read prompts of a file, or of a data set of the Hub where no such file can be meant.
 
-    Warns of rows of a data set that are none.
+    Warns of rows of a data set that are not prompts.
     """
     if not is_dataset(str(reference)):
         if asked.prompts_split is not None:
@@ -181,7 +181,7 @@ def chosen_prompts(
 def _kept_columns(
     source: DatasetSource, columns: Sequence[str], column: str | None
 ) -> Sequence[str]:
-    """The columns that a prompt is made of: no other one is unpacked."""
+    """The columns that make a prompt: no others are unpacked."""
     beside = [name for name in ("category", "cluster") if name in columns]
     if column is not None:
         if column in columns:
@@ -198,9 +198,9 @@ def _kept_columns(
 
 
 def _known_part(row: Mapping[str, Any], column: str | None) -> Mapping[str, Any]:
-    """A row as a line of a file: what is null is absent, and conversations end with the user.
+    """A row as a line of a file: null means absent, and conversations end with the user.
 
-    Categories that are no text are no categories: many data sets number them.
+    Categories that are not text do not count: many data sets number them.
     """
     there = {key: value for key, value in row.items() if value is not None}
     for name in ("category", "cluster"):

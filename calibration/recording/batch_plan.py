@@ -1,4 +1,4 @@
-"""How many prompts run together: as many as asked for, where memory holds the longest so often."""
+"""How many prompts run together: as many as requested, if memory holds that many of the longest."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ from .continuing import MAX_LOGITS, Continuing, Together
 from .decoding import LONG_TEXT, Decoding
 from .target_model import RecordedTarget
 
-# A row must not see what is padding, nor know of the others. Which targets keep to that is known of
+# A row must not see padding, nor depend on other rows. Which targets guarantee that is known for
 # the kinds of layers below; whether this one does is tried on three short prompts, once together
 # and once alone.
 
@@ -23,19 +23,19 @@ _TRIED = ((9, 4), (8, 2), (4, 2))
 takes its place."""
 _MAX_APART = {torch.float64: 1e-3, torch.float32: 1e-3}
 _MAX_APART_ROUNDED = 5e-2
-"""Relative difference of a row's features that sums in another order make, with a wide margin."""
+"""Relative difference of a row's features when sums have another order, with a wide margin."""
 _ROPES_BY_LENGTH = ("dynamic", "longrope")  # rotary angles that depend on the longest row
 
 
 class _Tried(NamedTuple):
     together: Together
-    why_not: str | None  # what stands against prompts of any length
-    token_bytes: int  # that its cache holds of a token
-    row_bytes: int  # and of a row whatever its length
+    why_not: str | None  # what prevents prompts of different lengths
+    token_bytes: int  # bytes of its cache per token
+    row_bytes: int  # and per row of any length
 
 
 def _tried(target: RecordedTarget, prompts: Sequence[Prompt]) -> _Tried:
-    """What a target can continue together, by beginnings of these prompts."""
+    """What a target can continue together, tried on beginnings of these prompts."""
     from .slot_cache import held_bytes
 
     short = _short_prompts(prompts)
@@ -67,7 +67,7 @@ def _by_kind(target: RecordedTarget, cache: Any) -> tuple[Together, str | None]:
 
 
 def _rope_by_length(parameters: Any) -> str | None:
-    """The kind of rotary angles, of all layers or of one kind of them."""
+    """The kind of rotary angles, for all layers or one kind of them."""
     if not isinstance(parameters, Mapping):
         return None
     kind = parameters.get("rope_type")
@@ -109,7 +109,7 @@ def _difference(found: Sequence[PromptTrace], alone: Sequence[PromptTrace]) -> s
     for one, own in zip(found, alone, strict=True):
         count = min(len(one.features), len(own.features))
         equal = (one.token_ids[:count] == own.token_ids[:count]).long().cumprod(0)
-        count = int(equal.sum())  # after a tie that falls otherwise, the texts are others
+        count = int(equal.sum())  # after a tie that falls otherwise, the texts differ
         expected = own.features[:count].double()
         apart = float((one.features[:count].double() - expected).norm() / expected.norm())
         if not apart <= _MAX_APART.get(own.features.dtype, _MAX_APART_ROUNDED):
@@ -119,7 +119,7 @@ def _difference(found: Sequence[PromptTrace], alone: Sequence[PromptTrace]) -> s
 
 _OF_AVAILABLE = 0.9
 _OF_LOGITS = 12
-"""Bytes that reading a prompt holds for each logit, and choosing a token for each of a row's."""
+"""Bytes per logit while reading a prompt, and while choosing a token for each row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

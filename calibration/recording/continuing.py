@@ -15,8 +15,8 @@ from .decoding import LONG_TEXT, Decoding, Fuse, KeptRows, choose, continued, pr
 from .target_model import Ran, RecordedTarget
 
 Together = Literal["any lengths", "equal prompts", "equal lengths"]
-"""What a target can continue together: prompts of any lengths; of any lengths, of which only equal
-ones are read together (recurrent states would take padding in); or of equal lengths alone."""
+"""What a target can continue together: prompts of any lengths; of any lengths, though only equal
+ones are read together (recurrent states would include padding); or only of equal lengths."""
 
 _MAX_PADDING = 1 / 8  # share of what is read together
 _REFILL, _SHRINK = 1 / 8, 1 / 4
@@ -40,7 +40,7 @@ class Waiting:
         return len(self._order)
 
     def entering(self, free: int) -> list[list[int]]:
-        """Positions of the prompts that go into free rows, by groups that are read together."""
+        """Positions of the prompts for free rows, by groups that are read together."""
         first, lengths = self._order[:free], self._lengths
         if self._together == "equal lengths":
             first = [i for i in first if lengths[i] == lengths[first[0]]]
@@ -59,7 +59,7 @@ class Waiting:
 
     def _fits(self, one: int, group: Sequence[int]) -> bool:
         if self._together == "equal lengths":
-            return True  # of one cache: what is too long is read in pieces
+            return True  # with one cache: what is too long is read in pieces
         read = self._lengths[group[0]] * (len(group) + 1)
         tokens = sum(self._lengths[i] for i in group) + self._lengths[one]
         padding = _MAX_PADDING if self._together == "any lengths" else 0
@@ -75,7 +75,7 @@ def give_way(num_ended: int, num_rows: int, num_waiting: int, together: Together
 
 @dataclass(slots=True, kw_only=True)
 class RunningRow:
-    """A row: the prompt's position and length, the most new tokens, and those that it has."""
+    """A row: the prompt's position and length, its limit of new tokens, and its tokens so far."""
 
     position: int
     length: int
@@ -114,22 +114,22 @@ MAX_LOGITS = 2**26  # elements of one logits tensor while reading prompts: 256 M
 MAX_MASK = 2**25
 """Elements of the mask of a piece of a long prompt: 128 MB in float32, as attention adds it."""
 _LOOK_EVERY = {"cpu": 1, "cuda": 8}
-"""Runs between two looks at what has ended: a device that runs ahead would wait for each."""
+"""Runs between two checks for ended rows: a device that runs ahead would wait for each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """Prompts that are continued to their end."""
+    """Prompts that were continued to their end."""
 
     traces: tuple[tuple[int, PromptTrace], ...]
     wait: Callable[[], None]
 
 
 class Continuing:
-    """One run over some prompts, `batch_size` rows at most.
+    """One run over some prompts, with at most `batch_size` rows.
 
-    Their features leave as `fuse` makes them, in the dtype `stored`, None = the target's; those of
-    long texts lie on the disk of the folder `spool` meanwhile, None = in memory.
+    Their features leave as `fuse` returns them, in the dtype `stored`, None = the target's; for
+    long texts they are on disk in the folder `spool` meanwhile, None = in memory.
     """
 
     def __init__(
@@ -335,7 +335,7 @@ class Continuing:
         first = (columns - self._state.at)[:, None]
         seen: Tensor = torch.arange(columns + 1, device=first.device) >= first
         if self.cache.one_mask and self._target.config._attn_implementation == "sdpa":
-            return seen[:, None, None]  # as transformers would make it, which a GPU would wait for
+            return seen[:, None, None]  # as in transformers, but no GPU waits for it
         return seen.long()
 
     def _choose(self, rows: Tensor | slice, at: Tensor, ran: Ran) -> None:

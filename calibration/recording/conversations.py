@@ -1,7 +1,7 @@
-"""Texts that go on: conversations turn by turn, and the texts of a trace folder.
+"""Texts that continue: conversations turn by turn, and the texts of a trace folder.
 
 Each answer joins its conversation as text, the next turn of the user follows, and the chat template
-makes of the whole the next prompt, as a client of a server would. Every turn is a prompt of its
+turns the whole into the next prompt, as for a client of a server. Every turn is a prompt of its
 own, ID/turn-2, that knows the first turn of its conversation.
 """
 
@@ -23,16 +23,16 @@ from ..traces.sets import copy_traces
 from ..traces.trace_folder import TraceFolder
 from .target_shape import RecordingPlan
 
-# Of a greedy target that is what one longer recording would have held, in two parts: the first part
-# is a prompt now, and only what is added is counted. A text that goes on knows the conversation
-# that it began with, so that the gate counts both as one prompt.
+# For a greedy target that is what one longer recording would have held, in two parts: the first
+# part is a prompt now, and only what is added is counted. A text that goes on knows the
+# conversation that it began with, so that the gate counts both as one prompt.
 
 _MORE = "/more"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedTexts:
-    """Texts that go on, at least one, and the ids of those that the target has ended itself."""
+    """Texts to continue, at least one, and the ids of those that the target has ended itself."""
 
     prompts: tuple[Prompt, ...]
     ended: tuple[str, ...]
@@ -80,12 +80,12 @@ def _texts(traces: TraceFolder) -> Iterator[Prompt]:
 
 
 Record = Callable[[Sequence[Prompt], Path], TraceFolder]
-"""Records prompts into a new folder, greedily or sampled, with whatever engine."""
+"""Records prompts into a new folder, greedily or sampled, with any engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationReport:
-    """Conversations that are recorded, and how many the target has no positions for to the end."""
+    """Recorded conversations, and how many the target lacks positions for."""
 
     traces: TraceFolder
     num_turns: tuple[int, ...]
@@ -93,7 +93,7 @@ class ConversationReport:
 
 
 def record_conversations(plan: RecordingPlan, out: Path, record: Record) -> ConversationReport:
-    """Record all turns of prompts that have later ones, and the others as they are.
+    """Record all turns of prompts with later turns, and the other prompts unchanged.
 
     The turns come in the order of the prompts, those of a conversation together.
     """
@@ -117,7 +117,7 @@ def record_conversations(plan: RecordingPlan, out: Path, record: Record) -> Conv
 
 @contextmanager
 def _scratch(out: Path) -> Iterator[Path]:
-    """A folder for the rounds, named so that `clean` knows what a killed run left."""
+    """A folder for the rounds, named so that `clean` recognises what a killed run left."""
     name = f"{out.name}.turns"
     remove_stale(out.parent, name)
     folder = out.parent / staging_name(name)

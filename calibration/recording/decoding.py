@@ -1,8 +1,8 @@
-"""How a target's text is continued, greedily or drawn, and what is recorded of it until it ends.
+"""How a target's text is continued, greedily or drawn, and what is recorded until it ends.
 
 Temperature, then top-k, then top-p, as transformers, vLLM and SGLang apply them. What is recorded
 stays on the device, and leaves when its rows have ended; features of long texts do not stay: they
-go to a file of each row as the target gives them.
+go to one file per row as the target returns them.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,13 +28,13 @@ from ..traces.prompt_trace import PromptTrace, prompt_sha256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoding:
-    """What a recorder is asked for."""
+    """Settings of a recorder."""
 
     temperature: float = 0  # 0 = greedy
     top_p: float = 1.0  # in (0, 1], 1 = all tokens
     top_k: int = 0  # 0 = all tokens
-    seed: int = 0  # a prompt's draws depend on it and on the prompt's tokens alone
-    logprobs: bool = False  # keep those of emitted tokens; of sampled ones they are kept always
+    seed: int = 0  # a prompt's draws depend only on it and on the prompt's tokens
+    logprobs: bool = False  # keep those of emitted tokens; for sampled ones they are always kept
     num_top_logprobs: int = 0
     ignore_eos: bool = False
 
@@ -55,7 +55,7 @@ class Decoding:
         return self.temperature > 0
 
     def manifest(self, target: TargetIdentity, features: FeatureSpec) -> TraceManifest:
-        """What trace.json will say of texts that are continued so, before any is."""
+        """What trace.json will say about texts continued like this, before any is."""
         drawn = Sampling(top_p=self.top_p, top_k=self.top_k, seed=self.seed)
         return TraceManifest(
             temperature=self.temperature,
@@ -68,7 +68,7 @@ class Decoding:
 
     @property
     def logprob_spec(self) -> LogprobSpec | None:
-        """For trace.json: raw for greedy text, of the distribution drawn from for drawn text."""
+        """For trace.json: raw for greedy text; for drawn text, of the distribution drawn from."""
         if not (self.sampled or self.logprobs or self.num_top_logprobs):
             return None
         return LogprobSpec(
@@ -80,7 +80,7 @@ GREEDY = Decoding()
 
 
 Chosen = dict[str, Tensor]
-"""The next token of B sequences, by the names of `PromptTrace`, and what was asked for beside:
+"""The next token of B sequences, by the names of `PromptTrace`, with what else was requested:
 token_ids [B] int64, token_logprob [B] and top_logprobs [B, num_top] float32, top_token_ids [B,
 num_top] int64, most likely first."""
 
@@ -99,9 +99,9 @@ def continued(prompt: Prompt, token_ids: Tensor, **recorded: Tensor | None) -> P
 
 
 def prompt_draws(decoding: Decoding, token_ids: Sequence[int], count: int) -> Tensor:
-    """Numbers in [0, 1) by which the tokens of a prompt are drawn, [count] float64 on the CPU.
+    """Numbers in [0, 1) that draw the tokens of a prompt, [count] float64 on the CPU.
 
-    Each prompt has its own stream, so it is continued alike whatever it is batched with.
+    Each prompt has its own stream, so its continuation does not depend on its batch.
     """
     stream = torch.Generator().manual_seed(prompt_seed(decoding.seed, token_ids))
     return torch.rand(count, generator=stream, dtype=torch.float64)
@@ -125,7 +125,7 @@ def choose(decoding: Decoding, logits: Tensor, top1: Tensor, draws: Tensor | Non
 
 
 def _drawn(logprobs: Tensor, draws: Tensor) -> Tensor:
-    """One token per row by inversion, [B]; float64, as a vocabulary has many small terms."""
+    """One token per row by inversion, [B]; float64, since a vocabulary has many small terms."""
     cumulative = logprobs.double().exp().cumsum(-1)
     total = cumulative[:, -1:]
     drawn = draws[:, None] * total
@@ -137,8 +137,8 @@ def _drawn(logprobs: Tensor, draws: Tensor) -> Tensor:
 def processed_logprobs(logits: Tensor, decoding: Decoding) -> Tensor:
     """[B, V] float32 log-probabilities of the distribution that tokens are drawn from.
 
-    They are -infinity for tokens that top-k or top-p leave out; of tokens as likely as the last
-    that top-k keeps, all are kept.
+    They are -infinity for tokens that top-k or top-p exclude; if several tokens are as likely as
+    the last one that top-k keeps, all of them are kept.
     """
     wide = logits.float()
     if not decoding.sampled:
@@ -148,7 +148,7 @@ def processed_logprobs(logits: Tensor, decoding: Decoding) -> Tensor:
         least = wide.topk(decoding.top_k).values[:, -1:]
         wide = wide.masked_fill(wide < least, -torch.inf)
     if decoding.top_p < 1:
-        ordered, order = wide.sort(dim=-1)  # ascending: what goes is the tail that sums to 1 - p
+        ordered, order = wide.sort(dim=-1)  # ascending: the tail that sums to 1 - p is dropped
         tail = ordered.double().softmax(-1).cumsum(-1) <= 1 - decoding.top_p
         tail[:, -1] = False
         wide = wide.masked_fill(tail.scatter(1, order, tail), -torch.inf)
@@ -167,10 +167,10 @@ Fuse = Callable[[Tensor], Tensor]
 
 
 class KeptRows:
-    """Buffers [R, longest, ...]: entry i of a row is what the target gave for its token i.
+    """Buffers [R, longest, ...]: entry i of a row is what the target returned for its token i.
 
-    Features leave as `fuse` makes them. Where `longest` is more than `LONG_TEXT`, they lie on the
-    disk of the folder `spool` until then; without one they stay on the device.
+    Features leave as `fuse` returns them. Where `longest` exceeds `LONG_TEXT`, they are on the
+    disk in the folder `spool` until then; without a spool they stay on the device.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class KeptRows:
         self._write(row, start, features)
 
     def run(self, rows: Tensor, at: Tensor, features: Tensor, top1: Tensor) -> None:
-        """Keep what the target gave for one token each: [B, width] and [B], of these entries."""
+        """Keep what the target gave for one token each: [B, width] and [B], at these entries."""
         self._kept["target_top1"][rows, at] = top1
         if not self._spool:
             self._kept["features"][rows, at] = features
@@ -238,7 +238,7 @@ class KeptRows:
         """Copy rows to the CPU, each kind in one go, by the names of `PromptTrace`.
 
         Features and top-1 are of all tokens, the others of the continuation. On a GPU they are
-        complete only when its stream has come so far.
+        complete only when its stream has reached this point.
         """
         whole = [slice(0, some.stop) for some in entries]
         left = {
@@ -254,7 +254,7 @@ class KeptRows:
 
     def _write(self, row: int, start: int, features: Tensor) -> None:
         """Features [n, width] of a row, from entry `start` on."""
-        assert self._spool is not None  # or they stay
+        assert self._spool is not None  # otherwise they stay
         own = self._fuse(features) if self._fuse else features
         if row not in self._spooled:
             self._spooled[row] = SpooledRows(self._spool, own.shape[1], self._stored)
@@ -275,7 +275,7 @@ _OF_ALL = ("features", "target_top1")
 
 
 def _to_cpu(found: Tensor) -> Tensor:
-    """A copy that the device makes while it goes on; `torch.cat` has made one on a CPU."""
+    """A copy that the device makes asynchronously; on a CPU `torch.cat` has already made one."""
     if found.device.type != "cuda":
         return found.cpu()
     host = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)

@@ -1,6 +1,6 @@
 """Recording: let a transformers target continue prompts, and keep what its drafts see.
 
-It knows the target; of drafts it knows only which layers they read and how they fuse them.
+It knows the target; about drafts it knows only which layers they read and how they fuse them.
 """
 
 import dataclasses
@@ -28,14 +28,14 @@ from .decoding import Decoding
 from .target_model import ON_CPU, OpenedTarget, Placement, opened_target
 from .target_shape import RecordingPlan
 
-_MOST_WAITING = 2  # lots of prompts that are to be written
+_MOST_WAITING = 2  # lots of prompts that wait to be written
 
 
 @contextmanager
 def _written_behind(
     writer: "TraceWriter | HeldTraces", first: int
 ) -> Iterator[Callable[[Left], None]]:
-    """What the block is given has traces written by one thread, in order; leaving waits for it."""
+    """Traces given to the yielded function are written by one thread, in order; exit waits."""
     waiting: deque[Future[None]] = deque()
 
     def write(left: Left) -> None:
@@ -76,16 +76,16 @@ class RecordedBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldTraces:
-    """Takes traces as a `TraceWriter` does, and holds them."""
+    """Takes traces like a `TraceWriter`, and holds them."""
 
     staging: Path
     traces: list[tuple[int, PromptTrace]] = field(default_factory=list)
 
     def add(self, trace: PromptTrace, *, position: int) -> None:
-        """Hold one."""
+        """Hold one trace."""
         names = [each.name for each in dataclasses.fields(trace)]
         given = {name: getattr(trace, name) for name in names}
-        # Tensors of prompts that ended together share memory; each would travel with all of it.
+        # Tensors of prompts that ended together share memory; each would be sent with all of it.
         own: dict[str, Any] = {n: x.clone() for n, x in given.items() if isinstance(x, Tensor)}
         self.traces.append((position, dataclasses.replace(trace, **own)))
 
@@ -124,12 +124,12 @@ def record_traces(
     """Continue every prompt and write the trace folder `out`; two equal runs write the same bytes.
 
     Fewer than `batch_size` prompts run together where memory does not hold them. `elsewhere`
-    records fixed batches, and gives them in their order.
+    records fixed batches, and returns them in their order.
     """
     plan.check(out)
     prompts = plan.prompts
-    # Prompts that take the place of others change the order in which products are summed. In fixed
-    # batches the bits of a prompt are a function of its batch alone: any part of the batches gives
+    # Prompts that replace others change the order in which products are summed. In fixed
+    # batches the bits of a prompt depend only on its batch: any part of the batches gives
     # the traces of all of them.
     together = plan.batch_size if fixed_batches else len(prompts)
     starts = range(0, len(prompts), together)
@@ -220,7 +220,7 @@ def record_into(
 
 
 class _Work:
-    """How much a recording has computed of what it will at most, in tokens.
+    """How much a recording has computed of what it will compute at most, in tokens.
 
     A new token counts as `_NEW`: a run of the target on few tokens reads all the weights, and as
     many prompts as usually run together share that.

@@ -1,9 +1,9 @@
-"""What a target remembers of a batch whose rows come and go; imported where a target runs.
+"""A target's cache for a batch whose rows come and go; imported where a target runs.
 
 All rows end in the same column, so a run of the target on one token of each adds one column. A row
-shorter than the longest has the remains of others in front, which the attention mask hides. A new
-row takes the place of one that has ended, and nothing else is moved. Recurrent and convolution
-states have no columns: they are put into their row as they are.
+shorter than the longest has remains of other rows in front, which the attention mask hides. A new
+row replaces one that has ended, and nothing else moves. Recurrent and convolution
+states have no columns: they are put into their row unchanged.
 """
 
 import copy
@@ -16,7 +16,7 @@ _STATES = ("conv_states", "recurrent_states")
 
 
 def unheld_layer(cache: DynamicCache) -> str | None:
-    """The kind of the first layer that cannot be held in slots, of a cache for a target."""
+    """The kind of the first layer that cannot be held in slots, in a target's cache."""
     kinds = [type(layer) for layer in cache.layers]
     if not any(map(_has_columns, kinds)):
         return kinds[0].__name__
@@ -26,12 +26,12 @@ def unheld_layer(cache: DynamicCache) -> str | None:
 
 
 def takes_padding(cache: DynamicCache) -> bool:
-    """Whether every layer can be read past padding: recurrent states would take it in."""
+    """Whether every layer can be read past padding: recurrent states would include it."""
     return all(_has_columns(type(layer)) for layer in cache.layers)
 
 
 def held_bytes(cache: DynamicCache) -> tuple[int, int]:
-    """Bytes that a cache holds of tokens, and of rows whatever their length."""
+    """Bytes that a cache holds per token, and per row of any length."""
     columns = (getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values"))
     states = (layer for layer in cache.layers if _recurs(type(layer)))
     return (
@@ -61,7 +61,7 @@ class SlotCache:
 
     @property
     def num_columns(self) -> int:
-        """Columns that the target sees; it adds those that it is given."""
+        """Columns that the target sees; it adds those of its new tokens."""
         return self._columns[0].end - self._columns[0].begin
 
     def restart(self, num_columns: int) -> None:
@@ -72,7 +72,7 @@ class SlotCache:
     def admit(self, read: DynamicCache, rows: Tensor, padding: Tensor | None) -> None:
         """Put b prompts that the target has read, ending in the last column, into rows [b].
 
-        `padding`: [b, columns] bool, what in front of a prompt is none of it; None = nothing.
+        `padding`: [b, columns] bool, columns in front of a prompt that are not part of it.
         """
         with_columns, with_states = iter(self._columns), iter(self._states)
         for layer in read.layers:
@@ -84,12 +84,12 @@ class SlotCache:
                     getattr(own, name)[i][rows] = state
 
     def trim(self, num_columns: int) -> None:
-        """Show the last columns only, as no row is longer."""
+        """Show only the last columns, as no row is longer."""
         for held in self._columns:
             held.trim(num_columns)
 
     def keep(self, rows: Tensor) -> None:
-        """Keep these rows, in this order, and give the others' memory back."""
+        """Keep these rows, in this order, and free the others' memory."""
         for held in self._columns:
             held.keep(rows)
         for own in self._states:
@@ -150,7 +150,7 @@ class _Columns(DynamicLayer):  # type: ignore[no-untyped-call] # its __init_subc
         return self.keys, self.values
 
     def restart(self, num_columns: int) -> None:
-        """Hold as many columns of zeros: what is hidden is multiplied by 0 and must be finite."""
+        """Hold as many columns of zeros: hidden columns are multiplied by 0 and must be finite."""
         keys, values = self._buffers
         self._buffers = (_zeros(keys, num_columns), _zeros(values, num_columns))
         self.begin, self.end = 0, num_columns
@@ -159,7 +159,7 @@ class _Columns(DynamicLayer):  # type: ignore[no-untyped-call] # its __init_subc
     def admit(self, layer: Any, rows: Tensor, padding: Tensor | None) -> None:
         for buffer, states in zip(self._buffers, (layer.keys, layer.values), strict=True):
             count = states.shape[-2]
-            if padding is not None:  # a kernel may have made of it what is no number
+            if padding is not None:  # a kernel may have turned it into NaN
                 states = states.masked_fill(padding[:, None, -count:, None], 0)
             buffer[rows, :, self.end - count : self.end] = states
 
@@ -178,7 +178,7 @@ class _Columns(DynamicLayer):  # type: ignore[no-untyped-call] # its __init_subc
         self.keys, self.values = (buffer[:, :, self.begin : self.end] for buffer in self._buffers)
 
     def _reserve(self, added: int) -> None:
-        """Move what is shown to the front of larger buffers where there is no room."""
+        """Move the shown columns to the front of larger buffers where there is no room."""
         if self.end + added <= self._buffers[0].shape[2]:
             return
         used = self.end - self.begin
@@ -191,7 +191,7 @@ class _Columns(DynamicLayer):  # type: ignore[no-untyped-call] # its __init_subc
 
 
 class _LastColumns(_Columns, DynamicSlidingWindowLayer):  # type: ignore[no-untyped-call]
-    """The same for a layer whose tokens see the last ones only; all columns are held."""
+    """The same for a layer whose tokens see only the last columns; all columns are held."""
 
     def __init__(self, like: Any, num_rows: int) -> None:
         DynamicSlidingWindowLayer.__init__(self, like.sliding_window)
@@ -204,14 +204,14 @@ class _LastColumns(_Columns, DynamicSlidingWindowLayer):  # type: ignore[no-unty
     def update(
         self, key_states: Tensor, value_states: Tensor, *_args: Any, **_kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Add columns, and hand out those that the first of the new tokens may see, and the new."""
+        """Add columns, and return those that the first new token may see, and the new ones."""
         keys, values = _Columns.update(self, key_states, value_states)
         seen = self.sliding_window - 1 + key_states.shape[-2]
         return keys[:, :, -seen:], values[:, :, -seen:]
 
 
 def spare_columns(used: int) -> int:
-    """Columns of room beyond those that are used: few copies, and not much more memory."""
+    """Spare columns beyond those in use: few copies, and not much more memory."""
     return used // 4 + 64
 
 

@@ -1,4 +1,4 @@
-"""A target that transformers runs: loaded on one device, or spread over all that there are."""
+"""A target that transformers runs: loaded on one device, or spread over all available ones."""
 
 import dataclasses
 import importlib.util
@@ -29,7 +29,7 @@ class Placement:
 
     device: torch.device = CPU
     device_map: Literal["auto"] | None = None
-    max_memory: Mapping[int | str, int] | None = None  # bytes by GPU or "cpu"; None = what is free
+    max_memory: Mapping[int | str, int] | None = None  # bytes by GPU or "cpu"; None = all free
 
 
 ON_CPU = Placement()
@@ -101,7 +101,7 @@ def configured_shape(target: Path) -> TargetShape:
 
 
 def shape_of(config: Any, num_layers: int) -> TargetShape:
-    """Sizes by a text config of transformers, and as many layers."""
+    """Sizes by a text config of transformers, with that many layers."""
     return TargetShape(
         num_layers=num_layers,
         vocab_size=config.vocab_size,
@@ -128,14 +128,14 @@ def decoder_layers(model: Any, target: Path) -> nn.ModuleList:
 
 
 def input_device(model: Any) -> torch.device:
-    """Where token ids are read; the hooks of a spread target move them on."""
+    """The device that reads token ids; the hooks of a spread target move them on."""
     device: torch.device = model.get_input_embeddings().weight.device
     return CPU if device.type == "meta" else device  # offloaded: its hook fetches it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """Of tokens [B, t]: features [B, t, width], top1 [B, t] int64, and last_logits [B, V]."""
+    """For tokens [B, t]: features [B, t, width], top1 [B, t] int64, and last_logits [B, V]."""
 
     features: Tensor
     top1: Tensor
@@ -143,7 +143,7 @@ class Ran:
 
 
 class RecordedTarget:
-    """The target with hooks after its aux layers; hooks are removed on leaving the block."""
+    """The target with hooks after its aux layers; leaving the block removes the hooks."""
 
     def __init__(
         self, model: Any, layers: nn.ModuleList, aux_layer_ids: Sequence[int], *, last_state: bool

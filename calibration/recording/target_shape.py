@@ -1,4 +1,4 @@
-"""What is to be recorded of a target, and what a recorder must know of it before it runs."""
+"""What to record of a target, and what a recorder must know about it before it runs."""
 
 import dataclasses
 import hashlib
@@ -41,9 +41,9 @@ _DTYPE_KEYS = ("dtype", "torch_dtype")  # transformers 5 and 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetShape:
-    """Sizes of a target; `max_positions`: of prompt and continuation, None = not said.
+    """Sizes of a target; `max_positions`: of prompt and continuation, None = not given.
 
-    `plain_latent_rope`: it has latent attention (MLA) whose rotary angles are not scaled.
+    `plain_latent_rope`: it has MLA whose rotary angles are not scaled.
     """
 
     num_layers: int
@@ -54,7 +54,7 @@ class TargetShape:
 
     @classmethod
     def read(cls, target: Path) -> "TargetShape":
-        """From config.json alone: remote code is not needed, and nothing of the weights."""
+        """Read from config.json alone: remote code and weights are not needed."""
         path, config = target / CONFIG_FILE, config_of(target)
         sections = (config.get(name) for name in _TEXT_SECTIONS)
         text = next((section for section in sections if isinstance(section, Mapping)), config)
@@ -101,7 +101,7 @@ def _size(config: Mapping[str, Any], key: str, path: Path) -> int:
 def target_identity(
     target: Path, shape: TargetShape, files: Sequence[Path] | None = None
 ) -> TargetIdentity:
-    """The target's name and hashes; reads all of its weights, if they are there, or `files`."""
+    """The target's name and hashes; reads all of its weights, if they exist, or `files`."""
     files = sorted(target.glob("*.safetensors")) if files is None else files
     weights = hashlib.sha256()
     for path in files:
@@ -116,7 +116,7 @@ def target_identity(
 
 
 def end_token_ids(target: Path) -> frozenset[int]:
-    """Tokens that end a text of the target: generation_config.json says it, else config.json."""
+    """Tokens that end a text of the target, by generation_config.json, or else config.json."""
     generation = target / "generation_config.json"
     said = read_json_object(generation, no_target(target)) if generation.is_file() else {}
     found = said.get("eos_token_id")
@@ -140,9 +140,9 @@ def check_draft_fits(
 def chosen_layers(
     asked: Sequence[int] | None, draft: LoadedDraft | None, shape: TargetShape
 ) -> tuple[int, ...]:
-    """The layers to record: those asked for, else the draft's, else EAGLE-3's defaults.
+    """The layers to record: those requested, or the draft's, or EAGLE-3's defaults.
 
-    Of a draft without fc the last one, after which comes the state that it reads.
+    For a draft without fc the last one, after which comes the state that it reads.
     """
     if draft is not None and not draft.geometry.reads_features:
         raise refused(TraceError, f"draft {draft.name}", __file__, "reads-tokens")
@@ -167,9 +167,9 @@ def chosen_layers(
 def feature_spec(
     shape: TargetShape, ids: tuple[int, ...], draft: LoadedDraft | None, dtype: FeatureDtype
 ) -> FeatureSpec:
-    """What is stored of these layers: their outputs, or what the draft's fc makes of them.
+    """What is stored of these layers: their outputs, or the output of the draft's fc on them.
 
-    Of a draft without fc it is the target's last hidden state, after its final norm.
+    For a draft without fc it is the target's last hidden state, after its final norm.
     """
     width = len(ids) * shape.hidden_size
     if draft is None:
@@ -203,8 +203,8 @@ def fitted_prompts(
 ) -> tuple[tuple[Prompt, ...], TooLongPrompts | None]:
     """Refuse prompts that the target cannot continue, or leave out or cut those that are too long.
 
-    Gives at least one, and which are too long; None where none is. "truncate" keeps the last tokens
-    of a prompt, as engines do that truncate prompts.
+    Returns at least one, and which are too long; None where none is. "truncate" keeps the last
+    tokens of a prompt, as engines do that truncate prompts.
     """
     if not prompts:
         raise TraceError(where, "expected at least one prompt", fix="give a prompt file")
@@ -266,8 +266,8 @@ def _misfits(
 class RecordingPlan:
     """What is recorded of a target, whoever runs it.
 
-    `fuse_with` computes in `dtype`; its fused features are narrower, and of use for drafts with the
-    same fc only. With `table_ids`, the target's embedding of these and of the recorded tokens is
+    `fuse_with` computes in `dtype`; its fused features are narrower, and only of use for drafts
+    with the same fc. With `table_ids`, the target's embedding of these and of recorded tokens is
     carried, and its head.
     """
 
@@ -278,13 +278,13 @@ class RecordingPlan:
     decoding: Decoding = GREEDY
     aux_layer_ids: Sequence[int] | None = None  # ascending; None = the draft's, or [1, L/2-1, L-4]
     fuse_with: LoadedDraft | None = None
-    dtype: FeatureDtype = "float32"  # that the target computes in
-    stored: FeatureDtype | None = None  # that features are rounded to; None = the same
+    dtype: FeatureDtype = "float32"  # in which the target computes
+    stored: FeatureDtype | None = None  # to which features are rounded; None = the same
     storage: FeatureStorage | None = None
     table_ids: Collection[int] | None = None
     too_long: TooLongPrompts | None = None
     dataset: DatasetSource | None = None
-    batch_size: int = 32  # prompts that run together at most
+    batch_size: int = 32  # most prompts that run together
 
     @property
     def features(self) -> FeatureSpec:
@@ -320,7 +320,7 @@ class RecordingPlan:
         features: FeatureSpec,
         recorded_by: str | None = None,
     ) -> AbstractContextManager[TraceWriter]:
-        """The trace folder to write what was recorded into."""
+        """The trace folder to write recorded prompts into."""
         head = dataclasses.replace(
             self.decoding.manifest(identity, features),
             recorded_by=recorded_by,

@@ -1,7 +1,7 @@
-"""Linears and norms whose weights can be learned, though they are rounded, and what moves them.
+"""Linears and norms whose weights are learned although they are rounded, and their optimiser.
 
-Beside every code stands a number in units of codes, its latent, which the optimiser moves; what is
-multiplied is the code that it rounds to. The gradient goes through the rounding as if there were
+Every code has a latent, a number in units of codes, which the optimiser moves; the product
+uses the code that it rounds to. The gradient goes through the rounding as if there were
 none (the straight-through estimator of Bengio, Léonard and Courville 2013), and in the same way for
 scales, whose logarithms are moved.
 """
@@ -21,7 +21,7 @@ from ...recipes.schema import WeightFormat
 from .learned_state import LearningSettings
 
 START_ELEMENTS = 2**22
-"""Of a weight whose first codes are looked for at a time; a search holds some copies of it."""
+"""Elements of a weight whose first codes are searched at a time; a search holds several copies."""
 
 
 class LatentWeight:
@@ -29,9 +29,9 @@ class LatentWeight:
 
     Attributes:
         codes: [out_features, in_features] float32, latents in units of codes; at first the weights,
-            or where there are `moments` of the inputs, what `start` makes of them.
-        log_scales: [out_features, groups] float32, by which the first scales are multiplied; None
-            for scales that are powers of two: steps between them are too far apart to be learned.
+            or, given `moments` of the inputs, what `start` makes of the weights.
+        log_scales: [out_features, groups] float32, logarithms of factors of the first scales; None
+            for scales that are powers of two: steps between them are too large to be learned.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class LatentWeight:
         values = weight if moments is None else torch.cat([part.dequantized() for part in first])
         latents = values.to(device, torch.float32).view(*self._start.shape, -1)
         served = self._served(self._start)[..., None]
-        # INT4 codes are of the product with the reciprocal: see `int4_codes`.
+        # INT4 codes come from the product with the reciprocal: see `int4_codes`.
         latents = latents * (1.0 / served) if weights.number.is_integer else latents / served
         latents = latents.view(weight.shape).clamp_(*_limits(weights.number))
         self.codes = latents.requires_grad_()
@@ -66,7 +66,7 @@ class LatentWeight:
 
     @torch.no_grad()
     def keep_within_reach(self) -> None:
-        """Put latents that left the range of codes back to its ends."""
+        """Move latents that left the range of codes back to its ends."""
         self.codes.clamp_(*_limits(self._weights.number))
 
     def dequantized(self) -> Tensor:
@@ -79,7 +79,7 @@ class LatentWeight:
 
     @torch.no_grad()
     def quantized(self) -> QuantizedWeight:
-        """The codes and scales as they stand, on the CPU, in the dtypes of the format."""
+        """The current codes and scales, on the CPU, in the dtypes of the format."""
         one = torch.ones((), device=self.codes.device)
         return QuantizedWeight(
             codes=nearest_codes(self._weights.dtype, self.codes, one, None).cpu(),
@@ -113,22 +113,22 @@ def straight_through(value: Tensor, free: Tensor) -> Tensor:
 
 
 def _limits(number: NumberFormat) -> tuple[float, float]:
-    """Where latents end: half a step beyond the last code. What went further would stay there."""
+    """Ends of the latents: half a step beyond the last code. What went further would stay there."""
     return (-8.5, 7.5) if number.is_integer else (-number.largest - 1, number.largest + 1)
 
 
-# A factor for each channel costs nothing when served: it is in the norm's weight. What multiplies
+# A factor for each channel costs nothing when served: it is in the norm's weight. The factor
 # is rounded to the dtype in which the norm is stored, so that what is learned is what is written.
 
 UNIT = 0.02
-"""Of the factors' logarithms, so that one learning rate fits these and codes: a norm that moved ten
-times as fast lost, for every channel's noise stays."""
+"""Unit of the factors' logarithms, so that one learning rate fits these and codes: a norm moving
+ten times as fast was worse, since every channel's noise stays."""
 
 
 class LatentNorm:
-    """One norm [width] in the dtype in which it is stored, divided already where it is balanced.
+    """One norm [width] in the dtype in which it is stored, already divided where it is balanced.
 
-    `codes` [width] float32 are logarithms of the factors by which it is multiplied, in units.
+    `codes` [width] float32 are logarithms, in units, of the factors that multiply it.
     """
 
     def __init__(self, weight: Tensor, *, device: torch.device, unit: float = UNIT) -> None:
@@ -141,7 +141,7 @@ class LatentNorm:
 
     @torch.no_grad()
     def keep_within_reach(self) -> None:
-        """Put factors back that went beyond what `verify` takes."""
+        """Move factors back that went beyond what `verify` accepts."""
         largest = math.log(MOST_OF_NORM) / self.unit
         self.codes.clamp_(-largest, largest)
 
@@ -152,7 +152,7 @@ class LatentNorm:
 
     @torch.no_grad()
     def parts(self) -> dict[str, Tensor]:
-        """The weight as it is stored."""
+        """The weight as stored."""
         return {"weights": self._free().to(self._dtype).cpu()}
 
     def _free(self) -> Tensor:
@@ -167,7 +167,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class LatentOptimiser:
-    """Moves the latents and scales of linears; what it knows can be kept and restored."""
+    """Moves the latents and scales of linears; its state can be kept and restored."""
 
     def __init__(self, latents: Mapping[str, Latent], settings: LearningSettings) -> None:
         self._latents, self._settings = latents, settings
@@ -186,7 +186,7 @@ class LatentOptimiser:
         self._adam = torch.optim.Adam(
             [{"params": params, "lr": rate} for params, rate in groups if params],
             betas=BETAS,
-            fused=True,  # in one pass over each weight, without a second copy of anything
+            fused=True,  # in one pass over each weight, without a second copy
         )
 
     def step(self, step: int, served: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
@@ -211,7 +211,7 @@ class LatentOptimiser:
 
     @torch.no_grad()
     def restore(self, step: int, tensors: Mapping[str, Tensor]) -> None:
-        """Go on after `step` steps with what `tensors` gave then."""
+        """Continue after `step` steps with what `tensors` returned then."""
         for name, moved in self._moved.items():
             moved.copy_(tensors[name])
             if step:
@@ -222,6 +222,6 @@ class LatentOptimiser:
 
 
 def learning_rate_share(step: int, settings: LearningSettings) -> float:
-    """Of the full learning rate, in a step (from 0 on): in (0, 1]."""
+    """Share of the full learning rate in a step (from 0 on): in (0, 1]."""
     rise = min(1.0, (step + 1) / max(1, settings.warmup_steps))
     return max(LEAST_SHARE, rise * (1 + math.cos(math.pi * step / settings.steps)) / 2)

@@ -1,12 +1,12 @@
 """Learning the codes of a plan, beside the output that they are for: the run, and its steps.
 
-Every step runs a few traces through the draft as its codes stand, inputs rounded as served, and
+Every step runs a few traces through the draft with its current codes, inputs rounded as served, and
 through the unquantized draft on the same tokens, each along its own hidden states.
 
-Memory, for P weights that are learned, beside the draft as it is stored: latents, two moments and
-a gradient, 16 P bytes; codes times scales, their gradient and what the straight-through estimators
-hold, another 16 P; and the passes of one trace. That is 25 to 30 GB for the 0.7 G weights of a Kimi
-draft. On the disk the state takes 12 P bytes.
+Memory, for P weights that are learned, besides the draft as stored: latents, two moments and
+a gradient, 16 P bytes; codes times scales, their gradient and the buffers of straight-through
+estimators, another 16 P; and the passes of one trace. That is 25 to 30 GB for a Kimi draft with
+0.7 billion weights. On disk the state takes 12 P bytes.
 """
 
 import hashlib
@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from ...quantize.algorithms import InputMoments, row_algorithm
-from ...quantize.drafts.engine_traits import fused_group
 from ...quantize.drafts.forward import DraftForward, OnInput, checked_at_the_end
 from ...quantize.files.provenance import LearnedRounding
 from ...quantize.files.result_cache import resumable_folder
@@ -65,7 +64,7 @@ from .sequences import (
 )
 
 MAX_LEARNED_TOKENS = 2048
-"""Of prompts that learn together, with what shorter ones are filled up with: they have a graph."""
+"""Of prompts that learn together, padding included: they have a graph."""
 
 
 class Learning:
@@ -99,7 +98,7 @@ class Learning:
         save_seconds: float,
         on_progress: Callable[[LearningProgress], None],
     ) -> tuple[Validation, ...]:
-        """Run the steps that are left; keep the codes of the best one."""
+        """Run the remaining steps; keep the codes of the best one."""
         settings = self._settings
         if validations:
             kept = self._kept.tensors(self._optimiser.tensors())
@@ -139,7 +138,7 @@ class Learning:
     def _step(self, step: int) -> float:
         settings = self._settings
         served = self.served()
-        # Leaves of their own: the passes of each batch go backward and are forgotten at once.
+        # Separate leaves: the passes of each batch go backward and are freed at once.
         leaves = {name: weight.detach().requires_grad_() for name, weight in served.items()}
         forward = self.forward(leaves)
         chosen = list(
@@ -165,7 +164,7 @@ class Learning:
 
     @torch.no_grad()
     def validated(self, step: int) -> Validation:
-        """What the codes as they stand give on the prompts that were held back."""
+        """What the current codes give on the prompts that were held out."""
         forward = self.forward(self.served())
         prompts = self.split.held_back
         rows = [validation_rows(x, self._num_draft_tokens, self._per_row) for x in prompts]
@@ -193,22 +192,22 @@ class Learning:
             yield batch, self._reader.read([entries[i] for i in batch], [rows[i] for i in batch])
 
     def served(self) -> dict[str, Tensor]:
-        """The linears that learn as they stand, by tensor name, with an autograd graph."""
+        """The current values of the linears that learn, by tensor name, with an autograd graph."""
         return {f"{name}.weight": x.dequantized() for name, x in self._latents.items()}
 
     def forward(self, served: Mapping[str, Tensor]) -> DraftForward:
-        """The draft over some weights in place of its own, inputs rounded."""
+        """The draft with some weights replaced, inputs rounded."""
         weights = {**self.draft.weights, **self._others, **served}
         return self.draft.family.forward(self.draft.geometry, weights, self._rounding)
 
     def _precision(self) -> torch.autocast:
-        """On a GPU products are of BF16; latents, norms and the loss are not."""
+        """On a GPU products are in BF16; latents, norms and the loss are not."""
         device = self.draft.device.type
         return torch.autocast(device, torch.bfloat16, enabled=device == "cuda")
 
 
 ROUNDING = ".rounding"
-"""After the name of the output: where what is learned for it lies until that is complete."""
+"""Suffix of the output's name: the folder of learned state until learning is complete."""
 SAVE_SECONDS = 60.0  # between two states, at least: at real shape one takes 8 GB
 
 
@@ -226,10 +225,10 @@ def learned_codes(
 ) -> Iterator[LearnedCodes]:
     """Learn codes and scales, beside the output that they are for; readable while the block lasts.
 
-    The draft is unquantized and computes in float32; on a GPU products are of BF16. What is learned
-    lies in `out` + ".rounding" until the block is left without an exception: a run that is cut
-    short goes on there when it is called with the same arguments, and ends with the same bytes as
-    one that was not (on a CPU; a GPU adds up in another order each time).
+    The draft is unquantized and computes in float32; on a GPU products are in BF16. What is learned
+    is in `out` + ".rounding" until the block is left without an exception: an interrupted
+    run resumes there when it is called with the same arguments, and ends with the same bytes as
+    an uninterrupted one (on a CPU; a GPU adds up in another order each time).
     """
     settings = settings or LearningSettings()
     check_output(out, plan.draft.checkpoint.folder, needed_bytes=plan.bytes_after)
@@ -256,7 +255,7 @@ def learned_codes(
             if not validations or not is_over(validations, settings):
                 along = balanced_run(run, plan)
                 rounding = served_rounding(plan, static, draft.device)
-                # Those that are held back shall judge the start as well.
+                # Held-out prompts judge the start as well.
                 learned = replace(along, traces=traces.only(split.learned))
                 with _moments(plan, learned, rounding, on_measuring) as moments:
                     latents = first_latents(plan, along.draft, moments)
@@ -298,7 +297,7 @@ def learned_codes(
             )
             finished = True
         finally:
-            if finished or not kept.has_state:  # else the next run goes on there
+            if finished or not kept.has_state:  # otherwise the next run resumes there
                 shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -306,7 +305,7 @@ def learned_codes(
 def _moments(
     plan: Plan, run: DraftRun, rounding: InputRounding, on_progress: Progress
 ) -> Iterator[Mapping[str, InputMoments]]:
-    """The inputs of the linears that start corrected for their rounding; there within the block."""
+    """Input moments of linears that start corrected for rounding; they exist within the block."""
     corrected = corrected_linears(plan)
     names = [canonical(step) for step in learned_steps(plan) if canonical(step) in corrected]
     if not names:
@@ -325,7 +324,7 @@ def first_latents(
 ) -> dict[str, LatentWeight]:
     """The linears of a plan whose codes are learned, as they start, by canonical module name.
 
-    First codes are those of GPTQ where there are moments of their inputs, else the nearest ones.
+    First codes are those of GPTQ where moments of the inputs are given, else the nearest ones.
     """
     scale, largest = plan.recipe.algorithm.scale, _shared_absmax(plan, draft)
     found = {}
@@ -344,7 +343,7 @@ def first_latents(
 
 
 def latent_norms(plan: Plan, draft: LoadedDraft) -> dict[str, LatentNorm]:
-    """The norms of a plan whose weights learn, as they are, by canonical module name."""
+    """The norms of a plan whose weights learn, in their first state, by canonical module name."""
     return {
         canonical(step): LatentNorm(stored_weight(step, draft), device=draft.device)
         for step in plan.learned_norms
@@ -352,7 +351,7 @@ def latent_norms(plan: Plan, draft: LoadedDraft) -> dict[str, LatentNorm]:
 
 
 def nearest_weights(plan: Plan, draft: LoadedDraft) -> dict[str, torch.Tensor]:
-    """What the other quantized linears multiply by, by tensor name: nothing of them is learned."""
+    """The values of the other quantized linears, by tensor name: nothing of them is learned."""
     largest = _shared_absmax(plan, draft)
     found = {}
     for step in plan.quantized:
@@ -384,15 +383,16 @@ def canonical(step: Step) -> str:
 def _shared_absmax(plan: Plan, draft: LoadedDraft) -> dict[str, torch.Tensor]:
     """The largest magnitude of each linear and of those that engines fuse with it, [1, 1]."""
     shared: dict[tuple[str, str], torch.Tensor] = {}
+    group_of = plan.draft.family.scale_group
     for step in plan.quantized:
         largest = draft.weights[step.row.canonical].abs().amax().float().cpu().reshape(1, 1)
-        group = fused_group(canonical(step))
+        group = group_of(canonical(step))
         shared[group] = torch.maximum(shared.get(group, largest), largest)
-    return {canonical(step): shared[fused_group(canonical(step))] for step in plan.quantized}
+    return {canonical(step): shared[group_of(canonical(step))] for step in plan.quantized}
 
 
 def _check(plan: Plan, run: DraftRun, static: Measured) -> None:
-    """Before any work: codes of the recipe's formats can be learned, and from these traces."""
+    """Check before any work that codes of the recipe's formats can be learned from these traces."""
     recipe = plan.recipe
     check_backends(recipe)
     if recipe.algorithm.rounding != "learned":

@@ -1,4 +1,4 @@
-"""What of learning is on the disk: the state to go on from, and the codes that are kept so far.
+"""What learning keeps on disk: the state to resume from, and the best codes so far.
 
     OUT.rounding/
         rounding.json             what is learned from what: see `quantize.files.result_cache`
@@ -7,7 +7,7 @@
         codes-00040.safetensors   codes and scales of the best step; written before the state that
                                   names it
 
-Files are replaced whole: a run that is cut off leaves the state of its last validation or the one
+Files are replaced whole: an interrupted run leaves the state of its last validation or the one
 before, never half of one.
 """
 
@@ -32,24 +32,24 @@ from ...recipes.strict_json import JsonProblem, decode, parse_object
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningSettings:
-    """What decides the result, beside draft, recipe and traces.
+    """Settings that determine the result, besides draft, recipe and traces.
 
-    Measured on the shipped Llama pair in NVFP4, by 128 prompts, as the divergence on 64 others in
+    Measured on the shipped Llama pair in NVFP4, with 128 prompts, as the divergence on 64 others in
     1e-3 nats: 2.68 before, 2.48 after 100 steps at 0.015 codes, 2.44 after as many at 0.03.
 
-    First steps at the full rate may be worse than a good start, and are made up for as the rate
-    falls. `max_overlap_drop` is what steps that are kept may lose of the first codes' overlap.
+    First steps at the full rate may be worse than a good start, and recover as the rate
+    falls. `max_overlap_drop` is what kept steps may lose of the first codes' overlap.
     """
 
     steps: int = 150
     sequences: int = 4
     learning_rate: float = 0.03  # of latents, in codes; Adam moves one by about as much in a step
     scale_learning_rate: float = 1e-3
-    warmup_steps: int = 10  # over which both rates rise; a cosine takes them down to nothing
+    warmup_steps: int = 10  # over which both rates rise; a cosine then lowers them to zero
     depth_decay: float = 0.8
-    missed_weight: float = 0.1  # of depths after one at which the unquantized draft is wrong
+    missed_weight: float = 0.1  # of depths after one at which the unquantized draft errs
     validate_every: int = 10
-    patience: int = 15  # looks without a better one, then it stops
+    patience: int = 15  # validations without a better one before it stops
     max_overlap_drop: float = 0.005
     validation_share: float = 0.2
     seed: int = 0
@@ -57,7 +57,7 @@ class LearningSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """One look at the prompts that were held back, after a step; 0 = before the first."""
+    """One validation on the held-out prompts, after a step; 0 = before the first."""
 
     step: int
     rows: tuple[int, ...]
@@ -72,12 +72,12 @@ class Validation:
 
 
 def best_of(validations: Sequence[Validation], settings: LearningSettings) -> Validation:
-    """The look whose codes are kept: each one in turn against the best before it.
+    """The validation whose codes are kept: each one is compared with the best before it.
 
-    So the best is the last one or the one that was best before, whose codes are there. Looks whose
-    overlap is clearly below that of the first codes do not come into question. Acceptance lengths
-    decide where they differ by more than two standard errors, else overlap, which so few prompts
-    tell much more finely.
+    So the best is the last one or the previous best, whose codes exist. Validations whose
+    overlap is clearly below that of the first codes are excluded. Acceptance lengths
+    decide where they differ by more than two standard errors, else overlap, which a few prompts
+    measure much more precisely.
     """
     least = validations[0].overlap - settings.max_overlap_drop
     best = validations[0]
@@ -88,7 +88,7 @@ def best_of(validations: Sequence[Validation], settings: LearningSettings) -> Va
 
 
 def is_over(validations: Sequence[Validation], settings: LearningSettings) -> bool:
-    """True after the last step, or where the last looks found nothing better."""
+    """True after the last step, or where the last validations found nothing better."""
     since = len(validations) - 1 - validations.index(best_of(validations, settings))
     return validations[-1].step >= settings.steps or since >= settings.patience
 
@@ -101,7 +101,7 @@ def _is_better(one: Validation, best: Validation) -> bool:
 
 
 def _gain(one: Validation, other: Validation) -> tuple[float, float]:
-    """In acceptance length, and the standard error of that, prompt by prompt."""
+    """The gain in acceptance length, and its standard error, prompt by prompt."""
     rows, count = sum(one.rows), len(one.rows)
     gains = [a - b for a, b in zip(one.accepted, other.accepted, strict=True)]
     mean = sum(gains) / rows
@@ -112,7 +112,7 @@ def _gain(one: Validation, other: Validation) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningProgress:
-    """Where learning stands; `loss` of the last step, mean divergence per row and depth in nats."""
+    """The state of learning; `loss` of the last step, mean divergence per row and depth in nats."""
 
     step: int
     steps: int
@@ -135,14 +135,14 @@ class _Done:
 
 
 class KeptRounding:
-    """The files of a folder that this process alone writes."""
+    """The files of a folder that only this process writes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @property
     def has_state(self) -> bool:
-        """True if there is something to go on with."""
+        """True if there is a state to resume from."""
         return (self._folder / _STATE_FILE).exists()
 
     def validations(self) -> tuple[Validation, ...]:
@@ -262,7 +262,7 @@ class LearnedCodes:
         return self.kept.codes(self.origin.kept_step, module, self.group_sizes.get(module))
 
     def weight(self, module: str) -> Tensor:
-        """What was learned of a norm."""
+        """The learned weight of a norm."""
         return self.kept.weight(self.origin.kept_step, module)
 
 

@@ -1,6 +1,6 @@
 """How far a draft's proposals are from those of the unquantized draft, and the gradient of that.
 
-Logits are never held for more than some rows: a loss and its gradient with respect to the hidden
+At most some rows of logits are held: a loss and its gradient with respect to the hidden
 states are computed part by part, and only hidden states have an autograd graph.
 """
 
@@ -19,7 +19,7 @@ from .sequences import LearningSequences
 class OwnRows:
     """Of the R rows of a pass over B sequences those that lie inside each: n, one after the other.
 
-    Which these are the host knows: nothing waits for a GPU.
+    The host knows which these are: nothing waits for a GPU.
     """
 
     def __init__(self, one: DraftPass, sequences: LearningSequences) -> None:
@@ -51,12 +51,12 @@ class OwnRows:
         return self.filled(values.double()).sum(1)
 
     def spread(self, values: Sequence[float]) -> Tensor:
-        """A number of each sequence -> [n] float32."""
+        """One number per sequence -> [n] float32."""
         spans = zip(values, self._spans, strict=True)
         return torch.cat([torch.full((b - a,), x, device=self._device) for x, (a, b) in spans])
 
     def all_right(self) -> Tensor:
-        """[n] bool: nothing is wrong yet."""
+        """[n] bool, all True: nothing is wrong yet."""
         return torch.ones(sum(b - a for a, b in self._spans), dtype=torch.bool, device=self._device)
 
     def _places(self) -> Tensor:
@@ -70,7 +70,7 @@ class OwnRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """What two drafts propose from every row looked at, added up."""
+    """What two drafts propose from every row considered, summed."""
 
     rows: int
     accepted: int
@@ -102,7 +102,7 @@ def backward_of_divergence(
     """Add the gradient of some sequences' loss, times `share`, to what `draft` computes with.
 
     The loss of a sequence is the sum over rows and depths j of decay^j * reach * KL(reference ‖
-    draft), divided by that of decay^j; reach is 1 where the reference had every depth before right,
+    draft), divided by that of decay^j; reach is 1 where the reference had all earlier depths right,
     else `missed_weight`.
     """
     with torch.no_grad():
@@ -134,7 +134,7 @@ def agreement(
     *,
     num_draft_tokens: int,
 ) -> list[Agreement]:
-    """What a draft proposes along each sequence, beside a reference with its head and last norm."""
+    """What a draft proposes along each sequence, compared with a reference and its head."""
     both = (reference, draft)
     zeros = torch.zeros(len(sequences.own), dtype=torch.float64, device=sequences.hidden.device)
     overlap, accepted = zeros, [zeros] * 2
@@ -173,7 +173,7 @@ def agreement(
 def _divergence(
     forward: DraftForward, settings: LearningSettings, depths: range, hidden: Tensor, *of: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The sum of weight * loss [], its gradient [n, D, W], and where all was right to the end [n].
+    """The sum of weight * loss [], its gradient [n, D, W], and where all were right to the end [n].
 
     `hidden` [n, D, W]; `of` them the reference's hidden states [n, D, W], the recorded tokens
     [n, D], whether all depths before were right [n], and the weights of the rows [n].
@@ -210,18 +210,18 @@ def _right(forward: DraftForward, logits: Tensor, recorded: Tensor) -> Tensor:
 
 
 def _unbroken(before: Tensor, right: Tensor) -> Tensor:
-    """[R, D] bool: right at this depth and at all before; `before` [R]: in the passes before."""
+    """[R, D] bool: right at this depth and at all earlier ones; `before` [R]: in earlier passes."""
     return right.long().cumprod(1).bool() & before[:, None]
 
 
 def _parts(forward: DraftForward, hidden: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Rows of hidden states [n, D, W] and of what belongs to them, so few that logits are small."""
+    """Rows of hidden states [n, D, W] and of what belongs to them, few enough for small logits."""
     together = max(1, MAX_LOGITS // (forward.num_logits * hidden.shape[1]))
     return zip(*(torch.split(x, together) for x in (hidden, *others)), strict=True)
 
 
 def _wide(head: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
-    """Logits in float32 at least, whatever products are otherwise of.
+    """Logits in float32 or wider, whatever the dtype of other products.
 
     Rounded to BF16, logits would move by more than what codes change in them.
     """

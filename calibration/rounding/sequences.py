@@ -1,4 +1,4 @@
-"""Which traces codes are learned from, in which order, and which ones are held back to judge them.
+"""Which traces codes are learned from, in which order, and which are held out to judge them.
 
 Nothing here depends on the order in which a folder lists its prompts.
 """
@@ -20,28 +20,28 @@ from ..traces.near_duplicates import independent_groups, prompt_text
 from ..traces.trace_folder import TraceFolder
 
 MIN_GROUPS = 4
-"""Of prompts that are independent of each other: at least one is held back, and three are not."""
-MAX_SLOTS = 128  # rows of a chain, or slots of all blocks, that one sequence is looked at in a step
+"""Least number of independent prompts: at least one is held out, and three are not."""
+MAX_SLOTS = 128  # rows of a chain, or slots of all blocks, that a step uses of one sequence
 MAX_VALIDATION_SLOTS = 1024
 HELD_BYTES = 1 << 30
-"""Of what a draft reads of traces, kept on its device from the first time it is read."""
+"""Bytes of what a draft reads from traces, kept on its device after the first read."""
 _FILLED_UP = 1.25
-"""Tokens of prompts that go through a draft together, over what they have themselves, at most."""
+"""Most tokens of padding of prompts that go through a draft together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningSequences:
-    """Some traces as a draft reads them together, the shorter ones filled up at the end."""
+    """Some traces as a draft reads them together, the shorter ones padded at the end."""
 
-    hidden: Tensor  # [B, N - 1, W], on the draft's device as token ids
+    hidden: Tensor  # [B, N - 1, W], on the draft's device, as are token ids
     token_ids: Tensor  # [B, N] int64
-    rows: range  # evenly spaced, that are looked at
-    own: tuple[range, ...]  # of these the ones inside each trace, at least one
+    rows: range  # evenly spaced, those that are used
+    own: tuple[range, ...]  # those of them inside each trace, at least one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSplit:
-    """The prompts to learn from and those held back, ordered by what they say."""
+    """The prompts to learn from and those held out, ordered by their contents."""
 
     learned: tuple[TraceEntry, ...]
     held_back: tuple[TraceEntry, ...]
@@ -50,11 +50,11 @@ class PromptSplit:
 def split_prompts(
     traces: TraceFolder, num_draft_tokens: int, *, share: float, seed: int
 ) -> PromptSplit:
-    """Hold some prompts back: whole conversations, with their copies and near duplicates."""
+    """Hold some prompts out: whole conversations, with their copies and near duplicates."""
     entries, texts = [], []
     for entry, trace in zip(traces.manifest.prompts, traces, strict=True):
         if rows_along(entry, num_draft_tokens):
-            # Drawn by what the trace says and by the seed, in hex.
+            # Drawn by the contents of the trace and by the seed, in hex.
             drawn = hashlib.sha256(f"{seed}:{trace.token_ids.tolist()}".encode()).hexdigest()
             entries.append((drawn, entry))
             texts.append(prompt_text(trace))
@@ -75,7 +75,7 @@ def split_prompts(
 def chosen_prompts(
     prompts: Sequence[TraceEntry], step: int, *, count: int, seed: int
 ) -> Iterator[TraceEntry]:
-    """The prompts of a step: all are seen before one is seen again, each time in another order."""
+    """The prompts of a step: all are used before one is used again, each time in another order."""
     for place in range(step * count, (step + 1) * count):
         epoch, within = divmod(place, len(prompts))
         order = random.Random(f"{seed}:{epoch}").sample(range(len(prompts)), len(prompts))
@@ -85,7 +85,7 @@ def chosen_prompts(
 def training_rows(entry: TraceEntry, num_draft_tokens: int, per_row: int, draw: str) -> range:
     """Evenly spaced rows of a continuation, at most `MAX_SLOTS` with `per_row` slots each.
 
-    They lie 1, 2, 4, ... apart, and of prompts with the same `draw` on one grid, so that these can
+    They are 1, 2, 4, ... apart, and on one grid for prompts with the same `draw`, so that these can
     go through a draft together.
     """
     rows = rows_along(entry, num_draft_tokens)
@@ -97,7 +97,7 @@ def training_rows(entry: TraceEntry, num_draft_tokens: int, per_row: int, draw: 
 
 
 def validation_rows(entry: TraceEntry, num_draft_tokens: int, per_row: int) -> range:
-    """Evenly spaced rows from the first one on, none to `MAX_VALIDATION_SLOTS` slots."""
+    """Evenly spaced rows from the first one on, up to `MAX_VALIDATION_SLOTS` slots."""
     rows = rows_along(entry, num_draft_tokens)
     return rows[:: max(1, -(-len(rows) * per_row // MAX_VALIDATION_SLOTS))]
 
@@ -105,7 +105,7 @@ def validation_rows(entry: TraceEntry, num_draft_tokens: int, per_row: int) -> r
 def run_together(
     entries: Sequence[TraceEntry], rows: Sequence[range], *, max_tokens: int
 ) -> list[list[int]]:
-    """Positions of prompts to run together: their rows lie on one grid, their lengths are alike."""
+    """Positions of prompts to run together: their rows lie on one grid, and lengths are similar."""
     grids: dict[tuple[int, int], list[int]] = defaultdict(list)
     for i, own in enumerate(rows):
         grids[own.step, own.start % own.step].append(i)
@@ -125,7 +125,7 @@ def run_together(
 
 
 class SequenceReader:
-    """What a draft reads of prompts, on its device: read once, as far as it can be held."""
+    """What a draft reads from prompts, on its device: read once, as far as it can be held."""
 
     def __init__(self, draft: LoadedDraft, traces: TraceFolder) -> None:
         self._draft, self._traces = draft, traces

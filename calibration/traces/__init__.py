@@ -8,7 +8,7 @@ from ...recipes.errors import CheckpointError, DraftQuantError
 
 @contextmanager
 def files_raise(kind: type[DraftQuantError], fix: str | None = None) -> Iterator[None]:
-    """What is wrong with a file that is read inside the block, as an error of this kind."""
+    """Turn what is wrong with a file that is read inside the block into an error of this kind."""
     try:
         yield
     except CheckpointError as exc:

@@ -1,8 +1,8 @@
-"""No draft is judged on prompts that the making of it looked at.
+"""No draft is judged on prompts that were used to make it.
 
 Neither on those that calibrated its quantization, nor on those that chose the rows of its head
-(`draftquant vocab`). A prompt is known by its own token ids, by those of the first turn of its
-conversation, and, where it was changed a little, by its sketch and that of its continuation.
+(`draftquant vocab`). A prompt is recognised by its token ids, by those of the first turn of its
+conversation, and, if it was slightly changed, by its sketch and that of its continuation.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,9 +32,9 @@ _OTHERS = "record traces of other prompts for the gate"
 def check_held_out(
     candidate: QuantizedProvenance | None, traces: TraceFolder, cuts: Sequence[VocabularyCut] = ()
 ) -> tuple[str, ...]:
-    """Hold the prompts of the traces, by their token ids, against those that made a draft.
+    """Compare the prompts of the traces, by their token ids, with those that made a draft.
 
-    Returns what could not be held against anything, in sentences without a full stop.
+    Returns what could not be compared with anything, in sentences without a full stop.
     """
     prompts = recorded_prompts(traces)
     _check_conversations(prompts, traces)
@@ -57,7 +57,7 @@ def check_held_out_measured(
     name: str,
     cuts: Sequence[VocabularyCut] = (),
 ) -> tuple[str, ...]:
-    """The same of a measurement, which holds (id, `prompt_sha256`) of each prompt and no tokens."""
+    """The same for a measurement, which has (id, `prompt_sha256`) of each prompt and no tokens."""
     made = _made(candidate, cuts)
     for seen, what in made:
         known = set(seen.sha256)
@@ -87,13 +87,13 @@ def _made(
 
 
 def check_apart(traces: TraceFolder, seen: SeenPrompts, what: str) -> None:
-    """Refuse traces that have prompts, or nearly the same ones, among those that were seen."""
+    """Refuse traces that contain seen prompts, or near duplicates of them."""
     others = "judge by traces of other prompts"
     _check_unseen(recorded_prompts(traces), seen, what, traces, others)
 
 
 def _check_conversations(prompts: Sequence[RecordedPrompt], traces: TraceFolder) -> None:
-    """A prompt is not made another one by naming a conversation that it does not belong to."""
+    """A prompt does not become another by naming a conversation that it does not belong to."""
     strange = [prompt.entry.id for prompt in prompts if not prompt.conversation_known]
     if strange:
         raise _refused(traces.folder, "no-first-turn", strange, len(prompts))
@@ -128,7 +128,7 @@ def _overlaps(
 ) -> NDArray[np.float64]:
     """[N] the largest estimated share of the shorter that a text and a seen one have in common.
 
-    What is a template on either side is not counted.
+    Templates on either side are not counted.
     """
     sketches = {name: [parsed_sketch(text) for text in of] for name, of in minima.items()}
     templates = Templates(texts, sketches)

@@ -1,4 +1,4 @@
-"""Which prompts a trace folder holds, and which of these hardly differ, so that they say less."""
+"""Which prompts a trace folder holds, and which of them hardly differ, so that they say less."""
 
 import hashlib
 import re
@@ -15,11 +15,11 @@ from .manifest import TraceEntry
 from .prompt_trace import PromptTrace, prompt_sha256
 from .trace_folder import TraceFolder
 
-# A shingle is w consecutive tokens, by a hash of 32 bits: 4 of a prompt, so that a token that was
-# changed costs 4 shingles and not 16, and 16 of a continuation, because different ones are alike in
+# A shingle is w consecutive tokens, as a hash of 32 bits: 4 of a prompt, so that a changed
+# token costs 4 shingles and not 16, and 16 of a continuation, because different ones share
 # short phrases. A text of fewer than 16 tokens is one shingle, so that only its copies share it.
-# The 64 smallest of a text are its sketch: a sample of its shingles that is drawn alike of every
-# text, so that of two texts the same ones are kept.
+# The 64 smallest hashes of a text are its sketch: a sample of its shingles, drawn in the same way
+# from every text, so that two texts keep the same common ones.
 #
 # hash = the upper 32 bits of f(h_w), h_0 = 0, h_j = h_(j-1) * 0x9E3779B97F4A7C15 + token_j + 1
 # f(h): h ^= h >> 30, h *= 0xBF58476D1CE4E5B9, h ^= h >> 27, h *= 0x94D049BB133111EB, h ^= h >> 31
@@ -31,15 +31,15 @@ Values = NDArray[np.uint32]  # distinct hashes, ascending
 WIDTH = 16  # of continuations
 PROMPT_WIDTH = 4
 SKETCH = 64
-_LEAST_SAMPLE = 8  # values of a sketch that is a sample: of fewer an overlap is no estimate
-_LEAST_DOCUMENTS = 3  # of fewer, what they share is as well what makes them copies of each other
+_LEAST_SAMPLE = 8  # values of a sketch that is a sample: with fewer an overlap is no estimate
+_LEAST_DOCUMENTS = 3  # with fewer, what they share may as well make them copies of each other
 _LEAST_OWN = 4
-"""Shingles beside a template: with fewer a prompt is the template, changed at one edge."""
+"""Shingles besides a template: with fewer, a prompt is the template, changed at one edge."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shingled:
-    """One prompt; what a document's prompts share is no template of their category."""
+    """One prompt; what a document's prompts share is not a template of their category."""
 
     category: str
     document: str
@@ -62,7 +62,7 @@ def shingles(token_ids: Sequence[int], width: int = WIDTH) -> Values:
 
 
 def sketch_text(own: Values) -> str:
-    """The sketch of a prompt as it is stored."""
+    """The sketch of a prompt as stored."""
     return own[:SKETCH].astype(">u4").tobytes().hex()
 
 
@@ -72,10 +72,10 @@ def parsed_sketch(text: str) -> Values:
 
 
 class Templates:
-    """What most prompts have in common: of all, and of each category.
+    """What most prompts have in common: all of them, and those of each category.
 
-    That is a shingle of more than half of the documents, of three or more; sketches of prompts that
-    are not at hand count with those that are, and once more these are asked alone.
+    That is a shingle of more than half of the documents, of three or more; sketches of absent
+    prompts count with the available prompts, which are then also counted alone.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Templates:
         self._of_all = _of_most(of_all, others_of_all)
 
     def own(self, values: Values, category: str, *, sample: bool = False) -> Values:
-        """What is not the template's of a prompt's shingles."""
+        """The shingles of a prompt that do not belong to a template."""
         template = self._of.get(category, self._of_all[:0])
         rest = values[~np.isin(values, self._of_all) & ~np.isin(values, template)]
         return rest if sample or len(rest) >= _LEAST_OWN else values
@@ -137,7 +137,7 @@ class Overlaps:
 
 
 def largest_known(sketch: Values) -> int | None:
-    """Up to which value a sketch, as it is stored, knows its prompt; None = it knows all."""
+    """The value up to which a stored sketch knows its prompt; None = it knows all of it."""
     return int(sketch[-1]) if len(sketch) >= SKETCH else None
 
 
@@ -155,7 +155,7 @@ def _frequent(documents: Sequence[Values]) -> Values:
 
 SHARED_SHARE = 0.9
 MIN_PROMPTS_OF_A_TASK = 10
-"""Of fewer prompts, what they share may as well be that they are near duplicates."""
+"""With fewer prompts, what they share may as well mean that they are near duplicates."""
 _LEAST_CONTINUED = 16
 """Different shingles of a continuation: 31 tokens or more, and no loop of a few."""
 Alike = tuple[tuple[int, ...], tuple[int, ...]]  # two prompts
@@ -163,18 +163,18 @@ Alike = tuple[tuple[int, ...], tuple[int, ...]]  # two prompts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptText:
-    """Token ids of one prompt and of what the target made of it."""
+    """Token ids of one prompt and of the target's continuation."""
 
     category: str
     prompt: tuple[int, ...]
     continuation: tuple[int, ...]
     cluster: str | None = None  # the same for turns of one conversation: no duplicates
-    declared: str | None = None  # for prompts that their author says belong together
+    declared: str | None = None  # for prompts that their author declares as belonging together
 
     def shingled(self, width: int | None) -> Shingled:
         """The shingles of its prompt; without a width, those of its continuation.
 
-        A short continuation has none, because different prompts have it alike.
+        A short continuation has none, because different prompts share it.
         """
         values = shingles(self.prompt, width) if width else shingles(self.continuation)
         if width is None and len(values) < _LEAST_CONTINUED:
@@ -203,12 +203,12 @@ def prompt_text(trace: PromptTrace) -> PromptText:
 def num_near_duplicates(texts: Iterable[PromptText]) -> int:
     """Prompts beyond the first of each group of near duplicates; copies are not counted.
 
-    A prompt is like another if the two begin with the same tokens for at least 90 % of the shorter,
-    those of a template not counted: the tokens with which all prompts begin, or all of a category
+    Two prompts are alike if they begin with the same tokens for at least 90 % of the shorter,
+    not counting those of a template: the tokens with which all prompts begin, or all of a category
     with ten or more, so that a system prompt or a task's examples make no near duplicates. Sorted,
-    each prompt stands beside the one with which it shares most, and only neighbours are compared.
-    It is so too if 90 % of the shingles of the shorter, those of templates not counted, are in the
-    other: whatever their first token is. Two prompts with the same continuation are alike too.
+    each prompt is beside the one with which it shares most, and only neighbours are compared.
+    They are also alike if 90 % of the shingles of the shorter, without those of templates, are in
+    the other, whatever its first token is. Two prompts with the same continuation are alike too.
     """
     distinct = {text.prompt: text for text in texts}
     return len(distinct) - len(_united(distinct, _alike(distinct)))
@@ -217,7 +217,7 @@ def num_near_duplicates(texts: Iterable[PromptText]) -> int:
 def independent_groups(texts: Sequence[PromptText]) -> list[list[int]]:
     """Positions of texts that belong together, in the order of their first members.
 
-    Copies do, turns of a conversation, near duplicates, and prompts of one declared cluster.
+    Copies belong together, as do turns of a conversation, near duplicates, and declared clusters.
     """
     distinct = {text.prompt: text for text in texts}
     first_of: dict[tuple[str, str], tuple[int, ...]] = {}
@@ -239,7 +239,7 @@ def independent_groups(texts: Sequence[PromptText]) -> list[list[int]]:
 
 
 def alike_groups(texts: Sequence[PromptText]) -> list[list[int]]:
-    """As `independent_groups`, by the texts alone: conversations and clusters are only claimed."""
+    """As `independent_groups`, by texts alone: conversations and clusters are only claims."""
     return independent_groups([replace(text, cluster=None, declared=None) for text in texts])
 
 
@@ -292,7 +292,7 @@ def _turns_of_one(one: PromptText, other: PromptText) -> bool:
 
 
 def _templates(distinct: Mapping[tuple[int, ...], PromptText]) -> dict[str, int]:
-    """How many tokens the prompts of each category have in front of what is their own."""
+    """How many tokens the prompts of each category have in front of their own text."""
     by_category: dict[str, list[tuple[int, ...]]] = {}
     for text in distinct.values():
         by_category.setdefault(text.category, []).append(text.prompt)
@@ -320,11 +320,11 @@ _LEAST_GROUPS = 3
 
 
 def suggested_clusters(prompts: Sequence[tuple[str, str]]) -> str:
-    """What a reader should know of prompts (id, category) without a declared cluster, or nothing.
+    """What to know about prompts (id, category) without a declared cluster, or nothing.
 
-    Ids suggest groups where, without the number at their end, there are three names or more for
-    twice as many prompts or more, and not one for each category; categories where three or more
-    differ in a number only. In groups of five that share an effect, 5 % of false passes become
+    Ids suggest groups if, without their final number, there are at least three names for at least
+    twice as many prompts, and not one per category; categories do if at least three
+    differ only in a number. In groups of five that share an effect, 5 % of false passes become
     11 %.
     """
     named = {prompt_id: category for prompt_id, category in prompts if not _TURN.search(prompt_id)}
@@ -370,7 +370,7 @@ class RecordedPrompt:
 
     @property
     def hashes(self) -> tuple[str, str]:
-        """Of its own token ids, and of the first turn of its conversation."""
+        """Hashes of its own token ids, and of the first turn of its conversation."""
         return self.sha256, self.entry.conversation_sha256 or self.sha256
 
 
@@ -396,7 +396,7 @@ def recorded_prompts(traces: TraceFolder) -> list[RecordedPrompt]:
 
 
 def seen_prompts(traces: TraceFolder) -> SeenPrompts:
-    """The prompts of a folder, for the record of what is made by them."""
+    """The prompts of a folder, for the record of what they make."""
     prompts = recorded_prompts(traces)
     return SeenPrompts(
         sha256=tuple(sorted({digest for prompt in prompts for digest in prompt.hashes})),

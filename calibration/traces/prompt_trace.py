@@ -1,4 +1,4 @@
-"""One prompt of a trace in memory, and what must hold of it whoever recorded it."""
+"""One prompt of a trace in memory, and what must hold for it whoever recorded it."""
 
 import hashlib
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ FEATURE_DTYPES: dict[FeatureDtype, tuple[torch.dtype, str]] = {
 """Manifest spelling -> (torch dtype, safetensors spelling)."""
 
 _AGAIN = "record the traces again"
-_MAX_LOGPROB = 1e-3  # engines round logarithms of probabilities near 1 to something above 0
+_MAX_LOGPROB = 1e-3  # engines round logarithms of probabilities near 1 to slightly above 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class PromptTrace:
 
 
 def prompt_sha256(token_ids: Sequence[int]) -> str:
-    """Identity of a prompt whatever its id: hash of its token ids, decimal, with commas between."""
+    """Identity of a prompt, whatever its id: hash of its token ids, decimal, comma-separated."""
     return hashlib.sha256(",".join(map(str, token_ids)).encode()).hexdigest()
 
 
@@ -123,7 +123,7 @@ def _logprob_problem(trace: PromptTrace, manifest: TraceManifest) -> tuple[str, 
             _AGAIN,
         )
     for name, values in (("token_logprob", given[0]), ("top_logprobs", given[2])):
-        # NaN is no number at all, and compares false.
+        # NaN is not a number, and compares false.
         if values is not None and not bool((values <= _MAX_LOGPROB).all()):
             return f"{name}: expected logarithms of probabilities, at most 0", _AGAIN
     if trace.token_logprob is not None and not bool(torch.isfinite(trace.token_logprob).all()):

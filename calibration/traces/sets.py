@@ -1,7 +1,7 @@
-"""Trace folders cut in two, and joined: what may be together, and what must not be apart.
+"""Trace folders, split and merged: what may be together, and what must not be apart.
 
 A split leaves no prompt on both sides, nor its copies, its near duplicates, or other turns of its
-conversation: what calibrates a draft must not judge it. A merge joins what was recorded alike.
+conversation: what calibrates a draft must not judge it. A merge joins equally recorded traces.
 """
 
 import random
@@ -58,9 +58,9 @@ def split_traces(
 ) -> SplitReport:
     """Write two trace folders that have no prompt in common, one published after the other.
 
-    By `count`, at most so many in `first`, each category gives the same share of its prompts, up to
-    rounding and to what belongs together; by `categories` whole ones go to one side, with what
-    belongs to them of others.
+    By `count`, the most prompts in `first`, each category gives the same share of prompts, up to
+    rounding and to what belongs together; by `categories` whole ones go to one side, with related
+    prompts of others.
     """
     for out in (first, second):
         check_output(out, traces.folder)
@@ -97,7 +97,7 @@ def split_traces(
 def _chosen(
     manifest: TraceManifest, groups: Sequence[Sequence[int]], count: int, seed: int
 ) -> set[int]:
-    """Positions of the first side: of each category its share, in whole groups."""
+    """Positions of the first side: for each category its share, in whole groups."""
     strata: dict[str, list[Sequence[int]]] = {}
     for group in groups:
         strata.setdefault(manifest.prompts[group[0]].category, []).append(group)
@@ -129,7 +129,7 @@ def _of_categories(
 
 
 def _quotas(sizes: Mapping[str, int], count: int) -> dict[str, int]:
-    """`count` shared out in proportion, what is left over to the largest remainders."""
+    """`count` shared out in proportion; the remainder goes to the largest fractions."""
     total = sum(sizes.values())
     quotas = {category: count * size // total for category, size in sizes.items()}
     by_remainder = sorted(sizes, key=lambda category: -(count * sizes[category] % total))
@@ -160,7 +160,7 @@ class MergeReport(Brief):
 def merge_traces(folders: Sequence[TraceFolder], out: Path) -> MergeReport:
     """Write one trace folder with the traces of several, in their order; seeds may differ.
 
-    An id that an earlier folder has too gets the name of its own folder in front: `gate/p1`.
+    An id that an earlier folder also has gets the name of its own folder in front: `gate/p1`.
     """
     check_output(out)
     _check_alike(folders)
@@ -206,9 +206,9 @@ def copy_traces(
     traces: Iterable[PromptTrace],
     manifest: TraceManifest | None = None,
 ) -> TraceFolder:
-    """Write a trace folder of traces that were loaded from folders recorded in one go.
+    """Write a trace folder from traces that were loaded from folders recorded in one go.
 
-    Without a manifest, the first folder says target, features and decoding. Tables of all folders
+    Without a manifest, the first folder gives target, features and decoding. Tables of all folders
     that carry some are carried.
     """
     with output_like(out, manifest or folders[0].manifest, folders) as writer:
@@ -256,7 +256,7 @@ def _kind(manifest: TraceManifest) -> dict[str, object]:
 
 
 def _common_sampling(folders: Sequence[TraceFolder]) -> Sampling | None:
-    """That of all folders; the seed is not known where they differ."""
+    """The settings of all folders; the seed is unknown where they differ."""
     found = {folder.manifest.sampling for folder in folders}
     sampling = folders[0].manifest.sampling
     return sampling if len(found) == 1 or sampling is None else replace(sampling, seed=None)

@@ -1,6 +1,6 @@
 """The embedding and the head of a target, for drafts that are stored without their own.
 
-And its last norm, with which the head can be held against recorded features. A trace folder may
+Also its last norm, with which the head can be compared with recorded features. A trace folder may
 carry them, so that such drafts need no target:
 
     tables.safetensors   "token_ids"     I32 [n], ascending: every token of the traces, and what
@@ -10,7 +10,7 @@ carry them, so that such drafts need no target:
                          "norm"          [W], the norm before the head, where it is known
 
 W is the target's width, V its vocabulary; tables are stored as the target stores them, byte for
-byte. Replay feeds a draft the recorded tokens and its mask token, nothing else, so no other row of
+byte. Replay feeds a draft only the recorded tokens and its mask token, so no other row of
 the embedding is ever read.
 """
 
@@ -36,11 +36,11 @@ from .manifest import TablesFile
 
 __all__ = ["EMBEDDING", "FINAL_NORM", "HEAD", "SharedTables", "TargetTables"]
 
-FINAL_NORM = "target_norm.weight"  # the target's last norm, [W]; not the name of any draft's tensor
+FINAL_NORM = "target_norm.weight"  # the target's last norm, [W]; no draft has a tensor of this name
 
 
 class SharedTables(Mapping[str, Tensor]):
-    """Tables by the names that drafts use, each read when first asked for, once for all drafts."""
+    """Tables by the names that drafts use, each read at its first use, once for all drafts."""
 
     def __init__(self, readers: Mapping[str, Callable[[], Tensor]]) -> None:
         self._readers = readers
@@ -63,9 +63,9 @@ class SharedTables(Mapping[str, Tensor]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetTables:
-    """Where the tables lie in a target's folder; both are [V, W]: vocabulary V, width W.
+    """Where the tables are in a target's folder; both are [V, W]: vocabulary V, width W.
 
-    `norm` is the weight [W] of the norm before the head; None where no tensor `norm.weight` is one.
+    `norm` is the weight [W] of the norm before the head; None where no `norm.weight` is one.
     """
 
     checkpoint: Checkpoint
@@ -114,14 +114,14 @@ class TargetTables:
 
 
 def _final_norm(checkpoint: Checkpoint, embedding: TensorInfo) -> TensorInfo | None:
-    """The tensor `norm.weight` that stands beside the embedding, if it is a vector of its width."""
+    """The tensor `norm.weight` beside the embedding, if it is a vector of its width."""
     norm = checkpoint.tensors.get(embedding.name.removesuffix(EMBEDDING) + "norm.weight")
     fits = norm is not None and norm.dtype in FLOAT_DTYPES and norm.shape == embedding.shape[1:]
     return norm if fits else None
 
 
 TensorTable = dict[str, tuple[str, tuple[int, ...]]]  # tensor name -> safetensors dtype and shape
-ANY_LENGTH = -1  # in a shape: an axis that no other fact implies
+ANY_LENGTH = -1  # in a shape: an axis that no other fact determines
 
 
 def expected_tensors(tables: TablesFile, vocab_size: int) -> TensorTable:
@@ -136,7 +136,7 @@ def expected_tensors(tables: TablesFile, vocab_size: int) -> TensorTable:
 
 
 def write_tables(path: Path, tables: TargetTables, token_ids: Sequence[int]) -> None:
-    """Copy what the traces need of a target's tables into a new file; ids ascend in [0, V)."""
+    """Copy what the traces need from a target's tables into a new file; ids ascend in [0, V)."""
     embedding, head, norm = tables.embed_tokens, tables.lm_head, tables.norm
     stored = [
         StoredTensor(name=name, dtype=dtype, shape=shape)
@@ -173,7 +173,7 @@ def shared_tables(
 ) -> SharedTables:
     """The carried tables under the names that drafts use; None = in the dtype as stored.
 
-    The embedding is [V, W], rows that are not carried NaN. Reading a table raises TraceError if the
+    The embedding is [V, W]; rows not carried are NaN. Reading a table raises TraceError if the
     file contradicts itself.
     """
 

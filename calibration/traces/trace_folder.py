@@ -25,6 +25,7 @@ import dataclasses
 import hashlib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -237,9 +238,9 @@ def file_sha256(path: Path) -> str:
 
 def _no_traces(folder: Path) -> TraceError:
     if folder.is_file():
-        prompts = f"draftquant record --prompts {folder}"
-        fix = f"record first what the target does on prompts: {prompts} --target M --out T"
-        return TraceError(folder, "is a file, not a trace folder", fix=fix)
+        record = "record what the target does on the prompts: draftquant record --target TARGET"
+        what = f"--draft DRAFT --tables --prompts {quote(str(folder))} --out TRACES"
+        return TraceError(folder, "is a file, not a trace folder", fix=f"{record} {what}")
     if not folder.exists():
         return TraceError(folder, "no such folder", fix=_RECORDED)
     what = "it is a model's folder" if (folder / "config.json").exists() else "has no trace.json"

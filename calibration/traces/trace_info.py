@@ -1,8 +1,8 @@
-"""What is in a trace folder, by one pass over it, and whether its features belong to their tokens.
+"""What is in a trace folder, in one pass, and whether its features belong to their tokens.
 
-Rows may belong to other tokens than those beside them, though most do not. Two signs tell them.
+Rows may belong to other tokens than those beside them, though most do not. Two signs show it.
 Where all texts are late from some position on, the token one position off explains the rows of that
-stretch best. And in a text with the rows of another one, a row is no nearer to the mean of its own
+stretch best. And in a text with the rows of another one, a row is not nearer to the mean of its own
 token, over all other texts, than to those of tokens one or two positions off. On 53 pieces of code
 and prose under Gemma 3 270M (layers 2, 9 and 15), the own token explains 0.48 to 0.53 of any
 stretch and others at most 0.25; of 48 rows at least 28 are nearest to their own token, of another
@@ -40,8 +40,8 @@ _FEW_REPEATS = 200
 _CLEARLY = 0.05  # share that another token explains beyond the own one
 _STRETCH = 48  # rows of one text that are judged together
 _USUAL = 0.8
-"""Share that is nearest to one and the same shift, in half of the stretches: else the features say
-too little of their tokens."""
+"""Share that is nearest to the same shift in half of the stretches; with less, features say
+too little about their tokens."""
 _TOO_FEW = 0.4  # share that is nearest to the own token
 
 
@@ -58,9 +58,9 @@ def explained(
 ) -> tuple[int, float]:
     """How much of the rows at positions i the tokens at i + shift explain.
 
-    Rows whose token occurs elsewhere too, less one for each such token; and the adjusted R squared
+    Rows whose token also occurs elsewhere, less one for each such token; and the adjusted R squared
     of these, averaged over the elements that vary, 0 where nothing repeats. Ends of texts are left
-    out: tokens `REACH` positions off must be there.
+    out: tokens `REACH` positions off must exist.
     """
     tokens, rows = [], []
     for text in texts:
@@ -127,7 +127,7 @@ def _of_other_texts(texts: Sequence[HeldText]) -> str:
 
 
 def _votes(texts: Sequence[HeldText]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Of each text the positions that can be told apart, and which of `SHIFTS` each is nearest."""
+    """For each text the distinguishable positions, and which of `SHIFTS` each is nearest to."""
     rows = torch.cat([text.features for text in texts]).double()
     center, scale = rows.mean(dim=0), rows.std(dim=0).clamp(min=1e-9)
     ids = torch.tensor(sorted({i for text in texts for i in text.token_ids.tolist()}))
@@ -146,7 +146,7 @@ def _votes(texts: Sequence[HeldText]) -> Iterator[tuple[Tensor, Tensor]]:
     for tokens, features in known:
         tell(tokens, features, 1.0)
     for tokens, features in known:
-        tell(tokens, features, -1.0)  # a text says nothing of itself
+        tell(tokens, features, -1.0)  # a text says nothing about itself
         own, places = tokens[: len(features)], torch.arange(len(features))
         distances = torch.full((len(own), len(SHIFTS)), torch.inf, dtype=torch.float64)
         for column, shift in enumerate(SHIFTS):
@@ -166,32 +166,32 @@ def _votes(texts: Sequence[HeldText]) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _stretches(nearest: Tensor) -> Tensor:
-    """[stretches, shifts]: of each stretch the share of its rows that is nearest to each shift."""
+    """[stretches, shifts]: for each stretch the share of its rows that is nearest to each shift."""
     hits = torch.nn.functional.one_hot(nearest, len(SHIFTS)).double()
     sums = torch.cat([hits.new_zeros(1, len(SHIFTS)), hits.cumsum(dim=0)])
     return (sums[_STRETCH:] - sums[:-_STRETCH]) / _STRETCH
 
 
-# A residual stream knows its token: where a token occurs again, its features are alike. So the
+# A residual stream knows its token: where a token occurs again, its features are similar. So the
 # share of the features' variance that the token explains (adjusted R squared of a one-way layout, 0
 # where token and feature have nothing to do with each other) is large at the token's own position,
-# smaller one position off, and nothing for the features of another prompt. On the shipped targets
+# smaller one position off, and zero for the features of another prompt. On the shipped targets
 # it is 0.94, 0.88 and 0.84 for the outputs of layers 0 to 2, at most 0.57 one position off.
 #
-# No head, no target and no draft are needed. What it cannot see is another target's features of the
+# No head, target or draft is needed. It cannot detect another target's features of the
 # same text: that shows in the acceptance of the baseline.
 
 MIN_SHARE = 0.05
 MIN_REPEATS = 500
 MOST_ROWS = 2**19
-"""That are held, 128 MB of them; of more, every second text is looked at, or every fourth, ..."""
+"""Elements that are held, 128 MB; of more, every second text is used, or every fourth, ..."""
 
 _ELEMENTS = 64  # of a feature: evenly spaced ones, so that those of many prompts can be held
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureEvidence:
-    """What the traces say of their own features.
+    """What the traces show about their own features.
 
     `share`: shift s -> share of the variance of the features at position i that the token at i + s
     explains, adjusted, at most 1, about 0 by chance.
@@ -200,7 +200,7 @@ class FeatureEvidence:
     repeats: int  # positions whose token occurs elsewhere too, less one for each such token
     constant: bool  # all features are equal
     share: Mapping[int, float]
-    misplaced: str = ""  # where rows are of other tokens, though most are not; or empty
+    misplaced: str = ""  # where rows belong to other tokens, though most do not; or empty
 
     @property
     def checked(self) -> bool:
@@ -208,7 +208,7 @@ class FeatureEvidence:
         return self.constant or self.repeats >= MIN_REPEATS
 
     def problem(self) -> str:
-        """What no traces say, of figures that were read; empty for what they may say."""
+        """Why no traces can have these figures; empty if they can."""
         if self.checked and not self.constant and 0 not in self.share:
             return "share: expected that of the token's own position, 0"
         return ""
@@ -236,7 +236,7 @@ class FeatureEvidence:
 
 
 def feature_evidence(traces: Iterable[PromptTrace]) -> FeatureEvidence:
-    """Of all these traces."""
+    """The evidence of all these traces."""
     tally = FeatureTally()
     for trace in traces:
         tally.add(trace)
@@ -244,7 +244,7 @@ def feature_evidence(traces: Iterable[PromptTrace]) -> FeatureEvidence:
 
 
 class FeatureTally:
-    """Holds some elements of the features that go by; `evidence` says what they come to."""
+    """Holds some elements of the features as they come; `evidence` evaluates them."""
 
     def __init__(self) -> None:
         self._texts: list[HeldText] = []
@@ -271,7 +271,7 @@ class FeatureTally:
             self._num_held = sum(len(text.features) for text in self._texts)
 
     def evidence(self) -> FeatureEvidence:
-        """Of all that was added."""
+        """The evidence of all traces added."""
         found = {shift: explained(self._texts, shift) for shift in SHIFTS if self._texts}
         repeats = found[0][0] if found else 0
         texts, judged = self._texts, repeats >= MIN_REPEATS and not self._constant
@@ -290,9 +290,9 @@ def _some_elements(features: Tensor) -> Tensor:
     return features[:, columns].to(torch.promote_types(features.dtype, torch.float32))
 
 
-# Possible where the last recorded layer is the target's last one and its head and last norm are at
-# hand: then argmax(head(norm(h))) is the recorded next token. A token whose logit lies within the
-# resolution of BF16 below the largest counts too: targets that compute in BF16 break such ties.
+# Possible where the last recorded layer is the target's last one and its head and last norm are
+# available: then argmax(head(norm(h))) is the recorded next token. A token whose logit is within
+# BF16's resolution below the largest counts too: targets that compute in BF16 break such ties.
 
 MIN_AGREEMENT = 0.98
 MAX_ROWS = 256  # of a vocabulary of 163,840 and a width of 7,168: 0.6 TFLOP
@@ -301,10 +301,10 @@ _BF16_STEP = 2.0**-8
 
 
 def head_agreement(traces: TraceFolder, tables: SharedTables) -> float | None:
-    """Share of positions, at most 256, whose top-1 the head makes of the last recorded layer.
+    """Share of positions, at most 256, whose top-1 the head computes from the last recorded layer.
 
     Norms that multiply by 1 + weight (Gemma) are tried as well; the larger share counts. None where
-    a table is not at hand, or neither the target's last layer nor its top-1 is recorded.
+    a table is missing, or neither the target's last layer nor its top-1 is recorded.
     """
     manifest = traces.manifest
     features, last = manifest.features, manifest.target.num_layers - 1
@@ -329,7 +329,7 @@ def normalized(hidden: Tensor) -> Tensor:
 
 
 def _share(logits: Tensor, expected: Tensor) -> float:
-    """Rows [R, V] whose largest logit is, within BF16's resolution, that of the token expected."""
+    """Rows [R, V] whose largest logit is, within BF16's resolution, that of the expected token."""
     largest = logits.amax(dim=1)
     said = logits.gather(1, expected[:, None])[:, 0]
     return float((said >= largest - _BF16_STEP * largest.abs()).double().mean())
@@ -404,7 +404,7 @@ class TraceInfo(Brief):
 
 
 def trace_info(traces: TraceFolder) -> TraceInfo:
-    """Look at every trace once."""
+    """Read every trace once."""
     texts, evidence = [], FeatureTally()
     known = positions = 0
     for trace in traces:

@@ -42,7 +42,7 @@ class CarriedTables:
 
     @property
     def nbytes(self) -> int:
-        """What they need on the disk, at most."""
+        """Their size on disk, at most."""
         return sum(listed.nbytes for _, listed in self._listed())
 
     def write(self, path: Path) -> TablesFile:
@@ -78,7 +78,7 @@ class CarriedTables:
 
 
 def _form(listed: TablesFile) -> TablesFile:
-    """All but what differs between folders of one target."""
+    """All fields except those that differ between folders of one target."""
     return dataclasses.replace(listed, nbytes=0, sha256="", num_token_ids=0)
 
 
@@ -90,7 +90,7 @@ _STORED_DTYPES = {torch.int32: "I32", torch.uint8: "U8", FP8: "F8_E4M3"} | dict(
 
 
 class TraceWriter:
-    """Collects traces into shards below a staging folder, which takes nameless files too."""
+    """Collects traces into shards below a staging folder, which may hold nameless files too."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class TraceWriter:
         table_ids: Collection[int],
     ) -> None:
         self.staging = staging
-        self._out = out  # for errors: nobody knows the staging folder
+        self._out = out  # for errors: users do not know the staging folder
         self._head = head
         self._shard_bytes = shard_bytes
         self._tables = tables
@@ -112,7 +112,7 @@ class TraceWriter:
         self._shards: list[Shard] = []
 
     def add(self, trace: PromptTrace, *, position: int) -> None:
-        """Write one trace, at its place in trace.json, whatever the order of writing."""
+        """Write one trace at its place in trace.json, in any order of writing."""
         if position in self._entries:
             taken_by = self._entries[position].id
             raise TraceError(trace.id, f"position {position} is taken by {taken_by}",
@@ -121,7 +121,7 @@ class TraceWriter:
         tensors = {f"{trace.id}.{name}": tensor for name, tensor in self._stored(trace).items()}
         if self._pending and _nbytes(self._pending) + _nbytes(tensors) > self._shard_bytes:
             self._flush()
-        # A second prompt of the same id is refused by check_manifest; it must not hide the first.
+        # A second prompt with the same id is refused by check_manifest; it must not hide the first.
         self._entries[position] = TraceEntry(
             id=trace.id,
             category=trace.category,
@@ -202,7 +202,7 @@ def trace_output(
 ) -> Iterator[TraceWriter]:
     """Write a trace folder; leaving the block without an exception publishes it.
 
-    Its prompts and files are those that are written, whatever `head` says of them; a new shard
+    Prompts and files are those that are written, whatever `head` says about them; a new shard
     begins before one grows beyond `shard_bytes`. Tables of the target are carried, or those of
     other trace folders, with the embeddings of the tokens of the traces and of `table_ids`.
     """

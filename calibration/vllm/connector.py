@@ -1,9 +1,9 @@
-"""vLLM's KV connector that writes a target's hidden states to files; loaded by the engine alone.
+"""vLLM's KV connector that writes a target's hidden states to files; only the engine loads it.
 
 vLLM's method `extract_hidden_states` keeps the states of chosen layers of every token in pages of
-its KV cache. When a request ends, a thread copies its pages into a file, a piece at a time, and
-only then are they freed: an engine whose disk is slow waits for pages, and no memory fills up. One
-code serves CPUs and GPUs. Files are written under another name and renamed: what is there is whole.
+its KV cache. When a request ends, a thread copies its pages into a file, piece by piece, and
+only then are they freed: an engine whose disk is slow waits for pages, and no memory fills up. The
+code serves CPUs and GPUs. Files are written under another name and renamed: none is incomplete.
 
 Written with vLLM 0.32 and 0.33, whose own example needs CUDA, pinned memory and a lock file.
 """
@@ -39,7 +39,7 @@ logger = init_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Save:
-    """A request that has ended: its tokens but the last, which was never read, and its pages."""
+    """A request that has ended: its tokens except the last, which was never read, and its pages."""
 
     request: str
     file: str
@@ -49,7 +49,7 @@ class _Save:
 
 @dataclass(slots=True)
 class _Saves(KVConnectorMetadata):
-    """What the scheduler's side tells the workers' in one step."""
+    """What the scheduler's side tells the workers in one step."""
 
     saves: list[_Save] = field(default_factory=list)
 
@@ -80,7 +80,7 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):
         return 0, False
 
     def build_connector_meta(self, _scheduler_output: Any) -> KVConnectorMetadata:
-        """Hand the requests that ended to the workers."""
+        """Pass the requests that ended to the workers."""
         ended, self._ended = self._ended, []
         return _Saves(ended)
 
@@ -106,7 +106,7 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished(
         self, request: Any, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """As above, of an engine whose cache has one group."""
+        """The same for an engine whose cache has one group."""
         return self.request_finished_all_groups(request, (block_ids,))
 
     def get_finished_count(self) -> int:
@@ -123,8 +123,8 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):
     def register_kv_caches(self, kv_caches: Mapping[str, Tensor]) -> None:
         """Find the pages.
 
-        Every tensor-parallel rank holds all of a state, so rank 0 writes. Of pipeline stages only
-        the last one has the layer: the models that can hand it the states of earlier stages do.
+        Every tensor-parallel rank holds the whole state, so rank 0 writes. Of pipeline stages only
+        the last one has the layer; models that can pass it the states of earlier stages do so.
         """
         layers = get_layers_from_vllm_config(
             self._vllm_config, CacheOnlyAttentionLayer, list(kv_caches)
@@ -140,7 +140,7 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):
             self._folder.mkdir(parents=True, exist_ok=True)
 
     def get_finished(self, _finished: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        """Begin to write what has ended; the requests whose files are written may go."""
+        """Begin to write what has ended; requests whose files are written may go."""
         if self._pages is None or self._head is None:
             return None, None
         if self.has_connector_metadata():
@@ -170,7 +170,7 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):
             write_states(path, self._pages, save.block_ids, save.token_ids, self._head, ready)
         except Exception as exc:
             logger.exception("draftquant: the states of %s are lost", save.request)
-            with contextlib.suppress(OSError):  # the reader must not wait for ever
+            with contextlib.suppress(OSError):  # the reader must not wait forever
                 path.with_suffix(FAILED).write_text(
                     f"{type(exc).__name__}: {exc}", encoding="utf-8"
                 )

@@ -1,13 +1,13 @@
-"""What is to be recorded by an engine, and what of it is done.
+"""What an engine is to record, and what of it is done.
 
-The engine keeps hidden states by vLLM's own method `extract_hidden_states`, which `connector`
-writes. What is done lies in a folder beside the output, which a run that dies leaves behind:
+The engine keeps hidden states by vLLM's own method `extract_hidden_states`, and `connector`
+writes them. What is done is in a folder beside the output, which a run that dies leaves behind:
 
     OUT.recording/
         recording.json        what is recorded; another command is refused
         states/               where the engine writes, if it is our own
         00000.safetensors     hidden states of the first prompt, as the engine wrote them
-        00000.json            its answer; written last, so that it says that the prompt is done
+        00000.json            its answer; written last, so it shows that the prompt is done
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ from .vllm_engines import Answer
 
 LOGPROBS_MODE = "processed_logprobs"
 _PACKAGE = __package__
-_VLLM_MAX_LOGPROBS = 20  # what vLLM takes without being told
+_VLLM_MAX_LOGPROBS = 20  # vLLM's limit by default
 
 _NATIVE_ROPE = "-rotary_embedding"
 
@@ -54,21 +54,21 @@ _OURS = {
 
 
 def check_last_norm(plan: RecordingPlan) -> None:
-    """Refuse a plan by which the target's last norm cannot be found out."""
+    """Refuse a plan from which the target's last norm cannot be determined."""
     if plan.reads_last_state and plan.decoding.logprob_spec is None:
         raise refused(TraceError, "--logprobs", __file__, "needs-logprobs")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSetup:
-    """What a plan needs of the engine, whose workers write into `folder`, beside what is given."""
+    """What a plan needs from the engine, whose workers write into `folder`, besides `given`."""
 
     plan: RecordingPlan
     folder: Path
     given: Mapping[str, object]
 
     def arguments(self) -> dict[str, object]:
-        """For `vllm.LLM`; refused where what the user gave contradicts what recording needs."""
+        """Arguments for `vllm.LLM`; refused where the user's contradict what recording needs."""
         given = {name.replace("-", "_"): value for name, value in self.given.items()}
         self._check(given)
         plan = self.plan
@@ -101,10 +101,10 @@ class EngineSetup:
         }
 
     def _native_rope(self, given: Mapping[str, object]) -> dict[str, object]:
-        """For MLA without yarn, rotary angles in torch instead of in a kernel.
+        """For MLA without yarn, compute rotary angles in torch instead of a kernel.
 
         vLLM 0.32's kernel for CPUs reads queries and keys [tokens, heads, 64] as two-dimensional:
-        hidden states are off by a fifth, and nothing says so. Yarn never takes that kernel.
+        hidden states are silently off by a fifth. Yarn never uses that kernel.
         """
         if not self.plan.shape.plain_latent_rope:
             return {}
@@ -118,7 +118,7 @@ class EngineSetup:
         return {"compilation_config": {**config, "custom_ops": [*chosen, *missing]}}
 
     def command(self) -> str:
-        """The shell command that starts a server so."""
+        """The shell command that starts a server with these arguments."""
         check_last_norm(self.plan)
         arguments = self.arguments()
         words = ["vllm", "serve", str(arguments.pop("model"))]
@@ -146,7 +146,7 @@ class EngineSetup:
 
 
 def plan_json(plan: RecordingPlan, identity: TargetIdentity) -> dict[str, Any]:
-    """What must be equal where a recording goes on. How the engine runs may change."""
+    """What must be equal for a recording to resume. How the engine runs may change."""
     prompts = hashlib.sha256()
     for prompt in plan.prompts:
         prompts.update(f"{prompt.id}\0{prompt.category}\0{prompt.token_ids}\0".encode())
@@ -197,7 +197,7 @@ class KeptRecording:
         write_whole(self._folder / f"{position:05d}.json", text)
 
     def answer(self, position: int) -> tuple[Answer, str]:
-        """What was kept of a prompt, and the engine that gave it."""
+        """What was kept for a prompt, and the engine that produced it."""
         path = self._folder / f"{position:05d}.json"
         try:
             kept: _Kept = decode(_Kept, parse_object(read_text(path)))
@@ -243,13 +243,13 @@ class _Kept(Answer):
 
 @contextmanager
 def kept_recording(out: Path, plan: Mapping[str, Any]) -> Iterator[Path]:
-    """Begin a recording, or go on with the one of the same plan; nobody else has it meanwhile."""
+    """Begin a recording, or resume one of the same plan, with exclusive use of the folder."""
     folder = out.with_name(out.name + RECORDING)
     with resumable_folder(folder, "recording", plan):
         try:
             yield folder
         finally:
-            if not _answered(folder):  # nothing to go on with
+            if not _answered(folder):  # nothing to resume from
                 shutil.rmtree(folder, ignore_errors=True)
 
 

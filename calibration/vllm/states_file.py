@@ -23,9 +23,9 @@ from ..traces.manifest import FeatureDtype, is_printable_name
 from ..traces.prompt_trace import FEATURE_DTYPES
 
 STATES_KEY = "draftquant_states"
-"""In `kv_transfer_params`: of a request the session that asks, of its answer the file's name."""
+"""In `kv_transfer_params`: for a request its session, for its answer the file's name."""
 SESSION = re.compile(r"[0-9a-f]{16}")
-"""The session's hex digits stand before its files' names: what nobody fetched can be removed."""
+"""File names begin with the session's hex digits: files that nobody fetched can be removed."""
 FOLDER_KEY = "draftquant_folder"  # in the connector's extra configuration: where files are written
 FAILED = ".failed"  # the suffix of the file that says why another is not coming
 UNFINISHED = ".unfinished"  # the suffix of a file that is being written
@@ -34,17 +34,17 @@ _AGAIN = "start the engine with the arguments of 'draftquant record --print-serv
 
 
 def layer_inputs(aux_layer_ids: Sequence[int]) -> tuple[int, ...]:
-    """The ids by which vLLM knows the outputs of these layers.
+    """The ids in vLLM of the outputs of these layers.
 
-    Ours count layers by their outputs, vLLM's by their inputs: what layer i gives is the input of
-    layer i + 1, and after the last layer, before the final norm, that of none.
+    Our ids count layers by their outputs, vLLM's by their inputs: the output of layer i is the
+    input of layer i + 1; that of the last layer, before the final norm, is the input of none.
     """
     return tuple(i + 1 for i in aux_layer_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatesHead:
-    """What a file says of itself."""
+    """What a file says about itself."""
 
     layer_inputs: tuple[int, ...]
     engine: str
@@ -64,12 +64,12 @@ class ExpectedStates:
 
     @property
     def bytes_per_token(self) -> int:
-        """Of hidden states."""
+        """Bytes of hidden states."""
         return len(self.aux_layer_ids) * self.width * FEATURE_DTYPES[self.dtype][0].itemsize
 
 
 def check_states(path: Path, expected: ExpectedStates, token_ids: Sequence[int]) -> str:
-    """Check the header of a file, and that its tokens are these; the engine that wrote it."""
+    """Check the header of a file, and that its tokens are these; returns its engine."""
     with files_raise(TraceError, "record again: its prompt is repeated"):
         header = read_header(path.parent, path.name)
     shape = (len(token_ids), len(expected.aux_layer_ids), expected.width)
@@ -126,7 +126,7 @@ class Pages:
         self.dtype = cache.dtype
 
     def ready(self) -> Any:
-        """When what has been queued on the device by now is done; None where nothing is queued."""
+        """An event after all work queued on the device so far; None where nothing is queued."""
         return self._stream and torch.cuda.current_stream(self._cache.device).record_event()
 
     def slots(self, block_ids: Sequence[int], count: int) -> Tensor:
@@ -141,7 +141,7 @@ class Pages:
         """The states at these places, [len(slots), L, W], in the memory of the host."""
         if self._stream is None:
             return self._gathered(slots)
-        with torch.cuda.stream(self._stream):  # beside the engine's own, which goes on
+        with torch.cuda.stream(self._stream):  # beside the engine's own, which continues
             self._stream.wait_event(ready)
             return self._gathered(slots.to(self._cache.device)).cpu()
 

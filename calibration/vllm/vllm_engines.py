@@ -1,8 +1,8 @@
-"""Whatever takes prompts and gives answers as they come: vLLM in this process, or its servers.
+"""Engines that take prompts and return answers as they come: vLLM in this process, or servers.
 
-Servers are asked over their OpenAI interface, token ids in and token ids out, and write the hidden
-states into a folder that they share with this machine. Each request goes to the server that has
-the fewest of them; where a server answers no more, the others take its requests.
+Servers are called over their OpenAI interface, token ids in and token ids out, and write the hidden
+states into a folder that they share with this machine. Each request goes to the server with
+the fewest of them; when a server stops answering, the others take its requests.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ TopLogprobs = tuple[tuple[float, ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One continuation, ended by an end of text or with the last token asked for."""
+    """One continuation, ended by an end of text or with the last token requested."""
 
     token_ids: tuple[int, ...]
     ended: Literal["stop", "length"]
@@ -50,8 +50,8 @@ def answers(
 ) -> Iterator[tuple[int, Answer]]:
     """The answer to each prompt, as they come.
 
-    No more prompts are in flight than may be, nor so many that their states could take more than
-    4 GiB: an answer is in flight until the next one is asked for, so whoever takes its file away
+    At most a fixed number of prompts is in flight, and their states take at most
+    4 GiB: an answer is in flight until the next one is requested, so a caller that removes its file
     meanwhile bounds the shared folder.
     """
     waiting = deque(prompts)
@@ -71,13 +71,13 @@ def answers(
 
 
 def most_likely(logprobs: Sequence[tuple[int, float]], count: int) -> TopLogprobs:
-    """The `count` most likely of some tokens; engines add the emitted one to those asked for."""
+    """The `count` most likely of some tokens; engines add the emitted one to those requested."""
     bounded = [(token, max(logprob, LEAST_LOGPROB)) for token, logprob in logprobs]
     return tuple(sorted(bounded, key=lambda pair: (-pair[1], pair[0]))[:count])
 
 
 _ENVIRONMENT = {
-    # The engine in a process of its own goes on, and writes, while this one reads.
+    # The engine, in a separate process, continues and writes while this one reads.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout is for results
 }
@@ -95,7 +95,7 @@ def offline_engine(
 
     try:
         engine = vllm.LLM(**arguments)
-    except Exception as exc:  # whatever the engine says is the answer
+    except Exception as exc:  # the engine may raise anything
         fix = "see vLLM's own messages above; --engine-arg sets its arguments"
         raise TraceError("vLLM", f"does not start: {_said(exc)}", fix=fix) from exc
     try:
@@ -105,7 +105,7 @@ def offline_engine(
 
 
 class OfflineEngine:
-    """vLLM in this process; takes prompts and gives answers, in any order."""
+    """vLLM in this process; takes prompts and returns answers, in any order."""
 
     def __init__(self, engine: Any, plan: RecordingPlan, session: str) -> None:
         self._engine = engine.llm_engine
@@ -114,7 +114,7 @@ class OfflineEngine:
         self._finished: list[Any] = []
 
     def submit(self, position: int, prompt: Prompt) -> None:
-        """Hand over a prompt; `position` names its answer."""
+        """Submit a prompt; `position` names its answer."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -140,7 +140,7 @@ class OfflineEngine:
             raise TraceError(f"prompt {prompt.id}", what, fix=fix) from exc
 
     def next_answer(self) -> tuple[int, Answer]:
-        """Wait for an answer: the position of its prompt, and what was said."""
+        """Wait for an answer: the position of its prompt, and the answer."""
         while not self._finished:
             try:
                 self._finished = [done for done in self._engine.step() if done.finished]
@@ -167,7 +167,7 @@ class OfflineEngine:
 
 
 def _said(exc: BaseException) -> str:
-    """On one line; engines put the cause last."""
+    """The message on one line; engines put the cause last."""
     return " ".join(str(exc).split()) or repr(exc)
 
 
@@ -179,9 +179,9 @@ _TOKEN = "token_id:"  # how `return_tokens_as_token_ids` spells a token
 def server_engine(
     urls: Sequence[str], plan: RecordingPlan, session: str, on_warning: Callable[[str], None]
 ) -> Iterator["ServerEngine"]:
-    """Connect to servers; leaving the block gives up what is not answered.
+    """Connect to servers; leaving the block abandons unanswered requests.
 
-    The key of the servers, if they ask for one, is read from the environment: `KEY_VARIABLE`.
+    The key of the servers, if they want one, is read from the environment: `KEY_VARIABLE`.
     """
     key = os.environ.get(KEY_VARIABLE)
     clients = [
@@ -201,7 +201,7 @@ def server_engine(
 
 
 class ServerEngine:
-    """Servers that run elsewhere; takes prompts and gives answers, in any order."""
+    """Servers that run elsewhere; takes prompts and returns answers, in any order."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class ServerEngine:
         self._asked: dict[asyncio.Task[Answer], int] = {}
 
     def check_context(self) -> None:
-        """Ask which model is served, and hold its context against what is needed."""
+        """Ask which model is served, and compare its context with what is needed."""
         for client in self._clients:
             model = self._served_model(client)
             if client is not self._clients[0] and model != self._model:
@@ -241,17 +241,17 @@ class ServerEngine:
         return str(served[0].get("id"))
 
     def submit(self, position: int, prompt: Prompt) -> None:
-        """Hand over a prompt; `position` names its answer."""
+        """Submit a prompt; `position` names its answer."""
         task = self._runner.get_loop().create_task(self._complete(prompt))
         self._asked[task] = position
 
     def next_answer(self) -> tuple[int, Answer]:
-        """Wait for an answer: the position of its prompt, and what was said."""
+        """Wait for an answer: the position of its prompt, and the answer."""
         first = self._runner.run(self._first_done())
         return self._asked.pop(first), first.result()
 
     async def give_up(self) -> None:
-        """End the requests that are on their way, and the connection."""
+        """End the requests in flight, and the connection."""
         for task in self._asked:
             task.cancel()
         await asyncio.gather(*self._asked, return_exceptions=True)
@@ -260,7 +260,7 @@ class ServerEngine:
 
     async def _first_done(self) -> asyncio.Task[Answer]:
         done, _ = await asyncio.wait(self._asked, return_when=asyncio.FIRST_COMPLETED)
-        # What failed comes last: what is answered already is kept.
+        # Failures come last: answers that exist are kept.
         return min(done, key=lambda task: task.exception() is not None)
 
     async def _complete(self, prompt: Prompt) -> Answer:
@@ -273,7 +273,7 @@ class ServerEngine:
             "temperature": decoding.temperature,
             "top_p": decoding.top_p,
             "top_k": decoding.top_k,
-            # A server takes what is not said from the model's generation_config.json.
+            # A server takes missing settings from the model's generation_config.json.
             "min_p": 0,
             "repetition_penalty": 1,
             "presence_penalty": 0,
@@ -295,7 +295,7 @@ class ServerEngine:
             raise TraceError(f"{client.url}: prompt {prompt.id}", what, fix=fix) from exc
 
     async def _post(self, asked: Mapping[str, Any]) -> tuple[ServerClient, Reply]:
-        """The answer of the server that has the fewest requests, or of one that lives on."""
+        """The answer of the server with the fewest requests, or of another that still runs."""
         while True:
             client = min(self._live, key=self._on_their_way.__getitem__)
             self._on_their_way[client] += 1

@@ -1,7 +1,7 @@
-"""Recording from vLLM: the same trace folder that transformers gives, of any target on any GPUs.
+"""Recording from vLLM: the same trace folder as from transformers, of any target on any GPUs.
 
-An engine answers prompts and writes hidden states; what is done is kept, so that a second call of
-the same command goes on; at the end it becomes a trace folder.
+An engine answers prompts and writes hidden states; finished work is kept, so that a second call of
+the same command resumes; at the end it becomes a trace folder.
 """
 
 import hashlib
@@ -32,9 +32,9 @@ from .kept_recording import EngineSetup, KeptRecording, check_last_norm, kept_re
 from .states_file import read_features
 from .vllm_engines import LEAST_LOGPROB, Answer, Engine, answers, offline_engine, server_engine
 
-# An engine hands out what its layers give, before that norm. It divides by the root mean square in
-# every target that such drafts are made for, and multiplies by its weight, or by 1 + weight (Gemma,
-# Qwen3-Next). Which of the two, and whether anything else stands there, is shown by how likely the
+# An engine returns its layers' output, before that norm. The norm divides by the root mean square
+# in every target for these drafts, and multiplies by its weight, or by 1 + weight (Gemma,
+# Qwen3-Next). Which of the two, and whether there is anything else, is shown by how likely the
 # target was to say what it said.
 
 MAX_GAP = 0.05  # nats, median; two engines in BF16 differ by 0.005 (experiments/served/RECORDED.md)
@@ -43,20 +43,20 @@ _FIX = "record with transformers: draftquant record --draft DRAFT --fused"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastNorm:
-    """The norm, as it is served: states are multiplied by `scale` [W] after the division."""
+    """The norm, as served: states are multiplied by `scale` [W] after the division."""
 
     scale: Tensor
     eps: float
 
     def __call__(self, states: Tensor) -> Tensor:
-        """States [n, W] after it, in their own dtype."""
+        """The states [n, W] after the norm, in their own dtype."""
         x = states.float()
         root = (x.square().mean(dim=-1, keepdim=True) + self.eps).rsqrt()
         return (x * root * self.scale).to(states.dtype)
 
 
 class Written(NamedTuple):
-    """What a target wrote [n], how likely that was [n], and its states before the norm [n, W]."""
+    """What a target wrote [n], its log-probability [n], and the states before the norm [n, W]."""
 
     states: Tensor
     token_ids: Tensor
@@ -64,7 +64,7 @@ class Written(NamedTuple):
 
 
 def shown_norm(target: Path, written: Iterable[Written], decoding: Decoding) -> LastNorm:
-    """The norm under which the target's head gives its tokens the probabilities that they had."""
+    """The norm under which the target's head gives its tokens their recorded probabilities."""
     tables = TargetTables.find(target)
     keys = ConfigReader(with_text_config(tables.checkpoint.config), target / CONFIG_FILE)
     eps, shared = keys.number("rms_norm_eps"), tables.shared(None)
@@ -74,7 +74,7 @@ def shown_norm(target: Path, written: Iterable[Written], decoding: Decoding) -> 
     said = _first_rows(written)
 
     def gap(norm: LastNorm) -> float:
-        """Nats between what this norm says of the tokens and what was recorded."""
+        """Nats between the probabilities under this norm and the recorded ones."""
         logprobs = processed_logprobs(linear(norm(said.states).float(), head), decoding)
         own = logprobs.gather(1, said.token_ids[:, None])[:, 0]
         return float((own - said.logprob).abs().median())
@@ -96,14 +96,14 @@ def _first_rows(written: Iterable[Written]) -> Written:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offline:
-    """An engine of our own, on this machine's devices or a cluster's."""
+    """An engine that we start, on this machine's devices or a cluster's."""
 
     arguments: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """Servers that run, and the folder that they write into, as this machine sees it."""
+    """Running servers, and the folder that they write into, as this machine sees it."""
 
     urls: Sequence[str]
     folder: Path
@@ -128,7 +128,7 @@ def record_with_vllm(
     """Let vLLM continue every prompt, and write the trace folder `out`.
 
     What is recorded is kept in `out` + ".recording" until the folder is complete: a second call
-    with the same plan goes on after whatever ended the first. While the folder is written both are
+    with the same plan resumes after an interruption. While the folder is written both are
     on the disk.
     """
     check_last_norm(plan)
@@ -160,7 +160,7 @@ def _answer(
     session: str,
     on_progress: Progress,
 ) -> None:
-    """Let the engine answer what it has not; it does not start where nothing is missing."""
+    """Let the engine answer what is missing; it does not start where nothing is."""
     missing = kept.missing()
     count, done = len(plan.prompts), len(plan.prompts) - len(missing)
     on_progress(done, count)
@@ -185,7 +185,7 @@ def _answer(
 
 @contextmanager
 def _without_leftovers(shared: Path, session: str) -> Iterator[None]:
-    """Remove what a recorder that died, or this one at its end, has asked for and not fetched."""
+    """Remove files that a dead recorder, or this one at its end, requested and never fetched."""
 
     def remove() -> None:
         for path in shared.glob(f"{session}-*"):
@@ -199,7 +199,7 @@ def _without_leftovers(shared: Path, session: str) -> Iterator[None]:
 
 
 def _reading(plan: RecordingPlan, kept: KeptRecording) -> Callable[[Tensor], Tensor]:
-    """What the draft reads of what the engine hands out: all of it, or what it makes of it."""
+    """What the draft reads of the engine's output: all of it, or the output of its fc."""
     draft = plan.fuse_with
     if draft is None:
         return lambda states: states
@@ -232,9 +232,9 @@ def _trace(
     if spec and spec.num_top:
         pairs = torch.tensor(answer.top, dtype=torch.float64)
         ids, values = pairs[:, :, 0].long(), pairs[:, :, 1].float()
-        # What is as unlikely as can be said is impossible.
+        # A token of the least possible log-probability is impossible.
         logprobs = values.masked_fill(values <= LEAST_LOGPROB, -torch.inf)
-    # Of the prompt, engines do not say what the target would have written.
+    # For the prompt, engines do not say what the target would have written.
     top1 = torch.full((len(prompt.token_ids) + len(token_ids) - 1,), -1)
     if not plan.decoding.sampled:
         top1[len(prompt.token_ids) - 1 :] = token_ids

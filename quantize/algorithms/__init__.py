@@ -1,4 +1,4 @@
-"""Algorithms that find quantized values and scales of a linear."""
+"""Algorithms that find the quantized values and scales of a linear."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,7 @@ _ALGORITHMS: Mapping[tuple[str, str], Algorithm] = {
     ("absmax", "learned"): Learned(),
     ("mse", "learned"): Learned(),
 }
-"""By the recipe's `scale` and `rounding`."""
+"""Algorithms by the recipe's `scale` and `rounding`."""
 
 
 def get_algorithm(choice: Choice) -> Algorithm:
@@ -25,7 +25,7 @@ def get_algorithm(choice: Choice) -> Algorithm:
 
 
 def row_algorithm(choice: Choice) -> RowAlgorithm:
-    """The algorithm of a recipe, where it finds codes weight by weight."""
+    """The algorithm of a recipe, if it finds codes weight by weight."""
     algorithm = get_algorithm(choice)
     if not isinstance(algorithm, RowAlgorithm):
         where = f"rounding: {choice.rounding}"

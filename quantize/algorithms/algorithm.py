@@ -1,4 +1,4 @@
-"""What an algorithm is: from a weight, and what was measured of its inputs, to codes and scales."""
+"""An algorithm's interface: from a weight, and measurements of its inputs, to codes and scales."""
 
 import threading
 from abc import ABC, abstractmethod
@@ -17,23 +17,23 @@ from ..files.provenance import GptqFactors, LearnedRounding
 from ..numerics.quantized_weight import QuantizedWeight
 
 DAMPINGS = (0.01, 0.1, 1.0)
-"""Added to the diagonal, as a share of its mean: what few inputs say is not believed outright. The
-first, unless a matrix has no factor with it: then the next."""
+"""Dampings, added to the diagonal as a share of its mean, since few inputs are weak evidence. The
+first is used, unless a matrix has no factor with it: then the next."""
 DAMPING_PER_INPUT = 2.0
 """Times columns over inputs, added to the first damping where weights are corrected: what the
-moments of n inputs say of c columns is off by about c / n of itself. By the divergence on other
+moments of n inputs say about c columns is off by about c / n of itself. By the divergence on other
 prompts of three drafts, from 6 to 192 prompts, it was within 4 % of the best damping from 0.01 to 1
-that was tried; 0.01 alone was up to 9 % behind."""
+that were tried; 0.01 alone was up to 9 % worse."""
 MOST_CHANGED = 0.25
-"""Of a row's length: how far correction moves it at most. `verify` holds what is stored against the
-source's weight, and measured were 0.02 to 0.22 for whole linears."""
-_ROWS = 1024  # of a matrix, put into another order at a time
+"""Limit of a correction, as a share of a row's length. `verify` compares what is stored with the
+source's weight; measured values were 0.02 to 0.22 for whole linears."""
+_ROWS = 1024  # rows of a matrix that are reordered at a time
 _ONE_AT_A_TIME = threading.Lock()
 
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """So many threads of torch's in this thread, and afterwards as many as before."""
+    """Set torch's number of threads in this thread, and restore it afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -44,10 +44,10 @@ def threads(count: int) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Feedback:
-    """How the errors of columns are made up for by another: H = factor factorᵀ.
+    """How one column's errors are compensated by the others: H = factor factorᵀ.
 
     Attributes:
-        order: [in_features] int64, the columns that carry least first: they are rounded last.
+        order: [in_features] int64, the columns with the least energy first: they are rounded last.
         factor: [in_features, in_features] float32 in that order, lower triangular: the outputs'
             squared error is the sum over columns c of (E factor)_c^2, to which columns >= c add.
     """
@@ -62,7 +62,7 @@ class InputMoments:
     Args:
         mean: [in_features, in_features] float32, not changed.
         lost: [in_features, in_features] float32, the mean of e xᵀ, with e what rounding took from
-            an input; None where weights are not to make up for it.
+            an input; None where weights are not to compensate it.
         device: on which its factor is found, and columns are rounded.
         precise: find the factor in float64, not float32: four times the time, twice the memory.
         on_factor: called with the damping that a factor was found with.
@@ -97,7 +97,7 @@ class InputMoments:
 
     @contextmanager
     def all_threads(self) -> Iterator[None]:
-        """One matrix at a time, with as many threads as the thread has that made this object."""
+        """One matrix at a time, with as many threads as the thread had that made this object."""
         with _ONE_AT_A_TIME, threads(self._threads):
             yield
 
@@ -112,13 +112,13 @@ class InputMoments:
         return self._feedback
 
     def corrected(self, weight: Tensor) -> Tensor:
-        """The weight [rows, in_features] float32 whose outputs codes are to come closest to.
+        """The weight [rows, in_features] float32 whose outputs the codes should approximate.
 
         W* = W + W M (H + d I)^-1, with H the mean of x xᵀ, M of e xᵀ and d the damping: of all
-        weights the one that makes of the rounded x what W makes of x + e, on the average over
-        inputs, unless for little gain it would have to be far from W. That is
+        weights the one that maps the rounded x to what W makes of x + e, on the average over
+        inputs, without going far from W for little gain. That is
         (W C + d W) (H + d I)^-1 with C the mean of (x + e) xᵀ. No row goes further from W than
-        `MOST_CHANGED`. Without M it is W itself. To be called within `all_threads`.
+        `MOST_CHANGED`. Without M it is W itself. Call it within `all_threads`.
         """
         rows = weight.to(self.device).float()
         if self.lost is None:
@@ -145,7 +145,7 @@ class InputMoments:
     def as_inputs(self) -> Tensor:
         """Rows [in_features, in_features] float32 on the CPU with these moments, damped.
 
-        A toolkit that reads nothing of inputs but their moments cannot tell them from measured
+        A toolkit that reads nothing of inputs except their moments cannot tell them from measured
         ones.
         """
         factor = self._factor(torch.arange(len(self.mean), device=self.mean.device))
@@ -157,7 +157,7 @@ class InputMoments:
             moments = self._ordered(order)
             average = moments.diagonal().mean()
             moments.diagonal().add_(torch.where(average > 0, damping * average, 1.0))
-            columns = moments.T  # symmetric; as LAPACK has it, so that nothing is copied
+            columns = moments.T  # symmetric; in LAPACK's order, so that nothing is copied
             info = torch.empty((), dtype=torch.int32, device=self.device)
             factor: Tensor
             factor, info = torch.linalg.cholesky_ex(columns, out=(columns, info))
@@ -180,17 +180,17 @@ class InputMoments:
 
 
 Moments = InputMoments | None
-"""Of the inputs, where an algorithm needs them."""
+"""Moments of the inputs, where an algorithm needs them."""
 Absmax = Tensor | None
 """[1, 1] float32, the largest magnitude that a scale of the *whole* matrix must cover: that of the
 weight and of those that engines fuse with it; None = that of the weight."""
 Need = Literal["none", "second_moments", "codes"]
-"""What calibration gives an algorithm: nothing, of a linear's inputs x the mean of x xᵀ, or the
+"""What calibration gives an algorithm: nothing, the mean of x xᵀ over a linear's inputs x, or the
 codes and scales themselves, found for all linears of a draft together."""
 
 
 class Statistics(Protocol):
-    """What calibration measures of the inputs of a draft's linears, along its chain or blocks.
+    """What calibration measures on the inputs of a draft's linears, along its chain or blocks.
 
     Before any weight is rounded: on the shipped pairs the inputs that rounded linears hand on gave
     no better codes, and cost a pass over the traces for each of them. Results lie on disk.
@@ -200,11 +200,11 @@ class Statistics(Protocol):
         """Measure the inputs of linears, by canonical names without .weight, all at once."""
 
     def second_moments(self, modules: Sequence[str]) -> Mapping[str, InputMoments]:
-        """Of measured linears that inputs enough reached, by name; one object for equal inputs."""
+        """Moments of measured linears with enough inputs, by name; one object for equal inputs."""
 
     @property
     def too_few(self) -> Mapping[str, int]:
-        """Experts' linears that too few tokens were routed to -> how many; of those asked for."""
+        """Experts' linears that too few tokens were routed to -> how many; only those asked for."""
 
     @property
     def factors(self) -> GptqFactors:
@@ -212,14 +212,14 @@ class Statistics(Protocol):
 
 
 class FoundCodes(Protocol):
-    """Codes and scales that calibration found, of all linears of a draft together; on disk."""
+    """Codes and scales that calibration found for all linears of a draft together; on disk."""
 
     @property
     def origin(self) -> LearnedRounding:
-        """How, for provenance."""
+        """How they were found, for provenance."""
 
     def quantized(self, module: str) -> QuantizedWeight:
-        """The whole weight of a linear by its canonical name, of the recipe's format."""
+        """The whole weight of a linear by its canonical name, in the recipe's format."""
 
     def weight(self, module: str) -> Tensor:
         """The weight of a norm that learned, in the dtype in which it is stored, on the CPU."""
@@ -236,7 +236,7 @@ class Algorithm:
 
 
 class RowAlgorithm(Algorithm, ABC):
-    """One that finds them weight by weight; rows of a weight are independent of each other."""
+    """One that finds codes weight by weight; rows of a weight are independent of each other."""
 
     @abstractmethod
     def quantize(

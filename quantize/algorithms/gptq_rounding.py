@@ -1,4 +1,4 @@
-"""GPTQ: columns are rounded one after the other, each making up for the errors of those before.
+"""GPTQ: columns are rounded one after the other, each making up for the errors of earlier ones.
 
 The error of a linear's outputs over inputs x is the trace of E H Eᵀ, with E what rounding adds to
 the weight and H the mean of x xᵀ. With H = L Lᵀ, L lower triangular, it is the sum over columns c
@@ -23,12 +23,12 @@ from .algorithm import Absmax, Algorithm, InputMoments, Moments, Need, RowAlgori
 
 _BLOCK, _PANEL = 256, 16
 """Columns between two products with all errors, and between two within a block. Measured on
-7168 x 1024 and 14336 x 2304; 128 takes a sixth more, panels of 8 and 32 as much."""
+7168 x 1024 and 14336 x 2304; 128 takes a sixth longer, panels of 8 and 32 as much."""
 _ONE = torch.ones(())
 
 
 class Gptq(RowAlgorithm):
-    """Codes by GPTQ under the scales of another algorithm, whose codes are not taken."""
+    """Codes by GPTQ under the scales of another algorithm, whose codes are not used."""
 
     needs: Need = "second_moments"
 
@@ -64,7 +64,7 @@ def _compensated(
     order, factor = feedback.order, feedback.factor
     served = served_scale(scales.scale, scales.global_scale).to(order.device).T
     groups = order // (scales.group_size or len(order))
-    # Weights, and after the columns in turn the errors of those that are rounded.
+    # First the weights; then, column by column, the errors of those that are rounded.
     columns = weight.T.index_select(0, order)
     codes = torch.empty_like(columns, dtype=scales.codes.dtype)
     for stop in range(len(order), 0, -_BLOCK):
@@ -74,7 +74,7 @@ def _compensated(
         wanted = factor[stop:, at].T @ columns[stop:]
         wanted = torch.addcdiv(columns[at], wanted, diagonal[:, None], value=-1)
         steps = served.index_select(0, groups[at])
-        # Products too small to be shared: on a busy machine threads would wait for each other.
+        # Products too small to share: on a busy machine threads would wait for each other.
         with threads(1):
             _round_block(weights.dtype, wanted, columns[at], own / diagonal, steps)
         codes.index_copy_(0, order[at], nearest_codes(weights.dtype, wanted, _ONE, None))
@@ -87,9 +87,9 @@ def _round_block(
     """Round columns from the last to the first, panel by panel; all in place.
 
     Args:
-        wanted: [columns, rows], what each is to be, given the errors after the block; becomes what
-            each was to be given all errors, in steps.
-        columns: [columns, rows], the weights; become the errors.
+        wanted: [columns, rows], the value wanted of each given the errors after the block; becomes
+            the value wanted of each given all errors, in steps.
+        columns: [columns, rows], the weights; they become the errors.
         taps: [columns, columns], lower triangular, ones on the diagonal.
         steps: [columns, rows], the scale of each.
     """
@@ -107,7 +107,7 @@ def _round_block(
 
 
 class Learned(Algorithm):
-    """Codes, and scales but for powers of two, from the gradient of the draft's loss."""
+    """Codes, and scales up to powers of two, from the gradient of the draft's loss."""
 
     needs: Need = "codes"
 

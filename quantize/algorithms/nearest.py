@@ -1,12 +1,12 @@
 """Nearest codes, under absmax scales or under those with the smallest squared error.
 
-A smaller scale than that of absmax clips the largest weights and rounds all others more finely: so
-INT4 and FP8 rows are searched, in steps of a 32nd. FP4 is not clipped: clipped weights of a row all
-err towards zero, so that their errors add up in the output, and acceptance falls, measured on every
-pair. A larger scale moves the grid, so that codes may lie nearer; of NVFP4 often the one that makes
-a 4 of the largest weight ("four over six", arXiv 2512.02010), and every scale from absmax to there
-is tried that can be stored. MXFP4 has no such scale: twice the steps are codes already. Each
-weight's error counts by the mean square of its inputs, where these are known.
+A smaller scale than absmax clips the largest weights and rounds all others more finely: so
+INT4 and FP8 rows are searched in steps of 1/32. FP4 is not clipped: clipped weights of a row all
+err towards zero, so their errors add up in the output, and acceptance falls, as measured on every
+pair. A larger scale moves the grid, so codes may lie nearer; for NVFP4 often the one that makes
+the largest weight a 4 ("four over six", arXiv 2512.02010), and every storable scale from absmax to
+there is tried. MXFP4 has no larger scale to try: twice the steps are codes already. Each weight's
+error is weighted by the mean square of its inputs, where these are known.
 """
 
 from collections.abc import Callable, Iterator
@@ -40,7 +40,7 @@ from .algorithm import Absmax, Moments, RowAlgorithm
 
 
 class AbsmaxNearest(RowAlgorithm):
-    """Scales such that the largest magnitude fits, then the nearest codes."""
+    """Scales at which the largest magnitude fits, then the nearest codes."""
 
     @override
     def quantize(
@@ -66,9 +66,9 @@ def nearest_by_rows(
     absmax: Absmax,
     scale_of: Callable[[Tensor, Tensor | None, slice], Tensor],
 ) -> QuantizedWeight:
-    """The nearest codes under scales of rows or groups, which are rows too.
+    """The nearest codes under scales of rows, or of groups, which become rows.
 
-    `scale_of`: scales [rows, 1] of some rows, the scale of the matrix and which rows these are.
+    `scale_of`: scales [rows, 1] of some rows, from the scale of the matrix and the rows' range.
     """
     all_rows = weight.reshape(-1, weights.group_size or weight.shape[1])
     whole = whole_scale(weights.dtype, row_absmax(weight).amax() if absmax is None else absmax)
@@ -86,7 +86,7 @@ def nearest_by_rows(
 
 
 def stored_scale_dtype(weights: WeightFormat) -> torch.dtype | None:
-    """Of INT4 scales; None = that of the weight."""
+    """The dtype of INT4 scales; None = that of the weight."""
     return torch.float16 if weights.scale_dtype == "float16" else None
 
 
@@ -108,7 +108,7 @@ def _fp8_of_blocks(weight: Tensor, size: int) -> QuantizedWeight:
 
 
 def _int4_of_fp8(weight: Tensor, absmax: Absmax) -> QuantizedWeight:
-    """The weight to FP8 under one scale, these values to INT4 per row, as Quark 0.13 in float32."""
+    """Round a weight to FP8 under one scale, then to INT4 per row, like Quark 0.13 in float32."""
     largest = row_absmax(weight).amax(dim=0, keepdim=True) if absmax is None else absmax
     first = fp8_scale(largest)
     scales, codes = [], []
@@ -125,9 +125,9 @@ SMALLER = tuple(i / 32 for i in range(31, 7, -1))
 LARGER_INT4 = (15 / 14, 34 / 32, 33 / 32)
 """The same; with the first, absmax / 7, the largest weight is a code and is not clipped."""
 FOUR_OVER_SIX = 1.5
-"""Of NVFP4's absmax scale, where its search ends."""
+"""Factor of NVFP4's absmax scale where its search ends."""
 _E4M3_STEPS = 6
-"""So many numbers of FP8 lie above a number and below 1.5 times it, at most, with both rounded."""
+"""Most numbers of FP8 between a number and 1.5 times it, with both rounded."""
 
 
 class MseNearest(RowAlgorithm):
@@ -155,7 +155,7 @@ class MseNearest(RowAlgorithm):
 
 
 def _importance(weight: Tensor, weights: WeightFormat, moments: Moments) -> Tensor | None:
-    """How much the squared error of each weight counts, as rows of groups; None = all alike."""
+    """The weight of each squared error, as rows of groups; None = all equal."""
     if moments is None:
         return None
     squares = moments.squares.to(weight.device).expand(weight.shape)
@@ -178,7 +178,7 @@ def _best(
 
 
 def _chosen(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """`a` where the mask is true, else `b`; torch has no `where` for FP8, so among its bytes."""
+    """`a` where the mask is true, else `b`; torch has no `where` for FP8, so it works on bytes."""
     if a.dtype != FP8:
         return torch.where(mask, a, b)
     return torch.where(mask, a.view(torch.uint8), b.view(torch.uint8)).view(FP8)
@@ -197,7 +197,7 @@ def _candidates(rows: Tensor, weights: WeightFormat, whole: Tensor | None) -> It
 
 
 def _larger_e4m3(absmax: Tensor, rows: Tensor, whole: Tensor | None) -> Iterator[Tensor]:
-    """All numbers of FP8 above each scale up to four over six; they sort like their bits."""
+    """All FP8 numbers above each scale, up to four over six; they sort like their bits."""
     exact = row_absmax(rows).float() / served_scale(torch.tensor(FP4_MAX), whole)
     largest = (exact * FOUR_OVER_SIX).clamp_(SMALLEST_E4M3, FP8_MAX)
     end = torch.where(exact > 0, largest, 1.0).to(FP8).view(torch.uint8)

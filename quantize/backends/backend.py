@@ -1,4 +1,4 @@
-"""What computes the codes of a weight: one interface of our numerics and the vendor toolkits."""
+"""What computes the codes of a weight: one interface for our numerics and the vendor toolkits."""
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from ..numerics.quantized_weight import QuantizedWeight
 
 ABSMAX_NEAREST = Algorithm(scale="absmax", rounding="nearest")
-"""What every backend carries, in every format that it computes."""
+"""What every backend runs, in every format that it computes."""
 
 
 class Backend(ABC):
-    """One way to compute codes and scales, of whole weights unless it `streams_rows`."""
+    """One way to compute codes and scales; takes whole weights unless it `streams_rows`."""
 
     name: BackendName
     streams_rows: bool = False
@@ -30,7 +30,7 @@ class Backend(ABC):
         """Fail before any work if this backend cannot run here or cannot express the format."""
 
     def start(self) -> None:  # noqa: B027
-        """Load the toolkit, if there is one, which takes seconds; `quantize` does so unasked."""
+        """Load the toolkit, if there is one, which takes seconds; otherwise `quantize` does it."""
 
     @abstractmethod
     def quantize(

@@ -29,20 +29,20 @@ from .vendor import (
 
 TESTED_SERIES = "0.47.*"
 SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
-"""ModelOpt 0.47 gives codes that are NaN, or a scale far too large, below it."""
+"""Below it, ModelOpt 0.47 gives NaN codes, or a scale that is far too large."""
 _CALIBRATIONS: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("absmax", "nearest"): {"method": "max"},
-    # The factors that a recipe calls mse; ModelOpt's own go on to 4: the largest codes stay unused.
+    # The factors that a recipe calls mse; ModelOpt's own go up to 4: the largest codes stay unused.
     ("mse", "nearest"): {
         "method": "mse",
         "start_multiplier": 0.25,
         "stop_multiplier": 1.0,
         "step_size": 1 / 32,
     },
-    # Damping is in the inputs already, but ModelOpt wants some.
+    # The inputs are damped already, but ModelOpt wants some damping.
     ("absmax", "gptq"): {"method": "gptq", "perc_damp": 1e-12},
 }
-"""By the recipe's `scale` and `rounding`."""
+"""ModelOpt's algorithm by the recipe's `scale` and `rounding`."""
 _failing = partial(toolkit_errors, "NVIDIA ModelOpt", fix=OURS)
 
 
@@ -116,7 +116,7 @@ def _problem(algorithm: Algorithm, weights: WeightFormat) -> str | None:
 def _run_modelopt(
     weight: Tensor, weights: WeightFormat, algorithm: Algorithm, inputs: Tensor | None
 ) -> Any:
-    """One linear as ModelOpt's calibration and its export packing leave it."""
+    """One linear as ModelOpt's calibration and packing for export leave it."""
     import modelopt.torch.quantization as mtq
     from modelopt.torch.export.unified_export_hf import _process_quantized_modules
 

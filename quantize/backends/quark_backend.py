@@ -1,7 +1,7 @@
 """AMD Quark 0.13 as a backend: the toolkit itself calibrates and rounds, one linear at a time.
 
-By the nearest codes, or by Quark's own GPTQ: absmax scales, columns in the order of their inputs'
-mean squares, 128 between two matrix products.
+Rounds to the nearest codes, or by Quark's own GPTQ: absmax scales, columns in the order of their
+inputs' mean squares, 128 between two matrix products.
 """
 
 import ast
@@ -38,9 +38,9 @@ from .vendor import (
 )
 
 # Quark needs `ninja` at every import and a C++ compiler at the first one, which builds an
-# extension. It reads environment variables while it is imported, and writes a log to stderr. torch
-# guards that build by a file, `lock`, and waits for ever where a process was killed before it
-# removed its own. Ours is built in a folder of its own under a lock of the kernel's, which ends
+# extension. It reads environment variables while it is imported, and logs to stderr. torch
+# guards that build by a file, `lock`, and waits forever where a process was killed before it
+# removed the file. We build in a separate folder under a lock of the kernel, which ends
 # with its process: a `lock` found there belongs to nobody.
 
 EXTENSION = "quark_hw_emulation_stable_abi"
@@ -48,7 +48,7 @@ _SOUGHT = "use_experts_implementation"
 
 
 def require_build_tools() -> None:
-    """Fail unless `ninja` is there, and a C++ compiler where the extension is still to be built."""
+    """Fail unless `ninja` exists, and a C++ compiler where the extension still has to be built."""
     _path_with_ninja()
     compiler = os.environ.get("CXX", "c++")
     built = extension_folder() / EXTENSION / f"{EXTENSION}.so"
@@ -57,7 +57,7 @@ def require_build_tools() -> None:
 
 
 def extension_folder() -> Path:
-    """Where the extension is built: by this Python and torch, for no program but this one."""
+    """Where the extension is built: for this Python and torch, and for no other program."""
     # Not at the top: it imports setuptools, which no other backend needs.
     from torch.utils.cpp_extension import get_default_build_root
 
@@ -68,14 +68,14 @@ def extension_folder() -> Path:
 
 @contextlib.contextmanager
 def quark_process_state() -> Iterator[None]:
-    """Quark imported, in a process as it needs it, put back afterwards; nothing of it on stdout."""
+    """Import Quark with the process state that it needs, restored afterwards; silent on stdout."""
     require_build_tools()
     folder = extension_folder()
     # QUARK_DISABLE_COMPILE is read at import: with torch.compile the same bits take 15 s longer.
     with process_state(
         PATH=_path_with_ninja(), QUARK_DISABLE_COMPILE="1", TORCH_EXTENSIONS_DIR=str(folder)
     ):
-        # Warnings stay: they say why the extension was not built. Not by Quark's own switch, which
+        # Warnings stay: they say why the extension was not built. Not with Quark's switch, since it
         # walks every logger of the process, 30 ms each time.
         disabled = logging.root.manager.disable
         logging.disable(max(disabled, logging.INFO))
@@ -90,7 +90,7 @@ def quark_process_state() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _parsing_what_names_experts() -> Iterator[None]:
-    """Quark's search gets an empty tree for files without the decorator: 8 s of 12 less."""
+    """Give Quark's search an empty tree for files without the decorator: saves 8 s of 12."""
     parse = ast.parse
 
     def parse_less(source: Any, *more: Any, **named: Any) -> Any:
@@ -107,7 +107,7 @@ def _parsing_what_names_experts() -> Iterator[None]:
 
 
 def _path_with_ninja() -> str:
-    """PATH on which `ninja` is found: Quark misses the one of a venv that is not activated."""
+    """A PATH with `ninja` on it: Quark misses the one of a venv that is not activated."""
     path = os.environ.get("PATH", "")
     if shutil.which("ninja"):
         return path
@@ -119,7 +119,7 @@ def _path_with_ninja() -> str:
 
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, waiting for who has it, and remove what a killed process left."""
+    """Hold the folder's lock, waiting if needed, and remove what a killed process left."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -137,15 +137,15 @@ def _alone_in(folder: Path) -> Iterator[None]:
 TESTED_VERSION = "0.13"
 _SCALES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
 _CODES = {"int4": torch.int8, "fp8_e4m3": FP8, "mxfp4": torch.uint8}
-"""Of each format that it has."""
+"""Quark's name of each format that it has."""
 BLOCK_ELEMENTS = 1 << 24
-"""Elements that Quark rounds at a time: it holds about five float32 copies of what it is given."""
+"""Elements that Quark rounds at a time: it holds about five float32 copies of its input."""
 _FIX = f"{OURS}; if Quark's extension was not built, install g++ and ninja"
 _failing = partial(toolkit_errors, "AMD Quark", fix=_FIX)
 
 
 class QuarkBackend(VendorBackend):
-    """INT4, also in two stages, FP8 without blocks, MXFP4; nearest codes are `TorchBackend`'s."""
+    """INT4, also in two stages, FP8 without blocks, MXFP4; nearest codes equal `TorchBackend`'s."""
 
     name: BackendName = "quark"
     package = "amd-quark"
@@ -187,7 +187,7 @@ class QuarkBackend(VendorBackend):
         with _failing(where), torch.no_grad(), quark_process_state():
             codes, scale, first_scale = _run_quark(covered, weights, inputs)
         largest = rows.amax(dim=0, keepdim=True) if absmax is None else absmax
-        # Where a scale would be zero Quark 0.13 stores 2^-23, draftquant 1: all codes are 0.
+        # Where a scale would be zero, Quark 0.13 stores 2^-23, draftquant 1: all codes are 0.
         if weights.number.is_fp8:
             covers = largest if weights.granularity == "tensor" else rows
             scale = scale.masked_fill(covers / FP8_MAX == 0, 1.0)
@@ -202,7 +202,7 @@ class QuarkBackend(VendorBackend):
 
 
 class _OneLinear(nn.Module):
-    """A model as Quark's algorithms want one: layers in a list, a device, a keyword."""
+    """A model in the form that Quark's algorithms want: layers in a list, a device, a keyword."""
 
     device = torch.device("cpu")
 
@@ -219,11 +219,11 @@ class _OneLinear(nn.Module):
 def _run_quark(
     weight: Tensor, weights: WeightFormat, inputs: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Codes, scale and that of a first stage, from Quark's observer and its exporter's quantizer.
+    """Codes, scale and first-stage scale, from Quark's observer and its exporter's quantizer.
 
-    Two stages run in float32: with a bfloat16 weight Quark rounds to bfloat16 before FP8, and so
-    the scales of rows; it does neither with a float32 one, nor from file to file. So does GPTQ,
-    which writes rounded values into the weight. Scales are rounded as they are stored either way.
+    Two stages run in float32: with a bfloat16 weight Quark rounds to bfloat16 before FP8, and so it
+    does to scales of rows; with a float32 one it does neither, nor does its file-to-file path. GPTQ
+    runs in float32 too, as it writes rounded values into the weight. Scales round as stored.
     """
     spec = _weight_spec(weights, _SCALES[weight.dtype])
     if weights.first_stage or inputs is not None:
@@ -233,15 +233,15 @@ def _run_quark(
 
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     linear.weight = nn.Parameter(weight, requires_grad=False)
-    # Damping is in the inputs already.
+    # The inputs are damped already.
     gptq = GPTQConfig(inside_layer_modules=["0"], model_decoder_layers="layers", damp_percent=0.0)
     algorithms = None if inputs is None else [gptq]
     config = QConfig(global_quant_config=QLayerConfig(weight=spec), algo_config=algorithms)
-    # Progress bars go to stderr. Only now: Quark's loggers keep the stderr of their import.
+    # Progress bars go to stderr. Not earlier: Quark's loggers keep the stderr of their import.
     with contextlib.redirect_stderr(io.StringIO()):
         data = None if inputs is None else [inputs]
         model = ModelQuantizer(config).quantize_model(_OneLinear(linear), data)
-        # quantize=True would write rounded values into the caller's weight if it is a view.
+        # quantize=True would write rounded values into the caller's weight if that is a view.
         frozen: Any = ModelQuantizer.freeze(model, quantize=False).layers[0][0]
         return _exported_codes(frozen, frozen.weight, weights)
 
@@ -286,7 +286,7 @@ def _exported_codes(
     )
     stages = list(real) if weights.first_stage else [real]
     for stage in stages:
-        # The base class packs nothing: packing is the layout's work, and Quark's is slow.
+        # The base class packs nothing: packing is the layout's job, and Quark's is slow.
         stage.pack_method = PackMethod(None, stage.qspec.dtype.value)
     last = stages[-1]
     scale, zero_point = last.scale, getattr(last, "zero_point", None)

@@ -1,4 +1,4 @@
-"""What both vendor backends need: a tested version, a usable weight, a process left as it was."""
+"""What both vendor backends need: a tested version, a usable weight, a process left unchanged."""
 
 import contextlib
 import fnmatch
@@ -29,7 +29,7 @@ OURS = "use --backend torch (in a recipe: 'backend: torch')"
 
 
 class VendorBackend(Backend):
-    """A toolkit, of a version or a series ("0.47.*") that was tested; it takes whole weights."""
+    """A toolkit of a tested version or series ("0.47.*"); it takes whole weights."""
 
     package: str
     wanted: str
@@ -56,7 +56,7 @@ class VendorBackend(Backend):
 
 @contextlib.contextmanager
 def toolkit_errors(toolkit: str, where: str, *, fix: str) -> Iterator[None]:
-    """What a toolkit raises, as a draftquant error."""
+    """Turn what a toolkit raises into a draftquant error."""
     try:
         yield
     except TOOLKIT_ERRORS as exc:
@@ -65,13 +65,13 @@ def toolkit_errors(toolkit: str, where: str, *, fix: str) -> Iterator[None]:
 
 
 def finite_absmax(backend: BackendName, weight: Tensor) -> Tensor:
-    """Largest magnitude per row, [rows, 1], of a finite matrix that a toolkit may be given."""
+    """Largest magnitude per row, [rows, 1], of a finite matrix that a toolkit accepts."""
     where = f"backend {backend}, weight {list(weight.shape)} {weight.dtype}"
     if weight.ndim != 2 or weight.numel() == 0 or weight.dtype not in WEIGHT_DTYPES:
         raise refused(BackendError, where, __file__, "no-matrix")
     rows = row_absmax(weight)
     if not rows.isfinite().all():
-        # Quark 0.13 turns inf into NaN, and in FP8 also NaN into NaN, without a word.
+        # Quark 0.13 silently turns inf into NaN, and in FP8 keeps NaN.
         raise refused(BackendError, where, __file__, "not-finite")
     return rows
 
@@ -79,9 +79,9 @@ def finite_absmax(backend: BackendName, weight: Tensor) -> Tensor:
 def with_absmax(
     backend: BackendName, weight: Tensor, weights: WeightFormat, absmax: Absmax
 ) -> Tensor:
-    """A weight for whose scale a toolkit finds `absmax`: one more row holds it, where it is larger.
+    """A weight for which a toolkit finds `absmax`: if that is larger, one more row holds it.
 
-    No toolkit takes the largest magnitude from outside; the codes of that row are to be dropped.
+    No toolkit takes the largest magnitude as an argument; drop the codes of that row.
     `absmax` is [1, 1] float32, None = the weight's; the result is float32 if its dtype rounds it.
     """
     if absmax is None:

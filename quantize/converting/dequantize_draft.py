@@ -1,6 +1,6 @@
 """`dequantize_draft`: a quantized folder in, a folder of plain weights out, verified bit by bit.
 
-It holds weights only: the rounding of activations is not in it.
+The result has only weights: the rounding of activations is lost.
 """
 
 import typing
@@ -87,9 +87,9 @@ class DequantizeReport(Brief):
 
 
 def plan_dequantization(checkpoint: Checkpoint, dtype: FloatDtype | None = None) -> DequantizePlan:
-    """What a quantized folder becomes, in `dtype` or that of its floats; reads headers only.
+    """What a quantized folder becomes, in `dtype` or that of its floats; reads only headers.
 
-    CheckpointError: it is not quantized or not as it declares, or its kept weights mix dtypes.
+    CheckpointError: not quantized, not as declared, or the weights that it keeps mix dtypes.
     """
     source = quantized_source(checkpoint, "dequantize")
     if not source.modules:
@@ -105,7 +105,7 @@ def plan_dequantization(checkpoint: Checkpoint, dtype: FloatDtype | None = None)
 
 
 def _kept_dtype(source: StoredDraft) -> FloatDtype:
-    """The one dtype of the floating-point tensors that are not quantized, but for a router's."""
+    """The one dtype of the floating-point tensors that are not quantized, except a router's."""
     plain = (row for row in source.draft.rows if not source.is_quantized(row))
     kept = {row.tensor.dtype for row in plain if row.role != "router"}
     floats: list[FloatDtype] = [d for d in typing.get_args(FloatDtype) if d in kept]
@@ -131,14 +131,14 @@ def dequantize_draft(
     """
     checkpoint = source.checkpoint()
     plan = plan_dequantization(checkpoint, dtype)
-    cache_scales(checkpoint, plan.source.draft, plan.source.scheme)  # dropped, but not if damaged
+    cache_scales(checkpoint, plan.source.draft, plan.source.scheme)  # dropped, if not damaged
     side_files, card = plain_card(checkpoint.folder, side_files_without_codes(checkpoint))
     travel = "beside the dequantized ones"
     check_no_other_weights(checkpoint.folder, side_files, travel=travel, made="dequantized")
     record = read_provenance(checkpoint.folder)
     check_seal(checkpoint.folder, record)
     if isinstance(record, records.GraftedProvenance):
-        record = record.quantized_by  # of the layer that stands in its target
+        record = record.quantized_by  # the record of the layer inside its target
     if isinstance(record, records.DequantizedProvenance):
         where = checkpoint.folder / PROVENANCE_FILE
         raise refused(CheckpointError, where, __file__, "dequantized", config_file=CONFIG_FILE)

@@ -1,6 +1,6 @@
 """`transcode_draft`: the same codes and scales in another layout or carrier, bit for bit.
 
-No weight is rounded anew and no source is needed: what was judged is written for another engine.
+No weight is rounded again and no source is needed: judged values are written for another engine.
 """
 
 import typing
@@ -83,9 +83,9 @@ class TranscodeReport(Brief):
 
 
 def _cache_scales(source: StoredDraft, outputs: Sequence[OutputTensors]) -> dict[str, float]:
-    """Those of a folder by the names that the output has; LayoutError where heads have their own.
+    """Scales of a folder by the names of the output; LayoutError where heads have their own scales.
 
-    `outputs` are those of `cache_outputs`: none where the folder declares no cache.
+    `outputs` come from `cache_outputs`: none where the folder declares no cache format.
     """
     if not outputs:
         return {}
@@ -109,7 +109,7 @@ LAYOUT_NAMES: tuple[LayoutName, ...] = typing.get_args(LayoutName)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscodePlan(OutputPlan):
-    """What a quantized folder becomes; `origin`: the formats in which the codes were found."""
+    """What a quantized folder becomes; `origin`: the formats in which the codes were stored."""
 
     recipe: Recipe
     origin: records.TranscodedFrom
@@ -125,17 +125,17 @@ def plan_transcoding(
     *,
     target_layers: int | None = None,
 ) -> TranscodePlan:
-    """What a quantized folder becomes in another layout or carrier; None = those of the folder.
+    """What a quantized folder becomes in another layout or carrier; None = the folder's own.
 
-    Reads headers, and of codes in other tools' layouts zero points and groups of inputs.
+    Reads headers, and, in other tools' layouts, zero points and groups of inputs.
 
     Args:
-        carrier: of INT4 codes per channel; "none" for their own format.
+        carrier: the carrier of INT4 codes per channel; "none" for their own format.
         target_layers: decoder layers of the target, for layouts whose excludes are whole names.
 
     Raises:
-        CheckpointError: the folder is not quantized, not as it declares, or was edited.
-        LayoutError: the layout cannot hold these codes; names those that can.
+        CheckpointError: the folder is not quantized, contradicts its declaration, or was edited.
+        LayoutError: the layout cannot hold these codes; names the layouts that can.
     """
     checkpoint = Checkpoint.open(source.folder)
     stored = quantized_source(checkpoint, "transcode")
@@ -169,9 +169,9 @@ def plan_transcoding(
 def _recipe(
     stored: StoredDraft, record: records.Provenance | None, layout: LayoutName | None
 ) -> Recipe:
-    """The recipe of the folder; of another tool's, one that says no more than its formats.
+    """The recipe of the folder; for another tool's, one that says only its formats.
 
-    The folder may have a layout that is only read: it then has the wanted `layout` at once.
+    If the folder has a layout that is only read, the recipe has the wanted `layout` at once.
     """
     scheme = stored.scheme
     if scheme is None or not stored.modules:
@@ -187,7 +187,7 @@ def _recipe(
         raise refused(LayoutError, where, __file__, "only-read", name=scheme.layout.name)
     if isinstance(record, records.TranscodedProvenance):
         first = record.transcoded_from.weights
-        if first.dtype != weights.dtype:  # its codes are carried by what is declared
+        if first.dtype != weights.dtype:  # the declared format is the carrier of its codes
             weights = replace(first, carrier="fp8_e4m3")
     cache = scheme.kv_cache and KvCacheFormat(dtype=scheme.kv_cache, scales="measured")
     return Recipe(
@@ -212,7 +212,7 @@ def _wanted(
 ) -> Recipe:
     """The same recipe in another layout or carrier.
 
-    Scales that the layout has in one dtype only are written only if they are exact in it.
+    Where the layout has one dtype for scales, they must be exact in it to be written.
     """
     only = get_layout(layout).int4_scale_dtype if found.weights.number.is_integer else None
     scale_dtype = only or origin.weights.scale_dtype
@@ -236,12 +236,12 @@ def _origin(
         layout=stored.scheme.layout.name if stored.scheme else found.layout,
         weights=before.weights if before else found.weights,
         scale_dtype=before.scale_dtype if before else _scale_dtype(stored, found.weights),
-        tensor_digests={},  # which verification finds
+        tensor_digests={},  # verification finds them
     )
 
 
 def _scale_dtype(stored: StoredDraft, weights: WeightFormat) -> str:
-    """To which dtype the scales were rounded: as stored, but for carried ones, which are wider."""
+    """The dtype to which scales were rounded: the stored one, or a narrower one if carried."""
     if weights.carrier:
         floats = [row.tensor.dtype for row in stored.draft.rows if not stored.is_quantized(row)]
         return "F16" if weights.scale_dtype else next(d for d in floats if d in FLOAT_DTYPES)
@@ -252,7 +252,7 @@ def _scale_dtype(stored: StoredDraft, weights: WeightFormat) -> str:
 
 
 def _output(stored: StoredDraft, recipe: Recipe, row: Row, scale_dtype: str) -> OutputTensors:
-    """Of a linear stored as codes, the row has the dtype of its INT4 scales."""
+    """For a linear stored as codes, the row has the dtype of its INT4 scales."""
     if not stored.is_quantized(row):
         return copied(row)
     row = replace(row, tensor=replace(row.tensor, dtype=scale_dtype))
@@ -269,7 +269,7 @@ def transcode_draft(
     on_progress: Callable[[int], None] = lambda _count: None,
     on_stage: Callable[[str], None] = lambda _stage: None,
 ) -> TranscodeReport:
-    """Write the same codes as another layout stores them: write, verify by re-reading, rename."""
+    """Write the same codes in another layout: write, verify by re-reading, rename."""
     checkpoint = plan.source.checkpoint
     side_files = side_files_without_codes(checkpoint)
     check_no_other_weights(checkpoint.folder, side_files, travel="unchanged", made="transcoded")
@@ -338,11 +338,11 @@ def _documents(plan: TranscodePlan) -> dict[str, str]:
     return json_texts(layout.side_files(declared)) | plan.documents(config)
 
 
-_BLOCK = 2**18  # codes: a few float32 arrays of them fit the cache of a core
+_BLOCK = 2**18  # codes: a few float32 arrays of this size fit the cache of a core
 
 
 def _check_one_format(source: StoredDraft) -> None:
-    """Fail for a folder of several formats."""
+    """Fail for a folder with several formats."""
     scheme = source.scheme
     groups = (scheme, *scheme.others) if scheme is not None else ()
     if len({replace(each, targets=(), others=(), excludes=()) for each in groups}) > 1:
@@ -364,7 +364,7 @@ def _check_counts_from_the_middle(source: StoredDraft) -> None:
 
 
 def _recoded_blocks(source: StoredDraft, row: Row, recipe: Recipe) -> Iterator[QuantizedWeight]:
-    """The codes and scales of a linear, block by block, as they would come from quantizing.
+    """The codes and scales of a linear, block by block, as if they came from quantizing.
 
     The dtype of the row is that of its INT4 scales; LayoutError where a scale is not exact in it.
     """
@@ -399,7 +399,7 @@ def _stored_input_scale(source: StoredDraft, row: Row, recipe: Recipe) -> float 
 
 
 def _codes(linear: StoredLinear, rows: range, weights: WeightFormat) -> Tensor:
-    """Codes [rows, in_features] as `QuantizedWeight` has them; carried ones are INT4 again."""
+    """Codes [rows, in_features] as in `QuantizedWeight`; carried ones are INT4 again."""
     stored = linear.bytes_of(rows)
     if weights.number.is_integer:
         return torch.from_numpy(linear.codes(rows, stored)).to(torch.int8)

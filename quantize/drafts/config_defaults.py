@@ -1,9 +1,9 @@
-"""What a config.json does not say, and the config class of its model_type fills in.
+"""Keys that a config.json lacks, and that the config class of its model_type fills in.
 
 Both engines build drafts from the attributes of that class. The rows of config_defaults.json are
 those of transformers 5.23.0, and of each engine's own classes where these differ, with the
-transformers that it pins (5.20.2 is the newest that vLLM 0.33.0 admits, SGLang 0.5.23 wants
-5.19.0). `scripts/dev/config_defaults.py` asks for them, and a test asks again.
+transformers version that it pins (vLLM 0.33.0 admits at most 5.20.2, SGLang 0.5.23 wants
+5.19.0). `scripts/dev/config_defaults.py` generates them, and a test repeats that.
 """
 
 import json
@@ -18,7 +18,7 @@ from ..files.checkpoint import read_json_object
 Source = Literal["vllm", "sglang"]
 _FILE = Path(__file__).parent / "config_defaults.json"
 _NOT_COMPUTED = frozenset({"attention_bias", "mlp_bias", "hidden_act", "tie_word_embeddings"})
-"""Keys of what engines build, and no family computes: a draft is read without their defaults."""
+"""Keys that engines use and no family computes with: a draft is read without their defaults."""
 _NO_DEFAULTS = ("lacks", "changes", "unclear")
 
 
@@ -27,8 +27,8 @@ class ClassDefaults(NamedTuple):
 
     Attributes:
         values: key -> its default, where that is not Llama's.
-        lacks: keys of which it has no default.
-        changes: key that it does not keep as it is given -> what it makes of it; None = it depends.
+        lacks: keys for which it has no default.
+        changes: key whose given value it changes -> the new value; None = it depends.
         unclear: keys whose default is not known here.
     """
 
@@ -38,7 +38,7 @@ class ClassDefaults(NamedTuple):
     unclear: frozenset[str]
 
     def without(self, keys: frozenset[str]) -> "ClassDefaults":
-        """The same of a draft in which nobody reads these keys."""
+        """The same for a draft in which nobody reads these keys."""
         return ClassDefaults(
             values={key: value for key, value in self.values.items() if key not in keys},
             lacks=self.lacks - keys,
@@ -48,13 +48,13 @@ class ClassDefaults(NamedTuple):
 
 
 Row = ClassDefaults | Literal["unknown", "refused"]
-"""Of a model_type: "unknown" = there is no such class, "refused" = it takes no such draft."""
+"""The row of a model_type: "unknown" = there is no such class, "refused" = it takes no draft."""
 
 
 def class_defaults(model_type: Any, engine: Source | None = None) -> Row:
     """The defaults of a model_type, of any JSON type, as an engine's classes read it.
 
-    Without an engine those of transformers, or of the first engine that has one.
+    Without an engine: those of transformers, or of the first engine that has the type.
     """
     if not isinstance(model_type, str):
         return "unknown"
@@ -74,11 +74,11 @@ def class_defaults(model_type: Any, engine: Source | None = None) -> Row:
 
 
 def absent_keys(config: Mapping[str, Any], row: Row) -> dict[str, Any]:
-    """The keys that a config.json does not have, at the values that its class gives them."""
+    """The keys that a config.json lacks, with the values that its class gives them."""
     if isinstance(row, str):
         return {}
     found = {key: value for key, value in row.values.items() if key not in config}
-    if config.get("rope_scaling"):  # which replaces all of them
+    if config.get("rope_scaling"):  # this replaces all of them
         found.pop("rope_parameters", None)
     layers, cycle = config.get("num_hidden_layers"), row.values.get("layer_types")
     found.pop("layer_types", None)
@@ -88,7 +88,7 @@ def absent_keys(config: Mapping[str, Any], row: Row) -> dict[str, Any]:
 
 
 def in_place_of(config: Mapping[str, Any], keys: str) -> str:
-    """What a class filled in of the keys that a text names, for a sentence; "" = nothing."""
+    """What a class filled in for the keys that a text names, for a sentence; "" = nothing."""
     found = {key: value for key, value in as_read(config).items() if key not in config}
     given = " and ".join(
         f"{key} {json.dumps(found[key])}" for key in found if re.search(rf"\b{key}\b", keys)
@@ -98,9 +98,9 @@ def in_place_of(config: Mapping[str, Any], keys: str) -> str:
 
 
 def as_read(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A config.json with the keys that its class fills in, of those that families compute with.
+    """A config.json with the keys that its class fills in, as far as families compute with them.
 
-    The keys of a text_config are filled in there, by the class of its own model_type.
+    Keys of a text_config are filled in there, by the class of its own model_type.
     """
     text = config.get("text_config")
     if isinstance(text, Mapping):

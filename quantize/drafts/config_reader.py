@@ -14,28 +14,28 @@ _NEAR = 0.88
 
 _REQUIRED = object()
 Served = Mapping[str, tuple[Any, str]]
-"""Config key -> the value that a family's maths is for, and what another one means."""
+"""Config key -> the value that a family's maths is for, and what another value means."""
 
 
 def object_at(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """An object inside of another one; {} where something else stands there."""
+    """An object inside another one; {} where the value is something else."""
     found = config.get(key)
     return found if isinstance(found, Mapping) else {}
 
 
 def with_text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The keys of a multimodal target's text_config beside its own, which go first."""
+    """The keys of a multimodal target's text_config besides its own, which take precedence."""
     return {**object_at(config, "text_config"), **config}
 
 
 def refusal(where: object, row: str, /, **facts: object) -> CheckpointError:
-    """What is raised in the words of refusals.toml; `fix` is a fact where the row has none."""
+    """An error in the words of refusals.toml; `fix` is a fact where the row has none."""
     return refused(CheckpointError, where, __file__, row, **facts)
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigReader:
-    """Reads keys of one JSON object. `where` is named in errors."""
+    """Reads keys of one JSON object. Errors name `where`."""
 
     config: Mapping[str, Any]
     where: object
@@ -85,7 +85,7 @@ class ConfigReader:
         return tuple(value)
 
     def after_layer(self, key: str) -> list[int] | None:
-        """0-based layers, of indices into `hidden_states`, whose 0 is the embedding."""
+        """0-based layers, from indices into `hidden_states`, whose 0 is the embedding."""
         ids = self.layer_ids(key)
         if ids is None:
             return None
@@ -97,7 +97,7 @@ class ConfigReader:
         return {name: self.positive(name) for name in names if self.config.get(name) is not None}
 
     def refuse_others(self, served: Served) -> None:
-        """Refuse keys of other maths than that of the family; a missing key is the family's."""
+        """Refuse keys of other maths than the family's; a missing key means the family's."""
         for key, (expected, meaning) in served.items():
             got = self.config.get(key)
             same = got == expected and isinstance(got, bool) == isinstance(expected, bool)
@@ -116,7 +116,7 @@ class ConfigReader:
         return default
 
     def wrong(self, key: str, expected: str, got: Any) -> CheckpointError:
-        """What is raised of a key with another value than expected."""
+        """The error for a key whose value is not as expected."""
         what = f"{key}: expected {expected}, got {short(got)}"
         return CheckpointError(self.where, what, fix=f"correct {key!r}")
 
@@ -127,7 +127,7 @@ class ConfigReader:
 
 
 def near_key(key: str, config: Mapping[str, Any]) -> str | None:
-    """The known key that one of a config is nearly, where that one is absent; else None."""
+    """The known key that a config's key nearly equals, where the known one is absent; else None."""
     if key in KNOWN:
         return None
     near = difflib.get_close_matches(key, KNOWN - config.keys(), n=1, cutoff=_NEAR)
@@ -135,7 +135,7 @@ def near_key(key: str, config: Mapping[str, Any]) -> str | None:
 
 
 def misspelling_of(key: str, config: Mapping[str, Any]) -> str | None:
-    """A key of a config that is nearly this one, and itself none; None where there is none."""
+    """A key of a config that nearly equals this one and is unknown; None where there is none."""
     unread = [other for other in config if other not in KNOWN]
     near = difflib.get_close_matches(key, unread, n=1, cutoff=_NEAR)
     return near[0] if near else None
@@ -168,9 +168,9 @@ class AuxLayerIds:
 def read_aux_layer_ids(config: Mapping[str, Any], where: object) -> AuxLayerIds:
     """Decide which layers a draft reads.
 
-    Ids at the top level alone are inputs of layers; nested ids alone come after layers, except
-    those of TorchSpec's `--vllm` export for DeepSeek and Kimi, which begin with 2 and which vLLM
-    and SGLang both take as inputs. Of two equal lists the top level's meaning holds.
+    Ids only at the top level are inputs of layers; ids only in the section come after layers. Not
+    so those of TorchSpec's `--vllm` export for DeepSeek and Kimi, which begin with 2 and which vLLM
+    and SGLang both take as inputs. If both lists are equal, the top level's meaning holds.
 
     Source: vLLM 0.33 `gpu_model_runner.py` `_get_eagle3_aux_layers_from_config`; SGLang 0.5.23
     `deepseek_v2.py` and `llama.py` `set_eagle3_layers_to_capture`; TorchSpec `convert_to_hf.py`.
@@ -198,10 +198,10 @@ def read_aux_layer_ids(config: Mapping[str, Any], where: object) -> AuxLayerIds:
 def layers_in_both_places(
     after: tuple[int, ...], config: Mapping[str, Any]
 ) -> tuple[list[int], list[int]]:
-    """What stands at the top level, and what in `eagle_config`, where every engine reads `after`.
+    """The ids for the top level, and those for `eagle_config`, so that every engine reads `after`.
 
     Source: SGLang 0.5.23 `deepseek_v2.py` adds one to nested ids only where they begin with 1, so
-    other lists for such targets must stand there as inputs of layers.
+    other lists for these targets must be inputs of layers there.
     """
     inputs = [i + 1 for i in after]
     as_inputs = config.get("model_type") in DEEPSEEK_TYPES and after[0] > 1
@@ -209,9 +209,9 @@ def layers_in_both_places(
 
 
 def reads_aux_layers(config: Mapping[str, Any], where: object) -> bool:
-    """False if the draft reads the target's last hidden state, after the final norm, and no fc.
+    """False if the draft reads the target's last hidden state, after the final norm, without an fc.
 
-    `use_aux_hidden_state: false` is ModelOpt's default; both engines then hand over that state.
+    `use_aux_hidden_state: false` is ModelOpt's default; both engines then pass on that state.
     Source: vLLM 0.33 `llama_eagle3.py:180-183,401`, `gpu_model_runner.py:653`; SGLang 0.5.23
     `spec_aux_hidden_state.py:189`, `llama_eagle3.py` (no fc where the widths are equal).
     """
@@ -219,7 +219,7 @@ def reads_aux_layers(config: Mapping[str, Any], where: object) -> bool:
 
 
 def _ids(keys: ConfigReader) -> tuple[int, ...] | None:
-    """An empty list is none: ModelOpt's defaults have one, for the default layers."""
+    """An empty list counts as none: ModelOpt's defaults have one, for the default layers."""
     if keys.config.get(KEY) == []:
         return None
     try:

@@ -1,14 +1,14 @@
-"""A draft's KV cache in FP8: the scales of keys and values, where folders store them, the rounding.
+"""A draft's KV cache in FP8: scales of keys and values, their names in folders, and the rounding.
 
-An element x is kept as e4m3(x / scale) and read as that times the scale. Scales that a folder does
-not store are 1: `vllm/model_executor/layers/quantization/kv_cache.py:143` of vLLM 0.33,
-`srt/layers/quantization/kv_cache.py:58` of SGLang 0.5.23. Whole models rename what tools write to
+An element x is stored as e4m3(x / scale) and read as that times the scale. Scales that a folder
+does not store are 1: `vllm/model_executor/layers/quantization/kv_cache.py:143` of vLLM 0.33,
+`srt/layers/quantization/kv_cache.py:58` of SGLang 0.5.23. Whole models rename other tools' names to
 `self_attn.attn.k_scale` (`maybe_remap_kv_scale_name`); draft classes of SGLang 0.5.23 read that
 name, and drop every other one.
 
-Of reading, what both share is modelled: keys are kept normed and rotated, every row reads every key
-from the cache, its own too, a magnitude beyond 448 times the scale is kept as that, and the product
-of an FP8 value and its scale is exact (kernels scale scores and sums). SGLang keeps keys by torch's
+Modelled is what both engines share: keys are cached normed and rotated, every row reads every key
+from the cache, its own too, a magnitude beyond 448 times the scale is clipped to that, and the
+product of an FP8 value and its scale is exact (kernels scale scores and sums). SGLang stores by
 cast, which gave NaN beyond the range before torch 2.12 (pytorch#178817).
 """
 
@@ -24,7 +24,7 @@ from .geometry import LatentAttention
 from .maths import Tensor, torch
 
 FP8_MAX = 448.0
-"""Of float8_e4m3fn."""
+"""Largest value of float8_e4m3fn."""
 _ATTENTION = re.compile(r"layers\.(\d+)\.self_attn\.")
 ToolNames = Callable[[str], tuple[str, str]]
 """On-disk name of an attention -> the names of its two scales, as tools of a layout write them."""
@@ -32,9 +32,9 @@ ToolNames = Callable[[str], tuple[str, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheScales:
-    """Of one layer: one scale, or one for each key-value head.
+    """The scales of one layer: one, or one for each key-value head.
 
-    Of latent attention k is the scale of the whole entry, latent and rotated part, v the same
+    With MLA, k is the scale of the whole entry, latent and rotated part, and v the same
     number.
     """
 
@@ -43,13 +43,13 @@ class CacheScales:
 
 
 UNIT = CacheScales(k=(1.0,), v=(1.0,))
-"""What engines take where a folder stores no scales."""
+"""What engines use where a folder stores no scales."""
 
 CacheScaleOrigin = Literal["unit", "stored"]
 
 
 def scale_origin(scales: Mapping[int, CacheScales]) -> CacheScaleOrigin | None:
-    """Whether a folder stores any other than 1; None = of no cache in FP8."""
+    """Whether a folder stores any scale other than 1; None = its cache is not in FP8."""
     if not scales:
         return None
     return "unit" if all(one == UNIT for one in scales.values()) else "stored"
@@ -65,7 +65,7 @@ def cached_layers(names: Iterable[str], draft: object) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSite:
-    """The KV cache of one layer, numbered as `DraftForward` counts, and the linear of its keys."""
+    """The KV cache of one layer, numbered as in `DraftForward`, and the linear of its keys."""
 
     layer: int
     keys: Row
@@ -74,7 +74,7 @@ class CacheSite:
 
     @property
     def recorded(self) -> tuple[str, str]:
-        """What draftquant.json calls the scale of keys and the scale of values."""
+        """The names of the scales of keys and values in draftquant.json."""
         return f"{self.attention}.k", f"{self.attention}.v"
 
     def names(self, tool_names: ToolNames) -> tuple[str, str]:
@@ -113,7 +113,7 @@ def _site(draft: Draft, layer: int) -> CacheSite:
 
 
 class CacheRounding:
-    """`OnCache` that rounds keys and values to FP8 E4M3 and back, of the layers that have scales.
+    """`OnCache` that rounds keys and values to FP8 E4M3 and back, in the layers that have scales.
 
     Gradients go straight through, as if nothing were rounded.
     """
@@ -122,7 +122,7 @@ class CacheRounding:
         self.scales = scales
 
     def __call__(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values, exactly codes times scales, in float32 at least."""
+        """Keys and values, exactly codes times scales, in float32 or wider."""
         own = self.scales.get(layer)
         if own is None:
             return keys, values
@@ -137,6 +137,6 @@ def _rounded(x: Tensor, scale: tuple[float, ...]) -> Tensor:
 
 
 def as_kept(x: Tensor, scale: Tensor) -> Tensor:
-    """e4m3(x / scale) * scale, to the nearest, ties to even, saturating; both float32."""
+    """e4m3(x / scale) * scale, rounded to nearest, ties to even, saturating; both float32."""
     codes = (x / scale).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
     return codes.to(torch.float32) * scale

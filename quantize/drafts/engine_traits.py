@@ -1,10 +1,10 @@
-"""What engines are told of a family: the facts in which its drafts are not like every other one.
+"""What engines know of a family: the facts in which its drafts differ from ordinary ones.
 
-The defaults are the ordinary case, a chain of EAGLE-3 layers. Engines ask these facts and name no
+The defaults are the ordinary case, a chain of EAGLE-3 layers. Engines read these facts and name no
 family. Those of vLLM hold for 0.33.0, those of SGLang for 0.5.23: loading was executed with the
 engines' own classes (`experiments/engines/RESULTS.md`), whose error texts these are. Those of
-TensorRT-LLM were read in its main branch. Which linears engines fuse into one is the same for every
-family: both agree but for the down-projections of MLA.
+TensorRT-LLM were read in its main branch. Which linears engines fuse is the same for every
+family: both engines agree, except on the down-projections of MLA.
 """
 
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ from .config_reader import KEY, SECTION, object_at
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedLinear:
-    """One linear of an engine and those of the draft that it is made of; last parts of names."""
+    """One linear of an engine, and those of the draft that form it; last parts of names."""
 
     members: tuple[str, ...]
     vllm: str
@@ -41,19 +41,19 @@ FUSED_LINEARS = (QKV, GATE_UP, MLA_DOWN)
 
 
 def fused_linear(leaf: str) -> FusedLinear | None:
-    """The fused linear that `leaf`, the last part of a module's name, is a member of."""
+    """The fused linear that a module belongs to; `leaf` is the last part of the module's name."""
     return next((fused for fused in FUSED_LINEARS if leaf in fused.members), None)
 
 
 def fused_names(module: str) -> tuple[str, ...]:
-    """The linears into which engines fuse a module; empty where they leave it alone."""
+    """The linears into which engines fuse a module; empty where they do not fuse it."""
     parent, dot, leaf = module.rpartition(".")
     fused = fused_linear(leaf)
     return tuple(f"{parent}{dot}{name}" for name in fused.names) if fused else ()
 
 
 def fused_group(module: str) -> tuple[str, str]:
-    """Parent and leaf of the linear into which vLLM fuses a module, its own where it does not."""
+    """Parent and leaf of the linear into which vLLM fuses a module; its own where it does not."""
     parent, _, leaf = module.rpartition(".")
     fused = fused_linear(leaf)
     return parent, fused.vllm if fused else leaf
@@ -68,7 +68,7 @@ UNSUPPORTED = INVALID.format("Model architectures ['{}'] are not supported for n
 
 
 class Finding(NamedTuple):
-    """One thing that an engine does not do as the folder means it, in its own error's text."""
+    """One thing that an engine does not do as the folder means it, in the engine's words."""
 
     stage: Stage
     text: str
@@ -76,21 +76,21 @@ class Finding(NamedTuple):
 
 
 ConfigRead = dict[str, Any] | Finding
-"""The keys of a config.json as an engine reads them, or why it does not."""
+"""The keys of a config.json as an engine reads them, or why it does not read them."""
 
 
 def engine_error(row: str, /, **facts: object) -> Finding:
-    """A finding in the words of engine_errors.toml, with what they quote of the draft."""
+    """A finding in the words of engine_errors.toml, with the facts that they quote of the draft."""
     return Finding(**said(__file__, "engine_errors", row, facts))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedDraft(ABC):
-    """What a family's own rules may look at in a folder that an engine is asked about.
+    """The facts of a folder that a family's own rules for an engine may use.
 
     Attributes:
         config: the parsed config.json, as the engine reads it.
-        head_rows: of the stored lm_head; None where there is none.
+        head_rows: rows of the stored lm_head; None where there is none.
         normed_heads: each head's query and key is normed, as in layers of Qwen3.
         fuses: it has fc; False where it reads the target's last hidden state.
         tp: tensor-parallel shards.
@@ -112,17 +112,17 @@ class ServedDraft(ABC):
     @property
     @abstractmethod
     def signature(self) -> str:
-        """The declared scheme as a key of the tables; "" where it is none, or not understood."""
+        """The declared scheme as a key of the tables; "" if there is none, or not understood."""
 
 
 Problem = Callable[[ServedDraft], Finding | None]
-"""A rule for config.json and the names of tensors; None = nothing to say."""
+"""A rule for config.json and the names of tensors; None = no problem."""
 Unknown = Literal["refused", "dropped", "unknown"]
 Floats = Literal["cast", "refused", "unknown"]
 Biases = tuple[frozenset[str] | None, frozenset[str] | None]
-"""Leaves of linears with a bias where attention_bias asks for it, and mlp_bias; None = unknown."""
+"""Leaves of linears with a bias if attention_bias is set, and if mlp_bias is; None = unknown."""
 Roots = Mapping[str, Finding | None]
-"""Beginning of the names of tensors -> what an engine makes of them; None = as without it."""
+"""Prefix of tensor names -> what an engine makes of them; None = the same as without the prefix."""
 NO_BIAS: frozenset[str] = frozenset()
 INPUTS = frozenset(QKV.members)
 ATTENTION = INPUTS | {"o_proj"}
@@ -130,20 +130,20 @@ MLP = frozenset(GATE_UP.members) | {"down_proj"}
 
 
 def no_problem(_draft: ServedDraft) -> Finding | None:
-    """Nothing to say of any draft."""
+    """The rule without any problem."""
     return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fusion:
-    """How an engine's class sizes fc, which reads the hidden states of so many layers.
+    """How an engine's class sizes fc, which reads the hidden states of several layers.
 
     Attributes:
-        counted_by: keys of config.json; the first one that holds something, a number or a list,
-            says how many: 3 where none does. () = as many as the draft names.
-        counts_empty: an empty list is no layers, not nothing said.
-        null_width: its error for a target_hidden_size that is null; "" = then it is hidden_size.
-        reads_width: False where it is hidden_size always.
+        counted_by: keys of config.json; the first one with a value, a number or a list, gives the
+            number of layers: 3 where none has one. () = as many as the draft names.
+        counts_empty: an empty list means no layers, rather than no value.
+        null_width: its error for a target_hidden_size of null; "" = then hidden_size is used.
+        reads_width: False where the width is always hidden_size.
     """
 
     counted_by: tuple[str, ...] = ("num_aux_hidden_states", f"{SECTION}.{KEY}")
@@ -152,7 +152,7 @@ class Fusion:
     reads_width: bool = True
 
     def num_layers(self, config: Mapping[str, Any]) -> Any:
-        """How many, by config.json; whatever stands where a number should."""
+        """The number of layers by config.json; maybe not a number."""
         for path in self.counted_by:
             section, _, key = path.rpartition(".")
             said = (object_at(config, section) if section else config).get(key)
@@ -163,21 +163,21 @@ class Fusion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MtpLayer:
-    """How one engine builds a target's MTP layer that stands in a folder of its own.
+    """How one engine builds a target's MTP layer from a folder of its own.
 
     Attributes:
         layer: the name of the decoder layer, with {n} for its number after the target's.
-        prefix: the same as excludes are held against, "" = none; `prefixes` for some architectures.
-        attention: what stands for "self_attn." in the name of the layer's attention.
+        prefix: the prefix that excludes are compared with, "" = none; `prefixes` for architectures.
+        attention: what replaces "self_attn." in the name of the layer's attention.
         no_parameter: the error for a stored tensor that has no parameter, with {name}; `no_expert`,
-            where it is another, for one of a routed expert, with {experts}, {stacked} and {leaf}.
-        own_heads: each module is built with a head of its own, of this name, with {n}.
+            if it differs, for a tensor of a routed expert, with {experts}, {stacked} and {leaf}.
+        own_heads: each module is built with a head of its own, with this name, with {n}.
         misconfigured: keys and tensors without which it does not build the layer.
         cache_scales: whether it reads `self_attn.attn.k_scale`, or drops it; None = not executed.
         declared: what it says of a declaration, where it reads the folder's own, not the target's.
         lists_parts: its class lists what it fuses, so that excludes may name the parts.
-        fc: the name of fc as excludes know it; "" = it is never quantized.
-        floats: beginnings of names, as excludes know them, of linears that it builds as floats
+        fc: the name of fc in excludes; "" = it is never quantized.
+        floats: prefixes, as in excludes, of the names of linears that it builds unquantized
             whatever is declared -> what to do where they are stored quantized.
     """
 
@@ -202,19 +202,19 @@ class InEngine:
     """Drafts of one family in one engine.
 
     Attributes:
-        architectures: the names in config.json for which the loading was executed.
-        served_as: as what the command that serves a draft names it.
+        architectures: the names in config.json for which loading was executed.
+        served_as: the draft's name in the command that serves it.
         problem: its rules for config.json and for names of tensors of these drafts.
-        unknown_tensors: what becomes of a tensor that has no parameter.
-        floats_into_fp8: what becomes of a float weight where FP8 is expected.
-        dropped: beginnings of names that it drops, though it refuses others.
-        shares_tables: embedding and head are the target's always.
-        uneven_heads: its error for {heads} that are not whole in each of {tp} shards.
+        unknown_tensors: what happens to a tensor that has no parameter.
+        floats_into_fp8: what happens to a float weight where FP8 is expected.
+        dropped: prefixes of names that it drops, though it refuses others.
+        shares_tables: embedding and head always come from the target.
+        uneven_heads: its error for {heads} that {tp} shards do not divide.
         targets_on_disk: quant_methods whose targets it finds by the parts' names on disk.
-        classes_first: targets mean a fused linear by its class before they do by its parts' names.
+        classes_first: targets match a fused linear by its class before they do by its parts' names.
         old_norms: it takes EAGLE-3's norms before fc under their older names.
-        normed_fusion: of drafts with normed heads, where it is not `fusion`.
-        mtp: None of drafts with a config.json of their own.
+        normed_fusion: replaces `fusion` for drafts with normed heads.
+        mtp: None for drafts with a config.json of their own.
     """
 
     architectures: frozenset[str] = frozenset()
@@ -237,10 +237,10 @@ class InEngine:
 
 
 class Speculators(NamedTuple):
-    """How vLLM reads one kind of config.json of speculators.
+    """How vLLM reads one kind of config.json from speculators.
 
     Attributes:
-        read: (config.json, its keys of the layers) -> those of the ordinary one, or its error.
+        read: (config.json, its keys of the layers) -> those of the ordinary form, or its error.
         qwen3: the layers are Qwen3's, whatever model_type says.
     """
 
@@ -253,10 +253,12 @@ class InVllm(InEngine):
     """Drafts of one family in vLLM.
 
     Attributes:
-        not_executed: other names of such drafts that are registered.
-        head_declared: whether its class hands the head the declaration, or where config.json asks.
+        not_executed: other names of these drafts that are registered.
+        head_declared: whether its class passes the declaration to the head, or if config.json asks.
         forgets_attention: with normed heads it builds qkv_proj under a prefix without self_attn.
         not_in_v1: the names that the V1 model runner does not serve.
+        fc: what its class calls fc.
+        maps_excludes: ModelOpt's excludes are first renamed: `map_draft_quant_config`.
     """
 
     served_as: str = "eagle3"
@@ -270,6 +272,8 @@ class InVllm(InEngine):
     head_declared: Literal["always", "asked", "never"] = "never"
     forgets_attention: bool = False
     not_in_v1: frozenset[str] = frozenset()
+    fc: str = "fc"
+    maps_excludes: bool = False
     speculators: Mapping[str, Speculators] = field(default_factory=dict)
 
     @property
@@ -283,11 +287,11 @@ class InSglang(InEngine):
     """Drafts of one family in SGLang.
 
     Attributes:
-        layer_name: the name of a linear of layer {n}, whose name in the layer is {path}, {leaf} the
-            last part of it. layer_prefix: the same that excludes are held against; {inner} is
+        layer_name: the name of a linear of layer {n}; {path} is its name in the layer, {leaf} the
+            last part of that. layer_prefix: the name that excludes are compared with; {inner} is
             {path} of o_proj, else {leaf}.
-        fc_sharding: how fc is split. plain_fc: it is never quantized.
-        problem_as_draft: its rules where the name is not one of a whole model.
+        fc_sharding: how fc is split. plain_fc: fc is never quantized.
+        problem_as_draft: its rules where the name is not that of a whole model.
         most_layers: how many layers may be declared; None = as many as there are.
         needs_draft_vocab_size: without the key it does not build the draft.
         counts_anchor: the command that serves it counts the anchor among the draft tokens.
@@ -298,7 +302,7 @@ class InSglang(InEngine):
     classes_first: bool = True
     unknown_tensors: Unknown = "dropped"
     floats_into_fp8: Floats = "cast"
-    # No MLP has any, and of the attention o_proj alone: `llama_eagle3.py` builds the others.
+    # No MLP has any, and in the attention only o_proj: `llama_eagle3.py` builds the others.
     biases: Callable[[ServedDraft], Biases] = lambda _draft: (frozenset({"o_proj"}), NO_BIAS)
     layer_name: str = "model.layers.{n}.{path}"
     layer_prefix: str = "model.{inner}"
@@ -313,14 +317,14 @@ class InSglang(InEngine):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InTensorRtLlm(InEngine):
-    """Drafts of one family in TensorRT-LLM; `read`: its loading was read to the end."""
+    """Drafts of one family in TensorRT-LLM; `read`: its loading code was read to the end."""
 
     served_as: str = "Eagle3"
     read: bool = False
 
 
 class ExtraLinear(NamedTuple):
-    """A linear that stands in no layer, by its canonical name: vLLM puts "model." before it.
+    """A linear outside the layers, by its canonical name: vLLM puts "model." before it.
 
     `is_head`: vLLM builds it as a head, which is quantized where heads are.
     """
@@ -334,9 +338,21 @@ class ExtraLinear(NamedTuple):
         return self.name.rpartition(".")[2]
 
 
+class JoinedLayers(NamedTuple):
+    """A linear of vLLM's that is made of one part of every layer's `fused`, for the context.
+
+    It is declared as the first layer's `fused` is. So all layers' members of that have one format,
+    and what the engine takes once of a linear, such as a scale of the whole matrix.
+    """
+
+    name: str
+    fused: FusedLinear
+    part: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTraits:
-    """What engines are told of a family.
+    """What engines know of a family.
 
     Attributes:
         drafts_blocks: engines load it as DFlash: a block in one pass, and the target's tables.
@@ -347,9 +363,10 @@ class EngineTraits:
         shared_experts: the block of a mixture that every token sees.
         two_layer_norms: layers after the first load two norms of their input, and use one.
         prunes_vocabulary: its head may have fewer rows than the vocabulary, and a map d2t.
-        own_types: model_type of a tool's own, which no engine knows -> what to do.
+        own_types: a tool's own model_type that no engine knows -> what to do.
+        joins_layers: what is one linear over all layers; None = nothing.
         usual_type: the model_type whose config class has the defaults of its layers; "" = any.
-        more_types_than_layers: model_types of which engines' own config lists its layers too.
+        more_types_than_layers: model_types for which engines' own config lists its layers too.
     """
 
     drafts_blocks: bool = False
@@ -363,6 +380,7 @@ class EngineTraits:
     norm_before_fc: bool = False
     two_layer_norms: bool = False
     prunes_vocabulary: bool = False
+    joins_layers: JoinedLayers | None = None
     own_types: Mapping[str, str] = field(default_factory=dict)
     usual_type: str = ""
     more_types_than_layers: frozenset[str] = frozenset()
@@ -377,11 +395,11 @@ class EngineTraits:
 
 
 def refused_roots(class_name: str, *names: str) -> Roots:
-    """Of vLLM, which puts "model." before every name but the head's: `llama_eagle3.py:444`."""
+    """For vLLM, which puts "model." before every name except the head's: `llama_eagle3.py:444`."""
     rows = ((f"{name}.", {"name": name, "module": class_name}) for name in names)
     return {root: engine_error("refused-root", root=root, **facts) for root, facts in rows}
 
 
 def dropped_roots(*roots: str) -> Roots:
-    """Of SGLang, whose loaders skip what they have no parameter for."""
+    """For SGLang, whose loaders skip what they have no parameter for."""
     return {root: engine_error("dropped-root", root=root) for root in roots}

@@ -1,7 +1,7 @@
 """The one interface of all draft families, and a draft as its family reads it.
 
-Names are normalised to canonical ones (`layers.0.self_attn.q_proj.weight`) for reasoning only; what
-is written keeps the name that was read.
+Names are normalised to canonical ones (`layers.0.self_attn.q_proj.weight`) only for reasoning;
+written files keep the names that were read.
 """
 
 import re
@@ -17,15 +17,15 @@ from ...recipes.schema import SHARED_ROLES, Role
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from .architectures import MARKS
-from .config_reader import SECTION, ConfigReader, object_at, refusal, with_text_config
-from .engine_traits import GATE_UP, MLA_DOWN, QKV, EngineTraits, FusedLinear, fused_linear
+from .config_reader import SECTION, ConfigReader, object_at, with_text_config
+from .engine_traits import GATE_UP, MLA_DOWN, QKV, EngineTraits, fused_group, fused_linear
 from .forward import DraftForward, OnInput
 from .geometry import Geometry
 from .maths import Tensor
 
 Level = Literal["warning", "note"]
 Weights = Mapping[str, Tensor]
-"""By canonical name."""
+"""Weights by canonical name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Lint:
 
 
 def told(row: str, fix: Mapping[str, Any] | None = None, /, **facts: object) -> Lint:
-    """A lint in the words of lints.toml, with what they quote of the draft."""
+    """A lint in the words of lints.toml, with the facts that they quote of the draft."""
     texts = {"name": row, **said(__file__, "lints", row, facts)}
     own = rows_beside(__file__, "lints")[row].get("fix", {})
     return Lint(**texts, fix=fix or own)  # type: ignore[arg-type]
@@ -59,8 +59,8 @@ def told_if(row: str, facts: Mapping[str, Any]) -> Iterator[Lint]:
 class SpeculatorsForm(NamedTuple):
     """How the speculators package spells the config of one speculators_model_type.
 
-    Of `architectures` the first is of its config class, the second of its `save_pretrained`;
-    `spelled` makes of the config and its section of layers the keys as the family reads them.
+    `architectures`: first that of its config class, then that of its `save_pretrained`;
+    `spelled` turns the config and its section of layers into the keys that the family reads.
     """
 
     architectures: tuple[str, ...]
@@ -69,7 +69,7 @@ class SpeculatorsForm(NamedTuple):
 
 LAYER_CONFIG = "transformer_layer_config"
 SPECULATORS_MARKS = ("speculators_model_type", "speculators_config", LAYER_CONFIG)
-"""Keys that a config.json in the speculators layout alone has."""
+"""Keys that only a config.json in the speculators layout has."""
 
 
 class Dim(NamedTuple):
@@ -81,7 +81,7 @@ class Dim(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """What a family expects of one canonical name; of a tied one another is served always."""
+    """What a family expects of one canonical name; a tied tensor is never served itself."""
 
     role: Role
     shape: tuple[Dim, ...]
@@ -97,40 +97,28 @@ class Row:
     tensor: TensorInfo
     canonical: str
     role: Role
-    given: str | None = None
-    """Of a draft that no family reads: the rule that gave the role, "" = none did."""
-
-    @property
-    def given_by(self) -> str | None:
-        """The same in words; None of a family's own table."""
-        return None if self.given is None else self.given or "no rule"
-
-    @property
-    def role_and_rule(self) -> str:
-        """For a table that people read."""
-        return self.role if self.given_by is None else f"{self.role} ({self.given_by})"
 
     @property
     def module(self) -> str:
-        """On-disk name of the module that the tensor is the weight of."""
+        """On-disk name of the module whose weight the tensor is."""
         return self.tensor.name.removesuffix(".weight")
 
     @property
     def canonical_module(self) -> str:
-        """Canonical name of the same."""
+        """Canonical name of that module."""
         return self.canonical.removesuffix(".weight")
 
     @property
     def leaf(self) -> str:
-        """Last part of that."""
+        """Last part of the canonical name."""
         return self.canonical_module.rpartition(".")[2]
 
 
 class Concat(NamedTuple):
     """The linears that read [norm(a); norm(b)], and the norm of a, whose output nothing else reads.
 
-    So its weight may be divided by a power of two and the first half of their columns multiplied by
-    it: the draft computes the same, bit for bit. All are canonical names of weights.
+    So its weight may be divided by a power of two if the first half of their columns is multiplied
+    by it: the draft computes the same, bit for bit. All are canonical names of weights.
     """
 
     norm: str
@@ -138,60 +126,56 @@ class Concat(NamedTuple):
 
 
 class Family(ABC):
-    """A kind of draft: `LlamaForCausalLMEagle3` and its kin are one family."""
+    """A kind of draft: `LlamaForCausalLMEagle3` and its relatives are one family."""
 
     name: str
     architectures: tuple[str, ...]
     prefixes: tuple[tuple[str, str], ...]
     """Name prefixes to replace, in order, to reach the canonical name."""
     served_unquantized: tuple[str, ...]
-    """Modules that an engine builds for every draft, also where the draft does not ship them."""
+    """Modules that an engine builds for every draft, even where the draft does not ship them."""
     served_root: str = ""
-    """Below which vLLM builds a draft that counts its layers from 0; empty = after the target's."""
+    """Root of a draft whose layers vLLM counts from 0; empty = it counts after the target's."""
     makes_features: tuple[str, ...]
     """Canonical prefixes of the tensors that turn target features into the draft's first input."""
     layer_keys: str = "num_hidden_layers"
-    """The keys of config.json that say how many layers there are, for a sentence."""
+    """The keys of config.json that give the number of layers, for a sentence."""
     one_layer: bool = False
-    """Drafts of it have one layer mostly, whatever number their config.json has of the target's."""
+    """Its drafts mostly have one layer, even if config.json has the target's number."""
     linears_per_layer: int | None = None
-    """Attention and MLP linears of a layer, where that has fewer than a decoder layer."""
+    """Attention and MLP linears of a layer, where there are fewer than in a decoder layer."""
     shared_tables: tuple[Role, ...] = SHARED_ROLES
     """Tables that engines take from the target for a draft that has none."""
     whole_vocabulary: str | None = "no engine knows fewer rows of its head"
-    """Why no draft proposes fewer tokens than the target has; None where one may."""
+    """Why every draft must propose all of the target's tokens; None where it need not."""
     engine_traits: EngineTraits = EngineTraits()
     layer: ClassVar[re.Pattern[str] | None] = None
-    """The beginning of its names where it is a layer of its target; group 1, its number."""
-    notice: str | None = None
-    """What is said of every draft of it, whatever is done with it."""
+    """How its names begin where it is a layer of its target; group 1 is the layer's number."""
     inside_target: bool = False
     """Its names and config.json are those of the target that it was trained in."""
     is_whole_model: bool = False
-    """It is a language model, which engines load as any other, by its own names."""
+    """It is a language model, which engines load like any other, by its own names."""
     no_cache_scales: str | None = None
     """Why engines read no scales of its KV cache; None = they do."""
     projectors: Mapping[str, str] = MappingProxyType({})
-    """projector_type beside the name of DFlash -> the architecture that is meant."""
+    """projector_type beside the name of DFlash -> the architecture that it means."""
     speculators: Mapping[str, SpeculatorsForm] = MappingProxyType({})
-    """By speculators_model_type."""
+    """The form of each speculators_model_type."""
     misnamed: Mapping[str, tuple[str, str]] = MappingProxyType({})
-    """A model_type that engines misread -> the row of lints.toml, and the one that is meant."""
+    """A model_type that engines misread -> the row of lints.toml, and the type that is meant."""
     marks: frozenset[str]
-    """Canonical names that together only tensors of this family have."""
+    """Canonical names that occur together only in this family."""
     own_marks: Collection[str] = ()
-    """Those of `MARKS` that tensors of its own have."""
+    """Those of `MARKS` that only its own tensors have."""
     relatives: Mapping[str, str] = MappingProxyType({})
-    """Part of a tensor name, a regular expression -> the other kind of draft whose mark it is."""
+    """Part of a tensor name, a regular expression -> the other kind of draft that has it."""
     maths: type[DraftForward]
     """What every draft of it computes; where drafts differ, `forward` chooses."""
-    has_maths: bool = True
-    """False of drafts that no family reads: what they compute is not known."""
     lints: tuple[Callable[["Draft"], Iterator[Lint]], ...] = ()
-    """What trainers and engines read differently in drafts of this family alone."""
+    """Differences between trainers and engines that only drafts of this family have."""
 
     def foreign_marks(self) -> Mapping[str, str]:
-        """Part of a tensor name -> what a draft with it is, which this family does not read."""
+        """Part of a tensor name -> the kind of draft with it, which this family does not read."""
         layers = {mark: kind for mark, kind in MARKS.items() if mark not in self.own_marks}
         return {mark: f"{self.name} with {kind}" for mark, kind in layers.items()} | dict(
             self.relatives
@@ -205,11 +189,11 @@ class Family(ABC):
         return name
 
     def of_folder(self, _geometry: Any, _names: Collection[str]) -> "Family":
-        """The family as it names the tensors of one folder; itself unless numbers go on there."""
+        """The family as it names tensors of one folder; itself unless numbers continue there."""
         return self
 
     def served_name(self, module: str) -> str:
-        """What engines call a kept module of a name on disk, beside that name; itself mostly."""
+        """Another name by which engines call a kept module; mostly the name on disk."""
         return module
 
     def recognises(self, canonical_names: Collection[str]) -> bool:
@@ -222,7 +206,7 @@ class Family(ABC):
 
     @abstractmethod
     def geometry(self, keys: ConfigReader) -> Geometry:
-        """The same, read by its keys."""
+        """The geometry, read through a `ConfigReader`."""
 
     @abstractmethod
     def tensor_specs(self, geometry: Any) -> Mapping[str, TensorSpec]:
@@ -236,10 +220,11 @@ class Family(ABC):
         """The forward maths over weights."""
         return self.maths(geometry, weights, on_input)
 
-    def need_maths(self, folder: Path) -> None:
-        """Refuse what needs to know what a draft computes, of one that no family reads."""
-        if not self.has_maths:
-            raise refusal(folder, "no-maths")
+    def scale_group(self, module: str) -> tuple[str, str]:
+        """Of a canonical module: all that engines hold under one scale have the same."""
+        parent, leaf = fused_group(module)
+        joined = self.engine_traits.joins_layers
+        return ("layers" if joined and leaf == joined.fused.vllm else parent), leaf
 
     def side_weights(self, _geometry: Any, _folder: Path) -> Weights:
         """Weights that engines read from other files of the folder; mostly none."""
@@ -247,7 +232,7 @@ class Family(ABC):
 
 
 _MODELOPT_KEYS = ("next_layer_regular", "parallel_draft_step", "parallel_draft_heads_num_layers")
-"""Of eagle_config, which ModelOpt's export templates alone write."""
+"""Keys of eagle_config that only ModelOpt's export templates write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,17 +260,22 @@ class Draft:
 
     def fused_groups(self) -> tuple[tuple[str, ...], ...]:
         """Groups of on-disk module names that engines fuse, present members only."""
-        groups: dict[tuple[str, FusedLinear], list[str]] = {}
+        return self._groups(fused_group)
+
+    def scale_groups(self) -> tuple[tuple[str, ...], ...]:
+        """The same of what they hold under one scale, whole layers' linears among them."""
+        return self._groups(self.family.scale_group)
+
+    def _groups(self, of: Callable[[str], tuple[str, str]]) -> tuple[tuple[str, ...], ...]:
+        groups: dict[tuple[str, str], list[str]] = {}
         for row in self.rows:
-            parent, _, leaf = row.canonical_module.rpartition(".")
-            fused = fused_linear(leaf)
-            if fused is not None:
-                groups.setdefault((parent, fused), []).append(row.module)
-        return tuple(tuple(group) for group in groups.values())
+            if fused_linear(row.leaf) is not None:
+                groups.setdefault(of(row.canonical_module), []).append(row.module)
+        return tuple(map(tuple, groups.values()))
 
     @property
     def is_mla(self) -> bool:
-        """True for latent attention."""
+        """True for MLA."""
         return self.checkpoint.config.get("kv_lora_rank") is not None
 
     @property
@@ -306,15 +296,15 @@ class Draft:
 
     @property
     def layer_config(self) -> Mapping[str, Any]:
-        """The keys of the decoder layers, nested in the speculators layout and others."""
+        """The keys of the decoder layers, which the speculators layout and others nest."""
         config = self.checkpoint.config
         nested: Mapping[str, Any] = config.get(LAYER_CONFIG) or {}
         return nested if self.in_speculators_layout else with_text_config(config)
 
 
 MOST_OF_NORM = 2.0
-"""By which an element of a norm's weight may be multiplied or divided, at most, when it learns. A
-power of two: rounding to the dtype of the norm cannot lead beyond it."""
+"""Limit on the factor by which learning may multiply or divide an element of a norm's weight. A
+power of two: rounding to the dtype of the norm cannot exceed it."""
 _ATTENTION = (*QKV.members, *MLA_DOWN.members)
 _READERS: Mapping[str, tuple[str, ...]] = {
     "input_layernorm": _ATTENTION,
@@ -327,10 +317,10 @@ _READERS: Mapping[str, tuple[str, ...]] = {
 
 
 def norms_before(draft: Draft, quantized: Collection[str]) -> tuple[Row, ...]:
-    """The weights of norms that only quantized linears read, and residual streams, in file order.
+    """The weights of norms that only quantized linears and residual streams read, in file order.
 
-    They may learn beside the codes (`norms: learned`): what reads them rounds its inputs and its
-    weights anyway. A norm of anything that is kept stays: of fc, the head, a router, `kv_b_proj`.
+    They may learn with the codes (`norms: learned`): their readers round inputs and weights
+    anyway. A norm that anything kept reads stays: fc, the head, a router, `kv_b_proj`.
     `quantized` are on-disk names of modules.
     """
     return tuple(row for row in draft.rows if row.role == "norm" and _learns(row, draft, quantized))
@@ -347,6 +337,6 @@ def _learns(norm: Row, draft: Draft, quantized: Collection[str]) -> bool:
 
 
 def _layer(row: Row) -> str | None:
-    """Its number; None outside the layers."""
+    """The number of its layer; None outside the layers."""
     root, number, *_ = (*row.canonical.split("."), "")
     return number if root == "layers" else None

@@ -21,13 +21,13 @@ from .maths import Product, Tensor, largest_of, linear, rms_norm, sum_of, target
 
 OnInput = Callable[[str, Tensor], Tensor]
 """Called with (canonical module name, input [..., in_features]) before every linear that may be
-quantized: of attention and MLP, fc, the head; what it returns, in that dtype or a wider one, is
+quantized: in attention and MLP, fc, the head; the result, in that dtype or a wider one, is
 multiplied by the weight. Rounds activations, or observes them."""
 
 OnCache = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Called with (number of the decoder layer, keys [B, KV, T, D], values [B, KV, T, D']) as they
-enter the KV cache; what it returns, in those dtypes or wider ones, is what attention reads. Keys
-are normed and rotated. Latent attention (MLA) keeps [B, 1, T, latent + rotated part] for keys, and
+enter the KV cache; attention reads the result, in those dtypes or wider ones. Keys
+are normed and rotated. MLA caches [B, 1, T, latent + rotated part] as keys, and
 nothing, [B, 1, T, 0], for values."""
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
@@ -35,8 +35,8 @@ Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 softmax scale) -> [B,H,T,D']."""
 
 Alive = Callable[[], Tensor | None]
-"""Asked when a caller has looked at a pass: which of its rows may be drafted deeper, [n] int64
-indices into its hidden states with their first two axes as one; None = all."""
+"""Called when a caller has looked at a pass: which of its rows may be drafted deeper, [n] int64
+indices into its hidden states with their first two axes merged; None = all."""
 
 BLOCK_ROWS = 256
 """Rows, or slots of blocks, that are evaluated together."""
@@ -46,13 +46,13 @@ MAX_SCORES = 2**24
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DraftPass:
-    """What a draft computed at R rows of the trace, evenly spaced, and D successive draft steps.
+    """What a draft computed at R evenly spaced rows of the trace, for D successive draft steps.
 
     Attributes:
-        where: the same in words, for errors.
+        where: the rows in words, for errors.
         hidden: [B, R, D, W], from which `DraftForward.logits` predicts the tokens of the target's
-            positions row + 2 + depth; [1, n, D, W] where only some rows were drafted so deep.
-        kept: [n] int64, which ones: indices in the B * R rows, sequence after sequence. None = all.
+            positions row + 2 + depth; [1, n, D, W] where only some rows were drafted that deep.
+        kept: [n] int64, those rows: indices in the B * R rows, sequence by sequence. None = all.
     """
 
     rows: range
@@ -75,7 +75,7 @@ class DraftForward(ABC):
         self._target_ids = target_ids(weights.get("d2t"))
 
     def caching(self, on_cache: OnCache) -> Self:
-        """The same maths over the same weights, with keys and values read from that cache."""
+        """The same maths over the same weights, with keys and values going through `on_cache`."""
         found = copy(self)
         found.on_cache = on_cache
         return found
@@ -94,21 +94,21 @@ class DraftForward(ABC):
         """Hidden states of drafted positions [..., W] -> logits [..., draft vocabulary]."""
 
     def largest_logits(self, hidden: Tensor, most: int) -> tuple[Tensor, Tensor]:
-        """The largest logits of [n, W] and their draft ids, of equal ones the first, both [n].
+        """The largest logits of [n, W] and their draft ids, the first of equal ones, both [n].
 
-        At most `most` logits are held at once, those of a row excepted.
+        At most `most` logits are held at once, or one row's if that is more.
         """
         together = max(1, most // self.num_logits)
         found = [self.logits(some).max(-1) for some in torch.split(hidden, together)]
         return torch.cat([top for top, _ in found]), torch.cat([ids for _, ids in found])
 
     def scores(self, hidden: Tensor) -> Tensor:
-        """The logits before any token is ruled out, finite everywhere: what may be learned."""
+        """The logits before any token is excluded, finite everywhere: what may be learned."""
         return self.logits(hidden)
 
     @abstractmethod
     def head_input(self, hidden: Tensor) -> Tensor:
-        """What the head multiplies: hidden states [..., W], normed, as `OnInput` returns them."""
+        """The input of the head: hidden states [..., W], normed, as `OnInput` returns them."""
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
         """Draft-vocabulary ids -> target-vocabulary ids, same shape."""
@@ -133,7 +133,7 @@ class DraftForward(ABC):
     def drafted(self, asked: "Drafting") -> Iterator[DraftPass]:
         """The passes that together hold each of the rows at every depth 0 .. K - 1 once.
 
-        But for those that `alive` left out. ForwardError: the draft computes NaN or infinity.
+        Leaves out what `alive` excludes. ForwardError: the draft computes NaN or infinity.
         """
 
 
@@ -142,20 +142,20 @@ class Drafting:
     """What a draft is asked to compute along recorded tokens.
 
     With gradients enabled every pass keeps its graph, and the graphs of all passes share the keys
-    of the context: add up a loss over the passes, then go backward once. Nothing is written in
-    place that a gradient needs.
+    of the context: add up a loss over the passes, then go backward once. Nothing that a gradient
+    needs is overwritten.
 
     Attributes:
         hidden: [B, N - 1, W], from `fuse`, from position 0 on.
         token_ids: [B, N] int64. Nothing looks ahead, so shorter sequences may be padded at the end.
         rows: whose chains or blocks are drafted, each with all its K predictions inside the trace
-            (`whole_rows`); other rows are context only.
+            (`whole_rows`); other rows are only context.
         num_draft_tokens: K, at least 1 and no more than the draft can propose.
-        block_rows: rows (of a block draft, slots) of each sequence evaluated together; changes the
-            result by rounding only.
-        alive: which rows the caller goes on to look at, who then checks that what it looks at is
-            finite; None = all. Rows that others need, or that come in one pass with others, are
-            drafted whatever it says. An input may not be rounded by what other rows hold.
+        block_rows: rows (for a block draft, slots) of each sequence evaluated together; affects
+            only the rounding of the result.
+        alive: which rows the caller will look at next; it then checks that these are
+            finite; None = all. Rows that others need, or that share a pass with others, are
+            drafted regardless. The rounding of an input must not depend on other rows.
     """
 
     hidden: Tensor
@@ -167,7 +167,7 @@ class Drafting:
 
     @property
     def num_rows(self) -> int:
-        """Rows up to the last that is drafted."""
+        """Rows up to the last drafted one."""
         return self.rows[-1] + 1 if self.rows else 0
 
     def blocks(self) -> Iterator[tuple[range, range]]:
@@ -177,7 +177,7 @@ class Drafting:
             yield range(start, stop), rows[bisect_left(rows, start) : bisect_left(rows, stop)]
 
     def checked(self, x: Tensor, where: str) -> Tensor:
-        """The values, unchanged, of which somebody sees that they are finite."""
+        """The values, unchanged; a caller checks that they are finite."""
         return x if self.alive else finite(x, where)
 
 
@@ -209,7 +209,7 @@ def finite(values: Tensor, where: str, what: str = "hidden states") -> Tensor:
 
 @contextmanager
 def checked_at_the_end() -> Iterator[None]:
-    """`finite` is asked of everything inside at once, at the end: a GPU need not wait each time."""
+    """Check all calls of `finite` inside at once, at the end: a GPU need not wait each time."""
     checks: list[_Check] = []
     token = _LATER.set(checks)
     try:
@@ -227,17 +227,17 @@ def _raise_first(checks: list[_Check]) -> None:
 
 
 def not_finite(where: str, what: str) -> ForwardError:
-    """What is raised where something is NaN or infinite."""
+    """The error where something is NaN or infinite."""
     return refused(ForwardError, where, __file__, "not-finite", what=what)
 
 
 class ModulesForward(DraftForward):
-    """A draft over linears, with a bias where it has one, and norms; its logits are products."""
+    """A draft of linears, some with biases, and norms; its logits are sums of products."""
 
     geometry: Any
 
     def products(self, hidden: Tensor) -> Sequence[Product]:
-        """Whose sum the logits of hidden states [..., W] are."""
+        """The products whose sum is the logits of hidden states [..., W]."""
         return [(self.head_input(hidden), self.head())]
 
     def head(self) -> Tensor:
@@ -262,7 +262,7 @@ class ModulesForward(DraftForward):
         return self.kept_linear(name, self.on_input(name, x)).to(x.dtype)
 
     def kept_linear(self, name: str, x: Tensor) -> Tensor:
-        """The same, in the dtype of the product, but nothing observes or rounds the input."""
+        """The same, in the dtype of the product; nothing observes or rounds the input."""
         product = linear(x, self.weights[f"{name}.weight"])
         bias = self.weights.get(f"{name}.bias")
         return product if bias is None else product + bias.to(product.dtype)

@@ -1,6 +1,6 @@
-"""The numbers that shapes and maths follow from, and what most drafts are like.
+"""The numbers that shapes and maths follow from, with the usual values.
 
-A family's own geometry adds fields, and says otherwise where its drafts differ.
+A family's own geometry adds fields, and overrides what its drafts do differently.
 """
 
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from .rope import RopeConfig
 CHAIN_LENGTH = 3
 """Tokens of a chain, which has no length of its own, as it is usually served."""
 SIZE_KEY = "draft_vocab_size"
-"""Of config.json, at its top level in every layout: the rows of the head. SpecForge, ModelOpt,
-speculators, vLLM and SGLang say so, and by the next two tables, of EAGLE-3, DFlash and DSpark."""
+"""Key at the top level of config.json in every layout: the rows of the head. SpecForge, ModelOpt,
+speculators, vLLM and SGLang use it and the next two tables for EAGLE-3, DFlash and DSpark."""
 MAP = "d2t"
 """Canonical name of the table from draft ids to target ids, as offsets: target id - draft id."""
 MASK = "t2d"
@@ -21,7 +21,7 @@ MASK = "t2d"
 
 
 class TokenLimit(NamedTuple):
-    """How many tokens a draft can propose at most, and why no more."""
+    """The most tokens that a draft can propose, and why no more."""
 
     tokens: int
     why: str
@@ -32,10 +32,10 @@ class GroupedAttention:
     """Query heads that share heads of keys and values; widths in elements.
 
     Attributes:
-        rotary_dim: so many of the first elements of a head are rotated.
+        rotary_dim: number of elements of a head that are rotated, the first ones.
         qk_norm: each head's query and key is normed before it is rotated, as in Qwen3.
         input_bias: q, k and v have biases, as in Qwen2. output_bias: o has one.
-        gate: the sigmoid of what multiplies the output: "elements", which q_proj gives after the
+        gate: what the sigmoid of a gate multiplies the output by: "elements", from q_proj after the
             query of each head (Qwen3-Next); "heads", one number of g_proj for each (Step-3.5).
     """
 
@@ -50,9 +50,9 @@ class GroupedAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
-    """Multi-head latent attention; all heads share the rotated part of a key; widths in elements.
+    """MLA; all heads share the rotated part of a key; widths in elements.
 
-    `rope_interleave`: neighbouring dimensions turn together (vLLM 0.33 does so in any case, SGLang
+    `rope_interleave`: neighbouring dimensions turn together (vLLM 0.33 always does so, SGLang
     0.5.23 as the config says).
     """
 
@@ -75,8 +75,8 @@ class Geometry:
         aux_layer_ids: target layers that it reads (0-based, after the layer); None = default.
         fuses: it has an fc over layers; False where it reads the target's last hidden state.
         block_size: anchor and mask tokens of one block; None for a draft that proposes a chain.
-        mask_token_id: what stands where a token is to be filled in; None where there is none.
-        attention: of its layers; None where they have none.
+        mask_token_id: the token in the place of tokens to fill in; None where there is none.
+        attention: that of its layers; None where they have none.
     """
 
     hidden_size: int
@@ -97,12 +97,12 @@ class Geometry:
 
     @property
     def most_draft_tokens(self) -> int | None:
-        """Tokens that a whole block proposes, or all heads do; None for a draft of a chain."""
+        """Tokens that a whole block, or all heads, propose; None for a chain."""
         return None
 
     @property
     def token_limit(self) -> TokenLimit | None:
-        """What a replay with more draft tokens is refused by; None where there is no limit."""
+        """The limit that refuses a replay with more draft tokens; None where there is none."""
         return None
 
     @property
@@ -114,13 +114,13 @@ class Geometry:
     def reads_layers(self) -> bool:
         """False for a draft that reads the target's last hidden state, after the final norm.
 
-        Traces hold that state as "fused" features, of no fc.
+        Traces hold that state as "fused" features, without an fc.
         """
         return self.fuses
 
     @property
     def reads_features(self) -> bool:
-        """False for a draft that reads tokens alone."""
+        """False for a draft that reads only tokens."""
         return True
 
     @property
@@ -130,17 +130,17 @@ class Geometry:
 
     @property
     def num_modules(self) -> int:
-        """Draft steps that have a module of their own; 1 = all steps are of one."""
+        """Number of modules, one per draft step; 1 = all steps use the same one."""
         return 1
 
     def window_of(self, layer: int) -> int | None:  # noqa: ARG002 - where layers differ
-        """Positions that a query of a layer sees, its own among them; None = all."""
+        """Positions that a query of a layer sees, including its own; None = all."""
         return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotatedGeometry(Geometry):
-    """Of a draft whose layers have attention."""
+    """Geometry of a draft whose layers have attention."""
 
     rope: RopeConfig
     attention: GroupedAttention | LatentAttention  # pyright: ignore[reportGeneralTypeIssues]
@@ -149,7 +149,7 @@ class RotatedGeometry(Geometry):
 def last_state(sizes: dict[str, Any]) -> dict[str, Any]:
     """Sizes of a chain over the target's whole vocabulary and width, without an fc over layers.
 
-    It reads the target's last hidden state, after the final norm, or its tokens alone.
+    It reads the target's last hidden state, after the final norm, or only tokens.
     """
     return {
         **sizes,
@@ -162,18 +162,18 @@ def last_state(sizes: dict[str, Any]) -> dict[str, Any]:
 
 
 def needed_mask(geometry: Geometry) -> int:
-    """The token that stands where a token is to be filled in."""
+    """The token in the place of tokens to fill in."""
     if geometry.mask_token_id is None:
         raise refusal("config.json", "block-mask-missing")
     return geometry.mask_token_id
 
 
 def vocabulary_share(geometry: Geometry) -> str | None:
-    """How many of the target's tokens a draft can propose, in words; None where it is all."""
+    """The share of the target's tokens that a draft can propose, in words; None where it is all."""
     own, whole = geometry.draft_vocab_size, geometry.vocab_size
     return None if own == whole else f"vocabulary {own:,} of {whole:,}"
 
 
 def usual_draft_tokens(geometry: Geometry) -> int:
-    """K where nobody says it: a whole block, or a chain of `CHAIN_LENGTH`."""
+    """K where nobody gives it: a whole block, or a chain of `CHAIN_LENGTH`."""
     return geometry.most_draft_tokens or CHAIN_LENGTH

@@ -1,8 +1,8 @@
 """Building blocks of the drafts' forward maths, in torch.
 
 Shapes: B sequences, T rows, H heads, D head width, W hidden width. Everything runs on the device of
-the weights, in the dtype of the norms, and may be differentiated. A product is computed in the
-wider dtype of its matrix and its input. Norms and attention run in at least float32, as in engines.
+the weights, in the dtype of the norms, and is differentiable. A product is computed in the
+wider dtype of its matrix and its input. Norms and attention run at least in float32, as in engines.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from .rope import RopeConfig, rope_frequencies
 if TYPE_CHECKING:
     import torch as torch
     from torch import Tensor as Tensor
-else:  # a family is read without torch: its maths load it at their first operation
+else:  # importing a family loads no torch: the maths load it at their first operation
     torch, Tensor = LazyModule("torch"), Any
 
 MAX_WIDENED = 2**24
@@ -31,8 +31,8 @@ def target_ids(d2t: Tensor | None) -> Tensor | None:
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     """The product of x [..., in] and weight [out, in] in the wider of the two dtypes, [..., out].
 
-    A narrow weight is widened in parts, which changes the result by rounding only, and not at all
-    where one part is all: up to 16 M elements.
+    A narrow weight is widened in parts, which changes only the rounding of the result, and not even
+    that where one part is all: up to 16 M elements.
     """
     wide = torch.promote_types(x.dtype, weight.dtype)
     x = x.to(wide)
@@ -48,15 +48,15 @@ Product = tuple[Tensor, Tensor]
 
 
 def sum_of(products: Sequence[Product]) -> Tensor:
-    """The sum of products of as many outputs, [..., out_features]."""
+    """The sum of products with equally many outputs, [..., out_features]."""
     found = [linear(x, weight) for x, weight in products]
     return sum(found[1:], start=found[0])
 
 
 def largest_of(products: Sequence[Product], most: int) -> tuple[Tensor, Tensor]:
-    """The largest outputs of `sum_of` and where they stand, of equal ones the first, both [n].
+    """The largest outputs of `sum_of` and their indices, the first of equal ones, both [n].
 
-    `most` outputs of n rows are held at once at most, those of one column excepted, so that a
+    At most `most` outputs of n rows are held at once, or one column if that is more, so that a
     narrow weight is widened once.
     """
     count, width = len(products[0][0]), max(weight.shape[1] for _, weight in products)
@@ -69,14 +69,14 @@ def largest_of(products: Sequence[Product], most: int) -> tuple[Tensor, Tensor]:
         if start == 0:
             top, ids = values, places
             continue
-        larger = (values > top) | values.isnan()  # as max, which holds NaN for the largest
+        larger = (values > top) | values.isnan()  # as max does, which treats NaN as the largest
         ids = torch.where(larger & ~top.isnan(), places + start, ids)
         top = torch.where(larger, values, top)
     return top, ids
 
 
 def embedding(token_ids: Tensor, table: Tensor, dtype: "torch.dtype") -> Tensor:
-    """Rows [..., W] of a table [V, W] that may be held in a narrower dtype."""
+    """Rows [..., W] of a table [V, W], which may be held in a narrower dtype."""
     return torch.nn.functional.embedding(token_ids, table).to(dtype)
 
 
@@ -90,7 +90,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def rotate(x: Tensor, positions: Tensor, rope: RopeConfig, *, interleaved: bool = False) -> Tensor:
     """Rotary embedding: every pair of dimensions i of x [B, H, T, D] is turned by position * f_i.
 
-    Positions are [T] int64, or [B, T] where the sequences stand at different places. Interleaved
+    Positions are [T] int64, or [B, T] where the sequences are at different positions. Interleaved
     pairs are (2i, 2i + 1), as in DeepSeek; else (i, i + D/2), as in neox and Llama.
     """
     frequencies, factor = rope_frequencies(rope, x.shape[-1], x.device)

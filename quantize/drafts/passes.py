@@ -4,16 +4,16 @@ A chain's row t pairs the hidden state of position t with token t + 1. At depth 
 token t + 1 + j at position t + j, attends to the depth-0 rows up to t and to its own rows of depth
 1 .. j, and predicts token t + 2 + j. A live chain feeds back its own tokens; those equal the
 recorded ones for as long as every earlier depth was right, and only then does a later depth count.
-No chain looks at another one's deeper rows, so the linears multiply the rows that are left, of all
-sequences as one; attention sees them at their old places.
+No chain looks at another one's deeper rows, so the linears multiply the remaining rows of all
+sequences at once; attention sees them at their old places.
 
 A block's row t has its anchor at token t + 1, at position t + 1, after the context of the features
 of positions 0 .. t, whose keys and values are computed once. Slot j of it (1-based; slot 0 is the
 anchor) predicts token t + 1 + j, at depth j - 1. So every block is one that an engine would draft
 if a step began there.
 
-Rows and blocks are evaluated a few at a time, so attention scores stay bounded however long the
-trace is.
+Rows and blocks are evaluated a few at a time, so attention scores stay bounded for any length of
+trace.
 """
 
 from abc import abstractmethod
@@ -37,11 +37,11 @@ class ChainForward(DraftForward):
     def step(self, token_ids: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """One draft step: hidden states [B, T, W] for `logits` and for the next step.
 
-        Of hidden states [B, T, W], those of `fuse` at depth 1, and positions [T] int64.
+        Takes hidden states [B, T, W], at depth 1 those of `fuse`, and positions [T] int64.
         """
 
     def later_input(self, token_ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """What a step after the first reads, of the tokens and hidden states before it."""
+        """What a step after the first reads, from the tokens and hidden states before it."""
         return token_ids, hidden
 
     @override
@@ -88,7 +88,7 @@ def _named(depth: int) -> str:
 class ChainAttention:
     """`Attend` of the chain: depth-0 keys of all rows so far, deeper keys of the current block.
 
-    Of the context only `window` rows are seen, row t the last of them; None = all.
+    Only `window` rows of the context are seen, the last of them row t; None = all.
     """
 
     def __init__(self, num_rows: int, window: int | None = None) -> None:
@@ -100,13 +100,13 @@ class ChainAttention:
         self._kept: Tensor | None = None
 
     def begin(self, rows: range, depth: int, kept: Tensor | None = None) -> None:
-        """Announce rows and depth of the next step, and which are left: as in `DraftPass.kept`."""
+        """Announce rows and depth of the next step, and the remaining rows: `DraftPass.kept`."""
         self._rows, self._depth, self._kept = rows, depth, kept
         if depth == 0:
             self._own = {}
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """Attention of the announced rows; those that are not left are zeros, and nobody's."""
+        """Attention of the announced rows; rows that do not remain are zeros, and never read."""
         if self._kept is not None:
             q, k, v = (self._at_their_places(x, layer) for x in (q, k, v))
         known = self._context if self._depth == 0 else self._own
@@ -126,7 +126,7 @@ class ChainAttention:
         return mixed[sequence, :, row].transpose(0, 1)[None]
 
     def _at_their_places(self, x: Tensor, layer: int) -> Tensor:
-        """[1, H, n, D] of the rows that are left -> [B, H, T, D]."""
+        """[1, H, n, D] of the remaining rows -> [B, H, T, D]."""
         batch = self._context[layer][0][0].shape[0]
         placed = x.new_zeros((batch, x.shape[1], len(self._rows), x.shape[3]))
         sequence, row = self._places()
@@ -134,7 +134,7 @@ class ChainAttention:
         return placed
 
     def _places(self) -> tuple[Tensor, Tensor]:
-        assert self._kept is not None  # or nobody asks
+        assert self._kept is not None  # otherwise nobody calls this
         return self._kept // len(self._rows), self._kept % len(self._rows)
 
 
@@ -148,8 +148,8 @@ def _attend(
 ) -> Tensor:
     """Softmax over the context keys of rows <= t and the row's own chain keys, in float32 or wider.
 
-    Of q [B, H, T, D]; the context's keys are those of the rows 0, 1, ..., block after block; the
-    last one holds `rows`; `own` are those of the T rows, per deeper step.
+    For q [B, H, T, D]; the context's keys are those of the rows 0, 1, ..., block after block; the
+    last block holds `rows`; `own` are the keys of the T rows, per deeper step.
     """
     dtype, wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
     q = q.to(wide)
@@ -181,7 +181,7 @@ def _attend(
 
 
 def _within(scores: Sequence[Tensor], last_unseen: Tensor) -> list[Tensor]:
-    """Scores [B, KV, G, T, S] of blocks of keys, but for those up to row `last_unseen` [T, 1]."""
+    """Scores [B, KV, G, T, S] of blocks of keys, without those up to row `last_unseen` [T, 1]."""
     masked, start = [], 0
     for block in scores:
         stop = start + block.shape[-1]
@@ -197,20 +197,20 @@ def _weighted(weights: Tensor, values: Tensor) -> Tensor:
 
 
 class StagedForward(DraftForward):
-    """A draft of several modules, each of them a chain's step: module i drafts token i + 1.
+    """A draft of several modules, each one step of a chain: module i drafts token i + 1.
 
-    At depth i row t reads token t + 1 + i and what module i - 1 gave at row t, at position t, and
-    looks at the rows before it as module i itself saw them. Hidden states for `logits` have the
-    module's number after them.
+    At depth i row t reads token t + 1 + i and module i - 1's output at row t, at position t, and
+    sees earlier rows as module i itself saw them. Hidden states for `logits` have the
+    module's number appended.
 
-    What rows before a step's last one read at depth i are, as vLLM 0.33 serves it, the tokens that
+    Rows before a step's last one read at depth i, as vLLM 0.33 serves it, the tokens that
     were accepted (`v1/worker/gpu/spec_decode/multi_module_mtp/speculator.py:596`), so the recorded
     tokens give the same keys.
     """
 
     modules: Sequence[ChainForward]
     window: int | None = None
-    """Rows that a query looks at, its own among them; None = all before it."""
+    """Rows that a query sees, including its own; None = all before it."""
 
     @override
     def logits(self, hidden: Tensor) -> Tensor:
@@ -227,7 +227,7 @@ class StagedForward(DraftForward):
 
     @override
     def caching(self, on_cache: OnCache) -> Self:
-        # Of every module, each of which is a layer of its own number.
+        # For every module, each of which is a layer with its own number.
         found = super().caching(on_cache)
         found.modules = [module.caching(on_cache) for module in self.modules]
         return found
@@ -258,11 +258,11 @@ class StagedForward(DraftForward):
 
 
 class TextForward(ChainForward):
-    """A chain that reads the text alone: `step` reads a token at the token's own position.
+    """A chain that reads only the text: `step` reads a token at the token's own position.
 
     No row of a chain reads token 0. With one row put before the others, row t + 1 of the longer
-    chain is the row t that everyone else speaks of. Hidden states given to `step` are not looked
-    at.
+    chain is what all other drafts call row t. Hidden states given to `step` are not
+    read.
     """
 
     @override
@@ -293,8 +293,8 @@ class BlockForward(DraftForward):
         Args:
             token_ids: [A, 1 + K] int64, target vocabulary: the last committed token of each block,
                 its anchor, and the K tokens recorded after it. A draft that chooses its tokens one
-                after the other reads, for slot j, those before it: they are what it chose itself
-                wherever slot j counts. Others read the anchor alone.
+                after the other reads, for slot j, those before it: they equal its own choices
+                wherever slot j counts. Other drafts read only the anchor.
             positions: [A] int64, where the anchors stand.
             attend: gets queries and keys of S slots: 1 + K, or K where the anchor's proposes the
                 first token; adds the context before each anchor, under the mask of `visible`.
@@ -305,7 +305,7 @@ class BlockForward(DraftForward):
 
     @abstractmethod
     def visible(self, layer: int, queries: Tensor, keys: Tensor) -> Tensor:
-        """Which keys a slot looks at, bool: positions of both are int64 and broadcast."""
+        """Which keys a slot sees, bool: positions of both are int64 and broadcast."""
 
     @override
     def drafted(self, asked: Drafting) -> Iterator[DraftPass]:
@@ -316,7 +316,7 @@ class BlockForward(DraftForward):
             chosen = asked.rows[i : i + num_blocks]
             anchors = range(chosen.start + 1, chosen.stop + 1, chosen.step)
             attention.begin(anchors)
-            behind = asked.token_ids.unfold(1, slots, 1)  # of every anchor: it, and K more
+            behind = asked.token_ids.unfold(1, slots, 1)  # each anchor, and K more
             ids = behind[:, anchors.start : anchors.stop : anchors.step]
             repeated = positions(anchors, hidden.device).repeat(len(ids))
             x = self.block(ids.flatten(0, 1), repeated, attention)
@@ -362,7 +362,7 @@ class BlockAttention:
     ) -> Tensor:
         """softmax([q K_context^T ; q K_block^T] * scale) [V_context ; V_block], float32 or wider.
 
-        Of A anchors: q [B, A, H, S, D], k [B, A, KV, S, D], v [B, A, KV, S, D'] give
+        For A anchors: q [B, A, H, S, D], k [B, A, KV, S, D], v [B, A, KV, S, D'] give
         [B, A, H, S, D'] in the dtype of q.
         """
         dtype, wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
@@ -384,7 +384,7 @@ class BlockAttention:
         return (of_context + of_block).transpose(1, 2).flatten(2, 3).to(dtype)
 
     def _visible(self, layer: int, anchors: Tensor, num_slots: int, seen: int) -> Tensor:
-        """[A, 1, S, C + S] bool: context before the anchor, then the block, as the draft looks."""
+        """[A, 1, S, C + S] bool: context before the anchor, then the block, by the draft's mask."""
         context = positions(range(seen), anchors.device).expand(len(anchors), -1)
         slots = anchors[:, None] + positions(range(num_slots), anchors.device)
         keys = torch.cat((context, slots), dim=1)[:, None]

@@ -4,7 +4,7 @@ Sources: transformers `modeling_rope_utils`; vLLM 0.33 `rotary_embedding/__init_
 `rotary_embedding/factory.py` and `rope_variant.py`. Both spellings of the config are read:
 `rope_theta` + `rope_scaling` (transformers 4) and `rope_parameters` (transformers 5).
 
-Only replay computes with it. So what is not known here, or not served alike, is no error before.
+Only replay computes with it. So a scaling unknown here, or served unalike, is no error before.
 """
 
 import math
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 DEFAULT_THETA = 10000.0
-"""Where config.json has none: `default_theta` of transformers' configs, which both engines read
+"""Value where config.json has none: `default_theta` of transformers' configs, for both engines
 (vLLM `rotary_embedding/__init__.py:63`, SGLang `llama.py:324`)."""
 
 
@@ -36,7 +36,7 @@ class Yarn:
     mscale_all_dim: float | None
     attention_factor: float | None
     truncate: bool = True
-    """Round the ends of the ramp to whole pairs; gpt-oss style configs say false."""
+    """Round the ends of the ramp to whole pairs; configs in gpt-oss style say false."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Linear:
 class Llama3:
     """Pairs are slowed down by `factor`, unless they turn often within the original context.
 
-    Wholly up to `low_freq_factor` turns, not at all from `high_freq_factor` on, in part between.
+    They are slowed fully up to `low_freq_factor` turns, not at all from `high_freq_factor` on.
     """
 
     factor: float
@@ -68,7 +68,7 @@ class NtkAlpha:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreplayed:
-    """A scaling that is not computed here, and the error of whoever computes with it."""
+    """A scaling that is not computed here, and the error for a caller that needs it."""
 
     where: str
     what: str
@@ -76,7 +76,7 @@ class Unreplayed:
 
     @classmethod
     def of(cls, where: object, row: str, /, **facts: object) -> "Unreplayed":
-        """In the words of refusals.toml."""
+        """Make it in the words of refusals.toml."""
         return cls(where=str(where), **said(__file__, "refusals", row, facts))
 
 
@@ -106,7 +106,7 @@ def read_rope(config: Mapping[str, Any], where: object) -> RopeConfig:
 
 
 def check_replayed(rope: RopeConfig) -> RopeConfig:
-    """The same rope, if its frequencies are known here."""
+    """The same rope, if its frequencies are known here; else its error is raised."""
     if isinstance(rope.scaling, Unreplayed):
         unknown = rope.scaling
         raise CheckpointError(unknown.where, unknown.what, fix=unknown.fix)
@@ -136,7 +136,7 @@ def _scaling(keys: ConfigReader) -> Yarn | Scaling | None:
 
 
 _PLAIN = (None, "default", "mrope")
-"""Of mrope the three positions of a token of text are equal, so that it turns by one angle as in
+"""With mrope the three positions of a token of text are equal, so it turns by one angle as with
 plain rope; traces hold text only (vLLM `mrope.py`, SGLang `llama_eagle3.py:121-125`)."""
 
 
@@ -148,7 +148,7 @@ def _yarn(keys: ConfigReader) -> Yarn:
         beta_fast=keys.number("beta_fast", 32.0),
         beta_slow=keys.number("beta_slow", 1.0),
         mscale=_optional(keys, "mscale"),
-        # 0 is DeepSeek's way to say none.
+        # DeepSeek writes 0 for none.
         mscale_all_dim=None if keys.config.get(all_dim) == 0 else _optional(keys, all_dim),
         attention_factor=_optional(keys, "attention_factor"),
         truncate=keys.flag("truncate", True),
@@ -189,7 +189,7 @@ def rope_frequencies(
 
     default: f_i = theta^(-2i/dim). yarn blends f_i (fast pairs) and f_i / factor (slow pairs)
     linearly between the pairs that turn beta_fast and beta_slow times within the original context;
-    llama3 does between those that turn high_freq_factor and low_freq_factor times, linearly in the
+    llama3 does so between those that turn high_freq_factor and low_freq_factor times, linear in the
     number of turns.
     """
     import torch
@@ -225,7 +225,7 @@ def rope_frequencies(
 def _llama3(frequencies: "torch.Tensor", scaling: Llama3) -> "torch.Tensor":
     turns = scaling.original_max_positions * frequencies / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    # Equal factors make a step, as in vLLM, where transformers divides by zero.
+    # Equal factors make a step, as in vLLM; transformers would divide by zero.
     fast = (turns - low) / (high - low) if high != low else (turns >= high).to(turns.dtype)
     fast = fast.clamp(0, 1)
     return frequencies * fast + frequencies / scaling.factor * (1 - fast)

@@ -1,7 +1,7 @@
-"""Names under which engines hold the linears of a draft: fused, and numbered after the target's.
+"""Names that engines use for the linears of a draft: fused, and numbered after the target's.
 
-Source: vLLM 0.33, in which the layers of a draft are `model.layers.{N + i}`, N being the target's
-number of layers; a language model is built below a root of its own and counts from 0.
+Source: vLLM 0.33, where the layers of a draft are `model.layers.{N + i}` and N is the target's
+number of layers; a language model is built below its own root and counts from 0.
 """
 
 from collections.abc import Collection, Mapping
@@ -15,7 +15,7 @@ from .family import Draft, Family, Row
 
 
 def first_layer(family: Family, target_layers: int | None) -> int | None:
-    """Number in vLLM of a draft's first layer; None = it follows from the target, not known."""
+    """Number in vLLM of a draft's first layer; None = it depends on the unknown target."""
     return 0 if family.served_root else target_layers
 
 
@@ -29,9 +29,9 @@ def excluded_modules(
 ) -> tuple[str, ...]:
     """Names of the 2-D modules that stay floating-point, for the list of excludes.
 
-    They are those on disk, of decoder layers the linears into which engines fuse them, and what
-    engines build whether the draft has it or not. `whole_names`: of a layout whose excludes are
-    whole names, layers are numbered as vLLM does, and names begin as its do.
+    These are the names on disk, in decoder layers those of the fused linears, and what
+    engines build whether the draft has it or not. `whole_names`: for a layout whose excludes are
+    whole names, layers are numbered as in vLLM, and names begin as there.
     """
     names = {row.module for row in kept}
     may_be = (row for row in quantized if row.role in QUANTIZABLE)
@@ -50,13 +50,13 @@ def excluded_modules(
 
 
 def modules_in_layers(rows: Collection[Row]) -> tuple[str, ...]:
-    """Canonical names of those rows that are linears of decoder layers."""
+    """Canonical names of the rows that are linears of decoder layers."""
     names = (row.canonical_module for row in rows)
     return tuple(name for name in names if name.startswith("layers."))
 
 
 def known_target_layers(checkpoint: Checkpoint, given: int | None) -> int | None:
-    """The target's number of decoder layers: as given, else as in config.json; None = not known."""
+    """The target's number of decoder layers: as given, or as in config.json; None = not known."""
     key = _target_layers_key(checkpoint.config)
     named = target_layers_named(checkpoint.config)
     if given is None:
@@ -70,12 +70,14 @@ def known_target_layers(checkpoint: Checkpoint, given: int | None) -> int | None
 
 
 def target_layers_named(config: Mapping[str, Any]) -> int | None:
-    """The target's number of decoder layers in a draft's config.json; None = it is not there."""
+    """The target's number of decoder layers in a draft's config.json; None = not there."""
     named = config.get(_target_layers_key(config))
     return named if _counts(named) else None
 
 
 def _target_layers_key(config: Mapping[str, Any]) -> str:
+    if config.get("model_type") == "k3_dspark":  # vLLM 0.33 `k3_dspark.py`: the captured layers
+        return "target_num_hidden_layers"
     modules = config.get("num_nextn_predict_layers")
     return "num_hidden_layers" if type(modules) is int and modules > 1 else "num_target_layers"
 

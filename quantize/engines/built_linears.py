@@ -1,9 +1,9 @@
-"""The linears that an engine builds of a draft, their parameters, and what fills them.
+"""The linears that an engine builds for a draft, their parameters, and what fills them.
 
-Both engines name a parameter as its stored tensor, put the parts of a fused linear one below the
-other, and hold what each part has once in one element per part: executed with vLLM 0.33.0 and
-SGLang 0.5.23 (`experiments/engines/run.py` compares every shape), MTP layers of targets in a folder
-of their own by `experiments/engines/mtp.json`: the routed experts of a mixture are one fused module
+Both engines name a parameter like its stored tensor, stack the parts of a fused linear, and
+hold what each part has once in one element per part: executed with vLLM 0.33.0 and
+SGLang 0.5.23 (`experiments/engines/run.py` compares every shape), MTP layers of targets in their
+own folder by `experiments/engines/mtp.json`: the routed experts of a mixture are one fused module
 in both, `experts`; unquantized ones load.
 """
 
@@ -38,11 +38,11 @@ Linear = tuple[str, tuple[str, ...], Sharding]
 def layer_linears(
     traits: EngineTraits, layer: str, engine: EngineName, *, mlp: str = "mlp"
 ) -> list[Linear]:
-    """Those of one layer, in order.
+    """The linears of one layer, in order.
 
     Args:
         layer: canonical name of the layer, "layers.0".
-        mlp: the block with gate, up and down, of a mixture that every token sees.
+        mlp: the block with gate, up and down; in a mixture, the one that every token sees.
     """
 
     def fused(block: str, linear: FusedLinear, sharding: Sharding) -> Linear:
@@ -75,18 +75,18 @@ EXPERTS_LOADED = frozenset(
         "quark fp8 channel token-dynamic",
     }
 )
-"""Signatures of which both engines loaded routed experts, on H200."""
+"""Signatures with which both engines loaded routed experts, on H200."""
 GRAFT = "take the layer of the BF16 original: draftquant graft TARGET LAYER --replace --out O"
 GRAFTED = frozenset({"quark", "compressed-tensors", "fp8", "modelopt"})
 """Each quant_method in which graft declares a layer; with float experts all were executed."""
 ROUTED = ".experts."
-"""In the names of the linears that engines fuse into one module."""
+"""Marks the names of the linears that engines fuse into one module."""
 _ATTENTION = "self_attn."
 _HEAD = Module("lm_head", "lm_head", ("lm_head",), "column")
 
 
 def mtp_modules(question: Question, served: MtpLayer, engine: EngineName) -> tuple[Module, ...]:
-    """The linears that may be quantized; fc is plain in both, but for Qwen's in vLLM."""
+    """The linears that may be quantized; fc is plain in both, except Qwen's in vLLM."""
     first = question.config.get("num_hidden_layers", 0)
     mixture = any(is_expert(name) for name in question.tensor_names)
     mlp = f"mlp.{question.traits.shared_experts}" if mixture else "mlp"
@@ -110,7 +110,7 @@ def mtp_modules(question: Question, served: MtpLayer, engine: EngineName) -> tup
 
 
 def built_as_floats(question: Question, module: Module) -> str | None:
-    """What to do where it is stored quantized; None where the declaration is asked."""
+    """What to do where it is stored quantized; None where the declaration decides."""
     served = question.own.mtp
     beginnings = served.floats(question) if served is not None else {}
     found = (remedy for name, remedy in beginnings.items() if module.prefix.startswith(name))
@@ -118,9 +118,9 @@ def built_as_floats(question: Question, module: Module) -> str | None:
 
 
 def vllm_problem(question: Question, served: MtpLayer) -> Finding | None:
-    """VLLM hands most MTP layers the target's quantization, never the draft's own.
+    """VLLM applies the target's quantization to most MTP layers, never the draft's own.
 
-    Source: `vllm_config.quant_config` in `deepseek_mtp.py:74` and its kin, where `vllm_config` is
+    Source: `vllm_config.quant_config` in `deepseek_mtp.py:74` and similar files: `vllm_config` is
     the target's; with the same declaration in the target's config the folder loads (executed).
     """
     problem = served.misconfigured(question)
@@ -135,7 +135,7 @@ def vllm_problem(question: Question, served: MtpLayer) -> Finding | None:
         return None
     layer = served.layer.format(n=question.config.get("num_hidden_layers", 0))
     text = served.no_parameter.format(name=in_engine(stored[0], layer))
-    if served.no_expert and is_expert(stored[0]):  # by `AutoWeightsLoader`, not that of the layer
+    if served.no_expert and is_expert(stored[0]):  # by `AutoWeightsLoader`, not by the layer's
         module, _, leaf = stored[0].partition(".experts.")
         stacked, leaf = "w2" if ".down_proj." in leaf else "w13", leaf.rpartition(".")[2]
         names = {"experts": module, "stacked": stacked, "leaf": leaf, "name": stored[0]}
@@ -144,7 +144,7 @@ def vllm_problem(question: Question, served: MtpLayer) -> Finding | None:
 
 
 def sglang_problem(question: Question, served: MtpLayer) -> Finding | None:
-    """What SGLang takes otherwise than the layer's declaration says, or was not seen to take."""
+    """Where SGLang departs from the layer's declaration, or was not seen to accept it."""
     if served.most_modules is not None and question.num_layers > served.most_modules:
         return said("one-mtp-layer")
     if (problem := served.misconfigured(question)) is not None:
@@ -165,7 +165,7 @@ def _experts_problem(question: Question) -> Finding | None:
 
 
 def first_prefix(question: Question, served: MtpLayer, layer: int = 0) -> str:
-    """The beginning of the names that excludes of the first, or another, layer are held against."""
+    """The prefix of the names that excludes are compared with, for the first or another layer."""
     prefix = served.prefixes.get(declared_architecture(question.config), served.prefix)
     return prefix.format(n=question.config.get("num_hidden_layers", 0) + layer)
 
@@ -181,7 +181,7 @@ def of_other_layer(question: Question, module: Module) -> Module | None:
 
 
 def in_engine(name: str, layer: str) -> str:
-    """A tensor of a decoder layer as an engine looks for it."""
+    """The name by which an engine looks for a tensor of a decoder layer."""
     if name.startswith("mtp."):
         return name.removeprefix("mtp.")
     if ".experts." in name:
@@ -194,7 +194,7 @@ def in_engine(name: str, layer: str) -> str:
 # ---- Parameters of one linear, and the tensors that fill them
 
 VOCAB_PADDING = 64
-"""Rows of a head are filled up to a multiple of this before they are split."""
+"""Rows of a head are padded to a multiple of this before they are split."""
 BLOCK = 128
 """Rows, and columns, of the blocks of FP8 weights that share a scale."""
 _FNUZ = "F8_E4M3FNUZ"
@@ -243,12 +243,12 @@ def without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def fits(stored: tuple[int, ...], expected: tuple[int, ...]) -> bool:
-    """Whether the shapes are the same but for trailing ones."""
+    """Whether the shapes are equal except for trailing ones."""
     return without_ones(stored) == without_ones(expected)
 
 
 def never_fits(stored: tuple[int, ...], expected: tuple[int, ...]) -> bool:
-    """An engine may cut a part out of a larger tensor, and stretch a single number."""
+    """An engine may cut a part out of a larger tensor, and broadcast a single number."""
     stored, expected = without_ones(stored), without_ones(expected)
     return len(stored) != len(expected) or any(
         there < wanted for there, wanted in zip(stored, expected, strict=True)
@@ -262,7 +262,7 @@ def refused_shape(tensor: TensorInfo, shape: tuple[int, ...], remedy: str) -> Fi
 
 
 def other_shape(tensor: TensorInfo, shape: tuple[int, ...]) -> Finding:
-    """A tensor of which it is not known what a loader makes of its shape."""
+    """A tensor whose shape a loader treats in an unknown way."""
     return said("other-shape", tensor=tensor, stored=list(tensor.shape), shape=list(shape))
 
 
@@ -277,8 +277,8 @@ def one_global_scale(
     parts: Mapping[str, Mapping[str, TensorInfo]],
     taken: Scheme,
 ) -> Iterator[Finding]:
-    """What becomes of parts of a fused linear that have different ones; their values are read."""
-    from ..stored.decoded_numbers import stored_scalar  # numpy: for this question alone
+    """What happens to parts of a fused linear with different scales; their values are read."""
+    from ..stored.decoded_numbers import stored_scalar  # numpy: only for this question
 
     scales = [t for part in parts.values() for s, t in part.items() if s in _GLOBAL_SCALES]
     if len({stored_scalar(checkpoint, tensor) for tensor in scales}) < 2:
@@ -289,15 +289,15 @@ def one_global_scale(
         yield said("one-global-scale", name=module.name)
 
 
-# ---- A quantized linear as the rows of rules.toml look at it
+# ---- A quantized linear as the rows of rules.toml see it
 
 
 def quantized_linear(
     question: Question, module: Module, scheme: LinearScheme, shapes: Sequence[tuple[int, int]]
 ) -> Facts:
-    """Of one module that is stored quantized, and the [rows, columns] of its parts in one shard."""
+    """Facts of a module that is stored quantized, with [rows, columns] of its parts in a shard."""
     columns = shapes[0][1]
-    group = scheme.group_size or columns  # inputs of one; all where there are no groups
+    group = scheme.group_size or columns  # inputs of one group; all where there are no groups
     whole = columns * (question.tp if module.sharding == "row" else 1)
     return {
         "question": question,
@@ -318,7 +318,7 @@ def quantized_linear(
 
 
 def _cut_scales(parts: Sequence[int]) -> Facts | None:
-    """Of the last part of a linear whose parts end in blocks, of so many rows: where they begin."""
+    """For parts that end in blocks of this many rows: where the last part's scales begin."""
     *first, last = parts
     if not any(rows % BLOCK for rows in first):
         return None
@@ -326,12 +326,12 @@ def _cut_scales(parts: Sequence[int]) -> Facts | None:
 
 
 def _cut_block(module: Module, shapes: Sequence[tuple[int, int]], *, split: bool) -> Facts | None:
-    """What is no whole number of blocks in a part or shard, as both engines' errors name it."""
+    """What is not a whole number of blocks in a part or shard, as both engines' errors name it."""
     columns = shapes[0][1]
     if split and module.sharding == "row" and columns % BLOCK:
         return {"size": f"input_size_per_partition = {columns}", "side": "block_k"}
     every = split and module.sharding == "column"
-    checked = shapes if every else shapes[:-1]  # in one piece the last part may end in the middle
+    checked = shapes if every else shapes[:-1]  # in one piece the last part may end inside a block
     small = next((rows for rows, _ in checked if rows % BLOCK), None)
     if small is None:
         return None

@@ -26,34 +26,37 @@ _OF_DRAFTS = {
     for own in (traits.vllm, traits.sglang)
     for name in own.architectures - _OF_MTP
 }
-"""Architecture that drafts have and no MTP layer -> what engines are told of that draft."""
+"""Architecture of drafts other than MTP layers -> what engines know of that draft."""
 _OF_HEADS = frozenset({"head_dim", "num_key_value_heads"})
-"""Keys that nobody reads of a latent attention."""
+"""Keys that nobody reads for MLA."""
 _TYPES = data_file("versions")["types"]
 _EXECUTED = frozenset(_TYPES["executed"].split())
 """Types of drafts that both engines were asked to load. Classes of other types have more of their
 own than their defaults: sizes under other names (GPT-2), rotations of pictures."""
 _NEEDED_BY_BOTH = frozenset({"hidden_act", "rms_norm_eps"})
-"""Attributes that vLLM asks for, too: it takes as many key heads as heads, and no tied head."""
+"""Attributes that vLLM reads too: it takes as many key heads as heads, and no tied head."""
 _MORE_TYPES_THAN_LAYERS = frozenset().union(*(traits.more_types_than_layers for traits in TRAITS))
 
 
 def draft_traits(config: Mapping[str, Any]) -> EngineTraits | None:
-    """Of a draft with a config.json of its own; None of MTP layers and of whole models alone."""
+    """Traits of a draft with its own config.json; None for MTP layers and whole models."""
     return _OF_DRAFTS.get(declared_architecture(config))
 
 
 def as_class_reads(config: Mapping[str, Any], engine: Source) -> Mapping[str, Any] | Finding:
     """A draft's config.json with what the class of its model_type fills in, or why it is refused.
 
-    That of MTP layers and whole models is given back as it is. Source: executed with keys left out,
+    That of MTP layers and whole models is returned unchanged. Source: executed with keys left out,
     for the types of `experiments/engines/names.json`.
     """
     traits, model_type = draft_traits(config), config.get("model_type")
     row = class_defaults(model_type, engine) if traits else None
     own = _OWN_TYPES.get(model_type) if isinstance(model_type, str) else None
     if own or (row == "unknown" and "auto_map" not in config):
-        remedy = own or f"set model_type to {traits and traits.usual_type}"
+        usual = traits and traits.usual_type
+        remedy = own or f"set model_type to {usual}"
+        if model_type == usual:
+            remedy = "serve it with vLLM, which has a class of its own for that model_type"
         return said(f"{engine}-no-type", model_type=model_type, remedy=remedy)
     if (problem := _size_problem(config)) is not None or traits is None or row is None:
         return problem or config
@@ -71,7 +74,7 @@ def as_class_reads(config: Mapping[str, Any], engine: Source) -> Mapping[str, An
 def _is_unread(
     config: Mapping[str, Any], read: Mapping[str, Any], row: ClassDefaults, engine: Source
 ) -> bool:
-    """Whether the class has what Llama's layers have not, or lacks what engines ask for."""
+    """Whether the class has what Llama's layers lack, or lacks what engines read."""
     needed = {key for key in row.lacks if engine == "sglang" or key in _NEEDED_BY_BOTH}
     return (
         "rope_parameters" in row.changes  # one for each kind of layer
@@ -82,11 +85,11 @@ def _is_unread(
 
 
 def _size_problem(config: Mapping[str, Any]) -> Finding | None:
-    """Sizes at odds: `configuration_utils.py` and `configuration_llama.py` of Transformers 5.20."""
+    """Contradictory sizes: Transformers 5.20 `configuration_utils.py`, `configuration_llama.py`."""
     model_type = config.get("model_type")
     hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
     if not isinstance(hidden, int) or not isinstance(heads, int) or heads < 1:
-        return None  # which is no draft
+        return None  # not a draft
     if model_type in _WHOLE_HEADS and hidden % heads:
         return said("cut-hidden-size", hidden=hidden, heads=heads)
     types, layers = config.get("layer_types"), config.get("num_hidden_layers")
@@ -97,8 +100,8 @@ def _size_problem(config: Mapping[str, Any]) -> Finding | None:
     return None
 
 
-# ---- Keys of config.json that are null, where that is not a key left out
-# Executed with vLLM 0.33.0 and SGLang 0.5.23, and of the types that are not in the rows read: the
+# ---- Keys of config.json that are null, where null differs from a missing key
+# Executed with vLLM 0.33.0 and SGLang 0.5.23; for types that are not in the rows, read from the
 # fields of every config class of Transformers 5.20.
 
 _NULLS = ("auto_map", "rope_theta", *BIAS_KEYS)
@@ -106,9 +109,9 @@ _NULLS_OF_BLOCKS = ("eagle_config", "dflash_config")
 
 
 def null_findings(question: Question, *, has_class: bool) -> Iterator[Finding]:
-    """Why engines refuse nulls, or that it is not known what they make of one.
+    """Why engines refuse nulls, or that their effect is not known.
 
-    `has_class`: a class of Transformers reads the config.json, as of speculators none does.
+    `has_class`: a class of Transformers reads the config.json; for speculators' none does.
     """
     config, types = question.config, _TYPES["null"]
     kinds = {**types["*"], **types.get(str(config.get("model_type")), {})} if has_class else {}
@@ -122,11 +125,11 @@ def null_findings(question: Question, *, has_class: bool) -> Iterator[Finding]:
         yield said("null-key", key="use_aux_hidden_state")
 
 
-# ---- the layers that an engine hands to a draft, counted as "input of layer k" as vLLM does
+# ---- the layers that an engine passes to a draft, counted as "input of layer k" as vLLM does
 
 _DFLASH_SECTION, _DFLASH_KEY = "dflash_config", "target_layer_ids"
 _WIDTH = "target_hidden_size"
-_MOST_LAYERS = 1024  # of any target: fc and its norms are held against a table of so many
+_MOST_LAYERS = 1024  # of any target: fc and its norms are compared with a table of this many
 
 
 def vllm_captures(config: Mapping[str, Any], *, runs_v1: bool = True) -> Captures:
@@ -146,12 +149,12 @@ def vllm_captures(config: Mapping[str, Any], *, runs_v1: bool = True) -> Capture
 
 
 def sglang_captures(config: Mapping[str, Any]) -> Captures:
-    """Nested ids only; for DeepSeek's and Kimi's targets they are inputs unless the first is 1."""
+    """Only nested ids; for DeepSeek's and Kimi's targets they are inputs unless the first is 1."""
     own = object_at(config, _DFLASH_SECTION)
     if block := _ids({**config, **own}.get(_DFLASH_KEY)):  # `dflash_utils.py:647`
         return (Capture("SGLang", _plus_one(block)),)
     section = object_at(config, SECTION)
-    if section.get(KEY) == []:  # `llama.py:941`: none, not the default
+    if section.get(KEY) == []:  # `llama.py:941`: none, rather than the default
         return (Capture("SGLang", ()),)
     ids = _ids(section.get(KEY))
     as_inputs = config.get("model_type") in DEEPSEEK_TYPES and ids and ids[0] != 1
@@ -159,7 +162,7 @@ def sglang_captures(config: Mapping[str, Any]) -> Captures:
 
 
 def with_built_fc(fusion: Fusion, geometry: Any, config: Mapping[str, Any]) -> Any | Finding:
-    """A geometry with fc as an engine sizes it by config.json, or its error."""
+    """A geometry with the size of fc that an engine reads from config.json, or its error."""
     changes = {} if fusion.reads_width else {_WIDTH: geometry.hidden_size}
     if fusion.null_width and fusion.reads_width and config.get(_WIDTH, 0) is None:
         return said("null-width", error=fusion.null_width)
@@ -177,7 +180,7 @@ def misread_layers(
     num_target_layers: int | None,
     num_fused: int | None = None,
 ) -> str | None:
-    """How a runner captures other layers than the draft reads; None where it does not.
+    """Where a runner captures other layers than the draft reads; None where it does not.
 
     Args:
         after: the draft's layers, counted "after layer k"; None = the default, whatever it is.
@@ -241,7 +244,7 @@ def remedy_of_fc(config: Mapping[str, Any], fusion: Fusion, read: Any, built: An
 
 
 def _ids(value: object) -> tuple[int, ...] | None:
-    """A list of layers; what else stands there the reader of the family refuses."""
+    """A list of layers; the family's reader refuses other values."""
     listed = value if isinstance(value, list | tuple) else ()
     return tuple(listed) if listed and all(type(i) is int for i in listed) else None
 

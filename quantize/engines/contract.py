@@ -1,4 +1,4 @@
-"""What an engine does with a draft, as data: words and rows in which the engine modules speak."""
+"""What an engine does with a draft, as data: the words and rows that engine modules use."""
 
 import functools
 import itertools
@@ -27,8 +27,8 @@ Verdict = Literal["LOADS", "LOADS BUT WRONG", "REFUSED", "UNKNOWN"]
 EXIT_CODES: Mapping[Verdict, int] = {"LOADS": 0, "LOADS BUT WRONG": 1, "REFUSED": 1, "UNKNOWN": 3}
 
 STAGES: tuple[Stage, ...] = ("config", "init", "load", "unknown", "wrong", "after load")
-"""In the order in which they decide. What is unknown may be an error of loading, so it goes before
-silent faults; a step after loading is reached by drafts that were loaded well only."""
+"""Findings in the order in which they decide. An unknown may be an error of loading, so it precedes
+silent faults; only drafts that loaded well reach a step after loading."""
 VERDICTS: Mapping[Stage, Verdict] = {
     "config": "REFUSED",
     "init": "REFUSED",
@@ -39,7 +39,7 @@ VERDICTS: Mapping[Stage, Verdict] = {
 }
 
 UNKNOWN_FIRST_LAYER = 10**6
-"""Stands for the number of the target's layers in names, where it is not known."""
+"""Placeholder for the target's number of layers in names, where it is not known."""
 _NUMBER = re.compile(rf"\blayers\.({UNKNOWN_FIRST_LAYER // 100}\d\d)\b")
 
 
@@ -51,11 +51,11 @@ class Capture(NamedTuple):
 
 
 Captures = tuple[Capture, ...]
-"""Of the runner that is used by default, then of others."""
+"""Captures of the default runner first, then of others."""
 
 
 class Scheme(NamedTuple):
-    """Which class of the engine takes a declared scheme: a row of schemes.toml."""
+    """The class of the engine that takes a declared scheme: a row of schemes.toml."""
 
     name: str
     problem: Finding | None = None
@@ -68,8 +68,8 @@ class Module(NamedTuple):
     """One linear as an engine builds it, with the canonical modules that fill it, in order.
 
     Attributes:
-        name: of its parameters, such as `model.layers.0.self_attn.qkv_proj`.
-        prefix: the name that excludes are held against.
+        name: the name of its parameters, such as `model.layers.0.self_attn.qkv_proj`.
+        prefix: the name that excludes are compared with.
     """
 
     name: str
@@ -84,17 +84,17 @@ class Module(NamedTuple):
 
     @property
     def part_prefixes(self) -> tuple[str, ...]:
-        """The names that excludes would know the parts by."""
+        """The names that excludes would use for the parts."""
         root = self.prefix.removesuffix(self.prefix.rpartition(".")[2])
         return tuple(root + part.rpartition(".")[2] for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question(ServedDraft):
-    """What is asked of an engine, besides the tensors.
+    """What an engine is asked, besides the tensors.
 
     Attributes:
-        own: of the family's traits those that are this engine's.
+        own: the family's traits for this engine.
         has_side_file: whether there is an hf_quant_config.json.
         first_layer: number of the draft's first among the target's and its own; None = not known.
         inside_target: it is a layer in the folder of its target, whose declaration is read.
@@ -121,9 +121,9 @@ class Question(ServedDraft):
     def names_of_parts(self, module: Module) -> tuple[str, ...]:
         """Names of the parts of a fused linear by which a declaration may mean it; else none.
 
-        A model's class hands its list of fused parts to its declaration, and a target's class to
+        A model's class passes its list of fused parts to its declaration, and a target's class to
         the one that its MTP layer is built under (`model_loader/utils.py:387` of vLLM 0.33.0,
-        `loader.py:180` of SGLang 0.5.23). The declaration of a draft is read without.
+        `loader.py:180` of SGLang 0.5.23). The declaration of a draft is read without that list.
         """
         mtp = self.own.mtp
         listed = self.traits.whole_model or (mtp is not None and mtp.lists_parts)
@@ -136,27 +136,27 @@ class Question(ServedDraft):
 
     @property
     def has_head(self) -> bool:
-        """Whether engines build a head of the draft's own."""
+        """Whether engines build a separate head for the draft."""
         return self.traits.head == "own" or not self.is_tied
 
     @property
     def is_latent(self) -> bool:
-        """Whether its tensors are those of a latent attention, as DeepSeek's."""
+        """Whether its tensors are those of MLA, as in DeepSeek."""
         return any(".kv_b_proj." in name for name in self.tensor_names)
 
     @property
     def keys(self) -> Mapping[str, Any]:
-        """Those of the declaration; none without one."""
+        """The keys of the declaration; none without one."""
         return self.declaration.keys if self.declaration else {}
 
     @property
     def is_float16_only(self) -> bool:
-        """Whether SGLang takes it in kernels of float16, which AWQ without Marlin has."""
+        """Whether SGLang takes it in float16 kernels, as it does AWQ without Marlin."""
         return self.method == "awq" and not self.is_marlin
 
     @property
     def is_marlin(self) -> bool:
-        """Whether SGLang takes AWQ with zero points, of AutoAWQ, in Marlin, where GPUs have it."""
+        """Whether SGLang takes AutoAWQ's AWQ with zero points in Marlin, where GPUs have it."""
         has_marlin = not self.arch.startswith("gfx") and "int4=" not in self.signature
         return self.method == "awq" and has_marlin and "bits" in self.keys
 
@@ -167,7 +167,7 @@ class Question(ServedDraft):
 
     @property
     def is_parallel(self) -> bool:
-        """Whether all tokens of a round are drafted in one pass, as P-EAGLE does."""
+        """Whether all tokens of a verify step are drafted in one pass, as P-EAGLE does."""
         return any(name.endswith("mask_hidden") for name in self.tensor_names)
 
 
@@ -176,8 +176,8 @@ class CutHead:
     """A head that may have rows for fewer tokens than the vocabulary of the target.
 
     Attributes:
-        built: rows that draft_vocab_size of config.json asks for; all tokens without one.
-        stored: rows of lm_head; None = it is not stored. mapped: the same of d2t.
+        built: rows that draft_vocab_size of config.json asks for; all tokens without the key.
+        stored: rows of lm_head; None = it is not stored. mapped: the same for d2t.
     """
 
     vocabulary: int
@@ -188,7 +188,7 @@ class CutHead:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the head is to have fewer rows than there are tokens."""
+        """Whether the head is meant to have fewer rows than there are tokens."""
         return self.built < self.vocabulary
 
 
@@ -207,7 +207,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One linear: as which class it is taken (None = as floats), and its parameters."""
+    """One linear: the class that takes it (None = unquantized), and its parameters."""
 
     module: str
     parameters: tuple[Parameter, ...]
@@ -234,9 +234,9 @@ class EngineCheck(Brief):
         launch: the command that serves the draft.
         launch_note: what a flag of that command does, where its name misleads.
         findings: everything that was found, the decisive finding first.
-        captures: the target's layers that the engine hands to the draft, by its default runner
+        captures: the target's layers that the engine passes to the draft, by its default runner
             first.
-        notes: what another runner of the engine does with the draft, and what stands in for tables
+        notes: what another runner of the engine does with the draft, and what replaces tables
             that the draft does not have.
         by_gpu: the verdict for each GPU, where no GPU was named and they differ; empty elsewhere.
     """
@@ -275,13 +275,13 @@ class EngineCheck(Brief):
 
 
 def loading_places(checks: Sequence[EngineCheck]) -> str:
-    """Where a draft loads; of more than two places the first two are named."""
+    """Where a draft loads; the first two places are named."""
     where = [f"{one.title} on {one.gpu}" for one in checks if one.verdict == "LOADS"]
     return first_of(where, 2)
 
 
 def shown(text: str) -> str:
-    """A text in which layers whose number is not known are N, N+1 and so on."""
+    """A text in which layers of unknown number are N, N+1 and so on."""
 
     def name(match: re.Match[str]) -> str:
         layer = int(match[1]) - UNKNOWN_FIRST_LAYER
@@ -290,14 +290,14 @@ def shown(text: str) -> str:
     return _NUMBER.sub(name, text)
 
 
-# ---- The rows of the data files beside this module: what engines do, as it was executed or read
-# targets.toml has the models that hand a draft the hidden states of their layers, schemes.toml the
+# ---- The rows of the data files beside this module: what engines do, as executed or read
+# targets.toml has the models that pass hidden states of their layers to a draft, schemes.toml the
 # classes that take a declared scheme, rules.toml what an engine says on a condition, meanings.toml
-# what its errors mean, versions.toml what is data of a version. What no row says is not known.
+# what its errors mean, versions.toml what differs between versions. What no row says is unknown.
 
 Rows = Sequence[Mapping[str, Any]]
 Facts = Mapping[str, Any]
-"""What rows of rules.toml look at; what is to be found out only if a row asks is a function."""
+"""What rows of rules.toml read; a function is called only if a row asks for its fact."""
 _RAW = re.compile(r"\w*(Error|Exception)\b")
 _CHOICE = re.compile(r"\{(.*?)\}")
 _INTEGERS = re.compile(r"int(?P<bits>\d)(?P<plus>\+?) \D*(?P<size>\d*)")
@@ -309,7 +309,7 @@ def data_file(name: str) -> Mapping[str, Any]:
 
 
 def version_rows() -> Iterator[dict[str, Any]]:
-    """Every known version, the older ones of an engine first, as `Engine` is told of it."""
+    """Every known version, the older ones of an engine first, as arguments of `Engine`."""
     for row in data_file("versions")["engine"]:
         yield {key: _frozen(key, value) for key, value in row.items()}
 
@@ -323,15 +323,15 @@ def _frozen(key: str, value: Any) -> Any:
 
 
 def refuses_target(engine: str, version: str, method: str, name: str | None) -> str | None:
-    """The error with which an engine refuses a target that hands out no hidden states.
+    """The error with which an engine refuses a target that provides no hidden states.
 
-    "" where it hands them out, or need not; None where that is not known. `method`: as which the
-    draft is served, in small letters; `name`: the target's, in architectures of its config.json.
+    "" where it provides them, or need not; None where that is not known. `method`: how the
+    draft is served, in lower case; `name`: the target's, in architectures of its config.json.
     """
     table = data_file("targets")
     errors = table["errors"].get(engine, {method: ""})
     if method not in errors:
-        return ""  # nothing is asked of the target
+        return ""  # the target need not provide anything
     for row in table["row"]:
         if (row["engine"], row["version"]) == (engine, version) and name in row["classes"].split():
             if method in row.get("serves", ()):
@@ -343,7 +343,7 @@ def refuses_target(engine: str, version: str, method: str, name: str | None) -> 
 
 @functools.cache
 def schemes_of(engine: EngineName, version: str) -> Mapping[str, Mapping[str, Scheme]]:
-    """Signature of a declared scheme -> GPU, or "*" -> what becomes of it."""
+    """Signature of a declared scheme -> GPU, or "*" -> what happens to it."""
     table, found = data_file("schemes"), dict[str, dict[str, Scheme]]()
     for row in table["row"]:
         for signature in _signatures(row) if _is_of(row, engine, version) else ():
@@ -361,7 +361,7 @@ def schemes_of(engine: EngineName, version: str) -> Mapping[str, Mapping[str, Sc
 
 @functools.cache
 def concatenated() -> Mapping[str, str]:
-    """Signature -> SGLang's error where it puts q_a and kv_a of MLA together."""
+    """Signature -> SGLang's error where it concatenates q_a and kv_a of MLA."""
     rows: Rows = data_file("schemes")["concatenated"]
     return {signature: row["error"] for row in rows for signature in _signatures(row)}
 
@@ -369,7 +369,7 @@ def concatenated() -> Mapping[str, str]:
 def _signatures(row: Mapping[str, Any]) -> Iterator[str]:
     """Every spelling of "awq {int4,int4=} channel none"."""
     for pattern in row["schemes"]:
-        parts = _CHOICE.split(pattern)  # what is chosen from stands at each second place
+        parts = _CHOICE.split(pattern)  # alternatives are at every second place
         yield from map("".join, itertools.product(*(
             part.split(",") if i % 2 else [part] for i, part in enumerate(parts)
         )))  # fmt: skip
@@ -383,14 +383,14 @@ def _filled(refused: Sequence[Any], signature: str) -> Finding:
 
 
 def all_rules(engine: EngineName, version: str, about: str, facts: Facts) -> Iterator[Finding]:
-    """What an engine says by the rows of rules.toml about them."""
+    """What an engine says about the facts by the rows of rules.toml."""
     for row in data_file("rules")[about]:
         if _is_of(row, engine, version) and counts(row, facts):
             yield _finding(row["says"], facts)
 
 
 def _is_of(row: Mapping[str, Any], engine: EngineName, version: str) -> bool:
-    """A row without an engine or without versions is of every one."""
+    """A row without an engine or without versions holds for all."""
     return row.get("engine", engine) == engine and version in row.get("versions", [version])
 
 
@@ -400,18 +400,18 @@ def _finding(says: Sequence[Any], facts: Facts) -> Finding:
 
 
 def said(name: str, /, **values: object) -> Finding:
-    """A finding of [said] in rules.toml, with what is put into its sentences."""
+    """A finding of [said] in rules.toml, with values in its sentences."""
     return _finding(data_file("rules")["said"][name], values)
 
 
 @functools.cache
 def meanings() -> Sequence[tuple[re.Pattern[str], str]]:
-    """An error of an engine, and what it means with {engine}, {gpu} and the groups of the error."""
+    """An error of an engine, and its meaning, with {engine}, {gpu} and the groups of the error."""
     return [(re.compile(row["error"]), row["means"]) for row in data_file("meanings")["row"]]
 
 
 def is_raw(text: str) -> bool:
-    """Whether a reason is an error of Python's, which says nothing to whom reads it."""
+    """Whether a reason is a Python error, which tells its reader nothing."""
     return _RAW.match(text) is not None
 
 

@@ -1,9 +1,9 @@
 """How a declaration says that linears are stored, as engines read it.
 
 An engine takes the keys that it knows: it reads more than this package decodes, and less strictly.
-What `stored.layouts` reads is taken from there; kinds besides, which llm-compressor, ModelOpt and
+What `stored.layouts` can read comes from there; other kinds, which llm-compressor, ModelOpt and
 Quark write, are rows of forms.toml. Their sources are modules of vLLM 0.33.0 and SGLang 0.5.23.
-What is neither is UNKNOWN, unless the engine refuses its method.
+Anything else is UNKNOWN, unless the engine refuses its method.
 """
 
 import re
@@ -36,7 +36,7 @@ _SYMMETRIC = ("weight_shape", "weight_zero_point", "weight_zero_point_2", "g_idx
 _ONE_GRANULARITY = (*GROUPS, "mxfp8")
 _GLOBAL_SCALES = {name for name, number in NUMBER_FORMATS.items() if number.global_scale}
 _DTYPES = {"F8": (FP8_DTYPE,), "F": FLOAT_DTYPES, "A": ANY_FLOAT}
-"""Of `_stored`; others are dtypes of safetensors."""
+"""Abbreviations of `_stored`; other words are dtypes of safetensors."""
 _TENSOR = re.compile(r"(\w+) (\w+) \[(.*?)\]")
 _VALUES = ("weight", "weight_packed")
 
@@ -51,7 +51,7 @@ class LinearScheme:
         first_stage: values were rounded to another format before.
         suffix: last part of the name of the tensor with the values.
         parts: rows and columns of a linear -> its stored tensors.
-        not_read: suffixes of parts that no engine minds the absence of.
+        not_read: suffixes of parts whose absence no engine minds.
     """
 
     layout: str
@@ -66,7 +66,7 @@ class LinearScheme:
 
     @property
     def has_global_scale(self) -> bool:
-        """Whether one scale of the whole matrix lies over those of its groups."""
+        """Whether one scale of the whole matrix multiplies those of its groups."""
         return self.weight_dtype in _GLOBAL_SCALES
 
 
@@ -82,12 +82,12 @@ class Declaration:
     """A `quantization_config`, or the hf_quant_config.json where there is none, raw.
 
     Attributes:
-        method: its quant_method; None where the key is missing, of which an engine may still take
-            it for ModelOpt's.
+        method: its quant_method; None where the key is missing; an engine may still take it for
+            ModelOpt's.
         form: how it is written. algorithm: ModelOpt's quant_algo.
-        layout: the quant_method by whose rule excludes are held against names; None where it is
-            not understood.
-        groups: which linears are stored how; none where it is not understood: `problem` says why.
+        layout: the quant_method whose rule compares excludes with names; None where it is not
+            understood.
+        groups: which linears are stored how; empty where it is not understood: `problem` says why.
         exclude_remedy: what to do about excludes where the engine reads none of them.
         spelled: the quant_method before the engine took it for another one.
     """
@@ -106,7 +106,7 @@ class Declaration:
 
     @property
     def cache_dtype(self) -> str | None:
-        """An engine's option for a draft's KV cache, as four layouts say it; None = no FP8."""
+        """An engine's option for a draft's KV cache, as four layouts declare it; None = no FP8."""
         export, scheme = self.keys.get("export"), self.keys.get("kv_cache_scheme")
         named = self.keys.get("kv_cache_quant_algo") == "FP8" or scheme == "static"
         if isinstance(scheme, Mapping):
@@ -117,13 +117,13 @@ class Declaration:
 
     @property
     def signature(self) -> str | None:
-        """As a key of schemes.toml; None where it is not understood or there are several."""
+        """The key of schemes.toml; None where it is not understood or there are several."""
         found = {group.scheme.signature for group in self.groups}
         return found.pop() if len(found) == 1 else None
 
 
 def read_declaration(checkpoint: Checkpoint) -> Declaration | None:
-    """What the folder declares; None = nothing. What is no object that says anything is refused."""
+    """What the folder declares; None = nothing. A declaration that is not an object is refused."""
     found = written_declaration(checkpoint)
     if found is None:
         return None
@@ -147,9 +147,9 @@ def read_declaration(checkpoint: Checkpoint) -> Declaration | None:
 
 
 def _understood(found: RawDeclaration, method: str) -> dict[str, Any]:
-    """As this package decodes it, but for keys that it does not know, else as a row; or why not.
+    """The declaration as decoded here without unknown keys, or as a row; or why neither works.
 
-    Excludes of layouts that are only read stand in keys of their own, which engines read.
+    Layouts that are only read have excludes in keys of their own, which engines read.
     """
     layout = READ_LAYOUTS.get(method)
     if layout is None:
@@ -170,10 +170,10 @@ def _understood(found: RawDeclaration, method: str) -> dict[str, Any]:
 
 
 _OF_ONE_FORMAT = frozenset({"auto-round"})
-"""Layouts of which engines were asked with one format for all linears."""
+"""Layouts for which engines were asked with one format for all linears."""
 _BEFORE: Mapping[tuple[str, object], str] = {("auto-round", "reorder"): "awq-"}
 _BEHIND = {("awq", True): "="}
-"""What the name of a dtype has before it, by packing, and after it, where symmetry is declared."""
+"""Prefix of a dtype's name, by packing, and suffix, where symmetry is declared."""
 
 
 def of_declared(scheme: DeclaredScheme) -> LinearScheme:
@@ -202,7 +202,7 @@ def of_declared(scheme: DeclaredScheme) -> LinearScheme:
 
 
 def _in_any_float(parts: Parts) -> Parts:
-    """Engines copy a float of one dtype into a parameter of another, powers of two as well."""
+    """Engines copy a float of one dtype into a parameter of another, powers of two too."""
     floats = set(FLOAT_DTYPES)
     return {
         suffix: Part(ANY_FLOAT, part.shape) if set(part.dtypes) <= floats else part
@@ -211,7 +211,7 @@ def _in_any_float(parts: Parts) -> Parts:
 
 
 class NotReadError(Exception):
-    """A declaration says something of which it is not known what engines make of it."""
+    """A declaration has a value whose effect on engines is not known."""
 
 
 def not_read(key: str, value: object) -> NoReturn:
@@ -253,9 +253,9 @@ def linear_scheme(
 
     Args:
         dtype: of the values; "+" after it: with zero points, "@": a whole byte for each value.
-        granularity: "" of formats that have one only.
+        granularity: "" for formats that have only one.
         size: of a group; None where there are no groups.
-        stored: as `_stored` reads it.
+        stored: text that `_stored` reads.
         bits: of one value in words.
     """
     own = dtype not in _ONE_GRANULARITY
@@ -274,7 +274,7 @@ def linear_scheme(
 
 
 def _stored(text: str, rows: int, columns: int, size: int | None, bits: int) -> Parts:
-    """Tensors by suffix, of "weight F8 [r c], weight_scale F []".
+    """Tensors by suffix, from "weight F8 [r c], weight_scale F []".
 
     Sizes are r rows, c columns, g whole groups of columns, R and C blocks of 128 along both, rw and
     cw words of 32 bits along both, and numbers; c/16 is a sixteenth of c.
@@ -300,7 +300,7 @@ def _stored(text: str, rows: int, columns: int, size: int | None, bits: int) -> 
 
 
 def _modelopt(declared: Declared) -> tuple[Group, ...]:
-    """Of MIXED_PRECISION one group for each algorithm, for layers by name on disk."""
+    """For MIXED_PRECISION one group for each algorithm, for layers by name on disk."""
     algorithm = str(declared.get("quant_algo")).upper()
     if algorithm != "MIXED_PRECISION":
         return (Group(EVERY_LINEAR, _form("modelopt", {"algorithm": algorithm})),)
@@ -315,10 +315,10 @@ def _modelopt(declared: Declared) -> tuple[Group, ...]:
 def _compressed_tensors(declared: Declared) -> tuple[Group, ...]:
     """One per entry of config_groups, each with targets and a format of its own.
 
-    `_quantization_scheme_map_from_config` and `_get_scheme_from_parts` of vLLM, and their like in
+    `_quantization_scheme_map_from_config` and `_get_scheme_from_parts` of vLLM, and the like in
     SGLang. Keys that neither reads (observer, scale_dtype of floats, version, kv_cache_scheme of a
     draft without scales) say nothing here; transforms of weights change nothing stored, and those
-    of inputs and outputs, which vLLM alone reads, were never executed with a draft.
+    of inputs and outputs, which only vLLM reads, were never executed with a draft.
     """
     if any(location in ("input", "output") for _, location, _ in transforms(declared)):
         not_read("transform_config", "of inputs or outputs")
@@ -329,7 +329,7 @@ def _compressed_tensors(declared: Declared) -> tuple[Group, ...]:
 
 
 def transforms(declaration: Mapping[str, Any]) -> Iterator[tuple[str, object, list[Any]]]:
-    """Name of each transform, with each location and the targets there, of any JSON type."""
+    """Name of each transform, with each location and its targets, of any JSON type."""
     groups = object_at(object_at(declaration, "transform_config"), "config_groups")
     for name in groups:
         applied = object_at(groups, name).get("apply")
@@ -382,7 +382,7 @@ def _ct_dtype(args: Declared) -> str:
 
 
 def _ct_activations(inputs: Declared) -> str:
-    """As in signatures: "token-dynamic" is FP8, other formats are named."""
+    """The spelling in signatures: "token-dynamic" is FP8, other formats are named."""
     dtype = _ct_dtype(inputs)
     if dtype in ("nvfp4", "mxfp4", "mxfp8"):
         return dtype
@@ -392,7 +392,7 @@ def _ct_activations(inputs: Declared) -> str:
 
 
 def _ct_integers(weights: Declared, activations: str, form: object) -> LinearScheme:
-    """Packed into words, or a byte for each value; ordered, inputs of a group stand anywhere."""
+    """Packed into words, or a byte for each value; if ordered, a group's inputs may be anywhere."""
     bits, strategy = weights.get("num_bits"), weights.get("strategy")
     size, symmetric = weights.get("group_size"), weights.get("symmetric", True)
     if strategy not in ("group", "channel", "tensor") or bits not in (4, 8):
@@ -417,7 +417,7 @@ def _ct_integers(weights: Declared, activations: str, form: object) -> LinearSch
 
 
 def _quark(declared: Declared) -> tuple[Group, ...]:
-    """Quark's, one for every linear: `quark.py` of both engines, and what Quark 0.13 exports."""
+    """Quark's, one for every linear: `quark.py` of both engines, and exports of Quark 0.13."""
     for key in ("layer_type_quant_config", "layer_quant_config"):
         if declared.get(key):
             not_read(key, declared[key])
@@ -445,7 +445,7 @@ def _is_nvfp4(stages: Any) -> bool:
 
 
 def quantizes_outputs(declared: Declared) -> bool:
-    """Whether Quark's outputs or biases are to be quantized, but those of the KV cache."""
+    """Whether Quark's outputs or biases are to be quantized, except those of the KV cache."""
     cache = object_at(declared, "export").get("kv_cache_group")
     cache = cache if isinstance(cache, list) else []
     layers = object_at(declared, "layer_quant_config")

@@ -1,6 +1,6 @@
-"""One version of an engine: a row of versions.toml, with what is arithmetic in its rules.
+"""One version of an engine: a row of versions.toml, and the arithmetic of its rules.
 
-What is peculiar to a family is asked of its traits. What stands in no table is UNKNOWN.
+Traits say what is peculiar to a family. What is in no table is UNKNOWN.
 """
 
 import shlex
@@ -32,14 +32,14 @@ from .declared_forms import Declaration, quantizes_outputs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """What is served beside what; None = as the engine chooses, or not named.
+    """What is served with what; None = as the engine chooses, or not named.
 
     Attributes:
-        draft: its folder or Hub id; None = its tensors lie in the target's folder.
-        target: its folder or Hub id, or a word that stands for it.
-        context: positions that are served.
-        cache_dtype: of the draft's KV cache, in the engine's words.
-        words: of the target's own launch line, that are repeated as they are.
+        draft: its folder or Hub id; None = its tensors are in the target's folder.
+        target: its folder or Hub id, or a placeholder.
+        context: number of positions that are served.
+        cache_dtype: dtype of the draft's KV cache, in the engine's words.
+        words: arguments of the target's own launch line, repeated unchanged.
         environment: variables that the command needs, such as NAME=1.
     """
 
@@ -54,7 +54,7 @@ class Serving:
     environment: tuple[str, ...] = ()
 
     def with_cache(self, declared: str | None) -> "Serving":
-        """The same with the draft's KV cache as its folder declares it, unless another is asked."""
+        """The same with the KV cache as the folder declares it, unless `cache_dtype` is set."""
         return self if self.cache_dtype is not None else replace(self, cache_dtype=declared)
 
     def line(self, *parts: str) -> str:
@@ -69,9 +69,9 @@ def flag(name: str, value: object) -> str:
 
 
 TRAITS: tuple[EngineTraits, ...] = tuple(family.engine_traits for family in FAMILIES)
-"""Of every family: for what is asked before the family of a draft is known."""
+"""Facts of every family: for questions before the family of a draft is known."""
 _LIKE = {"gfx950": "gfx942"}
-"""GPUs on which the same was executed, but for what has a row of its own."""
+"""GPUs on which results were the same, except for what has its own row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ class Engine(ABC):
 
     @property
     def title(self) -> str:
-        """Its name, as people write it."""
+        """The engine's name, as people write it."""
         return TITLES[self.name]
 
     @property
@@ -115,18 +115,18 @@ class Engine(ABC):
 
     @property
     def architectures(self) -> frozenset[str]:
-        """The names in config.json for which the loading was executed."""
+        """The names in config.json for which loading was executed."""
         return self.models.union(*(self.own(traits).architectures for traits in TRAITS))
 
     def own(self, traits: EngineTraits) -> InEngine:
-        """What a family says of itself in this engine."""
+        """What a family's traits say about this engine."""
         found: InEngine = getattr(traits, self.name.replace("-", "_"))
         return found
 
     def question(
         self, checkpoint: Checkpoint, traits: EngineTraits, geometry: Any, **asked: Any
     ) -> Question:
-        """What is asked of it about a draft of this geometry; `asked`: what the headers lack."""
+        """The question about a draft of this geometry; `asked`: what the headers lack."""
         return Question(
             traits=traits,
             own=self.own(traits),
@@ -140,25 +140,25 @@ class Engine(ABC):
         )
 
     def rule(self, about: str, /, **facts: object) -> Finding | None:
-        """What it says by the first row of rules.toml about them; None where no row does."""
+        """The finding of the first row of rules.toml that fits; None where no row does."""
         return next(self.rules(about, **facts), None)
 
     def rules(self, about: str, /, **facts: object) -> Iterator[Finding]:
-        """What it says by every such row."""
+        """The findings of all rows that fit."""
         return all_rules(self.name, self.version, about, {"engine": self.title, **facts})
 
     @abstractmethod
     def launch(self, question: Question, num_draft_tokens: int, serving: Serving) -> str:
-        """The command that serves a draft, given tokens per step, for a shell."""
+        """The shell command that serves a draft with a number of tokens per step."""
 
     # ---- config.json, before anything else
 
     def plain_config(self, config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
-        """A config.json of any layout as the ordinary one that it is taken for, or the error."""
+        """A config.json of any layout in the ordinary form that it is taken for, or the error."""
         return config
 
     def form_problem(self, config: Mapping[str, Any], *, of_speculators: bool) -> Finding | None:
-        """Its error for a form of config.json, whatever the draft is."""
+        """Its error for a form of config.json, for any draft."""
         lacks_heads = "num_attention_heads" not in object_at(config, "text_config")
         return self.rule(
             "form",
@@ -169,21 +169,21 @@ class Engine(ABC):
         )
 
     def architecture_problem(self, _config: Mapping[str, Any]) -> Finding | None:
-        """Its error for a name that it has not, whose remedy the tensors tell."""
+        """Its error for a name that it lacks, if the remedy depends on the tensors."""
         return None
 
     @abstractmethod
     def config_problem(self, question: Question) -> Finding | None:
-        """What of config.json, and of the names of tensors, keeps it from serving a draft."""
+        """What in config.json or the tensors' names keeps it from serving a draft."""
 
     def captures(self, _question: Question) -> Captures:
-        """The target's layers that it hands to the draft."""
+        """The target's layers that it passes to the draft."""
         return ()
 
     # ---- a declared quantization
 
     def as_declared(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        """config.json as it looks for a declaration, under the usual key and quant_method."""
+        """config.json as it searches it for a declaration, with the usual key and quant_method."""
         keys = ("quantization_config", *self.other_keys)
         declared = next((config[key] for key in keys if config.get(key) is not None), None)
         if not isinstance(declared, Mapping):
@@ -194,7 +194,7 @@ class Engine(ABC):
         return {**config, "quantization_config": declared}
 
     def taken(self, declaration: Declaration, _arch: str) -> Declaration | Finding | None:
-        """A declaration as it understands it, None as if there were none, or why it refuses it."""
+        """A declaration as it understands it, None = as if there were none, or why it refuses."""
         return declaration
 
     def declaration_problem(self, declaration: Declaration, arch: str) -> Finding | None:
@@ -202,15 +202,15 @@ class Engine(ABC):
         return self.rule("declaration", **_declaration_facts(declaration, arch, self.needed))
 
     def row(self, signature: str, arch: str) -> Scheme | None:
-        """What becomes of a declared scheme; None where that is not known."""
+        """What happens to a declared scheme; None where that is not known."""
         rows = schemes_of(self.name, self.version).get(signature, {})
         return rows.get(arch) or rows.get(_LIKE.get(arch, "")) or rows.get("*")
 
     def is_excluded(self, question: Question, module: Module) -> bool | Finding:
-        """Whether it takes a module as floats by the declared excludes, or why it refuses them.
+        """Whether the declared excludes leave a module unquantized, or why it refuses them.
 
         Raises:
-            UnsureError: that is not certain.
+            UnsureError: the answer is not certain.
         """
         declared = question.declaration
         if declared is None or declared.layout is None:
@@ -222,13 +222,13 @@ class Engine(ABC):
     def excludes(
         self, question: Question, module: Module, layout: str, patterns: tuple[str, ...]
     ) -> bool | Finding:
-        """By the rule of a layout. Raises UnsureError."""
+        """Apply the rule of a layout. Raises UnsureError."""
         raise NotImplementedError
 
     # ---- the linears that it builds
 
     def modules(self, question: Question) -> tuple[Module, ...]:
-        """Those that may be quantized; of TensorRT-LLM, and of what is no draft, none is known."""
+        """Linears that may be quantized; none for TensorRT-LLM, and for what is not a draft."""
         own = question.own.mtp
         if own is not None:
             return mtp_modules(question, own, self.name)
@@ -240,11 +240,11 @@ class Engine(ABC):
         return (*layers, *self.other_modules(question))
 
     def layer_names(self, question: Question, layer: int, path: str) -> tuple[str, str]:
-        """Of a linear of a layer, by its path there: of its parameters, and for excludes."""
+        """Names of a linear of a layer, by its path there: for its parameters, and for excludes."""
         raise NotImplementedError
 
     def other_modules(self, question: Question) -> Iterator[Module]:
-        """fc, the head and other linears that stand in no layer."""
+        """fc, the head and other linears outside the layers."""
         raise NotImplementedError
 
     def plain(self, question: Question) -> frozenset[str]:
@@ -252,11 +252,11 @@ class Engine(ABC):
         raise NotImplementedError
 
     def plain_remedy(self, _question: Question, _leaf: str) -> str | None:
-        """What makes it take a plain module of this leaf for quantized after all."""
+        """What makes it quantize a plain module of this leaf after all."""
         return None
 
     def biases(self, question: Question) -> Biases:
-        """Those of the family's class; of latent attention nothing is known."""
+        """Biases of the family's class; for MLA nothing is known."""
         ordinary = question.traits.drafts_blocks or question.traits.whole_model
         return (
             (None, None) if question.is_latent and not ordinary else question.own.biases(question)
@@ -269,14 +269,14 @@ class Engine(ABC):
         return None
 
     def stranger(self, _question: Question, _name: str) -> str | None:
-        """Its error for a tensor of a linear that has no such parameter, if it has its own."""
+        """Its own error for a tensor of a linear that has no such parameter, if it has one."""
         return None
 
 
 def _declaration_facts(
     declaration: Declaration, arch: str, needed: Mapping[str, list[list[str]]]
 ) -> Facts:
-    """`absent_key`: the spellings of the first key that is needed, and that is not there."""
+    """`absent_key`: the spellings of the first key that is needed and missing."""
     keys, method = declaration.keys, declaration.method or ""
     algorithm, sparsity = declaration.algorithm or "", keys.get("sparsity_config")
     spellings = needed.get(method, ())

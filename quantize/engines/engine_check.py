@@ -12,6 +12,7 @@ from ..drafts.architectures import (
     Kind,
     declared_architecture,
     nested_eagle_keys,
+    refuse_earlier_kinds,
 )
 from ..drafts.config_reader import SECTION, object_at
 from ..drafts.engine_traits import Finding
@@ -59,16 +60,16 @@ from .versions import choose, known_versions, newest_engines
 
 
 class Asked(TypedDict, total=False):
-    """What is asked of a draft.
+    """What is asked about a draft.
 
     Attributes:
-        version: of the engine; None = the newest that is known. One that is not is UNKNOWN.
-        arch: "gfx942", "sm90", ... (see `gpus`); None = whatever all of them agree on.
-        tp: number of tensor-parallel shards, at least 1, which it is without.
+        version: of the engine; None = the newest known one. An unknown one gives UNKNOWN.
+        arch: "gfx942", "sm90", ... (see `gpus`); None = the answer that all of them share.
+        tp: number of tensor-parallel shards, at least 1, the default.
         target_layers: decoder layers of the target, after which vLLM numbers the draft's; None = as
             config.json says in num_target_layers, if it does.
-        asked: what the user called the GPU; the answer calls it so.
-        serving: what the launch line is made of; None = of the draft and words for the rest.
+        asked: the user's name for the GPU, which the answer uses.
+        serving: parts of the launch line; None = the draft, and placeholders for the rest.
     """
 
     engine: Required[EngineName]
@@ -87,7 +88,7 @@ def check_draft(folder: Path, **asked: Unpack[Asked]) -> EngineCheck:
         CheckpointError: the folder cannot be read as a draft, there is no such engine, or
             `target_layers` is not what config.json says.
     """
-    from ..files.digests import not_finite  # numpy, which no help needs
+    from ..files.digests import not_finite  # numpy, which help does not need
 
     _check_asked(asked)
     checkpoint = Checkpoint.open(folder)
@@ -97,10 +98,10 @@ def check_draft(folder: Path, **asked: Unpack[Asked]) -> EngineCheck:
 
 
 def with_values(answer: EngineCheck, found: Mapping[str, str]) -> EngineCheck:
-    """An answer that was given from headers alone, with what its tensors hold.
+    """An answer from headers alone, updated with what the tensors hold.
 
     Args:
-        found: its tensors with NaN or infinity, as `not_finite` says it.
+        found: its tensors with NaN or infinity, as `not_finite` returns them.
     """
     from ..files.digests import MEND, lines_of
 
@@ -108,7 +109,7 @@ def with_values(answer: EngineCheck, found: Mapping[str, str]) -> EngineCheck:
         return answer
     text = f"The draft computes NaN, which no engine looks for. {'; '.join(lines_of(found))}"
     broken = replace(answer, findings=(*answer.findings, Finding("wrong", text, MEND)))
-    if answer.verdict != "LOADS":  # what decides it decides it still
+    if answer.verdict != "LOADS":  # what decided it still does
         return broken
     return replace(broken, verdict="LOADS BUT WRONG", error=text, remedy=MEND)
 
@@ -116,9 +117,9 @@ def with_values(answer: EngineCheck, found: Mapping[str, str]) -> EngineCheck:
 def check_checkpoint(
     checkpoint: Checkpoint, *, has_side_file: bool, **asked: Unpack[Asked]
 ) -> EngineCheck:
-    """As `check_draft`, by headers alone: of a folder that may not exist yet.
+    """As `check_draft`, from headers alone, for a folder that may not exist yet.
 
-    `has_side_file`: hf_quant_config.json stands beside config.json.
+    `has_side_file`: hf_quant_config.json is beside config.json.
     """
     _check_asked(asked)
     engine, version, arch = asked["engine"], asked.get("version"), asked.get("arch")
@@ -148,7 +149,7 @@ def check_checkpoint(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Where a draft is to be served, and beside what; `gpu` is the name of `arch` for people."""
+    """Where and with what a draft is to be served; `gpu` is the name of `arch` for people."""
 
     engine: Engine
     arch: str | None
@@ -170,6 +171,7 @@ def _check_asked(asked: Asked) -> None:
 
 
 def _check(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
+    refuse_earlier_kinds(checkpoint)
     kind = other_kind(checkpoint)
     try:
         answer = _check_family(checkpoint, place)
@@ -183,15 +185,15 @@ def _check(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
 
 
 def _of_kind(place: _Place, kind: Kind, answer: EngineCheck) -> EngineCheck:
-    """What the draft is, in the place of all that is said of single tensors and keys."""
+    """What the draft is, instead of findings about single tensors and keys."""
     untried = f"What {place.engine.title} computes with it was never executed"
     first = answer.findings[0] if answer.findings else Finding("unknown", untried, "")
-    text = f"The draft is {kind.name}, which no family of draftquant reads. {first.text}"
+    text = f"The draft is {kind.name}, which is not supported. {first.text}"
     return _answer(place, [Finding(first.stage, text, kind.fix)])
 
 
 def _of_name(place: _Place, checkpoint: Checkpoint, answer: EngineCheck) -> EngineCheck:
-    """An architecture whose tensors the draft has not, in the place of what these tensors lack."""
+    """An architecture that does not fit the tensors, instead of what the tensors lack."""
     engine, first = place.engine, answer.findings[0]
     fitting, declared = fitting_name(checkpoint), declared_architecture(checkpoint.config)
     if fitting is None and first.remedy:
@@ -213,9 +215,9 @@ def _of_name(place: _Place, checkpoint: Checkpoint, answer: EngineCheck) -> Engi
 def _as_read(
     engine: Engine, checkpoint: Checkpoint, arch: str
 ) -> tuple[Checkpoint, Declaration | None] | Finding:
-    """A folder whose config.json is the engine's, and its declaration as it is taken, or neither.
+    """A folder with config.json as the engine reads it, and the declaration that it takes.
 
-    In the order in which an engine looks at them.
+    In the order in which an engine reads them; or neither, where it refuses.
     """
     config = engine.plain_config(checkpoint.config)
     if isinstance(config, Finding):
@@ -234,12 +236,12 @@ def _as_read(
         return taken
     if taken is not None and taken.method not in engine.methods:
         refused = _method_problem(engine, taken.method, checkpoint)
-        return refused or (checkpoint, None)  # it goes on as if nothing was declared
+        return refused or (checkpoint, None)  # it continues as if nothing were declared
     return checkpoint, taken
 
 
 def _method_problem(engine: Engine, method: str | None, checkpoint: Checkpoint) -> Finding | None:
-    """What becomes of a declaration by a method that it has not, or by none."""
+    """What happens to a declaration with a method that it lacks, or without one."""
     remedy = f"use a quant_method that {engine.title} has: {', '.join(sorted(engine.methods))}"
     if method in UNREAD_METHODS:
         remedy = OTHER_WAY.format(method)
@@ -248,7 +250,7 @@ def _method_problem(engine: Engine, method: str | None, checkpoint: Checkpoint) 
 
 
 def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
-    """As the family says that reads the draft."""
+    """The check by the family that reads the draft."""
     engine, arch, written = place.engine, place.arch or "", checkpoint.config
     as_read = _as_read(engine, checkpoint, arch)
     if isinstance(as_read, Finding):
@@ -315,7 +317,7 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
 def _of_shapes(config: Mapping[str, Any], said: Mapping[str, Any]) -> Mapping[str, Any]:
     """The config.json without biases, which every family reads; `said`: as it was before.
 
-    Heads are rotated whole where it does not say: that is no matter of shapes.
+    If it is silent about the rotated part, the whole head counts: shapes do not depend on it.
     """
     kept = {key: value for key, value in config.items() if not (key in BIAS_KEYS and value is True)}
     return {**kept, "partial_rotary_factor": said.get("partial_rotary_factor", 1.0)}
@@ -331,7 +333,7 @@ def _absent_tables(engine: Engine, question: Question, family: Family) -> list[s
 
 
 def _with_norms(engine: Engine, family: Family, geometry: Any, config: Mapping[str, Any]) -> Any:
-    """The norms before fc, of EAGLE-3.1, as an engine asks for them."""
+    """The norms before fc, of EAGLE-3.1, as an engine requires them."""
     if not (geometry.fuses and hasattr(geometry, "fc_norm")):
         return geometry
     before = {**config, **object_at(config, SECTION)}.get("norm_before_fc", False)
@@ -348,7 +350,7 @@ def _answer(
     layers: Sequence[Layer] = (),
     launch: str | None = None,
 ) -> EngineCheck:
-    """The verdict of what decides; findings in that order, each as a person reads it."""
+    """The verdict of the deciding finding; findings in that order, each in words for people."""
     engine = place.engine
     readable = dict.fromkeys(
         Finding(
@@ -393,7 +395,7 @@ def _never_executed(place: _Place) -> EngineCheck:
 
 
 def _agreed(place: _Place, answers: Sequence[EngineCheck]) -> EngineCheck:
-    """One answer for all GPUs; where they differ, the GPU decides."""
+    """One answer for all GPUs; where they differ, the answer depends on the GPU."""
     if len({answer.verdict for answer in answers}) == 1:
         return replace(answers[0], arch=None, gpu=place.gpu)
     by_gpu = {answer.gpu: answer.verdict for answer in answers}
@@ -412,8 +414,8 @@ def _agreed(place: _Place, answers: Sequence[EngineCheck]) -> EngineCheck:
     )
 
 
-# ---- Which linears engines take otherwise than they are stored, for what the excludes say
-# Of each engine, its newest known version is asked.
+# ---- Linears that, by the excludes, engines take otherwise than they are stored
+# For each engine, its newest known version is asked.
 
 
 def misread_excludes(
@@ -421,8 +423,8 @@ def misread_excludes(
 ) -> Mapping[EngineName, str]:
     """Linears that an engine takes as quantized where floats are stored, or the other way round.
 
-    Of each such engine the first, and how many more. Fused linears with parts of both kinds are
-    left out: no exclude is right for them. Which engine has the scheme at all does not matter here.
+    For each such engine the first one, and how many more. Fused linears with parts of both kinds
+    are left out: no exclude is right for them. Whether an engine has the scheme does not matter.
     """
     family, _ = read_config(checkpoint)
     names = quantized_looking(checkpoint.tensors.values())
@@ -438,7 +440,7 @@ def misread_excludes(
 
 
 def _question(engine: Engine, checkpoint: Checkpoint, target_layers: int | None) -> Question | None:
-    """None where the engine refuses config.json or the declaration, or reads none."""
+    """None where the engine refuses config.json or the declaration, or reads neither."""
     arch = engine.archs[0]  # no rule for excludes depends on the GPU
     as_read = _as_read(engine, checkpoint, arch)
     if isinstance(as_read, Finding) or as_read[1] is None or not as_read[1].groups:
@@ -460,14 +462,14 @@ def _question(engine: Engine, checkpoint: Checkpoint, target_layers: int | None)
 def _misread(
     engine: Engine, question: Question, module: Module, quantized: Collection[str]
 ) -> str | None:
-    """How it takes the module, if that is known and not as it is stored."""
+    """How it takes the module, if that is known and differs from how it is stored."""
     kinds = {part in quantized for part in module.parts}
     if len(kinds) > 1 or module.leaf in engine.plain(question):
         return None
     try:
         excluded = engine.is_excluded(question, module)
         if not excluded and scheme_of(question, module) is None:
-            return None  # no target means it: whatever is excluded
+            return None  # no target means it, excluded or not
     except UnsureError:
         return None
     if isinstance(excluded, Finding) or excluded not in kinds:

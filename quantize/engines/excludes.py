@@ -24,10 +24,10 @@ SOME_PARTS = (
 Matching = Callable[[str, str], bool]
 """Whether a pattern matches a name."""
 QUANTIZED_HEADS = ("modelopt", "compressed-tensors")
-"""Each quant_method that has a way for heads: `compressed_tensors.py:186`, `modelopt.py:254` of
+"""Each quant_method that can quantize heads: `compressed_tensors.py:186`, `modelopt.py:254` of
 vLLM, `compressed_tensors.py:202`, `modelopt_quant.py:341` of SGLang."""
 NAMED_HEADS = frozenset({"compressed-tensors"})
-"""Each quant_method whose heads are quantized only where a target names them.
+"""Each quant_method that quantizes heads only where a target names them.
 
 vLLM's ParallelLMHead has no "Linear" in its name (`utils.py:73`), SGLang asks no class for it
 (`get_lm_head_scheme`).
@@ -38,19 +38,19 @@ def is_regex_match(pattern: str, name: str) -> bool:
     """True if a pattern `re:...` matches from the start of the name.
 
     Raises:
-        UnsureError: it is no regular expression, or one that is not understood here; when an engine
-            notices depends on the engine.
+        UnsureError: it is not a regular expression, or not one that is understood here; when an
+            engine notices depends on the engine.
     """
     return pattern.startswith("re:") and _matches(pattern, pattern[3:], name)
 
 
 def exact_or_regex(pattern: str, name: str) -> bool:
-    """The whole name, or `re:` from its start."""
+    """The whole name, or a `re:` pattern from its start."""
     return pattern == name or is_regex_match(pattern, name)
 
 
 def suffix_or_regex(pattern: str, name: str) -> bool:
-    """The whole name, its last dotted parts, or `re:` from its start."""
+    """The whole name, its last dotted parts, or a `re:` pattern from its start."""
     return exact_or_regex(pattern, name) or (
         not pattern.startswith("re:") and name.endswith("." + pattern)
     )
@@ -72,7 +72,7 @@ def dotted_path(pattern: str, name: str) -> bool:
 
 
 def star_on_parts(pattern: str, name: str) -> bool:
-    """`*` in the whole name or in one dotted part; all else is an expression, or an UnsureError."""
+    """`*` in the whole name or in one dotted part; others are expressions, or UnsureErrors."""
     expression = pattern.replace(".", r"\.").replace("*", ".*")
     names = (name, *name.split("."))
     return any(_matches(pattern, expression, text, whole=True) for text in names)
@@ -81,7 +81,7 @@ def star_on_parts(pattern: str, name: str) -> bool:
 def whole_or_parts(
     matched: Matching, patterns: Collection[str], module: Module, parts: Iterable[str], error: str
 ) -> bool | Finding:
-    """By the name of a module, else by those of all its parts."""
+    """By the name of a module, or else by those of all its parts."""
     if any(matched(pattern, module.prefix) for pattern in patterns):
         return True
     return by_parts(matched, patterns, module, parts, error)
@@ -96,7 +96,7 @@ def by_parts(
 
 
 def one_answer(excluded: set[bool], module: Module, error: str) -> bool | Finding:
-    """The same for every part of a fused linear, or the engine's error, with {} for its name."""
+    """One answer for every part of a fused linear, or the engine's error, with its name for {}."""
     if len(excluded) < 2:
         return excluded == {True}
     text = f"ValueError: {error.format(module.prefix)}"
@@ -113,10 +113,10 @@ def _matches(pattern: str, expression: str, name: str, *, whole: bool = False) -
 
 
 def scheme_of(question: Question, module: Module) -> LinearScheme | None:
-    """How a module is stored if it is not excluded; None where no group is meant for it.
+    """How a module is stored if it is not excluded; None where no group covers it.
 
-    Names decide before classes, all of which are called something with "Linear". A target that is
-    no expression is an UnsureError.
+    Names decide before classes, whose names all contain "Linear". A target that is
+    not an expression is an UnsureError.
     """
     groups = question.declaration.groups if question.declaration else ()
     on_disk = question.method in question.own.targets_on_disk
@@ -138,16 +138,16 @@ def scheme_of(question: Question, module: Module) -> LinearScheme | None:
 
 
 def is_head(question: Question, leaf: str) -> bool:
-    """Whether a module is a head, the draft's or another one that is built as such."""
+    """Whether a module is a head, the draft's or another one that is built like one."""
     return leaf == "lm_head" or leaf in extra_heads(question)
 
 
 def extra_heads(question: Question) -> frozenset[str]:
-    """Leaves of the linears beside the head that are built as one."""
+    """Leaves of the linears besides the head that are built like one."""
     return frozenset(linear.leaf for linear in question.traits.extra_linears if linear.is_head)
 
 
-# ---- Which linears GPTQ and AutoRound leave as floats, by keys of their own
+# ---- Linears that GPTQ and AutoRound leave unquantized, by keys of their own
 # Sources: `gptq_utils.py` and `inc/config_parser.py` of vLLM 0.33.0, `quantization/utils.py` and
 # `auto_round.py` of SGLang 0.5.23; executed (`experiments/engines/kinds.json`).
 
@@ -167,17 +167,17 @@ def gptq_by_rules(question: Question, module: Module) -> bool:
 
 
 def gptq_by_lists(question: Question, module: Module) -> bool | Finding:
-    """And what no name in `modules_in_block_to_quantize` is a part of.
+    """And linears that no name in `modules_in_block_to_quantize` is a part of.
 
     Without the key vLLM lists the modules that have quantized values, by their names on disk, which
-    are those of the runtime for whole models alone.
+    equal those of the runtime only for whole models.
     """
     if gptq_by_rules(question, module):
         return True
     said = question.keys.get("modules_in_block_to_quantize")
     given = _flat(said or [])
     if said and not given:
-        return False  # lists without a name
+        return False  # no list has the name
     listed = given or [
         name.rpartition(".")[0] for name in question.tensor_names if name.endswith(WORDS_OF_CODES)
     ]
@@ -198,7 +198,7 @@ def auto_round_in_vllm(question: Question, module: Module) -> bool | Finding:
 
 
 def auto_round_in_sglang(question: Question, module: Module) -> bool:
-    """As vLLM, but for ends of names and parts of fused linears."""
+    """As vLLM, without ends of names and parts of fused linears."""
     own, prefix = _floats(question), module.prefix
     named = prefix in own or _matched(own, prefix, anywhere=False)
     return named or not _in_blocks(question, prefix)
@@ -211,7 +211,7 @@ def _floats(question: Question) -> Patterns:
 
 
 def _unfused(question: Question, module: Module) -> tuple[str, ...]:
-    """Names that a linear goes by: its own, or those of its parts."""
+    """Names of a linear: its own, or those of its parts."""
     return question.names_of_parts(module) or (module.prefix,)
 
 
@@ -222,7 +222,7 @@ def _matched(own: Iterable[str], name: str, *, anywhere: bool) -> bool:
 
 
 def _in_blocks(question: Question, prefix: str) -> bool:
-    """Without the key everything is."""
+    """True if the prefix is in a listed block; without the key everything is."""
     keys = question.keys
     said = keys.get("block_name_to_quantize") or keys.get("to_quant_block_names") or []
     blocks = said.split(",") if isinstance(said, str) else _flat(said)

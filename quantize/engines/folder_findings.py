@@ -1,4 +1,4 @@
-"""What of a folder belongs to no single linear: unknown names, norms, the vocabulary, shards."""
+"""Findings of a folder beyond single linears: unknown names, norms, the vocabulary, shards."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -29,7 +29,7 @@ Stored = Mapping[str, Mapping[str, TensorInfo]]
 
 @dataclass(frozen=True, kw_only=True)
 class Folder:
-    """One folder in one engine, by what the family expects of each canonical tensor name."""
+    """One folder in one engine, with what the family expects of each canonical tensor name."""
 
     engine: Engine
     question: Question
@@ -53,7 +53,7 @@ class Folder:
 
 
 def _cut_head(folder: Folder) -> Iterator[Finding]:
-    """A head without its map, a map without its head, a map that names wrong tokens."""
+    """Findings: a head without its map, a map without its head, a map with wrong tokens."""
     question, geometry, stored = folder.question, folder.geometry, folder.stored
     tables = stored.get("", {})
     head = CutHead(
@@ -82,7 +82,7 @@ def _cut_head(folder: Folder) -> Iterator[Finding]:
 
 
 def head_notes(folder: Folder, verdict: Verdict) -> Iterator[str]:
-    """That a served head is cut."""
+    """A note that a served head is cut."""
     rows, vocab = folder.geometry.draft_vocab_size, folder.geometry.vocab_size
     if verdict == "LOADS" and folder.question.traits.prunes_vocabulary and rows < vocab:
         yield (
@@ -92,8 +92,8 @@ def head_notes(folder: Folder, verdict: Verdict) -> Iterator[str]:
 
 
 def _wrong_tokens(folder: Folder, vocabulary: int) -> Iterator[Finding]:
-    """The numbers in d2t: offsets, each row another token; nothing of a map that no file holds."""
-    import numpy as np  # for this question alone
+    """Findings on d2t: offsets, each row another token; none for a map that no file holds."""
+    import numpy as np  # only for this question
 
     from ..stored.decoded_numbers import INTEGERS, read_integers, read_whole
 
@@ -116,7 +116,7 @@ def _wrong_tokens(folder: Folder, vocabulary: int) -> Iterator[Finding]:
 
 
 def _rows(tensors: Mapping[str, TensorInfo], suffixes: tuple[str, ...]) -> int | None:
-    """Of the first of the tensors that is stored."""
+    """Rows of the first of the tensors that is stored."""
     found = (tensors[suffix].shape for suffix in suffixes if suffix in tensors)
     return next((shape[0] for shape in found if shape), None)
 
@@ -130,7 +130,7 @@ _SPELLINGS = re.compile(
 _SPELLINGS_OF_MTP = re.compile(
     r"model\.(mtp_layers|layers)\.\d+\.|model\.(language_model\.)?embed_tokens\.|lm_head\.|mtp\."
 )
-"""Of MTP layers, under the names of their targets."""
+"""The same for MTP layers, under the names of their targets."""
 CACHE_SCALE = re.compile(
     r"\.(?:[qkv]_scale|kv_scale|output_scale|prob_output_scale|[qkv]_zero_point)$"
 )
@@ -139,14 +139,14 @@ _COMPUTED = ".inv_freq"  # rotary frequencies, which both engines drop and compu
 _OF_LAYERS = frozenset(
     {"self_attn", "mlp", "fc", "norm", "lm_head", "embed_tokens", "d2t", "t2d", "layers"}
 )
-"""Parts of names that only a tensor of a draft has; under an unusual root it may be read."""
+"""Parts of names that only drafts' tensors have; under an unusual root they may be read."""
 _BESIDE_CODES = COMPANIONS | {"input_scale_2", "input_zero_point", "g_idx", "weight_g_idx"}
 _CODES = ("F8_E4M3", "I8", "U8")
 SHARED = ("embed_tokens", "lm_head")
 
 
 def folder_findings(folder: Folder) -> Iterator[Finding]:
-    """Tensors that are not the family's, and those of its that are absent or split badly."""
+    """Tensors that are not the family's, and missing or badly split ones of the family."""
     engine, question, stored = folder.engine, folder.question, folder.stored
     checkpoint, specs = folder.checkpoint, folder.specs
     linears = {part for built in engine.modules(question) for part in built.parts}
@@ -207,7 +207,7 @@ def _shared_tables(folder: Folder) -> Iterator[Finding]:
 
 
 def _uneven_shards(folder: Folder) -> Iterator[Finding]:
-    """Heads and inner widths that the shards cannot share."""
+    """Heads and inner widths that the shards cannot share evenly."""
     config, tp, own = folder.question.config, folder.question.tp, folder.question.own
     heads, width = config.get("num_attention_heads", 0), config.get("intermediate_size", 0)
     kept = config.get("num_key_value_heads")
@@ -244,7 +244,7 @@ def _later_norms(folder: Folder) -> Iterator[Finding]:
 
 
 def strangers(engine: Engine, question: Question, tensor: TensorInfo) -> Iterator[Finding]:
-    """A tensor for which there may be no parameter; no engine minds a bias."""
+    """A tensor that may have no parameter; no engine minds a bias."""
     name = tensor.name
     remedy = f"remove {name} only if the draft was trained without it"
     if name.rpartition(".")[2] in _BESIDE_CODES:
@@ -276,14 +276,14 @@ def strangers(engine: Engine, question: Question, tensor: TensorInfo) -> Iterato
 
 
 def built_biases(engine: Engine, question: Question) -> frozenset[str]:
-    """Leaves to which it gives a bias for what config.json says, beside the family's own."""
+    """Leaves that get a bias by config.json, in addition to the family's own."""
     return frozenset().union(*(leaves or () for leaves in _asked(engine, question)))
 
 
 def _bias_findings(
     engine: Engine, question: Question, stored: Mapping[str, Any]
 ) -> Iterator[Finding]:
-    """Biases that are built and not stored, and keys of which nothing is known."""
+    """Biases that are built and not stored, and keys whose effect is not known."""
     if None in _asked(engine, question):
         yield said("unread-biases")
     built = built_biases(engine, question)

@@ -38,7 +38,7 @@ class Walk(Folder):
     fc_remedy: str
 
     def layers_and_findings(self) -> tuple[list[Layer], list[Finding]]:
-        """Every linear, and everything that is not as the folder means it."""
+        """Every linear, and everything that differs from what the folder means."""
         layers: list[Layer] = []
         declared = self.question.declaration
         if declared is not None and not declared.groups:  # nor which names and shapes it wants
@@ -82,7 +82,7 @@ class Walk(Folder):
         return layers, findings
 
     def _rows(self, findings: list[Finding]) -> dict[str, Scheme]:
-        """Of every scheme that is declared, its row of the engine's table."""
+        """For every declared scheme, its row of the engine's table."""
         found: dict[str, Scheme] = {}
         declared = self.question.declaration
         for group in declared.groups if declared else ():
@@ -94,7 +94,7 @@ class Walk(Folder):
         return found
 
     def _scheme(self, module: Module, findings: list[Finding]) -> LinearScheme | None:
-        """As what the engine builds a module; None = as floats."""
+        """The scheme in which the engine builds a module; None = unquantized."""
         question = self.question
         if question.declaration is None or module.leaf in self.engine.plain(question):
             return None
@@ -127,7 +127,7 @@ class Walk(Folder):
                 yield self._other_shape(module, weight, shape)
 
     def _other_shape(self, module: Module, weight: TensorInfo, shape: tuple[int, int]) -> Finding:
-        """Loaders may cut rows out of a weight, or columns of one that is split by them."""
+        """Loaders may cut rows out of a weight, or columns of one that is split by columns."""
         may_fit = module.sharding == "row" or weight.shape[1:] == shape[1:]
         remedy = self._reshaped(module) or "correct the sizes in config.json"
         return self._unlike(weight, shape, None if may_fit else remedy)
@@ -149,7 +149,7 @@ class Walk(Folder):
         *,
         mixed: bool,
     ) -> Finding:
-        """What the engine makes of a float weight of one part, which is to have [rows, columns]."""
+        """What the engine makes of a one-part float weight that should have [rows, columns]."""
         codes = scheme.parts(*shape).get("weight")
         columns = weight.shape[-1] if weight.shape else 0
         return self._in_place(
@@ -178,7 +178,7 @@ class Walk(Folder):
         shape: tuple[int, ...],
         **facts: object,
     ) -> Finding:
-        """What becomes of floats, or codes, where the engine expects the other, in this shape."""
+        """What happens to floats, or codes, where the engine expects the other, in this shape."""
         question = self.question
         groups = question.declaration.groups if question.declaration else ()
         joined = [concatenated().get(group.scheme.signature) for group in groups]
@@ -198,13 +198,13 @@ class Walk(Folder):
             shape=str(list(shape))[1:-1],
             **facts,
         )
-        assert found is not None  # the last row is of every one
+        assert found is not None  # the last row matches always
         return found
 
     def _quantized(
         self, module: Module, parts: Stored, scheme: LinearScheme, row: Scheme
     ) -> Iterator[Finding]:
-        """A module that the engine takes as quantized: each part stored so, nothing absent."""
+        """A module that the engine takes as quantized: each part is stored so, none is missing."""
         shapes = [self._shape(part) for part in parts]
         mixed = len({_is_float(tensors) for tensors in parts.values() if tensors}) > 1
         for (part, tensors), shape in zip(parts.items(), shapes, strict=True):
@@ -261,7 +261,7 @@ class Walk(Folder):
         return bool(own and not own.optional) or part.rpartition(".")[2] in built
 
     def _shard(self, module: Module, part: str) -> tuple[int, int]:
-        """Rows and columns of one part in one shard; heads of k and v are never cut."""
+        """Rows and columns of one part in one shard; heads of k and v are never split."""
         (rows, columns), tp = self._shape(part), self.question.tp
         if module.sharding == "row":
             return rows, columns // tp
@@ -277,11 +277,11 @@ def _is_float(tensors: Mapping[str, TensorInfo]) -> bool:
     return weight is not None and weight.dtype in FLOAT_DTYPES
 
 
-# ---- What to do: a declaration and what is stored disagree
+# ---- What to do where a declaration contradicts what is stored
 
 
 def _declare(walk: Walk, module: Module) -> str:
-    """What makes the engine take a module for quantized, or that nothing does."""
+    """What makes the engine quantize a module, or that nothing does."""
     engine, declare = walk.engine, f"declare {module.leaf} as quantized"
     if walk.question.declaration is None:
         return f"{declare}: {engine.title} reads no quantization_config here"
@@ -316,7 +316,7 @@ def excluding(engine: Engine, question: Question, module: Module) -> str:
 
     names: tuple[str, ...] = (module.prefix,)
     shared = (twin := of_other_layer(question, module)) == module
-    if not excluded(module, ()):  # as by keys of another kind
+    if not excluded(module, ()):  # for example by keys of another kind
         names = next((n for n in (names, module.part_prefixes) if excluded(module, n)), names)
         shared = shared or (twin is not None and excluded(twin, names))
     if shared:
@@ -328,12 +328,12 @@ def excluding(engine: Engine, question: Question, module: Module) -> str:
 
 
 # ---- Routed experts of an MTP layer that are stored as floats in a quantized target
-# Engines fuse them into one module, which is no linear: excludes mean it by rules of its own.
+# Engines fuse them into one module, which is not a linear: excludes mean it by separate rules.
 # Executed: `experiments/engines/inside.json`.
 
 
 def _float_experts(engine: Engine, question: Question) -> Finding | None:
-    """What becomes of them; None where there are none, or where they are served as they are."""
+    """What happens to them; None where there are none, or where they are served correctly."""
     served, declared = question.own.mtp, question.declaration
     names = [n for n in question.tensor_names if ROUTED in n and n.endswith(".weight")]
     codes = any(ROUTED in n and n.rpartition(".")[2] in COMPANIONS for n in question.tensor_names)

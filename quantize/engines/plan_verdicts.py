@@ -1,4 +1,4 @@
-"""Where the result of a plan will load, which `plan` and `quantize` find out before they write."""
+"""Where the result of a plan will load; `plan` and `quantize` find this out before they write."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ from .versions import newest_engines
 def planned_verdicts(
     plan: Plan, *, arch: str | None = None, tp: int = 1, fix_config: bool = False
 ) -> tuple[EngineCheck, ...]:
-    """What each known engine will do with the result on this GPU, or on each that it is known on.
+    """What each known engine will do with the result on this GPU, or on each GPU of the engine.
 
     With `fix_config` the lints of the draft have corrected config.json, as `quantize_draft` does.
     """
@@ -43,8 +43,8 @@ def planned_verdicts(
 def _planned_checkpoint(plan: Plan, *, fix_config: bool) -> Checkpoint:
     """The folder that a plan would write, as its headers and config.json will be.
 
-    Kept tensors lie where they lie in the source, so that what is read of them can be read; those
-    of quantized linears have names, dtypes and shapes, and no bytes.
+    Kept tensors are where they are in the source, so their values can be read; those
+    of quantized linears have names, dtypes and shapes, but no bytes.
     """
     from ..lints.catalogue import fixed_config, output_changes  # numpy, for maps
 
@@ -91,7 +91,7 @@ def to_mapping(verdicts: Iterable[EngineCheck]) -> list[dict[str, str | None]]:
 
 
 def nothing_loads(plan: Plan, verdicts: Sequence[EngineCheck]) -> str | None:
-    """That no known engine loads the result, and which recipe's does on which GPU; else None."""
+    """That no known engine loads the result, and which recipe's result loads where; else None."""
     if any(one.verdict == "LOADS" for one in verdicts):
         return None
     lines = [f"no known engine loads what recipe {plan.recipe.name} makes of this draft:"]
@@ -114,7 +114,7 @@ _OF_THE_PLUGIN = ("quark", "int4", "channel", None, None)
 
 
 def is_for_the_plugin(recipe: Recipe) -> bool:
-    """Whether engines load its result with draftquant beside them: see `quantize/plugins`."""
+    """Whether engines load its result with draftquant installed: see `quantize/plugins`."""
     weights, inputs = recipe.weights, recipe.activations
     stored = (weights.dtype, weights.granularity, weights.carrier, weights.first_stage)
     if (recipe.layout, *stored) != _OF_THE_PLUGIN:
@@ -123,13 +123,13 @@ def is_for_the_plugin(recipe: Recipe) -> bool:
 
 
 def _alternatives(plan: Plan) -> Mapping[str, list[str]]:
-    """GPU -> built-in recipes whose result loads there; those of as many bits and inputs first."""
+    """GPU -> built-in recipes whose result loads there; equal bits and inputs come first."""
     found: dict[str, list[str]] = {}
     for name in sorted(built_in_recipes(), key=lambda name: _distance(plan, name)):
         try:
             other = make_plan(load_recipe(name), plan.draft, target_layers=plan.target_layers)
         except DraftQuantError:
-            continue  # a recipe that this draft cannot follow is no way out
+            continue  # a recipe that does not fit this draft does not help
         for one in planned_verdicts(other):
             if one.arch and one.verdict == "LOADS" and name not in found.setdefault(one.arch, []):
                 found[one.arch].append(name)

@@ -44,7 +44,7 @@ _OF_MTP = frozenset().union(
 _OF_DRAFTS = re.compile(
     r"(?!Mistral).*(eagle|dflash|dspark|medusa|speculator|draft)", re.IGNORECASE
 )
-"""Names that only drafts have; another one may be a model of Transformers."""
+"""Names that only drafts have; another name may be a model of Transformers."""
 _SOME_SCHEMES = (
     "Found different quantization schemes for {} in {{}}. SGLang requires all to use the same"
     " scheme."
@@ -57,27 +57,27 @@ _RENAMED = re.compile(
 _OWN = re.compile(r"\.self_attn\.attn\.[kv]_scale$")
 _RENAMING = "LlamaForCausalLM"
 _ONE_PER_LAYER = {"type": "float", "num_bits": 8, "strategy": "tensor"}
-"""`CompressedTensorsKVCacheMethod.is_supported_scheme`; another one is ignored."""
+"""`CompressedTensorsKVCacheMethod.is_supported_scheme`; other schemes are ignored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sglang(Engine):
-    """One version of SGLang. Excludes are held against names without the layer."""
+    """One version of SGLang. Excludes are compared with names without the layer."""
 
     @override
     def launch(self, question: Question, num_draft_tokens: int, serving: Serving) -> str:
         """The value unquant keeps the draft from inheriting the target's method.
 
-        What the draft itself declares then decides (`_verify_quantization`): the target's would
-        take its place where both are called compatible, and would quantize a BF16 draft while
-        loading.
+        What the draft itself declares then decides (`_verify_quantization`): otherwise the target's
+        method would replace it where both are called compatible, and would quantize a BF16 draft
+        while loading.
         """
         tokens, blocks = num_draft_tokens, question.traits.drafts_blocks
         steps = f"--speculative-num-steps {tokens} --speculative-eagle-topk 1"
         counted = not blocks or question.traits.sglang.counts_anchor
 
         def spelled(cache_dtype: str | None) -> str | None:
-            """Plain "fp8", as vLLM says for E4M3, is no choice of SGLang's."""
+            """Plain "fp8", vLLM's word for E4M3, is not a choice in SGLang."""
             return f"{cache_dtype}_e4m3" if cache_dtype == "fp8" else cache_dtype
 
         return serving.line(
@@ -97,13 +97,13 @@ class Sglang(Engine):
 
     @override
     def plain_config(self, config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
-        """Every config.json needs a model_type; the layout of speculators is none that it knows."""
+        """Every config.json needs a model_type; SGLang does not know the speculators layout."""
         problem = self.form_problem(config, of_speculators=is_speculators(config))
         return problem or as_class_reads(config, "sglang")
 
     @override
     def architecture_problem(self, config: Mapping[str, Any]) -> Finding | None:
-        """The error for a name that is not registered, if it is one of drafts, and for none."""
+        """The error for an unregistered name of drafts, and for no name."""
         name = declared_architecture(config)
         if not config.get("architectures"):
             return Finding("config", NO_NAME, "")
@@ -122,10 +122,10 @@ class Sglang(Engine):
         return problem or self.rule("draft", **facts)
 
     def _facts(self, question: Question) -> Facts:
-        """`has_draft_vocab_size`: a null key is there: the head is then the target's.
+        """`has_draft_vocab_size`: a null key counts: the head is then the target's.
 
-        `drops_fc`: the whole model has linears of the draft's names and shapes. `drops_head`:
-        `llama_eagle3.py:303` and `llama.py` put the embedding in the place of the head.
+        `drops_fc`: the whole model has linears with the draft's names and shapes. `drops_head`:
+        `llama_eagle3.py:303` and `llama.py` use the embedding as the head.
         """
         config, names, traits = question.config, question.tensor_names, question.traits
         name, ordinary = declared_architecture(config), self.is_ordinary(question)
@@ -161,7 +161,7 @@ class Sglang(Engine):
     def is_ordinary(self, question: Question) -> bool:
         """Whether it loads a draft as a whole model, whose layers are not a draft's.
 
-        One with num_nextn_predict_layers it takes for an MTP layer: `model_config.py:1036`.
+        A model with num_nextn_predict_layers counts as an MTP layer: `model_config.py:1036`.
         """
         name = declared_architecture(question.config)
         if name in _OF_MTP and question.config.get("num_nextn_predict_layers"):
@@ -196,7 +196,7 @@ class Sglang(Engine):
     def excludes(
         self, question: Question, module: Module, layout: str, patterns: Patterns
     ) -> bool | Finding:
-        """Most ask for the parts of a fused linear, some whatever its class lists."""
+        """Most methods look up the parts of a fused linear, some whatever its class lists."""
         parts = question.names_of_parts(module)
         match layout:
             case "gptq":
@@ -235,7 +235,7 @@ class Sglang(Engine):
 
     @override
     def other_modules(self, question: Question) -> Iterator[Module]:
-        """It builds fc for a draft without one as well, and does not use it: `llama_eagle3.py`.
+        """It also builds fc for a draft without one, and does not use it: `llama_eagle3.py`.
 
         The head of a block draft is the target's: `dflash_worker_v2.py:138`.
         """
@@ -252,8 +252,8 @@ class Sglang(Engine):
     def plain(self, question: Question) -> frozenset[str]:
         """Plain torch: fc of Llama's drafts (`llama_eagle3.py:163`), DFlash's (`dflash.py:772`).
 
-        Convolutions, what stands in no layer (`dflash.py:564,1184`), and the head where nothing
-        hands it the config; that of a block draft is the target's.
+        Also convolutions, linears outside layers (`dflash.py:564,1184`), and a head that gets no
+        quantization config; the head of a block draft is the target's.
         """
         traits = question.traits
         head_too = not traits.drafts_blocks and question.method in QUANTIZED_HEADS
@@ -263,14 +263,14 @@ class Sglang(Engine):
 
     @override
     def stranger(self, question: Question, name: str) -> str | None:
-        """`qwen3.py:742` looks up a part of a fused linear unasked; for a bias it asks."""
+        """`qwen3.py:742` looks up a part of a fused linear unchecked; for a bias it checks."""
         served = question.own.mtp
         if served is not None and served.no_parameter:  # `mimo_mtp.py`, load_weights
             return served.no_parameter.format(name=built.in_engine(name, served.layer))
         module, _, suffix = name.rpartition(".")
         leaf = module.rpartition(".")[2]
         named = declared_architecture(question.config) == "Qwen3ForCausalLM"
-        renamed = ("bias", "output_scale", "k_scale", "v_scale")  # but the first: of the KV cache
+        renamed = ("bias", "output_scale", "k_scale", "v_scale")  # all but "bias": of the KV cache
         if not named or leaf not in (*QKV.members, *GATE_UP.members) or suffix in renamed:
             return None
         fused = QKV if leaf in QKV.members else GATE_UP
@@ -278,15 +278,15 @@ class Sglang(Engine):
 
     @override
     def cache_scale(self, question: Question, tensor: TensorInfo) -> bool | Finding | None:
-        """Whatever it is called; what it does not read it drops.
+        """The scale under any name; what it does not read it drops.
 
-        Source: `maybe_remap_kv_scale_name`, which `llama.py` alone calls for a draft, and the
+        Source: `maybe_remap_kv_scale_name`, which only `llama.py` calls for a draft, and the
         methods of `RadixAttention`; executed (`engines/kinds.json`, `engines/foreign_mix.json`).
         """
         if tensor.name.endswith("_zero_point"):  # symmetric: all zero, and never used
             return True
         served = question.own.mtp
-        if served is not None:  # some loaders look it up without asking whether it is there
+        if served is not None:  # some loaders look it up without checking that it exists
             own = _OWN.search(tensor.name) is not None
             return served.cache_scales and _has_scales(question) if own else False
         renames = declared_architecture(question.config) == _RENAMING
@@ -325,7 +325,7 @@ def _has_scales(question: Question) -> bool:
             and not scheme.get("dynamic", False)
         )
     if method == "modelopt" and question.declaration and question.declaration.form == "nested":
-        return False  # `_parse_modelopt_quant_config` leaves its algorithm alone
+        return False  # `_parse_modelopt_quant_config` does not change its algorithm
     if method == "modelopt":
         return isinstance(scheme, Mapping) or bool(question.keys.get("kv_cache_quant_algo"))
     return method in ("fp8", "quark")

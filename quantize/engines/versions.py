@@ -1,7 +1,7 @@
 """The known versions of engines: rows of versions.toml, each with the rules of its engine.
 
-A later version is a row more. Where it treats a family differently, its class gives other traits in
-`own`: those of families describe the oldest version here.
+A later version is one more row. Where it treats a family differently, its class returns other
+traits in `own`: those of families describe the oldest version here.
 """
 
 import json
@@ -28,7 +28,7 @@ from .vllm_rules import Vllm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorRtLlm(Engine):
-    """One version of TensorRT-LLM: which linears it builds was not read."""
+    """One version of TensorRT-LLM; the linears that it builds were not read."""
 
     @override
     def launch(self, question: Question, num_draft_tokens: int, serving: Serving) -> str:
@@ -47,7 +47,7 @@ class TensorRtLlm(Engine):
 
     @override
     def config_problem(self, question: Question) -> Finding | None:
-        """All that is known of a draft: what its declaration is read as."""
+        """All that is known of a draft: how its declaration is read."""
         declared = question.declaration
         method = declared.method if declared else None
         row = schemes_of(self.name, self.version).get(question.signature, {}).get("*")
@@ -65,7 +65,7 @@ class TensorRtLlm(Engine):
 
     @override
     def row(self, signature: str, arch: str) -> Scheme | None:
-        """What is refused is `config_problem`'s."""
+        """`config_problem` reports what is refused."""
         row = Engine.row(self, signature, arch)
         return row and row._replace(problem=None)
 
@@ -83,16 +83,16 @@ ENGINES: Mapping[tuple[EngineName, str], Engine] = {
     (engine.name, engine.version): engine
     for engine in (_CLASSES[row["name"]](**row) for row in version_rows())
 }
-"""By name and version; older versions of an engine first."""
+"""Engines by name and version; older versions of an engine first."""
 
 
 def known_versions(name: EngineName) -> tuple[Engine, ...]:
-    """Those of one engine, the newest last."""
+    """The versions of one engine, the newest last."""
     return tuple(engine for engine in ENGINES.values() if engine.name == name)
 
 
 def choose(name: EngineName, version: str | None = None) -> Engine:
-    """One version of an engine; the newest for None, and for one that is not known."""
+    """One version of an engine; the newest for None, and for an unknown one."""
     return ENGINES.get((name, version or ""), known_versions(name)[-1])
 
 

@@ -48,14 +48,14 @@ from .excludes import (
 )
 
 _NOT_EXECUTED = frozenset().union(*(traits.vllm.not_executed for traits in TRAITS))
-"""Other names of drafts that are registered, under methods and with tensors of their own."""
+"""Other registered names of drafts, with methods and tensors of their own."""
 _OF_MTP = re.compile(r"NextN$|MTP|^(?!.*(eagle|dflash|dspark)).*For(CausalLM|Conditional)", re.I)
 _ATTRIBUTE = "AttributeError: 'SpeculatorsConfig' object has no attribute '{}'"
 _NEEDED = ("intermediate_size", "hidden_act", "rms_norm_eps")
 _NEEDED_BY_QWEN3 = ("max_position_embeddings", "num_key_value_heads")
 _READ = {kind: how for traits in TRAITS for kind, how in traits.vllm.speculators.items()}
 _OWN_HEAD = "has_own_lm_head"
-"""The key of config.json by which DFlash hands its head the declaration: `qwen3_dflash.py:760`."""
+"""The key of config.json by which DFlash gives its head the declaration: `qwen3_dflash.py:760`."""
 _MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 _NUMBER = re.compile(r"layers(?:\.|\\\.)(\d+)")
 _SOME_SHARDS = (
@@ -68,7 +68,7 @@ _OF_ATTENTION = re.compile(
     r"|[qkv]_zero_point)$"
 )
 _BY_OUTPUTS = ("fp8", "quark")
-"""Each quant_method that takes scales of the outputs of linears for those of the cache."""
+"""Each quant_method that uses scales of the outputs of linears as those of the cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +77,11 @@ class Vllm(Engine):
 
     @override
     def launch(self, question: Question, num_draft_tokens: int, serving: Serving) -> str:
-        """What is the draft's stands in `--speculative-config`.
+        """The draft's settings go into `--speculative-config`.
 
-        Without `draft_tensor_parallel_size` the draft is split as the target is. Of another number
-        than the target's only 1 is taken (`config/speculative.py:1849`), and then only DSpark's and
-        a language model's loaders look at it.
+        Without `draft_tensor_parallel_size` the draft is split as the target is. The only other one
+        that it accepts is 1 (`config/speculative.py:1849`), and then only the loaders of DSpark and
+        of language models use it.
         """
         config = {
             "method": question.own.served_as,
@@ -106,7 +106,7 @@ class Vllm(Engine):
         if (problem := self.form_problem(config, of_speculators=own is not None)) is not None:
             return problem
         if model_type == "eagle":
-            return config  # which `architecture_problem` reads
+            return config  # `architecture_problem` reads it
         if model_type not in (None, "speculators"):
             return _rewritten(draft_traits(config), config) or as_class_reads(config, "vllm")
         return _speculators_config(config)
@@ -115,7 +115,7 @@ class Vllm(Engine):
     def architecture_problem(self, config: Mapping[str, Any]) -> Finding | None:
         """No other name is registered, alone or after the "Eagle" or "Eagle3" of `EAGLEConfig`."""
         name, model_type = declared_architecture(config), config.get("model_type")
-        if model_type == "eagle":  # which reads the keys below "model", and is EAGLE-1 by default
+        if model_type == "eagle":  # reads the keys below "model", and is EAGLE-1 by default
             name = declared_architecture(nested_eagle_keys(config) or {})
             text = UNSUPPORTED.format(f"Eagle{name}") if name else NO_NAME
             return Finding("config", text, "")
@@ -175,7 +175,7 @@ class Vllm(Engine):
                 return _excluded(eq, SOME_PARTS, question, module, patterns)
             case "modelopt":
                 named: bool | Finding = False
-                if question.traits.drafts_blocks:
+                if question.traits.vllm.maps_excludes:
                     patterns = _mapped(question, patterns)
                 else:
                     named = _excluded(eq, SOME_PARTS, question, module, patterns)
@@ -184,9 +184,9 @@ class Vllm(Engine):
 
     @override
     def layer_names(self, question: Question, layer: int, path: str) -> tuple[str, str]:
-        """Parameters count the draft's layers from 0, excludes are held against target's + own.
+        """Parameters count the draft's layers from 0; excludes count them after the target's.
 
-        A language model counts its own alone, below the name that it is built under
+        A language model counts only its own, below the name that it is built under
         (`v1/worker/gpu/spec_decode/standalone_ar/speculator.py:129`). `qwen3_eagle3.py` builds
         qkv_proj again, and forgets that it is part of self_attn.
         """
@@ -200,7 +200,13 @@ class Vllm(Engine):
     @override
     def other_modules(self, question: Question) -> Iterator[Module]:
         if question.fuses:
-            yield Module("model.fc", "model.fc", ("fc",), "replicated")
+            name = f"model.{question.traits.vllm.fc}"
+            yield Module(name, name, ("fc",), "replicated")
+        if (joined := question.traits.joins_layers) is not None:
+            inside = f"self_attn.{joined.part}"
+            parts = tuple(f"layers.{i}.{inside}" for i in range(question.num_layers))
+            _, prefix = self.layer_names(question, 0, f"self_attn.{joined.fused.vllm}")
+            yield Module(f"model.{joined.name}", prefix, parts, "replicated")
         for each in question.traits.extra_linears:
             prefix = f"model.{each.name}" if each.is_head else each.name
             yield Module(f"model.{each.name}", prefix, (each.name,), "replicated")
@@ -210,7 +216,7 @@ class Vllm(Engine):
 
     @override
     def plain(self, question: Question) -> frozenset[str]:
-        """The head, where the class hands it no config or the method knows no heads.
+        """The head, where the class passes it no config or the method cannot quantize heads.
 
         `llama_eagle3.py:332`, `qwen3_eagle3.py:308` and `qwen3_dflash.py:755` give ParallelLMHead a
         config, `deepseek_eagle3.py:225` gives it none.
@@ -231,7 +237,7 @@ class Vllm(Engine):
 
     @override
     def cache_scale(self, question: Question, tensor: TensorInfo) -> bool | Finding | None:
-        """Whatever it is called.
+        """The scale under any name.
 
         Source: `get_cache_scale_mapper` of `base_config.py`, `fp8.py` and `quark.py`,
         `AutoWeightsLoader`, `KVCacheScaleParameter`, and `CompressedTensorsKVCacheMethod`; executed
@@ -269,7 +275,7 @@ def _config_facts(question: Question) -> Facts:
 
 
 def _rewritten(traits: EngineTraits | None, config: Mapping[str, Any]) -> Finding | None:
-    """The error for a draft whose model_type is one of targets with an MTP layer."""
+    """The error for a draft whose model_type is that of targets with an MTP layer."""
     model_type = config.get("model_type")
     if not (traits and traits.usual_type) or model_type not in tuple(REWRITTEN_BY_VLLM):
         return None
@@ -316,7 +322,7 @@ def _without_inputs(group: Group) -> Group:
     return group._replace(scheme=replace(group.scheme, not_read=not_read))
 
 
-# ---- Excludes. Without a list of fused parts q_proj says nothing about qkv_proj:
+# ---- Excludes. Without a list of fused parts q_proj does not mean qkv_proj:
 # `Question.names_of_parts`.
 
 
@@ -328,7 +334,7 @@ def _excluded(
 
 
 def _mapped(question: Question, patterns: Patterns) -> Patterns:
-    """`map_draft_quant_config`: for DFlash in ModelOpt's layout, names on disk become runtime's."""
+    """`map_draft_quant_config`: for DFlash in ModelOpt's layout, disk names become runtime's."""
     first = question.first_layer or UNKNOWN_FIRST_LAYER
     mapped = []
     for pattern in patterns:
@@ -347,7 +353,7 @@ def _mapped(question: Question, patterns: Patterns) -> Patterns:
 def _check_numbers(question: Question, patterns: Patterns) -> None:
     """Raise UnsureError where a pattern names a layer by a number that depends on the target.
 
-    A number below the draft's own layers cannot be one of the runtime's.
+    A number below the draft's own layers cannot belong to the runtime.
     """
     for pattern in patterns if question.first_layer is None else ():
         for number in _NUMBER.findall(pattern):
@@ -359,7 +365,7 @@ def _check_numbers(question: Question, patterns: Patterns) -> None:
 
 
 def _unpacked(question: Question) -> Patterns:
-    """AWQ without a list: what has a plain weight is not quantized."""
+    """AWQ without a list: a linear with a plain weight is not quantized."""
     names = question.tensor_names
     return tuple(
         name.removesuffix(".weight")

@@ -1,7 +1,7 @@
-"""What engines do to draft for a verify step: which tensors each pass reads, for how many tokens.
+"""What engines do to draft for a verify step: tensors that each pass reads, for how many tokens.
 
 Sources: vLLM 0.33 `llm_base_proposer.py`, `qwen3_dflash.py`; SGLang 0.5.23 `eagle_worker_v2.py`,
-`dflash_worker_v2.py`. Both hand the draft all K + 1 positions that the target verified, also those
+`dflash_worker_v2.py`. Both give the draft all K + 1 positions that the target verified, even those
 that were not accepted: the batch keeps its shape.
 """
 
@@ -19,11 +19,11 @@ from ..planning.quantization_plan import Plan
 from .work import ELEMENT_BYTES, Part, Pass, Round, VerifyStep, Work, cache_works, key_value_shards
 
 USUAL_CONTEXT = 4096
-"""Positions of each sequence that are in the KV cache where nobody says how many."""
+"""Positions of each sequence in the KV cache, unless the user says how many."""
 _REPLICATED = ("q_a_proj", "kv_a_proj_with_mqa")
-"""Latent projections, which every shard computes whole."""
+"""MLA's latent projections, which every shard computes whole."""
 _LOOKED_UP = ("markov_w1", "predecessor_codebook", "successor_codebook")
-"""Tables of which a block reads a few rows."""
+"""Tables from which a block reads a few rows."""
 _PARTS: dict[str, Part] = {
     "attention": "attention", "kv_up": "attention", "mlp": "mlp", "fusion": "fusion",
     "head": "head", "proposal": "head", "embedding": "embedding", "mask": "embedding",
@@ -32,7 +32,7 @@ _PARTS: dict[str, Part] = {
 
 
 class Weight(NamedTuple):
-    """A tensor of a draft: the bytes that stand for it, and what its inputs are multiplied as."""
+    """A tensor of a draft: the bytes that store it, and the dtype in which it is multiplied."""
 
     row: Row
     nbytes: int
@@ -41,7 +41,7 @@ class Weight(NamedTuple):
 
     @property
     def is_quantized(self) -> bool:
-        """Other bytes stand for it than its own."""
+        """True if other bytes than its own store it."""
         return self.nbytes != self.row.tensor.nbytes
 
 
@@ -51,7 +51,7 @@ def plain_weights(draft: Draft) -> tuple[Weight, ...]:
 
 
 def planned_weights(plan: Plan) -> tuple[Weight, ...]:
-    """The tensors as a plan stores them, but for what it drops; scales count to their linear."""
+    """The tensors as a plan stores them, without dropped ones; scales count with their linear."""
     found = []
     for step in plan.steps:
         if step.action == "quantize":
@@ -64,12 +64,12 @@ def planned_weights(plan: Plan) -> tuple[Weight, ...]:
 
 
 def multiplied_as(recipe: Recipe) -> Precision:
-    """The dtype of their inputs: weights alone in fewer bits are widened to 16 for the product."""
+    """The dtype of their inputs: weight-only formats are widened to 16 bits for the product."""
     return recipe.activations.number.unit if recipe.activations else "bf16"
 
 
 def usual_context(config: Mapping[str, Any]) -> int:
-    """Positions per sequence where nobody says them: 4,096, or fewer by the draft's config.json."""
+    """Positions per sequence by default: 4,096, or fewer by the draft's config.json."""
     section = config.get("text_config")
     text = section if isinstance(section, Mapping) else config
     found = text.get("max_position_embeddings")
@@ -77,7 +77,7 @@ def usual_context(config: Mapping[str, Any]) -> int:
 
 
 def checked_num_draft_tokens(geometry: Geometry, asked: int | None) -> int:
-    """K: as asked, else a chain of 3 or the whole block after its anchor."""
+    """K: as asked, or a chain of 3, or the whole block after its anchor."""
     limit = geometry.token_limit
     if asked is not None and limit is not None and asked > limit.tokens:
         what = f"expected at most {limit.tokens}, got {asked}: {limit.why}"
@@ -91,7 +91,7 @@ def draft_round(
     served: VerifyStep,
     kv_cache: KvCacheDtype | None = None,
 ) -> Round:
-    """The passes of one drafting; `kv_cache` None = BF16."""
+    """The passes that draft for one verify step; `kv_cache` None = BF16."""
     if draft.geometry.num_modules > 1 or any(row.role == "router" for row in draft.rows):
         what = "drafts with experts, or with a module for each token, are not estimated"
         raise EstimateError(draft.checkpoint.folder, what, fix="measure it ('draftquant measure')")
@@ -125,14 +125,14 @@ class _Passes:
     kv_cache: KvCacheDtype | None
 
     def features(self, tokens: int) -> tuple[Work, ...]:
-        """What makes the draft's first input of the target's features."""
+        """The work that turns the target's features into the draft's first input."""
         return tuple(self._weight(w, tokens) for w in self.weights if self._makes_features(w.row))
 
     def context_keys_values(self, tokens: int) -> tuple[Work, ...]:
         """Keys and values of new context positions, projected apart from the block's.
 
-        In floats, k and v of all layers are one matrix. Quantized, a layer's q, k and v are run
-        whole and q is thrown away. Sources: vLLM 0.33 `qwen3_dflash.py:505-534` and `:592-616`;
+        Unquantized, k and v of all layers are one matrix. Quantized, a layer's q, k and v run
+        whole and q is discarded. Sources: vLLM 0.33 `qwen3_dflash.py:505-534` and `:592-616`;
         SGLang 0.5.23 `models/dflash.py:429-456` and `dflash_worker_v2.py:1000-1062`.
         """
         inputs = [w for w in self.weights if w.row.leaf in ("q_proj", "k_proj", "v_proj")]
@@ -182,7 +182,7 @@ class _Passes:
         )
 
     def _shards(self, row: Row) -> int:
-        """SGLang holds fc as a plain linear, and vLLM replicates it; norms are everywhere."""
+        """SGLang has fc as a plain linear, and vLLM replicates it; norms are everywhere."""
         if row.role in ("fusion", "norm") or row.leaf in _REPLICATED:
             return 1
         if self.tp > 1 and row.leaf in ("k_proj", "v_proj"):
@@ -190,7 +190,7 @@ class _Passes:
         return self.tp
 
     def _embedding_rows(self, tokens: int) -> Work:
-        """One row for each token, of the draft's table or of the target's."""
+        """One row for each token, from the draft's table or the target's."""
         own = (w.row.tensor.dtype for w in self.weights if w.row.role == "embedding")
         size = next((DTYPE_BYTES[dtype] for dtype in own), ELEMENT_BYTES)
         return Work(

@@ -25,7 +25,7 @@ class Candidate:
 
 
 def candidates_of(draft: Draft, plans: Sequence[Plan], served: VerifyStep) -> tuple[Candidate, ...]:
-    """The draft as it is, and by each plan; no two recipes have one name."""
+    """The draft as it is, and by each plan; no two recipes share a name."""
     norms = [row for row in draft.rows if row.role == "norm"]
     dtype = (*norms, *draft.rows)[0].tensor.dtype
     found: dict[str, Candidate] = {}
@@ -58,8 +58,8 @@ class EstimateReport(Brief):
         loaded_by: name of a recipe -> GPU -> the engines that load its result there.
         refused: name of a built-in recipe that does not fit this draft -> the reason.
         machines: the GPUs, with the share of their data sheet that kernels reach.
-        verify_seconds: of the target's verify step; None where it is not known.
-        measured: what was timed on the one GPU, which is said instead of the roofline.
+        verify_seconds: time of the target's verify step; None where it is not known.
+        measured: times on the one GPU, which replace the roofline.
     """
 
     draft: Draft
@@ -76,12 +76,12 @@ class EstimateReport(Brief):
 
     @property
     def parameters(self) -> int:
-        """Of all its tensors but vocabulary maps."""
+        """Parameters of all its tensors except vocabulary maps."""
         rows = (row for row in self.draft.rows if row.role != "vocabulary_map")
         return sum(row.tensor.numel for row in rows)
 
     def break_even(self, candidate: Candidate, machine: Machine) -> float | None:
-        """The relative loss of acceptance length that makes it as slow; None: no verify step."""
+        """The relative loss of acceptance length at break-even; None without a verify step."""
         verify, pair = self.verify_seconds, (self.candidates[0], candidate)
         timed = [self.measured.drafting(one.name) if self.measured else None for one in pair]
         by_roofline = [machine.round_seconds(one.round, self.concurrency) for one in pair]
@@ -89,7 +89,7 @@ class EstimateReport(Brief):
         return None if verify is None else break_even_loss(ours, theirs, verify)
 
     def drafting_seconds(self, candidate: Candidate, machine: Machine) -> float:
-        """All drafting of one verify step: as measured, else by the roofline."""
+        """All drafting of one verify step: as measured, or by the roofline."""
         timed = self.measured.drafting(candidate.name) if self.measured else None
         return machine.round_seconds(candidate.round, self.concurrency) if timed is None else timed
 
@@ -105,7 +105,7 @@ class EstimateReport(Brief):
 
 
 def assumptions(report: EstimateReport) -> Iterator[str]:
-    """What the figures rest on, a sentence each."""
+    """What the figures assume, one sentence each."""
     k, share = report.num_draft_tokens, report.machines[0].efficiency
     verified = f"over the {k + 1} positions of each sequence that were verified"
     if report.draft.geometry.block_size is None:

@@ -1,8 +1,8 @@
-"""Times that `vllm bench forward` measured, for `estimate` to say instead of its roofline.
+"""Times that `vllm bench forward` measured, which `estimate` uses instead of its roofline.
 
 One run times cases: exact batches as one CUDA graph each. `--output-json` lists them with their
-median; with `--exclude-drafter` that is the target's forward pass, else all drafting stands after
-it, every drafted token accepted. Sampling and rejection are in neither, so that the difference of
+median; with `--exclude-drafter` that is the target's forward pass; otherwise all drafting follows
+it, with every drafted token accepted. Neither includes sampling and rejection, so the difference of
 two runs is the drafting of one verify step. Source: vLLM 0.33 `benchmarks/forward/main.py:227-290`,
 `capture.py:137-170`, `speculator.py`.
 """
@@ -18,7 +18,7 @@ from ...recipes.strict_json import parse_json, reading
 from .work import VerifyStep
 
 TARGET = "target"
-"""What the run without a drafter is called, beside the names of recipes."""
+"""The name of the run without a drafter, beside the names of recipes."""
 _AGAIN = "give what 'vllm bench forward --output-json FILE' of vLLM 0.33 wrote"
 _LENGTHS_DIFFER = 0.1
 """Share by which the mean KV length of a case may differ from the context asked for."""
@@ -31,7 +31,7 @@ class TimedCase:
     Attributes:
         requests: query length, KV length and drafted tokens of each sequence.
         seconds: median over all replays; spread: of the samples' medians, as a share of it.
-        drafts: whether the drafter's passes are in it.
+        drafts: whether the drafter's passes are included.
     """
 
     name: str
@@ -48,7 +48,7 @@ class TimedCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Times of one GPU: of the target's verify step, and of drafting with each form of the draft.
+    """Times on one GPU: of the target's verify step, and of drafting with each form of the draft.
 
     Attributes:
         target: the verify step. runs: name of a recipe, or the draft's dtype -> with its drafting.
@@ -63,7 +63,7 @@ class Measured:
         return None if run is None else run.seconds - self.target.seconds
 
     def in_words(self) -> Iterator[str]:
-        """What was measured, a sentence each."""
+        """What was measured, one sentence each."""
         yield (
             f"measured by vllm bench forward: a verify step of {1e6 * self.target.seconds:,.1f} µs,"
             f" {self.target.mean_context:,.0f} positions per sequence on average; CUDA graphs,"
@@ -80,12 +80,12 @@ class Measured:
 def read_measured(
     given: Sequence[str], names: Collection[str], served: VerifyStep
 ) -> Measured | None:
-    """What `NAME=FILE` name, each at the verify step that is estimated; None = nothing is given.
+    """The times in the files of `NAME=FILE`, for the estimated verify step; None = no files.
 
     Raises:
-        EstimateError: a name that is no form of this draft; a file that is no output of the
-            benchmark, or has no one case of this shape; times of other batches than the target's;
-            drafting that takes no time.
+        EstimateError: a name that is not a form of this draft; a file that is not an output of the
+            benchmark, or has not exactly one case of this shape; times of other batches than the
+            target's; drafting that takes no time.
     """
     runs: dict[str, TimedCase] = {}
     for each in given:
@@ -121,7 +121,7 @@ def read_measured(
 def _chosen(
     path: Path, cases: Sequence[TimedCase], served: VerifyStep, *, drafts: bool
 ) -> TimedCase:
-    """The one case of so many sequences which verify K drafted tokens each."""
+    """The one case with this many sequences, which verify K drafted tokens each."""
     k, context, _, concurrency = served
     wanted = [(k + 1, k)] * concurrency
     found = [case for case in cases if [(q, d) for q, _, d in case.requests] == wanted]

@@ -10,7 +10,7 @@ from ..gpus import Gpu
 
 Part = Literal["attention", "mlp", "fusion", "head", "embedding", "norm", "kv_cache", "other"]
 ELEMENT_BYTES = 2
-"""Of a 16-bit number: of a KV cache, of the target's tables, of a target in 16 bits."""
+"""Bytes of a 16-bit number: in a KV cache, the target's tables, or a 16-bit target."""
 
 
 class VerifyStep(NamedTuple):
@@ -24,11 +24,11 @@ class VerifyStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """One kernel's worth: a linear, the cache of a layer, or rows of a table.
+    """The work of one kernel: a linear, the cache of a layer, or rows of a table.
 
     Attributes:
-        weight_bytes: read once for all sequences; sequence_bytes for each of them.
-        unfolded_bytes: moved besides where FP4 is emulated and multiplied as bf16.
+        weight_bytes: read once for all sequences; sequence_bytes: read for each of them.
+        unfolded_bytes: moved in addition where FP4 is emulated and multiplied as bf16.
     """
 
     part: Part
@@ -41,20 +41,20 @@ class Work:
     flop_shards: int = 1
 
     def nbytes(self, concurrency: int) -> int:
-        """Bytes that are read for so many sequences, by all GPUs together, shared ones once."""
+        """Bytes read for `concurrency` sequences by all GPUs together; shared ones count once."""
         return self.weight_bytes + concurrency * self.sequence_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """One run through a model, or through a part of it; `repeats` times in a round."""
+    """One run through a model, or a part of it; `repeats` times per verify step."""
 
     name: str
     works: tuple[Work, ...]
     repeats: int = 1
 
     def nbytes(self, concurrency: int, part: Part | None = None) -> int:
-        """Bytes that one of its runs reads: of one part, or of all."""
+        """Bytes that one of its runs reads: for one part, or for all."""
         chosen = (work for work in self.works if part in (None, work.part))
         return sum(work.nbytes(concurrency) for work in chosen)
 
@@ -67,11 +67,11 @@ class Round:
 
     @property
     def step(self) -> Pass:
-        """The pass that a longer chain has more of; of a block draft, the pass over its block."""
+        """The pass that a longer chain repeats; for a block draft, the pass over its block."""
         return self.passes[-1]
 
     def nbytes(self, concurrency: int, part: Part | None = None) -> int:
-        """Bytes that the round reads: of one part, or of all."""
+        """Bytes that all passes read: for one part, or for all."""
         return sum(one.repeats * one.nbytes(concurrency, part) for one in self.passes)
 
 
@@ -83,7 +83,7 @@ class Machine:
     efficiency: float
 
     def work_seconds(self, work: Work, concurrency: int) -> float:
-        """The longer of reading and computing, as bandwidth and peak allow."""
+        """The longer of reading and computing, limited by bandwidth and peak."""
         precision = self.gpu.computes_in(work.precision)
         peak = self.gpu.peaks[precision]
         moved = work.nbytes(concurrency)
@@ -98,24 +98,24 @@ class Machine:
         return sum(self.work_seconds(work, concurrency) for work in one.works)
 
     def round_seconds(self, whole: Round, concurrency: int) -> float:
-        """All passes of a round."""
+        """All passes of a verify step."""
         return sum(one.repeats * self.pass_seconds(one, concurrency) for one in whole.passes)
 
 
 def break_even_loss(baseline: float, candidate: float, verify: float) -> float:
     """The relative loss of acceptance length at which the candidate is as fast as the baseline.
 
-    speed = acceptance_length / (drafting + verify), all in seconds, so that speeds are equal where
+    speed = acceptance_length / (drafting + verify), all in seconds, so speeds are equal where
 
         1 - loss = (candidate + verify) / (baseline + verify)
 
-    Below zero the candidate is the slower one even if it loses nothing.
+    Below zero the candidate is slower even if it loses nothing.
     """
     return (baseline - candidate) / (baseline + verify)
 
 
-# The KV cache is in BF16 or FP8, which is widened as it is read; its scales are nothing beside it.
-# MLA keeps one latent row per position, which all heads share and attention reads as it is: engines
+# The KV cache is in BF16 or FP8, which is widened as it is read; its scales are negligible.
+# MLA caches one latent row per position, which all heads share and attention reads as is: engines
 # fold kv_b_proj into queries and outputs.
 
 
@@ -128,7 +128,7 @@ def cache_works(
     tp: int,
     dtype: KvCacheDtype | None = None,
 ) -> tuple[Work, ...]:
-    """Attention of all layers for one sequence, a work per layer; sliding ones read a window."""
+    """Attention of all layers for one sequence, one work per layer; sliding ones read a window."""
     size = ELEMENT_BYTES if dtype is None else NUMBER_FORMATS[dtype].bits // 8
     own = geometry.attention
     if own is None:
@@ -142,13 +142,13 @@ def cache_works(
 
 
 def key_value_shards(geometry: Geometry, tp: int) -> int:
-    """GPUs that share key and value projections: no more than there are heads of them."""
+    """GPUs that share key and value projections: at most one per head."""
     own = geometry.attention
     return min(tp, own.num_key_value_heads) if isinstance(own, GroupedAttention) else tp
 
 
 def _grouped(own: Any, heads: int, positions: int, queries: int, tp: int, size: int) -> Work:
-    """Bytes are keys and values of all positions, whose heads GPUs beyond them hold copies of.
+    """Bytes are keys and values of all positions; GPUs beyond the number of heads hold copies.
 
     FLOP are 2 for the scores and 2 for the sum, each per query, head, position and dimension.
     """

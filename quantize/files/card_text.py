@@ -1,6 +1,6 @@
-"""The model card, README.md: its front matter, the part that is written here, and all other text.
+"""The model card, README.md: its front matter, the part that draftquant writes, and all other text.
 
-Text of others may be hostile: it is escaped where it stands in ours, between two marks.
+Text of others may be hostile: it is escaped where it is quoted in our part, between two marks.
 """
 
 import re
@@ -21,7 +21,7 @@ _MOST_FRONT = 64 << 10  # characters
 _INHERITED = ("license", "license_name", "license_link", "language", "pipeline_tag", "library_name")
 _NUMBER = re.compile(r"[-+]?[\d,.]*\d%?|")  # or an empty cell
 _WORD = re.compile(r"[\w .:/+@#?&=%~-]{1,200}")
-_SPECIAL = re.compile(r"([\\`*_\[\]<>|~$&]|:(?=//)|(?<=www)\.)")  # wherever it stands
+_SPECIAL = re.compile(r"([\\`*_\[\]<>|~$&]|:(?=//)|(?<=www)\.)")  # anywhere
 _AT_START = re.compile(r"^(\d{1,9}(?=[.)](?:\s|$))|(?=[-+#=]))(.)")  # lists, headings
 
 
@@ -42,7 +42,7 @@ def split_front(card: str) -> tuple[str, str]:
 
 
 def _front_keys(card: str) -> Mapping[str, Any]:
-    """The keys of a front matter; none of one that is no YAML, or longer than any that is."""
+    """The keys of a front matter; none if it is not YAML, or longer than any real one."""
     front, _ = split_front(card)
     if not front or len(front) > _MOST_FRONT:
         return {}
@@ -54,12 +54,12 @@ def _front_keys(card: str) -> Mapping[str, Any]:
 
 
 def is_ours(card: str) -> bool:
-    """Whether a part of it was written here."""
+    """Whether draftquant wrote a part of it."""
     return BEGIN in card and END in card.partition(BEGIN)[2]
 
 
 def around(card: str) -> tuple[str, str]:
-    """What others wrote before and after our part, front matter left out."""
+    """What others wrote before and after our part, without front matter."""
     _, text = split_front(card)
     if not is_ours(text):
         return "", text
@@ -68,7 +68,7 @@ def around(card: str) -> tuple[str, str]:
 
 
 def without_ours(card: str) -> str:
-    """What others wrote, with the front matter if anything is left to stand after it."""
+    """What others wrote, with the front matter unless nothing follows it."""
     if not is_ours(card):
         return card
     text = "".join(around(card))
@@ -76,7 +76,7 @@ def without_ours(card: str) -> str:
 
 
 def inherited(card: str) -> dict[str, Any]:
-    """What a front matter says that holds for a quantized draft too, in short words."""
+    """Keys of a front matter that hold for a quantized draft too, if their values are short."""
     found = _front_keys(card)
     kept = {key: found[key] for key in _INHERITED if key in found}
     return {key: value for key, value in kept.items() if _are_words(value)}
@@ -93,13 +93,13 @@ def card_text(
 
 
 def prose(text: object) -> str:
-    """Foreign text that shows as it is, at the beginning of a line or inside it."""
+    """Foreign text that renders unchanged, at the beginning of a line or inside it."""
     escaped = _SPECIAL.sub(r"\\\1", visible(str(text)).strip())
     return _AT_START.sub(r"\1\\\2", escaped)
 
 
 def code(text: object) -> str:
-    """Foreign text as code inside a line, of a table too."""
+    """Foreign text as code inside a line, even of a table."""
     shown = visible(str(text)).replace("|", r"\|")
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", shown)), default=0))
     space = " " if shown[:1] in ("`", " ", "") or shown[-1:] == "`" else ""
@@ -115,7 +115,7 @@ def code_block(text: str) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of cells that are Markdown already; a number's column is aligned to the right."""
+    """A table of cells that are Markdown already; columns of numbers are aligned right."""
     lines = [list(head), *map(list, rows)]
     numbers = [all(_NUMBER.fullmatch(row[i]) for row in lines[1:]) for i in range(len(head))]
     rule = ["---:" if number else "---" for number in numbers]

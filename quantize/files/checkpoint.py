@@ -23,16 +23,16 @@ from ...recipes.regular_file import (
 from ...recipes.strict_json import JsonProblem, parse_json, reading
 from .safetensors_header import Header, TensorInfo, read_header
 
-# Experts may be stacked in one tensor. Qwen3.5's MoE layers and what speculators and transformers 5
-# save hold `experts.gate_up_proj` [E, 2 I, W], gate above up, and `experts.down_proj` [E, W, I].
-# Every expert's matrices are rows that lie in one piece there, so they are named and placed as the
-# released folders of Qwen3-Next have them, `experts.0.gate_proj.weight`, which vLLM 0.33 and SGLang
+# Experts may be stacked in one tensor. Qwen3.5's MoE layers, and files that speculators and
+# transformers 5 save, hold `experts.gate_up_proj` [E, 2 I, W], gate above up, and
+# `experts.down_proj` [E, W, I]. Each expert's matrices are contiguous rows there, so they are named
+# as in the released folders of Qwen3-Next, `experts.0.gate_proj.weight`, which vLLM 0.33 and SGLang
 # 0.5.23 load (`experiments/engines/mtp.json`). The layout of gpt-oss, [E, W, 2 I] with gate and up
-# in turn, has no such rows; no MTP layer has it.
+# alternating, has no such rows; no MTP layer has it.
 
 _STACKED = re.compile(r"((?:mtp\.layers|mtp_layers)\.\d+\.mlp\.experts)\.(gate_up_proj|down_proj)")
 MOST_EXPERTS = 4096
-"""A header that claims more is no model's: it would become as many tensors."""
+"""No model's header claims more: each would become a tensor here."""
 _PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
@@ -64,7 +64,7 @@ def _matrices(tensor: TensorInfo) -> Iterator[TensorInfo]:
 
 
 _MTP = re.compile(r"(.*\.eh_proj|model\.mtp_layers\.\d+\.input_proj|mtp\.fc)\.weight")
-"""The linear that an MTP layer reads the embedding and the state with, and no other layer has."""
+"""The linear with which an MTP layer, and no other layer, reads the embedding and the state."""
 
 
 def mtp_layers(names: Collection[str]) -> tuple[str, ...]:
@@ -74,7 +74,7 @@ def mtp_layers(names: Collection[str]) -> tuple[str, ...]:
 
 
 def names_below(subtree: str, names: Collection[str], folder: Path) -> frozenset[str]:
-    """Those names that begin with a prefix, or one of several between commas, and a dot."""
+    """The names that begin with a prefix, or one of several between commas, and a dot."""
     found: set[str] = set()
     for prefix in subtree.split(","):
         below = {name for name in names if name.startswith(f"{prefix}.")}
@@ -90,11 +90,11 @@ def names_below(subtree: str, names: Collection[str], folder: Path) -> frozenset
 INDEX_FILE = "model.safetensors.index.json"
 CONFIG_FILE = "config.json"
 UNVERIFIED = ".unverified"
-"""After the name of the last file: what is staged looks like nothing that could be loaded."""
-UNVERIFIED_CONFIG_FILE = CONFIG_FILE + UNVERIFIED  # in staging: no engine takes it for a checkpoint
+"""Suffix of a staged file: nothing takes what is staged for something to load."""
+UNVERIFIED_CONFIG_FILE = CONFIG_FILE + UNVERIFIED  # in staging: no engine loads the folder
 PROVENANCE_FILE = "draftquant.json"
 BLOCK_BYTES = 1 << 20
-"""Read at once where nothing else says how much: two such blocks fit the cache of a core."""
+"""Bytes of one read by default: two such blocks fit the cache of a core."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,10 +104,9 @@ class Checkpoint:
     Attributes:
         tensors: by name, sorted; each expert of a stacked tensor has its own entry.
         headers: by file. index: the parsed model.safetensors.index.json, None for a single file.
-        subtree: only tensors below this prefix, or these with commas between them, are looked at;
-            config.json is that of the model which they are a part of. None = it is whole.
-        config_file: `UNVERIFIED_CONFIG_FILE` of one that is staged.
-        roles: PATTERN=ROLE, what the user says of tensors of a draft that no family reads.
+        subtree: only tensors below this prefix, or these with commas between them, are read;
+            config.json is that of the model that contains them. None = it is whole.
+        config_file: `UNVERIFIED_CONFIG_FILE` for a staged folder.
     """
 
     folder: Path
@@ -117,7 +116,6 @@ class Checkpoint:
     index: Mapping[str, Any] | None
     subtree: str | None = None
     config_file: str = CONFIG_FILE
-    roles: tuple[str, ...] = ()
 
     @classmethod
     def open(
@@ -169,11 +167,11 @@ class Checkpoint:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors together, headers not counted."""
+        """Bytes of all tensors together, without headers."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def side_files(self) -> tuple[str, ...]:
-        """Every other file (tokenizer, mask_embedding.pt), sorted; of a subtree only code."""
+        """Every other file (tokenizer, mask_embedding.pt), sorted; for a subtree only code."""
         if self.subtree is not None:
             return tuple(files_of(self.folder, skip=lambda f: "/" in f or not f.endswith(".py")))
         own = {CONFIG_FILE, INDEX_FILE, SIGNATURE_FILE, *self.headers}
@@ -232,7 +230,7 @@ def read_json_object(
     again: str = "correct it, or download or export the file again",
     limit: int = MAX_DOCUMENT_BYTES,
 ) -> dict[str, Any]:
-    """Read a file that must hold one JSON object, of bounded size; the fix is for an absent one."""
+    """Read a file that must hold one JSON object, of bounded size; `fix` is for a missing file."""
     try:
         value = parse_json(read_text(path, limit))
     except FileNotFoundError as exc:
@@ -260,14 +258,14 @@ def _bad_index(folder: Path, what: str, fix: str = "export the index again") -> 
 
 
 def _files_of_index(folder: Path, index: dict[str, Any], subtree: str | None) -> list[str]:
-    """The shards that an index names, which are there, and unless it is of a part, no others.
+    """The shards that an index names; all exist, and for a whole index there are no others.
 
-    Of a part the index keeps the tensors below `subtree` alone.
+    For a part, the index keeps only the tensors below `subtree`.
     """
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise _bad_index(folder, "weight_map is missing or empty")
-    if subtree is not None:  # no other shard needs to be there
+    if subtree is not None:  # no other shard needs to exist
         names = sorted(names_below(subtree, weight_map, folder))
         index["weight_map"] = {name: weight_map[name] for name in names}
     if not isinstance(index.get("metadata", {}), dict):
@@ -309,7 +307,7 @@ def _check_index(
 
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-"""Endings of what torch.save writes."""
+"""Endings of files that torch.save writes."""
 _CACHED = re.compile(r"models--(.+?)--(.+)")
 """How huggingface_hub names the folder of owner/name."""
 _GGUF = "GGUF of llama.cpp, which holds other tensors than the draft that it was made from"
@@ -317,7 +315,7 @@ _SAFETENSORS = "give the folder of safetensors that it was converted from"
 
 
 def mistaken_file(path: Path) -> tuple[str, str]:
-    """What is wrong with a file in the place of a draft folder, and the fix."""
+    """What is wrong with a file instead of a draft folder, and the fix."""
     if path.suffix == ".gguf":
         return f"is {_GGUF}", _SAFETENSORS
     if path.suffix in PICKLES:
@@ -333,13 +331,13 @@ def pickles_in(folder: Path) -> list[str]:
 
 
 def as_safetensors(folder: Path) -> str:
-    """What makes safetensors of a folder of pickles, with the command for a shell."""
+    """What turns a folder of pickles into safetensors, with the command for a shell."""
     command = f"draftquant unpickle {shlex.quote(str(folder))} --out SAFETENSORS"
     return f"convert the draft to safetensors, because pickled weights are not read ({command})"
 
 
 def near_folder(path: Path) -> Path | None:
-    """The folder beside one that is not there whose name is nearly the same."""
+    """A folder with nearly the same name beside one that does not exist."""
     beside = path.parent.iterdir() if path.parent.is_dir() else ()
     names = sorted(one.name for one in beside if one.is_dir())
     close = difflib.get_close_matches(path.name, names, n=1)
@@ -347,7 +345,7 @@ def near_folder(path: Path) -> Path | None:
 
 
 def without_safetensors(folder: Path) -> tuple[str, str]:
-    """What a folder with a config.json holds in the place of safetensors, and the fix."""
+    """What a folder with a config.json holds instead of safetensors, and the fix."""
     if any(folder.glob("*.gguf")):
         return f"holds {_GGUF}", _SAFETENSORS
     if pickles := pickles_in(folder):
@@ -356,7 +354,7 @@ def without_safetensors(folder: Path) -> tuple[str, str]:
 
 
 def mistaken_folder(folder: Path) -> tuple[str, str] | None:
-    """What a folder without config.json is instead, and the fix; None = nothing that is known."""
+    """What a folder without config.json is instead, and the fix; None = nothing known."""
     if (folder / "params.json").exists():
         what = "is in Mistral's own form (params.json), which is not supported, EAGLE or not"
         return what, "serve it with vLLM as it is, or give a draft with a config.json of its own"

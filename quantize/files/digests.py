@@ -1,6 +1,6 @@
-"""Digests: what names the bytes of tensors; and whether these are finite numbers.
+"""Digests, which identify the bytes of tensors; and whether these are finite numbers.
 
-They are of BLAKE3, which takes a fifth of the time of SHA-256, with its name in front.
+They use BLAKE3, which takes a fifth of the time of SHA-256, and begin with its name.
 """
 
 import hashlib
@@ -20,17 +20,17 @@ from .safetensors_header import WORKERS, TensorInfo
 
 
 class Digest:
-    """A digest in the making; `str` of it is what records hold."""
+    """A digest in the making; records hold its `str`."""
 
     def __init__(self) -> None:
         self._hash = blake3()
 
     def update(self, data: memoryview) -> None:
-        """So many bytes more."""
+        """Add bytes."""
         self._hash.update(data)
 
     def copy(self) -> "Digest":
-        """One that begins with the same bytes."""
+        """A digest that starts with the same bytes."""
         other = Digest()
         other._hash = self._hash.copy()
         return other
@@ -44,7 +44,7 @@ def tensor_digest(
     tensor: TensorInfo,
     on_block: Callable[[memoryview], None] = lambda _block: None,
 ) -> str:
-    """Of a tensor's bytes, which are read block by block; `on_block` sees each."""
+    """Digest of a tensor's bytes, which are read block by block; `on_block` sees each."""
     digest = Digest()
     for block in byte_blocks(checkpoint, tensor):
         digest.update(block)
@@ -53,21 +53,21 @@ def tensor_digest(
 
 
 def tensor_digests(checkpoint: Checkpoint) -> dict[str, str]:
-    """Of every tensor, by name."""
+    """Digest of every tensor, by name."""
     with ThreadPoolExecutor(WORKERS) as pool:
         digests = pool.map(partial(tensor_digest, checkpoint), checkpoint.tensors.values())
         return dict(zip(checkpoint.tensors, digests, strict=True))
 
 
 def tensors_sha256(digests: Mapping[str, str]) -> str:
-    """Identity of the weights of a folder: over names and digests of all its tensors."""
+    """Identity of the weights of a folder: a hash over names and digests of all its tensors."""
     lines = (f"{name} {digest}\n" for name, digest in sorted(digests.items()))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-# NaN and infinity have an exponent of all ones, above that of every number. So the largest of the
-# bits, once as signed and once as unsigned integers, shows those of both signs, as fast as memory
-# gives the bytes.
+# NaN and infinity have an exponent of all ones, above that of every number. So the maxima of the
+# bits, once as signed and once as unsigned integers, show those of both signs, at the speed of
+# memory.
 
 MEND = "export the draft again, or download it again: nothing sound can be computed with it"
 _MOST_NAMED = 10  # tensors of one message
@@ -82,13 +82,13 @@ _BITS: Mapping[str, tuple[str, int, int]] = {
     "F8_E4M3": ("i1", 0x7F, 0xFF),  # has no infinity
     "F8_E8M0": ("i1", 0x80, 0xFF),  # nor a sign: no signed byte is 0x80
 }
-"""Signed integers of that size, and the first bits that are no number, of either sign."""
+"""Signed integers of that size, and the first bits that are not numbers, for either sign."""
 _SCALES = ("_scale", "_scales")
-"""Ends of names of F8_E8M0 that MXFP4's exporters call U8, as they call its codes."""
+"""Ends of names of F8_E8M0 scales whose dtype MXFP4's exporters call U8, like their codes'."""
 
 
 class Finiteness:
-    """What is NaN or infinite in one tensor of a safetensors dtype; all integers are finite."""
+    """Finds NaN and infinity in one tensor of a safetensors dtype; all integers are finite."""
 
     def __init__(self, dtype: str, shape: tuple[int, ...]) -> None:
         self._bits, self._shape = _BITS.get(dtype), shape
@@ -96,7 +96,7 @@ class Finiteness:
         self._first: tuple[int, ...] = ()
 
     def look(self, block: memoryview | npt.NDArray[Any]) -> None:
-        """The next elements of the tensor, as stored."""
+        """Check the next elements of the tensor, as stored."""
         if self._bits is None:
             return
         kind, plain, minus = self._bits
@@ -120,14 +120,14 @@ class Finiteness:
 
 
 def not_finite(checkpoint: Checkpoint) -> dict[str, str]:
-    """Read every tensor of floating-point numbers: name -> its NaN or infinity, if any."""
+    """Read every floating-point tensor: name -> its NaN or infinity, if any."""
     with ThreadPoolExecutor(WORKERS) as pool:
         problems = pool.map(partial(problem_of, checkpoint), checkpoint.tensors.values())
         return {name: p for name, p in zip(checkpoint.tensors, problems, strict=True) if p}
 
 
 def problem_of(checkpoint: Checkpoint, tensor: TensorInfo) -> str | None:
-    """The same of one tensor."""
+    """The same for one tensor."""
     is_scale = tensor.dtype == "U8" and tensor.name.endswith(_SCALES)
     dtype = "F8_E8M0" if is_scale else tensor.dtype
     found = Finiteness(dtype, tensor.shape)
@@ -138,7 +138,7 @@ def problem_of(checkpoint: Checkpoint, tensor: TensorInfo) -> str | None:
 
 
 def lines_of(found: Mapping[str, str]) -> list[str]:
-    """What `not_finite` found: a line for each of the first ten tensors, and one for the others."""
+    """What `not_finite` found: a line for each of the first ten tensors, and one for the rest."""
     lines = [f"{name}: {problem}" for name, problem in sorted(found.items())]
     if len(lines) > _MOST_NAMED:
         lines[_MOST_NAMED:] = [f"and {len(lines) - _MOST_NAMED} more tensors"]
@@ -146,7 +146,7 @@ def lines_of(found: Mapping[str, str]) -> list[str]:
 
 
 def check_finite(where: object, found: Mapping[str, str]) -> None:
-    """Refuse a draft with which nothing can be computed."""
+    """Refuse a draft that nothing can be computed with."""
     if found:
         first, *others = lines_of(found)
         raise CheckpointError(where, first, details=[f"  {line}" for line in others], fix=MEND)

@@ -28,7 +28,7 @@ _ADDRESS = re.compile(
     rf"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co|hf:/)/({NAMES})(?:/\w+/([\w.-]+))?.*"
 )
 _SIDE_FILES = ["*.json", "*.jinja"]
-"""What a target is compared by, where its weights are not fetched."""
+"""Files by which a target is compared where its weights are not fetched."""
 _COLON = re.compile(rf"({NAMES}):([\w./-]+)")
 
 
@@ -62,12 +62,12 @@ def resolve_draft(reference: str, subtree: str | None = None) -> DraftSource:
 
 
 def folder_of(reference: Reference) -> Path:
-    """Where a draft lies; raises as `resolve_draft`."""
+    """The folder of a draft; raises like `resolve_draft`."""
     return resolve_draft(str(reference)).folder
 
 
 def resolve_target(reference: str) -> Path:
-    """The folder of a target; of a Hub id only JSON and text are fetched, no weights."""
+    """The folder of a target; from a Hub id only JSON and text are fetched, no weights."""
     folder = Path(reference)
     if folder.is_dir():
         return folder
@@ -122,14 +122,14 @@ def _download(reference: str, patterns: list[str] | None = None) -> DraftSource:
     return DraftSource(folder=folder, hub_id=hub_id, revision=folder.name)
 
 
-# Provenance keeps of a command line what was asked for, not where it lay on some machine: equal
+# Of a command line, provenance keeps what was asked for, not where it was on some machine: equal
 # runs in different folders give equal records.
 
 _LEFT_OUT = {
     "--out": "--o", "--report": "--rep", "--html": "--ht", "--markdown": "--mar", "--junit": "--ju",
     "--plot": "--pl", "--token": "--to",
 }  # fmt: skip
-"""Options that are left out with their value -> the shortest spelling that argparse takes."""
+"""Options that are left out with their value -> the shortest spelling that argparse accepts."""
 _TOKEN = re.compile(r"hf_[A-Za-z0-9]{8,}")
 
 
@@ -138,7 +138,7 @@ _RUNNING: ContextVar[tuple[str, ...]] = ContextVar("command line", default=())
 
 @contextmanager
 def command_line(argv: Sequence[str]) -> Iterator[None]:
-    """Inside, everything that is made was asked for by this command line."""
+    """Everything made inside the block records this command line."""
     token = _RUNNING.set(tuple(argv))
     try:
         yield
@@ -147,12 +147,12 @@ def command_line(argv: Sequence[str]) -> Iterator[None]:
 
 
 def running_argv() -> tuple[str, ...]:
-    """The command line that runs; nothing where Python called."""
+    """The running command line; empty where Python called."""
     return _RUNNING.get()
 
 
 def recorded_argv(argv: Iterable[str]) -> tuple[str, ...]:
-    """Arguments with names for paths, without outputs; a Hub id stays whole, a token nowhere."""
+    """Arguments with names for paths, without outputs; a Hub id stays whole, a token is removed."""
     return tuple(_recorded(iter(argv)))
 
 

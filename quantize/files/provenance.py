@@ -1,7 +1,7 @@
 """Provenance: who made a folder, from what and how; a class for each kind of draftquant.json.
 
 No time stamp and no path, so that equal runs give equal files. The last key is a seal, the sha256
-of the others: it shows edits, and signs none.
+of the others: it reveals edits, but is not a signature.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ class TranscodedFrom(SourceFolder):
     """The quantized folder whose codes and scales were written in another layout or carrier.
 
     Attributes:
-        weights: in which format they were found at first: before the first of several transcodings.
+        weights: format in which they were first stored, before the first of several transcodings.
         scale_dtype: safetensors dtype to which the scales were rounded then.
     """
 
@@ -56,12 +56,12 @@ class TranscodedFrom(SourceFolder):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedRounding:
-    """How codes were learned, and what they gave on prompts that nothing was learned from.
+    """How codes were learned, and what they gave on prompts that were not used for learning.
 
     Attributes:
         sequences: traces in each step.
-        kept_step: whose codes are stored; 0 = those before anything was learned.
-        acceptance_length: mean over every position of the validation prompts, bonus token counted.
+        kept_step: the step whose codes are stored; 0 = those before learning.
+        acceptance_length: mean over every position of the validation prompts, with the bonus token.
         overlap: with the unquantized draft's distributions: mean over rows and depths of the sum of
             the smaller probabilities, 1 = equal.
     """
@@ -82,12 +82,12 @@ class LearnedRounding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GptqFactors:
-    """How the Cholesky factors were computed by which GPTQ makes up for errors.
+    """How the Cholesky factors were computed with which GPTQ compensates errors.
 
     Attributes:
         damping: linear -> what was added to the diagonal of its inputs' second moments, as a share
-            of its mean, where the usual 0.01 was too little. By canonical names.
-        input_correction: the same of weights that were corrected for the rounding of their inputs.
+            of the mean of the diagonal, where the usual 0.01 was too little. By canonical names.
+        input_correction: the same for weights that were corrected for the rounding of their inputs.
     """
 
     dtype: Literal["float32", "float64"]
@@ -95,7 +95,7 @@ class GptqFactors:
     input_correction: Mapping[str, float] = field(default_factory=dict)
 
 
-# A prompt is known again by the sha256 of its token ids, and nearly the same prompt by its sketch
+# A prompt is recognised by the sha256 of its token ids, and a near duplicate by its sketch
 # and that of its continuation: the smallest values of a hash of their shingles
 # (`calibration.traces.near_duplicates` computes them).
 
@@ -114,7 +114,7 @@ class Sketches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenPrompts:
-    """Prompts that were looked at: sha256 of each and of its first turn, ascending."""
+    """Prompts that were used: sha256 of each and of its first turn, ascending."""
 
     sha256: Annotated[tuple[str, ...], HEX_64] = ()
     sketches: Sketches | None = None
@@ -129,8 +129,8 @@ class VocabularyChoice:
 
     Attributes:
         method: how the tokens were ordered, in words.
-        size, coverage: one of them was asked for: rows, or a share of the target's tokens.
-        coverage_reached: share of the counted tokens that the rows stand for.
+        size, coverage: one of them was requested: rows, or a share of the target's tokens.
+        coverage_reached: share of the counted tokens that the rows cover.
     """
 
     method: str
@@ -147,7 +147,7 @@ class VocabularyChoice:
         return SeenPrompts(sha256=self.calibration_prompts, sketches=self.calibration_sketches)
 
     def problem(self) -> str | None:
-        """What two keys say of one thing differently, or None."""
+        """What two keys say differently about one thing, or None."""
         if (self.size is None) == (self.coverage is None):
             return "size and coverage: expected one of the two"
         if not 0 <= self.coverage_reached <= 1 or not 0 <= (self.coverage or 0) <= 1:
@@ -157,7 +157,7 @@ class VocabularyChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetHead:
-    """The target's table whose rows a draft without a head of its own was given."""
+    """The target's table whose rows a draft without a head of its own received."""
 
     tensor: str
     digest: str
@@ -165,7 +165,7 @@ class TargetHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VocabularyCut:
-    """One cut of a vocabulary of so many target tokens; `missing` ids have no row in the source."""
+    """One cut of a vocabulary; `missing` ids of the target have no row in the source."""
 
     source: SourceDraft
     choice: VocabularyChoice
@@ -177,7 +177,7 @@ class VocabularyCut:
     head_from: TargetHead | None = None
 
     def problem(self) -> str | None:
-        """Sizes that no cut has, or None."""
+        """Sizes that no cut can have, or None."""
         if not 0 < self.size <= self.size_before <= self.vocabulary:
             got = f"{self.size}, {self.size_before}, {self.vocabulary}"
             return f"expected 0 < size <= size_before <= vocabulary, got {got}"
@@ -189,17 +189,16 @@ class VocabularyCut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """How the codes of a folder were found: what verification holds them against.
+    """How the codes of a folder were found: what verification compares them with.
 
     Attributes:
         input_scales: stored static scale of a linear's input, by on-disk module name.
-        balanced: on-disk name of a norm's weight -> k: it was divided by 2^k, the columns that read
-            it were multiplied.
+        balanced: on-disk name of a norm's weight -> k: it was divided by 2^k, and the columns that
+            read it were multiplied.
         learned_norms: on-disk name of a norm's weight -> the largest factor by which one of its
-            elements changed, beside what balancing did.
-        few_inputs: expert's module -> inputs that reached it, too few: rounded to nearest.
+            elements changed, not counting balancing.
+        few_inputs: expert's module -> inputs that reached it; too few: it was rounded to nearest.
         cache_scales: stored scales of the KV cache, by on-disk name of an attention and ".k", ".v".
-        roles: PATTERN=ROLE, as the user said of a draft that no family reads.
     """
 
     recipe: Recipe
@@ -208,11 +207,10 @@ class Method:
     learned_norms: Mapping[str, float] = field(default_factory=dict)
     few_inputs: Mapping[str, int] = field(default_factory=dict)
     cache_scales: Mapping[str, float] = field(default_factory=dict)
-    roles: tuple[str, ...] = ()
 
     @property
     def changed_norms(self) -> frozenset[str]:
-        """On-disk names of the norms' weights that are not those of the source."""
+        """On-disk names of the norms' weights that differ from the source."""
         return frozenset(self.balanced.keys() | self.learned_norms.keys())
 
     @property
@@ -223,7 +221,7 @@ class Method:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeBy:
-    """What wrote the folder at first: version of this package, command line."""
+    """What wrote the folder first: version of this package, command line."""
 
     draftquant: str
     argv: tuple[str, ...]
@@ -231,7 +229,7 @@ class MadeBy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorBytes:
-    """Bytes of all tensors together, of the source and of the folder; headers not counted."""
+    """Bytes of all tensors together, of the source and of the folder, without headers."""
 
     before: int
     after: int
@@ -248,19 +246,19 @@ class Rounding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedProvenance:
-    """Of a folder that `quantize` wrote.
+    """Record of a folder that `quantize` wrote.
 
     Attributes:
         config_changes: dotted config.json key -> the value that a lint asked for.
         dropped: table of the source that is not stored -> the equal tensor of the target.
-        input_scale_origin: None = not said, "" = there are none.
-        calibration_prompts, calibration_sketches: by which the gate knows prompts again.
-        gptq: None = there are none, or float64 by an older version.
+        input_scale_origin: None = not recorded, "" = there are none.
+        calibration_prompts, calibration_sketches: by which the gate recognises prompts.
+        gptq: None = there are none, or an earlier build used float64.
         cuts: of the vocabulary of the source, in order, before it was quantized.
         made_by: the first run, where the folder was transcoded later.
-        transcoded_from: where `transcode` wrote it, `recipe` having this folder's layout and
+        transcoded_from: where `transcode` wrote it; `recipe` then has this folder's layout and
             carrier.
-        card: README.md has to be there.
+        card: README.md must exist.
     """
 
     format: Literal["draftquant-provenance"] = "draftquant-provenance"
@@ -281,7 +279,6 @@ class QuantizedProvenance:
     input_scale_origin: str | None = ""
     few_inputs: Mapping[str, int] = field(default_factory=dict)
     cache_scales: Mapping[str, float] = field(default_factory=dict)
-    roles: tuple[str, ...] = ()
     calibration_prompts: tuple[str, ...] = ()
     calibration_sketches: Sketches | None = None
     gptq: GptqFactors | None = None
@@ -298,7 +295,7 @@ class QuantizedProvenance:
         return Method(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Method)})
 
     def problem(self) -> str | None:
-        """What two keys say of one thing differently, or None."""
+        """What two keys say differently about one thing, or None."""
         if self.recipe_sha256 != recipe_sha256(self.recipe):
             return f"recipe_sha256: not that of the recipe: {self.recipe_sha256!r}"
         if bool(self.input_scales) != (self.input_scale_origin != ""):
@@ -311,7 +308,7 @@ class QuantizedProvenance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscodedProvenance:
-    """Of a folder whose codes another tool found, and `transcode` wrote in another layout."""
+    """Record of a folder whose codes another tool found and `transcode` wrote in another layout."""
 
     format: Literal["draftquant-repaired"] = "draftquant-repaired"
     version: Literal[1] = 1
@@ -327,7 +324,7 @@ class TranscodedProvenance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutProvenance:
-    """Of a folder that `vocab` wrote; each cut's `source` is what the one before it wrote."""
+    """Record of a folder that `vocab` wrote; each cut's `source` is what the previous one wrote."""
 
     format: Literal["draftquant-cut"] = "draftquant-cut"
     version: Literal[1] = 1
@@ -341,7 +338,7 @@ class CutProvenance:
 
     @property
     def cut(self) -> VocabularyCut:
-        """The last one."""
+        """The last cut."""
         return self.cuts[-1]
 
     @property
@@ -350,7 +347,7 @@ class CutProvenance:
         return self.cut.source
 
     def problem(self) -> str | None:
-        """What two keys say of one thing differently, or None."""
+        """What two keys say differently about one thing, or None."""
         if not self.cuts:
             return "cuts: expected at least one"
         first, made = self.cuts[0].source.tensor_digests, self.quantized_by
@@ -361,7 +358,7 @@ class CutProvenance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DequantizedProvenance:
-    """Of a folder of plain weights that `dequantize` wrote."""
+    """Record of a folder of plain weights that `dequantize` wrote."""
 
     format: Literal["draftquant-dequantized"] = "draftquant-dequantized"
     version: Literal[1] = 1
@@ -378,12 +375,12 @@ class DequantizedProvenance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraftedProvenance:
-    """Of a target's folder into which `graft` put an MTP layer.
+    """Record of a target's folder into which `graft` put an MTP layer.
 
     Attributes:
         layers: prefixes of the layers that were put in. replaced: tensors of the target.
         target: unchanged safetensors file -> its header's digest: its tensors are not read.
-        tensor_digests: of the layer's tensors alone.
+        tensor_digests: those of the layer's tensors only.
     """
 
     format: Literal["draftquant-grafted"] = "draftquant-grafted"

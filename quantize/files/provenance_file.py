@@ -1,4 +1,4 @@
-"""draftquant.json: read strictly, sealed, and held against the folder that it lies in."""
+"""draftquant.json: read strictly, sealed, and compared with the folder that contains it."""
 
 import dataclasses
 import hashlib
@@ -23,7 +23,7 @@ _LEFT = (
     ("recipe.algorithm.rounding", "retuned", "that it was fine-tuned (retune)"),
     ("recipe.chosen_on", None, "a search for its recipe (tune)"),
 )
-"""Dotted key of a record, its value (None = any that is not empty), and what it says there."""
+"""Dotted key of a record, its value (None = any that is not empty), and what that means."""
 
 
 def _check_still_read(path: Path, content: Mapping[str, object]) -> None:
@@ -34,8 +34,8 @@ def _check_still_read(path: Path, content: Mapping[str, object]) -> None:
             for part in key.split("."):
                 found = found.get(part) if isinstance(found, Mapping) else None
             if found and value in (None, found):
-                last = f"the folder records {what}, which draftquant 0.2.0 was the last to read"
-                fix = "use draftquant 0.2.0 with this folder, or quantize the draft again"
+                last = f"the folder records {what}, which only earlier builds of draftquant read"
+                fix = "quantize the draft again, or use the build that wrote this folder"
                 raise CheckpointError(path, f"{key}: {last}", fix=fix)
         record = record.get("quantized_by")
 
@@ -65,7 +65,7 @@ def sealed(provenance: ProvenanceT) -> ProvenanceT:
 
 
 def check_seal(folder: Path, provenance: records.Provenance | None) -> None:
-    """Refuse the draftquant.json of a folder, if it has one, that was edited since."""
+    """Refuse a draftquant.json that was edited; a folder may have none."""
     if provenance is not None and provenance.sha256 != sealed(provenance).sha256:
         what = f"sha256: not that of the other keys: {provenance.sha256!r}"
         fix = "copy the folder or quantize the draft again: this record was edited"
@@ -73,7 +73,7 @@ def check_seal(folder: Path, provenance: records.Provenance | None) -> None:
 
 
 def check_recorded(folder: Path, recorded: Mapping[str, str], found: Mapping[str, str]) -> None:
-    """Refuse tensors whose digests are not those that the folder's draftquant.json records."""
+    """Refuse tensors whose digests differ from those in the folder's draftquant.json."""
     changed = [name for name in sorted(found) if recorded.get(name) != found[name]]
     if changed:
         what = "not the bytes whose digest was recorded when it was quantized"
@@ -91,7 +91,7 @@ def transcoded(
     bytes_after: int,
     argv: Sequence[str],
 ) -> records.QuantizedProvenance | records.TranscodedProvenance:
-    """What a folder recorded of itself, if it did, now written as `recipe` stores it."""
+    """The folder's own record, if it has one, for the codes as `recipe` now stores them."""
     now: dict[str, Any] = {
         "draftquant": package_version("draftquant"),
         "argv": recorded_argv(argv),
@@ -110,7 +110,7 @@ def transcoded(
 
 
 def history(record: records.Provenance | None) -> Iterator[records.Provenance]:
-    """A record, and those of the folders before it that it holds, the nearest one first."""
+    """A record, and the records of earlier folders inside it, the nearest one first."""
     while record is not None:
         yield record
         record = getattr(record, "quantized_by", None)
@@ -119,7 +119,7 @@ def history(record: records.Provenance | None) -> Iterator[records.Provenance]:
 def quantization_of(record: records.Provenance | None) -> records.QuantizedProvenance | None:
     """How its weights were quantized, where a record of this package says so.
 
-    After cuts it has all of them and the bytes left. Its source has the whole draft's Hub id.
+    After cuts it has all of them, and the remaining bytes. Its source has the whole draft's Hub id.
     """
     found = None
     cuts: tuple[records.VocabularyCut, ...] = ()
@@ -144,7 +144,7 @@ def cuts_of(record: records.Provenance | None) -> tuple[records.VocabularyCut, .
 
 
 def sources_of(record: records.Provenance | None) -> Iterator[Mapping[str, str]]:
-    """The digests of every folder that it was made of in turn, the nearest one first."""
+    """The digests of every folder that it was made from in turn, the nearest one first."""
     for one in history(record):
         if isinstance(one, records.QuantizedProvenance | records.DequantizedProvenance):
             yield one.source.tensor_digests

@@ -1,4 +1,4 @@
-"""`publish`: the one way in which an output folder comes to be: whole, verified, or not at all."""
+"""`publish`: the one way in which an output folder appears: whole and verified, or not at all."""
 
 import errno
 import json
@@ -21,7 +21,7 @@ from .provenance_file import sealed
 from .safetensors_file import copy_range
 from .staging import check_output, staged_output, write_text
 
-# A disk is slower than its cache: what is written waits for it at the end, unless it begins early.
+# A disk is slower than its cache: syncing at the end takes long, unless it begins early.
 
 _PAUSE = 0.1  # seconds; the first files of a small folder are synced once
 
@@ -52,7 +52,7 @@ class Flushing:
         self._runs.append(self._pool.submit(self._sync, os.fsync))
 
     def wait(self) -> None:
-        """Until everything is on the disk; an OSError if it has failed."""
+        """Wait until everything is on the disk; an OSError if syncing failed."""
         for run in self._runs:
             run.result()
 
@@ -69,7 +69,7 @@ class Flushing:
 
 
 def check_no_other_weights(folder: Path, files: Sequence[str], *, travel: str, made: str) -> None:
-    """Refuse side files with weights or pickles: the draft's once more, or an optimizer's."""
+    """Refuse side files with weights or pickles: a second copy of the draft, or an optimizer."""
     for file in files:
         if looks_like_weights(file):
             what = f"weights in another format would travel {travel}"
@@ -78,14 +78,14 @@ def check_no_other_weights(folder: Path, files: Sequence[str], *, travel: str, m
 
 
 def copy_side_files(folder: Path, staging: Path, files: Sequence[str]) -> None:
-    """Copy side files byte for byte; `publish` syncs them with all else."""
+    """Copy side files byte for byte; `publish` syncs them with everything else."""
     for file in files:
         (staging / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(folder / file, staging / file)
 
 
 def json_texts(documents: Mapping[str, Any]) -> dict[str, str]:
-    """File -> its text, of what is to be written as JSON."""
+    """File -> its text, for documents that are written as JSON."""
     return {file: json.dumps(content, indent=2) + "\n" for file, content in documents.items()}
 
 
@@ -109,7 +109,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewrite(ABC, Generic[Found]):
-    """A folder made of another one; config.json is `UNVERIFIED_CONFIG_FILE` until verified."""
+    """A folder made from another one; config.json is `UNVERIFIED_CONFIG_FILE` until verified."""
 
     out: Path
     folder: Path
@@ -119,18 +119,18 @@ class Rewrite(ABC, Generic[Found]):
 
     @abstractmethod
     def write_tensors(self, staging: Path) -> None:
-        """Write the safetensors files, which `publish` brings to the disk."""
+        """Write the safetensors files, which `publish` syncs to the disk."""
 
     @abstractmethod
     def verify(self, staging: Path) -> Found:
-        """Re-read what was written, and raise if it is not as it should be."""
+        """Re-read what was written, and raise if it is wrong."""
 
     def provenance(self, found: Found) -> Provenance | None:  # noqa: ARG002
-        """draftquant.json of what verification found, if any: no time stamp and no path."""
+        """draftquant.json from what verification found, if any: no time stamp and no path."""
         return None
 
     def confirm(self, staging: Path, found: Found) -> Found:  # noqa: ARG002
-        """What verification found, with what it needs draftquant.json for, now in its place."""
+        """What verification found, completed with what it needs draftquant.json for."""
         return found
 
 
@@ -169,15 +169,15 @@ def publish(
 
 
 class _State(NamedTuple):
-    """What changes when something writes a file, or puts another one in its place."""
+    """What changes when something writes a file, or replaces it by another one."""
 
     nbytes: int
     modified_ns: int
     inode: int
     changed_ns: int
-    """When modified_ns was set, too: whoever writes can put that back, but not this.
+    """When modified_ns was set, too: a writer can restore that, but not this.
 
-    0 of a file with several names (a linked one, of a target), which another name changes.
+    0 for a file with several names (a linked one, of a target), which another name changes.
     """
 
 
@@ -188,7 +188,7 @@ def _state(path: Path) -> _State:
 
 
 _States = dict[str, _State | None]
-"""Of every file below a folder, links as such; folders, which have no bytes, are None."""
+"""State of every file below a folder, links included; folders, which have no bytes, are None."""
 
 
 def _states(folder: Path) -> _States:
@@ -200,14 +200,14 @@ def _states(folder: Path) -> _States:
 
 
 def _named(states: _States) -> _States:
-    """The same when config.json has got its name, by which its time of change is another one."""
+    """The same after config.json was renamed, which changes its time of change."""
     named = {file.removesuffix(UNVERIFIED): state for file, state in states.items()}
     config = named.get(CONFIG_FILE)
     return named | {CONFIG_FILE: config and config._replace(changed_ns=0)}
 
 
 def _check_untouched(out: Path, before: _States, after: _States) -> None:
-    """What will be published is what was verified: nobody wrote into the folder meanwhile."""
+    """What will be published is what was verified: nobody wrote into the folder since."""
     absent = object()
     for file in sorted(before.keys() | after.keys()):
         if before.get(file, absent) != after.get(file, absent):
@@ -225,11 +225,11 @@ def write_provenance(folder: Path, provenance: Provenance) -> None:
 LinkChoice = Literal["hard", "symbolic", "none"]
 LinkedAs = Literal["hard link", "symbolic link", "copy"]
 _NO_HARD_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES}
-"""Another disk, a file system without them, too many of one file, a file of somebody else."""
+"""Another disk, a file system without hard links, too many of one file, another user's file."""
 
 
 def hard_links_work(file: Path, folder: Path, probe: str) -> bool:
-    """Whether this file can be hard-linked into a folder, which is tried."""
+    """Whether this file can be hard-linked into a folder; tries it."""
     trial = folder / probe
     try:
         os.link(file.resolve(), trial)
@@ -242,7 +242,7 @@ def hard_links_work(file: Path, folder: Path, probe: str) -> bool:
 
 
 def place(file: Path, into: Path, how: LinkChoice) -> LinkedAs:
-    """Give a file, not a link to it, a second name, or copy it where a hard link cannot be made."""
+    """Give a file (not a link to it) a second name, or copy it where hard links fail."""
     itself = file.resolve()
     if how == "symbolic":
         into.symlink_to(itself)
@@ -260,7 +260,7 @@ def place(file: Path, into: Path, how: LinkChoice) -> LinkedAs:
 
 
 def _copy(file: Path, into: Path) -> None:
-    """Byte for byte, inside the kernel where it can: some file systems then share the blocks."""
+    """Copy byte for byte, inside the kernel if possible: some file systems then share blocks."""
     with file.open("rb") as source, into.open("xb") as target:
         size = os.fstat(source.fileno()).st_size
         if copy_range(source.fileno(), target.fileno(), size, 0, 0) < size:

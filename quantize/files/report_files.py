@@ -11,13 +11,13 @@ from ...recipes.regular_file import open_kept
 from .staging import remove_stale, staging_name, sync, write_text
 
 ReportFormat = Literal["report", "html", "markdown", "junit", "plot", "golden"]
-"""As the options of the command line are called."""
+"""As the command line names the options."""
 
 ENDINGS: Mapping[ReportFormat, tuple[str, ...]] = {
     "report": (".json",), "html": (".html", ".htm"), "markdown": (".md", ".markdown"),
     "junit": (".xml",), "plot": (".svg",), "golden": (".json",),
 }  # fmt: skip
-"""Of the names of files in each format, the usual one first."""
+"""Endings of file names for each format, the usual one first."""
 
 _NEW, _OLD = "new", "old"  # in the staging folder beside a report
 
@@ -40,7 +40,7 @@ def check_reports(asked: Mapping[ReportFormat, Path], *, overwrite: bool = False
 
 
 def write_reports(documents: Mapping[Path, str], *, overwrite: bool = False) -> None:
-    """Write report files; on any error everything is as it was before."""
+    """Write report files; on any error everything is restored."""
     staged = {path: path.parent / staging_name(path.name) for path in documents}
     touched: list[Path] = []
     try:
@@ -73,7 +73,7 @@ def write_reports(documents: Mapping[Path, str], *, overwrite: bool = False) -> 
 
 
 def append_text(path: Path, text: str) -> None:
-    """Append to a file that other programs write too, such as a log; it is made if need be."""
+    """Append to a file that other programs write too, such as a log; creates it if needed."""
     try:
         descriptor = open_kept(path)
         try:
@@ -88,7 +88,7 @@ def append_text(path: Path, text: str) -> None:
 
 
 def check_place(path: Path, *, overwrite: bool) -> None:
-    """Refuse a place where no file can be written, or one stands that must not be replaced."""
+    """Refuse a path where no file can be written, or where one must not be replaced."""
     parent, exists = path.absolute().parent, path.exists() or path.is_symlink()
     if not parent.is_dir():
         what = f"the folder of this report file, {parent}, does not exist"

@@ -1,8 +1,8 @@
-"""Results that are kept between runs, one file each; no byte of them that was changed is used.
+"""Results that are kept between runs, one file each; none with a changed byte is used.
 
-An entry repeats the whole key that it answers, and carries a code over key and result (HMAC-SHA256)
-by a secret that the user alone can read: one that was edited, cut short, renamed or written by
-somebody else is refused, with a warning, and made again. The cache helps and is never needed.
+An entry repeats the whole key that it answers, and has an authentication code over key and result
+(HMAC-SHA256) with a secret that only the user can read: an entry that was edited, cut, renamed
+or written by somebody else is refused, with a warning, and made again. No run depends on the cache.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from .staging import CleanReport, write_text
 
 FOLDER_VARIABLE = "DRAFTQUANT_CACHE"
 MAX_BYTES = 2**30
-"""Of all entries; those that were not used for the longest time go first."""
+"""Limit of all entries; the least recently used go first."""
 
 _LARGEST = 2**28  # bytes of one entry
 _ANY_FORMAT = b"draftquant cache "
@@ -38,20 +38,20 @@ _FORMAT = _ANY_FORMAT + b"1"
 _ENDING, _NEW, _SECRET = ".entry", ".new-", "secret"
 _SECRET_BYTES = 32
 _NAMES = re.compile(rf"[0-9a-f]{{64}}\{_ENDING}|{_NEW}\w{{8}}|{_SECRET}")
-"""Of the files of a cache: sha256 of a key, what `mkstemp` began, and the secret."""
-_ABANDONED = 3600.0  # seconds after which a file that was never finished belongs to nobody
+"""Names of a cache's files: sha256 of a key, what `mkstemp` began, and the secret."""
+_ABANDONED = 3600.0  # seconds after which an unfinished file belongs to nobody
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultCache:
-    """A folder of results, made when the first one is kept, for this user alone."""
+    """A folder of results, created when the first one is kept, for this user only."""
 
     folder: Path
     on_warning: Callable[[str], None]
     max_bytes: int = MAX_BYTES
 
     def read(self, key: Mapping[str, object]) -> bytes | None:
-        """What was kept under a key; None = nothing, or nothing that can be trusted."""
+        """What was kept under a key; None = nothing, or nothing trustworthy."""
         text, path = _text(key), self._path(key)
         try:
             with open_stream(path) as stream:
@@ -70,13 +70,13 @@ class ResultCache:
         elif own != text:
             self.refuse(key, "it answers another question than its name says")
         else:
-            with contextlib.suppress(OSError):  # where nothing can be written, nothing goes either
+            with contextlib.suppress(OSError):  # where nothing can be written, nothing is removed
                 os.utime(path)  # it was used: others go first
             return result
         return None
 
     def write(self, key: Mapping[str, object], result: bytes) -> None:
-        """Keep a result; whoever reads meanwhile sees the whole entry or none."""
+        """Keep a result; concurrent readers see the whole entry or none."""
         text, path = _text(key), self._path(key)
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ class ResultCache:
             self.on_warning(f"the result is not kept in the cache: {why}")
 
     def refuse(self, key: Mapping[str, object], why: str) -> None:
-        """Warn of the entry under a key; what is computed instead will replace it."""
+        """Warn of the entry under a key; a new result will replace it."""
         self.on_warning(f"{self._path(key)}: this entry of the cache is refused: {why}")
 
     def clean(self) -> CleanReport:
@@ -105,7 +105,7 @@ class ResultCache:
         return CleanReport(removed={name: removed} if removed else {}, left={})
 
     def listed(self) -> CleanReport:
-        """What it holds, none of which is removed."""
+        """The entries of the cache, none of which is removed."""
         sizes = [status.st_size for path, status in self._files() if path.suffix == _ENDING]
         why = f"the cache of replays, {megabytes(sum(sizes))}, which clean --cache removes"
         return CleanReport(removed={}, left={str(self.folder): why} if sizes else {})
@@ -114,7 +114,7 @@ class ResultCache:
         return self.folder / f"{hashlib.sha256(_text(key)).hexdigest()}{_ENDING}"
 
     def _secret(self) -> bytes:
-        """That of the user, made by the first run; an OSError where others can read it."""
+        """The user's secret, made by the first run; an OSError where others can read it."""
         path = self.folder / _SECRET
         if not path.exists():
             self._put(path, secrets.token_bytes(_SECRET_BYTES), keep=True)
@@ -128,7 +128,7 @@ class ResultCache:
         return found
 
     def _put(self, path: Path, content: bytes, *, keep: bool = False) -> None:
-        """Write a file whole, readable for the user alone; `keep` = what stands there stays."""
+        """Write a file whole, readable only by the user; `keep` = an existing file stays."""
         descriptor, name = tempfile.mkstemp(dir=self.folder, prefix=_NEW)
         try:
             with os.fdopen(descriptor, "wb") as stream:
@@ -152,7 +152,7 @@ class ResultCache:
                 total -= status.st_size
 
     def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
-        """What is the cache's own, as far as it still stands there."""
+        """The cache's own files, as far as they still exist."""
         if not self.folder.is_dir():
             return
         for path in sorted(self.folder.iterdir()):
@@ -162,9 +162,9 @@ class ResultCache:
 
 
 def user_cache(on_warning: Callable[[str], None]) -> ResultCache | None:
-    """The cache of this user; None where DRAFTQUANT_CACHE is set to nothing.
+    """The cache of this user; None where DRAFTQUANT_CACHE is empty.
 
-    It lies in DRAFTQUANT_CACHE, else in `draftquant` of XDG_CACHE_HOME, else in ~/.cache.
+    It is in DRAFTQUANT_CACHE, or in `draftquant` of XDG_CACHE_HOME, or in ~/.cache.
     Source: XDG Base Directory Specification 0.8, which ignores relative paths.
     """
     named = os.environ.get(FOLDER_VARIABLE)
@@ -181,7 +181,7 @@ def user_cache(on_warning: Callable[[str], None]) -> ResultCache | None:
 
 
 def _is_own(path: Path, status: os.stat_result) -> bool:
-    """Whether a cache wrote a file: the folder may hold others, whose names may look alike."""
+    """Whether a cache wrote a file: the folder may hold other files with similar names."""
     if not _NAMES.fullmatch(path.name):
         return False
     if path.suffix != _ENDING:
@@ -200,13 +200,13 @@ def _code(secret: bytes, key: bytes, result: bytes) -> bytes:
     return code.hexdigest().encode()
 
 
-# What long work has done is kept in a folder beside its output, with one JSON file that says what
-# is being done; another command is refused.
+# Long work keeps what is done in a folder beside its output, with one JSON file that says what
+# the work is; a different command is refused.
 
 
 @contextmanager
 def resumable_folder(folder: Path, work: str, plan: Mapping[str, Any]) -> Iterator[None]:
-    """Begin work, or go on with the same plan; nobody else has the folder meanwhile."""
+    """Begin work, or resume the same plan, with exclusive use of the folder."""
     path = folder / f"{work}.json"
     if not path.exists():
         folder.mkdir(exist_ok=True)
@@ -228,7 +228,7 @@ def resumable_folder(folder: Path, work: str, plan: Mapping[str, Any]) -> Iterat
 
 
 def take_alone(path: Path, descriptor: int, where: Path, work: str) -> None:
-    """Lock an open file, unless it is another run's, or was just finished and removed by one."""
+    """Lock an open file, unless another run has it, or has just finished and removed it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         is_there = os.path.samestat(os.fstat(descriptor), path.stat())
@@ -240,7 +240,7 @@ def take_alone(path: Path, descriptor: int, where: Path, work: str) -> None:
 
 
 def differences(begun: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
-    """In what work that was begun is not what is to be done now, a line for each key."""
+    """How the work that was begun differs from the work now, one line per key."""
     return tuple(
         f"  {key}: it was {short(begun.get(key))}, now it is {short(now.get(key))}"
         for key in sorted(begun.keys() | now.keys())
@@ -251,7 +251,7 @@ def differences(begun: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, 
 def refuse_other_work(
     where: Path, work: str, differing: Sequence[str], *, given: str = "arguments", remove: str
 ) -> None:
-    """Go on with equal work alone; `remove` is the command that removes what is kept."""
+    """Resume only equal work; `remove` is the command that removes what is kept."""
     if differing:
         what = f"it holds an unfinished {work} with other settings, of which results are kept"
         fix = f"give the same {given} again, another --out, or {remove}"
@@ -259,7 +259,7 @@ def refuse_other_work(
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Keep a file; it has its name when it is whole."""
+    """Write a file that gets its name when it is complete."""
     unfinished = path.with_name(f"{path.name}.unfinished")
     write_text(unfinished, text)
     unfinished.rename(path)

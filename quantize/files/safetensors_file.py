@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 COPY_BYTES = 64 << 20
-"""In one call. While something else is imported, the interpreter lets no thread in for 5 ms."""
+"""Bytes of one call. During an import, the interpreter lets no other thread run for 5 ms."""
 _NO_KERNEL_COPY = {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 
 def copy_range(source: int, target: int, length: int, start: int, at: int) -> int:
-    """Copy bytes between open files, inside the kernel where it can: as many as there are."""
+    """Copy bytes between open files, inside the kernel if possible: as many as there are."""
     done = 0
     while done < length:
         count = min(length - done, COPY_BYTES)
@@ -57,7 +57,7 @@ class SafetensorsFile:
         *,
         synced: bool = True,
     ) -> None:
-        """Lay out a new file; unless `synced`, whoever publishes it brings it to the disk."""
+        """Lay out a new file; unless `synced`, the publisher syncs it to the disk."""
         self._synced = synced
         # Wide dtypes first, then by name: every tensor is aligned, and the order is reproducible.
         ordered = sorted(tensors, key=lambda t: (-DTYPE_BYTES[t.dtype], t.name))
@@ -97,7 +97,7 @@ class SafetensorsFile:
             os.close(self._descriptor)
 
     def write(self, name: str, data: "Tensor", *, offset: int = 0) -> int:
-        """Write a tensor on any device at `offset` bytes into its range, and say how many bytes."""
+        """Write a tensor on any device at `offset` bytes into its range; return its bytes."""
         import torch
 
         view = data.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().data
@@ -117,7 +117,7 @@ class SafetensorsFile:
 def open_files(
     stack: ExitStack, source: Checkpoint, folder: Path, stored: Mapping[str, Sequence[StoredTensor]]
 ) -> tuple[dict[str, int], dict[str, SafetensorsFile]]:
-    """By file: descriptors of those of `source`, and those being written, unsynced."""
+    """By file: descriptors of the files of `source`, and of those being written, unsynced."""
     inputs, outputs = {}, {}
     for file, tensors in stored.items():
         inputs[file] = stack.enter_context(open_weights(source.folder / file))

@@ -17,12 +17,12 @@ from ...recipes.regular_file import open_stream
 from ...recipes.strict_json import JsonProblem, Pairs, parse_json, reading
 
 FloatDtype = Literal["BF16", "F16", "F32"]
-"""What the weights of a draft are stored in where they are not quantized."""
+"""The dtypes of a draft's weights where they are not quantized."""
 LFS_POINTER = b"version https://git-lfs.github.com/"
 MAX_HEADER_BYTES = 32 * 2**20
 """A file of 100,000 tensors has 15 MB. The safetensors library takes 100 MB, which need 2.6 GB."""
-MAX_NAME = 1000  # characters; patterns are held against names
-MAX_AXES = 16  # no draft has more than 3; millions of them take hours to multiply
+MAX_NAME = 1000  # characters; patterns are matched with names
+MAX_AXES = 16  # no draft has more than 3; millions of axes take hours to multiply
 
 DTYPE_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
@@ -56,7 +56,7 @@ class TensorInfo:
 
     @property
     def as_stored(self) -> "StoredTensor":
-        """The same tensor in an output, wherever it will lie there."""
+        """The same tensor in an output, wherever it will be there."""
         return StoredTensor(name=self.name, dtype=self.dtype, shape=self.shape)
 
 
@@ -82,13 +82,13 @@ class Header:
     metadata: dict[str, str]
 
     def only(self, names: Collection[str]) -> "Header":
-        """The same without all other tensors."""
+        """The header with only these tensors."""
         kept = tuple(tensor for tensor in self.tensors if tensor.name in names)
         return Header(tensors=kept, metadata=self.metadata)
 
 
 def read_header(folder: Path, file: str) -> Header:
-    """Read the header of `folder/file`, a CheckpointError where it is not what it must be."""
+    """Read the header of `folder/file`; CheckpointError where it is not as required."""
     path = folder / file
     with reading(path, CheckpointError, "check the draft folder"), open_stream(path) as stream:
         size = os.fstat(stream.fileno()).st_size
@@ -187,4 +187,4 @@ _MOST = 8
 """More would wait for memory; and each holds some blocks of rows, about 20 MB."""
 
 WORKERS = max(1, min(_MOST, len(os.sched_getaffinity(0))))
-"""Of the cores that this process may use. Kernels, torch and numpy release the interpreter lock."""
+"""At most the cores of this process. Kernels, torch and numpy release the interpreter lock."""

@@ -19,9 +19,9 @@ from ...recipes.errors import OutputError
 from .checkpoint import UNVERIFIED
 
 # The name of a staging folder says whose it is: `.OUT.PID-START-PLACE.staging`. START is when the
-# process began, against numbers given twice; PLACE stands for the machine and the space in which
-# its process numbers hold, so that containers and machines that share a disk never take a live run
-# of each other for a dead one.
+# process began, since process numbers are reused; PLACE identifies the machine and the namespace of
+# its process numbers, so that containers and machines that share a disk never take each other's
+# live runs for dead ones.
 
 _NAME = re.compile(
     r"\.(?P<out>.+)\.(?P<pid>\d{1,7})-(?P<start>\d+)-(?P<place>[0-9a-f]{12})\.staging", re.DOTALL
@@ -44,7 +44,7 @@ class Staging:
         return sum(status.st_size for status in self._files())
 
     def why_left(self, older_than: float | None) -> str | None:
-        """Why it must stay, if it must; after so many hours runs elsewhere count as dead."""
+        """Why it must stay, if it must; after `older_than` hours runs elsewhere count as dead."""
         if self.is_here:
             return "its run is alive" if self.is_live else None
         changes = [self.path.lstat().st_mtime, *(status.st_mtime for status in self._files())]
@@ -61,7 +61,7 @@ class Staging:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CleanReport(Brief):
-    """What became of unfinished folders: removed, by name, their bytes; left, the reason.
+    """What happened to unfinished folders: bytes of removed ones, and reasons of kept ones.
 
     Attributes:
         removed: name of each removed folder -> its bytes.
@@ -115,7 +115,7 @@ def clean_folder(parent: Path, older_than: float | None = None) -> CleanReport:
 
 
 def remove_stale(parent: Path, out: str) -> None:
-    """Remove what dead processes of this machine left of the output `out`, as far as it may."""
+    """Remove what dead processes of this machine left for the output `out`, where permitted."""
     with contextlib.suppress(OSError):
         for staging in find_staging(parent):
             if staging.out == out and not staging.is_live:
@@ -133,12 +133,12 @@ def _is_live(pid: int, start: int) -> bool:
 
 
 def _start_of(pid: int) -> int | None:
-    """Clock ticks from boot to the start of a process, -1 of one that has ended; None = unknown."""
+    """Clock ticks from boot to the start of a process, -1 if it has ended; None = unknown."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    fields = text.rpartition(")")[2].split()  # the name before may hold anything
+    fields = text.rpartition(")")[2].split()  # the name before it may hold anything
     return -1 if fields[0] in "ZX" else int(fields[19])
 
 
@@ -183,7 +183,7 @@ def _problems(out: Path, source: Path | None, needed_bytes: int) -> Iterator[tup
 
 @contextmanager
 def _written(path: Path, what: str = "", kept: str = "") -> Iterator[None]:
-    """What the disk refuses inside is an error of this path."""
+    """Turn an OSError inside the block into an error of this path."""
     try:
         yield
     except OSError as exc:
@@ -201,9 +201,9 @@ def staged_output(
     Everything in it must have been synced by its writer; the rename is atomic.
 
     Args:
-        last: the file that makes the folder what it is; written as `last` + `UNVERIFIED`, it gets
-            its name when all else is done.
-        check: is asked then, with the staging folder, and raises if it is not to be published.
+        last: the file that makes the folder complete; written as `last` + `UNVERIFIED`, it gets
+            its name when everything else is done.
+        check: is called then, with the staging folder, and raises if it must not be published.
     """
     staging = out.parent / staging_name(out.name)
     remove_stale(out.parent, out.name)
@@ -231,7 +231,7 @@ def staged_output(
 
 @contextmanager
 def _hidden_folder(beside: Path, *, of: str) -> Iterator[Path]:
-    """Give a hidden folder beside a path until the block is left; what killed runs left goes."""
+    """Give a hidden folder beside a path until the block ends; remove what killed runs left."""
     folder = beside.parent / staging_name(of)
     remove_stale(beside.parent, of)
     folder.mkdir()
@@ -243,7 +243,7 @@ def _hidden_folder(beside: Path, *, of: str) -> Iterator[Path]:
 
 @contextmanager
 def staged_source(out: Path) -> Iterator[Path]:
-    """Give a hidden folder beside `out` for what `out` is made of, until the block is left."""
+    """Give a hidden folder beside `out` for the source of `out`, until the block ends."""
     with ExitStack() as made:
         with _written(out, "what it is made of ", "; nothing was kept"):
             folder = made.enter_context(_hidden_folder(out, of=f"{out.name}.source"))
@@ -267,7 +267,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a text file, or put it in the place of one: whole, or everything is as it was."""
+    """Write or replace a text file: completely, or nothing changes."""
     with _written(path), _hidden_folder(path, of=path.name) as staging:
         write_text(staging / path.name, text)
         (staging / path.name).replace(path)

@@ -1,6 +1,6 @@
 """Files of torch.save, read as hostile input: plain tensors, numbers and text, never objects.
 
-Pickles can run whatever code they name: torch's restricted reader refuses all but what tensors
+Pickles can run any code that they name: torch's restricted reader refuses all but what tensors
 need, and how much it may unpack is bounded before it starts.
 """
 
@@ -30,7 +30,7 @@ MAX_EXPANSION = 50
 """Of a compressed file. Features in BF16 shrink by a fifth; what shrinks more is one value."""
 _EXPANDED_FREE = 64 * 2**20  # bytes that any compressed file may unpack to
 _MOST_VIEWS = 16
-"""Times that the tensors of a file may hold the same bytes: a head is tied to an embedding."""
+"""How often the tensors of a file may share the same bytes: a head is tied to an embedding."""
 _OBJECTS = re.compile(r"Unsupported (global: GLOBAL \S+|class \S+|operand \d+)")
 
 
@@ -39,7 +39,7 @@ class TorchFileProblem(Exception):  # noqa: N818 - not an error of its own: call
 
 
 def load_plain(path: Path, *, most_bytes: int | None = None) -> Any:
-    """Read a file of torch.save, also of gzip (`.gz`), of at most so many bytes unpacked."""
+    """Read a file of torch.save, even gzipped (`.gz`), of at most `most_bytes` unpacked."""
     try:
         with open_stream(path) as stream:
             size = os.fstat(stream.fileno()).st_size
@@ -80,14 +80,14 @@ def _load(stream: IO[bytes], size: int, most_bytes: int | None) -> Any:
     if size > limit:
         raise ValueError(f"{size:,} bytes, expected at most {limit:,}")
     stream.seek(0)
-    with warnings.catch_warnings():  # of pickles that no torch.save wrote, on their way to an error
+    with warnings.catch_warnings():  # about pickles that torch.save did not write, before the error
         warnings.simplefilter("ignore")
         return torch.load(stream, map_location="cpu", weights_only=True)
 
 
 def _check_views(loaded: Any) -> None:
     """Refuse tensors longer than their storage: a view like that costs nothing to save."""
-    seen: set[int] = set()  # lists may hold one another, or themselves
+    seen: set[int] = set()  # lists may contain each other, or themselves
     stands_for: dict[int, int] = {}
     waiting = [loaded]
     while waiting:
@@ -97,7 +97,7 @@ def _check_views(loaded: Any) -> None:
             waiting += value.values() if isinstance(value, dict) else value
         elif isinstance(value, torch.Tensor) and value.layout == torch.strided:
             stored = 0 if value.is_meta else value.untyped_storage().nbytes()
-            # Not nbytes, which is wrong where the product is beyond 64 bits.
+            # Not nbytes, which is wrong where the product exceeds 64 bits.
             nbytes = math.prod(value.shape) * value.element_size()
             if nbytes > stored:
                 what = f"a tensor of {nbytes:,} bytes of which {stored:,} are stored"
@@ -110,11 +110,11 @@ def _check_views(loaded: Any) -> None:
                 raise ValueError(f"{what} {same}; save copies of them (clone)")
 
 
-# Rows of a file are a tensor that takes no memory of its own. What was looked at counts as resident
-# until it is given back with `release`; `row_blocks` does that after each block.
+# Rows of a file are a tensor without memory of its own. Pages that were read count as resident
+# until `release` gives them back; `row_blocks` does that after each block.
 
 BLOCK_ROWS = 4096
-"""Rows that are looked at together."""
+"""Rows that are read together."""
 _MAPS: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()
 """Address of the storage of a tensor -> the map that it shows."""
 
@@ -133,14 +133,14 @@ class SpooledRows:
         self._file.write(own.reshape(-1).view(torch.uint8).numpy().data)
 
     def rows(self, count: int) -> Tensor:
-        """The first rows, [count, width], which were all written; then no more are."""
+        """The first rows, [count, width], which were all written; ends writing."""
         with self._file:
             self._file.flush()
             return _mapped(self._file.fileno(), 0, (count, self._width), self._dtype)
 
 
 def mapped_rows(path: Path, start: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Rows of a file from a byte on, not to be written to; an OSError where it ends before."""
+    """Rows of a file from a byte on, read-only; an OSError where it ends before."""
     with open_stream(path) as stream:
         return _mapped(stream.fileno(), start, tuple(shape), dtype)
 
@@ -156,7 +156,7 @@ def _mapped(descriptor: int, start: int, shape: tuple[int, ...], dtype: torch.dt
 
 
 def release(rows: Tensor) -> None:
-    """Give back the memory of a mapped file that was looked at; of other tensors nothing."""
+    """Give back the memory of a mapped file that was read; does nothing for other tensors."""
     found = _MAPS.get(rows.untyped_storage().data_ptr())
     if found is not None and hasattr(mmap, "MADV_DONTNEED"):
         found.madvise(mmap.MADV_DONTNEED)

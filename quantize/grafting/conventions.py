@@ -1,4 +1,4 @@
-"""How each tool declares a target and a layer that is stored otherwise, in one config.json."""
+"""How each tool declares a target, and a layer in another format, in one config.json."""
 
 import fnmatch
 import re
@@ -18,7 +18,7 @@ _EXPERTS = ".experts."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merged:
-    """One quantization_config for both; in `cannot`, why an engine cannot take the layer."""
+    """One quantization_config for both; `cannot` says why an engine cannot take the layer."""
 
     value: dict[str, Any]
     cannot: Mapping[str, str] = field(default_factory=dict)
@@ -43,7 +43,7 @@ def merged_declaration(raw: RawDeclaration | None, layer: GraftedLayer) -> Merge
 
 
 def _check_one_format(target: DeclaredScheme, own: DeclaredScheme, layer: GraftedLayer) -> None:
-    """Of a tool that declares one for all linears, and one for the KV cache."""
+    """For a tool that declares one format for all linears, and one for the KV cache."""
     if own.kv_cache not in (None, target.kv_cache):
         raise _refused("other-cache")
     there, here = (replace(each, excludes=(), kv_cache=None) for each in (target, own))
@@ -74,7 +74,7 @@ def _told_apart(layer: GraftedLayer, modules: Collection[str], others: Collectio
 
 
 def _patterns_of(layer: GraftedLayer, modules: Sequence[str]) -> list[str]:
-    """For some linears of the layer, each beginning as no name of the target's does."""
+    """Patterns for some linears of the layer; no name of the target begins as they do."""
     chosen = set(modules)
     others = [name for name in (*layer.quantized, *layer.kept) if name not in chosen]
     begin = f"re:{layer.names.pattern}"
@@ -98,7 +98,7 @@ def _excludes_without(old: Iterable[object] | None, layer: GraftedLayer) -> list
     found = []
     for entry in map(str, old or ()):
         if entry.startswith(f"re:{pattern}"):
-            continue  # of an earlier graft
+            continue  # from an earlier graft
         if not any(_means(entry, name) for name in names):
             found.append(entry)
         elif entry.startswith("re:"):
@@ -115,7 +115,7 @@ def _means(target: str, module: str) -> bool:
         raise _refused("undecidable", pattern=target, why=exc) from exc
 
 
-# ---- compressed-tensors: a group of the layer's own before the target's, and excludes of the layer
+# ---- compressed-tensors: the layer's group before the target's groups, and excludes of the layer
 
 _COMPRESSED_TENSORS = "compressed-tensors"
 _MIXED, _PACKED = "mixed-precision", "pack-quantized"
@@ -123,10 +123,10 @@ _CLASS = "Linear"
 
 
 def _in_groups(target: Mapping[str, Any] | None, layer: GraftedLayer) -> Merged:
-    """The target's declaration with the layer in it; without one, a declaration of the layer alone.
+    """The target's declaration with the layer in it; without one, a declaration of only the layer.
 
-    Both engines look for a linear's name first, in the order of the groups, and for its class last
-    (`find_matched_target`; executed, `engines/graft.json`). Excludes go before all groups.
+    Both engines match a linear's name first, in the order of the groups, and its class last
+    (`find_matched_target`; executed, `engines/graft.json`). Excludes precede all groups.
     """
     old = dict(target or {**(layer.declared or {}), "config_groups": {}, "ignore": []})
     own = (layer.declared or {}).get("kv_cache_scheme")
@@ -155,9 +155,9 @@ def _in_groups(target: Mapping[str, Any] | None, layer: GraftedLayer) -> Merged:
 
 
 def _only_some_engines(excludes: Iterable[str], layer: GraftedLayer) -> dict[str, str]:
-    """Why SGLang cannot take the layer: it takes names for the last parts of others, vLLM does not.
+    """Why SGLang cannot take the layer: it matches names with the ends of others, vLLM does not.
 
-    Neither a name nor a pattern says the same of the target's linears to both.
+    Neither a name nor a pattern means the same of the target's linears to both.
     """
     names = layer.quantized_names
     ends = {name[i + 1 :] for name in names for i, sign in enumerate(name) if sign == "."}
@@ -168,7 +168,7 @@ def _only_some_engines(excludes: Iterable[str], layer: GraftedLayer) -> dict[str
 
 
 def _whole_format(forms: set[str], layer: GraftedLayer) -> str:
-    """SGLang takes packed experts under this one alone: `compressed_tensors_wNa16_moe.py:84`."""
+    """SGLang takes packed experts only in this form: `compressed_tensors_wNa16_moe.py:84`."""
     if len(forms) == 1:
         return next(iter(forms))
     experts = any(_EXPERTS in module for module in (*layer.quantized, *layer.kept))
@@ -198,7 +198,7 @@ def _free(name: str, taken: Collection[str]) -> str:
     return name if name not in taken else _free(f"{name}_", taken)
 
 
-# ---- ModelOpt: one algorithm for all linears, and wildcards of those that are floats
+# ---- ModelOpt: one algorithm for all linears, and wildcards for unquantized ones
 
 _MODELOPT = "modelopt"
 _WILDCARDS = ("exclude_modules", "ignore")
@@ -232,7 +232,7 @@ def _float_wildcards(layer: GraftedLayer) -> list[str]:
     return [f"{start}.*{leaf}" for start in starts for leaf in _leaves_of(layer, layer.kept)]
 
 
-# ---- Plain fp8: one format for all linears, and a list of those that are floats
+# ---- Plain fp8: one format for all linears, and a list of unquantized ones
 
 _FP8 = "fp8"
 _FLOATS = ("ignored_layers", "modules_to_not_convert")
@@ -244,7 +244,7 @@ _NAMELESS = (
 
 
 def _in_list_of_floats(target: Mapping[str, Any], layer: GraftedLayer) -> Merged:
-    """The target's declaration with the layer's linears out of, or in, the list of floats.
+    """The target's declaration with the layer's linears taken from, or added to, the float list.
 
     VLLM compares whole names, SGLang parts of names between dots (`is_layer_skipped` of both).
     """
@@ -281,7 +281,7 @@ def _cannot(layer: GraftedLayer, excludes: list[str], names: set[str]) -> dict[s
     return found
 
 
-# ---- Quark: one format for all linears, and names or `re:` of those that are floats
+# ---- Quark: one format for all linears, and names or `re:` patterns of unquantized ones
 
 _QUARK = "quark"
 

@@ -77,7 +77,7 @@ def _check_one_declaration(target: Checkpoint) -> None:
 def _declared_documents(
     target: Checkpoint, config: Mapping[str, Any], raw: RawDeclaration | None, merged: Merged | None
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """config.json and hf_quant_config.json, whose nested form stays, with what is declared."""
+    """config.json and hf_quant_config.json (which stays nested) with the new declaration."""
     side_path = target.folder / HF_QUANT_CONFIG
     side = read_json_object(side_path, "export it again") if side_path.is_file() else None
     if merged is None:
@@ -99,7 +99,7 @@ def _nested(declared: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, 
 
 
 def _index_text(target: Checkpoint, weight_map: Mapping[str, str], nbytes: int) -> str:
-    """The target's with the layer's files, without a count of parameters: engines read none."""
+    """The target's index with the layer's files, without a parameter count: engines read none."""
     metadata = {**((target.index or {}).get("metadata") or {}), "total_size": nbytes}
     metadata.pop("total_parameters", None)
     index = {"metadata": metadata, "weight_map": dict(sorted(weight_map.items()))}
@@ -112,7 +112,7 @@ _GOOD = ("LOADS", "UNKNOWN")
 def _predictions(
     inside: Checkpoint, merged: Merged | None, *, has_side_file: bool
 ) -> tuple[EngineCheck, ...]:
-    """One answer of each engine on the layer, by the declaration that the whole will have."""
+    """Each engine's answer on the layer, by the declaration that the whole will have."""
     layers = with_text_config(inside.config).get("num_hidden_layers")
     found = []
     for engine in mtp.ENGINES:
@@ -141,8 +141,8 @@ class GraftPlan:
     Attributes:
         shards: new file -> the tensors of the layer's folder that it holds.
         rewritten: files of the target that hold replaced tensors -> what stays of each.
-        replaced: names of tensors of the target that the layer stands in the place of.
-        left_out: tables of the layer's folder that are the target's.
+        replaced: names of tensors of the target that the layer replaces.
+        left_out: tables of the layer's folder that equal the target's.
         documents: text of index, config.json and hf_quant_config.json.
     """
 
@@ -167,18 +167,18 @@ class GraftPlan:
 
     @property
     def written_bytes(self) -> int:
-        """Tensor bytes of the files that are written anew, headers not counted."""
+        """Tensor bytes of the files that are written anew, without headers."""
         kept = (tensor for header in self.rewritten.values() for tensor in header.tensors)
         return sum(tensor.nbytes for tensor in (*self.grafted, *kept))
 
     @property
     def linked_bytes(self) -> int:
-        """Bytes of the files that are linked, which are written where nothing can be linked."""
+        """Bytes of the linked files, which are copied where nothing can be linked."""
         return sum((self.target.folder / file).stat().st_size for file in self.linked)
 
 
 def plan_graft(target: Path, source: DraftSource, *, replace: bool = False) -> GraftPlan:
-    """What a target becomes with a layer in it, of its own folder or a whole model's subtree."""
+    """What a target becomes with a layer in it, from the layer's folder or a model's subtree."""
     whole = Checkpoint.open(target, is_target=True)
     _check_one_declaration(whole)
     stored = StoredDraft.read(source.checkpoint())
@@ -279,11 +279,11 @@ class GraftReport(Brief):
         linked: file of the target -> how it came into the folder.
         rewritten: files of the target that were written again without the replaced tensors.
         written: files that are new.
-        replaced: number of the target's tensors in whose place the layer stands.
+        replaced: number of the target's tensors that the layer replaces.
         left_out: tables of the layer's folder that the target has.
         target_tensors: number of the target's tensors, all unchanged.
         layer_tensors: number of the layer's.
-        bytes_written: of tensors.
+        bytes_written: bytes of the written tensors.
         checks: what each engine is predicted to do with the layer.
     """
 

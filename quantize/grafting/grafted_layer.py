@@ -1,4 +1,4 @@
-"""The layer that is grafted, as its own folder says it is: which of its linears are codes."""
+"""The layer to graft, as its own folder describes it: which of its linears are codes."""
 
 import dataclasses
 import re
@@ -21,15 +21,15 @@ from ..stored.stored_draft import StoredDraft
 
 ENGINES: tuple[Literal["vllm", "sglang"], ...] = ("vllm", "sglang")
 _BLOCKS = ("self_attn", "mlp")
-"""What a layer's names begin with where an engine gives it no name: SGLang of MiMo."""
+"""The prefix of a layer's names where an engine has no name for it: SGLang for MiMo."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerNames:
-    """Beginnings of names, without the dot after them: on disk, and of its linears in engines.
+    """Prefixes of names, without the dot: on disk, and those of its linears in engines.
 
-    What a declaration of the whole target says of the layer's linears must mean no other, so every
-    pattern begins with one of these. None where they are those of a layer of the target.
+    A declaration of the whole target about the layer's linears must mean no others, so every
+    pattern begins with one of these. None where they equal those of a layer of the target.
     """
 
     on_disk: tuple[str, ...]
@@ -47,7 +47,7 @@ class LayerNames:
         return f"(?:{'|'.join(map(re.escape, self.beginnings))})\\."
 
     def contains(self, name: str) -> bool:
-        """Whether a module of this name is in the layer, however it is called."""
+        """Whether a module of this name is in the layer, under any of its prefixes."""
         return any(name == start or name.startswith(f"{start}.") for start in self.beginnings)
 
     def relative(self, module: str) -> str:
@@ -58,11 +58,11 @@ class LayerNames:
         return module
 
     def within_layer(self, module: str) -> str:
-        """The same, where engines number the layer within what lies below its beginning (Qwen)."""
+        """The same, where engines number the layer below its prefix (Qwen)."""
         return self.relative(module).removeprefix("layers.0.")
 
     def everywhere(self, module: str) -> tuple[str, ...]:
-        """Every name that a module on disk is asked for by, alone or fused."""
+        """Every name under which engines look up a module on disk, alone or fused."""
         path = self.within_layer(module)
         found = [module]
         for names in self.engines.values():
@@ -76,7 +76,7 @@ def layer_names(
     config: Mapping[str, object],
     target_modules: Iterable[str],
 ) -> LayerNames:
-    """Of the MTP layers below some prefixes of a target."""
+    """Names of the MTP layers below some prefixes of a target."""
     modules = tuple(target_modules)
     traits = {"vllm": family.engine_traits.vllm.mtp, "sglang": family.engine_traits.sglang.mtp}
     engines = {}
@@ -98,11 +98,11 @@ def _beginnings(served: MtpLayer, config: Mapping[str, object], count: int) -> t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraftedLayer:
-    """What a declaration has to say of it.
+    """What a declaration must say of the layer.
 
     Attributes:
         declared: quantization_config of the layer's folder; None where no linear is quantized.
-        quantized: modules on disk that are stored as codes. kept: of the other matrices.
+        quantized: modules on disk that are stored as codes. kept: the other matrices.
         scheme: the declared one for people, `format` for comparing; None where none is quantized.
     """
 
@@ -115,22 +115,22 @@ class GraftedLayer:
 
     @property
     def method(self) -> str | None:
-        """The quant_method that it is declared by."""
+        """The quant_method that declares it."""
         return None if self.declared is None else str(self.declared.get("quant_method"))
 
     @property
     def quantized_names(self) -> tuple[str, ...]:
-        """Every name that one of its quantized linears is asked for by."""
+        """Every name under which one of its quantized linears is looked up."""
         everywhere = (self.names.everywhere(module) for module in self.quantized)
         return tuple(dict.fromkeys(name for names in everywhere for name in names))
 
 
 def grafted_layer(stored: StoredDraft, names: LayerNames) -> GraftedLayer:
-    """Of a folder whose headers and declaration were read."""
+    """The layer of a folder whose headers and declaration were read."""
     raw = raw_declaration(stored.checkpoint)
     rows = [row for row in stored.draft.rows if len(row.tensor.shape) == 2]
     quantized = tuple(sorted(stored.modules))
-    # Those of its own linears alone, of a declaration that may be that of a whole target.
+    # Only those of its own linears: the declaration may be that of a whole target.
     found = (stored.scheme_of(row) for row in stored.draft.rows)
     schemes = dict.fromkeys(str(scheme) for scheme in found if scheme is not None)
     return GraftedLayer(
@@ -144,7 +144,7 @@ def grafted_layer(stored: StoredDraft, names: LayerNames) -> GraftedLayer:
 
 
 _EMBEDDING, _HEAD = _TABLES = ("embed_tokens.weight", "lm_head.weight")
-"""Ends of names of what a layer's folder may have beside it, which is the target's."""
+"""Ends of names of tables that a layer's folder may have, and that belong to the target."""
 _WEIGHT = "weight"
 
 
@@ -172,7 +172,7 @@ def _outside(names: Iterable[str], prefixes: Collection[str]) -> list[str]:
 def check_free(
     target: Checkpoint, names: Collection[str], prefixes: Collection[str], *, replace: bool
 ) -> frozenset[str]:
-    """The target's tensors that the layer takes the place of; refused unless they may go."""
+    """The target's tensors that the layer replaces; refused unless they may go."""
     there = frozenset(names) - frozenset(_outside(names, prefixes))
     if there and not replace:
         facts = {"count": len(there), "layers": ", ".join(prefixes), "first": min(there)}
@@ -183,9 +183,9 @@ def check_free(
 def check_tables(
     target: Checkpoint, stored: StoredDraft, prefixes: Collection[str]
 ) -> frozenset[str]:
-    """The layer's folder's own copies of embedding and head, which the target has.
+    """The layer's own copies of embedding and head, which the target has.
 
-    A head whose target has none is held against the target's embedding, to which it is tied.
+    A head that the target lacks is compared with the target's embedding, to which it is tied.
     """
     own = stored.checkpoint
     left_out = frozenset(_outside(own.tensors, prefixes))
@@ -205,7 +205,7 @@ def check_tables(
 
 
 def _of_target(target: Checkpoint, name: str) -> TensorInfo | None:
-    """The target's table of this name, however its text model is called; quantized, or tied."""
+    """The target's table of this name, under any root of its text model; quantized, or tied."""
     if name in target.tensors:
         return target.tensors[name]
     table = next(end for end in _TABLES if name.endswith(end))
@@ -227,7 +227,7 @@ def _said(tensor: TensorInfo) -> str:
 
 
 def check_fits(target: Checkpoint, config: Mapping[str, Any], stored: StoredDraft) -> None:
-    """By the target's config.json, with the layer counted, the layer is what it is by its own."""
+    """By the target's config.json, with the layer counted, the layer is what its own says."""
     draft = stored.draft
     inside = dataclasses.replace(draft.checkpoint, config=config, folder=target.folder)
     family, geometry = read_config(inside)
@@ -244,7 +244,7 @@ def check_fits(target: Checkpoint, config: Mapping[str, Any], stored: StoredDraf
 
 
 _FOLLOWING = ("num_layers", "aux_layer_ids")
-"""What follows from other fields, of which more is said."""
+"""Fields that follow from others, which errors describe better."""
 
 
 def _sizes(geometry: Any) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def get_layout(name: LayoutName) -> Layout:
 
 
 def check_layout(recipe: Recipe) -> None:
-    """LayoutError, with those that can, where the layout cannot express the formats of a recipe."""
+    """LayoutError where the layout cannot express the formats of a recipe; names those that can."""
     where, layout = f"layout {recipe.layout}", get_layout(recipe.layout)
     for form in recipe.formats:
         problem = layout.problem(recipe.in_format(form).stored)

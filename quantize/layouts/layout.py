@@ -1,8 +1,8 @@
 """Layouts that are written: how codes and scales are named and packed on disk.
 
 They know nothing of how scales were chosen, and nothing of files. A block has a multiple of
-`rows_of_block`, except the last one of a weight. Planning needs layouts too, so torch is imported
-only where they encode.
+`rows_of_block` rows, except the last one of a weight. Planning needs layouts too, so torch is
+imported only where they encode.
 
 Quark as Quark 0.13 exports it (real_quantized, `reorder` packing); compressed-tensors 0.20;
 ModelOpt 0.47. Plain `fp8` has one scale per matrix, or per 128 x 128 block as DeepSeek-V3 is
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 
 _HELD = table_beside(__file__)
 _ROWS = 32
-"""Whole words of 8 rows, where codes are stored transposed; and few, so that blocks stay small."""
+"""Whole words of 8 rows, where codes are stored transposed; few, so that blocks stay small."""
 
 
 def rows_of_block(weights: WeightFormat) -> int:
-    """Of how many rows a block has a multiple: whole blocks of scales, whole transposed words."""
+    """A block has a multiple of this many rows: whole blocks of scales, whole transposed words."""
     return (weights.group_size or 1) if weights.granularity == "block" else _ROWS
 
 
 class Columns(NamedTuple):
-    """Some columns of a tensor stored transposed: who writes it gathers them first."""
+    """Some columns of a tensor stored transposed: the writer gathers them first."""
 
     tensor: "Tensor"
 
@@ -55,7 +55,7 @@ ONE_FORMAT = "declares one format for all linears"
 
 
 def _place(suffix: str) -> int:
-    """In a file shapes and zero points stand after scales, and scales of inputs after all."""
+    """Order in a file: shapes and zero points after scales, scales of inputs after everything."""
     return 2 if suffix.startswith("input") else suffix.startswith(("weight_shape", "weight_zero"))
 
 
@@ -65,9 +65,9 @@ class Layout:
     Attributes:
         mix_problem: why it cannot declare several formats for one draft; None = it can.
         exact_excludes: whether engines compare its excludes with whole names, layer number and all.
-        int4_scale_dtype: the only one that INT4 scales may have; None = that of the weight too.
+        int4_scale_dtype: the only dtype that INT4 scales may have; None = also the weight's.
         cache_problem: why it cannot declare the format of a KV cache; None = it can.
-        interleaved: words of INT4 hold the even columns in their lower nibbles, as AWQ has them.
+        interleaved: words of INT4 hold the even columns in their lower nibbles, as in AWQ.
         nibble_offset: added to an INT4 code before its low four bits are taken.
         zero_points: words of the zero points of symmetric codes.
     """
@@ -100,7 +100,7 @@ class Layout:
         return None
 
     def check_shape(self, weight: TensorInfo, weights: WeightFormat) -> None:
-        """LayoutError where a weight [out, in] is no whole groups or words."""
+        """LayoutError where a weight [out, in] does not consist of whole groups or words."""
         if weights.granularity == "group":
             check_divides(self.name, weight, 1, weights.group_size or 1)
 
@@ -136,7 +136,7 @@ class Layout:
         )
 
     def encode_rows(self, module: str, block: "QuantizedWeight", weights: WeightFormat) -> Encoded:
-        """A block of rows -> what it is of each stored tensor that is made of rows, by name."""
+        """A block of rows -> its part of each stored tensor that consists of rows, by name."""
         from ..numerics.quantized_weight import packed
 
         scheme, scale = self._scheme(weights), block.scale
@@ -182,9 +182,9 @@ class Layout:
         return {f"{module}.{suffix}": tensor for suffix, tensor in whole.items()}
 
     def excludes(self, kept: Sequence[str]) -> list[str]:
-        """Modules to exclude, spelled so that every engine which reads this layout matches them.
+        """Modules to exclude, spelled so that every engine that reads this layout matches them.
 
-        Exact names and an index-free regex, as vLLM 0.33 and SGLang 0.5.23 want them: vLLM asks for
+        Exact names and an index-free regex, as vLLM 0.33 and SGLang 0.5.23 need them: vLLM looks up
         `model.fc`, the vendor's own loader for `fc`; layer numbers differ from those on disk.
         """
         exact = [n for module in kept for n in (module, f"model.{module.removeprefix('model.')}")]
@@ -193,7 +193,7 @@ class Layout:
     def declare(
         self, recipe: Recipe, kept: Sequence[str], own: Sequence[OwnFormat] = ()
     ) -> dict[str, Any]:
-        """The `quantization_config` of config.json, of a recipe of one format as it is stored.
+        """The `quantization_config` of config.json, for a recipe of one format as it is stored.
 
         Modules `kept` are excluded; `own` has none where the layout cannot mix formats.
         """
@@ -212,21 +212,21 @@ class Layout:
 def last_parts(kept: Sequence[str]) -> list[str]:
     """The last part of every kept module name: engines number layers in their own way.
 
-    Where that says too little, what it belongs to goes before it: a number, "embed_proj.0", and the
-    parts of a head, "confidence_head.proj", whose names linears of layers end in as well.
+    Where that says too little, the part before it is added: a number, "embed_proj.0", and the
+    parts of a head, "confidence_head.proj", since names of linears in layers also end like that.
     """
     return sorted({last_part(module) for module in kept})
 
 
 def last_part(module: str) -> str:
-    """What an exclude names a module by; see `last_parts`."""
+    """The name of a module in excludes; see `last_parts`."""
     parent, _, leaf = module.rpartition(".")
     owner = parent.rpartition(".")[2]
     return f"{owner}.{leaf}" if leaf.isdecimal() or owner.endswith("_head") else leaf
 
 
 def check_divides(layout: LayoutName, weight: TensorInfo, axis: int, divisor: int) -> None:
-    """Fail if a dimension of a weight is not whole groups or words."""
+    """Fail if a dimension of a weight does not consist of whole groups or words."""
     if weight.shape[axis] % divisor:
         facts = {"divisor": divisor, "axis": ("rows", "inputs")[axis], "got": weight.shape[axis]}
         raise refused(LayoutError, weight.name, __file__, "not-whole", layout=layout, **facts)
@@ -250,7 +250,7 @@ def stored_scale(scale: "Tensor", weights: WeightFormat) -> "Tensor":
 
 
 def check_groups(recipe: Recipe, claimed: Sequence[tuple[Row, int]]) -> None:
-    """LayoutError, with the group sizes that fit, where a row to be quantized is no whole groups.
+    """LayoutError, with the group sizes that fit, where a row is not divisible into groups.
 
     `claimed` is every tensor, and the number of the rule that claims it.
     """
@@ -305,7 +305,7 @@ class CompressedTensorsLayout(Layout):
 
 
 class ModelOptLayout(Layout):
-    """FP8 and NVFP4; what is once is []."""
+    """FP8 and NVFP4; scalars have shape []."""
 
     name: LayoutName = "modelopt"
     # vLLM 0.33 has `model.layers.61.mlp.down_proj`, SGLang 0.5.23 `model.down_proj`, or no `model`.
@@ -323,7 +323,7 @@ class ModelOptLayout(Layout):
 
     @override
     def excludes(self, kept: Sequence[str]) -> list[str]:
-        # Engines match these as wildcards against runtime names, so the last part of a name between
+        # Engines match these as wildcards with runtime names, so the last part of a name between
         # two stars is enough; ModelOpt's own `model*` would match every layer of the draft
         return [f"*{leaf}*" for leaf in last_parts(kept)]
 
@@ -333,7 +333,7 @@ class ModelOptLayout(Layout):
 
 
 class Fp8Layout(Layout):
-    """Despite its name `weight_scale_inv`, of blocks, multiplies the codes, as every scale here."""
+    """Despite its name `weight_scale_inv`, of blocks, multiplies codes, like every scale here."""
 
     name: LayoutName = "fp8"
     exact_excludes = True
@@ -350,7 +350,7 @@ _PER_WORD = 8
 
 
 class QuarkLayout(Layout):
-    """Zero points are all zero. Of two stages `weight_scale` [] is the first one's."""
+    """Zero points are all zero. With two stages `weight_scale` [] is that of the first."""
 
     name: LayoutName = "quark"
     cache_problem = None

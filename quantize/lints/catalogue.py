@@ -1,4 +1,4 @@
-"""Every lint there is, in the order in which they are reported."""
+"""Every lint, in the order of reports."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
@@ -42,9 +42,7 @@ CHECKS: tuple[Callable[[Draft], Iterator[Lint]] | str, ...] = (
 
 
 def find_lints(draft: Draft) -> tuple[Lint, ...]:
-    """Look at a draft's config, headers and vocabulary maps; no other tensor is read."""
-    if not draft.family.has_maths:  # what a setting means there is not known
-        return ()
+    """Check a draft's config, headers and vocabulary maps; no other tensor is read."""
     values.check_vocabulary_map(draft)
     facts = config.facts(draft)
     found = (told_if(one, facts) if isinstance(one, str) else one(draft) for one in CHECKS)
@@ -52,9 +50,9 @@ def find_lints(draft: Draft) -> tuple[Lint, ...]:
 
 
 def output_changes(before: Draft, after: Draft, *, fix_config: bool) -> dict[str, Any]:
-    """What config.json must say otherwise once tables of a draft are left to the target.
+    """How config.json must change once tables of a draft are left to the target.
 
-    Dotted key -> value; with `fix_config` all that lints ask for, not only what is asked for anew.
+    Dotted key -> value; with `fix_config` all that lints ask for, otherwise only new ones.
     """
     if before.rows == after.rows and not fix_config:
         return {}
@@ -72,7 +70,7 @@ def config_changes(lints: Iterable[Lint]) -> dict[str, Any]:
 
 
 def fixed_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A config with changes applied; keys keep their order, `config` stays as it is."""
+    """A config with changes applied; keys keep their order, `config` is not changed."""
     fixed = dict(config)
     for path, value in changes.items():
         *sections, key = path.split(".")

@@ -1,4 +1,4 @@
-"""What trainers and engines read differently: rope, names, dtypes, layers of the target, keys."""
+"""What trainers and engines read differently: rope, names, dtypes, target layers, keys."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -20,11 +20,11 @@ from ..drafts.shared.eagle3 import eagle3
 from ..files.checkpoint import CONFIG_FILE
 
 _INJECTED = (32, 2048)
-"""Factor and original positions that ModelOpt's export writes into a draft trained without yarn."""
+"""Factor and original positions that ModelOpt's export writes for a draft trained without yarn."""
 
 
 def facts(draft: Draft) -> Mapping[str, Any]:
-    """What rows of lints.toml look at."""
+    """Facts for rows of lints.toml."""
     own, geometry, config = eagle3(draft), draft.geometry, draft.checkpoint.config
     scaling = geometry.rope and geometry.rope.scaling
     aux_layers = _spelled(draft)
@@ -47,7 +47,7 @@ def facts(draft: Draft) -> Mapping[str, Any]:
 
 
 def rope_base(draft: Draft) -> Iterator[Lint]:
-    """TorchSpec may have trained at base 10000 whatever `rope_theta` says.
+    """TorchSpec may have trained at base 10000 regardless of `rope_theta`.
 
     Source: TorchSpec @6f21829 `deepseek_eagle.py` (yarn without `base`), `llama3_eagle.py`
     (`getattr(config, "rope_theta", 10000)`, which transformers 5 moved into `rope_parameters`).
@@ -65,7 +65,7 @@ def rope_base(draft: Draft) -> Iterator[Lint]:
 
 
 def rope_default(draft: Draft) -> Iterator[Lint]:
-    """Source: `DEFAULT_THETA`; SpecForge's and AngelSlim's draft models train at it as well."""
+    """Source: `DEFAULT_THETA`; SpecForge's and AngelSlim's draft models train with it as well."""
     if draft.geometry.rope is None:
         return
     config = draft.layer_config
@@ -80,7 +80,7 @@ def rope_default(draft: Draft) -> Iterator[Lint]:
 
 
 def rope_injected(draft: Draft) -> Iterator[Lint]:
-    """Yarn that training did not have.
+    """Yarn that training did not use.
 
     Source: ModelOpt 0.47 `hf_spec_export.py`; without mscale keys engines multiply cos and sin by
     0.1 ln 32 + 1.
@@ -104,7 +104,7 @@ _VLLM_REFUSES = ("model.", "aux_norm_low.", "aux_norm_mid.", "aux_norm_high.")
 
 
 def architecture(draft: Draft) -> Iterator[Lint]:
-    """Source: `architectures.py`; what each engine makes of a name, `check` says."""
+    """Source: `architectures.py`; `check` says what each engine makes of a name."""
     name = declared_architecture(draft.checkpoint.config)
     wanted = None if draft.family.inside_target else OTHER_NAMES.get(name)
     if wanted in KNOWN_TO_BOTH and wanted in draft.family.architectures:
@@ -112,7 +112,7 @@ def architecture(draft: Draft) -> Iterator[Lint]:
 
 
 def dtype(draft: Draft) -> Iterator[Lint]:
-    """Declared and stored dtype, and more than one of them.
+    """Declared and stored dtype, and more than one of either.
 
     Source: SGLang 0.5.23 `_get_and_verify_dtype` (none declared: float16); vLLM 0.33
     `speculative.py` (the draft is cast to the target's dtype).
@@ -123,7 +123,7 @@ def dtype(draft: Draft) -> Iterator[Lint]:
         return
     wanted, config = _TORCH_NAMES[stored[0]], draft.layer_config
     declared = {key: config[key] for key in _DTYPE_KEYS if config.get(key) is not None}
-    if draft.in_speculators_layout:  # vLLM alone, which casts to the target's
+    if draft.in_speculators_layout:  # only vLLM's, which casts to the target's
         return
     if not declared:
         yield told("dtype-missing", {"torch_dtype": wanted}, wanted=wanted)
@@ -134,10 +134,11 @@ def dtype(draft: Draft) -> Iterator[Lint]:
 
 def names(draft: Draft) -> Iterator[Lint]:
     """Source: loaded in vLLM 0.33 and SGLang 0.5.23 (Llama); SGLang `kimi_k25_eagle3.py`."""
-    spelled = [] if draft.family.inside_target else [row.tensor.name for row in draft.rows]
+    as_served = draft.family.inside_target or draft.family.engine_traits.vllm.fc != "fc"
+    spelled = [] if as_served else [row.tensor.name for row in draft.rows]
     unread = [name for name in spelled if name.startswith(_NOBODY_READS)]
     refused = [name for name in spelled if name.startswith(_VLLM_REFUSES)]
-    if draft.family.is_whole_model:  # which is loaded as any model, by its own names
+    if draft.family.is_whole_model:  # it is loaded like any model, by its own names
         return
     if unread:
         yield told("tensor-names-unread", count=len(unread), first=unread[0])
@@ -147,7 +148,7 @@ def names(draft: Draft) -> Iterator[Lint]:
 
 
 def model_type(draft: Draft) -> Iterator[Lint]:
-    """A model_type that an engine rewrites, or whose class fills in what the layers are not.
+    """A model_type that an engine rewrites, or whose class fills in what the layers do not have.
 
     Source: `config_defaults.json`; executed for the types of `experiments/engines/names.json`.
     """
@@ -158,7 +159,7 @@ def model_type(draft: Draft) -> Iterator[Lint]:
         yield told(row, {"model_type": meant})
         return
     if found in reader.DEEPSEEK_TYPES and (geometry.aux_layer_ids or (0,))[0] > 1:
-        usual = "kimi_k2"  # by which engines count the layers
+        usual = "kimi_k2"  # engines count the layers by this type
     if not usual or not isinstance(found, str) or found == usual or draft.in_speculators_layout:
         return
     if why := _misread_by(found, config):
@@ -184,7 +185,7 @@ def _misread_by(model_type: str, config: Mapping[str, Any]) -> str:
 
 
 def _read_by(draft: Draft, usual: str) -> dict[str, Any]:
-    """What a forward pass depends on and the class of `usual` would fill in otherwise."""
+    """Keys that a forward pass depends on and the class of `usual` would fill in differently."""
     config, geometry = draft.checkpoint.config, draft.geometry
     read = as_read({**config, "num_hidden_layers": geometry.num_layers})
     found = {key: read[key] for key in read if key not in config and read[key] is not None}
@@ -198,7 +199,7 @@ def _read_by(draft: Draft, usual: str) -> dict[str, Any]:
 
 
 def misspelt_keys(draft: Draft) -> Iterator[Lint]:
-    """Source: no engine refuses a key that it does not know (`PretrainedConfig` keeps all)."""
+    """Source: no engine refuses an unknown key (`PretrainedConfig` keeps all)."""
     config = draft.checkpoint.config
     found = {key: near for key in config if (near := reader.near_key(key, config))}
     if found:
@@ -223,7 +224,7 @@ _READ_BY: dict[reader.Spelling, str] = {
 
 
 def aux_layer_ids(draft: Draft) -> Iterator[Lint]:
-    """Ids that an engine misses or misreads; a default needs none."""
+    """Ids that an engine misses or misreads; defaults need none."""
     found, config = _spelled(draft), draft.checkpoint.config
     if found is None or found.after is None:
         return
@@ -240,21 +241,21 @@ def aux_layer_ids(draft: Draft) -> Iterator[Lint]:
 
 
 def aux_layer_list(draft: Draft) -> Iterator[Lint]:
-    """Source: SGLang 0.5.23 `llama.py:929-941` takes its default for null only; vLLM for both."""
+    """Source: SGLang 0.5.23 `llama.py:929-941` uses its default only for null; vLLM for both."""
     geometry, section = eagle3(draft), draft.checkpoint.config.get(reader.SECTION) or {}
     if geometry is not None and geometry.fuses and section.get(reader.KEY) == []:
         yield told("aux-layer-ids-empty", {_NESTED: None})
 
 
 def layers_of_fc(draft: Draft) -> Iterator[Lint]:
-    """Keys by which engines size fc otherwise than it is. Source: `Fusion` of `engine_traits`."""
+    """Keys by which engines size fc differently. Source: `Fusion` of `engine_traits`."""
     geometry, config = eagle3(draft), draft.checkpoint.config
     if geometry is None or not geometry.fuses:
         return
     count, traits = geometry.num_aux_layers, draft.family.engine_traits
     spelled, speculators = draft.layer_config, draft.in_speculators_layout
     ids = list(geometry.aux_layer_ids or ()) or None
-    as_fixed = {**spelled, reader.KEY: ids}  # by `aux_layer_ids`, which knows no speculators
+    as_fixed = {**spelled, reader.KEY: ids}  # by `aux_layer_ids`, which does not know speculators
     if not speculators:
         as_fixed[reader.SECTION] = {**(config.get(reader.SECTION) or {}), reader.KEY: ids}
     normed = traits.vllm.normed_fusion if geometry.normed_heads else None

@@ -1,4 +1,4 @@
-"""What is read of values: the table from draft ids to target ids, and halves of concat inputs.
+"""Lints on values: the table from draft ids to target ids, and halves of concat inputs.
 
 Draft id i stands for target id i + d2t[i] (SpecForge, ModelOpt, vLLM 0.33 `llama_eagle3.py`, SGLang
 0.5.23 `llama_eagle3.py`); t2d marks the target ids that some draft id stands for.
@@ -20,7 +20,7 @@ from ..stored.decoded_numbers import floats, read_integers, read_rows, read_whol
 
 
 def check_vocabulary_map(draft: Draft) -> None:
-    """Refuse a table by which an engine would index out of range, or propose nonsense."""
+    """Refuse a table with which an engine would index out of range, or propose nonsense."""
     offsets = _offsets(draft)
     if offsets is None:
         return
@@ -41,7 +41,7 @@ def check_vocabulary_map(draft: Draft) -> None:
 
 
 def vocabulary_map(draft: Draft) -> Iterator[Lint]:
-    """A table in range that still cannot be the right one."""
+    """A table in range that still cannot be right."""
     offsets = _offsets(draft)
     if offsets is None:
         return
@@ -49,7 +49,7 @@ def vocabulary_map(draft: Draft) -> Iterator[Lint]:
     marks = draft.row("t2d")  # of target ids
     kept = np.flatnonzero(read_whole(draft.checkpoint, marks.tensor)) if marks is not None else None
     agrees = kept is not None and np.array_equal(np.unique(ids), kept)
-    if kept is None:  # without t2d: no two neighbours among thousands of kept ids is not credible
+    if kept is None:  # without t2d: no two neighbours among thousands of kept ids is implausible
         absolute = len(offsets) > 1 and _ascending(offsets)
     else:
         absolute = not agrees and np.array_equal(offsets, kept)
@@ -68,7 +68,7 @@ def pruned_head(draft: Draft) -> Iterator[Lint]:
     if not draft.is_torchspec or geometry.draft_vocab_size == geometry.vocab_size:
         return
     cuts = cuts_of(read_provenance(draft.checkpoint.folder))
-    if not cuts or cuts[0].size_before < geometry.vocab_size:  # else its export was whole
+    if not cuts or cuts[0].size_before < geometry.vocab_size:  # otherwise its export was whole
         yield told("pruned-head")
 
 
@@ -101,18 +101,18 @@ def _ascending(values: NDArray[np.int64]) -> bool:
     return bool((np.diff(values) > 0).all())
 
 
-# ---- The concat input of EAGLE-3: how far the two halves of its first linears are apart
+# ---- The concat input of EAGLE-3: how far apart the halves of its first linears are
 # With one scale per row, a half of [norm(embedding); norm(hidden)] whose weights are much smaller
 # than the other's is rounded to zero, and acceptance collapses.
 
 _SAMPLED_ROWS = 256
 HARMFUL_RATIO = 4.0
-"""From here on INT4 per-channel visibly loses the smaller half (at 10, 99 % of it becomes zero)."""
+"""From here on INT4 per channel visibly loses the smaller half (at 10, 99 % of it becomes zero)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HalfRatio:
-    """Mean row absmax of the hidden half over the embedding half's, in rows evenly spread."""
+    """Mean row absmax of the hidden half over the embedding half's, in evenly spread rows."""
 
     name: str
     ratio: float
@@ -130,9 +130,9 @@ def half_ratios(draft: Draft) -> tuple[HalfRatio, ...]:
 
 
 def balance_exponent(ratios: Sequence[float]) -> int:
-    """The k that brings the halves of linears before one norm closest together; 0 = leave them.
+    """The k that brings the halves of linears after one norm closest together; 0 = no change.
 
-    Of ratios of magnitudes, hidden half over embedding half, 0 and infinity say nothing.
+    Among ratios of magnitudes, hidden half over embedding half, 0 and infinity are ignored.
     """
     logs = [math.log2(ratio) for ratio in ratios if 0 < ratio < math.inf]
     if not logs or max(map(abs, logs)) < math.log2(HARMFUL_RATIO):

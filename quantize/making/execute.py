@@ -1,7 +1,7 @@
 """Executing a plan: weights are read, quantized and stored in blocks, while the rest is copied.
 
-Reading, arithmetic and writing overlap: threads take tensors, the largest first. Memory is bounded
-by a few blocks of rows for each, or by one linear where a toolkit needs the whole weight.
+Reading, arithmetic and writing overlap: threads take tensors, the largest first. Each thread needs
+the memory of a few blocks of rows, or of one linear where a toolkit needs the whole weight.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ from ..planning.quantization_plan import Measured, Plan, Step
 def row_blocks(
     descriptor: int, tensor: TensorInfo, *, block_bytes: int, multiple: int
 ) -> Iterator[Tensor]:
-    """Blocks of a weight [rows, in_features], of a multiple of so many rows, in one buffer."""
+    """Blocks of a weight [rows, in_features] in one buffer, each of a multiple of some rows."""
     rows, columns = tensor.shape
     row_bytes = tensor.nbytes // max(rows, 1)
     fitting = block_bytes // max(row_bytes, 1)
@@ -73,13 +73,13 @@ def _scaled(values: Tensor, exponent: int, name: str) -> Tensor:
 
 CPU = torch.device("cpu")
 BLOCK_BYTES = 512 << 10
-"""Of the source weight: with its float32 copies it fits the cache of a core."""
+"""Size of a block of the source weight: with its float32 copies it fits the cache of a core."""
 COLUMN_BLOCK_BYTES = 64 << 20
-"""Where columns take their turns: long ones cost less each."""
+"""The same where columns are processed in order: longer blocks cost less per column."""
 GPU_BLOCK_BYTES = 512 << 20
-"""On a GPU: whole matrices but for heads; GPTQ takes ten times as much."""
+"""On a GPU: whole matrices except heads; GPTQ takes ten times as much memory."""
 WRITE_BYTES = 4 << 20
-"""Written at once: the kernel lets one thread at a time write to a file, and the others wait."""
+"""Bytes of one write: the kernel lets one thread at a time write to a file; others wait."""
 
 
 def execute(
@@ -93,10 +93,10 @@ def execute(
     on_progress: Callable[[Step], None],
     device: torch.device = CPU,
 ) -> None:
-    """Write what is not copied into the safetensors files of a plan, and wait for what is.
+    """Write what is not copied into the safetensors files of a plan, and wait for the copies.
 
     Args:
-        exponents: of balanced norms and of the linears after them: on-disk module -> k of 2^k.
+        exponents: for balanced norms and the linears after them: on-disk module -> k of 2^k.
         device: where codes are computed and packed, unless a vendor's toolkit computes them.
     """
     with workers() as pool:
@@ -122,7 +122,7 @@ class _Execution:
         self.absmax = self._shared_absmax()
 
     def every_step(self, on_progress: Callable[[Step], None]) -> None:
-        """All at once; with moments stage by stage, so that memory is that of one stage's."""
+        """Run all steps at once; with moments, stage by stage, to hold only those of one stage."""
         statistics, found = self.measured.statistics, self.measured.found
         if self.backend.needs == "none" or (self.backend.needs == "codes" and found is not None):
             self._run_stage(self.plan.steps, on_progress)
@@ -137,7 +137,7 @@ class _Execution:
             self._run_stage(stage, on_progress, statistics.second_moments(names))
 
     def _backend_of(self, step: Step) -> Backend:
-        """That of the recipe; a plain one where it wins nothing or too few tokens came."""
+        """The recipe's backend; a plain one where that gains nothing or saw too few tokens."""
         recipe = self.plan.recipe_of(step)
         algorithm, statistics = recipe.algorithm, self.measured.statistics
         if statistics is not None and step.row.canonical_module in statistics.too_few:
@@ -174,7 +174,7 @@ class _Execution:
             self._write_norm(step, self.exponents[step.row.module])
         elif step.action == "learn":
             found = self.measured.found
-            assert found is not None  # `every_step` has seen it
+            assert found is not None  # `every_step` has checked it
             output.write(step.row.tensor.name, found.weight(step.row.canonical_module))
         else:
             blocks = self._quantized_blocks(step, moments)
@@ -243,18 +243,18 @@ class _Execution:
         return absmax
 
     def _shared_absmax(self) -> dict[str, Tensor]:
-        """What the one scale of each matrix must cover, by module; {} where rows have their own.
+        """What the one scale of each matrix must cover, by module; {} where every row has its own.
 
-        Engines hold linears that they fuse under one scale: with several, NVFP4 is served wrongly
-        and FP8 is rounded a second time. So they share the largest magnitude, as in ModelOpt's own
-        export.
+        Engines keep linears that they fuse under one scale: with several scales they serve NVFP4
+        wrongly and round FP8 a second time. So the linears share the largest magnitude, as they do
+        in ModelOpt's own export.
         """
         plan = self.plan
         steps = [s for s in plan.quantized if plan.format_of(s).weights.scales_whole_matrix]
         found = self.pool.map(self._matrix_absmax, steps)
         modules = (step.row.module for step in steps)
         absmax = dict(zip(modules, found, strict=True))
-        for group in plan.draft.fused_groups():
+        for group in plan.draft.scale_groups():
             if members := absmax.keys() & set(group):
                 absmax |= dict.fromkeys(members, max(absmax[module] for module in members))
         return absmax
@@ -276,7 +276,7 @@ def store_linear(
     output: SafetensorsFile,
     input_scale: float | None,
 ) -> None:
-    """Write a quantized weight as the layout of a `Recipe.stored` stores it."""
+    """Write a quantized weight in the form that the layout of a `Recipe.stored` has."""
     layout = get_layout(recipe.layout)
     module = weight.name.removesuffix(".weight")
     gathered: dict[str, _Rows] = {}
@@ -297,7 +297,7 @@ def store_linear(
 
 
 class _Rows:
-    """Rows of a stored tensor, from the first to the last, gathered and written some at a time."""
+    """Rows of a stored tensor, in order; a number of them is gathered before each write."""
 
     def __init__(self, output: SafetensorsFile, name: str) -> None:
         self._output, self._name = output, name
@@ -305,14 +305,14 @@ class _Rows:
         self._nbytes = self._offset = 0
 
     def add(self, rows: Tensor) -> None:
-        """The next rows."""
+        """Take the next rows."""
         self._parts.append(rows.contiguous().reshape(-1).view(torch.uint8))
         self._nbytes += rows.nbytes
         if self._nbytes >= WRITE_BYTES:
             self.write()
 
     def write(self) -> None:
-        """What is gathered."""
+        """Write the rows gathered so far."""
         if self._parts:
             written = self._output.write(self._name, torch.cat(self._parts), offset=self._offset)
             self._offset += written

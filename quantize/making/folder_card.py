@@ -1,6 +1,6 @@
-"""What a model card says of a quantized draft from its folder or plan alone, and the least card.
+"""What a model card says of a quantized draft from its folder or plan alone, and the shortest card.
 
-No hash, no measurement and no name of a folder, so that equal runs give equal files.
+The card has no hash, measurement or folder name, so that equal runs give equal files.
 """
 
 from collections import Counter
@@ -11,7 +11,6 @@ from typing import Any
 
 from ...recipes.packages import package_version
 from ...recipes.schema import Recipe
-from ..drafts.unknown_family import UnknownFamily
 from ..files.card_text import (
     CARD_FILE,
     around,
@@ -29,16 +28,12 @@ from ..files.provenance import Method, Provenance, QuantizedProvenance
 from ..planning.quantization_plan import Plan
 from ..stored.stored_draft import StoredDraft
 
-_NO_FAMILY = (
-    "draftquant has no maths of this kind of draft (family unknown): tensors have their roles by"
-    " rules for names, and `draftquant gate --measured` on two servers takes the place of traces."
-)
 TAGS = ("speculative-decoding", "draft-model", "quantized", "draftquant")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardFacts:
-    """What a folder is: roles with their numbers of quantized linears and of kept tensors."""
+    """What a folder is: its roles with their numbers of quantized linears and of kept tensors."""
 
     family: str
     hub_id: str | None
@@ -54,7 +49,7 @@ class CardFacts:
 
     @classmethod
     def of_plan(cls, plan: Plan, source: DraftSource, card: str, method: Method) -> "CardFacts":
-        """Of a plan, and of the card beside its source."""
+        """The facts from a plan, and from the card beside its source."""
         changed = {step.row.tensor.name for step in plan.quantized} | method.changed_norms
         rows = [row for row in plan.remaining.rows if row.tensor.name not in changed]
         return cls(
@@ -72,7 +67,7 @@ class CardFacts:
 
     @classmethod
     def of_folder(cls, stored: StoredDraft, record: QuantizedProvenance) -> "CardFacts":
-        """Of a folder that `quantize` wrote, and of the card in it."""
+        """The facts from a folder that `quantize` wrote, and from the card in it."""
         codes = [row for row in stored.draft.rows if stored.is_quantized(row)]
         changed = {row.tensor.name for row in codes} | record.method.changed_norms
         rows = [row for row in stored.draft.rows if row.tensor.name not in changed]
@@ -92,7 +87,7 @@ class CardFacts:
 
     @property
     def title(self) -> str:
-        """A heading."""
+        """The heading of the card."""
         if self.hub_id is None:
             return f"# A quantized {prose(self.family)} draft"
         return f"# {prose(self.hub_id.rpartition('/')[2])}, quantized"
@@ -100,7 +95,7 @@ class CardFacts:
     def front_matter(
         self, *, base_model: str | None = None, license: str | None = None
     ) -> dict[str, Any]:
-        """Keys for the Hub, in one order; what is given goes before what is inherited."""
+        """Keys for the Hub, in one order; given keys take precedence over inherited ones."""
         base, own = base_model or self.hub_id, dict(self.inherited)
         if license is not None:
             own = {key: own[key] for key in own if not key.startswith("license")}
@@ -117,7 +112,7 @@ class CardFacts:
         }
 
     def scheme(self) -> str:
-        """The table of what was made, and of which tensors."""
+        """The table of what was made, and from which tensors."""
         recipe = self.recipe
         saved = 1 - self.bytes_after / self.bytes_before if self.bytes_before else 0.0
         formats = [
@@ -144,7 +139,7 @@ class CardFacts:
 
 
 def least_card(facts: CardFacts, *, before: str = "", behind: str = "") -> str:
-    """What `quantize` writes where the source has no card: what this is, and what is not known."""
+    """The card where the source has none: what this folder is, and what is not known."""
     return card_text(
         facts.front_matter(),
         [
@@ -152,7 +147,6 @@ def least_card(facts: CardFacts, *, before: str = "", behind: str = "") -> str:
             "A draft model of speculative decoding: it proposes tokens that a target model accepts"
             " or rejects. It is of no use alone, and of none with another target.",
             facts.scheme(),
-            *([_NO_FAMILY] if facts.family == UnknownFamily.name else []),
             f"Made and verified byte by byte by draftquant {prose(package_version('draftquant'))};"
             " `draftquant verify FOLDER --against SOURCE` does it again, and `draftquant.json` has"
             " the sha256 of every tensor.",
@@ -173,7 +167,7 @@ def renewed_card(
     *,
     vocabulary: str | None = None,
 ) -> dict[str, str]:
-    """README.md of a folder whose codes are written once more, unless it is somebody else's."""
+    """README.md of a folder whose codes are written again, unless somebody else wrote README.md."""
     card = read_card(stored.checkpoint.folder)
     if not is_ours(card) or not isinstance(record, QuantizedProvenance):
         return {}
@@ -184,7 +178,7 @@ def renewed_card(
 
 
 def plain_card(folder: Path, files: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Side files of a dequantized folder, and README.md without our part, if any is left."""
+    """Side files of a dequantized folder, and README.md without our part, if anything is left."""
     card = read_card(folder)
     if not is_ours(card):
         return list(files), {}

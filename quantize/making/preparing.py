@@ -1,4 +1,4 @@
-"""What must hold before a plan is carried out, and which norms change beside quantized weights."""
+"""What must hold before a plan is carried out, and which norms change beside the weights."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -24,20 +24,20 @@ from ..stored.stored_tables import EMBEDDING, StoredTables, first_differing_row
 
 
 def check_backends(recipe: Recipe) -> None:
-    """Fail before any work if the recipe's toolkit or algorithm cannot do one of its formats."""
+    """Fail before any work if the recipe's toolkit or algorithm cannot handle a format of it."""
     for form in recipe.formats:
         each = recipe.in_format(form)
         get_backend(each.backend, each.algorithm).check(each.weights)
 
 
 def check_tables(plan: Plan, target: Path | None) -> dict[str, str]:
-    """Prove that what is dropped is the target's (name -> its name), and a head untied."""
+    """Prove that dropped tables are the target's (name -> its name there), and a head untied."""
     _check_untied(plan)
     return prove_dropped(plan.draft, [step.row for step in plan.dropped], target)
 
 
 def prove_dropped(draft: Draft, dropped: Collection[Row], target: Path | None) -> dict[str, str]:
-    """Show that a target has every table that is to be dropped: name -> the target's name."""
+    """Show that the target has every table that is to be dropped: name -> the target's name."""
     if not dropped:
         return {}
     if target is None:
@@ -66,7 +66,7 @@ def _check_untied(plan: Plan) -> None:
 
 
 def check_source(plan: Plan) -> tuple[tuple[str, ...], tuple[VocabularyCut, ...]]:
-    """The side files that a run copies of an unquantized source, and how it was cut before."""
+    """The side files to copy from an unquantized source, and how the source was cut before."""
     folder, side_files = plan.draft.checkpoint.folder, plan.draft.checkpoint.side_files()
     check_no_other_weights(folder, side_files, travel="unquantized", made="quantized")
     record = read_provenance(folder)
@@ -103,7 +103,7 @@ def checked_scales(plan: Plan, scales: Mapping[str, float] | None) -> dict[str, 
 
 
 def balanced_norms(plan: Plan) -> dict[str, int]:
-    """The norms that balancing changes, halves being 4 apart: name -> k, divided by 2^k."""
+    """The norms that balancing changes, with halves 4 apart: name -> k, divided by 2^k."""
     if plan.balanced is None:
         return {}
     norm, _ = plan.balanced
@@ -112,7 +112,7 @@ def balanced_norms(plan: Plan) -> dict[str, int]:
 
 
 def balance_exponents(plan: Plan, balanced: Mapping[str, int]) -> dict[str, int]:
-    """Of balanced norms and of the linears after them: on-disk module name -> k of 2^k."""
+    """For balanced norms and the linears after them: on-disk module name -> k of 2^k."""
     exponents = {name.removesuffix(".weight"): k for name, k in balanced.items()}
     if plan.balanced is not None and exponents:
         _, linears = plan.balanced
@@ -123,7 +123,7 @@ def balance_exponents(plan: Plan, balanced: Mapping[str, int]) -> dict[str, int]
 def learned_norms(
     plan: Plan, found: FoundCodes | None, balanced: Mapping[str, int]
 ) -> dict[str, float]:
-    """The norms that learned: name -> the largest factor of an element, balancing aside."""
+    """The norms that learned: name -> the largest factor of an element, without balancing."""
     if found is None:
         return {}
     factors = {}

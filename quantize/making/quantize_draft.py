@@ -53,10 +53,10 @@ class QuantizeReport(Brief):
         dropped: table of the draft that was left out -> the equal table of the target.
         balanced: name of a norm -> k, where the norm was divided by 2^k.
         learned_norms: name of a norm that learned -> the largest factor of an element.
-        few_inputs: expert -> its inputs in the traces, too few: it was rounded to nearest.
+        few_inputs: expert -> its inputs in the traces; too few, so it was rounded to nearest.
         damping: linear -> share of the mean of its inputs' second moments that GPTQ added to
             their diagonal, where it needed more than 0.01.
-        cuts: of the vocabulary of what was quantized, the first one first; mostly none.
+        cuts: earlier cuts of the source's vocabulary, the first one first; mostly none.
         loads: what each known engine does with the result, on each of its GPUs.
         lints: settings of the source that trainers and engines are known to read differently.
         warnings: what the command line prints as warnings.
@@ -129,17 +129,17 @@ def quantize_draft(
 
     Args:
         target: folder of the target, needed exactly where the recipe drops a table.
-        proven: what `check_tables` gave for this plan and target; None = it is asked here.
+        proven: what `check_tables` returned for this plan and target; None = check now.
         on_stage: called with "start" (a vendor's toolkit is loaded), "write", "verify" and "sync".
         on_verified: called with bytes re-read and bytes to re-read, of both folders.
-        device: says where quantized values are computed, once torch is imported; None = the CPU.
+        device: returns where to compute quantized values, once torch is imported; None = the CPU.
     """
-    # 1. What is asked for can be done.
-    if plan.recipe.backend != "torch":  # which is there, and takes a second to be imported
+    # 1. Check that what is asked for can be done.
+    if plan.recipe.backend != "torch":  # torch is installed, and takes a second to import
         check_backends(plan.recipe)
     scales = checked_scales(plan, measured.input_scales)
     cache_scales = checked_cache_scales(plan.recipe, plan.draft, measured.cache_scales)
-    # 2. What changes beside the quantized weights.
+    # 2. Find what changes beside the quantized weights.
     balanced = balanced_norms(plan)
     method = Method(
         recipe=plan.recipe,
@@ -147,7 +147,6 @@ def quantize_draft(
         balanced=balanced,
         learned_norms=learned_norms(plan, measured.found, balanced),
         cache_scales=cache_scales,
-        roles=plan.draft.checkpoint.roles,
     )
     changes = output_changes(plan.draft, plan.remaining, fix_config=fix_config)
     side_files, cuts = check_source(plan)
@@ -276,7 +275,7 @@ class _Quantization(Rewrite[VerifyReport]):
         )
 
     def found_method(self) -> Method:
-        """Known whole when everything is written: experts are measured stage by stage."""
+        """The method, complete once everything is written: experts are measured stage by stage."""
         statistics = self.measured.statistics
         few = statistics.too_few if statistics is not None else {}
         modules = {s.row.canonical_module: s.row.module for s in self.plan.quantized}
@@ -284,7 +283,7 @@ class _Quantization(Rewrite[VerifyReport]):
         return replace(self.method, few_inputs=few_inputs)
 
     def report(self, found: VerifyReport) -> QuantizeReport:
-        """What was written, of what verification found."""
+        """The report on what was written, with what verification found."""
         statistics, method = self.measured.statistics, self.found_method()
         return QuantizeReport(
             out=self.out,

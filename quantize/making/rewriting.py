@@ -1,4 +1,4 @@
-"""Writing a folder that is stored, quantized or not, once more: tensor by tensor, verified."""
+"""Rewriting a stored folder, quantized or not: tensor by tensor, verified."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ from ..verify import Compared, VerifyReport, check_faults
 
 
 def quantized_source(checkpoint: Checkpoint, verb: str) -> StoredDraft:
-    """A folder that declares codes, read; CheckpointError where it declares none."""
+    """A folder that declares codes, opened; CheckpointError where it declares none."""
     if declared_scheme(checkpoint) is None:
         where = checkpoint.folder / CONFIG_FILE
         raise refused(CheckpointError, where, __file__, "undeclared", verb=verb)
@@ -38,7 +38,7 @@ def quantized_source(checkpoint: Checkpoint, verb: str) -> StoredDraft:
 
 
 def side_files_without_codes(checkpoint: Checkpoint) -> list[str]:
-    """The side files that say something true about what is made of it."""
+    """The side files that stay true for what is made of the folder."""
     return [file for file in checkpoint.side_files() if file not in ONLY_OF_CODES]
 
 
@@ -65,7 +65,7 @@ FoundT = TypeVar("FoundT", bound=Compared | VerifyReport)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputRewrite(Rewrite[FoundT]):
-    """A plan carried out; `record` is draftquant.json of the source, None where it has none."""
+    """Carries out a plan; `record` is draftquant.json of the source, None where it has none."""
 
     fix: ClassVar[str]
     plan: OutputPlan
@@ -79,11 +79,11 @@ class OutputRewrite(Rewrite[FoundT]):
 
     @abstractmethod
     def compared(self, staging: Path, **how: Any) -> FoundT:
-        """What was written, held against the source; `how`: its `config_file`."""
+        """Compare what was written with the source; `how`: its `config_file`."""
 
     @override
     def write_tensors(self, staging: Path) -> None:
-        """The largest tensors first, in several threads."""
+        """Write tensors in several threads, the largest first."""
 
         def write_one(output: OutputTensors) -> OutputTensors:
             self.write(output, run.files[output.row.tensor.file])

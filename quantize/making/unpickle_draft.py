@@ -1,4 +1,4 @@
-"""Unpickling a draft: what torch.save wrote, as one safetensors file."""
+"""Unpickling a draft: the files of torch.save become one safetensors file."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ class Unpickled(Brief):
 
 
 def pickles(folder: Path) -> tuple[str, ...]:
-    """The pickled weights of a folder, by name; the mask embedding is none of them."""
+    """The pickled weights of a folder, by name; the mask embedding does not count."""
 
     def is_none(file: str) -> bool:
         return "/" in file or not file.endswith(_SUFFIXES) or file == MASK_EMBEDDING_FILE
@@ -76,7 +76,7 @@ def pickles(folder: Path) -> tuple[str, ...]:
 
 
 def unpickle_draft(folder: Path, out: Path) -> Unpickled:
-    """Write a folder with the tensors of all pickles, and the files beside them."""
+    """Write a folder with the tensors of all pickles, and copy the other files."""
     if not folder.is_dir():
         raise CheckpointError(folder, "no such folder", fix="give the folder of a draft")
     check_own(folder, CONFIG_FILE)

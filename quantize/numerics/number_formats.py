@@ -21,7 +21,7 @@ def row_absmax(weight: Tensor) -> Tensor:
 
 
 def over(x: Tensor, divisor: float) -> Tensor:
-    """The quotient rounded once; by a plain number a GPU would multiply with its reciprocal."""
+    """The quotient rounded once; for a plain number a GPU would multiply by its reciprocal."""
     return x / torch.full((), divisor, dtype=x.dtype, device=x.device)
 
 
@@ -90,7 +90,7 @@ _EXPONENT, _EXPONENT_OF_ONE = 0x7F800000, 0x3F800000
 
 
 def nvfp4_global_scale(absmax: Tensor) -> Tensor:
-    """Scale = absmax / (6 * 448), float32: so that the largest group scale is 448.
+    """Scale = absmax / (6 * 448), float32, so that the largest group scale is 448.
 
     Source: ModelOpt 0.47 `NVFP4QTensor`. An all-zero weight gets 1 (ModelOpt: 0, then NaN).
     """
@@ -111,8 +111,8 @@ def nvfp4_scale(groups: Tensor, global_scale: Tensor) -> Tensor:
 def mxfp4_scale(groups: Tensor) -> Tensor:
     """Scale = 2^(floor(log2(absmax')) - 2), absmax' rounded to one bit of mantissa: Quark's "even".
 
-    Adding 2^21 to the bits of a float32 carries into the exponent from mantissa 1.75 on: so the
-    largest value, at most 6 by the format, is not clamped more often than needed. The exponent lies
+    Adding 2^21 to the bits of a float32 carries into the exponent from mantissa 1.75 on, so the
+    largest value, at most 6 by the format, is not clamped more often than needed. The exponent is
     in [-127, 127]; an all-zero group gets the smallest, one that rounds to infinity the largest.
 
     Groups [number of groups, 32], finite -> [number of groups, 1] float32, powers of two.
@@ -129,13 +129,13 @@ def fp4_codes(x: Tensor) -> Tensor:
 
     uint8 in [0, 15], x's shape: bit 3 is set where x < 0, also if x rounds to zero.
     """
-    # Zero has no sign here, and what is no number is zero.
+    # Zero has no sign here, and NaN becomes zero.
     finite = x.nan_to_num(0.0).add_(0.0)
     sign = (finite.view(torch.int32) >> 31).to(torch.uint8) & NEGATIVE_ZERO
     size = finite.abs_().clamp_(max=FP4_MAX)
     # A sum of 2^22 or more has no bits below 0.5 (2^23: below 1, 2^24: below 2): adding rounds to
     # nearest, ties to even, and leaves the number of these steps in the low byte. Codes are the
-    # halves below 2, 2 + the ones below 4, and 4 + the twos: of the three always the smallest.
+    # halves below 2, 2 + the ones below 4, and 4 + the twos: always the smallest of the three.
     halves = _low_bytes(size + 2.0**22)
     ones = _low_bytes(size + (2.0**23 + 2))
     twos = _low_bytes(size.add_(2.0**24 + 2 * 4))
@@ -147,7 +147,7 @@ def _low_bytes(x: Tensor) -> Tensor:
 
 
 def fp4_rounded(x: Tensor) -> Tensor:
-    """The values of the nearest E2M1 codes: `fp4_values(fp4_codes(x))`, without the codes between.
+    """The values of the nearest E2M1 codes: `fp4_values(fp4_codes(x))`, without computing codes.
 
     Magnitudes are 0.5 apart below 2, 1 below 4 and 2 above, and the even code of a tie is the even
     multiple of that step. float32; -0 where a negative number rounds to zero.
@@ -162,11 +162,11 @@ def fp4_rounded(x: Tensor) -> Tensor:
 def mxfp4_codes(groups: Tensor, scale: Tensor) -> Tensor:
     """Codes = e2m1(group / scale); a negative number that rounds to zero gets the code of +0.
 
-    So does Quark 0.13 `scaled_real_quantize`; ModelOpt 0.47 keeps the sign (NVFP4). Groups
+    Quark 0.13 `scaled_real_quantize` does so too; ModelOpt 0.47 keeps the sign (NVFP4). Groups
     [number of groups, 32], finite, and float32 scales -> uint8 in [0, 15], never 8.
     """
     codes = fp4_codes(groups.float() / scale)
-    return codes & (-(codes & 7) | 7)  # bit 3 of -1 .. -7 is set, of 0 it is not
+    return codes & (-(codes & 7) | 7)  # bit 3 of -1 .. -7 is set, that of 0 is not
 
 
 def fp4_values(codes: Tensor) -> Tensor:
@@ -179,15 +179,15 @@ def _values_on(device: torch.device) -> Tensor:
     return torch.tensor([*E2M1, *(-value for value in E2M1)], device=device)
 
 
-# Groups are rows here: [number of groups, group size]. What a format has beside its scales, one
-# scale of the whole matrix, is `whole` ([] float32, None where it has none).
+# Groups are rows here: [number of groups, group size]. `whole` is the format's one scale of the
+# whole matrix ([] float32), None where it has none.
 
 CACHED_WEIGHTS = 2**16
-"""So many float32 copies of weights stay in the cache of a core from one pass to the next."""
+"""Number of float32 weights that stay in the cache of a core from one pass to the next."""
 
 
 def cached_rows(weight: Tensor) -> Iterator[slice]:
-    """The rows of a weight, on a CPU a few at a time: arithmetic takes half as long then."""
+    """The rows of a weight, on a CPU a few at a time: that halves the time of arithmetic."""
     on_cpu = weight.device.type == "cpu"
     step = max(1, CACHED_WEIGHTS // max(1, weight.shape[1]) if on_cpu else len(weight))
     return (slice(first, first + step) for first in range(0, len(weight), step))
@@ -223,7 +223,7 @@ def nearest_codes(dtype: WeightDtype, rows: Tensor, scale: Tensor, whole: Tensor
 
 
 def nearest_values(dtype: WeightDtype, rows: Tensor, served: Tensor) -> Tensor:
-    """The values of `nearest_codes` under a scale of 1, but for signs of zero; a new tensor.
+    """The values of `nearest_codes` under a scale of 1, except for signs of zero; a new tensor.
 
     `rows` [rows, in_features] and `served` [rows, 1], which multiplies codes, are float32, finite.
     """
@@ -241,12 +241,12 @@ def rounded_values(dtype: WeightDtype, x: Tensor) -> Tensor:
 
 
 def storable_scale(dtype: WeightDtype, scale: Tensor, stored: torch.dtype) -> Tensor:
-    """The nearest scale that is stored: of INT4 at least 2^-23, of NVFP4 FP8 above zero."""
+    """The nearest scale that can be stored: INT4 at least 2^-23, NVFP4 an FP8 number above zero."""
     if not NUMBER_FORMATS[dtype].global_scale:
         return scale.clamp(min=SMALLEST_SCALE).to(stored)
     return scale.clamp(SMALLEST_E4M3, FP8_MAX).to(stored)
 
 
 def served_scale(scale: Tensor, whole: Tensor | None) -> Tensor:
-    """What multiplies the codes, float32."""
+    """The factor of the codes, float32."""
     return scale.float() if whole is None else scale.float() * whole

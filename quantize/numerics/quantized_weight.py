@@ -35,7 +35,7 @@ class QuantizedWeight:
     group_size: int | None = None
 
     def block(self, rows: slice) -> "QuantizedWeight":
-        """Some rows of a weight whose scales are of rows or groups."""
+        """Some rows of a weight whose scales are those of rows or groups."""
         return dataclasses.replace(self, codes=self.codes[rows], scale=self.scale[rows])
 
     def dequantized(self) -> Tensor:
@@ -98,7 +98,7 @@ def _bytes_of_pairs(pairs: Tensor) -> Tensor:
 
 
 def _exchanged(words: Tensor, distance: int, mask: int) -> Tensor:
-    """The bits under the mask change places with those that lie `distance` higher."""
+    """Swap the bits under the mask with those that lie `distance` higher."""
     different = (words ^ words >> distance) & mask
     return words ^ different ^ different << distance
 
@@ -129,7 +129,7 @@ def rounded(product: Floats, dtype: FloatDtype, name: str, first_row: int) -> Te
 
 
 def _fits(magnitude: Floats, dtype: FloatDtype) -> npt.NDArray[np.bool_]:
-    """Whether values round to finite ones; rounding is monotonic, so the largest of a row tells."""
+    """Whether values round to finite ones; rounding is monotonic, so a row's largest decides."""
     stored = torch.from_numpy(magnitude).to(TORCH_DTYPES[dtype])
     fits: npt.NDArray[np.bool_] = stored.isfinite().numpy()
     return fits

@@ -1,1 +1,1 @@
-"""A draft beside its target: whether the two fit, in each engine, before any server is started."""
+"""A draft beside its target: whether they fit, in each engine, before any server is started."""

@@ -1,7 +1,7 @@
-"""In which dtype each engine computes a draft beside its target, and whether the values fit.
+"""The dtype in which each engine computes a draft beside its target, and whether values fit in it.
 
 Sources: vLLM 0.33 gives the draft the target's (`config/speculative.py:1437`); SGLang 0.5.23 reads
-it of each config.json unless --dtype is given, and takes float16 where none is named or float32 is
+it from each config.json unless --dtype is given, and uses float16 for none or float32
 (`configs/model_config.py:2284`); TensorRT-LLM loads the draft by its own torch_dtype
 (`_torch/models/modeling_speculative.py` at 00679c66).
 """
@@ -31,14 +31,14 @@ def dtype_in(pair: Pair, engine: EngineName) -> str | None:
 
 
 def target_dtype(pair: Pair, engine: EngineName) -> str | None:
-    """The same of the target."""
+    """The dtype that the target computes in."""
     if pair.args.dtype is not None:
         return pair.args.dtype
     return _sglang_auto(pair.target.dtype) if engine == "sglang" else pair.target.dtype
 
 
 def launch_dtype(pair: Pair, engine: EngineName) -> str | None:
-    """What the launch line must say: as asked, or the target's where SGLang would split the two."""
+    """The launch line's --dtype: as asked, or the target's where SGLang would use two."""
     if engine != "sglang" or pair.args.dtype is not None:
         return pair.args.dtype
     theirs = pair.target.dtype
@@ -46,7 +46,7 @@ def launch_dtype(pair: Pair, engine: EngineName) -> str | None:
 
 
 def facts(pair: Pair, engines: Sequence[EngineName]) -> Facts:
-    """What rows of findings.toml say of dtypes: casts that engines do without a question."""
+    """Facts on dtypes for rows of findings.toml: casts that engines do silently."""
     own, theirs, cast = stored_dtype(pair), pair.target.dtype, dtype_in(pair, "vllm")
     given, named = launch_dtype(pair, "sglang"), _draft_dtype(pair)
     asked, halves = pair.args.dtype is not None, {own, cast} <= {*_HALVES}
@@ -72,7 +72,7 @@ def is_narrow(pair: Pair, engine: EngineName) -> bool:
 
 
 def stored_dtype(pair: Pair) -> str | None:
-    """The dtype of the draft's floats: as config.json names it, else that of most of its bytes."""
+    """The dtype of the draft's floats: as config.json names it, or that of most of its bytes."""
     sizes: Counter[str] = Counter()
     for tensor in pair.draft.tensors.values():
         if tensor.dtype in _FLOATS:
@@ -88,12 +88,12 @@ def _sglang_auto(said: str | None) -> str:
     return "float16" if said in (None, "float32") else said
 
 
-# Source: IEEE 754: float16 ends at 65,504; what rounds beyond it becomes infinity.
+# Source: IEEE 754: float16 ends at 65,504; what rounds beyond that becomes infinity.
 _FIRST_OVERFLOW = 65520.0  # the smallest value that rounds to infinity in float16
 
 
 def _beyond(checkpoint: Checkpoint) -> Facts | None:
-    """How many tensors hold what float16 cannot, and the largest such magnitude."""
+    """How many tensors hold values beyond float16, and the largest magnitude."""
     found: dict[str, float] = {}
     for tensor in checkpoint.tensors.values():
         blocks = byte_blocks(checkpoint, tensor) if tensor.dtype in ("BF16", "F32") else ()

@@ -1,4 +1,4 @@
-"""What a draft reads of its target: hidden states of which layers, how wide, and which tokens."""
+"""What a draft reads from its target: hidden states of which layers, how wide, and which tokens."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
@@ -27,7 +27,7 @@ class _Sizes(Protocol):
 
 
 class Misfit(NamedTuple):
-    """What a target cannot give a draft: about what, and in a sentence about the draft."""
+    """What a target cannot give a draft: the subject, and a sentence about the draft."""
 
     subject: str
     text: str
@@ -36,10 +36,10 @@ class Misfit(NamedTuple):
 def misfits(
     geometry: Geometry, sizes: _Sizes, asked: Sequence[int] | None = None
 ) -> Iterator[Misfit]:
-    """Vocabulary, width and layers that are not those that the draft was made for.
+    """Vocabulary, width and layers that differ from those that the draft was made for.
 
-    A reduced vocabulary of its head, with its map, is no difference. `asked`: layers that are
-    handed to the draft instead of its own.
+    A cut vocabulary of its head, with its map, is no difference. `asked`: layers that the draft
+    gets instead of its own.
     """
     if geometry.vocab_size != sizes.vocab_size:
         yield Misfit(
@@ -68,7 +68,7 @@ _WITHOUT = "serve the target with a draft that reads none of its layers: its MTP
 
 
 def handed_out(pair: Pair, answer: EngineCheck) -> Iterator[PairFinding]:
-    """Whether an engine's model of this target hands a draft the hidden states of its layers."""
+    """Whether an engine's model of this target gives a draft the hidden states of its layers."""
     if pair.is_inside or not pair.geometry.reads_layers:
         return
     name = declared_architecture(pair.target.config)
@@ -93,7 +93,7 @@ def handed_out(pair: Pair, answer: EngineCheck) -> Iterator[PairFinding]:
 
 
 def facts(pair: Pair) -> Facts:
-    """What rows of findings.toml say of a draft's layers and tokens beside its target's."""
+    """Facts on a draft's layers and tokens beside its target's, for rows of findings.toml."""
     geometry, target, config = pair.geometry, pair.target, pair.draft.config
     ids = geometry.aux_layer_ids if geometry.reads_layers else None
     whole, tokenizer, mask = target.vocab_size, pair.target_tokenizer, geometry.mask_token_id
@@ -126,11 +126,11 @@ def facts(pair: Pair) -> Facts:
 
 
 def _last_mapped(pair: Pair) -> int | None:
-    """The largest token of the draft's map, where the target has none of it."""
+    """The largest token in the draft's map, where it is not a token of the target."""
     table = next((t for t in pair.draft.tensors.values() if t.name.endswith(MAP)), None)
     if table is None or len(table.shape) != 1:
         return None
-    from ..stored.decoded_numbers import read_integers  # numpy: for this question alone
+    from ..stored.decoded_numbers import read_integers  # numpy: only for this question
 
     offsets = read_integers(pair.draft, table)
     last = max((row + int(offset) for row, offset in enumerate(offsets)), default=0)
@@ -138,9 +138,9 @@ def _last_mapped(pair: Pair) -> int | None:
 
 
 def _special_tokens(pair: Pair) -> Iterator[str]:
-    """Ids of special tokens in the draft's config.json that are not the target's."""
+    """Ids of special tokens in the draft's config.json that differ from the target's."""
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
         own, theirs = pair.config.get(key), pair.target.text.get(key)
-        one_of_them = isinstance(theirs, list) and own in theirs  # of several ends of text
+        one_of_them = isinstance(theirs, list) and own in theirs  # several ends of text
         if None not in (own, theirs) and own != theirs and not one_of_them:
             yield f"{key} {own} against {theirs}"

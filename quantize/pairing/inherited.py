@@ -1,7 +1,7 @@
-"""What a draft inherits of its target without being asked: quantization, and the KV cache's dtype.
+"""What a draft inherits from its target unasked: quantization, and the KV cache's dtype.
 
 Sources: SGLang 0.5.23 `arg_groups/serving_hook.py:685` (the value of --quantization becomes the
-draft's) and `configs/model_config.py:2000` (what the draft's own declaration changes about that);
+draft's) and `configs/model_config.py:2000` (how the draft's own declaration changes that);
 vLLM 0.33 `model_executor/models/utils.py:985` (drafts with a folder of their own read their own
 declaration), `engine/arg_utils.py:2297` and `v1/spec_decode/llm_base_proposer.py:1293` (the KV
 cache's dtype is resolved by the target, and is the draft's too); SGLang
@@ -25,7 +25,7 @@ from .pair import Pair
 from .target import Target
 
 _READS_FILES = ("awq", "awq_marlin", "gptq", "gptq_marlin", "moe_wna16", "auto-round")
-"""Methods of SGLang that look for a config file of the draft, which a BF16 draft has not."""
+"""Methods of SGLang that look for a config file of the draft, which a BF16 draft lacks."""
 KEEPS: Mapping[str, tuple[str, ...]] = {
     "modelopt_fp8": ("modelopt",),
     "modelopt_fp4": ("modelopt", "fp8"),
@@ -36,12 +36,12 @@ KEEPS: Mapping[str, tuple[str, ...]] = {
     "w8a8_fp8": ("compressed-tensors", "compressed_tensors"),
     "auto-round-int8": ("compressed-tensors", "compressed_tensors"),
 }
-"""--quantization of the target -> what a draft may declare and is taken for it all the same."""
+"""--quantization of the target -> declarations of a draft that it accepts all the same."""
 _OPTION = "--speculative-draft-model-quantization"
 
 
 def becomes_in_sglang(pair: Pair, given: str | None) -> str | None:
-    """What SGLang makes of a draft that is given this method; None = nothing is given."""
+    """What SGLang makes of a draft that gets this method; None = no method is given."""
     return None if given in (None, "unquant") else _in_sglang(given, declared_method(pair))
 
 
@@ -73,9 +73,9 @@ def cache_in(pair: Pair, engine: EngineName) -> str | None:
 
 
 def launch_cache(pair: Pair, engine: EngineName) -> str | None:
-    """What the launch line says of the draft's KV cache: as asked, else what stops the target's.
+    """The launch line's dtype of the draft's KV cache: as asked, or what blocks the target's.
 
-    An MTP layer shares the target's layout of the cache, so of it nothing is said.
+    An MTP layer shares the target's layout of the cache, so the line says nothing about it.
     """
     if pair.args.draft_cache_dtype is not None:
         return pair.args.draft_cache_dtype
@@ -84,14 +84,14 @@ def launch_cache(pair: Pair, engine: EngineName) -> str | None:
 
 
 _OWN_CACHE: Mapping[EngineName, str] = {"vllm": "bfloat16", "sglang": "auto"}
-"""What keeps a draft's cache in floats: vLLM as its change that added the option was tried, SGLang
-in the dtype that the draft computes in."""
+"""What keeps a draft's cache unquantized: in vLLM as tried with the change that added the option,
+in SGLang the dtype that the draft computes in."""
 
 
 def facts_in(pair: Pair, engine: EngineName) -> Facts:
-    """What rows of findings.toml say of the KV cache of one engine.
+    """Facts on the KV cache of one engine, for rows of findings.toml.
 
-    One whose scales the draft does not store: both are 1 then.
+    A cache whose scales the draft does not store has scales of 1.
     """
     inherited = None if has_scales(pair) else cache_in(pair, engine)
     said = "--kv-cache-dtype" if pair.args.cache_dtype else "its quantization_config"
@@ -106,7 +106,7 @@ def has_scales(pair: Pair) -> bool:
 
 
 # ---- Embedding and head that a draft borrows, where the target stores them quantized
-# Sources: vLLM 0.33 hands on the module with its own kernel (`v1/worker/gpu/spec_decode/eagle/
+# Sources: vLLM 0.33 passes on the module with its own kernel (`v1/worker/gpu/spec_decode/eagle/
 # utils.py:104`, `dflash/utils.py:62`, `dspark/utils.py:134`). SGLang 0.5.23 puts the target's
 # `weight` into the draft's head (`eagle_worker_v2.py:337`; executed for EAGLE-1 with 4-bit values,
 # whose error this is), which keeps the kernel of floats but for Qwen3.5's and Nemotron's MTP layers
@@ -115,7 +115,7 @@ def has_scales(pair: Pair) -> bool:
 
 
 def facts(pair: Pair) -> Facts:
-    """What rows of findings.toml say of quantization, a borrowed head, a rotated stream, MTP."""
+    """Facts on quantization, a borrowed head, a rotated stream and MTP, for findings.toml."""
     args, target = pair.args, pair.target
     return {
         "option": _OPTION,
@@ -144,22 +144,22 @@ def _borrows(pair: Pair, traits: EngineTraits) -> bool:
     return HEAD not in canonical or traits.sglang.shares_tables
 
 
-# ---- A residual stream that its quantizer rotated, which is what a draft reads
-# SpinQuant's R1 and QuaRot multiply what every layer writes by an orthogonal matrix, and fold the
-# inverse into what reads it: the target answers as before, and its hidden states and its embedding
-# are rotated ones. A draft of the target before reads noise: vllm-ascend issues 5974 and 6445, and
+# ---- A residual stream that the quantizer of the target rotated, which is what a draft reads
+# SpinQuant's R1 and QuaRot multiply every layer's output by an orthogonal matrix, and fold the
+# inverse into its readers: the target answers as before, but its hidden states and its embedding
+# are rotated. A draft of the original target reads noise: vllm-ascend issues 5974 and 6445, and
 # PR 6914, which folds the rotation into fc. vLLM 0.33 and SGLang 0.5.23 fold nothing. Rotations
-# within a layer (R2 to R4, QuIP) leave the stream as it is.
+# within a layer (R2 to R4, QuIP) do not change the stream.
 
 _EMBEDDING = ("embed", "wte")
-"""What an embedding is called in the targets of a transform: `model.embed_tokens`, `re:.*wte$`."""
+"""Names of an embedding in the targets of a transform: `model.embed_tokens`, `re:.*wte$`."""
 
 
 def rotated_by(declaration: Mapping[str, Any] | None) -> str | None:
-    """What of a target's quantization_config says that its residual stream is rotated.
+    """The part of a target's quantization_config that says that its residual stream is rotated.
 
     Two toolkits write it: compressed-tensors into transform_config (`transform_args.py` of 0.20),
-    Quark into algo_config (`RotationConfig` of 0.13). None = nothing says it.
+    Quark into algo_config (`RotationConfig` of 0.13). None = there is none.
     """
     if declaration is None:
         return None
@@ -168,7 +168,7 @@ def rotated_by(declaration: Mapping[str, Any] | None) -> str | None:
 
 
 def _by_compressed_tensors(declaration: Mapping[str, Any]) -> Iterator[str]:
-    """A transform that is folded into what the embedding gives reaches every layer after it."""
+    """A transform that is folded into the embedding's output reaches every later layer."""
     for name, location, targets in transforms(declaration):
         named = " ".join(map(str, targets)).lower()
         if any(word in named for word in _EMBEDDING) and location in ("weight_output", "output"):
@@ -189,7 +189,7 @@ def _by_quark(declaration: Mapping[str, Any]) -> Iterator[str]:
 # ---- The MTP layers of a quantized target: dropped by its quantizer, or mixed with its scheme
 # Sources: `engines/mtp.json`; vLLM 0.33 gives most MTP layers the target's quantization
 # (`deepseek_mtp.py:83`, `mimo_mtp.py:111`, `glm4_moe_mtp.py:144`), SGLang 0.5.23 reads the config
-# of the folder that the layer comes from.
+# of the layer's folder.
 
 
 def _dropped(target: Target) -> str | None:
@@ -204,7 +204,7 @@ def _dropped(target: Target) -> str | None:
 
 
 def _by_transformers(pair: Pair) -> object:
-    """num_mtp_layers where vLLM builds them of transformers' classes, as the target's are."""
+    """num_mtp_layers where vLLM builds the layers from transformers' classes, like the target's."""
     said = " ".join(pair.args.words).replace("--model-impl=", "--model-impl ")
     asked = pair.is_mtp and "--model-impl transformers" in said
     return pair.target.text.get("num_mtp_layers") if asked else None

@@ -1,4 +1,4 @@
-"""What is asked of a pair, and what `check_pair` answers."""
+"""What is asked about a pair, and what `check_pair` answers."""
 
 import json
 import shlex
@@ -42,8 +42,8 @@ _DTYPES: Mapping[str, str | None] = {
     "float": "float32",
     "float32": "float32",
 }
-"""What `--dtype` of vLLM 0.33 (`ModelDType`, `config/model.py`) and of SGLang 0.5.23
-(`server_args.py`) takes, by one name each."""
+"""Values that `--dtype` of vLLM 0.33 (`ModelDType`, `config/model.py`) and of SGLang 0.5.23
+(`server_args.py`) accept, with one name each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class TargetArgs:
     Attributes:
         draft_quantization, draft_cache_dtype: SGLang's flags for the draft.
         overrides: of the target's config.json.
-        words: all others, which a launch line repeats.
+        words: all other arguments, which a launch line repeats.
     """
 
     quantization: str | None = None
@@ -68,7 +68,7 @@ class TargetArgs:
 
     @classmethod
     def parse(cls, text: str | None) -> "TargetArgs":
-        """Read the words of a command line; what is wrong with them is a CheckpointError."""
+        """Read the words of a command line; CheckpointError if something is wrong with them."""
         try:
             words = shlex.split(text or "")
         except ValueError as exc:
@@ -90,7 +90,7 @@ class TargetArgs:
 
 
 def tensor_parallel_size(tp: int | None, args: TargetArgs) -> int:
-    """In how many parts a target is split, and its draft with it; 1 where nothing says it."""
+    """Number of parts into which a target, and its draft, are split; 1 by default."""
     if tp is not None and tp < 1:
         what = f"expected a number of GPUs, at least 1, got {tp}"
         raise CheckpointError("--tp", what, fix="leave it out for one GPU")
@@ -129,7 +129,7 @@ def _number(flags: Mapping[str, str], key: str) -> int | None:
 
 
 def _dtype(text: str | None) -> str | None:
-    """By one name each; None = the engine chooses."""
+    """One name for each dtype; None = the engine chooses."""
     if text is None:
         return None
     if text not in _DTYPES:
@@ -157,15 +157,15 @@ def _wrong(what: str) -> CheckpointError:
 
 Level = Literal["refused", "wrong", "unknown", "warning", "note"]
 LEVELS: tuple[Level, ...] = get_args(Level)
-"""In the order in which they are said. A warning is of what happens without the printed launch
-line, or may happen; it leaves the verdict as it is, as a note does."""
+"""In the order of reports. A warning is about what happens without the printed launch
+line, or may happen; like a note it does not change the verdict."""
 _OF_LEVELS: Mapping[Level, Verdict] = {
     "refused": "REFUSED",
     "wrong": "LOADS BUT WRONG",
     "unknown": "UNKNOWN",
 }
 _VERDICTS: tuple[Verdict, ...] = ("REFUSED", "LOADS BUT WRONG", "UNKNOWN", "LOADS")
-"""The worst first. What is certainly wrong of a pair is so whatever is unknown of its loading."""
+"""The worst first. A certain fault of a pair decides, whatever is unknown about loading."""
 
 
 class PairFinding(NamedTuple):
@@ -173,10 +173,10 @@ class PairFinding(NamedTuple):
 
     Attributes:
         level: refused = the engine ends with an error; wrong = it serves, and few tokens are
-            accepted; unknown = one of these may be; a warning is of what happens without the launch
-            line, or may happen.
+            accepted; unknown = one of these may happen; a warning is about what happens without the
+            launch line, or may happen.
         subject: what it is about, in one word for machines.
-        engine: None = of every engine.
+        engine: None = every engine.
     """
 
     level: Level
@@ -188,10 +188,10 @@ class PairFinding(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """A draft beside a target, and how they are to be served.
+    """A draft beside a target, and how to serve them.
 
     Attributes:
-        draft: config and headers; of a layer inside its target's folder those of the layer.
+        draft: config and headers; for a layer inside its target's folder those of the layer.
         config: the draft's config.json, a multimodal target's with its text section.
         own_tokenizer, target_tokenizer: of the two folders; None where one has none.
         largest_feature: magnitude among recorded hidden states of the target; None = none given.
@@ -210,7 +210,7 @@ class Pair:
 
     @property
     def rotation(self) -> Rotation:
-        """How the draft rotates positions, and how many it is made for."""
+        """How the draft rotates positions, and for how many it is made."""
         return Rotation.of(self.config)
 
     @property
@@ -220,7 +220,7 @@ class Pair:
 
     @property
     def is_inside(self) -> bool:
-        """Whether the draft lies in its target's folder."""
+        """Whether the draft is in its target's folder."""
         return self.draft.subtree is not None
 
     @property
@@ -235,7 +235,7 @@ class EnginePair:
 
     Attributes:
         answer: what it does with the draft alone, its layers numbered after this target's.
-        findings: of the pair, the decisive one first; those of every engine among them.
+        findings: findings on the pair, the decisive one first, including those for every engine.
         launch: the whole command that serves the pair.
     """
 
@@ -250,7 +250,7 @@ class EnginePair:
         return min([self.answer.verdict, *found], key=_VERDICTS.index)
 
     def to_mapping(self) -> dict[str, Any]:
-        """What `--json` prints of it."""
+        """What `--json` prints for it."""
         alone = self.answer
         return {
             "engine": alone.engine,
@@ -273,11 +273,11 @@ class PairCheck(Brief):
     """What engines do with a draft beside its target.
 
     Attributes:
-        draft, target: as they are called in the launch lines.
+        draft, target: their names in the launch lines.
         engines: one answer for each engine that was asked.
         findings: all of them, each once, the worst first.
         tensor_parallel: sizes up to 16 that both allow.
-        not_compared: what could not be held against the other, each in a sentence.
+        not_compared: what could not be compared, one sentence each.
     """
 
     draft: str
@@ -289,7 +289,7 @@ class PairCheck(Brief):
 
     @property
     def verdict(self) -> Verdict:
-        """Of one engine, its own; of several, the best: the pair can be served there."""
+        """With one engine its verdict; with several the best: the pair can be served there."""
         return max((each.verdict for each in self.engines), key=_VERDICTS.index)
 
     @property
@@ -325,5 +325,5 @@ class PairCheck(Brief):
 
 
 def in_order(findings: Iterable[PairFinding]) -> tuple[PairFinding, ...]:
-    """Each once, the worst first."""
+    """Each finding once, the worst first."""
     return tuple(sorted(dict.fromkeys(findings), key=lambda each: LEVELS.index(each.level)))

@@ -1,4 +1,4 @@
-"""What engines do with a draft, alone or beside its target, as it is asked."""
+"""What engines do with a draft, alone or beside its target."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,7 +58,7 @@ class CheckReport(Brief):
 
     @property
     def verdict(self) -> Verdict:
-        """LOADS, LOADS BUT WRONG, REFUSED or UNKNOWN: of the pair, where a target is given."""
+        """LOADS, LOADS BUT WRONG, REFUSED or UNKNOWN: for the pair, where a target is given."""
         return self.pair.verdict if self.pair is not None else self.answer.verdict
 
     @property
@@ -84,14 +84,14 @@ class CheckReport(Brief):
 
 
 def check_as_asked(asked: Checking, largest_feature: Callable[[], float | None]) -> CheckReport:
-    """The answer for the draft alone, in the first engine that is asked, and for the pair."""
+    """The answer for the draft alone, in the first requested engine, and for the pair."""
     folder = resolve_draft(str(asked.draft), asked.subtree).folder
     arch = architecture(asked.gpu) if asked.gpu else None
     if asked.target is not None:
         target = resolve_target(str(asked.target))
         pair = check_pair(folder, target, asked, arch=arch, largest_feature=largest_feature())
         return CheckReport(answer=pair.engines[0].answer, pair=pair)
-    assert asked.engine is not None  # refused by who asks
+    assert asked.engine is not None  # the caller refuses this
     answer = check_draft(
         folder,
         engine=asked.engine,
@@ -112,10 +112,10 @@ def check_pair(
     arch: str | None = None,
     largest_feature: float | None = None,
 ) -> PairCheck:
-    """Predict what engines do with a draft beside its target, and say how to serve the two.
+    """Predict what engines do with a draft beside its target, and how to serve the two.
 
     Args:
-        draft, target: the folders that `asked` names, where they lie here.
+        draft, target: local folders of what `asked` names.
         arch: of the GPU that `asked` names.
 
     Raises:
@@ -125,7 +125,7 @@ def check_pair(
     args, subtree = TargetArgs.parse(asked.target_args), asked.subtree
     tp = tensor_parallel_size(asked.tp, args)
     checkpoint = Checkpoint.open(draft, subtree=subtree, is_target=subtree is not None)
-    kind = other_kind(checkpoint)  # which each engine's answer says
+    kind = other_kind(checkpoint)  # each engine's answer says it
     family, geometry = read_config(checkpoint, as_declared=bool(kind and not kind.in_config))
     pair = Pair(
         draft=checkpoint,
@@ -177,7 +177,7 @@ def check_pair(
 
 
 def _findings(pair: Pair, engines: Sequence[EngineName]) -> Iterator[PairFinding]:
-    """What the rows of findings.toml say, in their order; "each" is every engine by itself."""
+    """What the rows of findings.toml say, in their order; "each" applies to every engine singly."""
     common = {
         "is_whole_model": pair.is_whole_model,
         **features.facts(pair),

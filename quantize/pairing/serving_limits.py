@@ -11,7 +11,7 @@ LONGER = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
 
 
 def served_length(pair: Pair, engine: EngineName) -> int | None:
-    """Positions that an engine serves; None = neither the line nor the target's config says it."""
+    """Positions that an engine serves; None = neither the line nor the target's config says."""
     if pair.args.context is not None:
         return pair.args.context
     return pair.target.rotation.positions_in(engine)
@@ -24,7 +24,7 @@ def is_too_short(pair: Pair, engine: EngineName) -> bool:
 
 
 def facts_in(pair: Pair, engine: EngineName) -> Facts:
-    """What rows of findings.toml say of positions in one engine.
+    """Facts on positions in one engine, for rows of findings.toml.
 
     More than the target is made for: vLLM 0.33 `config/model.py:2650`; SGLang 0.5.23
     `configs/model_config.py:1295`.
@@ -43,7 +43,7 @@ def facts_in(pair: Pair, engine: EngineName) -> Facts:
 
 
 def facts(pair: Pair) -> Facts:
-    """What rows of findings.toml say of positions and of their rotation."""
+    """Facts on positions and their rotation, for rows of findings.toml."""
     own, theirs = pair.rotation, pair.target.rotation
     rotates = pair.geometry.rope is not None and not pair.is_inside
     return {
@@ -62,7 +62,7 @@ def facts(pair: Pair) -> Facts:
 # Engines divide query heads evenly, divide or repeat heads of keys and values, and divide the
 # columns of the MLP and the rows of embedding and head, which are padded to multiples of 64.
 # Source: vLLM 0.33 `config/model.py:1557`, `QKVParallelLinear`, `VocabParallelEmbedding`; SGLang
-# 0.5.23 has the same layers. The draft is split as the target is: vLLM takes no other
+# 0.5.23 has the same layers. The draft is split as the target is: vLLM accepts no other
 # `draft_tensor_parallel_size` than 1 and the target's (`config/speculative.py:1849`), the others
 # have no such option.
 
@@ -77,14 +77,14 @@ def sizes_of_both(pair: Pair) -> tuple[int, ...]:
 
 
 def _undivided(pair: Pair) -> Iterator[str]:
-    """What of the two cannot be divided by the size that is asked for."""
+    """What in either of the two the requested size does not divide."""
     for name, config in (("target", pair.target.text), ("draft", pair.config)):
         if pair.tp <= MOST and (problem := _problem(pair.tp, config)) is not None:
             yield f"the {name}'s {problem}"
 
 
 def _problem(tp: int, config: Mapping[str, Any]) -> str | None:
-    """What of a config cannot be divided; keys that are absent are no obstacle."""
+    """What in a config cannot be divided; missing keys are no obstacle."""
     heads, few = config.get("num_attention_heads"), config.get("num_key_value_heads")
     if type(heads) is int and heads % tp:
         return f"{heads} attention heads"

@@ -1,7 +1,7 @@
-"""A target as a draft meets it: what its config.json, its headers and its side files say.
+"""A target as a draft sees it: what its config.json, its headers and its side files say.
 
-For a target without weights (a Hub id, whose JSON files alone are fetched) the
-names stand in its index.
+For a target without weights (a Hub id, from which only JSON files are fetched) the
+names come from its index.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from ..stored.stored_declaration import COMPANIONS, quantized_looking
 # ---- How a model rotates positions, and for how many it is made, as engines derive it
 
 _MOST = 2**40
-"""Of a factor, of a base and of positions: more is no model's, and their products stay finite."""
+"""Limit of a factor, a base and positions: no model has more, and their products stay finite."""
 
 _ALREADY_SCALED = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 """Kinds whose max_position_embeddings holds the factor: vLLM `config/model.py:2613`."""
@@ -40,8 +40,8 @@ class Rotation:
     Attributes:
         kind: rope_type; "default" = plain.
         factor: of the scaling; 1 = none.
-        positions: that the config says; None = it does not say.
-        originally: positions before a scaling that names them; None = not said.
+        positions: number in the config; None = the config does not say.
+        originally: positions before a scaling that names them; None = not named.
     """
 
     kind: str
@@ -54,7 +54,7 @@ class Rotation:
     def of(cls, config: Mapping[str, Any], where: Path | str = CONFIG_FILE) -> "Rotation":
         """By the keys of transformers 5 (rope_parameters) or 4 (rope_theta, rope_scaling).
 
-        A number by which no position can be rotated is a CheckpointError; `where`: it stands.
+        A number that cannot rotate positions is a CheckpointError; `where` is its place.
         """
         modern = object_at(config, "rope_parameters")
         scaling = object_at(config, "rope_scaling") or modern
@@ -72,7 +72,7 @@ class Rotation:
         )
 
     def positions_in(self, engine: EngineName) -> int | None:
-        """Positions that an engine derives of those that the config says.
+        """Positions that an engine derives from those in the config.
 
         vLLM: `_get_and_verify_max_len`, `config/model.py:2546`; SGLang: `get_context_length`,
         `hf_transformers/common.py:677`.
@@ -86,7 +86,7 @@ class Rotation:
 
     @property
     def only_sizes_a_table(self) -> bool:
-        """Whether more positions leave every angle as it is."""
+        """Whether more positions leave every angle unchanged."""
         return self.kind in _SIZES_CACHE_ONLY
 
     @property
@@ -106,7 +106,7 @@ def _unfit(
 
 
 def _number(value: object, default: float, where: Path | str, what: str) -> float:
-    """A positive number; the default where none is said, or one that engines take for none."""
+    """A positive number; the default where there is none, or one that engines ignore."""
     if not isinstance(value, int | float) or value <= 0:
         return default
     if not value <= _MOST:  # NaN too
@@ -133,7 +133,7 @@ _DIVIDED = {
 """What engines split over GPUs, and its least; a model of experts alone has no width of its own."""
 _DECLARATIONS = ("quantization_config", "compression_config")
 _MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
-"""How many MTP layers a target says that it has, in the spellings of DeepSeek, Qwen and others."""
+"""Keys for the number of a target's MTP layers, as DeepSeek, Qwen and others spell them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,11 +141,11 @@ class Target:
     """One target.
 
     Attributes:
-        named: as a launch line calls it.
+        named: its name in a launch line.
         text: the keys of its language model.
         vocab_size: rows of its embedding. hidden_size: width of one layer's output.
-        checkpoint: headers of all shards; None where the weights are not there.
-        names: of its tensors; empty where neither shards nor an index are there.
+        checkpoint: headers of all shards; None where the weights are missing.
+        names: names of its tensors; empty where both shards and index are missing.
     """
 
     folder: Path
@@ -211,7 +211,7 @@ class Target:
 
     @property
     def cache_dtype(self) -> str | None:
-        """Of its KV cache, as vLLM reads its declaration: `get_kv_cache_quant_algo_string`."""
+        """Dtype of its KV cache, as vLLM reads a declaration: `get_kv_cache_quant_algo_string`."""
         said = self.declaration or {}
         algorithm = said.get("kv_cache_quant_algo")
         if algorithm is None:
@@ -230,14 +230,14 @@ class Target:
 
     @property
     def promised_mtp_layers(self) -> int:
-        """How many MTP layers its config.json says that it has."""
+        """The number of MTP layers in its config.json."""
         said = (self.text.get(key) for key in _MTP_KEYS)
         return next((number for number in said if type(number) is int and number > 0), 0)
 
     @property
     def stored_mtp_layers(self) -> tuple[str, ...]:
         """Prefixes of the MTP layers that it stores."""
-        # a layer is found by a weight: also of what is stored as `X.weight_packed` and the like
+        # a layer is found by a weight, even one stored as `X.weight_packed` and the like
         parts = (name.rpartition(".") for name in self.names)
         modules = {module for module, _, suffix in parts if suffix in COMPANIONS}
         return mtp_layers(self.names | {f"{module}.weight" for module in modules})
@@ -245,7 +245,7 @@ class Target:
     def is_stored_quantized(self, table: str) -> bool | None:
         """Whether its lm_head or embed_tokens is stored quantized; None = not known.
 
-        Those of a layer, as DeepSeek's MTP layer repeats them, do not count.
+        Tables inside a layer, which DeepSeek's MTP layer repeats, do not count.
         """
         if not self.names:
             return None
@@ -264,7 +264,7 @@ def declared_dtype(config: Mapping[str, Any]) -> str | None:
 
 
 def _tensors(folder: Path) -> tuple[Checkpoint | None, frozenset[str]]:
-    """Headers and names; names alone where the index is there and no shard is."""
+    """Headers and names; only names where the index exists and no shard does."""
     if any(folder.glob("*.safetensors")):
         checkpoint = Checkpoint.open(folder, is_target=True)
         return checkpoint, frozenset(checkpoint.tensors)
@@ -278,7 +278,7 @@ def _tensors(folder: Path) -> tuple[Checkpoint | None, frozenset[str]]:
 
 
 def _check_keys(config: Mapping[str, Any], where: Path) -> None:
-    """Sizes are said; what engines divide is a number, one for each layer, or not said."""
+    """Sizes are given; what engines divide is a number, one per layer, or not given."""
     for key in _SIZES:
         if type(value := config.get(key)) is not int or value < 1:
             fix = "give the folder of a causal language model"
@@ -292,7 +292,7 @@ def _check_keys(config: Mapping[str, Any], where: Path) -> None:
             raise _unfit(where, key, "an object", value)
 
 
-# ---- A tokenizer by what tells two apart: its tokens and merges, not its file
+# ---- A tokenizer by what distinguishes it: its tokens and merges, not its file
 
 _FILE, _CONFIG, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 _MOST_BYTES = 64 << 20  # of a tokenizer.json, which may be larger than any config
@@ -300,10 +300,10 @@ _MOST_BYTES = 64 << 20  # of a tokenizer.json, which may be larger than any conf
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokenizer:
-    """One tokenizer.json: id -> token, also of added tokens, and what else tells two apart.
+    """One tokenizer.json: id -> token, added tokens included, and what else distinguishes it.
 
     Attributes:
-        merges: digest of the merges; of other models than BPE of what else they say.
+        merges: digest of the merges; for other models than BPE, of their other settings.
         template: digest of the chat template beside it; None = there is none.
     """
 
@@ -328,7 +328,7 @@ class Tokenizer:
 
     @property
     def size(self) -> int:
-        """Token ids lie below it."""
+        """All token ids are below it."""
         return max(self.tokens, default=-1) + 1
 
     def difference(self, other: "Tokenizer") -> str | None:

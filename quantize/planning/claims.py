@@ -12,17 +12,13 @@ from ..drafts.shared.mixture import is_expert
 from ..stored.stored_tables import EMBEDDING, HEAD
 
 NormAction = Literal["transform", "learn"]
-"""What becomes of a kept norm that changes: it is divided by a power of two, exactly, or learns."""
+"""What happens to a kept norm that changes: an exact division by a power of two, or learning."""
 
 
 def claims(recipe: Recipe, draft: Draft) -> tuple[int, ...]:
     """The index of the rule that claims each row of a draft, in the order of its rows."""
     found = []
     for row in draft.rows:
-        if row.given == "" and len(row.tensor.shape) == 2:
-            where, shape = draft.checkpoint.folder, list(row.tensor.shape)
-            of = {"name": row.tensor.name, "shape": shape}
-            raise refused(PlanError, where, __file__, "unnamed-matrix", **of)
         index = _claim(recipe, draft, row)
         for problem, facts in _problems(recipe, recipe.rules[index], draft, row):
             where, name = f"recipe {recipe.name}", row.tensor.name
@@ -33,10 +29,10 @@ def claims(recipe: Recipe, draft: Draft) -> tuple[int, ...]:
 
 
 def changed_norms(recipe: Recipe, draft: Draft, claimed: Sequence[int]) -> dict[str, NormAction]:
-    """What becomes of the norms that do not stay as they are, by canonical names.
+    """What happens to the norms that change, by canonical name.
 
     The norm before the concat input is transformed if the linears after it are quantized; norms
-    learn where the recipe says so, that one too.
+    learn where the recipe says so, including that one.
     """
     chosen = zip(draft.rows, claimed, strict=True)
     rows = (row for row, index in chosen if recipe.rules[index].action == "quantize")
@@ -52,11 +48,10 @@ def changed_norms(recipe: Recipe, draft: Draft, claimed: Sequence[int]) -> dict[
 
 
 def _claim(recipe: Recipe, draft: Draft, row: Row) -> int:
-    """Index of the rule that claims a tensor: patterns (exceptions) go before roles."""
+    """Index of the rule that claims a tensor: patterns (exceptions) take precedence over roles."""
     by_name = [i for i, rule in enumerate(recipe.rules) if _names(rule, row)]
     named = any("router" in rule.role for rule in recipe.rules)
-    as_norms = (row.role == "router" and not named) or row.role == "other"
-    role: Role = "norm" if as_norms else row.role  # kept, as norms are
+    role: Role = "norm" if row.role == "router" and not named else row.role  # kept, as norms are
     by_role = [i for i, rule in enumerate(recipe.rules) if role in rule.role]
     for claims in (by_name, by_role):
         if len(claims) > 1:
@@ -80,15 +75,15 @@ _NEVER_CODES: Mapping[Role, str] = {
     "kv_up": "engines absorb kv_b_proj into the attention and want floats",
     "embedding": "its rows are looked up, never multiplied; 'action: drop' leaves it to the target",
 }
-"""Why a matrix is no linear that an engine multiplies by codes."""
+"""Why a matrix is not a linear that an engine multiplies by codes."""
 
 
 Problems = Iterator[tuple[str, dict[str, object]]]
-"""A row of refusals.toml for each problem, and what it quotes."""
+"""For each problem, a row of refusals.toml and the facts that it quotes."""
 
 
 def _problems(recipe: Recipe, rule: Rule, draft: Draft, row: Row) -> Problems:
-    """Why a rule may not do with a tensor what it says."""
+    """Why a rule may not do to a tensor what it says."""
     if rule.action == "quantize":
         yield from _quantized_problems(recipe, rule, draft, row)
     if rule.action != "drop":
@@ -104,7 +99,7 @@ def _problems(recipe: Recipe, rule: Rule, draft: Draft, row: Row) -> Problems:
 
 
 def _quantized_problems(recipe: Recipe, rule: Rule, draft: Draft, row: Row) -> Problems:
-    """Fc and the head stand before and after what algorithms look at."""
+    """Problems of a quantized tensor; fc and the head are outside the layers of algorithms."""
     if row.role not in QUANTIZABLE or len(row.tensor.shape) != 2:
         reason = _NEVER_CODES.get(row.role, "it is not a linear")
         shape, roles = list(row.tensor.shape), ", ".join(QUANTIZABLE)
@@ -127,7 +122,7 @@ def is_tied(draft: Draft) -> bool:
 
 
 _OF_MOST: tuple[tuple[Role, ...], ...] = (("fusion",), ("norm",))
-"""Rules that recipes have for every draft, though some families need no such tensor."""
+"""Rules that recipes have for every draft, though some families have no such tensor."""
 
 
 def _check_rules_used(recipe: Recipe, draft: Draft, used: frozenset[int]) -> None:

@@ -18,19 +18,19 @@ from ..layouts import get_layout
 from ..stored.layouts import HF_QUANT_CONFIG
 
 ONLY_OF_CODES = frozenset({PROVENANCE_FILE, HF_QUANT_CONFIG})
-"""Side files of a quantized folder that say nothing true about what is made of it."""
+"""Side files of a quantized folder that are false for what is made from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What a tensor of a draft becomes, in the output's file of the same name; dropped: nothing."""
+    """What a tensor of a draft becomes, in the output file of the same name; dropped: nothing."""
 
     row: Row
     stored: tuple[StoredTensor, ...]
 
     @property
     def bytes_after(self) -> int:
-        """Bytes of everything that it becomes."""
+        """Bytes of all the tensors that it becomes."""
         return sum(tensor.nbytes for tensor in self.stored)
 
 
@@ -39,7 +39,7 @@ OutputT = TypeVar("OutputT", bound=Output)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputTensors(Output):
-    """An output that is written anew where it is `changed`, else copied byte for byte."""
+    """An output that is written anew if `changed`, else copied byte for byte."""
 
     changed: bool
 
@@ -50,7 +50,7 @@ def copied(row: Row) -> OutputTensors:
 
 
 def bytes_of(outputs: Iterable[Output]) -> int:
-    """Tensor bytes of an output, headers not counted."""
+    """Tensor bytes of an output, without headers."""
     return sum(output.bytes_after for output in outputs)
 
 
@@ -75,7 +75,7 @@ def opened(
 ) -> Iterator[OpenOutputs[OutputT]]:
     """Open the files of an output, and begin to copy what keeps its bytes.
 
-    One thread copies, inside the kernel, which lets one at a time write to a file.
+    One thread copies inside the kernel, which lets only one thread at a time write to a file.
     """
     stored: dict[str, list[StoredTensor]] = {}
     for output in outputs:
@@ -99,12 +99,12 @@ def opened(
 
 
 def largest_first(outputs: Iterable[OutputT]) -> list[OutputT]:
-    """By bytes that are read, so that threads end together."""
+    """The outputs by bytes to read, so that threads finish together."""
     return sorted(outputs, key=lambda each: (-each.row.tensor.nbytes, each.row.tensor.name))
 
 
 def finish(futures: Iterable[Future[OutputT]], on_done: Callable[[OutputT], None]) -> None:
-    """Wait for all; each is told in this thread, and the first that failed ends it."""
+    """Wait for all; report each in this thread, and raise the first error."""
     waiting = set(futures)
     while waiting:
         done, waiting = wait(waiting, timeout=0.2, return_when=FIRST_EXCEPTION)
@@ -114,9 +114,9 @@ def finish(futures: Iterable[Future[OutputT]], on_done: Callable[[OutputT], None
 
 @contextmanager
 def workers() -> Iterator[ThreadPoolExecutor]:
-    """Threads of one core each; what they set holds for torch's later ones, and is put back.
+    """Threads of one core each; torch's own number of threads is restored afterwards.
 
-    What has not begun when the context ends, by an error, is not begun.
+    When the context ends with an error, work that has not begun is dropped.
     """
     import torch
 
@@ -130,7 +130,7 @@ def workers() -> Iterator[ThreadPoolExecutor]:
 
 
 def cache_outputs(recipe: Recipe, draft: Draft) -> tuple[OutputTensors, ...]:
-    """Of each layer the scales of its keys and its values; none where no cache is declared."""
+    """The scales of keys and values of each layer; none where no cache format is declared."""
     if recipe.kv_cache is None:
         return ()
     layout = get_layout(recipe.layout)
@@ -147,7 +147,7 @@ def cache_outputs(recipe: Recipe, draft: Draft) -> tuple[OutputTensors, ...]:
 def checked_cache_scales(
     recipe: Recipe, draft: Draft, scales: Mapping[int, CacheScales]
 ) -> dict[str, float]:
-    """Scales of the KV cache, given exactly where the recipe measures them."""
+    """Scales of the KV cache, which are given exactly where the recipe measures them."""
     cache, where = recipe.kv_cache, f"recipe {recipe.name}"
     if cache is None or not cache.needs_traces:
         if scales:

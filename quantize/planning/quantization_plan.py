@@ -48,7 +48,7 @@ class Step(Output):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """All steps, sorted by tensor name; `row` of a cache scale says beside which tensor it lies."""
+    """All steps, sorted by tensor name; the `row` of a cache scale is the tensor beside it."""
 
     recipe: Recipe
     draft: Draft
@@ -68,13 +68,13 @@ class Plan:
 
     @property
     def remaining(self) -> Draft:
-        """The draft without what is dropped: what the output stands for."""
+        """The draft without the dropped tables: what the output stands for."""
         rows = tuple(step.row for step in self.steps if step.action != "drop")
         return dataclasses.replace(self.draft, rows=rows)
 
     @property
     def balanced(self) -> tuple[Step, tuple[Step, ...]] | None:
-        """The norm to be transformed and the linears after it; None where there is none."""
+        """The norm to be transformed and the linears after it; None where nothing is balanced."""
         concat = self.draft.family.concat(self.draft.geometry)
         if concat is None or self.recipe.algorithm.balance_concat == "off":
             return None
@@ -88,7 +88,7 @@ class Plan:
         return tuple(step for step in self.steps if step.action == "learn")
 
     def stages(self) -> tuple[tuple[Step, ...], ...]:
-        """What is not quantized, then linears as the draft runs them, fused ones at once."""
+        """Unquantized tensors, then linears in the order of the draft, fused ones together."""
         specs = self.draft.family.tensor_specs(self.draft.geometry)
         order = {name: i for i, name in enumerate(specs)}
         groups = {module: group for group in self.draft.fused_groups() for module in group}
@@ -111,11 +111,11 @@ class Plan:
 
     @property
     def outputs(self) -> tuple[Output, ...]:
-        """All that is stored."""
+        """Everything that is stored."""
         return (*self.steps, *self.cache)
 
     def overhead(self) -> dict[str, int]:
-        """Bytes that scales, zero points and shapes add, by the last part of their name."""
+        """Bytes that scales, zero points and shapes add, by the last part of their names."""
         scales = [tensor for step in self.quantized for tensor in step.stored[1:]]
         added: Counter[str] = Counter()
         for tensor in (*scales, *(tensor for output in self.cache for tensor in output.stored)):
@@ -132,9 +132,9 @@ class Plan:
         return form
 
     def own_formats(self) -> tuple[OwnFormat, ...]:
-        """The linears of other formats than the recipe's own, by the names that engines have.
+        """The linears whose format is not the recipe's own, under the names that engines use.
 
-        A head of the recipe's own as well where engines find a head by its name alone.
+        Includes a head in the recipe's own format where engines find a head only by its name.
         """
         own = self.recipe.formats[0]
         rows = [step.row for step in self.quantized if self.format_of(step) == own]
@@ -185,7 +185,6 @@ class Plan:
         return {
             "name": tensor.name,
             "role": step.row.role,
-            **({} if step.row.given_by is None else {"given_by": step.row.given_by}),
             "rule": step.rule,
             "action": step.action,
             "why": self.recipe.rules[step.rule].why,
@@ -203,14 +202,11 @@ class Plan:
 
 
 def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None) -> Plan:
-    """Apply a recipe to a draft; whole-name excludes of kept linears need the target's layers.
+    """Apply a recipe to a draft; excludes of kept linears by whole name need the target's layers.
 
-    PlanError, LayoutError or CheckpointError where the result could not be stored or served.
+    Raises PlanError, LayoutError or CheckpointError if the result could not be stored or served.
     """
     check_layout(recipe)
-    if not draft.family.has_maths and (need := _need_of_maths(recipe)):
-        where = draft.checkpoint.folder
-        raise refused(PlanError, where, __file__, "no-maths", need=need)
     layout, steps = get_layout(recipe.layout), []
     claimed = list(zip(draft.rows, claims(recipe, draft), strict=True))
     changed = changed_norms(recipe, draft, [i for _, i in claimed])
@@ -242,17 +238,7 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
     return plan
 
 
-def _need_of_maths(recipe: Recipe) -> str | None:
-    if recipe.algorithm.rounding != "nearest":
-        return f"rounding {recipe.algorithm.rounding}"
-    if recipe.kv_cache is not None:
-        return "kv_cache"
-    return None
-
-
 def _count_problems(plan: Plan) -> Problems:
-    if not plan.draft.family.has_maths:  # whose layers nobody has counted
-        return
     layers, each = plan.draft.geometry.num_layers, plan.recipe.expect.quantized_per_layer
     each = min(each, plan.draft.family.linears_per_layer or each)
     names = (step.row.canonical for step in plan.quantized if step.row.role in LAYER_ROLES)
@@ -264,16 +250,16 @@ def _count_problems(plan: Plan) -> Problems:
 
 def _fused_problems(plan: Plan) -> Problems:
     quantized = {step.row.module for step in plan.quantized}
-    for group in plan.draft.fused_groups():
+    for group in plan.draft.scale_groups():
         some = sorted(quantized.intersection(group))
         if 0 < len(some) < len(group):
             yield "fused-apart", {"group": ", ".join(group), "some": ", ".join(some)}
 
 
 def _format_problems(plan: Plan) -> Problems:
-    """Fused linears have one format, and so have those of one name in all layers."""
+    """Fused linears must have one format, and so must linears of one name in all layers."""
     forms = {step.row.module: plan.format_of(step) for step in plan.quantized}
-    for group in plan.draft.fused_groups():
+    for group in plan.draft.scale_groups():
         members = {module: forms[module] for module in group if module in forms}
         if len(set(members.values())) > 1:
             formats = "; ".join(f"{module} {form}" for module, form in members.items())
@@ -288,7 +274,7 @@ def _format_problems(plan: Plan) -> Problems:
 
 
 def _exclude_problems(plan: Plan) -> Problems:
-    """Excludes name the last part of a module (engines number layers in their own way)."""
+    """Excludes name the last part of a module, since engines number layers in their own ways."""
     kept = {last_part(name): name for name in plan.kept_modules()}
     for module in (step.row.module for step in plan.quantized):
         if (leaf := last_part(module)) in kept:
@@ -312,7 +298,7 @@ def _check_names(plan: Plan) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What is known of linears' inputs: scales by on-disk module, cache scales by layer."""
+    """What is known about the linears' inputs: scales by on-disk module, cache scales by layer."""
 
     input_scales: Mapping[str, float] = field(default_factory=dict)
     input_scale_origin: str | None = None

@@ -1,1 +1,1 @@
-"""Plugins that an engine loads if draftquant is installed beside it; nothing else imports them."""
+"""Plugins that an engine loads if draftquant is installed with it; nothing else imports them."""

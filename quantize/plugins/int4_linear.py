@@ -1,7 +1,7 @@
 """Quark's INT4 per channel in an engine's own FP8 scheme: unpacked once, after loading.
 
-The codes -8..7 are exact in FP8 E4M3, so weights, scales and sums are those of W4A8; the memory is
-that of FP8.
+The codes -8..7 are exact in FP8 E4M3, so weights, scales and sums equal those of W4A8; the memory
+is that of FP8.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_NIBBLES = 8  # to an int32 word
+_NIBBLES = 8  # per int32 word
 _REORDERED = (0, 4, 1, 5, 2, 6, 3, 7)
 """Nibble that holds column i of a word where `pack_method` is "reorder"."""
 
@@ -31,14 +31,14 @@ def is_int4_per_channel(config: Mapping[str, Any]) -> bool:
 
 
 def as_fp8(config: dict[str, Any]) -> dict[str, Any]:
-    """The config of the same layer with FP8 weights; any other config as it is."""
+    """The config of the same layer with FP8 weights; any other config unchanged."""
     if not is_int4_per_channel(config):
         return config
     return {**config, "weight": {**config["weight"], "dtype": "fp8_e4m3"}}
 
 
 def unpack_at_load(config: Any, layer: Any, prefix: str, parameters: Any) -> None:
-    """Load INT4 words into a linear whose scheme is the engine's for FP8, and no other."""
+    """Load INT4 words into a linear, only if its scheme is the engine's for FP8."""
     if is_int4_per_channel(config._find_matched_config(prefix, layer)):
         layer.scheme = UnpackedInt4(
             layer.scheme,
@@ -49,14 +49,14 @@ def unpack_at_load(config: Any, layer: Any, prefix: str, parameters: Any) -> Non
 
 
 def fp8_codes(words: Tensor, *, reordered: bool) -> Tensor:
-    """[rows, in_features] float8_e4m3fn, -8..7, of [rows, in_features / 8] int32 words.
+    """[rows, in_features] float8_e4m3fn, -8..7, from [rows, in_features / 8] int32 words.
 
     Args:
         reordered: nibble i holds column (0, 2, 4, 6, 1, 3, 5, 7)[i] of its word, else column i.
     """
     order = _REORDERED if reordered else tuple(range(_NIBBLES))
     shifts = torch.tensor([28 - 4 * nibble for nibble in order], device=words.device)
-    # To the top and back: the shift to the right carries the sign.
+    # Shift to the top and back: the shift to the right extends the sign.
     codes = (words[..., None] << shifts.to(words.dtype)) >> 28
     return codes.flatten(-2).to(torch.float32).to(torch.float8_e4m3fn)
 
@@ -91,7 +91,7 @@ class UnpackedInt4:
         weight_loader: Callable[..., None],
         **options: Any,
     ) -> None:
-        """Those of FP8, with words in place of its weight, and Quark's zero points."""
+        """The parameters of FP8, with words instead of the weight, and Quark's zero points."""
         uneven = [n for n in (*output_partition_sizes, input_size_per_partition) if n % _NIBBLES]
         if uneven:
             raise ValueError(
@@ -119,7 +119,7 @@ class UnpackedInt4:
         )
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Unpack, refusing zero points that are not 0, and go on as with FP8."""
+        """Unpack, refusing zero points that are not 0, and continue as with FP8."""
         if layer.weight_zero_point.data.any():
             raise ValueError(
                 "draftquant: expected symmetric INT4, got a zero point that is not 0; fix: quantize"

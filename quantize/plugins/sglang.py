@@ -1,7 +1,7 @@
 """SGLang's plugin: drafts that Quark stored as INT4 per channel with FP8 activations (W4A8).
 
 SGLang has no scheme for them: "No quark compatible scheme was found". Registered as
-`sglang.srt.plugins`; switched off by SGLANG_PLUGINS, as any. Loading was executed with 0.5.23.
+`sglang.srt.plugins`; switched off by SGLANG_PLUGINS, like any. Loading was executed with 0.5.23.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from .int4_linear import as_fp8, unpack_at_load
 
 
 class Int4QuarkConfig(QuarkConfig):
-    """SGLang's own, which takes INT4 per channel for the FP8 that it is unpacked to."""
+    """SGLang's own, which treats INT4 per channel as the FP8 that it is unpacked to."""
 
     def _get_scheme_from_config(self, config: dict[str, Any]) -> Any:
         return super()._get_scheme_from_config(as_fp8(config))

@@ -1,8 +1,8 @@
 """vLLM's plugin: drafts that Quark stored as INT4 per channel with FP8 activations (W4A8).
 
 vLLM has no scheme for them: "No quark compatible scheme was found". Registered as
-`vllm.general_plugins`; switched off by VLLM_PLUGINS, as any. Executed with 0.32 and 0.33, whose
-`quark.py` is one and the same.
+`vllm.general_plugins`; switched off by VLLM_PLUGINS, like any. Executed with 0.32 and 0.33, whose
+`quark.py` files are identical.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from .int4_linear import as_fp8, unpack_at_load
 
 
 class Int4QuarkConfig(QuarkConfig):
-    """vLLM's own, which takes INT4 per channel for the FP8 that it is unpacked to."""
+    """vLLM's own, which treats INT4 per channel as the FP8 that it is unpacked to."""
 
     def _get_scheme_cls_from_config(self, config: dict[str, Any]) -> Any:
         return super()._get_scheme_cls_from_config(as_fp8(config))

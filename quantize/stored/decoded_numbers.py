@@ -20,7 +20,7 @@ INTEGERS: Mapping[str, np.dtype[np.signedinteger]] = {
     "I64": np.dtype("<i8"),
     "I32": np.dtype("<i4"),
 }
-"""Of the tables of ids, by safetensors spelling."""
+"""Dtypes of the tables of ids, by safetensors spelling."""
 
 _INT4 = {0: (*range(8), *range(-8, 0)), 8: tuple(range(-8, 8))}
 """Values of the 16 nibbles by the offset that is added to a code before its low bits are taken."""
@@ -52,14 +52,14 @@ Pairs = npt.NDArray[np.uint64]
 
 @cache
 def _e4m3_pairs() -> Pairs:
-    """The two values of every two bytes, as one element: so that one look-up decodes both."""
+    """The two values of every two bytes, as one element, so that one look-up decodes both."""
     both = np.arange(2**16)
     return _joined(E4M3[both & 255], E4M3[both >> 8])
 
 
 @cache
 def _nibble_pairs(values: tuple[float, ...]) -> Pairs:
-    """The same of the two halves of every byte; `values` are those of four bits."""
+    """The same for the two halves of every byte; `values` are those of four bits."""
     table, octets = np.array(values, np.float32), np.arange(256)
     return _joined(table[octets & 15], table[octets >> 4])
 
@@ -70,7 +70,7 @@ def _joined(first: Floats, second: Floats) -> Pairs:
 
 
 def _look_up(pairs: Pairs, elements: npt.NDArray[np.unsignedinteger], out: Floats) -> None:
-    """Both values of every element; no index is out of range, "raise" would copy `out`."""
+    """Both values of every element; no index is out of range; mode "raise" would copy `out`."""
     np.take(pairs, elements.reshape(-1), out=out.reshape(-1).view(np.uint64), mode="clip")
 
 
@@ -142,10 +142,10 @@ def unpack_int4(
 
 
 def ordered(words: Words, pack_method: str) -> Words:
-    """Packed words with column 8c + i in nibble i, whatever it was in."""
+    """Packed words with column 8c + i in nibble i, whichever order they had."""
     if pack_method == "order":
         return words
-    # Bytes 0 1 2 3 -> 0 2 1 3, then the same of the nibbles of each half.
+    # Bytes 0 1 2 3 -> 0 2 1 3, then the same for the nibbles of each half.
     return _exchanged(_exchanged(words, 8, 0x0000FF00), 4, 0x00F000F0)
 
 
@@ -161,7 +161,7 @@ def unpack_int4_columns(words: npt.NDArray[np.int32], pack_method: str, *, offse
 def unpacked(words: Words, bits: int, count: int) -> npt.NDArray[np.uint8]:
     """The first `count` numbers along the first axis, the least significant bits first.
 
-    Words of 32 bits [any, n] -> [count, n]; those of three bits lie across the ends of words.
+    Words of 32 bits [any, n] -> [count, n]; numbers of three bits cross the ends of words.
     """
     first, shift = np.divmod(np.arange(count) * bits, WORD_BITS)
     numbers = words[first] >> shift[:, None].astype(np.uint32)
@@ -174,16 +174,16 @@ def unpacked(words: Words, bits: int, count: int) -> npt.NDArray[np.uint8]:
 
 
 def _exchanged(words: Words, distance: int, mask: int) -> Words:
-    """The bits under the mask change places with those that lie `distance` higher."""
+    """Swap the bits under the mask with those that lie `distance` higher."""
     different = (words ^ words >> np.uint32(distance)) & np.uint32(mask)
     exchanged: Words = words ^ different ^ different << np.uint32(distance)
     return exchanged
 
 
 def decoded_codes(stored: Bytes, scheme: DeclaredScheme, out: Floats | None) -> Floats:
-    """Codes of stored rows [rows, bytes], padding of the last word too: integers, E4M3 or E2M1.
+    """Codes of stored rows [rows, bytes], with the last word's padding: integers, E4M3 or E2M1.
 
-    Of FP4 the even column lies in the low four bits of a byte.
+    For FP4 the even column is in the low four bits of a byte.
     """
     if scheme.number.is_integer:
         offset = scheme.layout.nibble_offset

@@ -1,6 +1,6 @@
 """`StoredLinear`: one quantized linear of a folder, decoded as the folder declares it.
 
-In numpy, a block of rows at a time, sharing no code with what wrote it.
+In numpy, a block of rows at a time, sharing no code with the writer.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ _DECODED = 2**18  # weights
 
 
 class Columns:
-    """Codes in words of which a row is an input, or some inputs: read whole, decoded by output."""
+    """Codes in words whose rows are inputs, one or several: read whole, decoded by output."""
 
     def __init__(self, checkpoint: Checkpoint, tensor: TensorInfo, scheme: DeclaredScheme) -> None:
         self._scheme = scheme
@@ -63,7 +63,7 @@ class Columns:
 def zero_points(
     checkpoint: Checkpoint, scheme: DeclaredScheme, module: str, out_features: int
 ) -> Floats | None:
-    """What codes count from, relative to the middle of their range; None where it is the middle.
+    """The zero of codes, relative to the middle of their range; None where it is the middle.
 
     [out_features, groups] float32. CheckpointError where symmetric values are declared, or tools
     read what is stored in two ways.
@@ -79,7 +79,7 @@ def zero_points(
     else:
         bits = scheme.number.bits
         numbers = unpacked(by_output, bits, out_features)
-        # GPTQModel adds 1 to whole words, so that the next number is one more; kernels to each.
+        # GPTQModel adds 1 to whole words, which may carry over; kernels add 1 to each number.
         count = int(np.count_nonzero(numbers == 2**bits - 1)) if where.plus else 0
         if count:
             what = f"{tensor.name}: {count} zero point(s) are stored as {2**bits - 1}"
@@ -160,13 +160,13 @@ def decoded_blocks(tensor: TensorInfo) -> Iterator[range]:
 class StoredLinear:
     """One quantized linear of a folder, decoded a block of rows at a time.
 
-    Transposed codes are read whole, four bits a weight.
+    Transposed codes are read whole, four bits per weight.
 
     Attributes:
-        scale: [out_features, groups] or [1, 1] float32, that of a first stage included.
-        first_scale: of a first stage of two; None where there is one.
-        zero: [out_features, groups] float32, what codes count from; None where it is 0 everywhere.
-        order: inputs by group, where groups are no neighbours; else None.
+        scale: [out_features, groups] or [1, 1] float32, including that of a first stage.
+        first_scale: that of the first of two stages; None where there is one.
+        zero: [out_features, groups] float32, the codes' zero; None where it is 0 everywhere.
+        order: inputs by group, where groups are not neighbours; else None.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class StoredLinear:
         return read_rows(self._checkpoint, self.codes_tensor, rows.start, rows.stop)
 
     def codes(self, rows: range, stored: Bytes, *, out: Floats | None = None) -> Floats:
-        """Rows decoded of what `bytes_of` gave, [rows, in_features]; in `out` if it fits."""
+        """Decode rows from the result of `bytes_of`, [rows, in_features]; in `out` if it fits."""
         levels = self.levels(rows, stored, out=out)
         if self.zero is None:
             return levels
@@ -227,7 +227,7 @@ class StoredLinear:
         return self.scale if whole else self.scale[rows.start : rows.stop]
 
     def decoded(self, rows: range | None = None) -> DecodedWeight:
-        """Decode some rows, or all; where groups are no neighbours, each input has a scale."""
+        """Decode some rows, or all; where groups are not neighbours, each input has a scale."""
         rows = range(self.out_features) if rows is None else rows
         scale = self.scale_of(rows)
         return DecodedWeight(
@@ -243,7 +243,7 @@ class StoredLinear:
 
 
 def stored_scales(checkpoint: Checkpoint, scheme: DeclaredScheme, module: str) -> Floats:
-    """The scales of rows, groups or blocks as they are stored, [rows or row blocks, groups]."""
+    """The scales of rows, groups or blocks as stored, [rows or row blocks, groups]."""
     tensor = checkpoint.tensors[f"{module}.{scheme.layout.scale_suffix(scheme)}"]
     values = scale_values(read_whole(checkpoint, tensor), tensor.dtype)
     shaped = values.reshape(tensor.shape[0] if tensor.shape else 1, -1)
@@ -251,7 +251,7 @@ def stored_scales(checkpoint: Checkpoint, scheme: DeclaredScheme, module: str) -
 
 
 def global_scale(checkpoint: Checkpoint, module: str) -> np.float32:
-    """That over scales of groups (NVFP4) or rows (two stages), which may be stored inverted."""
+    """The scale over those of groups (NVFP4) or rows (two stages), which may be stored inverted."""
     tensor = matrix_scale(checkpoint, module)
     stored = floats(read_whole(checkpoint, tensor), tensor.dtype)[0]
     with np.errstate(divide="ignore"):

@@ -1,6 +1,6 @@
 """Loading a draft into torch for replay: BF16 or quantized, always as dequantized weights.
 
-It shares no code with the side that wrote the folder.
+It shares no code with the side that writes folders.
 """
 
 import dataclasses
@@ -35,10 +35,10 @@ BLOCK_BYTES = 32 << 20  # as stored; decoding takes some eight times as much
 
 
 def held_dtype(stored: StoredDraft, row: Row, dtype: torch.dtype, *, compact: bool) -> torch.dtype:
-    """What a row of `stored.draft` is held in, of a computation in `dtype`.
+    """The dtype that holds a row of `stored.draft`, for a computation in `dtype`.
 
-    Codes whose inputs are rounded too are float32 at least: kernels scale the sums of products.
-    Compact: narrower matrices stay as they are stored, to be widened at each use.
+    Codes whose inputs are rounded too are at least float32: kernels scale the sums of products.
+    Compact: narrower matrices stay as they are stored, and are widened at each use.
     """
     if stored.is_quantized(row):
         scheme = stored.scheme_of(row)
@@ -59,10 +59,10 @@ def read_weight(
     device: torch.device,
     twin: Tensor | None = None,
 ) -> Tensor:
-    """A row of `stored.draft` as plain weights; `twin` itself where every bit of it is the same.
+    """A row of `stored.draft` as plain weights; `twin` itself where every bit equals it.
 
     Raises:
-        CheckpointError: what no engine takes as codes is quantized, or a weight is NaN or infinite.
+        CheckpointError: a tensor that engines never quantize is quantized, or a weight is NaN or
     """
     if stored.is_quantized(row) and row.role not in QUANTIZABLE:
         facts = {"module": row.module, "role": row.role, "linears": ", ".join(QUANTIZABLE)}
@@ -88,7 +88,7 @@ def blocks_of_bytes(checkpoint: Checkpoint, tensor: TensorInfo) -> Iterator[tupl
 
 
 def _blocks(stored: StoredDraft, row: Row) -> Iterator[tuple[slice, Tensor]]:
-    """Rows of a weight and their values, in the dtype of the file or as decoded, float32."""
+    """Rows of a weight and their values, in the dtype of the file or decoded as float32."""
     tensor = row.tensor
     if stored.is_quantized(row):
         linear, finiteness = stored.linear(row), Finiteness("F32", tensor.shape)
@@ -114,7 +114,7 @@ def _slices(rows: int, nbytes: int) -> Iterator[slice]:
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
-    """Also of the sign of zero."""
+    """True if all bits are equal, even the sign of zero."""
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
@@ -128,10 +128,10 @@ class LoadedDraft:
     Attributes:
         weights: by canonical name, dequantized; d2t and t2d keep their dtype. All on one device.
         quantized: canonical module names of the linears served quantized; empty for BF16.
-        linears: canonical module names of every attention and MLP linear: fc and the head are none.
-        cache_scales: of its FP8 KV cache, by layer; empty where there is none.
+        linears: canonical module names of all attention and MLP linears, without fc and the head.
+        cache_scales: scales of its FP8 KV cache, by layer; empty where there is none.
         forward: the maths over `weights`, rounding activations and cache as the folder declares.
-        fusion_sha256: over fc and the norms around it, which fused features depend on.
+        fusion_sha256: hash over fc and the norms around it, which fused features depend on.
     """
 
     name: str
@@ -149,7 +149,7 @@ class LoadedDraft:
 
     @property
     def rounds_alone(self) -> bool:
-        """A token's inputs are rounded whatever other tokens go through the draft with it."""
+        """True if a token's inputs are rounded independently of other tokens in the same call."""
         return "tensor-dynamic" not in self.activations.values()
 
     def with_cache(self, scales: Mapping[int, CacheScales]) -> "LoadedDraft":
@@ -172,30 +172,29 @@ def load_draft(
     kv_cache: KvCacheDtype | None = None,
     subtree: str | None = None,
 ) -> LoadedDraft:
-    """Load a BF16 folder, or a quantized one of any layout that is read.
+    """Load a BF16 folder, or a quantized one in any layout that can be read.
 
     Args:
         dtype: of the computation and, unless compact, of the weights. In bfloat16 products are
             those of engines: weights rounded to BF16 (codes times scale once; codes of linears
             whose inputs are rounded too stay exact), sums in float32, results in BF16.
         compact: hold matrices as narrow as they are stored: the same results in half the memory.
-        like: a draft loaded alike; tensors that equal its own bit for bit are its own.
-        on_input: sees every input of a linear before it is rounded; what it returns goes on.
+        like: a draft loaded in the same way; tensors that equal its own are shared.
+        on_input: sees every input of a linear before it is rounded; its result is used instead.
         shared: the target's "embed_tokens.weight" [vocabulary, W] and "lm_head.weight"
             [draft vocabulary, W], for drafts stored without them.
-        rope_theta: base of the rotary frequencies instead of the config's, which engines use.
-        kv_cache: of an engine's option for the draft's KV cache, under scales of 1 where the folder
+        rope_theta: base of the rotary frequencies, instead of the config's, which engines use.
+        kv_cache: an engine's option for the draft's KV cache, with scales of 1 where the folder
             stores none; None = as the folder declares.
 
     Raises:
-        CheckpointError: the folder is not a draft or not as it declares, a table is neither stored
-            nor given, or it cannot be served as it is asked.
+        CheckpointError: the folder is not a draft or not as declared, a table is neither
+            stored nor given, or it cannot be served as requested.
         VerifyError: its quantization_config is not understood.
     """
     checkpoint = Checkpoint.open(folder, subtree=subtree)
     stored = StoredDraft.read(checkpoint)
     draft = stored.draft
-    draft.family.need_maths(folder)
     geometry = draft.geometry if rope_theta is None else _rebased(draft.geometry, rope_theta)
     twins = like.weights if like else {}
     specs = draft.family.tensor_specs(draft.geometry)
@@ -275,7 +274,7 @@ def _from_target(draft: Draft, shared: Mapping[str, Tensor]) -> dict[str, Tensor
 
 
 def _fusion_sha256(stored: StoredDraft) -> str:
-    """Over the names and bytes of what is stored, so that a quantized fc is another one."""
+    """Over the names and bytes of what is stored, so that a quantized fc has another hash."""
     digest = hashlib.sha256()
     for row in sorted(stored.draft.rows, key=lambda row: row.canonical):
         if not row.canonical.startswith(stored.draft.family.makes_features):

@@ -1,8 +1,8 @@
 """What kernels see of inputs, rounded to FP8, NVFP4 or MXFP4 and back; and heads quantized online.
 
 vLLM 0.33 quantizes a head while it loads a draft (`draft_lm_head_quantization`): a copy of the
-target's head that the draft shares, on each process its own rows; for a draft with a head of its
-own it refuses to start. Nothing of it stands in a folder; what that head multiplies by is
+target's head that the draft shares, each process its own rows; with a draft that has a head of its
+own it refuses to start. The folder shows nothing of it; the values of that head are
 computed here in vLLM's order of operations.
 
 Source: `layers/quantization/online/lm_head.py`, `online/fp8.py`, `config/speculative.py:1953` and
@@ -28,24 +28,24 @@ _FP8_GROUPS: Mapping[str, int] = {"group-dynamic": FP8_GROUP, "group-dynamic-64"
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 FP4_MAX = FP4_VALUES[-1]
 STATIC: tuple[str, ...] = ("tensor-static", *INVERTED)
-"""What has a stored scale, and cannot be rounded without it."""
+"""Activations with a stored scale, without which they cannot be rounded."""
 
 
 def kernel_scale(how: Activations, scale: Tensor) -> Tensor:
-    """The static scale of a linear's input as `InputRounding` takes it."""
+    """The static scale of a linear's input, in the form that `InputRounding` takes."""
     return 1 / scale if how in INVERTED else scale
 
 
 class InputRounding:
-    """`OnInput` that rounds the inputs of quantized linears and leaves the others alone.
+    """`OnInput` that rounds the inputs of quantized linears and leaves others unchanged.
 
-    What it gives is exactly a code times its scale, in float32 at least: kernels multiply codes and
+    Its result is exactly a code times its scale, in float32 or wider: kernels multiply codes and
     scale their sums. Gradients go straight through, as if nothing were rounded.
 
     Args:
-        activations: canonical module name of every quantized linear -> as declared for it.
-        scales: canonical module name -> the static scale of its input, [] float32, as kernels have.
-        before: sees every input first; what it returns goes on.
+        activations: canonical module name of every quantized linear -> what is declared for it.
+        scales: canonical module name -> the static scale of its input, [] float32, as in kernels.
+        before: sees every input first; its result is used instead.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class InputRounding:
 
     @property
     def rounds_alone(self) -> bool:
-        """A token's inputs are rounded whatever other tokens are rounded in the same call."""
+        """True if a token's inputs are rounded independently of other tokens in the same call."""
         return "tensor-dynamic" not in self._activations.values()
 
     def __call__(self, name: str, x: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ def _in_groups(x: Tensor, size: int, rounded: Callable[[Tensor], Tensor]) -> Ten
 
 
 def _over(x: Tensor, divisor: float) -> Tensor:
-    """The quotient rounded once; by a plain number a GPU would multiply with its reciprocal."""
+    """The quotient rounded once; for a plain number a GPU would multiply by its reciprocal."""
     return x / torch.full((), divisor, dtype=x.dtype, device=x.device)
 
 
@@ -114,7 +114,7 @@ def _fp8(x: Tensor, scale: Tensor) -> Tensor:
 def _nvfp4(groups: Tensor, inverse: Tensor) -> Tensor:
     """Groups of 16 under e4m3(inverse * absmax / 6) / inverse; zero where E4M3 rounds that to zero.
 
-    In the order of operations of kernels, and of compressed-tensors 0.20: bit for bit its results.
+    Uses the order of operations of kernels, and of compressed-tensors 0.20: equal bit for bit.
     """
     absmax = groups.abs().amax(-1, keepdim=True)
     scale = (inverse * _over(absmax, FP4_MAX)).clamp(max=FP8_MAX).to(torch.float8_e4m3fn)
@@ -147,7 +147,7 @@ _GROUP = GROUPS["nvfp4"]
 _SMALLEST_FP8_SCALE = 1 / (FP8_MAX * 512)  # `_fp8_channel_scale`
 _SMALLEST_GLOBAL_SCALE = 1e-12
 _NO_RECIPROCAL_OF_ZERO = 1e8
-_ROWS = 8192  # quantized at a time; no row depends on another, but for the global scale
+_ROWS = 8192  # quantized at a time; rows are independent, except for the global scale
 _INSTEAD = (
     "leave --head-online out; a head of the draft's own is quantized in the folder: 'draftquant"
     " quantize' with a recipe that has a rule for the role 'head'"
@@ -164,7 +164,7 @@ def online_heads(
     """The heads of a draft as vLLM serves them with this option, dequantized; none without it.
 
     `weights` are the draft's by canonical name, `shared` the target's tables. CheckpointError where
-    vLLM refuses the option for this draft, or nothing shows whether it does.
+    vLLM refuses the option for this draft, or where that cannot be known.
     """
     if how is None:
         return {}
@@ -194,7 +194,7 @@ def online_heads(
 def quantized_head(head: Tensor, how: OnlineHead) -> Tensor:
     """What a 16-bit head [vocabulary, W] becomes, as quantized values times scales, float32.
 
-    On a GPU torch divides by 2688 by multiplying with its reciprocal: there NVFP4's global scale
+    On a GPU torch divides by 2688 by multiplying by its reciprocal: there NVFP4's global scale
     may differ in its last bit.
     """
     served = torch.empty(head.shape, dtype=torch.float32, device=head.device)
@@ -207,7 +207,7 @@ def quantized_head(head: Tensor, how: OnlineHead) -> Tensor:
 
 
 def _fp8_rows(rows: Tensor) -> Tensor:
-    """`Fp8PtpcOnlineLinearMethod`: scale = absmax / 448, which the weights are divided by."""
+    """`Fp8PtpcOnlineLinearMethod`: scale = absmax / 448, the divisor of the weights."""
     scale = _over(rows.abs().amax(-1, keepdim=True).float(), FP8_MAX)
     scale = scale.clamp_min(_SMALLEST_FP8_SCALE)
     return _fp8(rows.float(), scale)

@@ -1,9 +1,9 @@
-"""Where a folder declares its quantization, and which tensors that means for a linear.
+"""Where a folder declares its quantization, and which tensors a linear then has.
 
 Reading is strict: a declaration that is not understood is an error, never a guess. ModelOpt 0.47
 writes hf_quant_config.json, `{"producer": ..., "quantization": {"quant_algo": ...}}`; its exporter
-of drafts puts the same object into config.json, without quant_method. That nested form is spelled
-as its flat one.
+of drafts puts the same object into config.json, without quant_method. That nested form is converted
+to its flat one.
 """
 
 import dataclasses
@@ -29,13 +29,13 @@ ZERO_POINTS: Mapping[str, int] = {
 }
 """Every byte of the zero points of symmetric codes; AWQ's are two nibbles of 8."""
 INVERSE_INPUT_SCALE = "input_global_scale"
-"""Of NVFP4 in compressed-tensors: it divides."""
+"""NVFP4's in compressed-tensors: it divides."""
 INPUT_SCALES = ("input_scale", INVERSE_INPUT_SCALE)
 """Static scales of a linear's input: one of the two."""
 _BESIDE_CODES = frozenset({*INPUT_SCALES, *ZERO_POINTS, "weight_shape"})
-"""What symmetric codes are decoded without."""
+"""Tensors that decoding symmetric codes does not need."""
 WORDS_OF_CODES = (".qweight", ".qzeros")
-"""Ends of names of codes, and of their zero points, in words of 32 bits: of AWQ and GPTQ."""
+"""Suffixes of codes, and of their zero points, in words of 32 bits: those of AWQ and GPTQ."""
 _PACKED_DTYPES = (FP8_DTYPE, "I32", "U8")
 
 
@@ -47,7 +47,7 @@ def stored_parts(
 ) -> Parts:
     """The tensors of a linear by suffix ("weight", "weight_scale", ...).
 
-    Scales of INT4 may have `source_dtypes` beside F16: that of the weight before quantization.
+    INT4 scales may have `source_dtypes` besides F16: that of the weight before quantization.
     """
     own = tuple(dict.fromkeys((*source_dtypes, "F16")))
     parts = scheme.layout.parts(scheme, out_features, in_features)
@@ -55,13 +55,13 @@ def stored_parts(
 
 
 def beside_codes(scheme: DeclaredScheme) -> frozenset[str]:
-    """What its codes are decoded without."""
+    """Tensors that decoding its codes does not need."""
     zeros = scheme.layout.zeros(scheme)
     return _BESIDE_CODES - ({zeros.suffix} if zeros else set())
 
 
 def quantized_looking(tensors: Iterable[TensorInfo]) -> set[str]:
-    """Modules with a tensor, or a weight of a dtype, that only a quantized linear has."""
+    """Modules with a tensor, or a dtype of the weight, that only quantized linears have."""
     modules = set()
     for tensor in tensors:
         module, _, suffix = tensor.name.rpartition(".")
@@ -78,11 +78,11 @@ Form = Literal["flat", "nested", "side file"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawDeclaration:
-    """A declaration as JSON, before anybody understands it.
+    """A declaration as JSON, before it is interpreted.
 
     Attributes:
-        value: the `quantization_config`; of the nested form, outer and inner keys together.
-        form: "nested": in config.json; "side file": the same in hf_quant_config.json alone.
+        value: the `quantization_config`; for the nested form, outer and inner keys together.
+        form: "nested": in config.json; "side file": the same, only in hf_quant_config.json.
         has_method: it names a quant_method; a nested one always gets "modelopt".
     """
 
@@ -94,9 +94,9 @@ class RawDeclaration:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it names no scheme: ModelOpt writes a null quant_algo beside a BF16 draft.
+        """Whether it names no scheme: ModelOpt writes a null quant_algo for a BF16 draft.
 
-        MLX's {group_size, bits, mode} says how tensors are packed, not which.
+        MLX's {group_size, bits, mode} says how tensors are packed, but not which.
         """
         said = self.value if isinstance(self.value, dict) else {"": True}
         if not self.has_method and {"group_size", "bits"} <= said.keys():
@@ -106,7 +106,7 @@ class RawDeclaration:
 
 
 def raw_declaration(checkpoint: Checkpoint) -> RawDeclaration | None:
-    """What a folder declares; None = nothing, also by an empty declaration beside a BF16 draft."""
+    """What a folder declares; None = nothing, or an empty declaration of a BF16 draft."""
     found = written_declaration(checkpoint)
     if found is None or not found.is_empty or quantized_looking(checkpoint.tensors.values()):
         return found
@@ -114,10 +114,10 @@ def raw_declaration(checkpoint: Checkpoint) -> RawDeclaration | None:
 
 
 def written_declaration(checkpoint: Checkpoint) -> RawDeclaration | None:
-    """The declaration that engines look at, empty or not; None = there is none.
+    """The declaration that engines read, empty or not; None = there is none.
 
-    Engines read config.json, and hf_quant_config.json only where it declares nothing (executed with
-    vLLM 0.33 and SGLang 0.5.23).
+    Engines read config.json, and hf_quant_config.json only where that declares nothing (executed
+    with vLLM 0.33 and SGLang 0.5.23).
     """
     declared = checkpoint.config.get(_DECLARATION)
     where, key = checkpoint.folder / CONFIG_FILE, _DECLARATION
@@ -135,7 +135,7 @@ def written_declaration(checkpoint: Checkpoint) -> RawDeclaration | None:
     elif form == "nested":
         form, flat = "flat", declared
     else:
-        flat = {"quant_method": "modelopt", **declared}  # which no reader understands
+        flat = {"quant_method": "modelopt", **declared}  # no reader understands this
     return RawDeclaration(value=flat, where=where, key=key, form=form, has_method=named)
 
 
@@ -167,7 +167,7 @@ def declared_scheme(
 def read_scheme(
     raw: RawDeclaration, *, layout: StoredLayout | None = None, strictness: Strictness
 ) -> DeclaredScheme:
-    """The one reader of declarations; as one of `layout`, whatever quant_method says, if given."""
+    """The one reader of declarations; `layout` overrides the quant_method if given."""
     keys = ObjectReader(raw.value, raw.where, raw.key, _NO_MEANING, strictness)
     if layout is None:
         _check_not_refused(raw)

@@ -1,12 +1,11 @@
 """`StoredDraft`: what a folder stores, and the draft of plain weights that it stands for.
 
-Headers alone say both. Scales of a KV cache are read in every spelling of an engine or a tool.
+Headers are enough for both. Scales of a KV cache are read in every engine's and tool's spelling.
 """
 
 import dataclasses
 import re
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -36,7 +35,7 @@ _LAYER = re.compile(r"layers\.(\d+)\.self_attn\.")
 
 
 class CacheTensor(NamedTuple):
-    """A stored scale: of which layer, of its keys, its values, or of both."""
+    """A stored scale: its layer, and whether it is for keys, values, or both."""
 
     layer: int
     of: str
@@ -52,7 +51,7 @@ class StoredKvCache:
 
 
 def cache_tensors(checkpoint: Checkpoint, family: Family) -> Iterator[CacheTensor]:
-    """The stored scales of layers of this family, by name; a name of another module is none."""
+    """The stored scales of layers of this family, by name; names of other modules do not count."""
     for name, tensor in checkpoint.tensors.items():
         found = _SPELLED.fullmatch(name)
         if found is None:
@@ -65,10 +64,10 @@ def cache_tensors(checkpoint: Checkpoint, family: Family) -> Iterator[CacheTenso
 def cache_problems(
     checkpoint: Checkpoint, draft: Draft, scheme: DeclaredScheme | None
 ) -> Iterator[tuple[str, str, str]]:
-    """Where, what is expected, what is there: of each stored scale that no engine can use."""
+    """Place, expected value and found value for each stored scale that no engine can use."""
     per_head = scheme is not None and scheme.cache_per_head
     seen: dict[tuple[int, str], str] = {}
-    heads = getattr(draft.geometry.attention, "num_key_value_heads", 1)  # of MLA: one entry
+    heads = getattr(draft.geometry.attention, "num_key_value_heads", 1)  # MLA: one entry
     for layer, of, tensor in cache_tensors(checkpoint, draft.family):
         for part in of:
             other = seen.setdefault((layer, part), tensor.name)
@@ -126,7 +125,7 @@ class StoredDraft:
 
     @classmethod
     def read(cls, checkpoint: Checkpoint) -> "StoredDraft":
-        """Read headers and declaration; CheckpointError where they are not those of a draft."""
+        """Read headers and declaration; CheckpointError where they do not make a draft."""
         scheme = declared_scheme(checkpoint)
         if scheme is None:
             return cls._of(checkpoint, None, frozenset(), checkpoint.tensors)
@@ -136,7 +135,7 @@ class StoredDraft:
 
     @classmethod
     def look(cls, checkpoint: Checkpoint, scheme: DeclaredScheme | None = None) -> "StoredDraft":
-        """What the tensors are, whatever is declared; what is under codes is not looked at."""
+        """What the tensors are, whatever is declared; does not look inside the codes."""
         modules = frozenset(quantized_looking(checkpoint.tensors.values()))
         biases = _biases(checkpoint) if modules else frozenset()
         plain = {
@@ -154,15 +153,15 @@ class StoredDraft:
         modules: frozenset[str],
         plain: Collection[str],
     ) -> "StoredDraft":
-        """Of which tensors `plain` are those that belong to no quantized linear.
+        """`plain` are the tensors that belong to no quantized linear.
 
-        Every quantized one is spelled as the one weight that it stands for, so that the family's
+        Every quantized linear appears as its one plain weight, so that the family's
         table checks it; a module that the family does not know is left out.
         """
         kept = {name: tensor for name, tensor in checkpoint.tensors.items() if name in plain}
         floats = [t.dtype for t in kept.values() if t.dtype in FLOAT_DTYPES and len(t.shape) == 2]
         dtype = floats[0] if floats else FLOAT_DTYPES[0]
-        for name, shape in _family_shapes(checkpoint, scheme).items() if modules else ():
+        for name, shape in _family_shapes(checkpoint).items() if modules else ():
             module = name.removesuffix(".weight")
             if module in modules:
                 file = _file_of(checkpoint, scheme, module)
@@ -186,7 +185,7 @@ class StoredDraft:
         return StoredKvCache(dtype=self.scheme.kv_cache, scales=scales)
 
     def served_cache(self, asked: KvCacheDtype | None) -> dict[int, CacheScales]:
-        """Scales by which an engine keeps keys and values, of every layer; empty = it rounds none.
+        """Scales with which an engine caches keys and values, for every layer; empty = no rounding.
 
         Scales that a folder stores without declaring a cache are used where an option turns the
         cache on (`asked`), if the folder is quantized: engines build them with its linears' method.
@@ -205,7 +204,7 @@ class StoredDraft:
 
     @property
     def rounds_alone(self) -> bool:
-        """See `LoadedDraft`; an online head, which always does, is not stored."""
+        """See `LoadedDraft`; an online head always rounds alone, and is not stored."""
         schemes = [self.scheme_of(row) for row in self.draft.rows if self.is_quantized(row)]
         return all(one is None or one.activations != "tensor-dynamic" for one in schemes)
 
@@ -218,7 +217,7 @@ class StoredDraft:
         return {suffix: tensor for suffix, tensor in stored.items() if tensor is not None}
 
     def linear(self, row: Row) -> StoredLinear:
-        """A quantized row, ready to decode; CheckpointError where scales or zeros are none."""
+        """A quantized row, ready to decode; CheckpointError where scales or zeros are invalid."""
         module, scheme, where = row.module, self._needed_scheme(row), self.checkpoint.folder
         scales = f"{module}.{scheme.layout.scale_suffix(scheme)}"
         constant = scheme.layout.zero_points if not scheme.layout.zeros(scheme) else {}
@@ -249,7 +248,7 @@ class StoredDraft:
 def _declared_tensors(
     checkpoint: Checkpoint, scheme: DeclaredScheme, modules: Collection[str]
 ) -> set[str]:
-    shapes = _family_shapes(checkpoint, scheme)
+    shapes = _family_shapes(checkpoint)
     names = set()
     for module in sorted(modules):
         shape = shapes.get(f"{module}.weight")
@@ -271,51 +270,16 @@ def _declared_tensors(
     return names
 
 
-def _family_shapes(
-    checkpoint: Checkpoint, scheme: DeclaredScheme | None
-) -> dict[str, tuple[int, ...]]:
+def _family_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     """On-disk weight name -> unquantized shape, for every module of the folder."""
     family, geometry = read_config(checkpoint)
     specs = family.tensor_specs(geometry)
     shapes = {}
-    if not family.has_maths:  # no table has the shapes: the codes do
-        modules = quantized_looking(checkpoint.tensors.values())
-        found = {name: _shape_of_codes(checkpoint, scheme, name) for name in sorted(modules)}
-        return {f"{name}.weight": shape for name, shape in found.items() if shape is not None}
     for module in {name.rpartition(".")[0] for name in checkpoint.tensors}:
         spec = specs.get(family.canonical_name(f"{module}.weight"))
         if spec is not None:
             shapes[f"{module}.weight"] = tuple(dim.size for dim in spec.shape)
     return shapes
-
-
-_PACKED = ((1, 1), (1, 2), (1, 8), (1, 4), (8, 1), (4, 1))
-"""Values in a stored element, by rows and columns."""
-
-
-def _shape_of_codes(
-    checkpoint: Checkpoint, scheme: DeclaredScheme | None, module: str
-) -> tuple[int, ...] | None:
-    """The shape of the one weight that is stored as the declared parts; None where none is."""
-    own = scheme.of(module) if scheme is not None else None
-    beside = {n.rpartition(".")[2]: t for n, t in checkpoint.tensors.items() if _in(n, module)}
-    codes = next((t.shape for t in beside.values() if len(t.shape) == 2), None)
-    if codes is None:
-        return None
-    if own is None:
-        return codes
-    tensor = beside.get(own.layout.weight_suffix(own))
-    stored = tensor.shape if tensor is not None and len(tensor.shape) == 2 else codes
-    for rows, columns in ((a * stored[0], b * stored[1]) for a, b in _PACKED):
-        for shape in ((rows, columns), (columns, rows)):
-            with suppress(LayoutError):
-                if all(part.fits(beside.get(s)) for s, part in stored_parts(own, *shape).items()):
-                    return shape
-    return stored
-
-
-def _in(name: str, module: str) -> bool:
-    return name.rpartition(".")[0] == module
 
 
 def _of_cache(checkpoint: Checkpoint) -> frozenset[str]:
@@ -331,7 +295,7 @@ def _biases(checkpoint: Checkpoint) -> frozenset[str]:
 
 
 def _file_of(checkpoint: Checkpoint, scheme: DeclaredScheme | None, module: str) -> str:
-    """The file of a linear's codes; where nothing says which these are, of what it has."""
+    """The file of a linear's codes; if nothing says which these are, of any of its tensors."""
     own = scheme.of(module) if scheme else None
     codes = checkpoint.tensors.get(f"{module}.{own.layout.weight_suffix(own)}") if own else None
     stored = (t for name, t in checkpoint.tensors.items() if name.rpartition(".")[0] == module)
@@ -341,7 +305,7 @@ def _file_of(checkpoint: Checkpoint, scheme: DeclaredScheme | None, module: str)
 def weight_format(stored: StoredDraft, scheme: DeclaredScheme) -> WeightFormat:
     """The declared format of the weights, LayoutError where recipes have no name for it.
 
-    `scale_dtype` says that INT4 scales are float16.
+    `scale_dtype` is set where INT4 scales are float16.
     """
     int4 = scheme.number.is_integer and scheme.first_stage is None
     tensors, suffix = stored.checkpoint.tensors, scheme.layout.scale_suffix(scheme)

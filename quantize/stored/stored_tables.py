@@ -1,4 +1,4 @@
-"""The embedding and the head of a target: where they lie, and what differs from them."""
+"""The embedding and the head of a target: where they are, and what differs from them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _BLOCK_BYTES = 8 << 20  # compared at a time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTables:
-    """Where the tables lie in a target's folder; both are [V, W]: vocabulary V, width W.
+    """Where the tables are in a target's folder; both are [V, W]: vocabulary V, width W.
 
     The head is the embedding where the target ties the two.
     """
@@ -46,11 +46,11 @@ class StoredTables:
         return tables
 
     def table(self, canonical: str) -> TensorInfo:
-        """The one by the name that drafts use."""
+        """The table by the name that drafts use."""
         return {EMBEDDING: self.embed_tokens, HEAD: self.lm_head}[canonical]
 
     def difference(self, source: Checkpoint, tensor: TensorInfo, canonical: str) -> str | None:
-        """What keeps a draft's table from being this one's, byte for byte; None = nothing."""
+        """How a draft's table differs from this one, byte for byte; None = not at all."""
         theirs = self.table(canonical)
         if (tensor.dtype, tensor.shape) != (theirs.dtype, theirs.shape):
             target = f"the target's {theirs.name} {theirs.dtype} {list(theirs.shape)}"
@@ -76,9 +76,9 @@ def first_differing_row(
 ) -> int | None:
     """The first row in which two tables of one dtype and shape differ; None = they are equal.
 
-    Bytes are compared, so that 0 and -0 differ; reading ends with the first difference.
+    Bytes are compared, so 0 and -0 differ; reading stops at the first difference.
     """
-    from .decoded_numbers import blocks_of, read_rows  # numpy, which no help needs
+    from .decoded_numbers import blocks_of, read_rows  # numpy, which help does not need
 
     rows = our_table.shape[0]
     step = max(1, _BLOCK_BYTES * rows // max(1, our_table.nbytes))
@@ -104,6 +104,6 @@ def _find(checkpoint: Checkpoint, table: str) -> TensorInfo | None:
 
 
 def _tied(checkpoint: Checkpoint) -> bool:
-    """What config.json says, in a multimodal target its section on the text model."""
+    """Whether config.json ties the tables; in a multimodal target, its text section."""
     sections = (checkpoint.config, checkpoint.config.get("text_config"))
     return any(isinstance(s, Mapping) and s.get("tie_word_embeddings") is True for s in sections)

@@ -1,4 +1,4 @@
-"""Verification: a folder is read again and compared without the writer's code, or torch."""
+"""Verification: a folder is read again and compared, without the writer's code or torch."""
 
 from typing import TYPE_CHECKING
 

@@ -1,6 +1,6 @@
-"""`audit`: what a quantized draft folder is, and what is wrong with it that shows without a source.
+"""`audit`: what a quantized draft folder is, and which faults show without its source.
 
-Anybody's folder. It shares the decoder and the rules of `verify`; it does not import torch.
+Works on anybody's folder. Shares the decoder and the rules of `verify`; does not import torch.
 """
 
 import dataclasses
@@ -40,13 +40,13 @@ from .folder_faults import exclude_faults, fused_faults, index_faults, not_quant
 from .scales import companion_faults, group_absmax
 
 _TOP_UNDER_POWERS = 4.0
-"""Code that the largest weight under an absmax scale gets at least: powers of two put it at 4 or 6.
+"""The least code of the largest weight under an absmax scale; powers of two give it 4 or 6.
 
-Under other scales it is the largest of the format: for absmax / 7.5 it is 7 or -8, for absmax / 7
-it is 7; roundings of the scale to BF16, F16 or F8_E4M3 do not move the largest weight out of its
+Other scales give it the largest code of the format: 7 or -8 for absmax / 7.5, 7 for absmax / 7.
+Rounding the scale to BF16, F16 or F8_E4M3 does not move the largest weight out of its
 last step.
 """
-# Below it, an arithmetic that flushes to zero loses the scale. E8M0 is read as a float32, F8_E4M3
+# Below it, an arithmetic that flushes to zero loses the scale. E8M0 is read as a float32; F8_E4M3
 # is multiplied by a float32 scale.
 _SMALLEST_NORMAL = {"F16": 2.0**-14} | dict.fromkeys(
     ("BF16", "F32", "F8_E4M3", "U8", "F8_E8M0"), 2.0**-126
@@ -61,13 +61,13 @@ class CodeStatistics:
     """The codes and scales of one linear; shares lie in [0, 1].
 
     Attributes:
-        num_scales: stored ones; the one over NVFP4's group scales is not counted.
-        smallest_scale, largest_scale: of the finite ones, as multiplier of the codes.
-        saturated: share of the codes at an end of the range, counted from its middle.
+        num_scales: stored scales, without the one over NVFP4's group scales.
+        smallest_scale, largest_scale: of the finite scales, as multipliers of the codes.
+        saturated: share of the codes at an end of the range that is symmetric about its middle.
         zero_halves: the zeros of both halves of a concat input; None for other linears.
         distinct: values that occur. possible: values of the format, +0 and -0 being one.
-        scales_fit: share of the scales whose largest code is that of absmax or more, of those with
-            codes that are not all zero; None if all are. Below 1, codes are wasted.
+        scales_fit: share of the scales whose largest code is at least that of absmax, among scales
+            with a code that is not zero; None if there are none. Below 1, codes are wasted.
     """
 
     num_scales: int
@@ -84,9 +84,9 @@ class CodeStatistics:
 def code_statistics(
     checkpoint: Checkpoint, scheme: DeclaredScheme, row: Row, *, concat: bool, ours: bool
 ) -> tuple[CodeStatistics, list[Fault]]:
-    """Look at every code and scale of a linear, its stored tensors already checked by header.
+    """Check every code and scale of a linear whose stored tensors were checked by header.
 
-    Faults: scales that are no positive numbers, or subnormal; NaN codes; less than half of a range.
+    Faults: scales that are not positive or are subnormal; NaN codes; less than half a range used.
     """
     module = row.module
     with np.errstate(all="ignore"):  # NaN and infinity are reported as faults
@@ -118,7 +118,7 @@ class _Codes:
         self._values: Floats = E4M3 if scheme.number.is_fp8 else E2M1
         if scheme.number.is_integer:
             self._values = np.arange(-half, half, dtype=np.float32)
-        # The twofold values of FP4 are whole numbers in [-16, 14].
+        # FP4 values times two are whole numbers in [-16, 14].
         fp4 = scheme.number.is_fp4
         self._bins = (np.arange(_BINS, dtype=np.float32) - 16) / 2 if fp4 else self._values
         self._counts: Counts = np.zeros(len(self._bins), np.int64)
@@ -148,8 +148,8 @@ class _Codes:
             number, (row, column) = int(self._counts[np.isnan(self._bins)].sum()), self._first_nan
             got = f"{number} NaN(s), first at row {row}, column {column}"
             return [Fault(name, "quantized values that are numbers", got)]
-        # With codes twice as large, scales half as large would hold the same weights exactly: no
-        # rule chooses such scales. FP8 loses nothing by them.
+        # With codes twice as large, scales half as large would hold the same weights exactly; no
+        # rule chooses worse scales. FP8 loses nothing by them.
         largest, peak = float(np.nanmax(self._values)), float(self.peaks.max())
         if self._number.is_fp8 or not 0 < peak <= largest / 2:
             return []
@@ -179,7 +179,7 @@ class _Codes:
 
 
 def _scale_faults(tensor: TensorInfo, scale: Floats, peaks: Floats) -> list[Fault]:
-    """Scales that no engine can multiply codes with, or that some of them flush to zero."""
+    """Scales that no engine can multiply codes with, or that some engines flush to zero."""
     bad = ~(np.isfinite(scale) & (scale > 0))
     smallest = _SMALLEST_NORMAL[tensor.dtype]
     subnormal = ~bad & (scale < smallest) & (peaks != 0)
@@ -195,11 +195,11 @@ def _scale_faults(tensor: TensorInfo, scale: Floats, peaks: Floats) -> list[Faul
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearAudit:
-    """One linear that is stored quantized, of `shape` out_features, in_features.
+    """One linear that is stored quantized, with `shape` (out_features, in_features).
 
     Attributes:
-        complete: every stored tensor has the form that is declared.
-        codes: None where codes or scales are absent or wrong, or nothing says how to decode them.
+        complete: every stored tensor has the declared form.
+        codes: None where codes or scales are missing or wrong, or nothing says how to decode them.
         input_scale: static scale of its input as stored (compressed-tensors' NVFP4: a divisor).
     """
 
@@ -227,7 +227,7 @@ class Audit:
     """What was found in one quantized folder.
 
     `draft` has every quantized linear as one row of its unquantized shape, whose dtype and byte
-    range mean nothing. No faults do not mean that the codes are those of any source.
+    range mean nothing. An audit without faults does not show that the codes come from any source.
     """
 
     checkpoint: Checkpoint
@@ -273,18 +273,17 @@ class Audit:
 
 
 def audit_checkpoint(checkpoint: Checkpoint) -> Audit:
-    """Look at every quantized linear of a folder and at what it declares.
+    """Check every quantized linear of a folder, and what the folder declares.
 
-    CheckpointError where it is no draft, VerifyError where its declaration is not understood.
+    CheckpointError where it is not a draft, VerifyError where its declaration is not understood.
     """
     scheme = declared_scheme(checkpoint)
     stored = StoredDraft.look(checkpoint, scheme)
     draft, looking = stored.draft, stored.modules
     rows = [row for row in draft.linears() if row.module in looking]
     concat = frozenset(row.canonical for row in draft.concat_linears())
-    biases = frozenset(row.tensor.name for row in draft.rows if row.tensor.name.endswith(".bias"))
     with ThreadPoolExecutor(WORKERS) as pool:
-        looked = list(pool.map(partial(_look, checkpoint, scheme, concat, biases), rows))
+        looked = list(pool.map(partial(_look, checkpoint, scheme, concat), rows))
     linears = tuple(linear for linear, _ in looked)
     quantized = frozenset(linear.module for linear in linears)
     only = f"only linears of {draft.family.name} to be quantized"
@@ -308,17 +307,13 @@ def audit_checkpoint(checkpoint: Checkpoint) -> Audit:
 
 
 def _look(
-    checkpoint: Checkpoint,
-    scheme: DeclaredScheme | None,
-    concat: Collection[str],
-    biases: Collection[str],
-    row: Row,
+    checkpoint: Checkpoint, scheme: DeclaredScheme | None, concat: Collection[str], row: Row
 ) -> tuple[LinearAudit, list[Fault]]:
     module = row.module
     tensors = {
         name.removeprefix(f"{module}."): tensor
         for name, tensor in checkpoint.tensors.items()
-        if name.rpartition(".")[0] == module and name not in biases
+        if name.rpartition(".")[0] == module
     }
     faults = [] if row.role in QUANTIZABLE else [not_quantizable(module, row)]
     codes = input_scale = None
@@ -372,7 +367,7 @@ def _declaration_faults(
         return [Fault(where, f"linears stored as {scheme}", "none of them")]
     quantized = frozenset(linear.module for linear in linears)
     complete = frozenset(linear.module for linear in linears if linear.complete)
-    # How engines know a layer inside its target is theirs to say: `engines/exclude_mismatches.py`.
+    # What engines call a layer inside its target is their matter: `engines/exclude_mismatches.py`.
     asked = checkpoint.subtree is None
     return [
         *(exclude_faults(draft, scheme, quantized, all_listed=False) if asked else ()),

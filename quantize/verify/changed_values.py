@@ -1,7 +1,7 @@
-"""What a run changed beside codes, and what is recorded of it: norms, scales of the cache, config.
+"""What a run changed besides codes, and what it recorded of that: norms, cache scales, config.
 
-A balanced norm is the source's / 2^k, exactly; one that learned lies within its recorded factor.
-config.json may change only where it changes nothing that the draft computes.
+A balanced norm is exactly the source's / 2^k; a learned norm lies within its recorded factor.
+config.json may change only in keys that leave what the draft computes as it is.
 """
 
 import json
@@ -35,13 +35,13 @@ _LAYER = re.compile(r"layers\.(\d+)\.self_attn\.")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedNorms:
-    """What a run changed beside the linears.
+    """What a run changed besides the linears.
 
     Attributes:
-        exponents: tensor name -> k, of the norm that was divided by 2^k, and of the linears whose
+        exponents: tensor name -> k, for the norm that was divided by 2^k, and for the linears whose
             first half of columns was multiplied by it.
         factors: weight of a norm that learned -> the largest factor by which an element changed.
-        faults: of what is recorded; nothing is taken for changed where it makes no sense.
+        faults: in the record; where the record makes no sense, nothing counts as changed.
     """
 
     exponents: Mapping[str, int] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class ChangedNorms:
 
     @classmethod
     def of(cls, method: Method, draft: Draft, quantized: Collection[str]) -> "ChangedNorms":
-        """What is recorded; `quantized` are the modules that are stored so."""
+        """What is recorded; `quantized` are the modules that are stored quantized."""
         exponents, unbalanced = _balance_exponents(method, draft, quantized)
         factors, unlearned = _learned_factors(method, draft, quantized)
         return cls(exponents=exponents, factors=factors, faults=(*unbalanced, *unlearned))
@@ -60,9 +60,9 @@ class ChangedNorms:
         return norm.name in self.exponents or norm.name in self.factors
 
     def compare(self, sides: Sides, norm: TensorInfo) -> Compared:
-        """The weight of a norm: every element exactly, its sign too, or within its factor.
+        """Compare the weight of a norm: each element exactly, with its sign, or within its factor.
 
-        Float64 holds every quotient exactly, also of what is subnormal in float32.
+        Float64 holds every quotient exactly, even one that is subnormal in float32.
         """
         a = read_whole(sides.source, norm)
         b = read_whole(sides.output, sides.output.tensors[norm.name])
@@ -89,7 +89,7 @@ class ChangedNorms:
 
 
 def _factor_faults(name: str, before: Doubles, after: Doubles, factor: float) -> list[Fault]:
-    """Every element keeps its sign and changes by the factor at most, and one by just that."""
+    """Every element keeps its sign and changes at most by the factor, and one by just that."""
     with np.errstate(divide="ignore", invalid="ignore"):
         larger = np.maximum(np.abs(before), np.abs(after))
         factors = np.where(larger > 0, larger / np.minimum(np.abs(before), np.abs(after)), 1.0)
@@ -129,9 +129,9 @@ def _learned_factors(
 def _balance_exponents(
     method: Method, draft: Draft, quantized: Collection[str]
 ) -> tuple[dict[str, int], list[Fault]]:
-    """What balancing the concat input changed: tensor name -> k, of the norm and the linears.
+    """What balancing the concat input changed: tensor name -> k, for the norm and the linears.
 
-    Nothing is taken for balanced unless all that is recorded makes sense.
+    Nothing counts as balanced unless the whole record makes sense.
     """
     if not method.balanced:
         return {}, []
@@ -164,9 +164,9 @@ def cache_scale_names(draft: Draft, output: Checkpoint) -> Collection[str]:
 def cache_scale_faults(
     draft: Draft, output: Checkpoint, scheme: DeclaredScheme | None, method: Method | None
 ) -> list[Fault]:
-    """Every layer has its scales, they are positive numbers, and they are those of the run.
+    """Every layer has its scales; they are positive and equal those of the run.
 
-    Another tool (no `method`) may leave scales to engines, or store several spellings.
+    Another tool (no `method`) may leave the scales to engines, or store several spellings.
     """
     faults = [Fault(*problem) for problem in cache_problems(output, draft, scheme)]
     declared = scheme.kv_cache if scheme is not None else None
@@ -176,7 +176,7 @@ def cache_scale_faults(
         names = ", ".join(sorted({tensor.name for tensor in stored.values()}))
         faults.append(Fault(f"{CONFIG_FILE}: {_DECLARATION}", f"a KV cache, for {names}", "none"))
     layers = _layers(draft)
-    by_engines = method is None and not stored  # of another tool: engines take 1
+    by_engines = method is None and not stored  # another tool's folder: engines use 1
     for layer in sorted(layers) if declared and not by_engines else ():
         for part in "kv":
             if (layer, part) not in stored:
@@ -220,9 +220,9 @@ def _layers(draft: Draft) -> dict[int, str]:
 
 
 def config_faults(draft: Draft, output: Checkpoint, changes: Config | None) -> list[Fault]:
-    """Every key of config.json but the declaration has the value that it should have.
+    """Every key of config.json except the declaration has the value that it should have.
 
-    `changes` are dotted key -> value, as the run says; None: another tool made the folder.
+    `changes` maps dotted keys to values, as the run recorded them; None: another tool's folder.
     """
     source = draft.checkpoint.config
     if changes is not None:
@@ -236,14 +236,14 @@ def config_faults(draft: Draft, output: Checkpoint, changes: Config | None) -> l
 def different_keys(
     wanted: Config, found: Config, *, but: Collection[str] = (_DECLARATION,)
 ) -> list[Fault]:
-    """The keys of config.json whose values differ, but for some."""
+    """The keys of config.json whose values differ, except the ignored ones."""
     keys = sorted((wanted.keys() | found.keys()) - set(but))
     pairs = {key: (said_of(wanted, key), said_of(found, key)) for key in keys}
     return differing(f"{CONFIG_FILE}: ", pairs)
 
 
 def _changed(config: Config, changes: Config) -> dict[str, object]:
-    """The config with each dotted key at its value; what is in the way of a section gives way."""
+    """The config with each dotted key set; a value in the place of a section is replaced."""
     changed = dict(config)
     for path, value in changes.items():
         section, _, rest = path.partition(".")
@@ -254,7 +254,7 @@ def _changed(config: Config, changes: Config) -> dict[str, object]:
 
 
 def _altered(draft: Draft, changes: Config) -> list[Fault]:
-    """The changes that make another draft of the source, if all of them together do."""
+    """The changes that turn the source into another draft, if all of them together do."""
     before = _computed(draft, {})
     if _computed(draft, changes) == before:
         return []
@@ -267,7 +267,7 @@ def _altered(draft: Draft, changes: Config) -> list[Fault]:
 
 
 def _computed(draft: Draft, changes: Config) -> tuple[str, object] | None:
-    """Which family and numbers config.json stands for; None where it stands for none."""
+    """The family and numbers that config.json describes; None where it describes none."""
     changed = _changed(draft.checkpoint.config, changes)
     config = {key: value for key, value in changed.items() if key != _DECLARATION}
     try:

@@ -1,4 +1,4 @@
-"""What judges the codes of one linear, block by block: by the nearest codes, computed once more.
+"""Judges of the codes of one linear, block by block: they compute the nearest codes once more.
 
 Weight / scale is one float32 division; INT4 multiplies by the rounded inverse, as AMD Quark does.
 """
@@ -19,7 +19,7 @@ from .scales import e2m1_rounded, e4m3_rounded, sign_bytes
 
 
 class Block:
-    """Rows of a linear, in arrays that are reused; of transposed codes `stored` are all bytes."""
+    """Rows of a linear, in arrays that are reused; for transposed codes `stored` has all bytes."""
 
     def __init__(
         self, first_row: int, w: Floats, stored: Bytes, decode: Callable[[], Floats]
@@ -29,7 +29,7 @@ class Block:
 
     @cached_property
     def codes(self) -> Floats:
-        """[rows, in_features], decoded; whoever knows them otherwise sets them before."""
+        """[rows, in_features], decoded; a caller that has them in another way sets them before."""
         return self._decode()
 
 
@@ -37,8 +37,8 @@ class Judge(ABC):
     """Collects the codes that a rule does not give.
 
     Attributes:
-        max_error: largest |w/scale - code| in units of what is allowed; None where nothing is held
-            against bounds.
+        max_error: largest |w/scale - code| relative to what is allowed; None where no bounds
+            apply.
     """
 
     wrong = 0
@@ -54,13 +54,13 @@ class Judge(ABC):
 
 
 class Buffers:
-    """Arrays kept from block to block: fresh ones cost more in page faults than the arithmetic."""
+    """Arrays kept from block to block: new ones cost more in page faults than the arithmetic."""
 
     def __init__(self) -> None:
         self._arrays: dict[str, Floats] = {}
 
     def get(self, name: str, shape: tuple[int, ...]) -> Floats:
-        """A contiguous array of `shape`; one name always has the same width, and no more rows."""
+        """A contiguous array of `shape`; each name always has one width, and never more rows."""
         array = self._arrays.get(name)
         if array is None:
             array = self._arrays[name] = np.empty(shape, np.float32)
@@ -74,15 +74,15 @@ Ends = Callable[[range], tuple[Floats | float, Floats | float]]
 
 
 class Nearest(Judge):
-    """Codes against the nearest ones.
+    """Compares codes with the nearest ones.
 
     Args:
-        scale: [out_features, groups] or [1, 1] float32, by which a weight is divided to get a code;
-            of two stages, the second.
-        first_scale: of a first stage of two, else None.
+        scale: [out_features, groups] or [1, 1] float32, the divisor of weights; with two stages,
+            that of the second.
+        first_scale: that of the first of two stages, else None.
         buffers: shared with the caller, which may use "x" between two blocks.
-        carried: INT4 codes are stored as F8_E4M3, where -0 is no code.
-        ends: of some rows of other integers the smallest and the largest code.
+        carried: INT4 codes are stored as F8_E4M3, where -0 is not a code.
+        ends: smallest and largest code of each row, for other integers than INT4.
     """
 
     def __init__(
@@ -97,14 +97,14 @@ class Nearest(Judge):
     ) -> None:
         self._scheme, self._first_scale, self._buffers = scheme, first_scale, buffers
         self._carried, self._ends = carried, ends
-        with np.errstate(all="ignore"):  # scales that are no scales are faults of their own
+        with np.errstate(all="ignore"):  # bad scales are faults of their own
             int4 = scheme.number.is_integer
-            self._scale = np.float32(1) / scale if int4 else scale  # of INT4 the inverse
+            self._scale = np.float32(1) / scale if int4 else scale  # for INT4 the inverse
         self._worst = (0, 0, 0.0, 0.0, 0.0)  # row, column, weight, code, nearest
 
     @override
     def add(self, block: Block) -> None:
-        with np.errstate(all="ignore"):  # a weight that is no number has scales that are faults
+        with np.errstate(all="ignore"):  # a weight that is NaN has bad scales, which are faults
             x = self._buffers.get("x", block.w.shape)
             nearest = self.values(block.first_row, block.w, x)
         different = nearest != block.codes
@@ -119,7 +119,7 @@ class Nearest(Judge):
         self.wrong += count
 
     def _has_right_signs(self, block: Block) -> bool:
-        """True if all zeros have the right sign for sure: that of FP4 is seen at once."""
+        """True if all zeros certainly have the right sign: for FP4 that is quick to see."""
         number = self._scheme.number
         if not number.is_fp4:
             return number.is_integer and not self._carried
@@ -129,9 +129,9 @@ class Nearest(Judge):
         return bool(np.array_equal(sign_bytes(block.w < 0), block.stored & np.uint8(0x88)))
 
     def _wrong_signs(self, block: Block, zeros: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
-        """Of codes at these places, whose nearest is 0: FP8 and NVFP4 keep the sign of a weight.
+        """The codes here, whose nearest is 0, with a wrong sign: FP8 and NVFP4 keep the weight's.
 
-        Only FP8 keeps that of a weight of -0. MXFP4, and INT4 that FP8 carries, have no -0.
+        Only FP8 keeps the sign of a weight of -0. MXFP4, and INT4 stored as FP8, have no -0.
         """
         number, w = self._scheme.number, block.w.reshape(-1)[zeros]
         negative: npt.NDArray[np.bool_]
@@ -145,12 +145,12 @@ class Nearest(Judge):
         return wrong
 
     def _scale_of(self, first_row: int, w: Floats) -> Floats:
-        """By which a block is divided, of INT4 the inverse; broadcasts to the block."""
+        """The divisor of a block, for INT4 the inverse; broadcasts to the block."""
         rows = slice(None) if len(self._scale) == 1 else slice(first_row, first_row + len(w))
         return spread(self._scale[rows], self._scheme.group_size, w.shape[1])
 
     def values(self, first_row: int, w: Floats, x: Floats) -> Floats:
-        """The nearest codes' values, in `x`, which is another array than `w`."""
+        """The values of the nearest codes, written to `x`, which is not the array `w`."""
         scheme, step = self._scheme, self._buffers.get("step", w.shape)
         scale = self._scale_of(first_row, w)
         if scheme.number.is_integer:
@@ -175,18 +175,18 @@ class Nearest(Judge):
 
 
 MOST_OF_LINEAR = 4.0
-"""How many times the error of the nearest codes; of a row twice as many: few codes vary more."""
+"""Limit, in errors of the nearest codes; doubled for one row, since few codes vary more."""
 _SMALLEST = 1 / 48
-"""Mean square of what rounding to half a step adds; rows that codes say exactly are taken so."""
+"""Mean square error of rounding to half a step; also the floor for rows that codes hold exactly."""
 
 
 class Near(Judge):
-    """Codes that make up for the errors of others, against the error of the nearest ones.
+    """Codes that compensate the errors of others, by their error relative to the nearest codes'.
 
-    At most `most` times that of the nearest under the same scales. Compensation adds half as much
-    again to that error (measured: 1.3 to 1.6 times); codes in another order, of another linear or
-    under other scales are off by several times that. Every code is a number; where F8_E4M3 carries
-    INT4, a whole one from -8 to 7, and no -0.
+    Limit: `most` times the error of the nearest under the same scales. Compensation adds half as
+    much again to that error (measured: 1.3 to 1.6 times); codes in another order, of another linear
+    or under other scales exceed it several times. Every code is a number; INT4 codes that F8_E4M3
+    stores are whole numbers from -8 to 7, never -0.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A quantized linear of the output against its source weight, in one pass over both."""
+"""Compares a quantized linear of the output with its source weight, in one pass over both."""
 
 import math
 from dataclasses import replace
@@ -28,11 +28,11 @@ from .scales import (
     whole_scale_faults,
 )
 
-_BLOCK = 2**17  # weights: a few float32 arrays of a block fit the cache of a core
+_BLOCK = 2**17  # weights: a few float32 arrays of this size fit the cache of a core
 
 
 def compare_linear(sides: Sides, tensor: TensorInfo, demand: Demand) -> Compared:
-    """A quantized linear, its parts already checked by header, against its weight in the source."""
+    """Compare a quantized linear, whose parts were checked by header, with its source weight."""
     module, scheme, width = tensor.name.removesuffix(".weight"), demand.scheme, tensor.shape[1]
     if scheme is None:
         return Compared()
@@ -65,7 +65,7 @@ def compare_linear(sides: Sides, tensor: TensorInfo, demand: Demand) -> Compared
 class _Linear:
     """One pass over the blocks of rows of a linear: its judge, largest magnitudes and the error.
 
-    Where groups of inputs are no neighbours, all is in the order of groups.
+    Where the inputs of a group are not neighbours, all arrays are in the order of groups.
     """
 
     def __init__(
@@ -81,12 +81,12 @@ class _Linear:
         self._module = tensor.name.removesuffix(".weight")
         self._declared = scheme
         self._scales = f"{self._module}.{scheme.layout.scale_suffix(scheme)}"
-        # What the codes are, whatever carries them.
+        # What the codes are, whichever format stores them.
         self._scheme = replace(scheme, weight_dtype=demand.carried or scheme.weight_dtype)
         self._buffers = Buffers()
         rows, self._columns = tensor.shape
         self._width = width
-        # That of a whole matrix was looked for before, where it is demanded exactly.
+        # The largest magnitude of the whole matrix was found before, where it is demanded exactly.
         self._needs_absmax = demand.largest is None or scheme.granularity != "tensor"
         self._group = scheme.group_size or self._columns
         self._square_rows = scheme.rows_of_scale if scheme.granularity == "block" else 0
@@ -98,13 +98,13 @@ class _Linear:
         if demand.largest is not None:
             wrong = whole_scale_faults(output, scheme, self._module, demand)
             self._faults += wrong if self._good_scales else []
-            # What is stored may be, or come from, its inverse, which does not give it exactly.
+            # The file may store the inverse, or a scale made from it that does not give it exactly.
             self._whole = whole_scale(scheme, demand.largest)
             self._whole = global_scale(output, self._module) if wrong else self._whole
         self._judge = self._chosen_judge()
 
     def _no_scales(self) -> list[Fault]:
-        """Scales that are none."""
+        """A fault for scales that are not numbers."""
         scheme, scale = self._scheme, self._linear.scale
         signed = scheme.has_signed_scales and not self._demand.rule.of_our_own
         scale = np.abs(scale) if signed else scale
@@ -148,14 +148,14 @@ class _Linear:
             block = Block(rows.start, w, stored, partial(self._codes, rows, stored))
             self._judge.add(block)
             scale = spread(self._linear.scale_of(rows), self._declared.group_size, self._columns)
-            # The judge is done with the codes: one array less in the cache.
+            # The judge has finished with the codes: reuse one array of the cache.
             lost = np.multiply(block.codes, scale, out=block.codes)
             np.subtract(w, lost, out=lost)
             self._square_error += _sum_of_squares(lost)
             self._square += _sum_of_squares(w)
 
     def _absmax_of(self, rows: range, bits: Bits) -> Floats:
-        """Of groups of each row; of squares the largest of all their rows that are in the block."""
+        """Largest magnitudes by group of each row; by square, over its rows in the block."""
         dtype = self._tensor.dtype if bits.dtype == np.uint16 else "F32"
         if not self._square_rows:
             return values_of(group_absmax(bits, self._group), dtype)
@@ -166,7 +166,7 @@ class _Linear:
         return found
 
     def _codes(self, rows: range, stored: Bytes) -> Floats:
-        """The codes without the padding of packed words, which is counted where it is not zero."""
+        """The codes without the padding of packed words; padding that is not zero is counted."""
         wide = self._buffers.get("codes", (len(rows), self._width))
         decoded = self._linear.codes(rows, stored, out=wide)
         if self._linear.order is not None:
@@ -178,11 +178,11 @@ class _Linear:
 
     def compared(self, source: Checkpoint) -> Compared:
         tensor, found = self._tensor, Compared(faults=self._faults)
-        # Of NaN, infinity, and numbers whose squares are too large.
+        # Finds NaN, infinity, and numbers whose squares overflow.
         odd = not math.isfinite(self._square)
         if odd and (problem := problem_of(source, tensor)):
-            found.faults = NotFinite.of(tensor.name, problem)  # no value can be held against them
-        elif self._good_scales:  # otherwise every element would be reported once more
+            found.faults = NotFinite.of(tensor.name, problem)  # no value can be compared with them
+        elif self._good_scales:  # otherwise every element would be reported again
             compensated = self._judge.max_error is None
             found.faults += self._judge.faults(self._linear.codes_tensor.name)
             if self._padding:
@@ -222,9 +222,9 @@ class _Linear:
 
 
 def _sum_of_squares(x: Floats) -> float:
-    """In float32 over some thousand elements, in float64 over these sums.
+    """Sum in float32 over some thousand elements, and in float64 over these sums.
 
-    BLAS would take more than one thread for longer ones.
+    BLAS would use more than one thread for longer ones.
     """
     flat, step = x.reshape(-1), 8192
     parts = (flat[first : first + step] for first in range(0, flat.size, step))

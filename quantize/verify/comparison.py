@@ -1,7 +1,7 @@
-"""The one comparison: two views of a folder, tensor by tensor, in threads; and what it finds.
+"""The one comparison: two views of a folder, tensor by tensor, in threads; and its findings.
 
-The one view is what is stored, the other what its sources and its record say it must be: who
-compares says how that is made, and how codes are compared.
+One view is what is stored; the other is what the sources and the record say must be stored. The
+caller decides how to make that view, and how to compare codes.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from ..files.safetensors_header import WORKERS, TensorInfo
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong in the output, at a tensor, a module, a file or a config key."""
+    """One thing that is wrong in the output: in a tensor, a module, a file or a config key."""
 
     where: str
     expected: str
@@ -39,7 +39,7 @@ class Fault:
 def differing(
     where: str, pairs: Mapping[str, tuple[object, object]], expected: str = "{}", found: str = "{}"
 ) -> list[Fault]:
-    """A fault for each key of which what is wanted and what is there differ."""
+    """A fault for each key whose wanted and found values differ."""
     return [
         Fault(f"{where}{key}", expected.format(wanted), found.format(got))
         for key, (wanted, got) in pairs.items()
@@ -50,7 +50,7 @@ def differing(
 def others(
     where: str, expected: str, wrong: npt.NDArray[np.bool_], say: Callable[[tuple[int, ...]], str]
 ) -> list[Fault]:
-    """At most one fault, of elements that are wrong: `say` describes the one at an index."""
+    """At most one fault, for wrong elements: `say` describes the one at an index."""
     if not wrong.any():
         return []
     first = tuple(map(int, np.argwhere(wrong)[0]))
@@ -58,18 +58,18 @@ def others(
 
 
 class NotFinite(Fault):
-    """A tensor of the source holds NaN or infinity: no output of it can be right."""
+    """A tensor of the source holds NaN or infinity: no output made from it can be right."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, name: str, problem: str | None) -> list[Fault]:
-        """Of `Finiteness.problem`."""
+        """The fault for a problem that `Finiteness.problem` returned, if any."""
         return [cls(name, "finite numbers", problem)] if problem else []
 
 
 def check_faults(out: Path, source: Path, faults: Sequence[Fault], *, fix: str) -> None:
-    """What verification finds fault with is not published: the error names the first ten faults."""
+    """Refuse to publish a folder with faults: the error names the first ten."""
     check_finite(source, {each.where: each.got for each in faults if isinstance(each, NotFinite)})
     if faults:
         raise VerifyError(
@@ -85,11 +85,11 @@ class LinearFinding:
     """How far a decoded linear is from its source weight w.
 
     Attributes:
-        wrong_codes: codes that the rule does not give; any is a fault.
-        max_error: largest |w/scale - code| in units of what is allowed, above 1 is a fault; None
-            where codes are not held against bounds, but are exactly known, or may be anything.
+        wrong_codes: codes that the rule does not give; any of them is a fault.
+        max_error: largest |w/scale - code| relative to what is allowed, above 1 is a fault; None
+            where no bounds apply, since codes are known exactly or may be anything.
         relative_l2_error: ||w - code * scale|| / ||w||; 0 for an all-zero weight.
-        found: by which rules another tool took INT4 scales and codes; None where nothing is open.
+        found: the rules by which another tool chose INT4 scales and codes; None if nothing is open.
     """
 
     module: str
@@ -101,12 +101,12 @@ class LinearFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DequantizedLinear:
-    """What rounding to the output's dtype lost of one linear; p is the float32 code * scale.
+    """What rounding to the output's dtype lost in one linear; p is the float32 code * scale.
 
     Attributes:
         elements: weights of the linear. rounded: those whose stored value differs from p.
         max_relative_difference: largest |stored - p| / |p| over p != 0. Half an ulp is at most
-            2^-8 for BF16 and 2^-11 for F16, but for subnormals; 0 for F32.
+            2^-8 for BF16 and 2^-11 for F16, except for subnormals; 0 for F32.
     """
 
     module: str
@@ -138,17 +138,17 @@ class VerifyReport(Verified):
         kept: number of tensors that were compared byte by byte.
         quantized: number of linears that were decoded and compared.
         bytes_compared: bytes of source and folder together.
-        linears: what was found of each quantized linear.
+        linears: what was found in each quantized linear.
         source_digests: source tensor -> hash. output_digests: output tensor -> hash.
         faults: everything that is wrong; empty means that every byte is accounted for.
         dropped: source tensors that the recipe leaves to the target.
         dropped_shown: these were compared with the target's tensors in this verification.
-        learned_norms: norms that learned with the quantized values, which are not the source's ->
-            the largest factor by which an element changed, as recorded and found.
-        vocabulary: how much of it the head has, of a folder that was compared as a cut of the other
-            one; None of all others.
-        head_unshown: its rows are those of the target's head, which was not at hand: they have the
-            digest that is recorded.
+        learned_norms: norms that learned with the quantized values, so that they differ from the
+            source's -> the largest factor by which an element changed, as recorded and found.
+        vocabulary: rows of the head, where the folder was compared as a cut of the source; else
+            None.
+        head_unshown: its rows come from the target's head, which was not available: they have
+            the recorded digest.
     """
 
     output: str
@@ -194,7 +194,7 @@ class Compared:
 
     Attributes:
         absmax: module -> largest magnitude of the source weight, where its scales are good.
-        scheme: that of a transcoded folder.
+        scheme: the scheme of a transcoded folder.
     """
 
     faults: list[Fault] = field(default_factory=list)
@@ -206,7 +206,7 @@ class Compared:
     scheme: str | None = None
 
     def add(self, other: "Compared") -> None:
-        """What another one found, too."""
+        """Add what another comparison found."""
         self.faults += other.faults
         self.source_digests |= other.source_digests
         self.output_digests |= other.output_digests
@@ -216,7 +216,7 @@ class Compared:
 
     @property
     def digests(self) -> dict[str, Any]:
-        """Of both sides, by name, as a report has them."""
+        """The digests of both sides, by name, in the form of a report."""
         return {
             "source_digests": dict(sorted(self.source_digests.items())),
             "output_digests": dict(sorted(self.output_digests.items())),
@@ -226,7 +226,7 @@ class Compared:
 def compare_all(
     tensors: Iterable[TensorInfo], compare: Callable[[TensorInfo], Compared]
 ) -> Compared:
-    """The largest first, so that the workers end together; what is found by name."""
+    """Compare the largest tensors first, so that workers end together; findings by name."""
     whole = Compared()
     with ThreadPoolExecutor(WORKERS) as pool:
         ordered = sorted(tensors, key=lambda tensor: (-tensor.numel, tensor.name))
@@ -238,7 +238,7 @@ def compare_all(
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """What is compared: what must be, what is stored; who hears of bytes."""
+    """What is compared: what must be stored, what is stored, and who hears of bytes."""
 
     source: Checkpoint
     output: Checkpoint
@@ -246,7 +246,7 @@ class Sides:
 
 
 def hash_the_rest(sides: Sides, found: Compared) -> list[Fault]:
-    """Add the digests of tensors that have none; the faults are of what the source must not be."""
+    """Add the digests of tensors that have none; faults are values that no source may have."""
 
     def hashed(checkpoint: Checkpoint, tensor: TensorInfo) -> Compared:
         look = Finiteness(tensor.dtype, tensor.shape)
@@ -273,7 +273,7 @@ def form(tensor: TensorInfo | None) -> str:
 def matched(
     wanted: Mapping[str, TensorInfo], found: Mapping[str, TensorInfo]
 ) -> tuple[list[TensorInfo], list[Fault]]:
-    """The wanted tensors of which one of that name, dtype and shape is found; of others a fault."""
+    """The wanted tensors that exist with that name, dtype and shape; a fault for each other one."""
     alike, faults = [], []
     for name in sorted(wanted.keys() | found.keys()):
         want, got = wanted.get(name), found.get(name)
@@ -285,10 +285,10 @@ def matched(
 
 
 def compare_kept(sides: Sides, tensor: TensorInfo) -> Compared:
-    """Byte equality of a tensor of the source and the one of the same name and shape."""
+    """Compare a tensor of the source with the output's of the same name and shape, byte by byte."""
     source, output = sides.source, sides.output
     digest, finiteness = Digest(), Finiteness(tensor.dtype, tensor.shape)
-    other = digest  # one hash serves both tensors up to the first difference
+    other = digest  # one hash serves both tensors until the first difference
     changed, first_change, done = 0, -1, 0
     blocks = byte_blocks(source, tensor), byte_blocks(output, output.tensors[tensor.name])
     for a, b in zip(*blocks, strict=True):
@@ -322,7 +322,7 @@ def _equal(a: memoryview, b: memoryview) -> bool:
 
 
 class Progress:
-    """Bytes read so far, over all workers; each count is handed on, one at a time."""
+    """Bytes read so far, over all workers; counts are passed on one at a time."""
 
     def __init__(self, on_bytes: OnBytes) -> None:
         self.done = 0
@@ -330,7 +330,7 @@ class Progress:
         self._lock = threading.Lock()
 
     def add(self, count: int) -> None:
-        """So many bytes more."""
+        """Add `count` bytes."""
         with self._lock:
             self.done += count
             self._on_bytes(count)

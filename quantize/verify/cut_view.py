@@ -1,8 +1,8 @@
-"""A folder whose vocabulary was cut, against the folder that it was made from.
+"""A folder with a cut vocabulary, against the folder that it was made from.
 
-Rows, maps and config are built of the source's rows once more, by other means than those that wrote
-the folder, in a scratch file that is read as every checkpoint. So a folder that was quantized
-before or after the cut is held against the whole draft, without a folder in between.
+Rows, maps and config are built from the source's rows again, by code that the writer does not use,
+in a scratch file that is read like any checkpoint. So a folder that was quantized
+before or after the cut is compared with the whole draft, without a folder in between.
 """
 
 import tempfile
@@ -49,7 +49,7 @@ _AGAINST = "give the draft that was cut behind --against"
 
 
 def token_ids(checkpoint: Checkpoint, draft: Draft) -> Ids:
-    """The target id of every row of a head; VerifyError of families that have no cut one."""
+    """The target id of every row of a head; VerifyError for families that cannot be cut."""
     why = draft.family.whole_vocabulary
     if why is not None:
         what = f"a {draft.family.name} draft has no cut vocabulary: {why}"
@@ -62,7 +62,7 @@ def token_ids(checkpoint: Checkpoint, draft: Draft) -> Ids:
 
 
 def _id_faults(ids: Ids, source: Draft) -> list[Fault]:
-    """A cut's map goes up, from token to token of the target, and the source has a row for each."""
+    """A cut's map must ascend through tokens of the target, with a row of the source for each."""
     vocabulary = source.geometry.vocab_size
     outside = np.flatnonzero((ids < 0) | (ids >= vocabulary))
     if len(outside):
@@ -82,9 +82,9 @@ def _id_faults(ids: Ids, source: Draft) -> list[Fault]:
 
 @contextmanager
 def cut_view(source: StoredDraft, ids: Ids, tables: StoredTables | None) -> Iterator[Checkpoint]:
-    """What a folder becomes whose vocabulary is cut to these ascending target ids.
+    """What a folder becomes when its vocabulary is cut to these ascending target ids.
 
-    Where it has no head, it gets rows of the target's `tables`; without them there is none.
+    A folder without a head gets rows of the target's `tables`, or no head where these are None.
     """
     draft = source.draft
     config = {**source.checkpoint.config, SIZE_KEY: len(ids)}
@@ -109,7 +109,7 @@ def cut_view(source: StoredDraft, ids: Ids, tables: StoredTables | None) -> Iter
 def _written(
     stream: BinaryIO, name: str, dtype: str, blocks: Iterator[Bytes], shape: tuple[int, ...]
 ) -> TensorInfo:
-    """A tensor after the others of an open file, whose absolute path stands for it."""
+    """A tensor appended to an open file, whose absolute path is then the tensor's file."""
     start = stream.tell()
     for block in blocks:
         stream.write(block.data)
@@ -119,7 +119,7 @@ def _written(
 
 
 def _resized(draft: Draft, config: Mapping[str, Any]) -> frozenset[str]:
-    """Canonical names of what has another number of rows under this config."""
+    """Canonical names of the tensors whose number of rows changes under this config."""
     try:
         _, geometry = read_config(replace(draft.checkpoint, config=config))
     except CheckpointError as exc:
@@ -150,7 +150,7 @@ def _cut(
     if suffix in ZERO_POINTS:
         count = int(np.prod(part.shape)) * DTYPE_BYTES[tensor.dtype]
         return iter([np.full(count, ZERO_POINTS[suffix], np.uint8)]), part.shape
-    if part.shape == tensor.shape:  # of the inputs
+    if part.shape == tensor.shape:  # a scale of inputs
         return iter([read_whole(source.checkpoint, tensor)]), tensor.shape
     if scheme.transposed or tensor.shape[0] != whole or part.shape != shape:
         where = f"{source.checkpoint.folder}: {row.module}"
@@ -159,7 +159,7 @@ def _cut(
 
 
 def _gathered(checkpoint: Checkpoint, tensor: TensorInfo, rows: Ids) -> Iterator[Bytes]:
-    """Rows in the order that is asked for: of each stretch of the tensor those that lie in it."""
+    """Rows in the requested order: from each stretch of the tensor, those that lie in it."""
     width = tensor.nbytes // tensor.shape[0]
     first = 0
     while first < len(rows):
@@ -183,9 +183,9 @@ def _maps(draft: Draft, ids: Ids, stream: BinaryIO) -> Iterator[TensorInfo]:
 
 
 class Between(NamedTuple):
-    """What a quantized folder is held against: the whole draft, or its cut.
+    """What a quantized folder is compared with: the whole draft, or its cut.
 
-    `recorded` is of the folder, as if it had been quantized of `draft`.
+    `recorded` is the folder's record, as if the folder had been quantized from `draft`.
     """
 
     draft: Draft
@@ -194,7 +194,7 @@ class Between(NamedTuple):
 
 
 def quantized_record(record: Record | CutProvenance | None) -> Record | None:
-    """Of the folder as it was quantized, whether it was cut afterwards or not."""
+    """The record of the folder's quantization, whether it was cut afterwards or not."""
     return record.quantized_by if isinstance(record, CutProvenance) else record
 
 
@@ -202,7 +202,7 @@ def quantized_record(record: Record | CutProvenance | None) -> Record | None:
 def cut_between(
     draft: Draft, output: Checkpoint, record: Record | CutProvenance | None, target: Path | None
 ) -> Iterator[Between]:
-    """What a folder with this record is held against, whether its vocabulary was cut or not."""
+    """What to compare a folder with this record with, whether its vocabulary was cut or not."""
     quantized = quantized_record(record)
     if not isinstance(quantized, QuantizedProvenance) or not cuts_of(record):
         yield Between(draft=draft, recorded=quantized)
@@ -244,7 +244,7 @@ def _tables(
 def _source_faults(
     whole: Checkpoint, changed: Sequence[TensorInfo], quantized: QuantizedProvenance
 ) -> list[Fault]:
-    """The draft is one of those that the folder was made of; the other tensors show it later."""
+    """Refuse a draft that the folder was not made from; other tensors show the rest later."""
     sources = (*(cut.source for cut in quantized.cuts), quantized.source)
     made_of = [source.tensor_digests for source in sources]
     found = {tensor.name: tensor_digest(whole, tensor) for tensor in changed}
@@ -258,7 +258,7 @@ def _source_faults(
 def _cut_faults(
     record: CutProvenance, quantized: QuantizedProvenance, anew: Collection[str]
 ) -> list[Fault]:
-    """Seals, and that the cut changed nothing else of the quantized folder."""
+    """Check seals, and that the cut changed nothing else in the quantized folder."""
     pairs: dict[str, tuple[object, object]] = {
         "sha256": (sealed(record).sha256, record.sha256 or "none"),
         "quantized_by.sha256": (sealed(quantized).sha256, quantized.sha256 or "none"),
@@ -296,17 +296,17 @@ def _of_cut(
 
 
 def cut_of(output: Path, source: Checkpoint) -> CutProvenance | None:
-    """The record of a folder that is to be compared as a cut of this source; None if it is none."""
+    """The record of a folder to be compared as a cut of this source; None if it is not a cut."""
     try:
         record = read_provenance(output)
-    except CheckpointError:  # a fault of the folder, which whoever compares it finds
+    except CheckpointError:  # a fault of the folder, which the comparison finds
         return None
     if not isinstance(record, CutProvenance):
         return None
     if record.quantized_by is None or looks_quantized(source):
         return record
     if isinstance(record.quantized_by, QuantizedProvenance):
-        return None  # of the whole draft, quantized: see `cut_between`
+        return None  # the whole draft, quantized: see `cut_between`
     raise refused(CheckpointError, output, __file__, "cut-of-another-tool")
 
 
@@ -319,12 +319,12 @@ def verify_cut(
     target: Path | None = None,
     config_file: str = CONFIG_FILE,
 ) -> VerifyReport:
-    """Check every byte of a cut folder; a truncated or lying file of it is a fault as well.
+    """Check every byte of a cut folder; a truncated or lying file in it is a fault as well.
 
     Args:
-        record: its draftquant.json; None for a run that has not recorded anything yet.
-        target: folder of the target, where the source has no head: its rows are compared again.
-            Without it they are those whose digest is recorded.
+        record: its draftquant.json; None for a run that has recorded nothing yet.
+        target: folder of the target, where the source has no head: its rows are compared again;
+            without it, only their recorded digest is.
     """
     own_ids = token_ids(source.checkpoint, source.draft)
     try:
@@ -341,7 +341,7 @@ def verify_cut(
         return _report(checkpoint, source, ids, Compared(faults=faults))
     tables = None if target is None or source.draft.row(HEAD) else StoredTables.find(target)
     with cut_view(source, ids, tables) as wanted:
-        lent = tables is None and HEAD not in wanted.tensors  # rows of a target not at hand
+        lent = tables is None and HEAD not in wanted.tensors  # rows of an absent target
         unshown = lent and HEAD in checkpoint.tensors
         found = {n: t for n, t in checkpoint.tensors.items() if not (unshown and n == HEAD)}
         alike, faults = matched(wanted.tensors, found)
@@ -386,7 +386,7 @@ def _report(
 
 
 def _compare(sides: Sides, ids: Ids, tensor: TensorInfo) -> Compared:
-    """Bytes; of what has a row for each kept token, a fault names the first wrong one."""
+    """Compare bytes; for a tensor with a row per kept token, a fault names the first wrong row."""
     found, output = compare_kept(sides, tensor), sides.output
     changed = [fault for fault in found.faults if not isinstance(fault, NotFinite)]
     if changed and tensor.shape[:1] == (len(ids),):
@@ -405,7 +405,7 @@ def _size_faults(
     *,
     unshown: bool,
 ) -> list[Fault]:
-    """What is recorded of the cut itself; `sizes` are the rows before and after it."""
+    """What is recorded of the cut itself; `sizes` are the numbers of rows before and after it."""
     cut = record.cut
     pairs: dict[str, tuple[object, object]] = {
         "vocabulary": (source.draft.geometry.vocab_size, cut.vocabulary),

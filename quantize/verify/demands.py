@@ -1,4 +1,4 @@
-"""What is demanded of a folder: by its record, its recipe, and what is declared for each linear."""
+"""What is demanded of a folder: by its record, its recipe, and the declaration of each linear."""
 
 import fnmatch
 import json
@@ -41,7 +41,7 @@ from .comparison import Compared, Fault, differing
 from .scales import Demand, matrix_absmax, rule_of
 
 Record = QuantizedProvenance | TranscodedProvenance
-"""Of a folder that holds codes."""
+"""What a folder that holds codes has to have."""
 NO_RECORD = Fault(
     PROVENANCE_FILE,
     "the record of the run",
@@ -52,20 +52,20 @@ _DECLARED = f"{CONFIG_FILE}: {_DECLARATION}"
 
 
 def recorded(pairs: Mapping[str, tuple[object, object]]) -> list[Fault]:
-    """`differing` of what draftquant.json says."""
+    """`differing` for the values of draftquant.json."""
     return differing(f"{PROVENANCE_FILE}: ", pairs)
 
 
 def digest_pairs(
     key: str, computed: Mapping[str, str], said: Mapping[str, str]
 ) -> dict[str, tuple[object, object]]:
-    """Of every tensor that one of them names, both digests."""
+    """Both digests of every tensor that one of them names."""
     names = sorted(said.keys() | computed.keys())
     return {f"{key}.{name}": (computed.get(name), said.get(name)) for name in names}
 
 
 def read_record(folder: Path) -> Record | CutProvenance | None:
-    """What was recorded of a folder, or None; CheckpointError where it is none to verify."""
+    """The record of a folder, or None; CheckpointError where the record is of another kind."""
     found = read_provenance(folder)
     if isinstance(found, DequantizedProvenance):
         raise refused(CheckpointError, folder / PROVENANCE_FILE, __file__, "dequantized")
@@ -77,7 +77,7 @@ def read_record(folder: Path) -> Record | CutProvenance | None:
 def record_faults(
     record: Record | CutProvenance, draft: Draft, output: Checkpoint, found: Compared
 ) -> list[Fault]:
-    """All that a record says of a folder and its source and that can be computed; and its seal."""
+    """Faults in what a record says of a folder and its source, as far as it shows; and its seal."""
     pairs = digest_pairs("tensor_digests", found.output_digests, record.tensor_digests)
     if not isinstance(record, TranscodedProvenance):
         of_source = found.source_digests, record.source.tensor_digests
@@ -90,13 +90,13 @@ def record_faults(
 
 
 def method_faults(run: Method, said: Method) -> list[Fault]:
-    """What draftquant.json says is what the run did."""
+    """Faults where draftquant.json does not say what the run did."""
     pairs = {name: (value, said.keys[name]) for name, value in run.keys.items()}
     return differing(f"{PROVENANCE_FILE}: ", pairs, "that of the run: {}")
 
 
 def claiming(recipe: Recipe, row: Row) -> Rule | None:
-    """The rule that claims a row, by name first, then by role; None = none does: it is kept."""
+    """The rule that claims a row, by name first, then by role; None means that the row is kept."""
     names = (row.tensor.name, row.canonical)
     by_name = [
         rule
@@ -108,7 +108,7 @@ def claiming(recipe: Recipe, row: Row) -> Rule | None:
 
 
 def recipe_of(method: Method, row: Row) -> Recipe:
-    """The recipe for a row: with format and algorithm of the rule that claims it."""
+    """The recipe for a row: with the format and algorithm of the rule that claims it."""
     recipe = method.recipe
     rule = claiming(recipe, row)
     own = recipe.of(rule) if rule is not None else recipe.in_format(recipe.formats[0])
@@ -118,7 +118,7 @@ def recipe_of(method: Method, row: Row) -> Recipe:
 
 
 def _format(recipe: Recipe, row: Row) -> Format | None:
-    """In which a row is quantized; None where it is kept."""
+    """The format in which a row is quantized; None where it is kept."""
     rule = claiming(recipe, row)
     if rule is None or rule.action != "quantize":
         return None
@@ -126,7 +126,7 @@ def _format(recipe: Recipe, row: Row) -> Format | None:
 
 
 def action_faults(recipe: Recipe, draft: Draft, quantized: Collection[str]) -> Iterator[Fault]:
-    """What is quantized is what the rules of the recipe quantize."""
+    """Faults unless exactly the rows are quantized that the rules of the recipe quantize."""
     words = ["kept", "quantized"]
     for row in draft.rows:
         wanted, found = _format(recipe, row) is not None, row.module in quantized
@@ -135,20 +135,20 @@ def action_faults(recipe: Recipe, draft: Draft, quantized: Collection[str]) -> I
 
 
 def dropped_rows(recipe: Recipe, draft: Draft) -> tuple[Row, ...]:
-    """The tables of a draft that a recipe leaves to the target, which has the very same ones."""
+    """The tables of a draft that a recipe leaves to the target, which has equal ones."""
     claimed = ((row, claiming(recipe, row)) for row in draft.rows)
     return tuple(row for row, rule in claimed if rule is not None and rule.action == "drop")
 
 
 def remaining(draft: Draft, dropped: Collection[Row]) -> Draft:
-    """The draft as it is without some tables."""
+    """The draft without some tables."""
     return replace(draft, rows=tuple(row for row in draft.rows if row not in dropped))
 
 
 def dropped_faults(
     draft: Draft, dropped: Collection[Row], record: QuantizedProvenance | None, target: Path | None
 ) -> Iterator[Fault]:
-    """What is recorded of dropped tables is what the recipe drops, and equals the target's."""
+    """The tables recorded as dropped are those that the recipe drops, and equal the target's."""
     names = sorted(row.tensor.name for row in dropped)
     said = names if record is None else sorted(record.dropped)
     yield from recorded({"dropped": (", ".join(names) or "none", ", ".join(said) or "none")})
@@ -162,7 +162,7 @@ def dropped_faults(
 
 
 def declared_faults(recipe: Recipe, scheme: DeclaredScheme | None, draft: Draft) -> Iterator[Fault]:
-    """config.json declares what the recipe asks for, of several formats for each linear."""
+    """config.json declares what the recipe asks for; with several formats, for each linear."""
     wanted = recipe.kv_cache.dtype if recipe.kv_cache else None
     if scheme is None:
         yield Fault(_DECLARED, f"that of recipe {recipe.name}", "none")
@@ -201,10 +201,10 @@ def _scheme_faults(where: str, recipe: Recipe, scheme: DeclaredScheme) -> list[F
 def own_parts(
     parts: Mapping[str, Part], weights: WeightFormat, scheme: DeclaredScheme, scale_dtype: str
 ) -> dict[str, Part]:
-    """The stored tensors of a linear with the one dtype of each that this package writes.
+    """The stored tensors of a linear, each with the one dtype that this package writes.
 
-    Scales in floats are float32, those of INT4 in one stage float16 where the recipe says so, else
-    of `scale_dtype`.
+    Scales in floats are float32; INT4 scales of one stage are float16 where the recipe says so,
+    else they have `scale_dtype`.
     """
     exact = dict(parts)
     for suffix, part in parts.items():
@@ -220,7 +220,7 @@ def own_parts(
 def input_scale_faults(
     method: Method, draft: Draft, output: Checkpoint, complete: Collection[str]
 ) -> Iterator[Fault]:
-    """Stored scales of inputs, of linears that have every tensor, are the run's, bit for bit."""
+    """Stored scales of inputs, of linears with all their tensors, equal the run's bit for bit."""
     where = f"{PROVENANCE_FILE}: input_scales"
     forms = ((row.module, _format(method.recipe, row)) for row in draft.rows)
     needing = {module for module, form in forms if form and form.needs_input_scale}
@@ -240,7 +240,7 @@ def input_scale_faults(
 
 
 def other_scalar(output: Checkpoint, tensor: TensorInfo, wanted: float) -> Iterator[Fault]:
-    """A stored scale is that of the run, bit for bit."""
+    """A stored scale equals that of the run, bit for bit."""
     found = stored_scalar(output, tensor)
     if found != wanted:
         yield Fault(tensor.name, f"{wanted:.9g} (that of the run)", f"{found:.9g}")
@@ -262,7 +262,7 @@ def complete_faults(
 
 
 def _own_formats(recipe: Recipe, draft: Draft, *, named_heads: bool) -> tuple[OwnFormat, ...]:
-    """Linears of other formats than the recipe's own; of its own a head, where it needs a name."""
+    """Linears in other formats than the recipe's own, and a head in it where it needs a name."""
     found = []
     for form in recipe.formats:
         rows = [row for row in draft.rows if _format(recipe, row) == form]
@@ -277,7 +277,7 @@ def _own_formats(recipe: Recipe, draft: Draft, *, named_heads: bool) -> tuple[Ow
 
 
 def _leaf(name: str) -> str:
-    """The last part of a name, and the one before it where that is a number: "lm_heads.0"."""
+    """The last part of a name, with the one before it if the last is a number: "lm_heads.0"."""
     *before, leaf = name.split(".")
     return ".".join((*before[-1:], leaf)) if leaf.isdecimal() else leaf
 
@@ -303,9 +303,9 @@ def said_of(mapping: Mapping[str, Any], key: str) -> str:
 def demands_of(
     draft: Draft, scheme: DeclaredScheme | None, method: Method | None, record: Record | None
 ) -> dict[str, Demand]:
-    """Of every matrix of the source, quantized or not, by on-disk module name.
+    """The demand on every matrix of the source, quantized or not, by on-disk module name.
 
-    How codes and scales were computed, the record of a folder says, or the recipe of the run.
+    The folder's record says how codes and scales were computed, or else the recipe of the run.
     """
     before = record.transcoded_from if record is not None else None
     weights = method.recipe.weights if method else before.weights if before else None
@@ -337,9 +337,9 @@ def whole_demands(
     quantized: Collection[str],
     exponents: Mapping[str, int],
 ) -> dict[str, Demand]:
-    """The demands on quantized linears, with what `exponents` and scales of matrices say of them.
+    """The demands on quantized linears, completed by `exponents` and the scales of matrices.
 
-    Where a scale of the whole matrix is demanded exactly, the source is read once before.
+    Where a scale of the whole matrix is demanded exactly, the source is read once beforehand.
     `exponents` are those of `ChangedNorms`, by tensor name.
     """
     rows = {row.module: row.tensor for row in draft.linears() if row.module in quantized}
@@ -350,7 +350,7 @@ def whole_demands(
         of = partial(matrix_absmax, draft.checkpoint)
         largest = pool.map(lambda m: of(rows[m], found[m].exponent), whole)
         absmax = dict(zip(whole, largest, strict=True))
-    for group in (*draft.fused_groups(), *((module,) for module in whole)):
+    for group in (*draft.scale_groups(), *((module,) for module in whole)):
         members = tuple(module for module in group if module in absmax)
         for module in members:
             if found[module].largest is None:

@@ -1,4 +1,4 @@
-"""What verification says from headers, declarations and files, without comparing tensor data."""
+"""What verification finds in headers, declarations and files, without comparing tensor data."""
 
 import itertools
 import re
@@ -31,12 +31,12 @@ from .comparison import Fault, differing, form
 from .demands import own_parts
 from .scales import Demand
 
-_PYTORCH = repr("pt")  # what transformers demands as "format", and most exporters write
+_PYTORCH = repr("pt")  # the value of "format" that transformers demands, and most exporters write
 _ONE_FOR_FUSED = (*INPUT_SCALES, "weight_scale_2", "weight_global_scale")
 ONLY_OURS = frozenset({PROVENANCE_FILE})
-"""Of a source that was cut: it says nothing true of what is made of it."""
+"""Side file of a source that was cut: it says nothing true about what is made of it."""
 QUANTIZED_ONLY = ONLY_OURS | {HF_QUANT_CONFIG}
-"""Nor does an empty declaration of a BF16 draft of what is quantized."""
+"""So does an empty declaration of a BF16 draft, about the quantized one."""
 _SAVED_ANEW = ("added_tokens.json", "generation_config.json", "special_tokens_map.json",
                "tokenizer_config.json", "chat_template.jinja")  # fmt: skip
 """What transformers writes beside the weights of a model whenever it saves one."""
@@ -44,7 +44,7 @@ _RECORDS = ("quant_config.json", "quant_log.csv", "quantization_config.json",
             "quantize_config.json", "recipe.yaml")  # fmt: skip
 """Of AutoAWQ, GPTQModel, AutoRound and llm-compressor; engines read config.json before these."""
 _OF_THE_HUB = (CARD_FILE, ".gitattributes", SIGNATURE_FILE)  # repositories there have them
-_DOWNLOADED = ".cache/huggingface/"  # what a download from the Hub notes beside the files
+_DOWNLOADED = ".cache/huggingface/"  # what a download from the Hub keeps beside the files
 _NUMBER = re.compile(r"layers\.(\d+)\.")
 _ANY_LAYER = 61  # vLLM numbers a draft's layers after the target's: Kimi-K2 and DeepSeek-V3 have 61
 
@@ -62,11 +62,11 @@ def check_is_checkpoint(output: Path, config_file: str) -> None:
 
 @dataclass(slots=True)
 class Sorting:
-    """Which tensors are to be compared, and how; what is wrong by header is a fault instead.
+    """Which tensors are to be compared, and how; wrong headers are faults instead.
 
     Attributes:
         linears: quantized linears whose codes can be decoded, with their stored tensors by suffix.
-        complete: on-disk names of those linears that have every tensor that is declared.
+        complete: on-disk names of those linears that have every declared tensor.
         quantized: on-disk names of all modules that look quantized, complete or not.
     """
 
@@ -80,9 +80,9 @@ class Sorting:
 def sort_tensors(
     draft: Draft, output: Checkpoint, demands: Mapping[str, Demand], beside: Collection[str]
 ) -> Sorting:
-    """Hold every tensor of the source against the header of the output, and the other way round.
+    """Compare every tensor of the source with the header of the output, and the other way round.
 
-    `beside` are tensors of the output that belong to none of the source.
+    `beside` are tensors of the output that belong to no tensor of the source.
     """
     modules = quantized_looking(output.tensors.values())
     found, claimed = Sorting(), set(beside)
@@ -123,7 +123,7 @@ def sort_tensors(
 
 
 def not_quantizable(module: str, row: Row) -> Fault:
-    """Of a row that is stored as codes but has no business to be."""
+    """The fault of a row that is stored as codes but must not be."""
     reason = f"{CONFIG_FILE} declares no quantization"
     if row.role not in QUANTIZABLE:
         reason = f"{row.role} is never quantized"
@@ -133,7 +133,7 @@ def not_quantizable(module: str, row: Row) -> Fault:
 def sort_parts(
     output: Checkpoint, module: str, parts: Mapping[str, Part], scheme: DeclaredScheme
 ) -> tuple[dict[str, TensorInfo], list[Fault]]:
-    """The parts of a quantized linear by suffix; those absent, or of another form, are faults."""
+    """The parts of a quantized linear by suffix; faults where parts are missing or misshapen."""
     right, faults = {}, []
     for suffix, part in parts.items():
         tensor = output.tensors.get(f"{module}.{suffix}")
@@ -152,8 +152,8 @@ def fused_faults(
     quantized: Collection[str],
     complete: Collection[str],
 ) -> Iterator[Fault]:
-    """Linears that engines fuse are quantized together, and share what engines take only once."""
-    for group in draft.fused_groups():
+    """Linears that engines fuse are quantized together, and share what engines keep only once."""
+    for group in draft.scale_groups():
         members = [module for module in group if module in quantized]
         if members and len(members) < len(group):
             left = ", ".join(module for module in group if module not in quantized)
@@ -173,11 +173,11 @@ def fused_faults(
 def exclude_faults(
     draft: Draft, scheme: DeclaredScheme, quantized: Collection[str], *, all_listed: bool
 ) -> Iterator[Fault]:
-    """Kept matrices are excluded, quantized ones are not, under each name an engine may ask for.
+    """Kept matrices are excluded, quantized ones are not, under each name that an engine may use.
 
-    Engines ask by run-time names: vLLM 0.33 and SGLang 0.5.23 fuse linears, vLLM numbers layers
-    anew. They ask neither for an embedding nor, in most layouts, for a head, and other tools leave
-    these out: then not all are listed.
+    Engines use run-time names: vLLM 0.33 and SGLang 0.5.23 fuse linears, and vLLM numbers layers
+    anew. They look up neither embeddings nor, in most layouts, heads; other tools leave
+    these out, so not all need to be listed.
     """
     got = f"patterns {list(scheme.excludes)}"
     matrices = [row for row in draft.rows if len(row.tensor.shape) == 2]
@@ -192,7 +192,7 @@ def exclude_faults(
                 yield Fault(f"{CONFIG_FILE}: {name}", "not excluded: it is quantized", got)
         elif all_listed or _is_asked_for(row, scheme):
             base = module.removeprefix("model.")
-            # The head stands outside `model` at run time.
+            # At run time the head is outside `model`.
             names = {module, base} if row.role == "head" else {module, base, f"model.{base}"}
             names |= {f"{root}{_numbered(row, first)}"} if _in_layer(row) else set()
             for name in itertools.filterfalse(scheme.is_excluded, sorted(names)):
@@ -200,7 +200,7 @@ def exclude_faults(
 
 
 def _is_asked_for(row: Row, scheme: DeclaredScheme) -> bool:
-    """An embedding never is: vLLM 0.33 and SGLang 0.5.23 build it without a quantization."""
+    """An embedding is never looked up: vLLM 0.33 and SGLang 0.5.23 build it unquantized."""
     if row.role == "head":
         return scheme.asks_for_head(row.module)
     if scheme.layout.lists_layers_only and not _in_layer(row):
@@ -209,7 +209,7 @@ def _is_asked_for(row: Row, scheme: DeclaredScheme) -> bool:
 
 
 def _runtime_names(row: Row, scheme: DeclaredScheme) -> list[str]:
-    """Names under which an engine may ask whether a quantized linear is excluded."""
+    """Names under which an engine may look up whether a quantized linear is excluded."""
     canonical = row.canonical.removesuffix(".weight")
     parent, _, leaf = canonical.rpartition(".")
     block = parent.rpartition(".")[2]  # self_attn or mlp
@@ -224,16 +224,16 @@ def _runtime_names(row: Row, scheme: DeclaredScheme) -> list[str]:
 
 
 def _numbered(row: Row, first: int) -> str:
-    """The name in vLLM of a linear of a decoder layer, where the first layer is number `first`."""
+    """The name in vLLM of a linear of a decoder layer, where the first layer has number `first`."""
     parent, leaf = fused_group(row.canonical.removesuffix(".weight"))
     _, layer, block = parent.split(".")
     return f"model.layers.{first + int(layer)}.{block}.{leaf}"
 
 
 def _first_layer(rows: Sequence[Row], scheme: DeclaredScheme) -> int:
-    """The number from which excludes count the draft's layers: that under which most are excluded.
+    """The number of the draft's first layer in excludes: the one under which most are excluded.
 
-    Small numbers are those of the names on disk, so they go last.
+    Small numbers are those of the names on disk, so they are tried last.
     """
     found = {int(number) for number in _NUMBER.findall(" ".join(scheme.excludes))}
     layers = {int(row.canonical.split(".")[1]) for row in rows}
@@ -257,15 +257,15 @@ def file_faults(
 ) -> list[Fault]:
     """Index, metadata and files: those of the source, and what the layout and this package add.
 
-    Where another tool wrote the output (`foreign`), it may say the same of the tokenizer otherwise,
-    and leave records of how it quantized. `recorded` says whether there is a card.
+    Another tool's output (`foreign`) may spell the tokenizer's files differently, and
+    leave records of how it quantized. `recorded` says whether there is a card.
     """
     side = scheme.layout.side_file if scheme else None
     owned = {output.config_file, INDEX_FILE, PROVENANCE_FILE, *output.headers, *_OF_THE_HUB}
     owned.update({side.name} if side else (), (*_SAVED_ANEW, *_RECORDS) if foreign else ())
     travelling = [f for f in source.side_files() if f not in without and not looks_like_weights(f)]
     has_card = recorded is None or not recorded.card or (output.folder / CARD_FILE).is_file()
-    changeable = (CARD_FILE, *(_SAVED_ANEW if foreign else ()))  # `draftquant card` writes another
+    changeable = (CARD_FILE, *(_SAVED_ANEW if foreign else ()))  # `draftquant card` rewrites it
     return [
         *index_faults(output),
         *_metadata_faults(source, output, foreign=foreign),
@@ -276,7 +276,7 @@ def file_faults(
 
 
 def index_faults(output: Checkpoint) -> list[Fault]:
-    """metadata.total_size of the index; its weight_map is checked on opening."""
+    """metadata.total_size of the index; weight_map is checked on opening."""
     if output.index is None:
         return []
     metadata = output.index.get("metadata")
@@ -285,7 +285,7 @@ def index_faults(output: Checkpoint) -> list[Fault]:
 
 
 def _metadata_faults(source: Checkpoint, output: Checkpoint, *, foreign: bool) -> list[Fault]:
-    """`__metadata__` is the source's; other tools may say whose tensors these are."""
+    """`__metadata__` equals the source's; other tools may add whose tensors these are."""
     stored, wanted = _metadata(output), _metadata(source)
     if foreign and stored.get("format", _PYTORCH) == _PYTORCH:
         stored.pop("format", None)
@@ -312,7 +312,7 @@ def travelled_faults(
     whose: str,
     other: str = "other bytes",
 ) -> Iterator[Fault]:
-    """Each of these side files is there, and but for those that may change, byte for byte."""
+    """Each of these side files exists, and equals the source's unless it may change."""
     for file in files:
         path = output.folder / file
         if file == CARD_FILE and file in changeable:
@@ -324,7 +324,7 @@ def travelled_faults(
 
 
 def _unowned_faults(output: Checkpoint, owned: Collection[str]) -> list[Fault]:
-    """There is nothing that neither the source nor the layout has: engines read files by name."""
+    """No file comes from neither source nor layout: engines read files by name."""
     faults: dict[str, Fault] = {}
     for file, problem in entries(output.folder):
         top = Path(file).parts[0]

@@ -1,6 +1,6 @@
-"""Codes and scales of other tools: nearest, and of absmax, but for the roundings of these tools.
+"""Codes and scales of other tools: nearest, and absmax, except for the roundings of these tools.
 
-Each weight / scale may lie a little beyond half a step from its code: how far is said here.
+Each weight / scale may lie slightly more than half a step from its code; the bounds are here.
 """
 
 from collections.abc import Mapping
@@ -35,29 +35,29 @@ from .scales import (
     whole_steps,
 )
 
-# w/s is computed as w * fl(1/s), there and here: two roundings of 2^-24 each, |w/s| <= 8.5. Of two
-# stages it is computed with three here, since s2 is s / s1: five in all, still less than 2^-18.
+# w/s is computed as w * fl(1/s), there and here: two roundings of 2^-24 each, |w/s| <= 8.5. With
+# two stages it takes three here, since s2 is s / s1: five in all, still less than 2^-18.
 INT4_BOUND = 0.5 + 2.0**-18
 # compressed-tensors 0.20 rounds w/s to the dtype of w: half an ulp of BF16 in [4, 8).
 INT4_ROUNDED_QUOTIENT = 2.0**-6
-# GPTQ's and AWQ's codes are those under scales that were rounded to float16 later.
+# Codes of GPTQ and AWQ were taken under scales that were rounded to float16 later.
 LATER_ROUNDED = 2.0**-11
-# w/s is computed with one rounding of the scale's inverse and one of the product, there a division.
+# There, w/s has one rounding of the scale's inverse and one of the product; here it is a division.
 FP4_SLACK = np.float32(2.0**-21)
-# One rounding of w/s to bfloat16 before the one to FP8 is tolerated: half an ulp of 8 bits.
+# One rounding of w/s to bfloat16 before that to FP8 is tolerated: half an ulp of 8 bits.
 FP8_SLACK = 2.0**-8
-# A tool that compensates moves tens of percent of the codes; one that is damaged, some.
+# A tool that compensates moves tens of percent of the codes; damage moves some.
 LEAST_COMPENSATED = 1 / 50
-# Codes that are one step off everywhere have 3.6 times the error of the nearest.
+# Codes that are one step off everywhere have 3.6 times the error of the nearest ones.
 MOST_COMPENSATED = 2.5
 MOST_BEYOND_COMPENSATED = 1.5
-"""GPTQ takes the scales of a group after the weights before it were made up for in it."""
+"""GPTQ chooses the scales of a group after it has compensated the columns before it."""
 INT4_LEAST_OF_ABSMAX = 1 / 4
-"""Searched scales clip the largest weights; below this, rows are not clipped but cut off."""
+"""Searched scales clip the largest weights; below this, rows are cut off, not clipped."""
 _ODD_ONES = 1 / 8
-"""Scales of one rule but for fewer than these are damaged, and not searched."""
+"""If fewer scales than this break a rule, they are damaged, not searched."""
 POWERS_OF_TWO = "ue8m0"
-"""What a declaration calls FP8 scales that are the next power of two."""
+"""What a declaration calls FP8 scales that are rounded up to a power of two."""
 # scale = absmax / divisor, rounded to the scale's dtype: half an ulp, and one float32 division.
 _SLACK = {"BF16": 2.0**-8, "F16": 2.0**-10, "F32": 2.0**-8, "F8_E8M0": 0.0}
 _BF16_HALF_STEP = 2.0**-8
@@ -69,7 +69,7 @@ Doubles = npt.NDArray[np.float64]
 
 
 class AboutNearest(Judge):
-    """Codes against bounds around the weights; `buffers` are as of `Nearest`."""
+    """Codes against bounds around the weights; `buffers` as in `Nearest`."""
 
     def __init__(self, scheme: DeclaredScheme, linear: StoredLinear, buffers: Buffers) -> None:
         self.max_error = 0.0
@@ -111,7 +111,7 @@ class AboutNearest(Judge):
             self._judge(block.first_row, error, x, codes)
 
     def _second_stage(self, w: Floats, first: np.float32, scale: Floats, codes: Floats) -> Floats:
-        """FP8 value / second scale, where that of both stages is `scale`; the nearest to the codes.
+        """FP8 value / second scale; `scale` is the product of both stages. Nearest to the codes.
 
         One rounding of w / first scale to BF16 may decide between two neighbouring values.
         """
@@ -124,7 +124,7 @@ class AboutNearest(Judge):
     def _fp8_bound(self, x: Floats, codes: Floats) -> Floats:
         """Half a step of F8_E4M3 between powers of two 2^e and 2^(e+1): 2^(e-4), at least 2^-10.
 
-        It is taken at the smaller of |x| and |code|: a code one step across a power of two is seen.
+        The smaller of |x| and |code| decides: a code one step across a power of two is found.
         """
         half_step, size = (self._buffers.get(name, x.shape) for name in ("half", "size"))
         np.abs(x, out=size)
@@ -157,15 +157,15 @@ class AboutNearest(Judge):
 
 
 def _fp4_bound(x: Floats) -> Floats:
-    """The distance of the nearest of the 16 values."""
+    """The distance to the nearest of the 16 values."""
     size = np.abs(x)
     return np.abs(size - e2m1_rounded(size)) + FP4_SLACK * size + np.float32(2.0**-30)
 
 
 class NearestOrCompensated(Judge):
-    """INT4 codes that are about the nearest, or make up for the errors of others as GPTQ's do.
+    """INT4 codes that are about the nearest, or compensate the errors of others as GPTQ's do.
 
-    Where so many are others that it is no damage, they are held to their error instead.
+    Where too many differ for damage, their error is judged instead.
     """
 
     def __init__(self, nearest: AboutNearest, near: Near) -> None:
@@ -186,7 +186,7 @@ class NearestOrCompensated(Judge):
 
     @property
     def compensated(self) -> bool:
-        """True if codes are none of the nearest, and sound."""
+        """True if codes are not the nearest, but sound."""
         return self._nearest.wrong > LEAST_COMPENSATED * self._count and not self._near.faults("")
 
     @override
@@ -195,7 +195,7 @@ class NearestOrCompensated(Judge):
 
 
 def foreign_judge(scheme: DeclaredScheme, linear: StoredLinear, buffers: Buffers) -> Judge:
-    """What judges the codes of another tool."""
+    """The judge of another tool's codes."""
     about = AboutNearest(scheme, linear, buffers)
     if not scheme.number.is_integer or scheme.first_stage is not None:
         return about
@@ -216,7 +216,7 @@ def about_absmax_faults(
 ) -> list[Fault]:
     """Scales [out_features, groups] that absmax does not give; all-zero FP8 and FP4 may have any.
 
-    Not the one scale of a matrix; `compensated` codes make up for the errors of others.
+    Not for the one scale of a matrix; `compensated` codes make up for the errors of others.
     """
     name = f"{module}.{scheme.layout.scale_suffix(scheme)}"
     dtype, largest = output.tensors[name].dtype, absmax.astype(np.float64)
@@ -250,7 +250,7 @@ def about_absmax_faults(
 def integer_scale_rule(
     tensor: TensorInfo, scheme: DeclaredScheme, scale: Floats, absmax: Floats
 ) -> str:
-    """What the scales of integer codes are, in words; of searched ones, from where to where."""
+    """The rule of the scales of integer codes, in words; for searched ones, their range."""
     scale = np.abs(scale)
     sides = scale.astype(np.float64), absmax.astype(np.float64)
     divisor, wrong, _ = _integer_rule(tensor, scheme, *sides)
@@ -277,9 +277,9 @@ def _integer_faults(
     *,
     compensated: bool,
 ) -> list[Fault]:
-    """Scales of one of the rules; or searched ones, which are of none and only have their ends.
+    """Faults unless scales follow one of the rules, or are searched and stay in range.
 
-    Those of ranges of weights are half of these where all weights have one sign.
+    Scales from the range of weights are half of these where all weights have one sign.
     """
     divisor, wrong, expected = _integer_rule(tensor, scheme, scale, absmax)
     if wrong.mean() < _ODD_ONES and not scheme.asymmetric:
@@ -297,7 +297,7 @@ def _integer_faults(
 def _integer_rule(
     tensor: TensorInfo, scheme: DeclaredScheme, scale: Doubles, absmax: Doubles
 ) -> tuple[float, npt.NDArray[np.bool_], Doubles]:
-    """The divisor that most scales have, the scales that do not, and what they should be."""
+    """The divisor that most scales have, the scales that differ, and what they should be."""
     found = []
     for divisor in _divisors(scheme):
         expected = np.maximum(absmax / divisor, INT4_SMALLEST_SCALE)
@@ -338,7 +338,7 @@ def _second_stage_faults(name: str, wide: Doubles, quotient: Doubles, slack: flo
 def about_matrix_scale_faults(
     output: Checkpoint, scheme: DeclaredScheme, absmax: Mapping[str, float]
 ) -> list[Fault]:
-    """The one scale of each matrix of a group that engines fuse: of the largest magnitude, or own.
+    """The one scale of each matrix of a fused group: from its largest magnitude, or its own.
 
     Other tools take one from each weight alone; `absmax` has those of the source, by module.
     """

@@ -1,7 +1,7 @@
 """A target's folder with a layer in it, against the target and the layer's own folder.
 
-A file of the target that is in both folders the same file (a link) is not read twice: of it the
-header shows that it is a file of tensors. Every other tensor is compared byte for byte.
+A file of the target that is the same file in both folders (a link) is not read twice: its
+header shows that it is a file of tensors. Every other tensor is compared byte by byte.
 """
 
 import re
@@ -63,11 +63,11 @@ class GraftVerification(Verified):
     """How a target's folder with a layer in it compares with the target and the layer.
 
     Attributes:
-        layers: prefixes of what was put in.
+        layers: prefixes of the layers that were put in.
         same_file: target tensors that lie in one file which is in both folders (a link).
         bytes_compared: bytes of tensors that were read and compared, of both sides.
-        with_layer: the layer was compared with its own folder, not with recorded digests alone.
-        declared: whether what is declared of the target's linears could be compared.
+        with_layer: the layer was compared with its own folder, not only with recorded digests.
+        declared: whether the declaration of the target's linears could be compared.
         header_digests: each file of the target that is in the folder -> digest of its header.
     """
 
@@ -114,8 +114,8 @@ def verify_graft(
     """Compare every tensor, the config and the other files.
 
     Args:
-        layers: prefixes of what was put in.
-        layer: the layer as its own folder has it; None = hold it against the record.
+        layers: prefixes of the layers that were put in.
+        layer: the layer as its own folder has it; None = compare it with the record.
         record: draftquant.json of `output`; None = it is not written yet.
     """
     before = Checkpoint.open(target, is_target=True)
@@ -169,7 +169,7 @@ def _unreadable(exc: CheckpointError) -> Fault:
 def _name_faults(
     own: Mapping[str, TensorInfo], grafted: Mapping[str, TensorInfo], after: Checkpoint
 ) -> Iterator[Fault]:
-    """Tensors that are neither the target's nor the layer's; and that there is a layer."""
+    """Tensors that belong to neither the target nor the layer; and a fault if there is no layer."""
     for name in sorted(after.tensors.keys() - own.keys() - grafted.keys()):
         yield Fault(name, "a tensor of the target or the layer", "neither")
     if not grafted:
@@ -204,7 +204,7 @@ def _compare_layer(
 
 
 def _header_digests(after: Checkpoint, before: Checkpoint) -> dict[str, str]:
-    """Of every file that has the name of one of the target's, read again from the output."""
+    """Header digest of every file named like one of the target's, read from the output."""
     digests = {}
     for file in sorted(after.headers.keys() & before.headers.keys()):
         path = after.folder / file
@@ -241,7 +241,7 @@ def _config_faults(before: Mapping[str, Any], after: Mapping[str, Any]) -> Itera
 def _declaration_faults(
     before: Checkpoint, after: Checkpoint, own: Mapping[str, TensorInfo]
 ) -> tuple[list[Fault], bool]:
-    """Whether each linear of the target is declared as it was; and whether both were understood."""
+    """Whether each linear of the target is declared as before; and whether both were understood."""
     faults = [*_other_keys(before, after)]
     try:
         was_of = _scheme(before)
@@ -257,7 +257,7 @@ def _declaration_faults(
 
 
 def _other_keys(before: Checkpoint, after: Checkpoint) -> list[Fault]:
-    """What the target declares besides its linears: a graft leaves it as it is."""
+    """What the target declares besides its linears: a graft does not change it."""
     try:
         was, now = raw_declaration(before), raw_declaration(after)
     except DraftQuantError as exc:
@@ -297,7 +297,7 @@ def _layer_faults(
 ) -> list[Fault]:
     """The layer is stored as the folder declares it, and as its own folder did.
 
-    What another tool declares of the target may not be understood; then the engines are asked.
+    If another tool's declaration of the target is not understood, the engine tables decide.
     """
     of = {"config_file": after.config_file, "subtree": ",".join(layers)}
     try:
@@ -320,9 +320,9 @@ def _layer_faults(
 def _table_faults(
     target: Checkpoint, layer: Checkpoint, starts: tuple[str, ...]
 ) -> Iterator[Fault]:
-    """Embedding and head beside the layer in its own folder are the target's, which serves its own.
+    """Embedding and head beside the layer in its own folder equal the target's, which are served.
 
-    A head of a target that stores none is tied to its embedding; what it quantized is not compared.
+    A head of a target that stores none is tied to its embedding; a quantized one is not compared.
     """
     outside = {n: t for n, t in sorted(target.tensors.items()) if ".layers." not in n}
     has_head = any(".lm_head." in f".{name}" for name in outside)

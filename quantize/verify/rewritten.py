@@ -1,7 +1,7 @@
 """Transcoded and dequantized folders against the quantized one that they were made from.
 
 Transcoded: codes and scales are decoded as both folders declare them. Dequantized: weights are
-decoded again and rounded by other means than those that wrote them. Imports no torch.
+decoded again and rounded by code that the writer does not use. Imports no torch.
 """
 
 from collections.abc import Iterable
@@ -99,7 +99,7 @@ def verify_dequantized(
         return _compare_decoded(source, output, dtype, rows[tensor.name])
 
     whole = compare_all(tensors, compare)
-    scales = (tensor for _, _, tensor in source.cache_tensors)  # which plain weights have not
+    scales = (tensor for _, _, tensor in source.cache_tensors)  # plain weights have none
     whole.source_digests |= _digests(source, scales)
     return replace(whole, **whole.digests)
 
@@ -124,7 +124,7 @@ def _compare_caches(source: StoredDraft, output: StoredDraft) -> Compared:
 
 
 def _code_faults(source: StoredDraft, output: StoredDraft, row: Row, other: Row) -> list[Fault]:
-    """Codes and what multiplies them, bit for bit: also a -0 is not a 0."""
+    """Codes and their multipliers, bit for bit: even a -0 is not a 0."""
     before, after = source.linear(row), output.linear(other)
     finiteness, codes, scales = Finiteness("F32", row.tensor.shape), 0, 0
     for rows in decoded_blocks(row.tensor):
@@ -149,7 +149,7 @@ def _input_scale_faults(source: StoredDraft, output: StoredDraft, module: str) -
 
 
 def _input_scale(side: StoredDraft, module: str) -> np.float32 | None:
-    """Kernels multiply inputs by the inverse of NVFP4's, which only some layouts store."""
+    """Kernels multiply inputs by the inverse of NVFP4's scale, which only some layouts store."""
     scheme = side.scheme.of(module) if side.scheme else None
     for suffix in INPUT_SCALES:
         tensor = side.checkpoint.tensors.get(f"{module}.{suffix}")

@@ -1,7 +1,7 @@
-"""What codes and scales are demanded, and scales computed once more: bit for bit what is written.
+"""What is demanded of codes and scales, and scales computed again: bit for bit what is written.
 
-Every rule is one float32 division and one rounding to what is stored, to nearest, ties to even: in
-numpy, where the writing side leaves it to torch. All-zero weights get a constant scale.
+Every rule is one float32 division and one rounding to what is stored, to nearest, ties to even; in
+numpy, while the writing side uses torch. All-zero weights get a constant scale.
 """
 
 from collections.abc import Iterator, Mapping
@@ -38,11 +38,11 @@ INT4_SMALLEST_SCALE = np.float32(2.0**-23)
 E4M3_SMALLEST = np.float32(2.0**-9)
 E8M0_SMALLEST = np.float32(2.0**-127)
 QUARTER = Fraction(1, 4)
-"""Of the absmax scale: where searches end below."""
+"""Share of the absmax scale where searches end at the lower side."""
 _FLOATS: dict[str, FloatDtype] = {"BF16": "BF16", "F16": "F16", "F32": "F32"}
 _EXPONENT = np.uint32(0x7F800000)
 _BLOCK = 2**21  # bytes
-_SCALES = 2**16  # those of small groups are a sixteenth as many as weights: a few at a time
+_SCALES = 2**16  # small groups have a sixteenth as many scales as weights: take a few at a time
 _PAIRWISE = 128  # groups smaller than this are reduced pair by pair: short loops are slow
 Bits = npt.NDArray[np.unsignedinteger]
 
@@ -52,14 +52,14 @@ class CodeRule:
     """What is demanded of every quantized linear.
 
     Attributes:
-        scales: "absmax": bit for bit those of the largest magnitudes. "searched": of rows and
+        scales: "absmax": bit for bit those of the largest magnitudes. "searched": those of rows and
             groups between the ends of the search (`searched_shares`), that of a whole matrix
-            exactly. "positive": finite and above zero. "about-absmax": those of absmax but for the
-            roundings of other tools, of INT4 by any of their rules.
+            exact. "positive": finite and above zero. "about-absmax": those of absmax except for
+            the roundings of other tools; for INT4, any of their rules.
         codes: "nearest": bit for bit the nearest to weight / stored scale, as this package divides.
-            "near": not much further off than these, see `Near`. "about-nearest": nearest but for
-            the roundings of other tools; of INT4 GPTQ's as well.
-        corrected: weights were changed for the rounding of their inputs before, as recorded.
+            "near": not much further off than these, see `Near`. "about-nearest": nearest except
+            for the roundings of other tools; for INT4 also those of GPTQ.
+        corrected: weights were first changed to correct the rounding of inputs, as recorded.
     """
 
     scales: Literal["absmax", "searched", "positive", "about-absmax"]
@@ -68,7 +68,7 @@ class CodeRule:
 
     @property
     def of_our_own(self) -> bool:
-        """True if bits are held against a recipe of this package, which stores one way only."""
+        """True if bits are compared with a recipe of this package, which stores in one way only."""
         return self.codes != "about-nearest"
 
     def __str__(self) -> str:
@@ -78,17 +78,17 @@ class CodeRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What is declared for one matrix, and what its codes and scales are held to.
+    """What is declared for one matrix, and what its codes and scales must satisfy.
 
     Attributes:
-        carried: the number format of the codes, where a wider one carries them; else None.
+        carried: the number format of the codes, where a wider one stores them; else None.
         scale_dtype: safetensors dtype to which INT4 scales were rounded; they may be stored in a
             wider one.
         from_inverse: the scale of the matrix was transcoded from its inverse.
         exponent: k; the first half of the weight's columns was multiplied by 2^k.
-        largest: magnitude that the one scale of the matrix must cover; None where it has none, or
-            where the rule does not say what it must be.
-        group: on-disk names of the linears that `largest` is of.
+        largest: magnitude that the one scale of the matrix must cover; None where there is no
+            such scale, or where the rule does not say what it must be.
+        group: on-disk names of the linears whose largest magnitude `largest` is.
     """
 
     scheme: DeclaredScheme | None
@@ -112,7 +112,7 @@ _WORDS = {
     "about-nearest": "quantized values of other tools (nearest; of INT4 also GPTQ's)",
 }
 FOREIGN = CodeRule(scales="about-absmax", codes="about-nearest")
-"""Of a folder that another tool made."""
+"""The rule for a folder that another tool made."""
 _LEARNED = CodeRule(scales="positive", codes="near")
 _RULES: Mapping[tuple[str, str], CodeRule] = {
     ("absmax", "nearest"): CodeRule(scales="absmax", codes="nearest"),
@@ -122,11 +122,11 @@ _RULES: Mapping[tuple[str, str], CodeRule] = {
     ("absmax", "learned"): _LEARNED,
     ("mse", "learned"): _LEARNED,
 }
-"""By the recipe's `scale` and `rounding`."""
+"""The rule by the recipe's `scale` and `rounding`."""
 
 
 def rule_of(method: Method | None) -> CodeRule:
-    """The rule of a recipe's algorithm, VerifyError for an unknown one; None = another tool's."""
+    """The rule for a recipe's algorithm; VerifyError if unknown; None = another tool's folder."""
     if method is None:
         return FOREIGN
     algorithm = method.recipe.algorithm
@@ -162,7 +162,7 @@ def e4m3_rounded(x: Floats, *, out: Floats | None = None, step: Floats | None = 
     """Nearest values of F8_E4M3, saturating at 448; x's shape. Zero has no sign.
 
     Between powers of two 2^e and 2^(e+1) they are 2^(e-3) apart, and 2^-9 below 2^-6. `out` is
-    written and returned, and may be x; `step` is overwritten, another array than `out`.
+    written and returned, and may be x; `step` is overwritten, and is not `out`.
     """
     return _rounded(x, E4M3_MAX, 2.0**-6, 2.0**-3, out, step)
 
@@ -182,8 +182,8 @@ def _rounded(
 ) -> Floats:
     """Round to multiples of `steps` times the power of two below x, `smallest_power` at least.
 
-    Of a float32 sum between 2^23 and 2^24 steps the bits below a step are rounded, to nearest, ties
-    to even. Adding 1.5 * 2^23 steps keeps the sums of both signs there.
+    The bits of a float32 sum between 2^23 and 2^24 steps that are below a step are rounded to
+    nearest, ties to even. Adding 1.5 * 2^23 steps keeps sums of both signs in that range.
     """
     out = np.clip(x, np.float32(-largest), np.float32(largest), out=out)
     step = np.empty_like(out) if step is None else step
@@ -195,20 +195,20 @@ def _rounded(
 
 
 def sign_bytes(negative: npt.NDArray[np.bool_]) -> Bytes:
-    """Of every two elements one byte: bit 3 is set where the first is true, bit 7 the second."""
+    """One byte for every two elements: bit 3 is set where the first is true, bit 7 the second."""
     pairs = negative.reshape(-1).view(np.uint16)
     return (pairs << np.uint16(3) | pairs >> np.uint16(1)).astype(np.uint8) & np.uint8(0x88)
 
 
 def values_of(bits: Bits, dtype: str) -> Floats:
-    """The numbers that bit patterns of `dtype` are, in their shape."""
+    """The numbers that bit patterns of `dtype` stand for, in the same shape."""
     return floats(bits.reshape(-1).view(np.uint8), dtype).reshape(bits.shape)
 
 
 def magnitudes(bits: Bits) -> Bits:
-    """Of the bit patterns of floating-point numbers, without their sign: they sort as these do.
+    """Bit patterns of floating-point numbers without their sign: they sort as the magnitudes do.
 
-    NaN is above infinity. Integers of half the width are compared in half the time.
+    NaN is above infinity. Integers of half the width compare in half the time.
     """
     return np.bitwise_and(bits, bits.dtype.type(np.iinfo(bits.dtype).max >> 1))
 
@@ -216,7 +216,7 @@ def magnitudes(bits: Bits) -> Bits:
 def group_absmax(bits: Bits, group: int) -> Bits:
     """Largest magnitude of every `group` inputs of a row; the last group may be shorter.
 
-    From and to patterns of floating-point numbers: [rows, in_features] -> [rows, groups].
+    Input and output are patterns of floating-point numbers: [rows, in_features] -> [rows, groups].
     """
     largest, columns = magnitudes(bits), bits.shape[1]
     if columns % group:
@@ -231,7 +231,7 @@ def group_absmax(bits: Bits, group: int) -> Bits:
 
 
 def matrix_absmax(source: Checkpoint, tensor: TensorInfo, exponent: int) -> np.float32:
-    """Largest magnitude of a weight whose first half of columns counts 2^exponent times."""
+    """Largest magnitude of a weight whose first half of columns is multiplied by 2^exponent."""
     rows, columns = tensor.shape
     kind = np.uint32 if tensor.dtype == "F32" else np.uint16
     largest = np.zeros(2, kind)
@@ -246,14 +246,14 @@ def matrix_absmax(source: Checkpoint, tensor: TensorInfo, exponent: int) -> np.f
 
 
 def whole_steps(scheme: DeclaredScheme) -> float:
-    """What the largest magnitude of a matrix is divided by: the largest code; NVFP4: times 448."""
+    """The divisor of a matrix's largest magnitude: the largest code; for NVFP4 times 448."""
     return E2M1_MAX * E4M3_MAX if scheme.number.global_scale else E4M3_MAX
 
 
 def whole_scale(scheme: DeclaredScheme, largest: np.float32) -> np.float32:
-    """The one scale of a matrix: of FP8, of a first stage, or over NVFP4's groups.
+    """The one scale of a matrix: that of FP8, of a first stage, or over NVFP4's groups.
 
-    `largest` is the magnitude that it must cover, of the matrix and of those fused with it.
+    `largest` is the magnitude that it must cover, in the matrix and those fused with it.
     """
     scale = largest / np.float32(whole_steps(scheme))
     return scale if scale > 0 else np.float32(1)
@@ -264,7 +264,7 @@ def absmax_scales(
 ) -> Floats:
     """The scales of rows, groups or blocks, in the shape of `largest`, the magnitudes they cover.
 
-    `dtype` is that of the stored scales, `whole` the scale of the matrix over them, if any.
+    `dtype` is that of the stored scales; `whole` is the scale of the matrix over them, if any.
     """
     if scheme.number.powers_of_two:
         return _powers_of_two(largest)
@@ -280,7 +280,7 @@ def absmax_scales(
 
 
 def _nvfp4_scales(largest: Floats, whole: np.float32 | None, share: np.float32) -> Floats:
-    """Rounded once, from what is no scale in FP8 yet."""
+    """The scales, rounded once, from values that are not FP8 yet."""
     assert whole is not None
     exact = largest / (np.float32(E2M1_MAX) * whole)
     scale = np.clip(exact * share, E4M3_SMALLEST, E4M3_MAX)
@@ -290,8 +290,8 @@ def _nvfp4_scales(largest: Floats, whole: np.float32 | None, share: np.float32) 
 def searched_shares(scheme: DeclaredScheme) -> tuple[Fraction, Fraction]:
     """The ends of a search: the smallest and the largest share of the absmax scale.
 
-    At the upper one NVFP4's largest weight becomes the code 4, and INT4's 7 instead of 7.5, which
-    is no code. Of FP4 the lower one was reached up to version 0.2.0.
+    At the upper end NVFP4's largest weight becomes the code 4, and INT4's 7 instead of 7.5, which
+    is not a code. Folders of earlier builds reach the lower end for FP4.
     """
     if scheme.number.global_scale:
         return QUARTER, Fraction(6, 4)
@@ -301,7 +301,7 @@ def searched_shares(scheme: DeclaredScheme) -> tuple[Fraction, Fraction]:
 def share_of_scales(
     share: Fraction, largest: Floats, scheme: DeclaredScheme, dtype: str, whole: np.float32 | None
 ) -> Floats:
-    """A share of what `absmax_scales` gives, rounded to what is stored: where a search ends."""
+    """A share of what `absmax_scales` returns, rounded to what is stored: where a search ends."""
     factor = np.float32(share)
     if scheme.number.global_scale:
         return _nvfp4_scales(largest, whole, factor)
@@ -314,7 +314,7 @@ def share_of_scales(
 
 
 def _powers_of_two(largest: Floats) -> Floats:
-    """2^(floor(log2(absmax')) - 2), where absmax' is absmax rounded to one bit of mantissa, up.
+    """2^(floor(log2(absmax')) - 2), where absmax' is absmax rounded up to one bit of mantissa.
 
     In bits: half of the second mantissa bit carries into the exponent from 1.75 on. The exponent
     lies in -127 .. 127; an absmax' of infinity gets the largest.
@@ -330,8 +330,8 @@ def whole_scale_faults(
     """The one scale of a matrix is that of the largest magnitude of a fused group, bit for bit."""
     assert demand.largest is not None
     tensor, scale, how = matrix_scale(output, module), whole_scale(scheme, demand.largest), ""
-    # compressed-tensors' NVFP4 divides by what it stores. Engines multiply by the inverse of that,
-    # which may differ from `scale` in the last digit; a folder transcoded from it stores this one.
+    # compressed-tensors' NVFP4 divides by what it stores. Engines multiply by the inverse, which
+    # may differ from `scale` in the last digit; a folder transcoded from it stores the inverse.
     if tensor.name.endswith(INVERSE_SCALE):
         scale, how = np.float32(1) / scale, ", inverse"
     elif demand.from_inverse:
@@ -354,13 +354,13 @@ def scale_faults(
     *,
     dtype: str | None = None,
 ) -> list[Fault]:
-    """Scales of rows, groups or blocks that the largest magnitudes do not give.
+    """Scales of rows, groups or blocks that do not follow from the largest magnitudes.
 
     Args:
         absmax: [out_features, groups] of the source weight.
-        whole: the scale of the matrix over them, else None.
+        whole: the scale of the matrix over them, or None.
         rule: "absmax": exactly these. "searched": between the ends of a search.
-        dtype: to which they were rounded; None = that in which they are stored.
+        dtype: to which scales were rounded; None = the dtype in which they are stored.
     """
     tensor = output.tensors[f"{module}.{scheme.layout.scale_suffix(scheme)}"]
     stored = stored_scales(output, scheme, module)
@@ -370,7 +370,7 @@ def scale_faults(
         own = absmax[rows.start * size : rows.stop * size]
         largest = np.maximum.reduceat(own, np.arange(0, len(own), size), axis=0)
         some = stored[rows.start : rows.stop]
-        with np.errstate(all="ignore"):  # what is not finite equals nothing, or is a fault before
+        with np.errstate(all="ignore"):  # non-finite values equal nothing, or are faults already
             of = largest, scheme, dtype or tensor.dtype, whole
             wanted = absmax_scales(*of)
             wrong = some != wanted
@@ -408,9 +408,9 @@ def companion_faults(
     *,
     symmetric: bool,
 ) -> Iterator[Fault]:
-    """Zero points, stored shape and input scale of a linear: of its stored tensors, by suffix.
+    """Zero points, stored shape and input scale of a linear, from its stored tensors by suffix.
 
-    `symmetric` codes count from the middle of their range, also where others could be stored.
+    `symmetric` codes count from the middle of their range, even where others could be stored.
     """
     constant = symmetric or not scheme.layout.zeros(scheme)
     for suffix, byte in scheme.layout.zero_points.items() if constant else ():

@@ -1,7 +1,7 @@
-"""Verification of a quantized folder, of one that was cut, of a target with a layer in it.
+"""Verification of a quantized folder, of a cut one, and of a target with a layer in it.
 
-A quantized folder is read byte by byte, with a decoder of its own: nothing of what wrote the folder
-is used here, and no torch, so that an error of the writer cannot hide in a common helper.
+A quantized folder is read byte by byte with a separate decoder: nothing that wrote the folder is
+used here, nor torch, so that an error of the writer cannot hide in a shared helper.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,9 +17,8 @@ from ...recipes.brief import Brief
 from ...recipes.errors import CheckpointError, VerifyError, refused
 from ...recipes.regular_file import optional_path
 from ..asked import Verifying
-from ..drafts import Draft, Family, read_draft
+from ..drafts import Draft, read_draft
 from ..drafts.recognition import refuse_other_kinds
-from ..drafts.unknown_family import recorded_roles
 from ..files import provenance as records
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.digests import tensor_digest
@@ -73,23 +72,21 @@ def verify(
     """Check every byte of a quantized folder against the draft that it was made from.
 
     Every source tensor must be in the output, either with the same bytes or, for linears, as codes
-    and scales stored exactly as the output declares, or the recipe drops it; nothing else may be in
-    the output, tensor or file. Its config.json is the source's with the changes that the run says,
-    none of which changes what the draft computes.
+    and scales stored exactly as declared, unless the recipe drops it; nothing else may be in
+    the output, tensor or file. Its config.json is the source's with the changes that the run
+    recorded, none of which changes what the draft computes.
 
     Args:
-        method: of the run that wrote the folder and has recorded nothing yet; None = what its
+        method: of the run that wrote the folder and has recorded nothing yet; None = as its
             draftquant.json says.
-        config_changes: of that run: dotted config.json key -> value.
-        target: whose tables stand for those that the recipe drops; they are compared again.
+        config_changes: those of that run: dotted config.json key -> value.
+        target: has the tables that the recipe drops; they are compared again.
 
     Raises:
-        CheckpointError: `source` is not an unquantized draft, or holds what must not travel;
-            `output` is no checkpoint at all, or not quantized; `target` has no such tables.
+        CheckpointError: `source` is not an unquantized draft, or holds files that must not be
+            copied; `output` is not a quantized checkpoint; `target` lacks these tables.
     """
     of_source = Checkpoint.open(source, subtree=subtree)
-    roles = method.roles if method is not None else _roles_of(output)
-    of_source = replace(of_source, roles=roles)
     if method is None and (cut := cut_of(output, of_source)) is not None:
         return verify_cut(output, StoredDraft.read(of_source), cut, target=target)
     draft = read_draft(of_source)
@@ -108,7 +105,7 @@ def verify(
         return VerifyReport(output=str(output), source=str(source), faults=(fault,))
     with cut_between(draft, checkpoint, record, target) as (draft, made, faults):
         changes: Mapping[str, object] | None = config_changes
-        if method is None:  # where nothing says what config.json must be, it is another tool's
+        if method is None:  # without a method, another tool wrote config.json
             changes = made.config_changes if isinstance(made, records.QuantizedProvenance) else None
         report = _Comparison(
             draft=draft, output=checkpoint, scheme=scheme, record=made, method=run, rule=rule,
@@ -234,7 +231,7 @@ class _Comparison:
         if self.rule.scales != "about-absmax":
             return []
         schemes = {m: s for m in found if (s := self.demands[m].scheme) and s.scales_whole_matrix}
-        fused = [group for group in self.draft.fused_groups() if schemes.keys() >= set(group)]
+        fused = [group for group in self.draft.scale_groups() if schemes.keys() >= set(group)]
         alone = schemes.keys() - {module for group in fused for module in group}
         faults = []
         for group in (*fused, *((module,) for module in sorted(alone))):
@@ -245,11 +242,11 @@ class _Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Verification(Brief):
-    """What verifying a folder found: of a draft, or of a target with a layer in it.
+    """What verifying a folder found, for a draft or for a target with a layer in it.
 
     Attributes:
-        comparison: how the folder compares with its source; None of a target's folder.
-        graft: the same of a target's folder with a layer in it.
+        comparison: how the folder compares with its source; None for a target's folder.
+        graft: the same for a target's folder with a layer in it.
     """
 
     comparison: VerifyReport | None
@@ -257,7 +254,7 @@ class Verification(Brief):
 
     @property
     def ok(self) -> bool:
-        """Every byte is right."""
+        """True if every byte is right."""
         return self._found.ok
 
     @property
@@ -268,7 +265,7 @@ class Verification(Brief):
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """All that is wrong."""
+        """Everything that is wrong."""
         return tuple(str(fault) for fault in self._found.faults)
 
     def to_mapping(self) -> dict[str, Any]:
@@ -281,7 +278,7 @@ class Verification(Brief):
 
 
 def verify_as_asked(asked: Verifying) -> Verification:
-    """Compare a folder with what it was made from; a wrong byte is a fault of what is returned."""
+    """Compare a folder with what it was made from; a wrong byte is a fault in the result."""
     folder = Path(str(asked.output))
     record = _record_of(folder) if folder.is_dir() else None
     if isinstance(record, records.GraftedProvenance):
@@ -292,7 +289,7 @@ def verify_as_asked(asked: Verifying) -> Verification:
 
 
 def _record_of(folder: Path) -> records.Provenance | None:
-    with suppress(CheckpointError):  # one that cannot be read is a fault of the folder
+    with suppress(CheckpointError):  # an unreadable one is a fault of the folder
         return read_provenance(folder)
     return None
 
@@ -315,9 +312,7 @@ def _compared_graft(asked: Verifying, record: records.GraftedProvenance) -> Graf
 def _compared(asked: Verifying) -> VerifyReport:
     source = resolve_draft(str(asked.against), asked.subtree)
     quantized = resolve_draft(str(asked.output))
-    family = _check_sides(quantized, source, foreign=asked.foreign)
-    if family.notice is not None:
-        asked.listener.note(family.notice)
+    _check_sides(quantized, source, foreign=asked.foreign)
     with asked.listener.bar("read headers", None) as bar:
 
         def show(done: int, total: int) -> None:
@@ -335,29 +330,20 @@ def _compared(asked: Verifying) -> VerifyReport:
         )
 
 
-def _roles_of(output: Path) -> tuple[str, ...]:
-    """As `--role` said when it was made; a record that cannot be read is a fault of its own."""
-    with suppress(CheckpointError):
-        return recorded_roles(output)
-    return ()
-
-
-def _check_sides(output: DraftSource, source: DraftSource, *, foreign: bool) -> Family:
-    """The two are not swapped, of one family, and what another tool declares is understood."""
+def _check_sides(output: DraftSource, source: DraftSource, *, foreign: bool) -> None:
+    """Check that both are in place, of one family, and that a foreign declaration is understood."""
     given, record = source.checkpoint(), _record_of(output.folder)
-    given = replace(given, roles=_roles_of(output.folder))
     refuse_other_kinds(given)
     if looks_quantized(given) and not isinstance(record, records.CutProvenance):
         facts = {"folder": source.folder, "output": output.folder}
         raise refused(CheckpointError, source.folder, __file__, "other-source", **facts)
-    family = StoredDraft.look(given).draft.family
+    family = StoredDraft.look(given).draft.family.name
     if (
         isinstance(record, records.QuantizedProvenance | records.CutProvenance)
-        and record.source.family != family.name
+        and record.source.family != family
     ):
-        names = {"family": family.name, "output": output.folder, "made_of": record.source.family}
+        names = {"family": family, "output": output.folder, "made_of": record.source.family}
         raise refused(CheckpointError, source.folder, __file__, "other-family", **names)
     if foreign:
-        with suppress(CheckpointError):  # which is a fault of the folder
+        with suppress(CheckpointError):  # a fault of the folder
             declared_scheme(Checkpoint.open(output.folder))
-    return family

@@ -1,6 +1,6 @@
 """What every tensor of a folder becomes when its vocabulary is cut, known from headers and maps.
 
-Of what has a row for each draft id the kept rows are taken, as bytes; nothing is computed. So the
+Tensors with a row for each draft id keep the chosen rows, as bytes; nothing is computed. So the
 cut of a quantized folder is the quantized cut, wherever a row's codes and scales are its own.
 """
 
@@ -28,7 +28,7 @@ from ..stored.stored_draft import StoredDraft
 from ..stored.stored_tables import HEAD, StoredTables
 
 TREE_WIDTH = 10
-"""Most likely tokens of a step that engines ask a draft for: EAGLE-2's trees take 10."""
+"""Most likely tokens that engines ask a draft for in one step: EAGLE-2's trees use 10."""
 Ids = NDArray[np.int64]
 
 
@@ -37,9 +37,9 @@ class KeptRows:
     """The rows that a cut keeps.
 
     Attributes:
-        target_ids: that they stand for, ascending, [N].
+        target_ids: the rows' target ids, ascending, [N].
         rows: of the source, in the order of `target_ids`, [N].
-        missing: ids that were asked for, but have no row in the source.
+        missing: requested ids without a row in the source.
     """
 
     target_ids: Ids
@@ -49,7 +49,7 @@ class KeptRows:
 
 
 def check_may_be_cut(draft: Draft) -> None:
-    """Refuse a draft of a family whose drafts have the target's whole vocabulary."""
+    """Refuse a draft of a family whose drafts always have the target's whole vocabulary."""
     why = draft.family.whole_vocabulary
     if why is not None:
         facts = {"family": draft.family.name, "why": why}
@@ -69,9 +69,9 @@ def stored_target_ids(draft: Draft) -> Ids:
 
 
 def kept_rows(draft: Draft, target_ids: Sequence[int]) -> KeptRows:
-    """The rows that stand for some tokens; those without a row are left out.
+    """The rows of some tokens; tokens without a row are left out.
 
-    PlanError: the ids are no choice of rows, or the family's vocabulary cannot be cut.
+    PlanError: the ids are not a valid choice, or the family's vocabulary cannot be cut.
     """
     check_may_be_cut(draft)
     vocabulary, where = draft.geometry.vocab_size, draft.checkpoint.folder
@@ -142,7 +142,7 @@ class CutPlan(OutputPlan):
     """What a folder becomes.
 
     Attributes:
-        contents: of the tensors that are written anew, by name.
+        contents: those of the tensors that are written anew, by name.
         tables: of the target whose head the rows come from; None where the draft has a head.
     """
 
@@ -152,7 +152,7 @@ class CutPlan(OutputPlan):
     tables: StoredTables | None
 
     def result(self) -> Draft:
-        """What it will be read as, of headers alone: where its bytes will lie is not known yet."""
+        """The draft that it will be read as, from headers; its bytes have no place yet."""
         tensors = {}
         for tensor, one in ((each.row.tensor, one) for each in self.outputs for one in each.stored):
             tensors[one.name] = replace(
@@ -163,9 +163,9 @@ class CutPlan(OutputPlan):
 
 
 def plan_cut(source: StoredDraft, target_ids: Sequence[int], target: Path | None = None) -> CutPlan:
-    """What a folder becomes, quantized or not; `target` only of a draft without a head of its own.
+    """What a folder becomes, quantized or not; `target` only for a draft without its own head.
 
-    PlanError: no vocabulary can be cut so. LayoutError: rows of a quantized head share numbers.
+    PlanError: the vocabulary cannot be cut like this. LayoutError: rows of a quantized head share
     """
     draft = source.draft
     check_may_be_cut(draft)
@@ -188,12 +188,12 @@ def plan_cut(source: StoredDraft, target_ids: Sequence[int], target: Path | None
             outputs.append(copied(part))
             if row.canonical in shrinking:
                 written[part.tensor.name] = [_cut_part(source, row, part.tensor, size)]
-    # The scales of its KV cache are of no row of the vocabulary.
+    # The scales of its KV cache do not belong to rows of the vocabulary.
     outputs += [
         copied(Row(tensor=tensor, canonical=tensor.name, role="attention"))
         for _, _, tensor in source.cache_tensors
     ]
-    # In whose file new ones are written: of the head, else the last norm.
+    # New tensors go into the file of the head, or else of the last norm.
     heads, norm = [each.row for each in outputs if each.row.role == "head"], draft.row(_LAST_NORM)
     neighbour = (heads[0] if heads or norm is None else norm).tensor
     if neighbour.name not in written:
@@ -220,20 +220,20 @@ class _Written(NamedTuple):
 
     @classmethod
     def rows(cls, checkpoint: Checkpoint, tensor: TensorInfo, size: int) -> "_Written":
-        """So many of its rows."""
+        """Some of its rows."""
         stored = replace(tensor.as_stored, shape=(size, *tensor.shape[1:]))
         return cls(stored, RowsOf(checkpoint=checkpoint, tensor=tensor))
 
     @classmethod
     def whole(cls, checkpoint: Checkpoint, tensor: TensorInfo) -> "_Written":
-        """All of it: a small one, whose file others are written into."""
+        """All of it: a small one, to whose file others are added."""
         return cls(tensor.as_stored, read_whole(checkpoint, tensor).tobytes())
 
 
 def cut_config(config: Mapping[str, Any], size: int) -> dict[str, Any]:
-    """The config with its number of rows after `vocab_size`, wherever it stood before.
+    """The config with its number of rows after `vocab_size`, wherever it was before.
 
-    So it stands there alike whether the draft was quantized before or is quantized afterwards.
+    So it has the same place whether the draft is quantized before or after the cut.
     """
     if SIZE_KEY not in config and "vocab_size" not in config:  # in the speculators layout
         items = [(k, v) for k, v in config.items() if k != _DECLARATION]
@@ -327,9 +327,9 @@ def _cut_part(source: StoredDraft, row: Row, tensor: TensorInfo, size: int) -> _
     if suffix == _SHAPE:
         shape = np.array([size, columns], "<i8" if tensor.dtype == "I64" else "<i4")
         return _Written(tensor.as_stored, shape.tobytes())
-    if before == after:  # of the inputs
+    if before == after:  # a scale of inputs
         return _Written.whole(source.checkpoint, tensor)
     if before[0] == whole and after[0] == size:
         return rows
-    stored = replace(tensor.as_stored, shape=after)  # zero points, all alike
+    stored = replace(tensor.as_stored, shape=after)  # zero points, all equal
     return _Written(stored, read_whole(source.checkpoint, tensor).tobytes()[: stored.nbytes])

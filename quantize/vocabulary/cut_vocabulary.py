@@ -1,6 +1,6 @@
 """`cut_vocabulary`: a draft in, the same draft with rows for fewer tokens out, verified.
 
-It is told which tokens; `choice` says for the record why these.
+The caller chooses the tokens; `choice` records why.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +34,7 @@ from .cut_plan import CutPlan, Ids, RowsOf, plan_cut
 def cut_card(
     plan: CutPlan, record: records.Provenance | None, choice: records.VocabularyChoice
 ) -> dict[str, str]:
-    """README.md of the cut draft: the source's, saying before all what this is."""
+    """README.md of the cut draft: the source's, beginning with what this draft is."""
     source = plan.source
     card = read_card(source.checkpoint.folder)
     size, vocabulary = len(plan.kept.rows), source.draft.geometry.vocab_size
@@ -62,8 +62,8 @@ class VocabularyReport(Brief):
 
     Attributes:
         size_before: rows of the head before. size: rows now.
-        missing: tokens that were asked for, but for which the draft had no row.
-        head_from: name of the target's tensor whose rows these are; None = the draft's own.
+        missing: requested tokens for which the draft had no row.
+        head_from: name of the target's tensor that the rows come from; None = the draft's own.
     """
 
     out: Path
@@ -101,10 +101,10 @@ def cut_vocabulary(
     on_progress: Callable[[int], None] = lambda _count: None,
     on_stage: Callable[[str], None] = lambda _stage: None,
 ) -> VocabularyReport:
-    """Write a draft with rows for these tokens alone: write, verify by re-reading, rename.
+    """Write a draft with rows for only these tokens: write, verify by re-reading, rename.
 
     The kept rows, d2t and t2d are written, and the number of rows in config.json; every other
-    tensor and side file keeps its bytes. `choice` says for provenance why these; `target` is the
+    tensor and side file keeps its bytes. `choice` records for provenance why; `target` is the
     folder from whose head the rows come if the draft has none.
     """
     checkpoint = source.checkpoint()
@@ -187,7 +187,7 @@ class _Cutting(OutputRewrite[VerifyReport]):
         )
 
     def report(self, found: VerifyReport) -> VocabularyReport:
-        """What was written, of what verification found."""
+        """What was written, from what verification found."""
         plan = self.plan
         size, missing = len(plan.kept.rows), plan.kept.missing
         lacking = (

@@ -39,6 +39,8 @@ PROBES: tuple[dict[str, Any], ...] = tuple(
         "vocab_size": 1024,
         "max_position_embeddings": 2048,
         "architectures": ["LlamaForCausalLMEagle3"],
+        "target_layer_ids": [1],  # without which K3DSparkConfig takes no draft
+        "num_target_layers": 1,
     }
     for hidden, heads, head_dim in ((256, 8, 48), (384, 4, 40))
 )

@@ -1,7 +1,7 @@
 """`inspect`: what a draft is, what quantization can save, what could hurt."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,6 @@ class InspectSettings(Heard):
     draft: Reference
     _: KW_ONLY
     subtree: str | None = None
-    roles: Sequence[str] = ()
 
 
 @verb(InspectSettings)
@@ -39,19 +38,19 @@ def inspect(settings: InspectSettings) -> "reports.Inspection":
     """
     from ...quantize.inspection import inspect_draft
 
-    return inspect_draft(settings.draft, settings.subtree, settings.listener, settings.roles)
+    return inspect_draft(settings.draft, settings.subtree, settings.listener)
 
 
 def _show(report: "reports.Inspection", _settings: object) -> None:
     found = report.to_mapping()
     if report.audit is None:
-        _print(found, report.vocabulary, known=report.draft.family.has_maths)
+        _print(found, report.vocabulary)
     else:
         _print_audit(report.audit, found, report.vocabulary)
         _print_lints(found["lints"], corrected="when the draft is quantized again")
 
 
-def _print(found: dict[str, Any], vocabulary: str | None, *, known: bool) -> None:
+def _print(found: dict[str, Any], vocabulary: str | None) -> None:
     out = stdout()
     layout = ", speculators layout" if found["speculators_layout"] else ""
     out.line(
@@ -62,13 +61,11 @@ def _print(found: dict[str, Any], vocabulary: str | None, *, known: bool) -> Non
     )
     if vocabulary is not None:
         out.line(vocabulary)
-    if known:
-        out.line(_reads(found))
+    out.line(_reads(found))
     tensors = table("Tensors", "name", "role", "dtype", "shape", "bytes", right=("bytes",),
                     spare=("dtype", "role"))  # fmt: skip
     for t in found["tensors"]:
-        role = f"{t['role']} ({t['given_by']})" if "given_by" in t else t["role"]
-        tensors.row(t["name"], role, t["dtype"], str(t["shape"]), f"{t['bytes']:,}")
+        tensors.row(t["name"], t["role"], t["dtype"], str(t["shape"]), f"{t['bytes']:,}")
     print_table(tensors)
     savings = table("Size by recipe", "recipe", "size", "share", right=("size", "share"))
     for name, after in found["bytes_after"].items():
@@ -89,8 +86,7 @@ def _print(found: dict[str, Any], vocabulary: str | None, *, known: bool) -> Non
             f"{ratio['name']}: hidden half / embedding half = {size}"
             f" ({ratio['rows']} rows): {advice}"
         )
-    if known:
-        _print_lints(found["lints"])
+    _print_lints(found["lints"])
 
 
 def _reads(found: dict[str, Any]) -> str:

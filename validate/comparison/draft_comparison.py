@@ -1,4 +1,4 @@
-"""Which draft for which traffic: every pair of drafts, in every category and over all."""
+"""Which draft for which traffic: every pair of drafts, in every category and overall."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from .scopes import MIN_PROMPTS, Change, Counted, CountedDrafts, Scope, samples_
 
 FORMAT, SCHEMA_VERSION = "draftquant comparison", 1
 MOST_COLUMNS = 12
-"""Drafts side by side in a table; of more each has a row."""
+"""Most drafts side by side in a table; with more, each has a row."""
 _MOST_VALUES = 2**25
 """Contributions of prompts to estimates that are held at a time, 8 bytes each."""
 
@@ -51,7 +51,7 @@ class ComparisonReport(Paged):
         confidence_of_each: the confidence of one interval alone.
         bonferroni_of_each: the same if correlations were ignored.
         scopes: the changes over all prompts first, then in each category, by name.
-        warnings: what a reader has to know, one sentence each.
+        warnings: what a reader must know, one sentence each.
         date: when they were compared, in UTC as ISO 8601; None if that is not known.
         argv: the command line; empty if another program called `compare`.
     """
@@ -86,7 +86,7 @@ class ComparisonReport(Paged):
 
     @property
     def answer(self) -> str:
-        """Which draft to take, one sentence."""
+        """Which draft to use, in one sentence."""
         if not any(change.is_separable for scope in self.scopes for change in scope.changes):
             return (
                 "These prompts show no clear difference between any two drafts. That is not a PASS:"
@@ -150,7 +150,7 @@ class ComparisonReport(Paged):
 
 
 def text_of(report: ComparisonReport) -> str:
-    """What a file of it holds."""
+    """The text of one of its files."""
     return document_text(report.to_mapping())
 
 
@@ -162,9 +162,9 @@ def compare(
     date: str | None = None,
     argv: Sequence[str] = (),
 ) -> ComparisonReport:
-    """Compare every pair of drafts; CompareError: they are so many that this takes gigabytes.
+    """Compare every pair of drafts; CompareError if they are so many that this takes gigabytes.
 
-    `traffic` is the share of the output tokens by category; None = prompts as they are, pooled.
+    `traffic` is the share of the output tokens by category; None = prompts unweighted, pooled.
     """
     CONFIDENCE.check(CompareError, "--confidence", confidence, fix="write 95 % as 0.95")
     drafts = counted.drafts
@@ -208,7 +208,7 @@ def _and(names: Sequence[str]) -> str:
 
 
 MOST_DRAWN = 60
-"""Scopes, or drafts where they are many; the table has all."""
+"""Most scopes, or drafts where they are many, in the plot; the table has all."""
 
 
 def page(report: ComparisonReport) -> str:
@@ -230,7 +230,7 @@ def drawing(report: ComparisonReport) -> str:
 
 
 def plot(report: ComparisonReport) -> str:
-    """Changes against the first draft with simultaneous intervals, of many drafts the longest."""
+    """Changes from the first draft with simultaneous intervals; of many drafts the longest."""
     first, *others = report.names
     if report.is_many:
         changes = report.whole.against_first(report.names)

@@ -6,10 +6,10 @@ and not enough for one of any token whose logit is larger:
 
     rank(recorded) < n <= min over tokens u that win against it of rank(u)
 
-Of equal logits the one with the lower draft id wins, as argmax has it; a cut head has its rows in
+Of equal logits the one with the lower draft id wins, as in argmax; a cut head has its rows in
 the order of the target's ids, so here it is the lower target id. A verify step with n rows accepts
-the proposals up to the first depth at which n lies outside these bounds; the intersection of those
-up to a depth is kept. Products are those of a really cut head, but for the last bits.
+the proposals up to the first depth at which n is outside these bounds; the intersection of those
+up to a depth is kept. Products equal those of a really cut head, except for the last bits.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -36,18 +36,18 @@ from ..counting.acceptance_counts import AcceptanceCounts
 from ..counting.trace_replay import check_drafts, decoding_steps
 
 _COMPARED = 2**20
-"""Logits that are compared at a time: what stays in a cache."""
+"""Logits that are compared at a time: these stay in a cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RightSizes:
-    """[R, K] int32 by row and depth: with sizes above < n <= up_to all up to there is right."""
+    """[R, K] int32 by row and depth: sizes above < n <= up_to are right up to that depth."""
 
     above: Tensor
     up_to: Tensor
 
     def counts(self, size: int) -> AcceptanceCounts:
-        """Of the verify steps of a draft whose head has so many rows."""
+        """Counts of the verify steps of a draft whose head has `size` rows."""
         right = (self.above < size) & (size <= self.up_to)
         accepted: list[int] = right.sum(dim=1).tolist()
         return AcceptanceCounts.of(decoding_steps(accepted), right.shape[1])
@@ -65,7 +65,7 @@ def right_sizes(
     max_tokens: int = MAX_TOKENS,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> list[tuple[RightSizes, ...]]:
-    """Of every prompt, by each of its orders, the sizes with which proposals are right."""
+    """For every prompt, by each of its orders, the sizes with which proposals are right."""
     check_drafts([draft], traces, num_draft_tokens)
     entries = traces.manifest.prompts
     most = batch_size if draft.rounds_alone else 1
@@ -98,8 +98,8 @@ class _Orders:
     def least_winner(self, logits: Tensor, recorded: Tensor, asked: Tensor) -> Tensor:
         """[n, J] int32, the least rank among tokens that win against the recorded one.
 
-        0 where that has no row; more than any rank where nothing wins against it. `asked` is [n, J]
-        which orders.
+        0 where that has no row; more than any rank where nothing wins against it. `asked` [n, J]
+        says which orders.
         """
         own = self.draft_ids[recorded]
         logit = logits.gather(1, own.clamp(min=0)[:, None])

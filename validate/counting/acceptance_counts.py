@@ -1,7 +1,7 @@
-"""Counts in, numbers out: acceptance figures of one draft, over all and by context bin.
+"""Counts in, numbers out: acceptance figures of one draft, in total and by context bin.
 
 A context bin is a range of tokens before a verify step: those of the prompt, and those of the
-output with the token that the step begins with. The lower bound of a bin belongs to it.
+output, including the token that the step begins with. A bin includes its lower bound.
 """
 
 from bisect import bisect_right
@@ -20,7 +20,7 @@ Verification = Literal["standard", "block"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptanceCounts:
-    """[K + 1] steps by accepted draft tokens, the bonus not counted; not whole if expected.
+    """[K + 1] steps by accepted draft tokens, without the bonus; expected counts are fractional.
 
     Add counts; never average averages.
     """
@@ -29,7 +29,7 @@ class AcceptanceCounts:
 
     @classmethod
     def of(cls, accepted: Sequence[int], num_draft_tokens: int) -> "AcceptanceCounts":
-        """Of verify steps by how many draft tokens each accepted."""
+        """Count verify steps by how many draft tokens each accepted."""
         return cls(histogram=tuple(accepted.count(j) for j in range(num_draft_tokens + 1)))
 
     def __add__(self, other: "AcceptanceCounts") -> "AcceptanceCounts":
@@ -38,17 +38,17 @@ class AcceptanceCounts:
 
     @property
     def num_draft_tokens(self) -> int:
-        """K, proposed in every step."""
+        """K, the tokens proposed in every step."""
         return len(self.histogram) - 1
 
     @property
     def num_steps(self) -> float:
-        """Verify steps."""
+        """Number of verify steps."""
         return sum(self.histogram)
 
     @property
     def num_accepted_draft_tokens(self) -> float:
-        """Over all steps, without bonus tokens."""
+        """Accepted draft tokens of all steps, without bonus tokens."""
         return sum(accepted * steps for accepted, steps in enumerate(self.histogram))
 
     @property
@@ -73,23 +73,23 @@ class AcceptanceCounts:
 
     @property
     def accepted_at(self) -> tuple[float, ...]:
-        """[K] steps that accepted at least j = 1 .. K draft tokens: those that accepted token j."""
+        """[K] number of steps that accepted at least j = 1 .. K draft tokens, so also token j."""
         return tuple(self._reached()[1:])
 
     @property
     def conditional(self) -> tuple[float | None, ...]:
-        """[K] share of the steps that accepted j - 1 tokens which also accepted token j."""
+        """[K] share of the steps with j - 1 accepted tokens that also accepted token j."""
         reached = self._reached()
         return tuple(after / before if before else None for before, after in pairwise(reached))
 
     def _reached(self) -> list[float]:
-        """[K + 1] steps that accepted at least 0 .. K draft tokens."""
+        """[K + 1] number of steps that accepted at least 0 .. K draft tokens."""
         return [sum(self.histogram[j:]) for j in range(len(self.histogram))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptKey:
-    """Which prompt it is; the hash is of its token ids, of a later turn of the first turn's."""
+    """Identifies a prompt; the hash is of its token ids, for a later turn of the first turn's."""
 
     id: str
     category: str
@@ -97,7 +97,7 @@ class PromptKey:
 
     @property
     def identity(self) -> tuple[str, str]:
-        """What two drafts must have been counted on alike."""
+        """What must be equal for two drafts to have been counted on the same prompt."""
         return self.id, self.prompt_sha256
 
 
@@ -109,7 +109,7 @@ def pooled(counts: Iterable[AcceptanceCounts], num_draft_tokens: int) -> Accepta
 
 
 def repeated_ngram_share(continuations: Iterable[Sequence[int]]) -> float:
-    """Share of 8-grams, in [0, 1), that came earlier in a text: loops are easy to draft."""
+    """Share of 8-grams, in [0, 1), that occurred earlier in a text: loops are easy to draft."""
     total = distinct = 0
     for tokens in continuations:
         last = len(tokens) - _NGRAM_ORDER
@@ -121,7 +121,7 @@ def repeated_ngram_share(continuations: Iterable[Sequence[int]]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextBins:
-    """The bins of ascending edges; before the first lies one bin, from the last on another."""
+    """Bins between ascending edges; one bin lies before the first edge, another after the last."""
 
     edges: tuple[int, ...]
 
@@ -130,34 +130,34 @@ class ContextBins:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """0-1k, 1k-4k, 64k+: of every bin, the shortest context first."""
+        """Labels of all bins, the shortest context first: 0-1k, 1k-4k, 64k+."""
         bounds = [_short(edge) for edge in (0, *self.edges)]
         return (*(f"{lower}-{upper}" for lower, upper in pairwise(bounds)), f"{bounds[-1]}+")
 
     def index(self, tokens_before: int) -> int:
-        """Of the bin of a verify step with so many tokens before it."""
+        """The bin of a verify step with `tokens_before` tokens before it."""
         return bisect_right(self.edges, tokens_before)
 
     def slices(self, first: int, number: int) -> list[slice]:
-        """Of `number` places with `first`, first + 1, .. tokens before them: those of each bin."""
+        """The slice in each bin of `number` places with `first`, first + 1, .. tokens before."""
         inside = (min(max(edge - first, 0), number) for edge in self.edges)
         return [slice(start, end) for start, end in pairwise((0, *inside, number))]
 
     def problem(self) -> str:
-        """What is no list of edges; empty if nothing."""
+        """Why these are not edges; empty if they are."""
         if len(self.edges) <= MOST_EDGES and all(a < b for a, b in pairwise((0, *self.edges))):
             return ""
         return f"expected at most {MOST_EDGES} ascending numbers of tokens above 0"
 
 
 CONTEXT_BINS = ContextBins(edges=(1024, 4096, 16384, 65536))
-"""What is counted where nothing else is asked for."""
+"""The edges unless others are asked for."""
 MOST_EDGES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextCounts:
-    """The verify steps of one prompt by context bin; zero steps where none began there."""
+    """The verify steps of one prompt by context bin; zero steps where none began."""
 
     bins: ContextBins
     counts: tuple[AcceptanceCounts, ...]
@@ -166,7 +166,7 @@ class ContextCounts:
     def of_steps(
         cls, accepted: Sequence[int], first: int, num_draft_tokens: int, bins: ContextBins
     ) -> "ContextCounts":
-        """Of verify steps without a gap between them; `first` tokens stand before the first."""
+        """Bin consecutive verify steps; `first` tokens come before the first one."""
         by_bin: list[list[int]] = [[] for _ in range(len(bins))]
         places = accumulate((own + 1 for own in accepted), initial=first)
         for own, place in zip(accepted, places, strict=False):
@@ -178,7 +178,7 @@ class ContextCounts:
     def of_histograms(
         cls, histograms: Sequence[Sequence[float]], num_draft_tokens: int, edges: Sequence[int]
     ) -> "ContextCounts | None":
-        """Of a file, which leaves out the empty bins at the end; None where it has none."""
+        """Read from a file, which leaves out the empty bins at the end; None where it has none."""
         if not histograms:
             return None
         bins = ContextBins(edges=tuple(edges))
@@ -189,13 +189,13 @@ class ContextCounts:
 
     @property
     def histograms(self) -> tuple[tuple[float, ...], ...]:
-        """[bins, K + 1], without the empty bins at the end; one at least."""
+        """[bins, K + 1], without the empty bins at the end; at least one."""
         last = max((i for i, own in enumerate(self.counts) if own.num_steps), default=0)
         return tuple(own.histogram for own in self.counts[: last + 1])
 
 
 def _short(tokens: int) -> str:
-    """1024 as 1k; a number that is no multiple of it as it is."""
+    """1024 as 1k; a number that is not a multiple of 1024 stays as it is."""
     thousands, rest = divmod(tokens, 1024)
     return str(tokens) if rest or not thousands else f"{thousands}k"
 
@@ -204,7 +204,7 @@ CONVENTION = "accepted draft tokens + 1 bonus token per verify step, pooled; pre
 
 
 def estimand(temperature: float, sampling: Sampling | None, draft_sampling: DraftSampling) -> str:
-    """What is counted of recorded text, in words; `sampling` None = it was continued greedily."""
+    """What is counted on recorded text, in words; `sampling` None = it was continued greedily."""
     counted = "speculative decoding of recorded traces, verify steps whose outcome is fully known"
     if sampling is None:
         return f"greedy {counted}"

@@ -1,8 +1,8 @@
-"""What is judged of a draft: its counts prompt by prompt, and of what text.
+"""The evidence about a draft: its counts prompt by prompt, and the text that they come from.
 
-Distinct prompts are what is sampled. Copies, turns of a conversation, near duplicates and prompts
-of a declared cluster are no independent samples: their counts are summed, and count as one. What is
-declared is told apart from what texts show: clusters that the counts choose hide their spread.
+The sample consists of distinct prompts. Copies, turns of a conversation, near duplicates and
+prompts of a declared cluster are not independent: their counts are summed, and count as one.
+Declared clusters are kept apart from those that texts show: chosen ones could hide the spread.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,16 +18,16 @@ from ...recipes.brief import Brief
 from .acceptance_counts import AcceptanceCounts, ContextCounts, PromptKey, pooled
 
 _NEGLIGIBLE = 1e-3
-"""Expected or weighted verify steps: fewer of a prompt in a context bin say nothing of that bin."""
+"""Least expected or weighted verify steps: fewer in a context bin say nothing about that bin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptCounts(PromptKey):
     """One prompt under one draft.
 
-    `cluster` is that hash of the first of the prompts with which it belongs together, "" = with
-    none of another hash; `alike` the same by the texts alone. `contexts` is None where it is not
-    known how many tokens stood before each step.
+    `cluster` is the hash of the first of the prompts that it belongs together with, "" = with
+    none of another hash; `alike` is the same by the texts alone. `contexts` is None where the
+    number of tokens before each step is not known.
     """
 
     counts: AcceptanceCounts
@@ -46,7 +46,7 @@ class PromptCounts(PromptKey):
         bins: Sequence[Sequence[float]] = (),
         edges: Sequence[int] = (),
     ) -> "PromptCounts":
-        """Of a record of it, with the histograms by context bin that it has."""
+        """Make it from a record, with the histograms by context bin that the record has."""
         return PromptCounts(
             id=prompt.id,
             category=prompt.category,
@@ -59,13 +59,13 @@ class PromptCounts(PromptKey):
 
     @property
     def counted_with(self) -> str:
-        """What the prompt is counted together with; of most prompts their own hash."""
+        """The hash of what the prompt is counted with; for most prompts their own hash."""
         return self.cluster or self.prompt_sha256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextFigures:
-    """What is known of the text that was written; `fault`: why no draft can be judged by it."""
+    """What is known of the generated text; `fault`: why no draft can be judged by it."""
 
     mean_token_probability: float | None
     num_near_duplicates: int
@@ -74,7 +74,7 @@ class TextFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedDraft:
-    """One draft that was served, or as a report has it."""
+    """One draft that was served, or that a report describes."""
 
     name: str
     num_draft_tokens: int
@@ -96,13 +96,13 @@ class PromptPair:
 
 
 def context_edges(prompts: Iterable[PromptCounts]) -> tuple[int, ...]:
-    """Of the context bins by which prompts were counted; none where none was."""
+    """Edges of the context bins by which prompts were counted; none where none were."""
     known = (prompt.contexts.bins.edges for prompt in prompts if prompt.contexts is not None)
     return next(known, ())
 
 
 def by_context(prompts: Iterable[PromptCounts]) -> dict[str, AcceptanceCounts]:
-    """Counts of all prompts by context bin, such as 1k-4k, the shortest first; those with steps."""
+    """Counts of all prompts by context bin, such as 1k-4k, the shortest first; no empty bins."""
     found: dict[str, AcceptanceCounts] = {}
     known = [prompt.contexts for prompt in prompts if prompt.contexts is not None]
     for number, label in enumerate(known[0].bins.labels if known else ()):
@@ -119,7 +119,7 @@ def recorded_pairs(baseline: "DraftCounts", candidate: "DraftCounts") -> list[Re
 
 
 def in_context_bin(recorded: Iterable[RecordedPair], number: int) -> list[RecordedPair]:
-    """The steps of one context bin, of the prompts that have any there under both drafts."""
+    """The steps of one context bin, for the prompts that have any there under both drafts."""
     found = []
     for one, other in recorded:
         own, its = (each.contexts and each.contexts.counts[number] for each in (one, other))
@@ -129,7 +129,7 @@ def in_context_bin(recorded: Iterable[RecordedPair], number: int) -> list[Record
 
 
 def undeclared(recorded: Sequence[RecordedPair]) -> list[RecordedPair]:
-    """The same prompts in the clusters that their texts show; none where no other is declared."""
+    """The same prompts in the clusters that their texts show; none where no others are declared."""
     if all(one.cluster == one.alike for one, _ in recorded):
         return []
     return [(replace(one, cluster=one.alike), other) for one, other in recorded]
@@ -151,8 +151,8 @@ class PromptReplay(PromptCounts):
     """One prompt under one draft; no verify step if the continuation is too short.
 
     `every_position` counts as if a step began at every position: another quantity (it over-weights
-    easy text), with less noise when two drafts are compared. `shorter` is [K - 1], where only the
-    first 1, 2, .. K - 1 proposals are verified.
+    easy text), with less noise when two drafts are compared. `shorter` [K - 1] has the counts where
+    only the first 1, 2, .. K - 1 proposals are verified.
     """
 
     every_position: AcceptanceCounts
@@ -161,7 +161,7 @@ class PromptReplay(PromptCounts):
 
 @dataclass(frozen=True, slots=True)
 class FirstStepAgreement:
-    """First draft tokens against the first draft's, with the off-diagonal of McNemar's table."""
+    """First draft tokens compared with the first draft's, with McNemar's off-diagonal."""
 
     num_rows: int
     num_equal: int
@@ -176,7 +176,7 @@ class FirstStepAgreement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceFigures:
-    """What is known of the traces that were replayed; temperature 0 and no sampling = greedily."""
+    """What is known of the replayed traces; temperature 0 and no sampling = greedy."""
 
     sha256: str
     target: TargetIdentity
@@ -189,7 +189,7 @@ class TraceFigures:
 
     @property
     def text(self) -> TextFigures:
-        """What is judged of it."""
+        """The facts about the text that the gate judges."""
         return TextFigures(
             mean_token_probability=self.mean_token_probability,
             num_near_duplicates=self.num_near_duplicates,
@@ -199,7 +199,7 @@ class TraceFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class DraftReplay(Brief):
-    """What the target would have accepted of one draft, over all prompts of a trace folder.
+    """What the target would have accepted from one draft, over all prompts of a trace folder.
 
     Attributes:
         name: the draft.
@@ -208,10 +208,10 @@ class DraftReplay(Brief):
         traces: facts about the traces, the same for all drafts of a call.
         prompts: the counts of each prompt, in the order of the traces.
         first_step: how often the first proposed token is that of the first draft of the call.
-        family: of the draft; "" = not known.
+        family: its family; "" = not known.
         draft_vocab_size: rows of its head; None = not known.
-        quantized: whether any linear of it is; None = not known.
-        cache_scales: of its KV cache in FP8; None = it is not in FP8.
+        quantized: whether any of its linears is; None = not known.
+        cache_scales: of its KV cache in FP8; None = the cache is not in FP8.
     """
 
     name: str
@@ -259,7 +259,7 @@ DraftCounts = CountedDraft | DraftReplay
 def clustered(
     prompts: Sequence[PromptReplay], groups: Sequence[Sequence[int]], alike: Sequence[Sequence[int]]
 ) -> tuple[PromptReplay, ...]:
-    """Prompts with what they belong together with: that of the first one's hash; and `alike`."""
+    """Prompts with the cluster that they belong to, named by its first hash; and `alike`."""
     found = list(prompts)
     for group in groups:
         if len({prompts[position].prompt_sha256 for position in group}) > 1:

@@ -1,12 +1,12 @@
-"""Two drafts on the same prompts: how acceptance changed, with bounds and the prompts it takes.
+"""Two drafts on the same prompts: how acceptance changed, its bounds, and the prompts needed.
 
-Bounds are by the jackknife, which leaves each prompt out in turn. With theta of all N prompts, and
-theta_-i of all but prompt i:
+Bounds come from the jackknife, which leaves each prompt out in turn. With theta over all N prompts,
+and theta_-i over all except prompt i:
 
     psi_i = N theta - (N - 1) theta_-i,         SE(theta) = sd(psi) / sqrt(N)
     c_i = sqrt((N - 1) / N) (theta_-i - mean),  SE(theta)^2 = sum c_i^2
 
-which are one error in two forms: pseudo-values have a spread and a skewness, contributions of
+These are one error in two forms: pseudo-values have a spread and a skewness, contributions of
 several estimates on the same prompts have correlations. No random number is drawn.
 """
 
@@ -23,11 +23,11 @@ from .acceptance_counts import AcceptanceCounts
 Floats = NDArray[np.float64]
 
 NO_SPREAD = 1e-12
-"""What rounding leaves of a standard error of zero."""
+"""A standard error of zero after rounding."""
 
 
 def sums_without(values: Floats) -> Floats:
-    """[..., N] the sums of all values but each one."""
+    """[..., N] the sums of all values except each one in turn."""
     return np.asarray(values.sum(-1, keepdims=True) - values)
 
 
@@ -45,18 +45,18 @@ def contributions(without: Floats) -> Floats:
 
 
 def effective_sample_size(weights: Floats) -> Floats:
-    """As many items of equal weight would say as much: in [1, N] of [..., N] weights."""
+    """How many items of equal weight hold the same information: in [1, N] for [..., N] weights."""
     return np.asarray(weights.sum(-1) ** 2 / (weights**2).sum(-1))
 
 
 def t_quantile(confidence: float, degrees_of_freedom: Floats | float) -> Floats:
-    """Of Student's t, with one degree of freedom at least."""
+    """Quantile of Student's t, with at least one degree of freedom."""
     return np.asarray(stats.t.ppf(confidence, np.maximum(1.0, degrees_of_freedom)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounded:
-    """A figure with one-sided bounds, each at `confidence`; the estimate itself of one cluster."""
+    """A figure with one-sided bounds, each at `confidence`; for one cluster the figure itself."""
 
     estimate: float
     lower: float
@@ -71,7 +71,7 @@ class Bounded:
 
 
 def pooled_mean(sums: ArrayLike, counts: ArrayLike, *, confidence: float) -> Bounded:
-    """Sum of sums over sum of counts, with its bounds, clusters of prompts being what is sampled.
+    """Sum of sums over sum of counts, with its bounds; clusters of prompts are the sampled units.
 
     With m = sum s / sum n the bounds are m -+ t_{confidence, df} SE, where df = max(1, (sum n)^2 /
     sum n^2 - 1). With equal counts this is the mean of the clusters' means with its t bounds.
@@ -96,16 +96,16 @@ def pooled_mean(sums: ArrayLike, counts: ArrayLike, *, confidence: float) -> Bou
 
 
 LIKELY = 0.8
-"""One-sided confidence of the changes between which `RequiredPrompts` ranges."""
+"""One-sided confidence of the range of changes that `RequiredPrompts` covers."""
 
 _SKEWNESS_SEEN = 2.0
-"""The skewness that counts, by the one that a sample shows, which is too small where the loss is
-rare. Chosen by simulation: 1 leaves 7 to 9 % false passes of 5 at 60 prompts, 3 costs more power.
+"""The skewness to assume, by that of a sample, which is too small where the loss is rare.
+Chosen by simulation: 1 leaves 7 to 9 % false passes of 5 at 60 prompts, 3 costs more power.
 """
 
 
 def relative(log_ratio: float) -> float:
-    """A change as a share, finite also where a bound of few prompts is beyond all bounds."""
+    """A change as a share, finite even where a bound of few prompts is astronomically large."""
     return math.expm1(min(log_ratio, 20.0))
 
 
@@ -138,11 +138,11 @@ class PairedChange:
         return relative(self.lower), relative(self.upper)
 
     def num_prompts_for(self, effective: int) -> int:
-        """Prompts like these that have this effective sample size."""
+        """The number of prompts like these with this effective sample size."""
         return math.ceil(effective * self.num_prompts / self.effective_num_prompts)
 
     def widened(self, other: "PairedChange") -> "PairedChange":
-        """With the wider of each bound: so declared clusters never narrow one."""
+        """With the wider of each bound, so that declared clusters never narrow one."""
         error = max(self.standard_error, other.standard_error)
         return replace(
             self,
@@ -155,7 +155,7 @@ class PairedChange:
 
     @property
     def has_spread(self) -> bool:
-        """Whether the change differs from prompt to prompt at all."""
+        """Whether the change differs between prompts at all."""
         return self.standard_error > NO_SPREAD
 
 
@@ -163,7 +163,7 @@ class PairedChange:
 class RequiredPrompts:
     """How many prompts a draft needs to pass with the policy's power; None = no number is enough.
 
-    `fewest` and `most` are for the ends of what is likely (80 % and 20 % points of the change).
+    `fewest` and `most` are for the ends of the likely range (80 % and 20 % points of the change).
     """
 
     fewest: int | None
@@ -178,7 +178,7 @@ def paired_change(
     *,
     confidence: float,
 ) -> PairedChange:
-    """Compare two drafts on the same prompts, counts in one order, each with steps.
+    """Compare two drafts on the same prompts; counts are in one order, and each has steps.
 
     With T emitted tokens and R steps per prompt, AL = sum T / sum R of each draft and theta =
     log(AL_q / AL_b):
@@ -186,7 +186,7 @@ def paired_change(
         bounds = theta -+ q * SE, q = the larger of t_{confidence, df} and Hall's transformation,
         df = max(1, N_eff - 1),   N_eff = (sum R_b)^2 / sum R_b^2.
 
-    A prompt's weight are the baseline's steps, which do not depend on the draft that is judged.
+    The weight of a prompt is the baseline's steps, which do not depend on the judged draft.
     Where few long prompts hold most steps, the linearised error with N - 1 degrees of freedom
     covers 90 % instead of 95 %. Where a few prompts hold the loss, a sample with too few of them
     shows too small a loss and too small an error at once; the transformation widens the bound on
@@ -233,10 +233,10 @@ def change_of_sums(
 def required_prompts(
     change: PairedChange, *, max_relative_drop: float, power: float, min_prompts: int
 ) -> RequiredPrompts:
-    """Prompts with which a draft like this one would pass with probability `power`.
+    """The number of prompts with which a draft like this passes with probability `power`.
 
     N = ((z_confidence + z_power) * sd / (theta - log(1 - max_relative_drop)))^2, rounded up, and at
-    least an effective `min_prompts`. What makes N a range is theta.
+    an effective sample of at least `min_prompts`. N is a range because theta is.
     """
     z = float(stats.norm.ppf(change.confidence) + stats.norm.ppf(power))
     least = change.num_prompts_for(min_prompts)
@@ -259,7 +259,7 @@ def required_prompts(
 
 
 def _skewness(values: Floats) -> float:
-    """Third central moment over the 3/2th power of the second, of [N] values."""
+    """Third central moment over the 3/2th power of the second, for [N] values."""
     away = values - values.mean()
     variance = np.maximum((away**2).mean(), NO_SPREAD**2)
     return float((away**3).mean() / variance**1.5)

@@ -1,8 +1,8 @@
-"""What the BF16 draft proposes along traces, kept: each candidate after the first needs it again.
+"""What the BF16 draft proposes along traces, kept: each further candidate needs it again.
 
-The key is everything that decides about a proposal, and an entry proves itself each time: the draft
-replays some of its prompts, drawn at random, once more. So what was forged, or what another machine
-would compute otherwise, is found the more surely the more prompts it changed.
+The key is everything that determines a proposal, and an entry is checked each time: the draft
+replays some of its prompts, drawn at random. The more prompts a forgery, or the arithmetic of
+another machine, has changed, the more surely the check finds it.
 """
 
 import dataclasses
@@ -29,14 +29,14 @@ from ...quantize.files.safetensors_header import WORKERS
 from ...quantize.stored.loading import LoadedDraft
 
 PROMPTS_PER_PROOF = 32
-"""Of so many prompts one is replayed again: 3 % of a replay, at least one prompt."""
+"""One prompt in this many is replayed again: 3 % of a replay, at least one prompt."""
 
 _BLOCK = 2**26  # elements copied from a device at a time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is asked of a draft; nothing else decides about its proposals."""
+    """What a draft is asked; nothing else determines its proposals."""
 
     draft: LoadedDraft
     traces: TraceFolder
@@ -46,7 +46,7 @@ class Question:
 
     @functools.cached_property
     def content(self) -> dict[str, object]:
-        """What is asked, by content: whoever answers, and in whatever batches."""
+        """The question by content, whoever answers it, and in whatever batches."""
         return {
             "draft": draft_identity(self.draft),
             "traces": self.traces.sha256,
@@ -56,7 +56,7 @@ class Question:
 
     @functools.cached_property
     def key(self) -> dict[str, object]:
-        """By content, batches, arithmetic and code."""
+        """The question by content, batches, arithmetic and code."""
         return {
             "what": "proposals",
             **self.content,
@@ -65,7 +65,7 @@ class Question:
         }
 
     def rows(self, position: int) -> int:
-        """From how many positions of a prompt the draft proposes."""
+        """The number of positions of a prompt from which the draft proposes."""
         return len(rows_along(self.traces.manifest.prompts[position], self.num_draft_tokens))
 
     def answer(self, positions: Sequence[int]) -> list[Proposals]:
@@ -83,9 +83,9 @@ class Question:
 
 @dataclass(slots=True, kw_only=True)
 class ReplayCache:
-    """What the first draft proposes: kept, and where it `holds` it, in memory too.
+    """What the first draft proposes, kept on disk, and in memory too where it `holds` it.
 
-    What is held needs no proof. `on_note` is told that a replay was recalled from what was kept.
+    What memory holds is not checked. `on_note` is told that a replay was recalled.
     """
 
     results: ResultCache | None
@@ -94,7 +94,7 @@ class ReplayCache:
     _held: tuple[Mapping[str, object], Sequence[Proposals]] | None = None
 
     def recall(self, asked: Question) -> Sequence[Proposals] | None:
-        """Of every prompt in the order of the traces; None = it must be replayed."""
+        """Proposals for every prompt in the order of the traces; None = it must be replayed."""
         if self._held is not None and self._held[0] == asked.key:
             return self._held[1]
         kept = None if self.results is None else self._kept(asked, self.results)
@@ -103,7 +103,7 @@ class ReplayCache:
         return kept
 
     def keep(self, asked: Question, proposals: Sequence[Proposals]) -> None:
-        """Keep what was replayed, of every prompt in the order of the traces."""
+        """Keep a replay's proposals for every prompt, in the order of the traces."""
         if self.holds:
             self._held = asked.key, proposals
         if self.results is not None:
@@ -132,11 +132,11 @@ class ReplayCache:
 
 
 Elsewhere = Callable[[Sequence[Question]], Sequence[Sequence[Proposals]]]
-"""Answers a question of each of some drafts, of every prompt in the order of the traces."""
+"""Answers a question about each of some drafts, for every prompt in the order of the traces."""
 
 
 def encoded(proposals: Sequence[Proposals]) -> bytes:
-    """Tokens, then their log-probabilities where there are any; `decoded` reads it."""
+    """Tokens, then their log-probabilities if there are any; `decoded` reads it."""
     tokens = torch.cat([one.token_ids for one in proposals]).to(torch.int32)
     floats = [found for p in proposals if (found := p.recorded_logprobs) is not None]
     parts = [tokens, torch.cat(floats).float()] if floats else [tokens]
@@ -144,7 +144,7 @@ def encoded(proposals: Sequence[Proposals]) -> bytes:
 
 
 def draft_identity(draft: LoadedDraft) -> str:
-    """Of all that a draft computes with, as it is held: no other place or name makes it another."""
+    """Hash of all that a draft computes with, as held; another place or name does not change it."""
     said = {
         "family": draft.family.name,
         "geometry": dataclasses.asdict(draft.geometry),
@@ -172,7 +172,7 @@ def _sample(asked: Question) -> list[int]:
 
 
 def _holds(found: Sequence[Proposals], asked: Question, position: int) -> bool:
-    """The same again: for the prompt alone, else, as a batch rounds otherwise, for all of it."""
+    """Whether a replay repeats it: for the prompt alone, or, as batches round anew, for all."""
     if _equal(asked.answer([position])[0], found[position]):
         return True
     batch = next(batch for batch in asked.batches if position in batch)
@@ -186,7 +186,7 @@ def _equal(one: Proposals, other: Proposals) -> bool:
 
 
 def decoded(kept: bytes, asked: Question, positions: Sequence[int]) -> list[Proposals] | None:
-    """Of prompts at these positions; None = other than so many numbers, or no target's tokens."""
+    """Proposals for prompts at these positions; None = wrong number, or not target tokens."""
     rows = [asked.rows(position) for position in positions]
     shape = (sum(rows), asked.num_draft_tokens)
     numbers = shape[0] * shape[1]

@@ -1,4 +1,4 @@
-"""Replay of drafts as asked: loaded in the memory that there is, from the cache or on a cluster."""
+"""Replay of drafts as asked: loaded in the available memory, from the cache or on a cluster."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,11 +30,11 @@ from .replay_cache import Elsewhere, Question, ReplayCache, decoded, encoded
 from .trace_replay import replay_drafts
 
 MOST_TOGETHER = 8
-"""Drafts that share one reading of the traces beside the first; more would save no more time."""
+"""Drafts that share one reading of the traces with the first; more would save no more time."""
 
 
 def replay_loaded(loaded: LoadedForReplay, how: OnTraces) -> tuple[DraftReplay, ...]:
-    """Replay, and then say what memory it took."""
+    """Replay, and then report the memory that it took."""
     replays = _beside(loaded, how, _cache(how, holds=False))
     _note_memory(how.listener, loaded.device)
     return replays
@@ -45,7 +45,7 @@ def replay_in_groups(
 ) -> tuple[DraftReplay, ...]:
     """Replay any number of drafts, in groups that fit in memory beside the first one.
 
-    What the first proposes is computed once, or recalled, for all groups.
+    What the first draft proposes is computed, or recalled, once for all groups.
     """
     how = _alike(folders, how)
     estimate = memory_of(folders, traces, how, in_turn=True)
@@ -73,7 +73,7 @@ def replay_in_groups(
 
 
 def _alike(folders: Sequence[Path], how: OnTraces) -> OnTraces:
-    """One prompt at a time for all groups where a draft rounds its inputs of a whole call alike."""
+    """One prompt at a time for all groups if a draft uses one input scale for a whole call."""
     stored = (StoredDraft.read(Checkpoint.open(folder)) for folder in folders)
     if all(one.rounds_alone for one in stored):
         return how
@@ -81,14 +81,14 @@ def _alike(folders: Sequence[Path], how: OnTraces) -> OnTraces:
 
 
 def _beside(loaded: LoadedForReplay, how: OnTraces, cache: ReplayCache) -> tuple[DraftReplay, ...]:
-    """Replay drafts; what the first proposes is asked of `cache` and kept there."""
+    """Replay drafts; the first one's proposals are looked up in `cache` and kept there."""
     address = how.ray_address
     with ExitStack() as shown:
         bar = shown.enter_context(how.listener.bar("replay", len(loaded.traces), "work"))
 
         def moved(done: int, total: int) -> None:
             bar.set(done, total)
-            if done >= total:  # what the traces say of themselves is no work of drafts
+            if done >= total:  # the traces' own checks are not work of drafts
                 shown.close()
 
         return replay_drafts(
@@ -118,7 +118,7 @@ def _cache(how: OnTraces, *, holds: bool) -> ReplayCache:
 def replayed_on_ray(
     address: str, loaded: LoadedForReplay, how_asked: Passes, on_progress: Progress
 ) -> Elsewhere:
-    """What drafts propose, by a task for each batch of prompts."""
+    """What drafts propose, computed by one task for each batch of prompts."""
 
     def answer(asked: Sequence[Question]) -> Sequence[Sequence[Proposals]]:
         if not asked:
@@ -156,7 +156,7 @@ def _open_replay(
     how: Mapping[str, Any],
     contents: Mapping[int, Mapping[str, object]],
 ) -> Iterator[Callable[[Sequence[int]], list[bytes]]]:
-    """In a worker: load the drafts, and ask some of them; a job is a batch of positions."""
+    """In a worker: load the drafts, and query some of them; a job is a batch of positions."""
     loaded = load_for_replay(folders, TraceFolder.open(traces), how_asked)
     questions = [Question(draft=loaded.drafts[i], traces=loaded.traces, **how) for i in contents]
     for question, content in zip(questions, contents.values(), strict=True):

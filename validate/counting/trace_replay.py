@@ -4,23 +4,23 @@ For greedy decoding this is exact: a greedy target commits the recorded tokens w
 proposes, so the verify steps are those of the online loop, one by one.
 
 A step with last committed token x_n belongs to row n - 1; x_n is also the anchor of a draft that
-proposes blocks. The first is row P - 1 (x_P came from prefill), the next one is `accepted + 1` rows
-later. A step is counted only if all K drafted positions lie inside the trace: that depends on its
-position alone, not on its outcome, so leaving the others out biases nothing.
+proposes blocks. The first is row P - 1 (x_P came from prefill); the next is `accepted + 1` rows
+later. A step counts only if all K drafted positions lie inside the trace: that depends only on its
+position, not on its outcome, so leaving the others out causes no bias.
 
-A proposal that is drawn, y ~ q, is accepted with probability min(1, p(y) / q(y)), else the target
-emits from what is left of p. So given a text that the target wrote alone, its token x was an
+A drawn proposal y ~ q is accepted with probability min(1, p(y) / q(y)); otherwise the target draws
+from what is left of p. So in a text that the target wrote alone, the token x was an
 accepted proposal with probability min(q(x), p(x)) / p(x), that is
 
     c = min(1, q(x) / p(x)).
 
-Block verification (Sun et al., arXiv 2403.10444) accepts at least i proposals of a path with the
-probability b_i = min(1, b_(i-1) p(y_i) / q(y_i)), b_0 = 1. Of those steps that got as far as i - 1,
-the share that accepts the recorded token x_i too is therefore
+Block verification (Sun et al., arXiv 2403.10444) accepts at least i proposals of a path with
+probability b_i = min(1, b_(i-1) p(y_i) / q(y_i)), b_0 = 1. Of the steps that got as far as i - 1,
+the share that also accepts the recorded token x_i is therefore
 
     c_i = min(1, q(x_i) / (p(x_i) b_(i-1))).
 
-That says with which probability a step began at each row: an expectation, without a random number.
+This gives the probability that a step began at each row: an expectation, without random numbers.
 """
 
 import dataclasses
@@ -69,14 +69,14 @@ def counted_prompt(
     bins: ContextBins = CONTEXT_BINS,
     draft_sampling: DraftSampling = "probabilistic",
 ) -> PromptReplay:
-    """Counted, or expected where the draft draws its tokens.
+    """Counts, or expected counts where the draft draws its tokens.
 
-    Where fewer proposals are verified, the next step begins elsewhere, so that these are no sums of
-    the counts at K. A block that is drafted whole and cut is what vLLM's schedule by batch size
-    makes of it.
+    Where fewer proposals are verified, the next step begins elsewhere, so these are not sums of
+    the counts at K. A block that is drafted whole and then cut is what vLLM's schedule by batch
+    size verifies.
     """
     predicted, drafted = proposed.token_ids, proposed.recorded_logprobs
-    first = trace.prompt_length + 1  # the token of prefill stands before the first step too
+    first = trace.prompt_length + 1  # the token of prefill comes before the first step too
     depths = range(1, predicted.shape[1])
     shorter: Iterator[AcceptanceCounts]
     if drafted is None or trace.token_logprob is None:
@@ -132,7 +132,7 @@ def recorded_tokens(trace: PromptTrace, predicted: Tensor) -> Tensor:
 
 
 def _after_first(continued: Tensor, predicted: Tensor) -> Tensor:
-    """[R, K] of what is known of each token of the continuation, for the rows that predict it."""
+    """[R, K] of a value known for each token of the continuation, for the rows that predict it."""
     rows, depths = predicted.shape
     return continued[1:].unfold(0, depths, 1)[:rows] if rows else continued.new_empty((0, depths))
 
@@ -143,7 +143,7 @@ def acceptance_probabilities(draft_logprobs: Tensor, target_logprobs: Tensor) ->
 
 
 def block_acceptance(draft_logprobs: Tensor, target_logprobs: Tensor) -> Tensor:
-    """[R, K] float64 c of recorded tokens that are verified as a block; as the function above."""
+    """[R, K] float64 c of recorded tokens that are verified as a block; otherwise as above."""
     ratios = draft_logprobs.double() - target_logprobs.double()
     accepted, of_path = torch.empty_like(ratios), ratios.new_zeros(len(ratios))  # log b of the path
     for depth, ratio in enumerate(ratios.unbind(1)):
@@ -153,14 +153,14 @@ def block_acceptance(draft_logprobs: Tensor, target_logprobs: Tensor) -> Tensor:
 
 
 def outcome_probabilities(accepted: Tensor) -> Tensor:
-    """[R, K + 1] chances to accept exactly 0 .. K: prod_{i<j} c_i * (1 - c_j), and prod c_i."""
+    """[R, K + 1] chances of accepting exactly 0 .. K: prod_{i<j} c_i * (1 - c_j), and prod c_i."""
     ones = accepted.new_ones((len(accepted), 1))
     reached = torch.cat([ones, accepted.cumprod(dim=1)], dim=1)
     return torch.cat([reached[:, :-1] * (1 - accepted), reached[:, -1:]], dim=1)
 
 
 def expected_steps(outcomes: Tensor) -> AcceptanceCounts:
-    """Expected number of steps by what they accept, if the first begins at row 0; of [R, K + 1]."""
+    """Expected number of steps by accepted tokens, if the first begins at row 0; of [R, K + 1]."""
     return _expected(chances_of_beginning(outcomes), outcomes)
 
 
@@ -181,7 +181,7 @@ def _expected(begun: Tensor, outcomes: Tensor) -> AcceptanceCounts:
 
 
 def steps_at_every_row(outcomes: Tensor) -> AcceptanceCounts:
-    """The same as if a round began at every row."""
+    """The same as if a verify step began at every row."""
     return AcceptanceCounts(histogram=tuple(outcomes.sum(dim=0).tolist()))
 
 
@@ -201,10 +201,10 @@ def replay_drafts(
 
     Args:
         num_draft_tokens: K, at least 1, below the block size of a draft that proposes blocks.
-        batch_size: prompts that go through a draft together; None = as many as `max_tokens` lets.
-            Drafts of which one rounds its inputs under one scale of a whole call get one at a time.
-        cache: of what the first draft proposes, unless it is quantized.
-        elsewhere: gives what drafts propose that is not known, in place of their passes.
+        batch_size: prompts that go through a draft together; None = as many as `max_tokens` allows.
+            If a draft rounds its inputs under one scale of a whole call, they run one at a time.
+        cache: proposals of the first draft, unless it is quantized.
+        elsewhere: computes the proposals that are not known, instead of passes here.
         on_progress: called with (work done, work) after each batch of each draft.
     """
     if not drafts:
@@ -287,7 +287,7 @@ class _Tally:
 
 
 def check_drafts(drafts: Sequence[LoadedDraft], traces: TraceFolder, num_draft_tokens: int) -> None:
-    """ReplayError, TraceError: a draft does not draft so many tokens, or cannot read the traces."""
+    """ReplayError, TraceError: a draft cannot draft so many tokens, or cannot read the traces."""
     for draft in drafts:
         if fault := num_draft_tokens_fault(draft.geometry, num_draft_tokens):
             raise ReplayError(f"{draft.name}: num_draft_tokens", fault[0], fix=fault[1])

@@ -1,4 +1,4 @@
-"""What a verdict rests on, and what to do about it.
+"""What a verdict is based on, and what to do about it.
 
 A way out is a sentence, or a sentence and a command: "Judge them: draftquant gate BF16 ...". Words
 in capitals stand for what only the reader knows.
@@ -16,10 +16,10 @@ from .policy import Look, Policy, Wording
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Background:
-    """What was looked at before the two drafts were replayed; None = not known.
+    """What was checked before the two drafts were replayed; None = not known.
 
-    `head_agreement` is the share of recorded tokens that the target's head reproduces. No run with
-    anything in `not_compared` passes; `to_compare` says how those tools keep it.
+    `head_agreement` is the share of recorded tokens that the target's head reproduces. A run with
+    an entry in `not_compared` cannot pass; `to_compare` says how those tools record it.
     """
 
     baseline_sha256: str | None = None
@@ -42,7 +42,7 @@ NO_BACKGROUND = Background()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All that a verdict rests on; `incomparable` says why there can be none, "" = there can."""
+    """All that a verdict is based on; `incomparable` says why there can be none, "" = there can."""
 
     baseline: DraftCounts
     candidate: DraftCounts
@@ -63,26 +63,26 @@ class Evidence:
 
     @property
     def counted(self) -> str:
-        """How many prompts there are, in words."""
+        """The number of prompts, in words."""
         clustered = any(prompt.cluster for prompt in self.baseline.prompts)
         unit = "clusters of prompts" if clustered else "distinct prompts"
         return f"{len(self.prompts)} {unit}"
 
     @property
     def num_prompts(self) -> int:
-        """Distinct ones with verify steps, whatever clusters they form."""
+        """Distinct prompts with verify steps, whatever clusters they form."""
         return len({one.prompt_sha256 for one, _ in self.recorded})
 
     @property
     def num_short_prompts(self) -> int:
-        """Left out, because they have no verify step."""
+        """Prompts left out because they have no verify step."""
         return len(self.baseline.prompts) - len(self.recorded)
 
 
 MOST_PROMPTS = 10_000
-"""Nobody records more, so that no larger number is advised."""
+"""Nobody records more, so no larger number is advised."""
 _NEEDS_TRACES = ("-gptq", "-learned")
-"""How the built-in recipes end that calibrate on traces."""
+"""Endings of the names of built-in recipes that calibrate on traces."""
 
 _MORE_ROWS = (
     "Keep more rows of the head; what each size costs is shown by: draftquant vocab BF16 --traces"
@@ -91,11 +91,11 @@ _MORE_ROWS = (
 _FP4_WEIGHTS = (
     "Keep the inputs in BF16 and round the FP4 weights by GPTQ: draftquant quantize BF16{}"
 )
-"""What passes where FP4 inputs lose too much, learned or not."""
+"""Recipe to use where FP4 inputs lose too much, learned or not."""
 
 
 def lines(*ways: str) -> str:
-    """Ways out, one a line."""
+    """Ways out, one per line."""
     return "\n".join(ways)
 
 
@@ -127,7 +127,7 @@ def lose_less(background: Background) -> tuple[str, ...]:
 
 
 def more_prompts(evidence: Evidence, required: RequiredPrompts, least: int | None) -> str:
-    """What to do where these prompts do not decide; `least` is what the policy asks for."""
+    """What to do where these prompts do not decide; `least` is the policy's number."""
     look, wording = evidence.look, evidence.wording
     if look is not None and look.number < look.total:
         return _next_look(look, wording)
@@ -151,7 +151,7 @@ def more_prompts(evidence: Evidence, required: RequiredPrompts, least: int | Non
 
 
 def fresh_prompts(number: str, wording: Wording) -> str:
-    """Ways to another set of prompts ("60 fresh prompts or more"), and to its verdict."""
+    """How to get another set of prompts ("60 fresh prompts or more"), and its verdict."""
     return lines(f"{wording.take} {number}: {wording.count}", f"Judge them: {wording.gate}")
 
 
@@ -199,12 +199,12 @@ def _is_feasible(number: int | None) -> bool:
 
 
 def _number(required: RequiredPrompts, least: int | None) -> str:
-    """About how many, and between which numbers; all are `MOST_PROMPTS` at most."""
+    """About how many, and between which numbers; all are at most `MOST_PROMPTS`."""
     if least is not None and not _is_feasible(required.as_measured):
         number = min(required.if_unchanged, MOST_PROMPTS)
         passes = f" (with about {number:,}, a draft that lost nothing passes)"
         return f"{least:,} fresh prompts or more{passes if number > least else ''}"
-    assert required.fewest is not None  # of a smaller loss than the measured one
+    assert required.fewest is not None  # for a smaller loss than the measured one
     assert required.as_measured is not None
     if required.fewest == required.most:
         return f"{required.fewest:,} fresh prompts or more"
@@ -217,10 +217,10 @@ def _number(required: RequiredPrompts, least: int | None) -> str:
 
 
 def findings(found: Sequence[CategoryFigures]) -> str:
-    """Each with its change and bounds."""
+    """Each finding with its change and bounds."""
     said = []
     for one in found:
-        assert one.change is not None  # it has an outcome, or would have
+        assert one.change is not None  # it has an outcome, or would have one
         lower, upper = one.change.relative_bounds
         said.append(
             f"{one.category!r} ({one.num_prompts} prompts) changed by"
@@ -248,12 +248,12 @@ def kinds_of(found: Sequence[CategoryFigures]) -> str:
 
 
 def names(found: Sequence[CategoryFigures]) -> str:
-    """As they are in the report."""
+    """Names as they are in the report."""
     return ", ".join(repr(one.category) for one in found)
 
 
 def calibrate_on(found: Sequence[CategoryFigures]) -> str:
-    """Ways to lose less in these parts, one a line."""
+    """Ways to lose less in these parts, one per line."""
     bins = names([one for one in found if one.is_context_bin])
     others = names([one for one in found if not one.is_context_bin])
     ways = (

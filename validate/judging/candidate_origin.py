@@ -1,8 +1,8 @@
-"""Where a candidate comes from: the baseline's weights.
+"""Whether a candidate comes from the baseline's weights.
 
 A record (draftquant.json) counts as far as its hashes are those of the tensors on both sides. For a
-folder without a record the weights decide: what it keeps equals the baseline's, and its quantized
-values point the same way.
+folder without a record the weights decide: tensors that it keeps must equal the baseline's, and
+quantized values must point the same way.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ from ...quantize.verify.demands import declared_faults
 from ...recipes.errors import GateError, refused
 
 MIN_COSINE = 0.7
-"""Between a weight and its quantized values: INT3 has 0.97, any other weight about 0."""
+"""Cosine of a weight and its quantized values: 0.97 for INT3; about 0 for any other weight."""
 
 _BLOCK = 2**24  # elements compared at a time
 _ON_PURPOSE = "to compare two different drafts on purpose, add --unrelated"
@@ -46,12 +46,12 @@ _UNRELATED = (
 )
 _SIZES = ("draft_vocab_size", "truncated_vocab_size")
 _COPIED = ("embed_tokens.weight", "lm_head.weight", "fc.weight", "d2t", "t2d")
-"""Tensors that a candidate has from the baseline, unless it quantizes them."""
+"""Tensors that a candidate shares with the baseline unless it quantizes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftFolder:
-    """A draft as it is stored; `quantized` = it declares it, `record` = its draftquant.json."""
+    """A draft as stored; `quantized` = it declares this, `record` = its draftquant.json."""
 
     folder: Path
     tensor_digests: Mapping[str, str]
@@ -60,7 +60,7 @@ class DraftFolder:
 
     @classmethod
     def read(cls, folder: Path) -> "DraftFolder":
-        """Read a folder, hash its tensors; GateError: its draftquant.json is of others."""
+        """Read a folder and hash its tensors; GateError if draftquant.json belongs to others."""
         checkpoint = Checkpoint.open(folder)
         record = read_provenance(folder)
         check_seal(folder, record)
@@ -81,7 +81,7 @@ class DraftFolder:
 
     @property
     def sha256(self) -> str:
-        """Identity of the weights: over names and hashes of all tensors."""
+        """Identity of the weights: a hash over names and hashes of all tensors."""
         return tensors_sha256(self.tensor_digests)
 
     @property
@@ -96,7 +96,7 @@ class DraftFolder:
 
     @property
     def is_recorded(self) -> bool:
-        """A record of this package says how it was made, back to floating-point weights."""
+        """True if records of this package lead back to floating-point weights."""
         of_cut = isinstance(self.record, CutProvenance) and not self.quantized
         return self.quantized_by is not None or of_cut
 
@@ -106,8 +106,8 @@ def check_folders(
 ) -> tuple[str, ...]:
     """The baseline was never quantized; the candidate was made from it, unless `unrelated`.
 
-    Where `same`, the candidate has the baseline's tensors and is served otherwise. Returns what
-    nothing verifies, in sentences without a full stop.
+    With `same`, the candidate has the baseline's tensors and is served in another form. Returns
+    what nothing verifies, in sentences without a full stop.
     """
     if unrelated:
         return (_UNRELATED,)
@@ -161,7 +161,7 @@ def _check_candidate(baseline: DraftFolder, candidate: DraftFolder) -> None:
 
 
 def _check_weights(baseline: LoadedDraft, candidate: LoadedDraft) -> None:
-    """A candidate without a record resembles the baseline as only its quantized values do."""
+    """A candidate without a record must resemble the baseline as only its quantized values can."""
     for name in sorted(baseline.weights.keys() | candidate.weights.keys()):
         ours, theirs = baseline.weights.get(name), candidate.weights.get(name)
         if ours is None or theirs is None or ours.shape != theirs.shape:
@@ -199,8 +199,8 @@ def _other_draft(candidate: LoadedDraft, what: str) -> GateError:
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Embedding rows that traces do not carry are NaN on both sides."""
-    if a is b:  # drafts that were loaded alike hold what is equal once
+    """True if equal; embedding rows that traces do not carry are NaN on both sides."""
+    if a is b:  # drafts loaded together hold equal tensors once
         return True
     return a.shape == b.shape and all(
         torch.equal(x.nan_to_num().double(), y.nan_to_num().double()) for x, y in _blocks(a, b)

@@ -1,9 +1,9 @@
-"""What a change means against a limit: for the whole, each category of prompts and context bin.
+"""What a change means against a limit: overall, and for each category and context bin.
 
-Where the verify steps lie in several context bins, the bounds of all parts together hold with the
+Where the verify steps lie in several context bins, the bounds of all parts hold together with the
 confidence of the policy (Bonferroni over the judged categories and bins). Where all lie in one bin,
-only categories are judged, at the policy's confidence each: what passes as a whole is so far from
-their wider limit that this costs no false FAIL.
+only categories are judged, each at the policy's confidence: a draft that passes as a whole is so
+far from their wider limit that this costs no false FAIL.
 """
 
 import dataclasses
@@ -30,9 +30,9 @@ Outcome = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 Figures = TypeVar("Figures", bound="CategoryFigures")
 
 MIN_PROMPTS_TO_SUSPECT = 5
-"""Of fewer prompts a standard error may be tiny by chance."""
+"""With fewer prompts a standard error may be tiny by chance."""
 MIN_PROMPTS_FOR_BOUNDS = 10
-"""Pages show no bounds of a smaller category that was not judged; the JSON keeps them."""
+"""Pages show no bounds of a category below this that was not judged; the JSON keeps them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class CategoryFigures:
     """One category of prompts, or the verify steps of one context bin ("context 4k-16k").
 
     `outcome` is None where the prompts are too few to judge it. `certainly_lost`: even its upper
-    bound lies beyond the limit, at the confidence with which one honest draft in twenty would have
+    bound lies beyond the limit, at the confidence at which one honest draft in twenty would have
     a part at its very limit; or it fails without declared clusters.
     """
 
@@ -55,7 +55,7 @@ class CategoryFigures:
 
     @property
     def is_context_bin(self) -> bool:
-        """Whether it is a context bin and no category."""
+        """Whether it is a context bin rather than a category."""
         return False
 
     @property
@@ -85,7 +85,7 @@ def outcome(change: PairedChange, max_relative_drop: float) -> Outcome:
 
 
 def widest_change(recorded: Sequence[RecordedPair], confidence: float) -> PairedChange | None:
-    """The paired change over clusters, with the wider of each bound with and without declared ones.
+    """The paired change over clusters, with the wider bound with or without declared clusters.
 
     So clusters that were chosen by the counts narrow no bound.
     """
@@ -107,7 +107,7 @@ def change_of(prompts: Sequence[PromptPair], confidence: float) -> PairedChange 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What is judged beside the whole; nothing where all is of one category, or one context bin."""
+    """What is judged besides the whole; empty where all is in one category, or one context bin."""
 
     categories: tuple[CategoryFigures, ...] = ()
     context_bins: tuple[ContextBinFigures, ...] = ()
@@ -123,15 +123,15 @@ class Parts:
         return (*self.categories, *self.context_bins)
 
     def with_outcome(self, outcome: Outcome) -> list[CategoryFigures]:
-        """Those that came out like that."""
+        """The parts with this outcome."""
         return [one for one in self.all if one.outcome == outcome]
 
 
 def judge_parts(recorded: Sequence[RecordedPair], policy: Policy, confidence: float) -> Parts:
     """Every category and context bin, with an outcome where it has `min_category_prompts`.
 
-    The steps of a bin are few in most of the prompts that only reach it, so prompts count there by
-    their effective sample size. No part looks better by what is declared.
+    Most prompts that only just reach a bin have few steps there, so prompts count there by
+    their effective sample size. Declared clusters make no part look better.
     """
     categories, bins = _by_category(recorded), _by_context_bin(recorded)
     least = policy.min_category_prompts
@@ -208,7 +208,7 @@ def _figures(
 
 
 def _certainly_lost(prompts: Sequence[PromptPair], policy: Policy, confidence: float) -> bool:
-    """Whether few prompts are enough to say so; prompts all alike say nothing."""
+    """Whether even few prompts show a loss; prompts that are all alike show nothing."""
     change = change_of(prompts, confidence) if len(prompts) >= MIN_PROMPTS_TO_SUSPECT else None
     if change is None or not change.has_spread:
         return False

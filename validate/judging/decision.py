@@ -3,7 +3,7 @@
 PASS          the lower bound of the change clears the margin, and no part of it fails
 FAIL          the upper bound lies beyond the margin, or that of a part beyond its own
 INCONCLUSIVE  neither, or too few prompts to say, of all or of a part that lost much
-ANOMALOUS     the figures are not those of a working pair of drafts on the same text, or nothing
+ANOMALOUS     the figures do not come from a working pair of drafts on the same text, or nothing
               says how the candidate was made
 
 Parts are categories of prompts and context bins.
@@ -37,14 +37,14 @@ from .policy import Policy, Verdict, in_percent
 EXPECTED_WITHIN = 0.05
 """Relative difference up to which `--expect-baseline` confirms a measured acceptance length."""
 _ENOUGH_FOR_RARE_LOSSES = 100
-"""Prompts of which a loss in one prompt in twenty passes in 5 % of cases; in 9 % of 36."""
+"""Prompts at which a loss in one prompt in twenty passes in 5 % of cases; with 36 it is 9 %."""
 _USUAL_WEIGHTS = 0.9
 """Effective sample size by the number of prompts, where these are of similar length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A verdict with its reason; fields as in `GateReport`: one way out a line of `action`."""
+    """A verdict with its reason; fields as in `GateReport`: `action` has one way out per line."""
 
     verdict: Verdict
     reason: str
@@ -91,7 +91,7 @@ def _impossible_length(evidence: Evidence, role: str) -> Decision | None:
 
 
 def _doubtful_baseline(evidence: Evidence) -> Decision | None:
-    """A known acceptance length settles it, else features and length must look right."""
+    """A known acceptance length settles it; otherwise features and length must look right."""
     baseline, expected = evidence.baseline, evidence.background.expected_baseline
     length = baseline.counts.mean_acceptance_length
     if expected is not None:
@@ -113,7 +113,7 @@ def min_baseline_length(baseline: DraftCounts, policy: Policy) -> float:
 
     Drawn text is harder to guess: a draft that proposes its most likely token is right at best as
     often as that token is drawn, which is at least the mean probability of the drawn tokens. So a
-    is a share of that. (Drawn proposals lose less, as far as measured: 2.00 where the share gives
+    is multiplied by that. (Drawn proposals lose less, as far as measured: 2.00 where this gives
     1.15, on the shipped EAGLE-3 pair at temperature 0.8 and top-p 0.95.)
     """
     a = policy.min_step_acceptance * (baseline.text.mean_token_probability or 1.0)
@@ -123,7 +123,7 @@ def min_baseline_length(baseline: DraftCounts, policy: Policy) -> float:
 def _no_spread(evidence: Evidence) -> Decision | None:
     """Prompts are never all alike: a bound without width is one prompt in disguise.
 
-    Unless nothing changed: a step more of one token and of three, for two of two, is no change.
+    Except where nothing changed: one more step of one token and one of three, for two of two, is
     """
     change = evidence.change
     if change is None or change.has_spread or not change.log_ratio:
@@ -241,7 +241,7 @@ def _not_all_compared(evidence: Evidence) -> Decision | None:
 
 def _passed(evidence: Evidence) -> Decision | None:
     change, limit = evidence.change, evidence.policy.max_relative_drop
-    assert change is not None  # too few prompts is a rung above
+    assert change is not None  # too few prompts is an earlier rung
     rare, effective = "", change.effective_num_prompts
     if min(len(evidence.prompts), effective / _USUAL_WEIGHTS) < _ENOUGH_FOR_RARE_LOSSES:
         rare = (

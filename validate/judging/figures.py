@@ -1,4 +1,4 @@
-"""The figures that reports have of one draft, of one prompt and of two measurements."""
+"""The figures that reports give for one draft, one prompt and two measurements."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,10 +15,10 @@ EstimatorName = Literal["weighted rounds", "whole outputs"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedFigures:
-    """How two measurements of the same prompts were compared; None = the tool does not keep it.
+    """How two measurements of the same prompts were compared; None = the tool does not record it.
 
     `identical_share` is of the prompts, `common_share` of the output tokens before outputs part.
-    `whole_change` is by all steps of both outputs, `common_change` by those inside common text, as
+    `whole_change` is over all steps of both outputs, `common_change` over those in common text, as
     replay counts; either is None for fewer than two such prompts. `verification` is that of drawn
     proposals, None where nothing was drawn or the server does not tell.
     """
@@ -44,7 +44,7 @@ class ServedFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftFigures:
-    """What was counted of one draft; the last figure is None of a draft that was served."""
+    """The counted figures of one draft; the last is None for a draft that was served."""
 
     name: str
     mean_acceptance_length: float
@@ -61,7 +61,7 @@ class DraftFigures:
 class PromptFigures(PromptKey):
     """One recorded prompt under both drafts: [K + 1] histograms, and [bins, K + 1] where known.
 
-    `alike` None = as `cluster`, and what earlier versions wrote.
+    `alike` None = equal to `cluster`, as in reports of earlier builds.
     """
 
     baseline: tuple[float, ...]
@@ -73,7 +73,7 @@ class PromptFigures(PromptKey):
 
     @classmethod
     def of(cls, baseline: PromptCounts, candidate: PromptCounts) -> "PromptFigures":
-        """Of one prompt under both drafts."""
+        """The figures of one prompt under both drafts."""
         both = baseline.contexts, candidate.contexts
         bins = [() if one is None or None in both else one.histograms for one in both]
         return cls(
@@ -89,7 +89,7 @@ class PromptFigures(PromptKey):
         )
 
     def counts(self, context_edges: Sequence[int], *, of_candidate: bool) -> PromptCounts:
-        """Under one of the two drafts."""
+        """The counts under one of the two drafts."""
         histogram = self.candidate if of_candidate else self.baseline
         bins = self.candidate_context_bins if of_candidate else self.baseline_context_bins
         alike = self.cluster if self.alike is None else self.alike
@@ -112,8 +112,8 @@ def draft_figures(draft: DraftCounts) -> DraftFigures:
 
 MOST_DRAFT_TOKENS = 1000
 ROUNDING = 1e-9
-"""Of another machine's sums."""
-_MOST_STEPS = 1e12  # of a prompt: sums of them are exact
+"""Tolerance for sums computed on another machine."""
+_MOST_STEPS = 1e12  # of a prompt: sums of this many are exact
 
 
 def prompt_problem(
@@ -138,7 +138,7 @@ def context_bins_problem(
     *,
     add_up: bool,
 ) -> str:
-    """What is wrong with the context bins of a prompt, [bins, K + 1] or none; empty if nothing."""
+    """What is wrong with a prompt's context bins, [bins, K + 1] or none; empty if nothing."""
     if problem := ContextBins(edges=tuple(edges)).problem():
         return f"context_edges: {problem}"
     if not histograms:
@@ -155,12 +155,12 @@ def context_bins_problem(
 
 
 def is_histogram(counts: Sequence[float], num_draft_tokens: int) -> bool:
-    """Whether these are counts of at least one round by number of accepted tokens, 0 to K."""
+    """Whether these are counts of at least one verify step by accepted tokens, 0 to K."""
     return len(counts) == num_draft_tokens + 1 and min(counts) >= 0 and 0 < sum(counts) < 1e18
 
 
 def differences(where: str, wanted: Any, got: Any) -> Iterator[tuple[str, object, object]]:
-    """Of two trees of records, from the top: place, expected, got; numbers may differ by rounding.
+    """Differences of two trees of records: place, expected, got; numbers may differ by rounding.
 
     Both are of the same types, and mappings of records have names as keys.
     """

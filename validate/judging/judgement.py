@@ -52,14 +52,14 @@ from .policy import EXIT_CODES, REPLAYED, Look, Policy, Verdict, Wording, looser
 from .published import Published
 
 MOST_NAMED = 20
-"""Categories that a sentence names."""
+"""Most categories that a sentence names."""
 
 
 _WARNINGS: Mapping[str, str] = table_beside(__file__, "warnings")
 
 
 def report_warnings(evidence: Evidence) -> Iterator[str]:
-    """What a reader has to know beside a verdict, in sentences without a full stop."""
+    """What a reader must know besides the verdict, in sentences without a full stop."""
     num_prompts, num_short_prompts = evidence.num_prompts, evidence.num_short_prompts
     said, parts, least = _WARNINGS, evidence.parts, evidence.policy.min_category_prompts
     looser = looser_than_release(evidence.policy)
@@ -122,7 +122,7 @@ def _unjudged(categories: Sequence[CategoryFigures], min_prompts: int) -> Iterat
 
 
 def _falls_with_context(bins: Sequence[ContextBinFigures]) -> Iterator[str]:
-    """Of the baseline: both drafts may be as bad as each other."""
+    """Warn where the baseline loses: both drafts may be equally bad."""
     told = [one for one in bins if one.num_prompts >= MIN_PROMPTS_TO_SUSPECT]
     best = max(told, key=lambda one: one.baseline_mean_acceptance_length, default=None)
     for one in told:
@@ -141,13 +141,13 @@ class GateReport(Published):
     Attributes:
         verdict: PASS, FAIL, INCONCLUSIVE or ANOMALOUS.
         reason: why, in one sentence.
-        action: what to do about it, one way out in each line; None for PASS.
-        warnings: what a reader has to know beside the verdict, one sentence each.
+        action: what to do about it, one way out per line; None for PASS.
+        warnings: what a reader must know besides the verdict, one sentence each.
         policy: the limits that were applied.
         looser_than_release: what these limits allow and those of `release` do not.
         look: which planned interim analysis this is; None for a single analysis. With one,
             `change.confidence` is adjusted, and the policy holds the confidence of the whole plan.
-        estimand: what the acceptance length is of, in words.
+        estimand: what the acceptance length describes, in words.
         convention: how tokens are counted, in words.
         num_draft_tokens: tokens drafted per verify step (K).
         draft_sampling: how the drafts chose their proposals; None for served drafts.
@@ -167,8 +167,8 @@ class GateReport(Published):
         served: how two measurements were compared; None for replayed drafts.
         prompts: the compared prompts in their order; empty where the drafts cannot be compared.
         num_clusters: groups of related prompts, each counted as one; None where none are declared.
-        context_edges: of the context bins by which verify steps were counted too; none where the
-            places of the steps are not known.
+        context_edges: edges of the context bins by which verify steps were also counted; none where
+            the places of the steps are not known.
         exit_code: 0 PASS, 1 FAIL, 3 INCONCLUSIVE or ANOMALOUS.
         relative_change: the relative change as a share: -0.01 is a loss of 1 %.
     """
@@ -206,16 +206,16 @@ class GateReport(Published):
 
     @property
     def parts(self) -> Parts:
-        """What was judged beside the whole."""
+        """What was judged besides the whole."""
         return Parts(categories=self.categories, context_bins=self.context_bins)
 
     def problem(self) -> str:
-        """Which counts are none; empty if all are: all else has to follow from them."""
+        """Which counts are invalid; empty if none: all other figures have to follow from them."""
         k = self.num_draft_tokens
         if not 1 <= k <= MOST_DRAFT_TOKENS:
             return f"num_draft_tokens: expected 1 to {MOST_DRAFT_TOKENS}, got {k}"
         for figures in (self.baseline, self.candidate):
-            # Drafts that cannot be compared may have drafted with another K each.
+            # Drafts that cannot be compared may each have used another K.
             most = k if self.prompts else max(1, len(figures.histogram) - 1)
             if not is_histogram(figures.histogram, most):
                 return f"histogram: expected {most + 1} counts of verify steps"
@@ -245,7 +245,7 @@ class GateReport(Published):
 
 
 def counted(report: GateReport, *, of_candidate: bool) -> list[PromptCounts]:
-    """What was counted of each compared prompt under one of the two drafts."""
+    """What was counted for each compared prompt under one of the two drafts."""
     edges = report.context_edges
     return [prompt.counts(edges, of_candidate=of_candidate) for prompt in report.prompts]
 
@@ -279,7 +279,7 @@ def judge(
 
 
 def mismatch(baseline: DraftReplay, candidate: DraftReplay) -> str:
-    """In what the two replays differ so that they cannot be compared; empty if in nothing."""
+    """The difference that makes two replays incomparable; empty if there is none."""
     depths = baseline.num_draft_tokens, candidate.num_draft_tokens
     if baseline.traces.sha256 != candidate.traces.sha256:
         return "the two drafts were replayed on different traces"

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Limits of the gate; those of `name`, or "custom" if any was changed.
+    """Limits of the gate; those of policy `name`, or "custom" if any was changed.
 
     Attributes:
-        max_category_drop: wider than the whole's, so that judging many costs no false FAIL.
-        every_category_passes: a PASS asks for one of each category; else for no FAIL of any.
+        max_category_drop: wider than the whole's, so that judging many causes no false FAIL.
+        every_category_passes: a PASS needs PASS in every category; else no FAIL in any.
         min_prompts: the effective sample size; 30 takes 35 prompts of similar lengths, and up to 60
             of different lengths.
         min_step_acceptance: a; a baseline whose mean acceptance length is below 1 + a + ... + a^K
@@ -129,13 +129,13 @@ def looser_than_release(policy: Policy) -> tuple[str, ...]:
 Spending = Literal["obrien-fleming", "pocock"]
 
 MAX_LOOKS = 10
-_NUM_NODES = 128  # of Gauss-Legendre: C is right to 1e-6 up to MAX_LOOKS
+_NUM_NODES = 128  # nodes of Gauss-Legendre: C is right to 1e-6 up to MAX_LOOKS
 _FAR = 9.0  # standard deviations: what lies beyond is below 1e-18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """Planned interim analysis `number` of `total`, each after adding as many prompts."""
+    """Planned interim analysis `number` of `total`, each after adding equally many prompts."""
 
     number: int
     total: int
@@ -148,7 +148,7 @@ class Look:
         return ""
 
     def adjusted_confidence(self, confidence: float) -> float:
-        """The confidence of this look's bounds with which all looks together keep `confidence`."""
+        """The confidence of this look's bounds at which all looks together keep `confidence`."""
         from scipy import stats
 
         boundary = boundaries(self.total, self.spending, confidence)[self.number - 1]
@@ -173,7 +173,7 @@ def parse_look(text: str | None, spending: Spending | None) -> Look | None:
 @functools.cache
 def boundaries(total: int, spending: Spending, confidence: float) -> tuple[float, ...]:
     """c_1 ... c_total, one-sided, in standard deviations."""
-    import numpy as np  # here, as scipy: together they take a second, and the gate's help no bound
+    import numpy as np  # as scipy: both take a second to import, and the gate's help needs neither
     from scipy import optimize, stats
 
     shape = np.ones(total)
@@ -219,7 +219,7 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
 class Wording:
     """What a verdict calls the way in which drafts were counted.
 
-    `take` is what is done with fresh prompts, and `count` the command for it; `join` puts them
+    `take` is what to do with fresh prompts, and `count` the command for it; `join` puts them
     beside those that were judged, for `gate_joined`; `longer` is how a prompt gets more verify
     steps.
     """
@@ -245,6 +245,6 @@ REPLAYED = Wording(
 
 
 def in_percent(confidence: float) -> str:
-    """95%, 98.47%, 99.9999%: with the digits that tell it from certainty."""
+    """95%, 98.47%, 99.9999%: with enough digits to tell it from certainty."""
     digits = 2 + math.ceil(-math.log10(1 - confidence))
     return f"{100 * confidence:.{digits}g}%"

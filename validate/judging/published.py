@@ -1,4 +1,4 @@
-"""`Paged`: a report that can be written as the files that the command line writes of it."""
+"""`Paged`: a report that can be written as the files that the command line writes."""
 
 import dataclasses
 import html
@@ -25,7 +25,7 @@ class Paged(Brief):
     __slots__ = ("_texts",)
 
     def with_texts(self, texts: Texts) -> Self:
-        """The same report, with its files."""
+        """The same report, with the texts of its files."""
         own = type(self)(**_fields(self))
         object.__setattr__(own, "_texts", texts)
         return own
@@ -43,7 +43,7 @@ class Paged(Brief):
         return framed(self.html()) if hasattr(self, "_texts") else super()._repr_html_()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """With its files, from one process to another."""
+        """Pickle it with its files for another process."""
         return _restored, (type(self), _fields(self), getattr(self, "_texts", None))
 
     def _text(self, kind: ReportFormat) -> Callable[..., str]:
@@ -70,7 +70,7 @@ class Paged(Brief):
 class Published(Paged):
     """A judgement of `gate` with its files: a page, Markdown, test cases, JSON.
 
-    What the methods return is what `gate --html`, `--markdown`, `--junit` and `--report` write.
+    The methods return what `gate --html`, `--markdown`, `--junit` and `--report` write.
     """
 
     __slots__ = ()
@@ -83,8 +83,8 @@ class Published(Paged):
         """The report as JUnit XML, one test case for each judgement.
 
         Args:
-            inconclusive: what an INCONCLUSIVE verdict is: "error", or "skipped" where it fails no
-                job.
+            inconclusive: how an INCONCLUSIVE verdict counts: "error", or "skipped" so that it fails
+                no job.
         """
         return self._text("junit")(inconclusive=inconclusive)
 
@@ -105,7 +105,7 @@ class Published(Paged):
             markdown: the file for a pull request, such as "gate.md".
             junit: the file with test cases for CI, such as "gate.xml".
             json: the file with every figure, such as "gate.json".
-            inconclusive: what an INCONCLUSIVE verdict is in `junit`: "error" or "skipped".
+            inconclusive: how an INCONCLUSIVE verdict counts in `junit`: "error" or "skipped".
 
         Returns:
             The files that were written.
@@ -119,7 +119,7 @@ class Published(Paged):
 
 
 def framed(page: str) -> str:
-    """A page in a frame, so that a notebook and the page leave each other's style alone.
+    """A page in a frame, so that a notebook and the page do not change each other's style.
 
     The frame shows the page's first screen; the rest scrolls.
     """

@@ -9,7 +9,7 @@ from ...recipes.regular_file import AnyPath
 
 @dataclass(frozen=True, kw_only=True)
 class CardRequest(Heard):
-    """What a card is to say that its folder does not; Hub ids where the record has none."""
+    """What a card is to say beyond its folder; Hub ids where the record has none."""
 
     gate: AnyPath | None = None
     measured: Sequence[AnyPath] = ()

@@ -1,8 +1,8 @@
 """The report of the gate as a JSON document (docs/reference/report.md), and its strict reading.
 
-What is read is judged again: the histograms of every prompt, the policy, the look and the
-background are taken as written; so is what no counts show. All else has to follow. Sentences are
-not compared but written anew, so that a later version may word them better.
+A report that is read is judged again: the histograms of every prompt, the policy, the look and the
+background are taken as written, and so is what no counts show. All else must follow from them.
+Sentences are not compared but written anew, so that a later version may word them better.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from ..served.served_gate import DRIFT_CONFIDENCE, SERVED, ServerNoise, judged_n
 from .facts import Drafts, EngineFacts, environment, is_date
 
 Judgement = GateReport | JointReport
-"""Of two drafts, or of several judgements."""
+"""A comparison of two drafts, or several judgements."""
 _INCOMPARABLE = ": no comparison is possible."
 _FOLLOWING = (
     "verdict", "looser_than_release", "num_prompts", "num_copies", "num_short_prompts",
@@ -40,7 +40,7 @@ _FOLLOWING = (
     "context_bins", "prompts",
     "num_clusters", "relative_change", "exit_code",
 )  # fmt: skip
-"""Keys of a comparison that its counts and limits decide."""
+"""Keys of a comparison that follow from its counts and limits."""
 _WORDED = ("reason", "action", "warnings", "estimand")
 _MOST_LEFT_OUT = 1_000_000
 
@@ -50,7 +50,7 @@ class _EditedError(Exception):
 
 
 def judged_again(found: Judgement) -> tuple[Judgement, str]:
-    """What was read, its sentences as this version has them; and what does not follow, or ""."""
+    """What was read, with the sentences of this version; and what does not follow, or ""."""
     try:
         if isinstance(found, GateReport):
             return _compared(found, _compare(found)), ""
@@ -84,7 +84,7 @@ def _compare(found: GateReport) -> GateReport:
     )
     if incomparable:  # no counts show why
         report = dataclasses.replace(report, action=found.action)
-    key = "every_position_mean_acceptance_length"  # of replays alone, and taken as written
+    key = "every_position_mean_acceptance_length"  # for replays only, and taken as written
     own, other = (
         dataclasses.replace(one, **{key: getattr(read, key)})
         for one, read in ((report.baseline, found.baseline), (report.candidate, found.candidate))
@@ -104,7 +104,7 @@ def _compared(found: GateReport, again: GateReport) -> GateReport:
 
 
 def _estimand(found: GateReport) -> str:
-    """Of traces, it is known; what a server did is taken as written."""
+    """For traces it is known; what a server did is taken as written."""
     traces = found.traces
     if traces is None:
         return found.estimand
@@ -140,7 +140,7 @@ def _text(found: GateReport) -> TextFigures:
 def _check_pooled(
     found: GateReport, figures: DraftFigures, prompts: Sequence[PromptCounts]
 ) -> None:
-    """A draft's counts are the sum of its prompts', but for served ones that were left out."""
+    """A draft's counts are the sum of its prompts', except served ones that were left out."""
     if not prompts:
         return
     sums = pooled((prompt.counts for prompt in prompts), found.num_draft_tokens).histogram
@@ -168,7 +168,7 @@ def _joint(found: JointReport) -> JointReport:
 
 
 def _noise(found: JointReport) -> ServerNoise | None:
-    """By its two changes, whose counts no report has."""
+    """The noise, from two changes whose counts no report has."""
     noise = found.noise
     if noise is None:
         return None
@@ -197,20 +197,20 @@ def _check(found: object, expected: Mapping[str, Any]) -> None:
 
 FORMAT: Literal["draftquant gate"] = "draftquant gate"
 SCHEMA_VERSION: Literal[2] = 2
-"""Another one wherever equal counts are judged differently: what is read is judged again."""
+"""Changes whenever equal counts are judged differently: what is read is judged again."""
 _AGAIN = "run the gate again with --report"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Judgement:
-    """So that the kinds are told apart by the decoder."""
+    """Base by which the decoder tells the kinds apart."""
 
     judgement: Judgement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What stands before a judgement; `argv` is empty from Python, `date` None in older reports."""
+    """What comes before a judgement; `argv` is empty from Python, `date` None in older reports."""
 
     format: Literal["draftquant gate"] = FORMAT
     schema_version: Literal[2] = SCHEMA_VERSION
@@ -222,7 +222,7 @@ class Header:
     date: str | None = None
 
     def problem(self) -> str:
-        """What is no header; empty if nothing."""
+        """Why this is not a header; empty if it is."""
         if self.date is None or is_date(self.date):
             return ""
         return f"date: expected YYYY-MM-DDThh:mm:ssZ, got {self.date!r}"
@@ -230,7 +230,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Document(Brief):
-    """A report of the gate as it stands in a file.
+    """A report of the gate as stored in a file.
 
     Attributes:
         header: who was judged, by which version and command.
@@ -242,7 +242,7 @@ class Document(Brief):
 
     @property
     def comparisons(self) -> tuple[tuple[str, GateReport], ...]:
-        """Every comparison of two drafts, under its title: "" of a sole one."""
+        """Every comparison of two drafts by its title, which is "" for a single one."""
         if isinstance(self.judgement, GateReport):
             return (("", self.judgement),)
         both = (("Replayed", self.judgement.replayed), ("Served", self.judgement.served))
@@ -277,7 +277,7 @@ def document_of(
     engines: Sequence[EngineFacts],
     date: str | None = None,
 ) -> dict[str, Any]:
-    """Plain data for JSON; `argv` is without places and outputs."""
+    """Plain data for JSON; `argv` has no paths and outputs."""
     header = Header(
         draftquant=package_version("draftquant"),
         argv=tuple(argv),
@@ -290,12 +290,12 @@ def document_of(
 
 
 def document_text(document: Mapping[str, Any]) -> str:
-    """What a report file holds; numbers are finite."""
+    """The text of a report file; numbers are finite."""
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
 
 def read_report(path: Path) -> Document:
-    """What `gate --report` wrote; GateError: something else, or it contradicts itself."""
+    """What `gate --report` wrote; GateError if the file is something else or contradicts itself."""
     try:
         return parse_report(read_text(path), path)
     except OSError as exc:
@@ -303,7 +303,7 @@ def read_report(path: Path) -> Document:
 
 
 def parse_report(text: str, where: object) -> Document:
-    """As `read_report`, of the text of a file."""
+    """As `read_report`, for the text of a file."""
     try:
         found = parse_object(text)
         _check_version(found, where)

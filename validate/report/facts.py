@@ -1,4 +1,4 @@
-"""What a report says of the drafts themselves: who they are, what was quantized, what engines do.
+"""What a report says of the drafts: which they are, what was quantized, what engines do.
 
 Drafts are known by the hash of their tensors; names are for people.
 """
@@ -28,14 +28,14 @@ from ..judging.candidate_origin import DraftFolder
 from ..measure.measurement import Measurement
 
 _EPOCH, _DATE = "SOURCE_DATE_EPOCH", "%Y-%m-%dT%H:%M:%SZ"
-_MOST_DIGITS = 11  # of seconds: until the year 5138
+_MOST_DIGITS = 11  # of seconds: enough until the year 5138
 PACKAGES = ("torch", "numpy", "scipy", "safetensors", "transformers")
-"""That figures of a replay depend on."""
+"""Packages that figures of a replay depend on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleFacts:
-    """A rule of the recipe: of which tensors, what happened to them, why they were kept."""
+    """A rule of the recipe: for which tensors, what happened to them, and why they were kept."""
 
     tensors: str
     action: str
@@ -65,7 +65,7 @@ class QuantizationFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftFacts:
-    """One draft; None = not known, or its folder was not at hand because the draft was served.
+    """One draft; None = not known, or its folder was unavailable because the draft was served.
 
     `hub_id` and `revision` are those of the draft that was quantized; `vocabulary` None = it can
     propose all of the target's tokens; `kv_cache` None = as it computes.
@@ -99,7 +99,7 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafts:
-    """Who was compared."""
+    """Which drafts were compared."""
 
     baseline: DraftFacts
     candidate: DraftFacts
@@ -108,13 +108,13 @@ class Drafts:
 def drafts_of(
     names: Sequence[str], folders: Sequence[DraftFolder], forms: Sequence[ServedForm] = ()
 ) -> Drafts:
-    """Of folders that were read, baseline first; `forms` is what an engine made of each."""
+    """Facts of folders that were read, baseline first; `forms` is what an engine made of each."""
     baseline, candidate = map(folder_facts, names, folders, forms or [AS_STORED] * len(folders))
     return Drafts(baseline=baseline, candidate=candidate)
 
 
 def folder_facts(name: str, folder: DraftFolder, form: ServedForm = AS_STORED) -> DraftFacts:
-    """Of a folder whose tensors are hashed, named as the user gave it."""
+    """Facts of a folder whose tensors are hashed, named as the user gave it."""
     checkpoint = Checkpoint.open(folder.folder)
     record = folder.quantized_by
     declared = "of another tool" if folder.quantized else "none"
@@ -136,7 +136,7 @@ def folder_facts(name: str, folder: DraftFolder, form: ServedForm = AS_STORED) -
 
 
 def measured_facts(measurement: Measurement) -> DraftFacts:
-    """Of the draft that a server had, as far as the measurement says."""
+    """Facts of the draft that a server had, as far as the measurement says."""
     speculation = measurement.setup.speculation
     if speculation is None:
         return DraftFacts(name=measurement.name, sha256=None)
@@ -148,7 +148,7 @@ def measured_facts(measurement: Measurement) -> DraftFacts:
 
 
 def engine_checks(checkpoint: Checkpoint, name: str) -> Iterator[EngineCheck]:
-    """What the newest version of every engine does with a draft on each GPU; launched by `name`."""
+    """What the newest version of every engine does with draft `name` on each GPU."""
     has_side_file = (checkpoint.folder / HF_QUANT_CONFIG).is_file()
     how = Serving(draft=name)
     for one in newest_engines():
@@ -159,7 +159,7 @@ def engine_checks(checkpoint: Checkpoint, name: str) -> Iterator[EngineCheck]:
 
 
 def engine_facts(folder: Path, name: str) -> tuple[EngineFacts, ...]:
-    """The same as a report keeps it, with commands where the draft may load."""
+    """The same in the form of a report, with commands where the draft may load."""
     names = [each.name for each in fields(EngineFacts)]
     found = []
     for one in engine_checks(Checkpoint.open(folder), name):
@@ -170,7 +170,7 @@ def engine_facts(folder: Path, name: str) -> tuple[EngineFacts, ...]:
 
 
 def today() -> str:
-    """The time in UTC, 2026-11-23T07:42:26Z, or that of SOURCE_DATE_EPOCH for repeatable builds."""
+    """The time in UTC, 2026-11-23T07:42:26Z, or SOURCE_DATE_EPOCH for repeatable builds."""
     asked = os.environ.get(_EPOCH, "")
     if not asked:
         return datetime.now(UTC).strftime(_DATE)
@@ -181,7 +181,7 @@ def today() -> str:
 
 
 def is_date(text: str) -> bool:
-    """Whether it is written as `today` does."""
+    """Whether a text has the form of `today`."""
     try:
         return datetime.strptime(text, _DATE).strftime(_DATE) == text
     except ValueError:
@@ -189,7 +189,7 @@ def is_date(text: str) -> bool:
 
 
 def environment() -> Mapping[str, str]:
-    """Versions of Python and of what computes, as far as installed."""
+    """Versions of Python and of the computing packages, as far as installed."""
     return {
         "python": platform.python_version(),
         **{name: package_version(name) for name in PACKAGES},

@@ -21,11 +21,11 @@ from .plots import Interval, Lengths, contexts, forest, histogram, positions, sc
 from .svg import style_sheet
 
 MOST_DRAWN = 60
-"""Categories in a chart; the table has all."""
+"""Most categories in a chart; the table has all."""
 
 
 def _intervals(found: GateReport) -> tuple[Interval, ...]:
-    """Rows of the forest plot: the whole, categories (of many those of most prompts), bins."""
+    """Rows of the forest plot: the whole, the categories with most prompts, and bins."""
     largest = sorted(found.categories, key=lambda own: -own.num_prompts)[:MOST_DRAWN]
     return (
         _interval("all prompts", found.change, found.policy.max_relative_drop, whole=True),
@@ -62,7 +62,7 @@ def _forest_of(drawn: Sequence[tuple[str, GateReport]]) -> str:
 
 
 def _interval(label: str, found: PairedChange | None, limit: float, **looks: bool) -> Interval:
-    """A change as a row of a forest plot; without one it only says its limit."""
+    """A change as a row of a forest plot; without a change it only shows its limit."""
     if found is None:
         return Interval(label=label, estimate=None, limit=-limit, whole=looks.get("whole", False))
     lower, upper = found.relative_bounds
@@ -71,7 +71,7 @@ def _interval(label: str, found: PairedChange | None, limit: float, **looks: boo
 
 
 SIGNS = {"PASS": "✓", "FAIL": "✗", "INCONCLUSIVE": "?", "ANOMALOUS": "!"}
-"""Beside the words, for those who scan; colours are only a third mark."""
+"""Marks beside the words, for those who scan; colours are only a third mark."""
 _MOST_WORST = 10
 
 
@@ -95,7 +95,7 @@ def page(document: Document) -> str:
 
 
 def render(template: str, *loaders: PackageLoader, **values: Any) -> str:
-    """Our own page: text that comes from files is escaped, and made visible."""
+    """Render our own page: text from files is escaped, and made visible."""
     own = PackageLoader(__package__, "")
     environment = Environment(
         loader=ChoiceLoader([*loaders, own]),
@@ -120,11 +120,11 @@ def render(template: str, *loaders: PackageLoader, **values: Any) -> str:
 
 WORDS = ("change", "bounds", "limit", "length", "share", "count", "figure", "nbytes", "rows",
          "way_out", "estimator", "together")  # fmt: skip
-"""Of `words`, those that templates use."""
+"""Functions of `words` that templates use."""
 
 
 def _of_one_depth(found: GateReport) -> GateReport:
-    """Drafts that cannot be compared may have another K each: no step got beyond its own."""
+    """Drafts that cannot be compared may each have another K: no step got beyond its own."""
     most = max(len(found.baseline.survival), len(found.candidate.survival))
 
     def deeper(own: DraftFigures) -> DraftFigures:
@@ -137,7 +137,7 @@ def _of_one_depth(found: GateReport) -> GateReport:
 def _part(
     title: str, found: GateReport, charts_of: str, drawn: Sequence[tuple[str, GateReport]]
 ) -> dict[str, object]:
-    """One comparison as the page shows it; charts stand once on a page, the worst prompts first."""
+    """One comparison as the page shows it; a page has charts once, the worst prompts first."""
     found = _of_one_depth(found)
     prompts = tuple(map(_lengths, found.prompts))
     told = found.served is None or found.served.told_positions
@@ -158,9 +158,9 @@ def _charts(
     prompts: Sequence[Lengths],
     drawn: Sequence[tuple[str, GateReport]],
 ) -> Iterator[tuple[str, str]]:
-    """Changes of all comparisons, all else of the one that decides; they fill both columns.
+    """Changes of all comparisons, everything else of the deciding one; they fill both columns.
 
-    By position only where it is `told` how many tokens each verify step accepted.
+    By position only if `told` how many tokens each verify step accepted.
     """
     before, after = found.baseline, found.candidate
     if drawn:

@@ -103,10 +103,10 @@ _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,60}")
 
 
 def model_card(folder: Path, request: CardRequest) -> str:
-    """The text of README.md. Every tensor is read, and has to be the one that was recorded.
+    """The text of README.md. Every tensor is read, and must be the recorded one.
 
-    What somebody wrote into README.md beside our part stays, and so does the card that came from
-    the source, after ours.
+    What somebody wrote into README.md beside our part stays, and so does the source's card,
+    after ours.
     """
     checkpoint = Checkpoint.open(folder)
     recorded = read_provenance(folder)
@@ -147,7 +147,7 @@ def model_card(folder: Path, request: CardRequest) -> str:
 
 
 def section(template: str, **values: Any) -> str:
-    """A card, or a part of it, by its template; without empty lines around."""
+    """A card, or a part of it, from its template; without empty lines around it."""
     return plain_text(
         template,
         {"prose": prose, "code": code, "code_block": code_block},

@@ -1,7 +1,7 @@
-"""Changes with their bounds, and what was counted of two drafts by position, context and prompt.
+"""Changes with their bounds, and counts of two drafts by position, context and prompt.
 
-Of two drafts the baseline is a circle, a full line, a full bar; the candidate a square, a dashed
-line, hatched. The key of a chart tells it from the others of its page.
+The baseline is a circle, a solid line, a solid bar; the candidate a square, a dashed
+line, a hatched bar. The key of a chart tells it from the others of its page.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -69,7 +69,7 @@ def _row(drawing: Drawing, scale: Scale, row: Interval, y: float, series: Sequen
         for value, x, way in ((row.lower, left, -1), (row.upper, right, 1)):
             if scale.holds(value):
                 drawing.line(x, y - 4, x, y + 4, f"span {look}")
-            else:  # it goes on beyond the edge
+            else:  # the interval continues beyond the edge
                 tip = [(x, y), (x - 6 * way, y - 4), (x - 6 * way, y + 4)]
                 drawing.polygon(tip, f"full {look}")
     kind = _mark(row.series) if series else "diamond" if row.whole else "circle"
@@ -96,12 +96,12 @@ def _legend(drawing: Drawing, rows: Sequence[Interval], bounds: str, series: Seq
 
 
 def _mark(series: int) -> Mark:
-    """With its colour, of sixteen series each has its own."""
+    """A mark with its colour; each of sixteen series has its own."""
     return MARKS[(series + series // 4) % 4]
 
 
 def domain(rows: Sequence[Interval]) -> tuple[float, float]:
-    """What an axis shows: limits, estimates, and bounds; wide bounds of few prompts are cut."""
+    """What an axis shows: limits, estimates and bounds; wide bounds of few prompts are cut."""
     limits = [row.limit for row in rows if row.limit is not None]
     estimates = [row.estimate for row in rows if row.estimate is not None]
     counted = [row for row in rows if row.judged and row.lower is not None]
@@ -157,7 +157,7 @@ class Lengths:
 
 
 def contexts(bins: Sequence[Lengths]) -> str:
-    """The acceptance length by the number of tokens before a step, of two bins at least."""
+    """The acceptance length by the number of tokens before a step, for at least two bins."""
     said = "; ".join(f"{one.label}: {one.baseline:.4f} and {one.candidate:.4f}" for one in bins)
     title = "Acceptance length by tokens before the verify step"
     described = f"{NAMES[0]} and {NAMES[1]} by context: {said}."
@@ -172,7 +172,7 @@ def contexts(bins: Sequence[Lengths]) -> str:
 
 
 def positions(baseline: Sequence[float], candidate: Sequence[float]) -> str:
-    """Which share of the steps, [K] in [0, 1], accepted at least so many tokens."""
+    """The share of the steps, [K] in [0, 1], that accepted at least each number of tokens."""
     count = len(baseline)
     title = "Share of steps that accepted the drafted token at each position"
     described = _by_number((baseline, candidate), first=1)
@@ -186,7 +186,7 @@ def positions(baseline: Sequence[float], candidate: Sequence[float]) -> str:
 
 
 def histogram(baseline: Sequence[float], candidate: Sequence[float]) -> str:
-    """Which share of the steps, [K + 1] with one at least, accepted exactly so many tokens."""
+    """The share of the steps, [K + 1] with at least one, that accepted exactly each number."""
     both = [[steps / sum(counts) for steps in counts] for counts in (baseline, candidate)]
     title = "Share of steps by number of accepted draft tokens"
     described = _by_number(both, first=0)
@@ -212,7 +212,7 @@ def histogram(baseline: Sequence[float], candidate: Sequence[float]) -> str:
 
 
 def scatter(dots: Sequence[Lengths], *, limit: float) -> str:
-    """Prompts by their acceptance length under both drafts, beside the drop that is allowed."""
+    """Prompts by their acceptance length under both drafts, beside the allowed drop."""
     shown, most = dots[:: -(-len(dots) // _MOST_DOTS)], max(dot.steps for dot in dots)
     below = sum(dot.candidate < dot.baseline for dot in dots)
     above = sum(dot.candidate > dot.baseline for dot in dots)
@@ -237,7 +237,7 @@ def scatter(dots: Sequence[Lengths], *, limit: float) -> str:
         drawing.text(_LEFT - 6, up(value) + 4, f"{value:g}", "soft", "end")
     drawing.line(across(low), up(low), across(high), up(high), "same")
     kept = 1 - limit
-    if high * kept > low:  # what lies below is no part of the chart
+    if high * kept > low:  # a line below the chart is not drawn
         drawing.line(across(low / kept), up(low), across(high), up(high * kept), "limit")
     for dot in shown:
         size = 2 + 4 * (dot.steps / most) ** 0.5

@@ -1,8 +1,8 @@
-"""The report as Markdown, which one pastes into a pull request, and as JUnit's XML, for every CI.
+"""The report as Markdown, to paste into a pull request, and as JUnit's XML, for every CI.
 
-The suite of JUnit is green exactly where the job is. What the policy leaves open is skipped; and
-where an INCONCLUSIVE verdict fails no job, so is every case that is not passed under that
-verdict.
+The JUnit suite is green exactly where the job is. What the policy leaves open is skipped; where
+an INCONCLUSIVE verdict fails no job, every case that does not pass under that verdict is skipped
+too.
 """
 
 import re
@@ -22,19 +22,19 @@ from . import words
 from .document import Document
 
 MOST_ROWS = 40
-"""Of a table. GitHub takes comments of 65,536 characters."""
+"""Most rows of a table. GitHub takes comments of 65,536 characters."""
 _LONGEST = 300  # characters of a name in a table
 _PLAIN = re.compile(r"[A-Za-z0-9_./:=+-]([A-Za-z0-9_./:=+ -]*[A-Za-z0-9_./:=+-])?")
 _SPECIAL = re.compile(r"[\\`*_\[\]|~$#<>&]|^[-+=]|(?<=^\d)[.)]")
-"""What means something in Markdown; a numeric reference in its place never does."""
+"""Characters with a meaning in Markdown; a numeric reference instead of them has none."""
 _LINKING = re.compile(r"(@|&#35;|:(?=//)|\bwww(?=\.))")
-"""What GitHub makes links and mentions of, however it is written: @who, #1, https://, www."""
+"""What GitHub turns into links and mentions, however it is written: @who, #1, https://, www."""
 _APART = "\u200b"
-"""A space without width."""
+"""A zero-width space."""
 
 
 def markdown(document: Document) -> str:
-    """The whole text, as GitHub reads it."""
+    """The whole text, in GitHub's Markdown."""
     checks = [
         (escaped(f"{one.check}: {one.what}"[:_LONGEST]), words.figure(one.estimate),
          words.figure(one.threshold), one.verdict)
@@ -55,7 +55,7 @@ def markdown(document: Document) -> str:
 
 
 def plain_text(template: str, filters: Mapping[str, Callable[..., str]], **values: Any) -> str:
-    """A text by one of our templates, in which foreign text passes one of the filters."""
+    """A text from one of our templates; foreign text passes through one of the filters."""
     environment = Environment(
         loader=PackageLoader(__package__, ""),
         autoescape=False,
@@ -74,7 +74,7 @@ def escaped(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """Foreign text as code, whatever it holds, also in a cell of a table."""
+    """Foreign text as code, whatever it holds, even in a cell of a table."""
     shown = visible(text)[:_LONGEST]
     return f"`{shown}`" if _PLAIN.fullmatch(shown) else f"<code>{_referenced(shown)}</code>"
 
@@ -88,7 +88,7 @@ SUITE = "draftquant gate"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One verdict; where it is not `required` to pass, it is skipped if it is INCONCLUSIVE."""
+    """One verdict; if it is not `required` to pass, INCONCLUSIVE makes it skipped."""
 
     group: str
     name: str

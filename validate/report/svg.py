@@ -15,8 +15,8 @@ from jinja2 import Environment, PackageLoader
 from ...recipes.errors import visible
 
 WIDTH = 400
-"""Of every chart, in its own units: text stays readable where a phone shows it as wide as it is."""
-_CHARACTER, _NARROW = 6.7, 6.2  # widths of one in wide and in usual fonts, in the same units
+"""Width of every chart, in its own units: text stays readable on a phone of that width."""
+_CHARACTER, _NARROW = 6.7, 6.2  # widths of one in wide and in usual fonts, in these units
 Anchor = Literal["start", "middle", "end"]
 Mark = Literal["circle", "square", "diamond", "triangle"]
 MARKS: tuple[Mark, ...] = ("circle", "square", "diamond", "triangle")
@@ -30,7 +30,7 @@ _FILES = PackageLoader(__package__, "")
 
 
 class Drawing:
-    """What a chart draws on; `key` tells it from the others of its page, `height` as `WIDTH`."""
+    """What a chart draws on; `key` tells it from the others of its page, `height` is as `WIDTH`."""
 
     def __init__(self, key: str, height: float, *, title: str, described: str) -> None:
         self.key = key
@@ -57,11 +57,11 @@ class Drawing:
         self._drawn("polyline", f"curve {look}", points=_points(points))
 
     def text(self, x: float, y: float, text: str, look: str = "", anchor: Anchor = "start") -> None:
-        """One line of text, `y` its base line."""
+        """One line of text with base line `y`."""
         self._drawn("text", look, x=x, y=y, text_anchor=anchor).text = visible(text)
 
     def label(self, x: float, y: float, text: str, room: float, look: str = "") -> None:
-        """Text that ends at `x` and is cut where it has no room; the whole of it on hovering."""
+        """Text that ends at `x` and is cut where there is no room; hovering shows all of it."""
         most = max(2, int(room / _NARROW))
         shown = visible(text)
         element = self._drawn("text", look, x=x, y=y, text_anchor="end")
@@ -72,7 +72,7 @@ class Drawing:
             ElementTree.indent(element, space="")
 
     def mark(self, kind: Mark, x: float, y: float, look: str, size: float = 4) -> None:
-        """A mark with its centre there; `size` is about half its width."""
+        """A mark centred there; `size` is about half its width."""
         if kind == "circle":
             self._drawn("circle", look, cx=x, cy=y, r=size)
             return
@@ -87,7 +87,7 @@ class Drawing:
     def bar(
         self, x: float, y: float, width: float, height: float, look: str, *, hatched: bool = False
     ) -> None:
-        """A rectangle; hatched in the colour of `look`, or full of it."""
+        """A rectangle, hatched or filled with the colour of `look`."""
         fill = "hollow" if hatched else "full"
         element = self._drawn("rect", f"{fill} {look}", x=x, y=y, width=width, height=height)
         if hatched:
@@ -95,7 +95,7 @@ class Drawing:
             self._add("rect", {**element.attrib, "class": "", "fill": f"url(#{pattern})"})
 
     def text_width(self, text: str) -> float:
-        """About as wide as that is."""
+        """The approximate width of a text."""
         return _CHARACTER * len(visible(text))
 
     def to_text(self) -> str:
@@ -129,13 +129,13 @@ def _points(points: Sequence[tuple[float, float]]) -> str:
 
 
 def _number(value: float) -> str:
-    """Two digits after the point: equal drawings are equal files."""
+    """Two digits after the point, so that equal drawings are equal files."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A straight one: `low` lies at `start`, `high` at `stop`."""
+    """A linear scale: `low` lies at `start`, `high` at `stop`."""
 
     low: float
     high: float
@@ -143,16 +143,16 @@ class Scale:
     stop: float
 
     def __call__(self, value: float) -> float:
-        """Its place."""
+        """The place of a value."""
         share = (value - self.low) / (self.high - self.low)
         return self.start + share * (self.stop - self.start)
 
     def clipped(self, value: float) -> float:
-        """Its place, or the nearer end."""
+        """The place of a value, or the nearer end."""
         return self(min(max(value, self.low), self.high))
 
     def holds(self, value: float) -> bool:
-        """Whether it lies between the ends."""
+        """Whether a value lies between the ends."""
         return self.low <= value <= self.high
 
 
@@ -166,7 +166,7 @@ def ticks(low: float, high: float, most: int = 5) -> tuple[float, ...]:
 
 
 def percent(share: float) -> str:
-    """A change beside an axis, such as +0.5%; minus is the sign of typesetting."""
+    """A change beside an axis, such as +0.5%, with a typographic minus."""
     if abs(share) < 1e-12:
         return "0%"
     return f"{100 * share:+.3g}%".replace("-", "−")  # noqa: RUF001
@@ -179,7 +179,7 @@ def style_sheet() -> str:
 
 
 def standalone(svg: str) -> str:
-    """A drawing of this package as a file of its own, light or dark as whoever looks at it."""
+    """A drawing of this package as a file, light or dark as the viewer's system is."""
     head, rest = svg.split(">", 1)
     style = f"<style>{style_sheet()}svg {{ background: var(--paper); }}</style>"
     return f'{head} width="800">{style}{rest}\n'

@@ -1,4 +1,4 @@
-"""How reports write numbers, and words for what they keep as keys: the same in every form."""
+"""How reports write numbers, and words for their keys: the same in every form."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from ..judging.judgement import GateReport
 from ..judging.policy import in_percent
 
 NONE = "\u2013"
-"""A dash, where there is no figure."""
+"""A dash, for a missing figure."""
 _COMMAND = ": draftquant "
 
 
@@ -30,7 +30,7 @@ def bounds(found: PairedChange | None) -> str:
 
 
 def limit(max_relative_drop: float) -> str:
-    """The change that must not be fallen below."""
+    """The change that must not be undercut."""
     return f"{-max_relative_drop:+.2%}"
 
 
@@ -43,7 +43,7 @@ length, share, figure = (partial(_written, form=form) for form in (".3f", ".1%",
 
 
 def count(number: float) -> str:
-    """Whole where it was counted, one digit more where it is expected."""
+    """A whole number if it was counted, with one more digit if it is expected."""
     return f"{number:,.0f}" if float(number).is_integer() else f"{number:,.1f}"
 
 
@@ -56,7 +56,7 @@ def nbytes(number: float) -> str:
 
 
 def server(served: ServedFigures) -> str:
-    """Which server was measured, and by which tool where it was another one."""
+    """Which server was measured, and by which tool if it was not ours."""
     engine = " ".join(filter(None, (served.engine, served.version)))
     return engine if served.tool is None else f"{engine} (measured by {served.tool})"
 
@@ -67,7 +67,7 @@ def digest(sha256: str | None) -> str:
 
 
 def prompts(number: int, num_short: int, num_clusters: int | None = None) -> str:
-    """Distinct prompts, or what they count as, and how many more were too short to count."""
+    """Distinct prompts, or clusters, and how many more were too short to count."""
     counted = number if num_clusters is None else num_clusters
     notes = [f"{count(number)} recorded"] if counted != number else []
     notes += [f"+ {count(num_short)} too short"] if num_short else []
@@ -123,7 +123,7 @@ def rows(found: GateReport) -> Iterator[Row]:
 
 
 def together(parts: Parts) -> str | None:
-    """At which confidence bounds hold that hold together, in one sentence; None if none do."""
+    """The confidence at which bounds hold together, in one sentence; None if none do."""
     of_each = {one.change.confidence for one in parts.all if one.change is not None}
     if not parts.bounds_hold_together or not of_each:
         return None
@@ -134,7 +134,7 @@ def together(parts: Parts) -> str | None:
 
 
 def command(argv: Sequence[str]) -> str:
-    """A command line as a shell takes it; what stands for none where Python called."""
+    """A command line as a shell takes it; a placeholder where Python called."""
     return shlex.join(argv) if argv else "called from Python"
 
 

@@ -1,6 +1,6 @@
 """One module per draft family: its names, geometry, maths, lints, and what engines know of it.
 
-Its `FAMILY` registers it. Importing a family imports no torch, which its maths load when they run.
+Its `FAMILY` registers it. Importing a family does not import torch; the maths do when they run.
 """
 
 import importlib

@@ -1,9 +1,9 @@
-"""The MTP layer of DeepSeek-V3 (NextN): latent attention, a mixture of experts.
+"""The MTP layer of DeepSeek-V3 (NextN): MLA, a mixture of experts.
 
 `model.layers.61` of the released folders; SGLang's export writes `model.layers.0` and
 DeepseekV3ForCausalLMNextN. vLLM 0.33 serves deepseek_v3 as `DeepSeekMTPModel`
 (`config/speculative.py:750`), and feeds back what the head reads (`deepseek_mtp.py:136`), as SGLang
-0.5.23 does (`deepseek_nextn.py`); vLLM alone zeroes the embedding at position 0.
+0.5.23 does (`deepseek_nextn.py`); only vLLM zeroes the embedding at position 0.
 """
 
 import re

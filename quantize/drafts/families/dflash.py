@@ -1,9 +1,9 @@
 """DFlash: `DFlashDraftModel`, a few Qwen3 layers that fill in a block of mask tokens at once.
 
 Sources: z-lab, SpecForge and TorchSpec exports; `qwen3_dflash.py` of vLLM 0.33, `dflash.py` and
-`dflash_worker_v2.py` of SGLang 0.5.23. Where the engines differ, vLLM is followed: it honours
+`dflash_worker_v2.py` of SGLang 0.5.23. Where the engines differ, we follow vLLM: it honours
 `dflash_config.causal`, `dflash_config.swa_window_size`, and an embedding and head that the draft
-ships; SGLang reads `is_causal` and `sliding_window` only and takes the target's embedding and head.
+ships; SGLang reads only `is_causal` and `sliding_window`, and uses the target's embedding and head.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -21,11 +21,11 @@ from ..shared import layers as decoder
 from ..shared.block_layers import DFlashForward, DFlashGeometry, read_mask_embedding
 
 BLOCK = 8
-"""Tokens of a block where nothing says how many: vLLM asks the command that serves the draft."""
+"""Tokens of a block where no key says how many: vLLM then uses the serving command's number."""
 
 
 def read_in_vllm(config: Mapping[str, Any], _layers: Mapping[str, Any]) -> traits.ConfigRead:
-    """The keys of an ordinary config.json, of one of speculators."""
+    """The keys of an ordinary config.json, from one in the speculators layout."""
     ids = block_ids(config, "aux_hidden_state_layer_ids", "mask_token_id")
     if isinstance(ids, traits.Finding):
         return ids
@@ -65,6 +65,7 @@ ENGINE_TRAITS = traits.EngineTraits(
         biases=lambda _draft: (traits.ATTENTION, traits.NO_BIAS),  # `qwen3_dflash.py`
         fusion=traits.Fusion(counted_by=(), null_width=""),  # `qwen3_dflash.py:84`
         head_declared="asked",  # `qwen3_dflash.py:755`
+        maps_excludes=True,  # `qwen3_dflash.py`, and its kin
         speculators={"dflash": traits.Speculators(read_in_vllm, qwen3=True)},
     ),
     sglang=traits.InSglang(
@@ -101,7 +102,7 @@ def dflash_keys(keys: ConfigReader, _layers: ConfigReader) -> dict[str, Any]:
 
 
 def block_keys(keys: ConfigReader) -> dict[str, Any]:
-    """What DFlash and what adds to it have in common."""
+    """Keys that DFlash and the families built on it share."""
     ids_key = "aux_hidden_state_layer_ids"
     ids = keys.after_layer(ids_key)
     for key, value in ((ids_key, ids), ("mask_token_id", keys.config.get("mask_token_id"))):
@@ -123,7 +124,7 @@ def block_size(draft: Draft) -> Iterator[Lint]:
 
 
 def causality(draft: Draft) -> Iterator[Lint]:
-    """Trained with one mask, served with another.
+    """A draft trained with one mask and served with another.
 
     Source: vLLM 0.33 `_dflash_layer_causal`, `speculators/algos.py` `update_dflash`; SGLang 0.5.23
     `dflash.py` `_get_dflash_layer_attention_params`; z-lab/dflash @44947fb (never causal).
@@ -149,7 +150,7 @@ def causality(draft: Draft) -> Iterator[Lint]:
 
 
 DEFAULT_BLOCK_SIZE = 16
-"""Where config.json has none: SGLang's (`dflash.py:703`); vLLM drafts as many as it is told to."""
+"""SGLang's where config.json has none (`dflash.py:703`); vLLM drafts as many as it is told to."""
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 _SERVED: Served = {
     "attention_bias": (False, "engines add biases that no quantized layout stores"),
@@ -181,7 +182,7 @@ _KIN: Mapping[str, str] = {
     "candidate_selector": "dflash2",
     "markov_": "dspark",
 }
-"""Part of a tensor name -> the family that has it, besides all that DFlash has."""
+"""Part of a tensor name -> the family that has it, besides everything that DFlash has."""
 
 
 class DFlash(Family):
@@ -234,11 +235,11 @@ class DFlash(Family):
         return DFlashGeometry(**self.common_keys(keys))
 
     def options(self, keys: ConfigReader) -> ConfigReader:
-        """Config.json with the keys of `dflash_config` over those of the top level."""
+        """The keys of config.json, with those of `dflash_config` over the top level's."""
         return _over(keys.section("dflash_config"), keys)
 
     def common_keys(self, keys: ConfigReader) -> dict[str, Any]:
-        """The fields of `DFlashGeometry`; `dflash_config` goes before the top level."""
+        """The fields of `DFlashGeometry`; `dflash_config` takes precedence over the top level."""
         nested, options = keys.section("dflash_config"), self.options(keys)
         with_rope = options
         for section in ("rope_scaling", "rope_parameters"):
@@ -251,7 +252,7 @@ class DFlash(Family):
             raise keys.wrong("block_size", "at least 2, an anchor and a mask", block_size)
         layer_types = _layer_types(keys, sizes["num_layers"])
         slides = layer_types is not None and "sliding_attention" in layer_types
-        # vLLM prefers the key of `dflash_config`.
+        # vLLM prefers the key in `dflash_config`.
         own_window = options.config.get("swa_window_size") is not None
         window = "swa_window_size" if own_window else "sliding_window"
         return dict(
@@ -294,7 +295,7 @@ class DFlash(Family):
 
 
 def _over(nested: ConfigReader, keys: ConfigReader) -> ConfigReader:
-    """One object in which a nested key stands over the same key of the top level."""
+    """One object in which nested keys override equal keys of the top level."""
     given = {key: value for key, value in nested.config.items() if value is not None}
     return ConfigReader({**keys.config, **given}, keys.where)
 
@@ -311,7 +312,7 @@ def _layer_types(keys: ConfigReader, num_layers: int) -> tuple[str, ...] | None:
 
 
 def _causal(keys: ConfigReader, nested: ConfigReader) -> bool | None:
-    """`is_causal` goes before `dflash_config.causal`; None where neither is given."""
+    """`is_causal` takes precedence over `dflash_config.causal`; None where neither is given."""
     for reader, key in ((keys, "is_causal"), (nested, "causal")):
         if reader.config.get(key) is not None:
             return reader.flag(key)
@@ -337,7 +338,7 @@ def _target_layer_ids(options: ConfigReader, *, flat: bool) -> tuple[int, ...]:
 
 
 def _mask_token_id(options: ConfigReader, vocab_size: int) -> int | None:
-    """Only a forward pass needs it, so that its absence is no error before."""
+    """Only a forward pass needs it, so its absence is no error before that."""
     value = options.config.get("mask_token_id")
     fits = value is None or (type(value) is int and 0 <= value < vocab_size)
     options.check(fits, "block-mask", vocab=vocab_size, got=value)

@@ -1,8 +1,8 @@
 """DFlash2: `DFlash2DraftModel`, DFlash with convolutions in its layers and a candidate selector.
 
 Sources: vLLM 0.33 `qwen3_dflash2.py` and `v1/worker/gpu/spec_decode/dflash2/speculator.py`; SGLang
-0.5.23 `dflash.py:520-591,1189-1302`. Engines read the keys of its own in `dflash_config` only;
-`input_embedding_scale` only vLLM, which is followed. The speculators package has no such draft yet;
+0.5.23 `dflash.py:520-591,1189-1302`. Engines read its own keys only in `dflash_config`;
+only vLLM, which we follow, reads `input_embedding_scale`. The speculators package has no DFlash2;
 vLLM reads its layout.
 """
 
@@ -37,7 +37,7 @@ def _read_in_vllm(config: Mapping[str, Any], layers: Mapping[str, Any]) -> dict[
 
 
 def _renamed(plain: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a DFlash draft with those of its own."""
+    """The keys of a DFlash draft, and DFlash2's own."""
     options = {**plain["dflash_config"], **own}
     return {"architectures": ["DFlash2DraftModel"], "dflash_config": options}
 
@@ -69,7 +69,7 @@ class DFlash2Geometry(DFlashGeometry):
         conv_kernel_size: taps of the convolutions: a slot and those before it.
         conv_group_size: channels that share what the input adds to a kernel.
         selector_rank: width of the codebooks.
-        selector_top_k: tokens of the head among which each slot chooses.
+        selector_top_k: the head's most likely tokens, among which each slot chooses.
         final_logit_softcapping: c of c tanh(logits / c), after the multiplier; None = none.
     """
 
@@ -90,10 +90,10 @@ class DFlash2Geometry(DFlashGeometry):
 class DFlash2Forward(DFlashForward):
     """One DFlash2 draft.
 
-    Of the most likely tokens of the head each slot takes the one with the highest score, its logit
-    and how well it goes with the token before it. After tokens that are right this walk stands on
-    the recorded tokens, and after the first wrong one nothing counts: so they are what a slot reads
-    here.
+    Among the head's most likely tokens each slot takes the one with the highest score: its logit
+    and how well it follows the previous token. After correct tokens this walk stands on the
+    recorded tokens, and after the first wrong one nothing counts: so slots read the recorded
+    tokens here.
     """
 
     geometry: DFlash2Geometry
@@ -120,12 +120,12 @@ class DFlash2Forward(DFlashForward):
 
     @override
     def largest_logits(self, hidden: Tensor, most: int) -> tuple[Tensor, Tensor]:
-        # No part of the vocabulary tells which tokens are candidates.
+        # No part of the vocabulary shows which tokens are candidates.
         return DraftForward.largest_logits(self, hidden, most)
 
     @override
     def scores(self, hidden: Tensor) -> Tensor:
-        # Of all tokens, as if each were a candidate.
+        # For all tokens, as if each were a candidate.
         return self._scores(hidden, self._unary(hidden))
 
     def _unary(self, hidden: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ class DFlash2Forward(DFlashForward):
         return self._convolved(f"layers.{number}.mlp_conv.", z, lambda x: mlp(number, x))
 
     def _convolved(self, prefix: str, x: Tensor, inner: Callable[[Tensor], Tensor]) -> Tensor:
-        """Convolve what a part of a layer reads and what it makes; x gives both their kernels."""
+        """Convolve the input and the output of a part of a layer; x gives the kernels of both."""
         g = self.geometry
         added = linear(x, self.weights[prefix + "kernel_projection.weight"]).to(x.dtype)
         added = added.view(*x.shape[:-1], 2, g.conv_kernel_size, g.num_groups)
@@ -170,8 +170,8 @@ class DFlash2Forward(DFlashForward):
 def grouped_conv(x: Tensor, base: Tensor, added: Tensor) -> Tensor:
     """out[s] = sum over taps t of (base[t] + added[s, t]) * x[s - t], nothing before slot 0.
 
-    Of x [A, S, W], the slots of A blocks, and a kernel base [taps, W]; added [A, S, taps, G] is the
-    same for the W / G channels of each group.
+    With x [A, S, W], the slots of A blocks, and a kernel base [taps, W]; added [A, S, taps, G] is
+    shared by the W / G channels of each group.
     """
     groups = added.shape[-1]
     kernel = base.reshape(len(base), groups, -1) + added[..., None]
@@ -199,7 +199,7 @@ def embedding_scale(draft: Draft) -> Iterator[Lint]:
 
 
 def _spelled(keys: ConfigReader, layers: ConfigReader) -> dict[str, Any]:
-    """Source: `update_dflash2`, which hands on these keys and no others."""
+    """Source: `update_dflash2`, which passes on only these keys."""
     return _renamed(dflash.dflash_keys(keys, layers), keys.positives(*_KEYS))
 
 
@@ -233,7 +233,7 @@ class DFlash2(DFlash):
         top_k = own.positive("selector_top_k")
         if top_k > vocab:
             raise own.wrong("selector_top_k", f"at most vocab_size {vocab}", top_k)
-        # Engines take 0 for none, like a key that is missing.
+        # Engines take 0 as none, like a missing key.
         capped = own.config.get("final_logit_softcapping") not in (None, 0)
         return DFlash2Geometry(
             **common,

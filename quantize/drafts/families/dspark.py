@@ -1,12 +1,11 @@
-"""DSpark: a DFlash draft whose logits are corrected by the token before each of them.
+"""DSpark: a DFlash draft whose logits are corrected by the preceding token.
 
 Sources: `qwen3_dspark.py`, `spec_decode/dspark/speculator.py` and `config/speculative.py:1535` of
-vLLM 0.33.0, which builds Markov heads of the kind "vanilla" alone, that of all published drafts;
+vLLM 0.33.0, which builds only Markov heads of the kind "vanilla", that of all published drafts;
 `models/dspark.py` and `dspark_config.py` of SGLang 0.5.23; SpecForge `modeling/draft/dspark.py`;
 exports of SpecForge, ModelOpt and DeepSpec. Loading was executed
 (`experiments/engines/RESULTS.md`), whose error texts these are. Drafts of this name with other
-bodies (DeepSeek-V4, Gemma 4, Kimi K3's latent attention, MiniMax, LFM2, Muse) are others, which
-`architectures` names.
+bodies (DeepSeek-V4, Gemma 4, MiniMax, LFM2, Muse) are different kinds, which `architectures` names.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,7 +28,7 @@ from .dflash import DFlash, block_keys
 
 _ARCHITECTURES = frozenset({"Qwen3DSparkModel", "DSparkDraftModel"})
 _FLAT = ("confidence_proj.", "markov_w1.", "markov_w2.")
-"""How ModelOpt's exports begin the names of the heads, in the order in which vLLM meets them."""
+"""Prefixes of the heads' names in ModelOpt's exports, in the order in which vLLM meets them."""
 _HEAD_KEYS = (
     "markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov",
 )  # fmt: skip
@@ -50,11 +49,11 @@ def _in_vllm(draft: traits.ServedDraft) -> traits.Finding | None:
         return traits.engine_error("dspark-model-type", kind=config.get("model_type"))
     if config.get("markov_rank") is None:
         return traits.engine_error("dspark-rank")
-    return _cut(draft) or _other_confidence(draft)
+    return _cut(draft) or other_confidence(draft)
 
 
 def _cut(draft: traits.ServedDraft) -> traits.Finding | None:
-    """A head of fewer rows than the vocabulary: `qwen3_dspark.py:342`."""
+    """A head with fewer rows than the vocabulary: `qwen3_dspark.py:342`."""
     own, names = draft.config.get("draft_vocab_size"), draft.tensor_names
     if own in (None, draft.config.get("vocab_size")):
         return None
@@ -63,8 +62,8 @@ def _cut(draft: traits.ServedDraft) -> traits.Finding | None:
     return None if any("d2t" in name for name in names) else traits.engine_error("dspark-cut-map")
 
 
-def _other_confidence(draft: traits.ServedDraft) -> traits.Finding | None:
-    """Without a key the confidence head reads no Markov embedding, which trainers let it do."""
+def other_confidence(draft: traits.ServedDraft) -> traits.Finding | None:
+    """Without a key the confidence head reads no Markov embedding, though trainers let it."""
     config = draft.config
     stored = "confidence_head.proj.weight" in draft.tensor_names
     said = config.get("confidence_head_with_markov") is not None
@@ -94,7 +93,7 @@ def _in_sglang(draft: traits.ServedDraft) -> traits.Finding | None:
 
 
 def _flat(names: Iterable[str]) -> str:
-    """The first beginning of ModelOpt's that a name has."""
+    """The first ModelOpt prefix that a name has."""
     own = tuple(names)
     return next((flat for flat in _FLAT if any(name.startswith(flat) for name in own)), "")
 
@@ -150,8 +149,8 @@ ENGINE_TRAITS = replace(
 class DSparkGeometry(DFlashGeometry):
     """Config of a DSpark draft: a DFlash body, a Markov head, perhaps a confidence head.
 
-    `markov_rank` is the width r of what stands for the token before, `confidence_width` the inputs
-    of the confidence head, the hidden state and perhaps r more.
+    `markov_rank` is the width r of the preceding token's embedding, `confidence_width` the inputs
+    of the confidence head: the hidden state and perhaps r more.
     """
 
     markov_rank: int
@@ -164,7 +163,7 @@ _HEAD = "markov_head."
 class DSparkForward(DFlashForward):
     """One DSpark draft.
 
-    With h_j the normed hidden state of what proposes token j, and e_j the row of markov_w1 of the
+    With h_j the normed hidden state that proposes token j, and e_j the row of markov_w1 for the
     token before it, logits_j = lm_head h_j + markov_w2 e_j.
     The confidence head shortens steps in engines that are told to; it changes no proposal.
     """
@@ -186,7 +185,7 @@ class DSparkForward(DFlashForward):
 
     @override
     def head_input(self, hidden: Tensor) -> Tensor:
-        # What comes is normed already.
+        # The input is normed already.
         return self.on_input("lm_head", hidden[..., : self.geometry.hidden_size])
 
 
@@ -217,7 +216,7 @@ def _spelled(keys: ConfigReader, _layers: ConfigReader) -> dict[str, Any]:
 
 _SECTION = "dflash_config"
 _OF_OTHERS = ("sample_from_anchor", "shift_label", "projector_type", "markov_rank")
-"""Keys of which DFlash refuses what DSpark has."""
+"""Keys that DFlash refuses and DSpark has."""
 _OWN_KEYS = ("markov_rank", "markov_head_type", "enable_confidence_head")
 _PREFIXED = ("block_size", "markov_rank", "markov_head_type", "target_layer_ids")
 
@@ -227,11 +226,15 @@ class DSpark(DFlash):
 
     name = "dspark"
     engine_traits = ENGINE_TRAITS
-    speculators = {  # noqa: RUF012 - a constant of the class
+    speculators: Mapping[str, SpeculatorsForm] = {
         "dspark": SpeculatorsForm(("DSparkSpeculator", "DSparkDraftModel"), _spelled)
     }
     projectors: Mapping[str, str] = {"dspark": "DSparkDraftModel"}
-    architectures = ("Qwen3DSparkModel", "DSparkDraftModel", "Qwen3OmniDSparkModel")
+    architectures: tuple[str, ...] = (
+        "Qwen3DSparkModel",
+        "DSparkDraftModel",
+        "Qwen3OmniDSparkModel",
+    )
     prefixes = (
         *DFlash.prefixes,
         ("logit_head.", ""),  # SpecForge, in its early exports
@@ -288,7 +291,7 @@ class DSpark(DFlash):
 
     @override
     def side_weights(self, _geometry: Any, folder: Path) -> Weights:
-        # None, for engines look for the file beside DFlash alone. Source: vLLM 0.33
+        # None, since engines look for the file only beside DFlash. Source: vLLM 0.33
         # `qwen3_dspark.py` `load_weights`; SGLang 0.5.23 `dflash_worker_v2.py:543`.
         path = folder / MASK_EMBEDDING_FILE
         if path.exists():
@@ -310,7 +313,7 @@ def _proposes_from_anchor(keys: ConfigReader, options: ConfigReader) -> bool:
 
 
 def _check_agreement(keys: ConfigReader, options: ConfigReader) -> None:
-    """What stands in two places says the same in both: engines differ in which they read."""
+    """Keys in two places must have equal values: engines differ in which they read."""
     pairs = [
         *((key, f"{_SECTION}.{key}", keys.section(_SECTION).config.get(key)) for key in _OWN_KEYS),
         *((key, f"dspark_{key}", keys.config.get(f"dspark_{key}")) for key in _PREFIXED),

@@ -1,7 +1,7 @@
 """EAGLE-3 with Llama layers: `LlamaForCausalLMEagle3`, the kind of kimi-k2.5-eagle3.
 
-vLLM's `Eagle3Qwen3ForCausalLM` is the same with normed queries and keys. P-EAGLE is either with a
-mask_hidden, and drafts all tokens of a step in one pass: `PEagleDraftModel` of SpecForge and
+vLLM's `Eagle3Qwen3ForCausalLM` is the same with normed queries and keys. P-EAGLE is either of them
+with a mask_hidden, and drafts all tokens of a step in one pass: `PEagleDraftModel` of SpecForge and
 speculators, which vLLM 0.33 loads into the class of EAGLE-3 (`registry.py:698-706`).
 """
 
@@ -26,14 +26,14 @@ _OF_SPECULATORS: Mapping[Any, str] = {
     "llama": "Eagle3LlamaForCausalLM",
     "qwen3": "Eagle3Qwen3ForCausalLM",
 }
-"""model_type of the layers of a draft of speculators -> its architecture, for vLLM and for us."""
+"""model_type of the layers of a draft from speculators -> its architecture, for vLLM and for us."""
 _FLAGS = {
     "norm_before_residual": True,
     "norm_before_fc": False,
     "fc_norm": False,
     "norm_output": False,
 }
-"""Key of speculators -> what vLLM serves where it is missing; the package itself trains false."""
+"""Key of speculators -> vLLM's value where it is missing; the package itself trains with false."""
 
 
 def _in_vllm(draft: traits.ServedDraft) -> traits.Finding | None:
@@ -98,7 +98,7 @@ ENGINE_TRAITS = traits.EngineTraits(
     ),
     sglang=traits.InSglang(
         architectures=frozenset({"LlamaForCausalLMEagle3"}),
-        # `load_weights` tries a name as it is first.
+        # `load_weights` first tries a name as it is.
         roots={"model.": None, **traits.dropped_roots("draft_model.", "eagle_module.")},
         uneven_heads="AssertionError: sglang/srt/models/llama.py:183: assert"
         " self.total_num_heads % tp_size == 0",
@@ -115,9 +115,9 @@ ENGINE_TRAITS = traits.EngineTraits(
 class PEagleForward(Eagle3Forward):
     """One P-EAGLE draft: EAGLE-3's layers, all tokens of a step in one pass.
 
-    After the row of the last committed token stand K - 1 rows of the mask token, each at the next
-    position, with what fc makes of mask_hidden in the place of features. Each sees the rows before
-    it, so that the pass is a chain whose later steps read the mask, not what the step before gave.
+    After the row of the last committed token come K - 1 rows of the mask token, each at the next
+    position, with fc's output for mask_hidden instead of features. Each sees the rows before
+    it, so the pass is a chain whose later steps read the mask, not the output of the previous step.
 
     Source: `llm_base_proposer.py:355-384,1404-1416` and `utils.py:495-542` of vLLM 0.33's
     `v1/spec_decode`.
@@ -195,7 +195,7 @@ class Eagle3Llama(Eagle3):
 
     @override
     def tensor_specs(self, geometry: Any) -> Mapping[str, TensorSpec]:
-        # P-EAGLE's mask stands in the place of target features.
+        # P-EAGLE's mask replaces target features.
         table = dict(super().tensor_specs(geometry))
         if geometry.parallel:
             one, (_, features) = Dim(1, "one mask for all positions"), table["fc.weight"].shape
@@ -212,9 +212,9 @@ class Eagle3Llama(Eagle3):
 
 
 def _windows(keys: ConfigReader, num_layers: int) -> tuple[int | None, ...]:
-    """Of each layer; () = all layers see all positions.
+    """The window of each layer; () = all layers see all positions.
 
-    Source: vLLM 0.33 `llama.py:189-207`, whose layer is not sliding without a sliding_window;
+    Source: vLLM 0.33 `llama.py:189-207`, whose layers do not slide without a sliding_window;
     `llama_eagle3.py` of SGLang 0.5.23 reads neither key.
     """
     types = keys.config.get("layer_types") or []
@@ -228,7 +228,7 @@ def _windows(keys: ConfigReader, num_layers: int) -> tuple[int | None, ...]:
 
 
 def _mask_token_id(keys: ConfigReader, vocab_size: int) -> int | None:
-    """Only replay needs it, so that its absence is no error before."""
+    """Only replay needs it, so its absence is no error before that."""
     key = next((key for key in MASK_KEYS if keys.config.get(key) is not None), None)
     value = keys.config[key] if key else None
     if value is not None and not (type(value) is int and 0 <= value < vocab_size):

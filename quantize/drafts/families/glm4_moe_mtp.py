@@ -2,8 +2,8 @@
 
 vLLM 0.33 serves Glm4MoeForCausalLM as `Glm4MoeMTPModel` (`config/speculative.py:848`), SGLang
 0.5.23 as Glm4MoeForCausalLMNextN. vLLM feeds back the layer's output before the last norm
-(`glm4_moe_mtp.py:125`), SGLang after it, and vLLM alone zeroes the embedding at position 0: replay
-does as vLLM.
+(`glm4_moe_mtp.py:125`), SGLang its output after that; only vLLM zeroes the embedding at position 0.
+Replay does as vLLM.
 """
 
 import re
@@ -34,7 +34,7 @@ ENGINE_TRAITS = mtp.mtp_traits(
 
 
 class Glm4MoeMtp(mtp.Mtp):
-    """GLM's layer, named as DeepSeek's."""
+    """GLM's layer, with DeepSeek's names."""
 
     name = "glm4-moe-mtp"
     engine_traits = ENGINE_TRAITS

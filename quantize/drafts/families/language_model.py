@@ -1,9 +1,9 @@
 """A small language model that drafts for a larger one of the same vocabulary.
 
 `LlamaForCausalLM`, `Qwen2ForCausalLM` and `Qwen3ForCausalLM`, as anyone publishes them: vLLM's
-method `draft_model`, SGLang's STANDALONE. It reads tokens and nothing of the target. Its layers
-have grouped-query attention after a norm and an MLP after another, in Llama's, Qwen2's (biased
-queries, keys and values) and Qwen3's (normed heads) way: `llama.py`, `qwen2.py` and `qwen3.py` of
+method `draft_model`, SGLang's STANDALONE. It reads tokens and nothing from the target. Its layers
+have grouped-query attention after a norm and an MLP after another norm, like Llama, Qwen2 (biased
+queries, keys and values) or Qwen3 (normed heads): `llama.py`, `qwen2.py` and `qwen3.py` of
 vLLM 0.33 and SGLang 0.5.23.
 """
 
@@ -28,14 +28,14 @@ _BARE = ("layers.", "embed_tokens.", "norm.")
 
 
 def _biases_in_vllm(draft: traits.ServedDraft) -> traits.Biases:
-    """`llama.py:267` has both, `qwen3.py` those of its inputs."""
+    """`llama.py:267` has both, `qwen3.py` only those of its inputs."""
     if declared_architecture(draft.config) == "LlamaForCausalLM":
         return (traits.ATTENTION, traits.MLP)
     return (traits.INPUTS if draft.normed_heads else None, traits.NO_BIAS)
 
 
 def _without_root(draft: traits.ServedDraft) -> traits.Finding | None:
-    """VLLM looks for every name but the head's below "model."."""
+    """VLLM looks for every name except the head's below "model."."""
     bare = sorted(name for name in draft.tensor_names if name.startswith(_BARE))
     first = bare[0].partition(".")[0] if bare else ""
     return traits.engine_error("language-model-root", name=first) if bare else None
@@ -89,7 +89,7 @@ class LanguageModelForward(decoder.LayersForward, TextForward):
 
     @override
     def step(self, token_ids: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        # The hidden state of the step before is not read.
+        # The hidden state of the previous step is not read.
         dtype = self.weights["layers.0.post_attention_layernorm.weight"].dtype  # that of the norms
         x = embedding(token_ids, self.weights["embed_tokens.weight"], dtype)
         for layer in range(self.geometry.num_layers):
@@ -131,7 +131,7 @@ class LanguageModel(Family):
 
     @override
     def recognises(self, canonical_names: Collection[str]) -> bool:
-        # Whole layers, a final norm, and nothing besides but tables.
+        # Whole layers, a final norm, and otherwise only tables.
         names = set(canonical_names)
         whole = {"norm.weight", "layers.0.input_layernorm.weight", "layers.0.mlp.up_proj.weight"}
         others = {name.partition(".")[0] for name in names} - _ROOTS
@@ -164,7 +164,7 @@ class LanguageModel(Family):
 
     @override
     def tensor_specs(self, geometry: Any) -> Mapping[str, TensorSpec]:
-        # A tied model may store its head again, no other lacks it.
+        # A tied model may store its head again; other models must have one.
         g: LanguageModelGeometry = geometry
         hidden, vocab = decoder.dims(g, "hidden_size", "vocab_size")
         head = TensorSpec(role="head", shape=(vocab, hidden), optional=g.tied, tied=g.tied)

@@ -64,7 +64,7 @@ class MimoMtp(mtp.Mtp):
     def geometry(self, keys: ConfigReader) -> mtp.MtpGeometry:
         keys.check(not keys.flag("use_sliding_window", False), "mtp-sliding", family=self.name)
         common = mtp.read_mtp(keys, self.name)
-        # Biases whatever attention_bias says: `qwen2.py` builds it so.
+        # Biases regardless of attention_bias: `qwen2.py` builds them so.
         return mtp.MtpGeometry(**common, attention=read_heads(keys, common, input_bias=True))
 
 

@@ -1,13 +1,13 @@
 """The MTP layer of Qwen3-Next and Qwen3.5: attention with an output gate, an MLP or a mixture.
 
-Below `mtp.` of the released folders. vLLM 0.33 serves it as `Qwen3NextMTP`, `Qwen3_5MTP` and
+Stored under `mtp.` in the released folders. vLLM 0.33 serves it as `Qwen3NextMTP`, `Qwen3_5MTP` and
 `Qwen3_5MoeMTP` (`config/speculative.py:908`, `:987`), SGLang 0.5.23 as `Qwen3NextForCausalLMMTP`
 and `Qwen3_5ForCausalLMMTP` (`model_config.py:1134`, `:1159`). Neither zeroes the embedding at
 position 0, and both feed back what the head reads (`qwen3_5_mtp.py:203`). Norms multiply by
 1 + weight (`GemmaRMSNorm`).
 
-Qwen3.5 keeps the sizes in text_config. Of text its three rotary positions are equal, so that it
-turns by one angle.
+Qwen3.5 keeps the sizes in text_config. For text its three rotary positions are equal, so one
+angle turns them.
 """
 
 import re
@@ -109,7 +109,7 @@ ENGINE_TRAITS = replace(
 
 
 _MTP_LAYERS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-"""Of those that the package trains, the ones that an engine has: `qwen3` has no gate."""
+"""Those that the package trains and an engine has: `qwen3` has no gate."""
 
 
 def _spelled(keys: ConfigReader, layers: ConfigReader) -> dict[str, Any]:
@@ -130,7 +130,7 @@ _SERVED: Served = {
     "mtp_use_dedicated_embeddings": (False, "an embedding of its own"),
 }
 _SPECFORGE = "Qwen3_5MTPDraftModel"
-"""As which SpecForge trains it; its first layers, at 0958d4d, had no gate and other norms."""
+"""The type that SpecForge trains it as; at 0958d4d its layers had no gate and other norms."""
 _MULTIMODAL = "model.language_model.embed_tokens."
 
 
@@ -155,7 +155,7 @@ class Qwen3NextMtp(mtp.Mtp):
         "pre_fc_norm_hidden": "state_norm",
         "norm": "norm",
         "lm_head": "lm_head",  # as SpecForge saves it
-        "layers.0": "layers.0",  # the layer itself, which stands beside them
+        "layers.0": "layers.0",  # the layer itself, beside them
         "input_proj": "fc",  # below mtp_layers.0, as speculators saves it
         "token_layernorm": "embedding_norm",
         "hidden_layernorm": "state_norm",

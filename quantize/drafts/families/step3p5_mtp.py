@@ -1,13 +1,13 @@
-"""The MTP modules of Step-3.5: three of them, one for each draft step, with a head of their own.
+"""The MTP modules of Step-3.5: three, one for each draft step, each with its own head.
 
 `model.layers.45` to `47` of the released folder: attention within a window, with a gate for each
 head, and a dense MLP. vLLM 0.33 serves Step3p5ForCausalLM as `Step3p5MTP`
 (`config/speculative.py:1041`), SGLang 0.5.23 too (`model_config.py:1097`). In both, module i
-drafts token i + 1 and reads what module i - 1 gave before its last norm, the first one what the
-target's last layer gave before the final norm (`step3p5.py`, `compute_logits`); neither zeroes the
-embedding at position 0. Norms multiply by 1 + weight (`GemmaRMSNorm`).
+drafts token i + 1 and reads the output of module i - 1 before its last norm; the first one reads
+that of the target's last layer before the final norm (`step3p5.py`, `compute_logits`); neither
+zeroes the embedding at position 0. Norms multiply by 1 + weight (`GemmaRMSNorm`).
 
-Keys of single layers are lists over the target's layers and these, by layer number.
+Per-layer keys are lists over the target's layers and these, by layer number.
 """
 
 import re
@@ -64,7 +64,7 @@ ENGINE_TRAITS = mtp_traits(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MtpStepGeometry(MtpGeometry):
-    """Modules that read what the target's last layer gave before the final norm."""
+    """Modules that read the output of the target's last layer before the final norm."""
 
     target_layers: int
     window: int | None
@@ -81,7 +81,7 @@ class MtpStepGeometry(MtpGeometry):
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 _EPSILON = 1e-5
-"""Where config.json has no rms_norm_eps: SGLang `configs/step3p5.py`, transformers' config."""
+"""Value without rms_norm_eps in config.json: SGLang `configs/step3p5.py`, transformers' config."""
 
 
 class Step3p5Mtp(Mtp):
@@ -163,7 +163,7 @@ class Step3p5Mtp(Mtp):
 
     @override
     def tensor_specs(self, geometry: Any) -> Mapping[str, TensorSpec]:
-        # Every module has its head, and the embedding is shared.
+        # Every module has its head; the embedding is shared.
         found = dict(super().tensor_specs(geometry))
         for name, spec in super().tensor_specs(geometry).items():
             if spec.role == "head":

@@ -1,1 +1,1 @@
-"""Code that several families share, in folders with the same modules as theirs."""
+"""Code that several families share; the folders have the same modules as theirs."""

@@ -1,4 +1,4 @@
-"""The layers of DFlash and its kin, as engines serve them.
+"""The layers of DFlash and related families, as engines serve them.
 
 Sources: vLLM 0.33 `qwen3_dflash.py`, SGLang 0.5.23 `dflash.py`, z-lab `dflash/model.py`.
 """
@@ -14,7 +14,7 @@ from ..forward import Attend, OnInput
 from ..geometry import RotatedGeometry, TokenLimit, needed_mask
 from ..maths import Tensor, embedding, torch
 from ..passes import BlockForward
-from .layers import LayersForward, LlamaAttention
+from .layers import LayersForward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,10 +24,10 @@ class DFlashGeometry(RotatedGeometry):
     Attributes:
         aux_layer_ids: `target_layer_ids`, 0-based, after the layer, ascending.
         layer_types: attention of every layer, None = all full.
-        sliding_window: positions that a sliding layer sees, its own included.
+        sliding_window: positions that a sliding layer sees, including its own.
         causal: inside the block; None = full layers in both directions, sliding layers causal.
-        proposes_from_anchor: a slot predicts the token after it, so that the anchor's predicts the
-            first; else it predicts the one in its own place, and the anchor's predicts nothing.
+        proposes_from_anchor: a slot predicts the token after it, so the anchor's slot predicts the
+            first; otherwise it predicts the token in its own place, and the anchor's slot nothing.
     """
 
     aux_layer_ids: tuple[int, ...]
@@ -51,7 +51,7 @@ class DFlashGeometry(RotatedGeometry):
         )
 
     def is_sliding(self, layer: int) -> bool:
-        """True if a layer sees a window of the context only."""
+        """True if a layer sees only a window of the context."""
         return self.layer_types is not None and self.layer_types[layer] == "sliding_attention"
 
     @override
@@ -62,7 +62,7 @@ class DFlashGeometry(RotatedGeometry):
         """True if a slot sees no slot after it.
 
         Source: vLLM 0.33 `_dflash_layer_causal`; SGLang 0.5.23 `_get_dflash_layer_attention_params`
-        is the same but for `dflash_config.causal`, which it does not read.
+        is the same except that it does not read `dflash_config.causal`.
         """
         return self.is_sliding(layer) if self.causal is None else self.causal
 
@@ -71,14 +71,13 @@ class DFlashForward(LayersForward, BlockForward):
     """One DFlash draft.
 
     A block is [anchor, mask x K] at positions n .. n + K, without its last mask where the anchor's
-    slot proposes the first token; the context are the positions before n.
+    slot proposes the first token; the context is the positions before n.
     Every layer projects the same fused rows to its context keys and values, without its
-    input_layernorm, with the very linears that project the block: quantized ones read both. Both
-    engines write a block's own keys before they attend, as they do those of the context.
+    input_layernorm, with the same linears that project the block: quantized ones read both. Both
+    engines write a block's own keys to the cache before they attend, as they do for the context.
     """
 
     geometry: DFlashGeometry
-    attention: LlamaAttention
 
     def __init__(self, geometry: DFlashGeometry, weights: Weights, on_input: OnInput) -> None:
         super().__init__(geometry, weights, on_input)
@@ -104,7 +103,7 @@ class DFlashForward(LayersForward, BlockForward):
         return self.proposing(x, token_ids)
 
     def proposing(self, x: Tensor, token_ids: Tensor) -> Tensor:
-        """What `logits` predicts from, [A, K, W'], of all slots before the last norm."""
+        """What `logits` predicts from, [A, K, W'], given all slots before the last norm."""
         return x[:, 1 - token_ids.shape[1] :]
 
     @override
@@ -118,7 +117,7 @@ class DFlashForward(LayersForward, BlockForward):
         return seen
 
     def _embed(self, token_ids: Tensor) -> Tensor:
-        """Embeddings; a trained mask embedding stands for the row of the mask token."""
+        """Embeddings; a trained mask embedding replaces the row of the mask token."""
         dtype = self.weights["norm.weight"].dtype
         embedded = embedding(token_ids, self.weights["embed_tokens.weight"], dtype)
         if "mask_embedding" not in self.weights:
@@ -133,12 +132,12 @@ _MOST_BYTES = 16 * 2**20  # one vector has 100 kB
 def read_mask_embedding(path: Path, hidden_size: int, mask_token_id: int) -> Tensor:
     """Read `mask_embedding.pt`: a tensor, or {"embedding": tensor, "mask_token_id": id}.
 
-    Engines use the vector [hidden_size] wherever the mask token stands; the row of the target's
+    Engines use the vector [hidden_size] for every mask token; the row of the target's
     embedding is usually untrained.
 
     Source: vLLM 0.33 `_read_mask_embedding`, SGLang 0.5.23 `_maybe_merge_trained_mask_embedding`.
     """
-    from ...files.torch_file import TorchFileProblem, load_plain  # which imports torch
+    from ...files.torch_file import TorchFileProblem, load_plain  # imports torch
 
     def wrong(what: str) -> CheckpointError:
         return CheckpointError(path, what, fix="export the draft again, with its mask embedding")

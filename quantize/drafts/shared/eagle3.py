@@ -22,11 +22,11 @@ from . import layers as decoder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3Geometry(RotatedGeometry):
-    """Config of an EAGLE-3 draft, whatever its attention.
+    """Config of an EAGLE-3 draft with any attention.
 
     Attributes:
         parallel: P-EAGLE: all tokens of a step are drafted in one pass, those after the first from
-            mask tokens beside a trained mask_hidden.
+            mask tokens with a trained mask_hidden.
         windows: positions that a query of each layer sees, as vLLM serves it; None = all.
     """
 
@@ -58,8 +58,8 @@ class Eagle3Forward(decoder.LayersForward, ChainForward):
 
     @override
     def fuse(self, features: Tensor) -> Tensor:
-        # g_t = fc(features), input_norm or one fc_norm per target layer before it if asked. A draft
-        # without fc reads the target's last hidden state as it is.
+        # g_t = fc(features), after input_norm or one fc_norm per target layer if asked. A draft
+        # without fc reads the target's last hidden state unchanged.
         if not self.geometry.fuses:
             return features
         if self.geometry.norm_before_fc:

@@ -1,7 +1,7 @@
 """Decoder layers as engines serve them: their tensors and maths, with attention of two kinds.
 
-Sources of latent attention (MLA): vLLM 0.33 `deepseek_v2.py` and `deepseek_scaling_rope.py`, SGLang
-0.5.23 `deepseek_v2.py`, `rope_variant.py` and `model_config.py`. Both hand the draft's
+Sources of MLA: vLLM 0.33 `deepseek_v2.py` and `deepseek_scaling_rope.py`, SGLang
+0.5.23 `deepseek_v2.py`, `rope_variant.py` and `model_config.py`. Both pass the draft's
 `rms_norm_eps` to the norms of the latents (transformers 5.23 leaves them at 1e-6).
 """
 
@@ -25,12 +25,12 @@ Shapes = dict[str, tuple[Role, tuple[Dim, ...]]]
 
 
 def dims(g: Any, *names: str) -> tuple[Dim, ...]:
-    """Sizes of a geometry that are called as in config.json."""
+    """Sizes of a geometry that have the same names in config.json."""
     return tuple(Dim(getattr(g, name), name) for name in names)
 
 
 def attention_shapes(g: RotatedGeometry, width: Dim) -> Shapes:
-    """The tensors of the attention of a layer, over rows of a width; vectors are kept as norms."""
+    """The tensors of a layer's attention, for rows of a width; vectors are kept, as norms are."""
     own = g.attention
     shapes = _latent(g, own, width) if isinstance(own, LatentAttention) else _grouped(g, own, width)
     return {f"self_attn.{name}": row for name, row in shapes.items()}
@@ -107,7 +107,7 @@ def layer_specs(
 def vocabulary_specs(
     g: Any, around: Mapping[str, TensorSpec], *, head_optional: bool
 ) -> dict[str, TensorSpec]:
-    """Embedding, head, maps and what stands around the layers, of a draft whose head may be cut."""
+    """Embedding, head, maps and tensors around the layers, for a draft whose head may be cut."""
     hidden, vocab, own = dims(g, "hidden_size", "vocab_size", "draft_vocab_size")
     full = g.draft_vocab_size == g.vocab_size
     role: Role = "vocabulary_map"
@@ -121,7 +121,7 @@ def vocabulary_specs(
 
 
 def read_sizes(keys: ConfigReader, layers: int | None = None) -> dict[str, Any]:
-    """What is alike in every geometry; as many layers as are given, or as config.json says."""
+    """The sizes that every geometry has; `layers` is their number, None = by config.json."""
     sizes = ("hidden_size", "num_attention_heads", "vocab_size")
     return {
         **{name: keys.positive(name) for name in sizes},
@@ -135,7 +135,7 @@ def read_sizes(keys: ConfigReader, layers: int | None = None) -> dict[str, Any]:
 def read_heads(
     keys: ConfigReader, sizes: Mapping[str, Any], part: float = 1, **how: Any
 ) -> GroupedAttention:
-    """Without a key each head has keys of its own; of a head a part is rotated."""
+    """Without a key each head has its own keys; part of a head is rotated."""
     heads = sizes["num_attention_heads"]
     head_dim = keys.positive("head_dim", sizes["hidden_size"] // heads)
     return GroupedAttention(
@@ -147,7 +147,7 @@ def read_heads(
 
 
 def with_latent(keys: ConfigReader, sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes with latent attention, and the rope that engines serve alike of it."""
+    """The sizes with MLA, and the rope that engines serve the same for it."""
     ranks = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim")
     attention = LatentAttention(
         **{name: keys.positive(name) for name in ranks},
@@ -160,7 +160,7 @@ def with_latent(keys: ConfigReader, sizes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_silu(keys: ConfigReader, family: str) -> None:
-    """Refuse another activation than engines serve."""
+    """Refuse an activation that engines do not serve."""
     got = keys.config.get("hidden_act", "silu")
     keys.check(got == "silu", "activation", family=family, got=got)
 
@@ -168,7 +168,7 @@ def check_silu(keys: ConfigReader, family: str) -> None:
 class Projected(NamedTuple):
     """Queries [B, H, T, D], keys [B, KV, T, D], both rotated, and values [B, KV, T, D'].
 
-    `scale` multiplies the scores, `gate` [B, T, H * D'] what the heads saw; None = 1.
+    `scale` multiplies the scores, `gate` [B, T, H * D'] the heads' output; None = 1.
     """
 
     q: Tensor
@@ -183,12 +183,18 @@ class Attention(ABC):
 
     @abstractmethod
     def project(self, layer: int, x: Tensor, at: Tensor, modules: ModulesForward) -> Projected:
-        """Project rows [B, T, W], which stand `at` positions, with the linears of a layer."""
+        """Project rows [B, T, W] at positions `at` with the linears of a layer."""
+
+    @abstractmethod
+    def keys_values(
+        self, layer: int, x: Tensor, at: Tensor, modules: ModulesForward
+    ) -> tuple[Tensor, Tensor]:
+        """Keys [B, KV, T, D] and values [B, KV, T, D'] of rows [B, T, W], as they are cached."""
 
     def output(
         self, layer: int, x: Tensor, at: Tensor, attend: Attend, modules: ModulesForward
     ) -> Tensor:
-        """What o_proj gives, [B, T, W]."""
+        """The output of o_proj, [B, T, W]."""
         q, k, v, scale, gate = self.project(layer, x, at, modules)
         mixed = attend(layer, q, k, v, scale).transpose(1, 2).flatten(2)
         mixed = mixed if gate is None else mixed * gate
@@ -218,10 +224,10 @@ class LlamaAttention(Attention):
         k, v = self.keys_values(layer, x, at, modules)
         return Projected(q, k, v, head_dim**-0.5, gate)
 
+    @override
     def keys_values(
         self, layer: int, x: Tensor, at: Tensor, modules: ModulesForward
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, KV, T, D] of rows [B, T, W], as they are cached."""
         prefix = f"layers.{layer}.self_attn."
         keys = modules.linear(f"{prefix}k_proj", x)
         k = self._turned(f"{prefix}k_norm", keys, at, modules)
@@ -240,7 +246,7 @@ class LlamaAttention(Attention):
 class MlaAttention(Attention):
     """q = q_b n(q_a x); [c; r] = kv_a x; [k; v] = kv_b n(c).
 
-    A head's query and key are a plain part, then a rotated one; all heads share the rotated key
+    A head's query and key have a plain part, then a rotated one; all heads share the rotated key
     part, the rotated r. The softmax scale is (plain + rotated width)^-0.5 times m^2: yarn's m once
     for the queries and once for the keys.
     """
@@ -256,11 +262,19 @@ class MlaAttention(Attention):
     @override
     def project(self, layer: int, x: Tensor, at: Tensor, modules: ModulesForward) -> Projected:
         own, prefix = self.own, f"layers.{layer}.self_attn."
-        plain, turned, rank = own.qk_nope_head_dim, own.qk_rope_head_dim, own.kv_lora_rank
+        widths = [own.qk_nope_head_dim, own.qk_rope_head_dim]
         latent = modules.norm(prefix + "q_a_layernorm", modules.linear(prefix + "q_a_proj", x))
         queries = self._heads(modules.linear(prefix + "q_b_proj", latent))
-        q_plain, q_turned = torch.split(queries, [plain, turned], dim=-1)
+        q_plain, q_turned = torch.split(queries, widths, dim=-1)
+        q = torch.cat((q_plain, self._rotated(q_turned, at)), dim=-1)
+        return Projected(q, *self.keys_values(layer, x, at, modules), self.scale)
 
+    @override
+    def keys_values(
+        self, layer: int, x: Tensor, at: Tensor, modules: ModulesForward
+    ) -> tuple[Tensor, Tensor]:
+        own, prefix = self.own, f"layers.{layer}.self_attn."
+        plain, turned, rank = own.qk_nope_head_dim, own.qk_rope_head_dim, own.kv_lora_rank
         down = modules.linear(prefix + "kv_a_proj_with_mqa", x)
         latent, k_turned = torch.split(down, [rank, turned], dim=-1)
         latent = modules.norm(prefix + "kv_a_layernorm", latent)
@@ -271,8 +285,7 @@ class MlaAttention(Attention):
         up = self._heads(modules.kept_linear(prefix + "kv_b_proj", latent.contiguous()))
         k_plain, v = torch.split(up, [plain, own.v_head_dim], dim=-1)
         k_shared = k_turned[:, None].expand(-1, up.shape[1], -1, -1)
-        q = torch.cat((q_plain, self._rotated(q_turned, at)), dim=-1)
-        return Projected(q, torch.cat((k_plain, k_shared), dim=-1), v, self.scale)
+        return torch.cat((k_plain, k_shared), dim=-1), v
 
     def _heads(self, flat: Tensor) -> Tensor:
         return flat.view(*flat.shape[:-1], self.num_heads, -1).transpose(1, 2)
@@ -298,18 +311,18 @@ class LayersForward(ModulesForward):
         *,
         normed: Tensor | None = None,
     ) -> Tensor:
-        """One layer over a residual stream [B, T, W]; `normed` is what its attention reads."""
+        """One layer over a residual stream [B, T, W]; `normed` is the input of its attention."""
         prefix = f"layers.{number}."
         y = self.norm(f"{prefix}input_layernorm", x) if normed is None else normed
         r = x + self.attended(number, y, positions, attend)
         return r + self.mlp(number, self.norm(f"{prefix}post_attention_layernorm", r))
 
     def attended(self, number: int, y: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """What the attention of a layer gives."""
+        """The output of the attention of a layer."""
         return self.attention.output(number, y, positions, attend, self)
 
     def mlp(self, number: int, z: Tensor) -> Tensor:
-        """What stands after the attention of a layer, a gated MLP."""
+        """The part after the attention of a layer: a gated MLP."""
         return gated_mlp(f"layers.{number}.mlp.", z, self)
 
 

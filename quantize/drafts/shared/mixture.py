@@ -1,4 +1,4 @@
-"""A mixture of experts in place of an MLP: its config keys, its tensors, and its maths.
+"""A mixture of experts instead of an MLP: its config keys, its tensors, and its maths.
 
 Sources: `DeepseekV2MoE` (`deepseek_v2.py`), `Glm4MoE` (`glm4_moe.py`) and `Qwen3NextSparseMoeBlock`
 (`qwen3_next.py`) of vLLM 0.33.
@@ -16,21 +16,21 @@ from .layers import Shapes, mlp_shapes
 
 _EXPERT = re.compile(r"\.(experts\.\d+|shared_experts?)\.")
 _EPSILON = 1e-20
-"""Added to the sum that weights are divided by, as engines and transformers do."""
+"""Added to the sum that divides the weights, as engines and transformers do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
-    """Sizes and routing of a mixture of experts in place of an MLP; widths in elements.
+    """Sizes and routing of a mixture of experts instead of an MLP; widths in elements.
 
     Attributes:
         per_token: routed experts that see a token, from the best `groups_per_token` groups.
-        shared_width: of the expert that sees every token, in the module `shared`; 0 = none.
-        corrects: e_score_correction_bias is added to scores where experts are chosen, not where
-            they are weighed.
+        shared_width: width of the expert that sees every token, in the module `shared`; 0 = none.
+        corrects: e_score_correction_bias is added to scores to choose experts, not to weight
+            them.
         normalises: the weights of a token's experts are divided by their sum.
-        scale: of what the routed experts give.
-        gates_shared: its output is weighed by sigmoid of shared_expert_gate, one number per token.
+        scale: multiplies the routed experts' output.
+        gates_shared: sigmoid of shared_expert_gate, one number per token, multiplies its output.
     """
 
     num_experts: int
@@ -115,12 +115,12 @@ def is_expert(name: str) -> bool:
 
 
 def without_expert(name: str) -> str:
-    """The name with "experts.N." left out: what all experts of a layer have in common."""
+    """The name without "experts.N.": what all experts of a layer share."""
     return _EXPERT.sub(".", name)
 
 
 def of_any_expert(name: str) -> str:
-    """The name with the number of its routed expert as a star."""
+    """The name with a star for the number of its routed expert."""
     return re.sub(r"\.experts\.\d+\.", ".experts.*.", name)
 
 
@@ -129,9 +129,9 @@ def routed(
 ) -> tuple[Tensor, Tensor]:
     """The experts of each token, [N, k] int64, and their weights, [N, k], in float32 or wider.
 
-    s = sigmoid(router x); experts are the largest of s + correction within the groups whose two
-    largest s + correction sum to most; weights are their s, divided by their sum, times a constant.
-    Of x [N, W], a router [E, W] and a correction [E], None = 0.
+    s = sigmoid(router x); the experts are the largest of s + correction within the groups whose two
+    largest s + correction have the largest sum; weights are their s, divided by their sum, times a
+    constant. x [N, W], router [E, W] and correction [E], None = 0.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     logits = linear(x.to(wide), router.to(wide))
@@ -150,7 +150,7 @@ def routed(
 
 
 def mixture_mlp(mixture: Mixture, prefix: str, x: Tensor, modules: ModulesForward) -> Tensor:
-    """The sum of a token's experts by weight, and of the shared one, [..., W] in the dtype of x.
+    """The weighted sum of a token's experts, and of the shared one, [..., W] in the dtype of x.
 
     The linears of an expert see the tokens that are routed to it, [n, W].
     """

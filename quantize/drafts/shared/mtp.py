@@ -1,13 +1,13 @@
 """Multi-token prediction (MTP, NextN) layers: what all their families share.
 
 One decoder layer that a target was trained with. It reads the target's last hidden state, after
-the final norm, and the next token's embedding: each normed, concatenated, and mapped to one row by
-a linear that we call fc. Further draft tokens come of the same layer, fed with its own output; or,
-of several modules, from the next one, fed with what the one before gave.
+the final norm, and the next token's embedding: each is normed, both are concatenated, and a linear
+that we call fc maps them to one row. Further draft tokens come from the same layer, fed with its
+own output; or, with several modules, from the next one, fed with the output of the one before.
 
-Canonical names are those of the other families; `embedding_norm` and `state_norm` go before fc. The
-layer's number among the target's is left out: it is `layers.0`. Of the modules after the first the
-layers are `layers.1`, ..., and what stands around them `modules.1.fc`, ....
+Canonical names are those of the other families; `embedding_norm` and `state_norm` precede fc. The
+layer's number among the target's is left out: it is `layers.0`. Layers of modules after the first
+are `layers.1`, ..., and the tensors around them `modules.1.fc`, ....
 
 Sources: `*_mtp.py` of vLLM 0.33 and `*_nextn.py`, `*_mtp.py` of SGLang 0.5.23 (`models/`); loading
 was executed with the engines' own classes (`experiments/engines/mtp.json`).
@@ -47,7 +47,7 @@ def mtp_traits(
     more_in_sglang: frozenset[str] = frozenset(),
     **more: Any,
 ) -> EngineTraits:
-    """What engines are told of a target's MTP layer in a folder of its own."""
+    """What engines know of a target's MTP layer in a folder of its own."""
     return EngineTraits(
         vllm=InVllm(
             architectures=architectures,
@@ -67,7 +67,7 @@ def mtp_traits(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MtpGeometry(RotatedGeometry):
-    """Config of one MTP layer, or of so many modules; without a mixture it has an MLP."""
+    """Config of one MTP layer, or of several modules; without a mixture it has an MLP."""
 
     mixture: Mixture | None = None
 
@@ -94,20 +94,20 @@ AROUND_DEEPSEEKS: Mapping[str, str] = {
 
 
 class Mtp(Family):
-    """Tensor table and forward maths over what a family adds: attention, MLP, and the order."""
+    """Tensor table and forward maths; families add attention, MLP, and the order of fc's inputs."""
 
     layer: ClassVar[re.Pattern[str]]
-    """The beginning of the names of the layer's tensors on disk; group 1, if any, its number."""
+    """How the names of the layer's tensors on disk begin; group 1, if any, is its number."""
     outer: ClassVar[Mapping[str, str]]
-    """Module below it that is no part of the decoder layer -> its canonical name."""
+    """Module below it that is not part of the decoder layer -> its canonical name."""
     mark: ClassVar[str] = "self_attn.q_proj"
-    """The linear that tells its attention from others."""
+    """The linear that distinguishes its attention from others."""
     foreign: ClassVar[str] = "self_attn.g_proj"
-    """A linear that it has not, and a family of otherwise the same names has."""
+    """A linear that it lacks, and that a family with otherwise the same names has."""
     state_first: ClassVar[bool]
     """Fc reads [state; embedding], not [embedding; state]."""
     masks_first: ClassVar[bool] = True
-    """The embedding at position 0 is taken for zeros."""
+    """The embedding at position 0 is replaced by zeros."""
     feeds_back_normed: ClassVar[bool]
     """The next step reads the layer's output after its last norm, as the head does."""
     zero_centred: ClassVar[bool] = False
@@ -121,11 +121,11 @@ class Mtp(Family):
     served_unquantized = ("embed_tokens", "fc", "lm_head")
     makes_features = ()
     first: int | None = None
-    """The number on disk of the first of several modules; None = there is one, of any number."""
+    """The number on disk of the first of several modules; None = there is only one."""
 
     @override
     def of_folder(self, geometry: Any, names: Collection[str]) -> "Mtp":
-        # Of several modules the first is the one of the lowest number.
+        # Of several modules the first is the one with the lowest number.
         if geometry.num_layers == 1:
             return self
         numbers = [int(found[1]) for found in map(self.layer.match, names) if found is not None]
@@ -186,7 +186,7 @@ class Mtp(Family):
 def read_mtp(keys: ConfigReader, family: str, *, several: bool = False) -> dict[str, Any]:
     """The fields of `MtpGeometry`, from the config.json of the target that the layer belongs to.
 
-    `several` modules of a family are served, one in each draft step, or one alone.
+    `several`: whether a family's modules are served one per draft step, or only one.
     """
     layers = keys.config.get("num_nextn_predict_layers", 1)
     keys.check(layers != 0 or type(layers) is not int, "mtp-none")
@@ -197,7 +197,7 @@ def read_mtp(keys: ConfigReader, family: str, *, several: bool = False) -> dict[
 
 
 def rotated_part(keys: ConfigReader, default: float) -> tuple[float, ConfigReader]:
-    """The share of a head that is rotated, and config.json without it."""
+    """The share of a head that is rotated, and config.json without that key."""
     key, spelled = "partial_rotary_factor", "rope_parameters"
     nested = keys.section(spelled)
     part = nested.number(key, keys.number(key, default))
@@ -209,7 +209,7 @@ def rotated_part(keys: ConfigReader, default: float) -> tuple[float, ConfigReade
 
 
 def around_layer(number: int, name: str) -> str:
-    """The canonical name of what stands around a module's decoder layer."""
+    """The canonical name of a tensor around a module's decoder layer."""
     return f"modules.{number}.{name}" if number else name
 
 
@@ -260,7 +260,7 @@ class MtpForward(decoder.LayersForward, ChainForward):
         return around_layer(self.number, name)
 
     def _table(self, name: str) -> str:
-        """The module's own table; where it has none, that of the first or of the target."""
+        """The module's own table; where it has none, that of the first module or of the target."""
         own = self._around(name)
         return own if f"{own}.weight" in self.weights else name
 

@@ -1,6 +1,6 @@
 """Layouts that are read: one object per layout, with everything that reading it needs.
 
-A declaration is written once, here, and held by literal JSON in the tests.
+A declaration is written once, here, and literal JSON in the tests holds it.
 """
 
 from collections.abc import Mapping
@@ -28,6 +28,6 @@ READ_LAYOUTS: Mapping[str, StoredLayout] = {
     "gptq_marlin": StoredGptq(),
     "modelopt_fp4": LAYOUTS["modelopt"],
 }
-"""By quant_method, all that are read."""
+"""By quant_method: all that are read."""
 
 __all__ = ["HF_QUANT_CONFIG", "LAYOUTS", "READ_LAYOUTS"]

@@ -1,6 +1,6 @@
 """Strict reading of one JSON object of a declaration: every key must be understood.
 
-A key that is not read is an error at the end: it could change what the stored numbers mean.
+An unread key is an error at the end: it could change what the stored numbers mean.
 """
 
 import re
@@ -14,12 +14,12 @@ _TABLE = table_beside(__file__)
 UNREAD_METHODS: Mapping[str, str] = {
     method: row["why"] for row in _TABLE["unread"] for method in row["methods"]
 }
-"""Why, by quant_method."""
+"""Reasons by quant_method."""
 OTHER_WAY = "dequantize it with {}'s own library, or quantize the BF16 draft again"
 
 
 def way_out(key: str, got: object) -> str | None:
-    """What to do about a declaration that is not read; None where nothing particular is known."""
+    """What to do about a declaration that is not read; None where there is no particular advice."""
     for row in _TABLE["way_out"]:
         if key.endswith(tuple(row["keys"])) and got in row.get("values", [got]):
             return str(row["way"])
@@ -28,17 +28,17 @@ def way_out(key: str, got: object) -> str | None:
 
 _MOST_NAMES, _LONGEST_NAME, _MOST_CHARACTERS = 1000, 1000, 60_000
 _MOST_LAYERS, _LAYER = 256, re.compile(r"layers\.(\d+)")
-_MOST_EXPRESSIONS = 4000  # characters of those that are more than a name with stars
+_MOST_EXPRESSIONS = 4000  # characters of patterns that are more than a name with stars
 SPEC_NO_MEANING = frozenset(_TABLE["no_meaning"]["spec"].split())
 """Keys of a tensor's spec that say how values were found, never how to decode them."""
 INTEGERS_NO_MEANING = frozenset(_TABLE["no_meaning"]["integers"].split())
-"""How values were found, which modules were looked at, and which kernels are to be used."""
+"""How values were found, which modules were looked at, and which kernels to use."""
 ChoiceT = TypeVar("ChoiceT", bound=str | int | bool)
 Strictness = Literal["folder", "declaration", "engine"]
 """What must be understood.
 
 "folder": all that a folder declares, in each of its files, and every pattern; "declaration": one
-declaration and its patterns; "engine": what engines take too, whatever the patterns are.
+declaration and its patterns; "engine": what engines accept too, whatever the patterns are.
 """
 
 
@@ -56,7 +56,7 @@ def not_understood(
 
 
 class ObjectReader:
-    """One JSON object, its keys ticked off as they are read; `key` is its path inside the file."""
+    """One JSON object; keys are marked as they are read; `key` is its path inside the file."""
 
     def __init__(
         self,
@@ -75,21 +75,21 @@ class ObjectReader:
         self._seen = set(ignored)
 
     def refused(self, key: str, understood: Collection[str], got: object) -> DeclarationError:
-        """The error for what stands at a key."""
+        """The error for the value of a key."""
         return not_understood(self.where, self._path(key), understood, got)
 
     def says(self, key: str, value: int) -> bool:
-        """True if the key is there with exactly this whole number; it counts as read then."""
+        """True if the key exists with exactly this whole number; it then counts as read."""
         said = type(self._value.get(key)) is int and self._value[key] == value
         self._seen |= {key} if said else set()
         return said
 
     def skip(self, *keys: str) -> None:
-        """Keys that are not to be looked at."""
+        """Mark keys that need not be read."""
         self._seen.update(keys)
 
     def has(self, key: str) -> bool:
-        """True if the key is there and not null."""
+        """True if the key exists and is not null."""
         return self.as_it_is(key) is not None
 
     def names(self) -> tuple[str, ...]:
@@ -97,12 +97,12 @@ class ObjectReader:
         return tuple(self._value)
 
     def as_it_is(self, key: str) -> Any:
-        """What stands there, whatever it is; None where nothing does."""
+        """The value, whatever it is; None where there is none."""
         self._seen.add(key)
         return self._value.get(key)
 
     def plain(self, key: str) -> dict[str, Any]:
-        """A nested object as it is, which its own reader is to understand; {} where none is."""
+        """A nested object as it is, for another reader to check; {} where there is none."""
         value = self._value.get(key)
         return value if isinstance(value, dict) else {}
 
@@ -116,11 +116,11 @@ class ObjectReader:
         return {name: found.section(name) for name in found.names()}
 
     def section(self, key: str, ignored: Collection[str] = ()) -> "ObjectReader":
-        """A nested object that must be there."""
+        """A nested object that must exist."""
         return self._inside(self.as_it_is(key), key, ignored)
 
     def sections(self, key: str, ignored: Collection[str] = ()) -> "list[ObjectReader]":
-        """A nested object, or a list of such, that must be there and hold at least one."""
+        """A nested object, or a list of such, that must exist and hold at least one."""
         value = self.as_it_is(key)
         if not isinstance(value, list):
             return [self.section(key, ignored)]
@@ -129,7 +129,7 @@ class ObjectReader:
         return [self._inside(item, f"{key}[{i}]", ignored) for i, item in enumerate(value)]
 
     def choice(self, key: str, *understood: ChoiceT) -> ChoiceT:
-        """A value that must be there and be one of `understood`, of the same JSON type."""
+        """A value that must exist and be one of `understood`, of the same JSON type."""
         got = self.as_it_is(key)
         for value in understood:
             if type(got) is type(value) and got == value:
@@ -137,23 +137,23 @@ class ObjectReader:
         raise self.refused(key, [repr(v) for v in understood], got)
 
     def exactly(self, **wanted: str | int | bool) -> None:
-        """Values that must be there and be these."""
+        """Values that must exist and equal these."""
         for key, value in wanted.items():
             self.choice(key, value)
 
     def value(self, key: str, default: ChoiceT | None, *understood: ChoiceT) -> ChoiceT:
-        """A value that is one of `understood`, or missing or null: then the default, if any."""
+        """A value that is one of `understood`; if missing or null, the default, if there is one."""
         return self.choice(key, *understood) if self.has(key) or default is None else default
 
     def optional(self, key: str, *understood: str | int | bool | None) -> None:
-        """A value that may be missing, else is one of `understood`."""
+        """A value that may be missing, and otherwise is one of `understood`."""
         self._seen.add(key)
         got = self._value.get(key, understood[0])
         if not any(type(got) is type(value) and got == value for value in understood):
             raise self.refused(key, [repr(v) for v in understood], got)
 
     def absent(self, *keys: str) -> None:
-        """Keys that would change the meaning: missing, null, false or empty."""
+        """Keys that would change the meaning: they must be missing, null, false or empty."""
         self._seen.update(keys)
         for key in keys:
             got = self._value.get(key)
@@ -172,13 +172,13 @@ class ObjectReader:
         return tuple(got)
 
     def same_strings(self, key: str, like: str, what: str, wanted: Collection[str]) -> None:
-        """A second list of what `wanted` of the key `like` is, in any order, or none."""
+        """A second list equal to `wanted`, the value of the key `like`, in any order, or none."""
         got = self.strings(key)
         if self.has(key) and set(got) != set(wanted):
             raise self.refused(key, (f"the same {what} as {like} {sorted(wanted)}",), sorted(got))
 
     def one_of_lists(self, key: str, *understood: tuple[int, ...]) -> tuple[int, ...]:
-        """A list that must be there and hold exactly the whole numbers of one of these."""
+        """A list that must exist and hold exactly the whole numbers of one of these."""
         got = self.as_it_is(key)
         whole = isinstance(got, list) and all(type(item) is int for item in got)
         if not whole or tuple(got) not in understood:
@@ -200,7 +200,7 @@ class ObjectReader:
 
 
 def _too_many(names: list[str]) -> str | None:
-    """What is understood of so many names or patterns, each held against each linear's names."""
+    """What is allowed, where names or patterns are too many to match with each linear's names."""
     if len(names) > _MOST_NAMES or max(map(len, names), default=0) > _LONGEST_NAME:
         return f"at most {_MOST_NAMES} names of at most {_LONGEST_NAME} characters"
     if sum(map(len, names)) > _MOST_CHARACTERS:

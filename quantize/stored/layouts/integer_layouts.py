@@ -1,6 +1,6 @@
 """Packed integers: AutoAWQ (`gemm`), GPTQ as GPTQModel 7.7 and AutoGPTQ store it, AutoRound 0.15.
 
-Only AWQ with the constant zero point 8 is written. AutoRound packs codes as GPTQ or as AWQ do; its
+Only AWQ with the constant zero point 8 is written. AutoRound packs codes like GPTQ or AWQ; its
 other formats (FP8, MXFP4, NVFP4) are refused: its export to compressed-tensors has them.
 """
 
@@ -32,11 +32,11 @@ _KEPT, _OTHERWISE = "-:", "+:"
 _KEPT_BITS = 16
 _REGEX = frozenset("*+?[](){}|^$\\")
 SIZES = (16, 32, 64, 128, 256, 512, 1024)
-"""Of groups, beside -1: one for each row."""
+"""Sizes of groups, besides -1: one group for each row."""
 
 
 def check_integers(keys: ObjectReader) -> None:
-    """Weights are integers of one stage, inputs and the KV cache are not quantized."""
+    """Weights are integers of one stage; inputs and the KV cache are not quantized."""
     keys.skip(*INTEGERS_NO_MEANING)
     keys.optional("data_type", "int", None)
     keys.optional("act_bits", 16, 32, None)
@@ -44,7 +44,7 @@ def check_integers(keys: ObjectReader) -> None:
 
 
 class _PackedIntegers(StoredLayout):
-    """What they have in common: names, and that rows of codes and scales are inputs or groups."""
+    """What these layouts share: names, and that rows of codes and scales are inputs or groups."""
 
     companions = frozenset({"qweight", "qzeros", "scales"})
     signed_scales = True
@@ -66,11 +66,11 @@ class StoredAwq(_PackedIntegers):
 
     @override
     def read(self, keys: ObjectReader) -> DeclaredScheme:
-        # AutoAWQ's own file spells two keys otherwise
+        # AutoAWQ's own file spells two keys differently
         keys.choice("w_bit" if keys.has("w_bit") and not keys.has("bits") else "bits", 4)
-        # AutoRound says false of symmetric values, and stores their zero points all the same.
+        # AutoRound says false for symmetric values, and stores their zero points all the same.
         zeros = keys.choice("zero_point", True, False)
-        if keys.strictness != "engine":  # files of GEMV are loaded as those of GEMM are
+        if keys.strictness != "engine":  # files of GEMV load like those of GEMM
             keys.value("version", "gemm", "gemm", "GEMM")
         check_integers(keys)
         keys.skip("sym")
@@ -92,7 +92,7 @@ class StoredAwq(_PackedIntegers):
 
     @override
     def excludes_module(self, pattern: str, module: str) -> bool:
-        """A part of the name."""
+        """A pattern matches a part of the name."""
         return pattern in module
 
     @override
@@ -110,7 +110,7 @@ class StoredAwq(_PackedIntegers):
 
 
 class _SymmetricAwq(StoredAwq):
-    """Declared to have no zero points: those that are stored have to be 8."""
+    """Declared without zero points: stored ones must be 8."""
 
     declares_symmetry = True
 
@@ -134,7 +134,7 @@ class _Numbers(NamedTuple):
     def read(
         cls, keys: ObjectReader, others: "_Numbers | None", bits: tuple[int, ...], *, ordered: bool
     ) -> "_Numbers":
-        """Of some linears; of all (without `others`) each number must be said."""
+        """Read the packing of some linears; for all (without `others`) each number must be set."""
         usual = others or (None, None, None, None)
         return cls(
             keys.value("bits", usual[0], *bits),
@@ -144,7 +144,7 @@ class _Numbers(NamedTuple):
         )
 
     def scheme(self, packing: _Packing) -> DeclaredScheme:
-        """What is declared of linears that have these."""
+        """The scheme of linears with this packing."""
         size = None if self.group_size == -1 else self.group_size
         return DeclaredScheme(
             layout=packing.layout, weight_dtype=INTEGERS[self.bits],
@@ -161,7 +161,7 @@ def _with_others(
     *,
     ordered: bool,
 ) -> DeclaredScheme:
-    """That of most linears, and those of `others`, which say by target what is not the same."""
+    """The scheme of most linears, and those of `others`, which give their differences by target."""
     bits = (4,) if packing.method else tuple(INTEGERS)
     whole, found = _Numbers.read(keys, None, bits, ordered=ordered), []
     for target, own in others:
@@ -175,8 +175,8 @@ def _with_others(
 class StoredGptq(_PackedIntegers):
     """`qweight` [in * bits / 32, out], `qzeros` [groups, out * bits / 32], `scales` [groups, out].
 
-    `g_idx` [in] says which group an input belongs to. Of version `gptq` a stored zero point is one
-    less than it means, of `gptq_v2` it is what it means.
+    `g_idx` [in] gives the group of each input. In version `gptq` a stored zero point is one less
+    than it means, in `gptq_v2` it is what it means.
     """
 
     name: StoredLayoutName = "gptq"
@@ -204,7 +204,7 @@ class StoredGptq(_PackedIntegers):
 
     @override
     def excludes(self, keys: ObjectReader) -> tuple[str, ...]:
-        """The first rule that matches a name decides, as engines' `get_dynamic_override` has it."""
+        """The first rule that matches a name decides, as in engines' `get_dynamic_override`."""
         kept, before = [], list[str]()
         for pattern in keys.named("dynamic"):
             own = pattern.removeprefix(_KEPT if pattern.startswith(_KEPT) else _OTHERWISE)
@@ -231,7 +231,7 @@ class StoredGptq(_PackedIntegers):
 
 
 class _PackedAsAwq(StoredAwq):
-    """Of AutoRound: symmetric or not, always with zero points."""
+    """AutoRound's: symmetric or not, always with zero points."""
 
     name: StoredLayoutName = "auto-round"
     declares_symmetry = True
@@ -241,7 +241,7 @@ class _PackedAsAwq(StoredAwq):
 class StoredAutoRound(StoredGptq):
     """`packing_format` says how codes are packed, and whether a zero point is stored less one.
 
-    Packed as GPTQ's, it is without `g_idx`, or with one that says nothing.
+    Packed like GPTQ, it has no `g_idx`, or a trivial one.
     """
 
     name: StoredLayoutName = "auto-round"
@@ -274,5 +274,5 @@ PACKINGS: Mapping[str, _Packing] = {
 
 
 def _target(name: str) -> str:
-    """AutoRound takes a name with any of these characters for a regular expression."""
+    """AutoRound takes a name with any of these characters as a regular expression."""
     return f"re:{name}" if _REGEX & set(name) else name

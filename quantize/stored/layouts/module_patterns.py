@@ -1,15 +1,15 @@
-"""Regular expressions of excludes, matched in bounded time: what `re` answers, without its search.
+"""Regular expressions of excludes, matched in bounded time: `re`'s answers without its search.
 
 A declaration is hostile input, and `re` backtracks: `(([a-z._0-9])+)+!` takes longer than anybody
-waits. A time limit would answer by the speed of the machine, and other libraries speak another
-language than the engines. So `re` parses, and without back references a match is a question of
-sets of positions:
+waits. With a time limit, answers would depend on the machine's speed, and other libraries have a
+different syntax than the engines. So `re` parses, and without back references a match is a question
+of sets of positions:
 
     a name of n characters has positions 0 .. n, a set of them is a whole number with those bits,
     and every part of a pattern turns the set where it may begin into the set where it may end.
 
 Sets are added and shifted as in Parabix (Cameron et al. 2014, "Bitwise Data Parallelism in Regular
-Expression Matching"), so `.*` is one addition. Nothing is searched twice for one set. Back
+Expression Matching"), so `.*` is one addition. No set is searched twice. Back
 references, lookbehind, flags, possessive and atomic parts are refused.
 """
 
@@ -26,28 +26,28 @@ from .declaration_reader import not_understood
 MAX_PATTERN = 500  # characters; a list of 61 layers has 300
 _DEEPEST = 20
 Part = tuple[str, Any]
-"""A name of `re._constants`, or "ONE" for whatever is one character, and what it is of."""
+"""A name of `re._constants`, or "ONE" for any part of one character, and its arguments."""
 Row = tuple[Part, ...]
 
 
 class PatternProblem(Exception):  # noqa: N818 - not an error of its own: callers turn it into one
-    """Why a pattern is not understood, or not decided for a name."""
+    """Why a pattern is not understood, or cannot be decided for a name."""
 
 
 def matches(pattern: str, name: str, *, whole: bool = False) -> bool:
-    """What `re.match(pattern, name)`, or `re.fullmatch` for the whole name, answers."""
+    """What `re.match(pattern, name)`, or `re.fullmatch` for the whole name, would return."""
     ends = _Matcher(name, most_steps=100 + 4 * len(pattern)).row(understood(pattern), 1)
     return bool(ends >> len(name)) if whole else ends > 0
 
 
 @functools.lru_cache(maxsize=4096)
 def understood(pattern: str) -> Row:
-    """The parts of a pattern; PatternProblem where it is none that is understood."""
+    """The parts of a pattern; PatternProblem where the pattern is not understood."""
     if len(pattern) > MAX_PATTERN:
         raise PatternProblem(f"more than {MAX_PATTERN} characters")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of what might mean more one day
+            warnings.simplefilter("ignore", FutureWarning)  # about syntax that may change one day
             parsed = _parser.parse(pattern)
     except (re.error, RecursionError, OverflowError) as exc:
         raise PatternProblem(str(exc)) from exc
@@ -57,7 +57,7 @@ def understood(pattern: str) -> Row:
 
 
 def _parts(state: object, parsed: Iterable[tuple[object, Any]], levels: int) -> Iterator[Part]:
-    """What `re` parsed, in tuples; a part of one character as the expression that decides it."""
+    """What `re` parsed, as tuples; a part of one character as the expression that decides it."""
     if not levels:
         raise PatternProblem(f"more than {_DEEPEST} groups inside each other")
     for constant, of in parsed:
@@ -119,7 +119,7 @@ class _Matcher:
         least, most, parts = of
         for _ in range(least):
             before, starts = starts, self.row(parts, starts)
-            if starts == before:  # and so for ever; nothing is left, or nothing is consumed
+            if starts == before:  # it stays so: nothing is left, or nothing is consumed
                 break
         if most is None and len(parts) == 1 and parts[0][0] == "ONE":
             places = _places(parts[0][1], self._name)

@@ -44,11 +44,11 @@ INTEGERS: Mapping[int, StoredDtype] = {
     **{number.bits: dtype for dtype, number in _OF_OTHER_TOOLS.items()},
     **{number.bits: dtype for dtype, number in NUMBER_FORMATS.items() if number.is_integer},
 }
-"""By bits."""
+"""Number formats by bits."""
 
 
 def is_of_recipes(dtype: StoredDtype) -> TypeIs[WeightDtype]:
-    """True if recipes have it."""
+    """True if recipes have this dtype."""
     return dtype in NUMBER_FORMATS
 
 
@@ -66,11 +66,11 @@ GROUPS: Mapping[str, int] = {
     for dtype, number in NUMBER_FORMATS.items()
     if number.only_groups
 }
-"""Activations that are named as their number format -> inputs that share a scale."""
+"""Activations that are named by their number format -> inputs that share a scale."""
 INVERTED: tuple[str, ...] = tuple(
     dtype for dtype, number in NUMBER_FORMATS.items() if number.global_scale
 )
-"""Activations with a static scale over those of groups, which kernels multiply by its inverse."""
+"""Activations with a static scale over those of groups; kernels multiply by its inverse."""
 _ACTIVATIONS: Mapping[Activations, ActivationFormat | None] = {
     "none": None,
     "token-dynamic": ActivationFormat(dtype="fp8_e4m3", granularity="token", dynamic=True),
@@ -87,14 +87,14 @@ _NAMES: Mapping[ActivationFormat | None, Activations] = {
 
 
 def declared_activations(activations: ActivationFormat | None) -> Activations:
-    """How every layout's declaration is read where a recipe has these activations."""
+    """How every layout's declaration is read for a recipe with these activations."""
     return _NAMES[activations]
 
 
 EVERY_LINEAR = ("Linear",)
-"""The class that stands for all linears that no other target names."""
+"""The class that means all linears that no other target names."""
 _SAID_IF_SO = ("kv_cache", "asymmetric", "ordered", "version", "block_rows", "cache_per_head")
-"""Fields that a scheme's JSON has only where they say something."""
+"""Fields that a scheme's JSON has only where they have a value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,15 +104,15 @@ class DeclaredScheme:
     A declaration may have several, each for some linears: the first one then holds the `others`.
 
     Attributes:
-        first_stage: INT4 codes are of values that were rounded so, under one scale for the matrix.
+        first_stage: INT4 codes are of values rounded to it first, under one scale for the matrix.
         pack_method: which column each nibble of an INT4 word holds; None for other dtypes.
         activations: the rounding of inputs at run time: to FP8 per token, per tensor (stored or
             computed) or per 128 inputs, to NVFP4 or MXFP4.
-        targets: linears that it is for: names, patterns of names, or `EVERY_LINEAR`.
+        targets: its linears: names, patterns of names, or `EVERY_LINEAR`.
         asymmetric: codes count from stored zero points, not from the middle of their range.
-        ordered: which group an input belongs to is stored.
+        ordered: the group of each input is stored.
         version: of a layout that has several, where it changes what stored numbers mean.
-        block_rows: of a block that is no square; None: as many as inputs.
+        block_rows: of a block that is not square; None: as many as inputs.
         cache_per_head: the KV cache has a scale for each key-value head, not one for each layer.
     """
 
@@ -136,13 +136,13 @@ class DeclaredScheme:
     def of(self, module: str) -> "DeclaredScheme | None":
         """How the linear of this name is stored; None where no target means it.
 
-        As engines do, names are looked for first, in order, then what is for every other linear.
+        As in engines, names are tried first, in order, then the scheme for every other linear.
         """
         if not self.others and self.targets == EVERY_LINEAR:
             return self
         groups = (dataclasses.replace(self, others=()), *self.others)
         for group in groups:
-            # A target names modules as an exclude does.
+            # A target names modules in the way of an exclude.
             if any(self.layout.excludes_module(target, module) for target in group.targets):
                 return group
         return next((group for group in groups if set(EVERY_LINEAR) & set(group.targets)), None)
@@ -160,7 +160,7 @@ class DeclaredScheme:
 
     @property
     def rows_of_scale(self) -> int:
-        """Rows that share a scale; 1 for all but blocks."""
+        """Rows that share a scale; 1 except for blocks."""
         return (self.block_rows or self.group_size or 1) if self.granularity == "block" else 1
 
     def activation_format(self) -> ActivationFormat | None:
@@ -185,13 +185,13 @@ class DeclaredScheme:
         return any(self.layout.excludes_module(pattern, module) for pattern in self.excludes)
 
     def asks_for_head(self, module: str) -> bool:
-        """True if engines take a head of this name for a quantized one unless it is excluded."""
+        """True if engines take a head of this name as quantized unless it is excluded."""
         targets = [name for each in (self, *self.others) for name in each.targets]
         named = any(self.layout.excludes_module(target, module) for target in targets)
         return self.layout.heads_are_linears or (self.layout.names_heads and named)
 
     def to_mapping(self) -> dict[str, Any]:
-        """The scheme as JSON values, each of several with its targets."""
+        """The scheme as JSON values; if there are several, each with its targets."""
         said = {field.name: getattr(self, field.name) for field in fields(self)}
         said["layout"] = self.layout.name
         del said["targets"], said["others"]
@@ -218,9 +218,9 @@ class DeclaredScheme:
 
 
 class Part(NamedTuple):
-    """One stored tensor of a quantized linear; any one of `dtypes`, and of the shapes, is right.
+    """One stored tensor of a quantized linear; any of `dtypes`, and of the shapes, is right.
 
-    Without `dtypes`: INT4 scales, of the dtype of the weight before it was quantized.
+    Without `dtypes`: INT4 scales, in the dtype of the weight before it was quantized.
     """
 
     dtypes: tuple[str, ...]
@@ -229,7 +229,7 @@ class Part(NamedTuple):
     or_shape: tuple[int, ...] | None = None
 
     def fits(self, tensor: TensorInfo | None) -> bool:
-        """True if this tensor, or none, is what there is to be."""
+        """True if this tensor, or no tensor, is as expected."""
         if tensor is None:
             return self.optional
         return tensor.dtype in self.dtypes and tensor.shape in (self.shape, self.or_shape)
@@ -240,9 +240,9 @@ Parts = dict[str, Part]
 
 
 class OwnFormat(NamedTuple):
-    """Linears of another format than the others: the recipe in it, as it is stored.
+    """Linears in another format than the recipe's: the recipe in that format, as stored.
 
-    `leaves` are the last parts of their names, and of those under which engines fuse them.
+    `leaves` are the last parts of their names, and of the fused names that engines use.
     """
 
     recipe: Recipe
@@ -256,7 +256,7 @@ Others = Sequence[OwnFormat]
 class SideFile(NamedTuple):
     """A second declaration beside config.json.
 
-    `check` raises VerifyError where it says something else; `content` is what is written of it.
+    `check` raises VerifyError where it says something else; `content` is what is written.
     """
 
     name: str
@@ -277,15 +277,15 @@ class Zeros(NamedTuple):
 
 
 class StoredLayout(ABC):
-    """All that reading one layout needs, and what this package declares in it.
+    """All that reading one layout needs, and how this package declares it.
 
     Attributes:
         zero_points: suffix -> every byte of the zero points of symmetric codes.
         codes_along_inputs: transposed codes are packed along the inputs, not along the outputs.
         nibble_offset: what an INT4 nibble stores is code + this: 0 for two's complement.
         foreign_scale_dtypes: of INT4 scales that other writers store, whatever the weight's is.
-        names_heads: engines take a head for a quantized one only where a target names it.
-        heads_are_linears: they take it for one unless it is excluded. With neither they never do.
+        names_heads: engines take a head as quantized only where a target names it.
+        heads_are_linears: they do so unless it is excluded. With neither they never do.
         signed_scales: scales of integers may be negative where another tool made the folder.
         lists_layers_only: only linears of decoder layers are quantized and excluded by name.
     """
@@ -320,7 +320,7 @@ class StoredLayout(ABC):
         raise ValueError(f"{recipe.name}: no recipe has layout {self.name}")
 
     def excludes_module(self, pattern: str, module: str) -> bool:
-        """True if an exclude matches the name `module`: here `re:` and an expression, or all."""
+        """True if an exclude matches the name `module`: here `re:` and a pattern, or exactly."""
         return is_regex_match(pattern, module) if pattern.startswith("re:") else pattern == module
 
     @abstractmethod
@@ -336,7 +336,7 @@ class StoredLayout(ABC):
         return self.scales
 
     def transposed(self, scheme: DeclaredScheme) -> bool:  # noqa: ARG002
-        """True if a row of codes is an input, or a word of some: scales are [groups, out]."""
+        """True if a row of codes is one input, or a word of several: scales are [groups, out]."""
         return False
 
     def zeros(self, scheme: DeclaredScheme) -> "Zeros | None":  # noqa: ARG002

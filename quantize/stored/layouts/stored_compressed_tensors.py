@@ -1,4 +1,4 @@
-"""compressed-tensors 0.20, `QuantizationConfig`; groups of linears, one of every other one."""
+"""compressed-tensors 0.20, `QuantizationConfig`; groups of linears, one for all other linears."""
 
 import dataclasses
 from typing import Any
@@ -44,7 +44,7 @@ _SCALE_DTYPES: dict[WeightDtype, str] = {"nvfp4": "torch.float8_e4m3fn", "mxfp4"
 (BLOCK,) = NUMBER_FORMATS["fp8_e4m3"].sizes["block"]
 
 _IN_PLACE = (None, False, "weight", "static")
-"""What `actorder` may say of weights: GPTQ's order of columns, whose groups stay neighbours
+"""Values of `actorder` for weights: GPTQ's order of columns, whose groups stay neighbours
 (`ActivationOrdering` of compressed-tensors 0.20). "group" and "dynamic" store an order."""
 
 
@@ -78,10 +78,10 @@ class StoredCompressedTensors(StoredLayout):
         )
 
     def _scheme(self, group: ObjectReader, usual: str, *, several: bool) -> DeclaredScheme:
-        """What one group says; `usual` is the format of one that names none.
+        """The scheme of one group; `usual` is the format of a group that names none.
 
-        Of several groups each may have another format than the whole declaration: engines ask the
-        group first, and SGLang some of the whole.
+        With several groups each may have another format than the whole declaration: engines read a
+        group's first, and SGLang reads some keys only from the whole.
         """
         form = usual
         if usual == _MIXED or group.has("format"):
@@ -104,7 +104,7 @@ class StoredCompressedTensors(StoredLayout):
     @override
     def declaration(self, recipe: Recipe, excludes: list[str], own: Others = ()) -> dict[str, Any]:
         # Both engines look for the name of a linear first, in the order of the groups, then for its
-        # class, so `Linear` is every other one. A head is found by its name alone: its class,
+        # class, so `Linear` means every other one. A head is found only by its name: its class,
         # ParallelLMHead, has no "Linear" in it
         groups = {"group_0": _declared_group(recipe, ["Linear"])}
         for index, each in enumerate(own, start=1):
@@ -150,7 +150,7 @@ class StoredCompressedTensors(StoredLayout):
 
     @override
     def foreign_quotients_rounded(self, scheme: DeclaredScheme) -> bool:
-        # The library itself does
+        # The library itself does so
         return True
 
 
@@ -173,7 +173,7 @@ def _declared_inputs(activations: ActivationFormat | None) -> dict[str, Any] | N
     if activations is None:
         return None
     number, size = NUMBER_FORMATS[activations.dtype], None
-    if activations.granularity == "group":  # of FP8: one side of a block
+    if activations.granularity == "group":  # FP8: one side of a block
         (size,) = number.sizes["group" if number.only_groups else "block"]
     dynamic = "local" if number.global_scale else activations.dynamic
     return _declared_args(number, activations.granularity, dynamic=dynamic, group_size=size)
@@ -229,7 +229,7 @@ def _cache(keys: ObjectReader) -> tuple[KvCacheDtype | None, bool]:
 
 
 def cache_numbers(args: ObjectReader) -> None:
-    """Those of an FP8 cache, as two layouts say them."""
+    """The numbers of an FP8 cache, as two layouts declare them."""
     number = NUMBER_FORMATS[FP8_CACHE]
     args.exactly(num_bits=number.bits, type=number.kind, dynamic=False)
 
@@ -237,7 +237,7 @@ def cache_numbers(args: ObjectReader) -> None:
 def only_group(keys: ObjectReader) -> ObjectReader:
     """The one entry of `config_groups`, which must target every Linear.
 
-    Its name means nothing: llm-compressor 0.14 writes that of the preset, such as FP8_DYNAMIC.
+    Its name means nothing: llm-compressor 0.14 writes the preset's, such as FP8_DYNAMIC.
     """
     groups = keys.section("config_groups")
     names = groups.names()
@@ -249,7 +249,7 @@ def only_group(keys: ObjectReader) -> ObjectReader:
 
 
 def _has_names(keys: ObjectReader) -> bool:
-    """Several groups, or one for every linear that names a module besides, a head, or patterns."""
+    """True for several groups, or one that also names modules, a head, or patterns."""
     groups = keys.section("config_groups")
     names = groups.names()
     if len(names) != 1:
@@ -272,9 +272,9 @@ def _groups(keys: ObjectReader) -> list[ObjectReader]:
 
 
 def _inputs(inputs: ObjectReader, dtype: WeightDtype, granularity: Granularity) -> Activations:
-    """Of NVFP4 groups of 16 under a stored scale; of blocks groups of 128, one side of a block.
+    """NVFP4 has groups of 16 under a stored scale; blocks have groups of 128, one side of a block.
 
-    That is what engines compute for blocks, whatever is declared.
+    Engines compute that for blocks, whatever is declared.
     """
     nvfp4 = NUMBER_FORMATS[dtype].global_scale
     rounded: WeightDtype = "nvfp4" if nvfp4 else "fp8_e4m3"
@@ -299,7 +299,7 @@ def _inputs(inputs: ObjectReader, dtype: WeightDtype, granularity: Granularity) 
 
 
 def _args(args: ObjectReader, number: NumberFormat, scale_dtype: str | None) -> None:
-    """`scale_dtype` is the one that scales of this format have, which some tools say too."""
+    """`scale_dtype` is the dtype that scales of this format have, which some tools declare too."""
     args.exactly(num_bits=number.bits, type=number.kind, symmetric=True)
     args.absent("zp_dtype")
     args.optional("scale_dtype", None, *([scale_dtype] if scale_dtype else []))

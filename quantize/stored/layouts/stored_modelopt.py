@@ -38,9 +38,9 @@ _PRODUCER = {"name": "modelopt", "version": "0.47.0"}  # whose JSON this is
 _FP8_CACHE = "FP8"
 _CACHE = "kv_cache_scheme"
 _STATIC_CACHE = "static"
-"""What AutoFP8 says of a cache with stored scales; engines ask their command line."""
+"""AutoFP8's declaration of a cache with stored scales; engines use their command line's."""
 _POWERS = "ue8m0"
-"""Scales that are powers of two, in whatever dtype."""
+"""Scales that are powers of two, in any dtype."""
 _BLOCKS = ((128, 128), (64, 64), (1, 128), (128, 64), (64, 128))
 (BLOCK,) = NUMBER_FORMATS["fp8_e4m3"].sizes["block"]
 
@@ -53,7 +53,7 @@ def algorithm_of(recipe: Recipe) -> str | None:
 
 
 def _check_same(folder: Path, scheme: DeclaredScheme, declared: Mapping[str, Any]) -> None:
-    """The nested form beside config.json, which TensorRT-LLM reads, says the same."""
+    """The nested form beside config.json, which TensorRT-LLM reads, must say the same."""
     path = folder / HF_QUANT_CONFIG
     check_own(folder, HF_QUANT_CONFIG)
     if not path.exists():
@@ -109,7 +109,7 @@ class StoredModelOpt(StoredLayout):
             keys.absent("group_size")
         if keys.has("config_groups") and keys.plain("config_groups") != {}:
             group = only_group(keys)
-            # Weight-only under NVFP4's name: what an engine makes of it, it says itself.
+            # Weight-only under NVFP4's name: what an engine does with it is the engine's matter.
             if keys.strictness != "engine" and not group.has("input_activations"):
                 activations = "none" if algo == "NVFP4" else activations
             _check_group(group, granularity, group_size)
@@ -151,7 +151,7 @@ class StoredModelOpt(StoredLayout):
 
     @override
     def excludes_module(self, pattern: str, module: str) -> bool:
-        """Shell wildcards."""
+        """Patterns are shell wildcards."""
         return fnmatch.fnmatchcase(module, pattern)
 
     @override
@@ -257,7 +257,7 @@ class StoredFp8(StoredLayout):
 
     @override
     def excludes_module(self, pattern: str, module: str) -> bool:
-        """The whole name."""
+        """A pattern is the whole name."""
         return pattern == module
 
     @override

@@ -35,14 +35,14 @@ _GRANULARITIES: dict[str, Granularity] = {
 _UNUSED = ("block_size", "is_scale_quant", "mx_element_dtype")
 _UNUSED_WITHOUT_MX = ("scale_calculation_mode", "scale_format")
 _CACHED_LINEARS = ("*k_proj", "*v_proj")
-"""Linears whose outputs go into the KV cache: Quark's `LLMTemplate` names them so."""
+"""Linears whose outputs go into the KV cache, as Quark's `LLMTemplate` names them."""
 (MX_GROUP,) = NUMBER_FORMATS["mxfp4"].sizes["group"]
 
 
 class StoredQuark(StoredLayout):
-    """`weight` and `weight_scale`, for INT4 an all-zero `weight_zero_point` too.
+    """`weight` and `weight_scale`, for INT4 also an all-zero `weight_zero_point`.
 
-    Of two stages `weight_scale` [] is the first one's, `_2` the second one's. INT4 groups are
+    With two stages `weight_scale` [] is the first one's, `_2` the second one's. INT4 groups are
     transposed. From file to file Quark stores INT4 scales in F32, and may declare another order of
     nibbles than it packs in.
     """
@@ -92,7 +92,7 @@ class StoredQuark(StoredLayout):
             "weight": _weight_spec(recipe.weights),
         }
         cached: dict[str, Any] = {}
-        if recipe.kv_cache is not None:  # what these linears make, rounded under one scale
+        if recipe.kv_cache is not None:  # the outputs of these linears, rounded under one scale
             spec = _spec(recipe.kv_cache.dtype, "tensor", axis=None, dynamic=False)
             cached = {name: {**linear, "output_tensors": spec} for name in _CACHED_LINEARS}
         return {
@@ -118,7 +118,7 @@ class StoredQuark(StoredLayout):
 
     @override
     def excludes_module(self, pattern: str, module: str) -> bool:
-        """`re:` matched from the start, else shell wildcards."""
+        """`re:` matches from the start; other patterns are shell wildcards."""
         if pattern.startswith("re:"):
             return is_regex_match(pattern, module)
         return fnmatch.fnmatchcase(module, pattern)
@@ -157,7 +157,7 @@ class StoredQuark(StoredLayout):
 
     @override
     def foreign_quotients_rounded(self, scheme: DeclaredScheme) -> bool:
-        # The FP8 values of two stages are so
+        # So are the FP8 values of two stages
         return scheme.first_stage is not None
 
 
@@ -219,9 +219,9 @@ def _spec(dtype: str, granularity: str, *, axis: int | None, dynamic: bool) -> d
 
 
 def _cache(keys: ObjectReader, export: ObjectReader) -> KvCacheDtype | None:
-    """`export.kv_cache_group`, and two more tables of what rounds the linears that it names.
+    """`export.kv_cache_group`, and two more tables on the rounding of the linears that it names.
 
-    They are quantized as all others are, and their outputs under one scale.
+    They are quantized like all others, and their outputs under one scale.
     """
     group = export.strings("kv_cache_group")
     if not group:

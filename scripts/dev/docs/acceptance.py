@@ -9,9 +9,7 @@ from ....recipes.regular_file import read_text
 from .. import ROOT
 
 ACCEPTANCE = ROOT / "experiments" / "acceptance.md"
-_CELL = re.compile(
-    r"[\d.]+, ([-+][\d.]+) % \(([-+][\d.]+), ([-+][\d.]+)\) (PASS|FAIL|INCONCLUSIVE)"
-)
+_CELL = re.compile(r"[\d.]+, ([-+][\d.]+) \(([-+][\d.]+), ([-+][\d.]+)\) (PASS|FAIL|INCONCLUSIVE)")
 
 
 class Change(NamedTuple):

@@ -17,6 +17,7 @@ from .draft_kinds import (
     DFLASH,
     DFLASH2,
     DSPARK,
+    DSPARK_MLA,
     EAGLE3_LLAMA,
     EAGLE3_MLA,
     GLM4_MOE_MTP,
@@ -49,6 +50,19 @@ FAMILIES = {
             plan=PairPlan(
                 target=TargetSize(num_hidden_layers=5, intermediate_size=512),
                 num_candidates_per_prompt=6,
+            ),
+        ),
+        Family(
+            target_kind=QWEN3,
+            draft_kind=DSPARK_MLA,
+            plan=PairPlan(
+                num_training_prompts=1024,
+                num_candidates_per_prompt=8,
+                draft_schedule=Schedule(num_steps=450, batch_size=20, max_learning_rate=4e-3),
+                num_draft_tokens=7,
+                row_stride=16,
+                depth_decay=0.7,
+                num_threads=1,
             ),
         ),
         Family(target_kind=QWEN3, draft_kind=DFLASH, plan=_BLOCKS),

@@ -6,6 +6,7 @@ from ....quantize.drafts.families import (
     dflash,
     dflash2,
     dspark,
+    dspark_mla,
     eagle3_llama,
     eagle3_mla,
     glm4_moe_mtp,
@@ -179,6 +180,48 @@ def _dspark(target: TargetSize) -> dict[str, Any]:
     }
 
 
+def _dspark_mla(target: TargetSize) -> dict[str, Any]:
+    """Three layers with latent attention, names and keys as Kimi-K3-DSpark has them.
+
+    Its rotary base, yarn and norm eps are not the target's, as in `_eagle3_mla`.
+    """
+    ids = [0, 1, 2]
+    yarn = {"rope_type": "yarn", "rope_theta": 50000.0, "factor": 16.0, "beta_fast": 1.0}
+    yarn |= {"original_max_position_embeddings": 32, "beta_slow": 1.0}
+    return {
+        "architectures": ["K3DSparkModel"],
+        "model_type": "k3_dspark",
+        "hidden_size": target.hidden_size,
+        "intermediate_size": 384,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "q_lora_rank": 128,
+        "kv_lora_rank": 128,
+        "qk_nope_head_dim": 32,
+        "qk_rope_head_dim": 32,
+        "v_head_dim": 32,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": target.vocab_size,
+        "draft_vocab_size": target.vocab_size,
+        "max_position_embeddings": target.max_position_embeddings,
+        "rope_theta": 50000.0,
+        "rope_parameters": {**yarn, "mscale": 1.0, "mscale_all_dim": 1.0},
+        "block_size": 7,
+        "num_target_layers": len(ids),
+        "target_layer_ids": ids,
+        "target_hidden_size": target.hidden_size,
+        "target_num_hidden_layers": target.num_hidden_layers,
+        "mask_token_id": END_OF_TEXT_ID,
+        "markov_rank": 32,
+        "markov_head_type": "vanilla",
+        "enable_confidence_head": False,
+        **_TOKENS,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    }
+
+
 def _mimo_mtp(target: TargetSize) -> dict[str, Any]:
     """MiMo's MTP layer in a folder of its own, with the keys that its target would have.
 
@@ -269,6 +312,11 @@ EAGLE3_MLA = DraftKind(
 DFLASH = DraftKind(family=dflash.FAMILY, config=_dflash)
 DFLASH2 = DraftKind(family=dflash2.FAMILY, config=_dflash2)
 DSPARK = DraftKind(family=dspark.FAMILY, config=_dspark)
+DSPARK_MLA = DraftKind(
+    family=dspark_mla.FAMILY,
+    config=_dspark_mla,
+    outside={canonical[:-1]: name[:-1] for name, canonical in dspark_mla.FAMILY.prefixes},
+)
 _MIMO = "model.mtp_layers.0."
 MIMO_MTP = DraftKind(
     family=mimo_mtp.FAMILY,
