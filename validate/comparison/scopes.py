@@ -24,7 +24,7 @@ from ..counting.paired_change import NO_SPREAD, Floats, contributions, relative,
 
 NUM_DRAWS = 40_000  # the level is off by 0.001
 MOST_CORRELATED = 400
-"""Estimates whose correlations are used: a second of one core; of 3,000 it would be minutes."""
+"""Most estimates whose correlations are used: one second on one core; 3,000 would take minutes."""
 _METHOD = "{} over all pairs and categories, prompts as units, jackknife"
 _CHUNK = 4_000
 _SEED = 0
@@ -40,18 +40,18 @@ class Estimate:
 
     @property
     def standard_error(self) -> float:
-        """Of the value."""
+        """The standard error of the value."""
         return float(np.sqrt((self.contributions**2).sum()))
 
     @property
     def has_spread(self) -> bool:
-        """Whether the prompts differ in it at all."""
+        """Whether it differs between prompts at all."""
         return self.standard_error > NO_SPREAD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simultaneous:
-    """Two-sided intervals; `each` is the confidence of one, by the method that decided."""
+    """Two-sided intervals; `each` is the confidence of one, by the deciding method."""
 
     method: str
     each: float
@@ -81,7 +81,7 @@ def simultaneous(estimates: Sequence[Estimate], confidence: float) -> Simultaneo
 
 
 def level_of_each(estimates: Sequence[Estimate], confidence: float) -> float:
-    """The confidence of each interval with which all have `confidence`; at most Bonferroni's."""
+    """The confidence of each interval at which all have `confidence`; at most Bonferroni's."""
     rows = np.stack([one.contributions / one.standard_error for one in estimates])
     values, vectors = np.linalg.eigh(rows @ rows.T)
     factor = vectors * np.sqrt(np.maximum(values, 0))
@@ -99,7 +99,7 @@ def bonferroni(number: int, confidence: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contestant:
-    """One draft; prompts in an order that all share; `sha256` of its tensors, None = not known."""
+    """One draft; all drafts share the prompts' order; `sha256` of its tensors, None = not known."""
 
     name: str
     sha256: str | None
@@ -128,7 +128,7 @@ class Counted:
 
 
 def count_drafts(contestants: Sequence[Contestant]) -> CountedDrafts:
-    """Put drafts side by side, the baseline first; CompareError: they cannot be compared."""
+    """Put drafts side by side, the baseline first; CompareError if they cannot be compared."""
     _check_contestants(contestants)
     categories: dict[str, str] = {}
     for prompt, *others in zip(*(each.prompts for each in contestants), strict=True):
@@ -171,7 +171,7 @@ def _check_contestants(contestants: Sequence[Contestant]) -> None:
 
 
 def _names(contestants: Sequence[Contestant]) -> tuple[str, ...]:
-    """Folders may have one name: the hash, or the place in the row, tells those apart."""
+    """Folders may share a name: the hash, or the position, distinguishes them."""
     names = [each.name for each in contestants]
     return tuple(
         name if names.count(name) == 1 else f"{name} ({(each.sha256 or f'number {place}')[:12]})"
@@ -182,7 +182,7 @@ def _names(contestants: Sequence[Contestant]) -> tuple[str, ...]:
 ALL_PROMPTS = "all prompts"
 TRAFFIC = "your traffic"
 MIN_PROMPTS = 10
-"""Of a category: the bounds of fewer say little, and cost all others."""
+"""Least prompts of a category: bounds of fewer say little, and widen all others."""
 _SUM_WITHIN = 0.005  # shares of traffic are written with two digits
 
 
@@ -204,12 +204,12 @@ class Sample:
 
     @property
     def num_prompts(self) -> int:
-        """Distinct ones."""
+        """Number of distinct prompts."""
         return int((self.strata >= 0).sum())
 
     @property
     def is_compared(self) -> bool:
-        """Whether they are enough."""
+        """Whether there are enough prompts."""
         return self.is_whole or self.num_prompts >= MIN_PROMPTS
 
     def change(self, one: int, other: int) -> Estimate:
@@ -247,10 +247,10 @@ def samples_of(drafts: CountedDrafts, traffic: Mapping[str, float]) -> list[Samp
 def _sample(
     drafts: CountedDrafts, name: str, strata: Floats, weights: Floats, *, is_whole: bool
 ) -> Sample:
-    """Acceptance lengths and what each prompt contributes to their variance.
+    """Acceptance lengths, and what each prompt contributes to their variance.
 
-    With w the shares of output tokens, 1 / AL = sum over strata of w R / T: tokens are what traffic
-    has whatever the draft, steps are not. For one stratum AL = T / R. L = log AL; L_-i is the same
+    With w the shares of output tokens, 1 / AL = sum over strata of w R / T: traffic fixes tokens,
+    whatever the draft, but not steps. For one stratum AL = T / R. L = log AL; L_-i is the same
     without prompt i; in a stratum of n prompts it contributes sqrt((n - 1) / n) (L_-i - mean L_-i).
     """
     tokens, steps = drafts.tokens, drafts.steps
@@ -296,7 +296,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """From one draft to another, relative, with simultaneous bounds."""
+    """The relative change from one draft to another, with simultaneous bounds."""
 
     baseline: str
     candidate: str
@@ -312,10 +312,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """All prompts, the traffic that was asked about, or one category.
+    """All prompts, the requested traffic, or one category.
 
-    `changes` are of every pair in the order of the drafts; none where the prompts are too few.
-    Those `alike` are not separable from the best.
+    `changes` are those of every pair in the order of the drafts; empty where prompts are too few.
+    Drafts that are `alike` are not separable from the best.
     """
 
     name: str
@@ -332,7 +332,7 @@ class Scope:
         return [0, *sorted(range(1, len(self.lengths)), key=lambda i: (-self.lengths[i], i))]
 
     def against_first(self, names: Sequence[str]) -> tuple[Change | None, ...]:
-        """The change of every draft but the first against it."""
+        """The change of every draft but the first, relative to the first."""
         first, *others = names
         found = {(one.baseline, one.candidate): one for one in self.changes}
         return tuple(found.get((first, other)) for other in others)

@@ -1,12 +1,12 @@
 """The curve: coverage and acceptance length by the number of rows, held out, with its bounds.
 
-Rows are chosen by all texts (those of a prompt's own fold left out where no other traces judge),
-and off-domain, by the texts of all categories but the prompt's own. The second says what a user
-loses whose traffic is like none of the traces.
+Rows are chosen by all texts (except those of a prompt's own fold where no other traces judge),
+and off-domain, by the texts of all categories except the prompt's own. The second shows what a user
+loses whose traffic resembles none of the traces.
 
 Bounds hold together: those of all prompts over the sizes, those of the categories over sizes and
-categories. Both levels are found by max-t; over all prompts the bounds are those of `paired_change`
-at that level, which see a loss that a few prompts hold.
+categories. Both levels come from max-t; over all prompts the bounds are those of `paired_change`
+at that level, which detect a loss that few prompts hold.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeChange:
-    """One number of rows against all; `coverage` is the share of tokens that have a row."""
+    """One number of rows compared with all; `coverage` is the share of tokens that have a row."""
 
     size: int
     scope: str
@@ -49,7 +49,7 @@ class SizeChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceCurve:
-    """Rows chosen in one way: over all prompts by size, and of each size every large category."""
+    """Rows chosen in one way: over all prompts by size, and for each size every large category."""
 
     whole: tuple[SizeChange, ...]
     categories: tuple[tuple[SizeChange, ...], ...]
@@ -61,7 +61,7 @@ class ChoiceCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SizeCurve(Brief):
-    """Acceptance by the number of rows, in ascending `sizes` below that of the draft as it is.
+    """Acceptance by the number of rows, in ascending `sizes` below that of the whole draft.
 
     `acceptance_length` and `coverage` are with all rows; `off_domain` None = the texts have one
     category; bounds of a scope have `confidence` together.
@@ -92,7 +92,7 @@ class SizeCurve(Brief):
 
 
 def usual_sizes(num_rows: int) -> tuple[int, ...]:
-    """8k, 16k, 32k and 64k of a large vocabulary; of a small one halves down to a sixteenth."""
+    """8k, 16k, 32k and 64k for a large vocabulary; for a small one halves down to a sixteenth."""
     if num_rows > 2 * USUAL_SIZES[0]:
         return tuple(size for size in USUAL_SIZES if size < num_rows)
     halves = (num_rows >> shift for shift in range(_HALVES, 0, -1))
@@ -166,7 +166,7 @@ def size_curve(
 def _off_domain(
     chooser: RowChooser, texts: Sequence[SaidText], categories: set[str]
 ) -> dict[str, RowOrder]:
-    """By category the order of the texts that have nothing to do with it; empty if one has none."""
+    """For each category, the order from the texts of all others; empty if one has no others."""
     found = {}
     for category in sorted(categories):
         groups = {text.group for text in texts if text.category == category}
@@ -248,7 +248,7 @@ class _Way:
 
 
 def drawing(curve: SizeCurve, name: str) -> str:
-    """A file of its own."""
+    """The plot as a file."""
     series = ["rows chosen by all categories", "its worst category"]
     if curve.off_domain is not None:
         series += ["rows chosen by other categories", "its worst category"]
@@ -264,7 +264,7 @@ def drawing(curve: SizeCurve, name: str) -> str:
 
 
 def _rows(curve: SizeCurve, place: int) -> Iterator[Interval]:
-    """Of one size; bounds of a category of few prompts are wide, and would flatten everything."""
+    """Intervals of one size, without the wide bounds of small categories, which flatten all."""
     label = f"{curve.sizes[place]:,} ({curve.chosen.whole[place].coverage:.2%})"
     for i, way in enumerate(filter(None, (curve.chosen, curve.off_domain))):
         one, worst = way.whole[place], way.worst(place)

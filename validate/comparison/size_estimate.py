@@ -1,6 +1,6 @@
-"""What `estimate` says of a draft at every size of its head: bytes of drafting, time, speed-up.
+"""What `estimate` says about a draft at every size of its head: bytes, time and speed-up.
 
-Of figures of `estimate` and of the measured change of the acceptance length r - 1:
+From figures of `estimate` and the measured change of the acceptance length r - 1:
 
     speed-up = r * (drafting of all rows + verify) / (drafting + verify)
 
@@ -30,9 +30,9 @@ from .size_curve import ChoiceCurve, SizeCurve
 
 
 def with_vocabulary(draft: Draft, size: int) -> Draft:
-    """The draft as it would be with a head of `size` kept rows: headers and geometry alone.
+    """The draft with a head of `size` kept rows: only headers and geometry.
 
-    A head that was the target's is the draft's own, in its dtype; the maps d2t and t2d are there.
+    A head from the target becomes the draft's own, in its dtype; the maps d2t and t2d exist.
     """
     held = draft.geometry.draft_vocab_size
     if not 0 < size < held:
@@ -63,7 +63,7 @@ def with_vocabulary(draft: Draft, size: int) -> Draft:
 def _resized(row: Row, spec: TensorSpec) -> Row:
     tensor, shape = row.tensor, tuple(dim.size for dim in spec.shape)
     stop = tensor.start + prod(shape) * DTYPE_BYTES[tensor.dtype]
-    file = "" if row.role == "vocabulary_map" else tensor.file  # other numbers than it holds
+    file = "" if row.role == "vocabulary_map" else tensor.file  # the file holds other numbers
     return replace(row, tensor=replace(tensor, file=file, shape=shape, stop=stop))
 
 
@@ -81,12 +81,12 @@ class Serving:
     step_seconds: Mapping[int | None, float]
 
     def verify_seconds(self, concurrency: int) -> float | None:
-        """As measured at this concurrency; None where it was not."""
+        """The time measured at this concurrency; None where there is none."""
         return self.step_seconds.get(concurrency, self.step_seconds.get(None))
 
 
 def parse_step_times(text: str, concurrencies: Sequence[int]) -> Mapping[int | None, float]:
-    """Seconds of a verify step, of milliseconds: `14.2` for every concurrency, or `1=9.5,8=14`."""
+    """Seconds of a verify step, from ms: `14.2` for every concurrency, or `1=9.5,8=14`."""
     pairs = [part.rpartition("=") for part in text.split(",")]
     try:
         times = {int(c) if given else None: float(ms) / 1e3 for c, given, ms in pairs}
@@ -115,7 +115,7 @@ def checked_concurrencies(asked: Sequence[int]) -> tuple[int, ...]:
 class SizeSpeed:
     """One size on one machine at one concurrency; times in seconds, None where they are not known.
 
-    Verify steps shorter than `pays_below` are sped up: infinity = all, None = none, and for all
+    Verify steps shorter than `pays_below` gain speed: infinity = all, None = none, and for all
     rows. `speed_up` is relative to all rows, 0 = as fast.
     """
 
@@ -143,13 +143,13 @@ class MachineSpeeds:
 
     @property
     def range(self) -> tuple[int, ...]:
-        """The sizes that are the fastest if every size is at its lower bound, or at its upper."""
+        """The sizes that are fastest if every size is at its lower bound, or at its upper bound."""
         ends = (self._fastest("lower"), self._fastest("upper"))
         return tuple(sorted({end.size for end in ends if end is not None}))
 
     def _fastest(self, figure: str) -> SizeSpeed | None:
         known = [one for one in self.speeds if getattr(one, figure) is not None]
-        # Of equal ones the larger head, which loses less on text like none of the prompts.
+        # Among equals the larger head, which loses less on text unlike all of the prompts.
         return max(known, key=lambda one: (getattr(one, figure), one.size), default=None)
 
 
@@ -199,9 +199,9 @@ def _pays_below(change: float, drafting: float, whole: float) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeEstimate:
-    """Bytes that drafting reads at concurrency 1, of them the head's, and speed, by number of rows.
+    """Bytes that drafting reads at concurrency 1, the head's share of them, and speed, by rows.
 
-    `off_domain` is with rows chosen without a prompt's own category; empty where there are none.
+    `off_domain`: with rows chosen without a prompt's own category; empty where there are none.
     """
 
     drafting_bytes: Mapping[int, int]

@@ -1,4 +1,4 @@
-"""Where compared counts come from: replays of this run or of a file, reports, measurements."""
+"""Where compared counts come from: replays of this run or from a file, reports, measurements."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ class ReplayedPrompt(PromptKey):
 
     @classmethod
     def of(cls, prompt: PromptReplay) -> "ReplayedPrompt":
-        """Of a replay."""
+        """The prompt of a replay."""
         return cls(
             id=prompt.id,
             category=prompt.category,
@@ -72,7 +72,7 @@ class ReplayedPrompt(PromptKey):
         )
 
     def counted(self, context_edges: Sequence[int]) -> PromptCounts:
-        """What was counted of it."""
+        """The counts of the prompt."""
         counts = AcceptanceCounts(histogram=self.histogram)
         bins = self.context_bins
         return PromptCounts.of(self, counts, self.cluster, bins=bins, edges=context_edges)
@@ -80,10 +80,10 @@ class ReplayedPrompt(PromptKey):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedDraft(DraftFigures):
-    """One draft: an item of the list that `replay --json` prints; 0.2 printed no defaults.
+    """One draft: an item of the list that `replay --json` prints; earlier builds omitted defaults.
 
     Attributes:
-        rope_theta, dtype: that it was replayed with; None = as its config.json has it.
+        rope_theta, dtype: settings of its replay; None = as in its config.json.
         head_online: what vLLM made of its head while it loaded; None = the head is the folder's.
         kv_cache: None = BF16. cache_scales: whether its scales are the folder's, or 1.
     """
@@ -113,7 +113,7 @@ class ReplayedDraft(DraftFigures):
         dtype: str,
         served: ServedForm = AS_STORED,
     ) -> "ReplayedDraft":
-        """Of a replay that was made with these settings."""
+        """The draft of a replay that was made with these settings."""
         traces = replay.traces
         return cls(
             **dataclasses.asdict(draft_figures(replay)),
@@ -129,18 +129,18 @@ class ReplayedDraft(DraftFigures):
         )
 
     def to_mapping(self) -> dict[str, Any]:
-        """Plain data for JSON; a prompt says its cluster where it has one."""
+        """Plain data for JSON; a prompt has its cluster if there is one."""
         plain = dataclasses.asdict(self) | {"prompts": [encode(one) for one in self.prompts]}
         plain["traces"]["features"] = encode(self.traces.features)
         return plain
 
     @property
     def counted(self) -> list[PromptCounts]:
-        """What was counted of each prompt."""
+        """The counts of each prompt."""
         return [prompt.counted(self.context_edges) for prompt in self.prompts]
 
     def problem(self) -> str:
-        """What no replay says; empty for what one may say."""
+        """What no replay can have printed; empty if there is nothing."""
         depth = self.num_draft_tokens
         if not 1 <= depth <= MOST_DRAFT_TOKENS:
             return f"num_draft_tokens: expected 1 to {MOST_DRAFT_TOKENS}, got {depth}"
@@ -246,7 +246,7 @@ def _of_replayed(paths: Sequence[Path]) -> Counted:
         differing = (sampling, "another --draft-sampling or --dtype")
         _check_alike((first_path, first, path, one), "replay both drafts", differing)
         if all((one.name, one.prompts) != (known.name, known.prompts) for known in drafts):
-            drafts.append(one)  # the reference of several files is one draft
+            drafts.append(one)  # the shared reference of several files counts once
     contestants = [Contestant(name=one.name, sha256=None, prompts=one.counted) for one in drafts]
     return Counted(
         drafts=count_drafts(contestants),
@@ -286,7 +286,7 @@ Compared = tuple[Path, ReplayedDraft | GateReport, Path, ReplayedDraft | GateRep
 
 
 def _check_alike(compared: Compared, verb: str, *further: tuple[bool, str]) -> None:
-    """Refuse what was counted by other traces or with another K, and what differs further."""
+    """Refuse counts from other traces or with another K, and further differences."""
     first_path, first, path, one = compared
     assert first.traces is not None  # see `replayed_comparison`
     assert one.traces is not None

@@ -1,4 +1,4 @@
-"""What `vocab` is asked: by which text, how many rows of a head; or the curve of all sizes."""
+"""Settings of `vocab`: by which text, how many rows of a head; or the curve of all sizes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -19,7 +19,7 @@ _OF_THE_CURVE = (
 
 @dataclass(frozen=True)
 class VocabRun(Passes):
-    """Of which draft, by which text, and how many rows; or the curve of all sizes."""
+    """For which draft, by which text, and how many rows; or the curve of all sizes."""
 
     draft: Reference
     traces: AnyPath

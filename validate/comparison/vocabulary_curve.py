@@ -1,4 +1,4 @@
-"""What the rows of a head are worth by their number: the curve, times on GPUs, and both as JSON."""
+"""The value of a head's rows by their number: the curve, times on GPUs, and both as JSON."""
 
 import dataclasses
 import math
@@ -39,7 +39,7 @@ from .vocab_asked import VocabRun
 
 USUAL_GPU = "h200"
 USUAL_EFFICIENCY = 0.75
-"""As of `estimate`."""
+"""As in `estimate`."""
 _UNQUANTIZED = (
     "bytes and times are estimated of unquantized drafts: give the one that this was made of"
 )
@@ -47,7 +47,7 @@ _OF_A_CUT = ("size", "size_before", "head_from", "bytes_before", "bytes_after")
 
 
 def vocabulary_as_asked(asked: VocabRun) -> VocabReport:
-    """Choose the rows and write the folder, or give the curve; with warnings of the choice."""
+    """Choose the rows and write the folder, or give the curve, with warnings on the choice."""
     if asked.out is not None:
         check_output(Path(asked.out))
     listener, target = asked.listener, optional_path(asked.target)
@@ -103,7 +103,7 @@ def _curve(choosing: Choosing, asked: VocabRun) -> VocabReport:
 
 
 def _sizes(asked: VocabRun, choosing: Choosing) -> tuple[int, ...]:
-    """As asked, in ascending order; of the usual ones those that are cuts of this draft."""
+    """As requested, in ascending order; or the usual ones that are cuts of this draft."""
     rows = choosing.chooser.num_rows
     usual = [size for size in usual_sizes(rows) if size >= choosing.least] or [rows // 2]
     sizes = tuple(sorted(set(asked.sizes or usual)))
@@ -176,7 +176,7 @@ def _estimate_mapping(estimate: SizeEstimate) -> dict[str, Any]:
 
 
 def _speed_mapping(speed: SizeSpeed) -> dict[str, Any]:
-    """JSON has no infinity: a size that always pays says so."""
+    """JSON has no infinity: a size that always pays says so in words."""
     found = dataclasses.asdict(speed)
     always = speed.pays_below is not None and math.isinf(speed.pays_below)
     return found | {"pays_below": None if always else speed.pays_below, "always_pays": always}

@@ -1,1 +1,1 @@
-"""Measurements by other tools' benchmarks: one module for each tool, and what all of them give."""
+"""Measurements by other tools' benchmarks: one module per tool, and their common result."""

@@ -1,4 +1,4 @@
-"""AIPerf and GuideLLM: benchmarks that ask a server and keep what it reported of each request.
+"""AIPerf and GuideLLM: benchmarks that keep what a server reported for each request.
 
 Source: AIPerf 0.13.0, `common/models/spec_decode_models.py` and `record_models.py`; GuideLLM 0.8.1,
 `benchmark/schemas/report.py` (version 2) and `schemas/base/request_stats.py`.
@@ -47,7 +47,7 @@ Turn = tuple[str, int]
 
 
 def read_aiperf(path: Path) -> ForeignMeasurement:
-    """All records of the profiling phase; MeasureError: one failed, or says no verify steps.
+    """All records of the profiling phase; MeasureError: one failed, or has no verify steps.
 
     Beside them `inputs.json` has the requests, *_aiperf.json the version, and *_raw.jsonl, which
     `--export-level raw` writes, the answers.
@@ -134,7 +134,7 @@ def _request(sent: Sent, **counted: Any) -> ForeignRequest:
 
 
 def _histogram(told: Fields, most: int) -> tuple[int, ...]:
-    """AIPerf writes the columns that are not 0, by their number as text."""
+    """AIPerf writes the columns that are not 0, with their numbers as text."""
     found = object_(told, "acceptance_histogram")
     columns = [str(j) for j in range(most + 1)]
     if unknown := [key for key in found if key not in columns]:
@@ -212,6 +212,6 @@ def _of_stats(stats: Fields) -> tuple[ForeignRequest, int]:
 
 
 def _began(stats: Fields, where: str) -> float:
-    """Requests stand in the order in which they ended."""
+    """Requests are in the order in which they ended."""
     with reading(where, PAGE):
         return number(stats.get("request_start_time"), "request_start_time")

@@ -37,7 +37,7 @@ _NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
 
 
 def read_answers(path: Path) -> ForeignMeasurement:
-    """All answers, one to a line; MeasureError: one has no verify steps, or names no prompt.
+    """All answers, one per line; MeasureError: one has no verify steps, or names no prompt.
 
     vLLM: `metrics.speculative_decoding` (entrypoints/openai, protocol.py) and `custom_id` around it
     (run_batch.py). SGLang: `sglext.spec_tokens_details`, absent without a verify step
@@ -93,7 +93,7 @@ def read_answers(path: Path) -> ForeignMeasurement:
 
 
 def _verify_steps(answer: Fields, num_tokens: int) -> tuple[str, int, tuple[int, ...]]:
-    """The engine, K and the histogram; "" and 0 of one token, of which SGLang says nothing."""
+    """The engine, K and the histogram; "" and 0 for one token, about which SGLang says nothing."""
     if isinstance(answer.get("metrics"), Mapping):
         return "vllm", *vllm_verify_steps(object_(answer["metrics"], "speculative_decoding"))
     extension = optional(answer, "sglext", object_) or {}
@@ -194,7 +194,7 @@ def _record(where: str, line: Fields) -> tuple[ForeignRequest, int]:
 
 
 def _output_ids(line: Fields) -> str | None:
-    """[log-probability, token id, text] of each token, as text that tells tokens apart."""
+    """[log-probability, token id, text] of each token, as text that distinguishes tokens."""
     entries = line.get("output_token_logprobs")
     if not isinstance(entries, list):
         return None
@@ -208,7 +208,7 @@ def read_bench_serve(path: Path) -> ForeignMeasurement:
     """All requests of `vllm bench serve --save-result --save-detailed`, in their order.
 
     It has no verify steps, but a time in `itls` for every event after the first. An event is one
-    verify step, unless the server sent two together: none were, if the sum is that of the server's
+    verify step, unless the server sent two together: it sent none if the sum equals the server's
     counters (benchmarks/serve.py, benchmarks/lib/endpoint_request_func.py), else MeasureError.
     """
     result = object_in(path)
@@ -268,7 +268,7 @@ def _bench_request(place: int, result: Fields, most: int, num_steps: int) -> For
 
 
 def _num_draft_tokens(result: Fields) -> int:
-    """K: the server has a counter of each position."""
+    """K: the server has a counter for each position."""
     rates = result.get("spec_decode_per_position_acceptance_rates")
     if not isinstance(rates, list) or not rates:
         raise AnswerProblem(

@@ -1,4 +1,4 @@
-"""Which tool wrote a file is known by its content; tables of those that are read, or refused."""
+"""The content of a file shows which tool wrote it; tables of formats that are read, or refused."""
 
 from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ _MEASURE = "measure with 'draftquant measure', which keeps the verify steps of e
 
 
 def _is_chunk(answer: Mapping[str, Any]) -> bool:
-    """An event of a stream, also as a proxy keeps it; the last one of completions has no choice."""
+    """An event of a stream, even as a proxy keeps it; the last one of completions has no choice."""
     inside = answer["data"] if isinstance(answer.get("data"), Mapping) else answer
     kind = str(inside.get("object"))
     return kind.endswith(".chunk") or (kind == "text_completion" and inside.get("choices") == [])
@@ -58,7 +58,7 @@ class Average:
     none: Sequence[str] = ()
 
     def claims(self, document: Mapping[str, Any]) -> bool:
-        """Whether a document, or a first line, is one."""
+        """Whether a document, or a first line, is of this kind."""
         if self.shape:
             return _SHAPES[self.shape](document)
         found = document.keys()
@@ -71,7 +71,7 @@ AVERAGES = tuple(Average(**row) for row in table_beside(__file__, "averages")["r
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One file of one tool, that `claims` knows by its first line, or by the whole document."""
+    """One file of one tool; `claims` recognises it by its first line, or by the whole document."""
 
     tool: str
     version: str
@@ -96,7 +96,7 @@ FORMATS: tuple[Format, ...] = (
 
 
 def read_foreign_pair(baseline: Path, candidate: Path) -> ForeignPair | None:
-    """Two measurements by one tool, None by this package; MeasureError: by others, or by two."""
+    """Two measurements by one tool, None for our own; MeasureError: other tools', or two tools'."""
     paths = (baseline, candidate)
     own, other = (foreign_format(path) for path in paths)
     for path, found in zip(paths, (own, other), strict=True):
@@ -110,7 +110,7 @@ def read_foreign_pair(baseline: Path, candidate: Path) -> ForeignPair | None:
         return ForeignPair(baseline=own.read(baseline), candidate=own.read(candidate))
     for path, found in zip(paths, (own, other), strict=True):
         if found is None:
-            read_measurement(path)  # says what is wrong where it is none
+            read_measurement(path)  # reports what is wrong if it is not one
     tools = [one.tool if one else "'draftquant measure'" for one in (own, other)]
     what = f"is of {tools[1]}, and {baseline} is of {tools[0]}: tools count verify steps in"
     fix = "measure both drafts with one tool"
@@ -126,7 +126,7 @@ def read_foreign(path: Path) -> ForeignMeasurement:
 
 
 def foreign_format(path: Path) -> Format | None:
-    """Which tool's a file is; None = no other tool's that is known."""
+    """The tool that wrote a file; None = no other tool that is known."""
     first = _first(path)
     if isinstance(first, Mapping) and "format" in first:
         return None  # of this package
@@ -152,7 +152,7 @@ def _first(path: Path) -> object:
             line = next((one for one in lines if one.removeprefix(BOM_UTF8).strip()), b"")
             rest = stream.read(1)
     except OSError:
-        return None  # who reads it says why
+        return None  # its reader says why
     try:
         return parse_json(line.decode("utf-8-sig").removeprefix("data:"))  # an event of a stream
     except (UnicodeDecodeError, JsonProblem):

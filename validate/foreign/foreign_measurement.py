@@ -28,13 +28,13 @@ from ..measure.server_answers import (
 )
 
 _NOT_THE_PROMPT = ("model", "stream", "stream_options", "rid", "request_id", "user")
-"""Keys of a request that say nothing of what is generated, or name the server."""
+"""Keys of a request that do not affect what is generated, or that name the server."""
 _PROMPTS = ("prompt", "messages", "text", "input_ids", "input")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignRequest(PromptKey):
-    """What one request got, [K + 1] histogram; None = the tool does not keep it."""
+    """What one request got, [K + 1] histogram; None = the tool does not record it."""
 
     category: str = "all"
     settings: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
@@ -45,12 +45,12 @@ class ForeignRequest(PromptKey):
 
     @property
     def counts(self) -> AcceptanceCounts:
-        """Of its verify steps."""
+        """Counts of its verify steps."""
         return AcceptanceCounts(histogram=self.histogram)
 
     @property
     def prompt(self) -> PromptCounts:
-        """As the gate counts it."""
+        """The prompt as the gate counts it."""
         return PromptCounts.of(self, self.counts, self.cluster, self.cluster)
 
 
@@ -59,10 +59,10 @@ class ForeignMeasurement:
     """All requests of one run, in the tool's order; "" = the file does not say.
 
     Attributes:
-        settings: of the whole run that have to be equal, as the file calls them.
-        paired_by: how a request is known as the same on another server, in words.
-        told_positions: False = histograms are the narrowest with the sums that are known.
-        to_keep_outputs: how the tool is made to keep the texts of outputs.
+        settings: settings of the whole run that must be equal, by their names in the file.
+        paired_by: what identifies a request on another server, in words.
+        told_positions: False = histograms are the narrowest with the known sums.
+        to_keep_outputs: how to make the tool keep the texts of outputs.
     """
 
     name: str
@@ -79,7 +79,7 @@ class ForeignMeasurement:
 
     @property
     def temperature(self) -> float | None:
-        """Of all requests; None where it is not known."""
+        """The temperature of all requests; None where it is not known."""
         told = [self.settings, *(request.settings for request in self.requests)]
         values = [one["temperature"] for one in told if one.get("temperature") is not None]
         known = {float(one) for one in values if isinstance(one, int | float)}
@@ -87,12 +87,12 @@ class ForeignMeasurement:
 
     @property
     def has_outputs(self) -> bool:
-        """Every request has its text."""
+        """True if every request has its text."""
         return all(request.output is not None for request in self.requests)
 
     @property
     def has_lengths(self) -> bool:
-        """Every request has the number of its output tokens."""
+        """True if every request has the number of its output tokens."""
         return all(request.num_output_tokens is not None for request in self.requests)
 
 
@@ -105,14 +105,14 @@ class ForeignPair:
 
 
 def narrowest(num_steps: int, num_accepted: int, num_draft_tokens: int) -> tuple[int, ...]:
-    """The histogram with the least spread that has these sums; bounds of a verdict need no more."""
+    """The histogram with the least spread for these sums; bounds of a verdict need no more."""
     fewer, more = divmod(num_accepted, num_steps) if num_steps else (0, 0)
     counts = {fewer: num_steps - more, fewer + 1: more}
     return tuple(counts.get(accepted, 0) for accepted in range(num_draft_tokens + 1))
 
 
 def sha256_of(value: object) -> str:
-    """Identity of anything that JSON can say."""
+    """Identity of any JSON value."""
     text = json.dumps(value, ensure_ascii=True, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -142,7 +142,7 @@ def with_k(
 def with_copies_together(
     requests: Sequence[ForeignRequest], num_prompt_tokens: Sequence[int | None]
 ) -> tuple[ForeignRequest, ...]:
-    """Requests whose prompts are not known: those of one length with one output are one cluster."""
+    """Requests with unknown prompts: those with equal length and output are one cluster."""
     both = list(zip(requests, num_prompt_tokens, strict=True))
     alike = Counter((one.output, length) for one, length in both)
     first: dict[tuple[str | None, int | None], str] = {}
@@ -178,7 +178,7 @@ def object_in(path: Path) -> Fields:
 
 
 def raw_lines(stream: BinaryIO, path: Path) -> Iterator[bytes]:
-    """Every line of a file as it is; MeasureError: one, or all together, are too long to read."""
+    """Every line of a file, unchanged; MeasureError: one, or all together, are too long."""
     size = 0
     while line := stream.readline(_LONGEST_LINE + 1):
         size += len(line)
@@ -240,7 +240,7 @@ def sglang_verify_steps(told: Fields, num_tokens: int) -> tuple[int, tuple[int, 
 
 
 def check_finished(finish_reason: object) -> None:
-    """AnswerProblem: a request was cancelled or ended by an error; SGLang says it in an object."""
+    """AnswerProblem if a request was cancelled or failed; SGLang says so in an object."""
     kind = finish_reason.get("type") if isinstance(finish_reason, Mapping) else finish_reason
     if kind in ("abort", "error"):
         raise AnswerProblem(
@@ -249,7 +249,7 @@ def check_finished(finish_reason: object) -> None:
 
 
 def check_sums(metrics: Fields, histogram: tuple[int, ...]) -> None:
-    """AnswerProblem: what vLLM and AIPerf count of one request disagrees with its histogram."""
+    """AnswerProblem if vLLM's or AIPerf's counts for one request disagree with its histogram."""
     keys = ("num_spec_steps", "num_accepted_draft_tokens")
     _check_totals(metrics, keys, histogram, "acceptance_histogram")
     steps = optional(metrics, "per_step_accepted", wholes)

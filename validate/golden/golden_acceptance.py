@@ -1,6 +1,6 @@
 """Golden acceptance of one draft: counts prompt by prompt, and the figures that follow from them.
 
-The figures stand in its file for tools that only read; what is read is computed again.
+The file has the figures for tools that only read; reading computes them again.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ class GoldenPrompt:
     """One request: [K + 1] verify steps by number of accepted draft tokens.
 
     Prompts of one cluster hardly differ. `context_bins`: [bins, K + 1] without the empty bins at
-    the end; none where it is not known how many tokens stood before each step.
+    the end; empty where the number of tokens before each step is not known.
     """
 
     category: str
@@ -54,12 +54,12 @@ class GoldenPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoldenCategory:
-    """Figures of some prompts, each cluster of which is one sample.
+    """Figures of some prompts; each cluster is one sample.
 
     Attributes:
         accepted_at: [K] verify steps that accepted the draft token at each position, 0 the first.
         mean_acceptance_length: 1 + accepted / verify steps, pooled.
-        standard_error: of it, by the jackknife over clusters; None for fewer than two of them.
+        standard_error: of that, by the jackknife over clusters; None for fewer than two.
         variance_of_step: of the acceptance length over single verify steps.
         variance_of_request: the mean over requests of (accepted - steps x mean accepted)^2.
         design_effect: `variance_of_request` over `variance_of_step` times the mean number of steps
@@ -78,7 +78,7 @@ class GoldenCategory:
 
     @classmethod
     def of(cls, prompts: Sequence[GoldenPrompt]) -> "GoldenCategory":
-        """Of one prompt at least, each with one verify step at least."""
+        """Figures of at least one prompt, each with at least one verify step."""
         counts = pooled((one.counts for one in prompts), len(prompts[0].histogram) - 1)
         steps, rate = counts.num_steps, counts.mean_acceptance_length - 1
         squares = sum(n * accepted**2 for accepted, n in enumerate(counts.histogram))
@@ -119,11 +119,11 @@ class Golden(Brief):
         draftquant: version that wrote it.
         draft, draft_sha256: name and identity of its tensors; None = not known.
         source: "replay", or the engine whose server was measured.
-        temperature: of the target's text, 0 = greedy; None = not known.
+        temperature: temperature of the target's text, 0 = greedy; None = not known.
         estimand: what is counted, in words: how text and proposals were chosen.
         prompts_sha256: identity of the prompts: of their ids, categories and token ids, in order.
         categories: figures by category, "" = of all prompts.
-        context_edges: tokens before a verify step from which on another context bin begins.
+        context_edges: tokens before a verify step at which another context bin begins.
         context_bins: figures of all prompts by context bin, such as 1k-4k; those with steps.
     """
 
@@ -150,7 +150,7 @@ class Golden(Brief):
         return self.categories[ALL]
 
     def problem(self) -> str:
-        """What cannot be, or does not follow from the counts; empty if nothing."""
+        """What is impossible, or does not follow from the counts; empty if nothing."""
         if not self.prompts:
             return "prompts: empty list"
         columns = self.num_draft_tokens + 1
@@ -211,7 +211,7 @@ def context_bins_of(
 
 
 def golden_prompts(prompts: Iterable[PromptCounts]) -> tuple[tuple[GoldenPrompt, ...], str]:
-    """Those with a verify step at least, their clusters numbered; and the identity of them all."""
+    """Prompts with at least one verify step, their clusters numbered; and the identity of all."""
     counted = [one for one in prompts if one.counts.num_steps]
     numbers: dict[str, int] = {}
     found = tuple(
@@ -234,7 +234,7 @@ def _standard_error(prompts: Sequence[GoldenPrompt]) -> float | None:
     if len(sums) < 2:
         return None
     accepted, steps = np.stack(list(sums.values()), axis=1)
-    with np.errstate(all="ignore"):  # a file may claim anything; what is no number fits nothing
+    with np.errstate(all="ignore"):  # a file may claim anything; NaN fits nothing
         without = sums_without(accepted) / sums_without(steps)
     values = pseudo_values(accepted.sum() / steps.sum(), without)
     return float(values.std(ddof=1)) / math.sqrt(len(values))
@@ -253,7 +253,7 @@ def golden_document(golden: Golden) -> str:
 
 
 def read_golden(path: Path) -> Golden:
-    """Read a file of golden acceptance whose figures follow from its counts, or refuse it."""
+    """Read a file of golden acceptance; refuse it unless its figures follow from its counts."""
     with reading(path, GoldenError, _OURS, "is no golden acceptance: "):
         found = parse_object(read_text(path))
         if (kind := found.get("format")) != FORMAT:

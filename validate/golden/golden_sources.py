@@ -1,4 +1,4 @@
-"""Golden acceptance of what was counted: a replay, a measured server, a report of the gate."""
+"""Golden acceptance from counts: a replay, a measured server, a report of the gate."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -16,7 +16,7 @@ from .golden_acceptance import Golden, categories_of, context_bins_of, golden_pr
 
 
 def golden_of_replay(replay: DraftReplay, *, draft_sha256: str | None) -> Golden:
-    """Of one replayed draft; without a verify step a GoldenError."""
+    """Golden acceptance of one replayed draft; GoldenError without a verify step."""
     traces = replay.traces
     return _golden(
         replay.prompts,
@@ -32,7 +32,7 @@ def golden_of_replay(replay: DraftReplay, *, draft_sha256: str | None) -> Golden
 
 
 def golden_of_measurement(measurement: Measurement) -> Golden:
-    """Of one measured server: all its verify steps, as its own counters have them."""
+    """Golden acceptance of one measured server: all its verify steps, by its own counters."""
     setup = measurement.setup
     if setup.speculation is None:
         raise refused(GoldenError, measurement.name, __file__, "nothing-drafted")
@@ -59,7 +59,7 @@ def golden_of_measurement(measurement: Measurement) -> Golden:
 
 
 def _contexts(record: RequestRecord, num_draft_tokens: int) -> ContextCounts | None:
-    """Its verify steps by context bin, where the engine tells every one of them in order."""
+    """Its verify steps by context bin, where the engine reports each of them in order."""
     if record.accepted is None:
         return None
     return ContextCounts.of_steps(
@@ -68,7 +68,7 @@ def _contexts(record: RequestRecord, num_draft_tokens: int) -> ContextCounts | N
 
 
 def golden_of_report(document: Document) -> Golden:
-    """Of the candidate of a report, as it was replayed; GoldenError: no step was."""
+    """Golden acceptance of a report's replayed candidate; GoldenError if there is no step."""
     report = _replayed(document)
     traces, candidate = report.traces, document.header.drafts.candidate
     assert traces is not None  # see `_replayed`
@@ -97,7 +97,7 @@ def _replayed(document: Document) -> GateReport:
 
 
 def _golden(prompts: Iterable[PromptCounts], draft: str, **known: Any) -> Golden:
-    """With what follows from the counts; a GoldenError without a verify step."""
+    """Add what follows from the counts; GoldenError without a verify step."""
     found = list(prompts)
     counted, digest = golden_prompts(found)
     edges = context_edges(found)

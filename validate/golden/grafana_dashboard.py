@@ -1,6 +1,6 @@
-"""A dashboard for Grafana: the acceptance of a live draft, by the engine's counters, beside golden.
+"""A dashboard for Grafana: a live draft's acceptance, by the engine's counters, beside golden.
 
-Golden stands in it as constants: write it again when another draft is served.
+It has golden as constants: write it again when another draft is served.
 """
 
 import dataclasses
@@ -18,13 +18,13 @@ from .prometheus import Limit, Queries, filled, label_is
 
 _TEMPLATE = Path(__file__).with_name("dashboard.json")  # of Grafana 11; later ones migrate it
 _WINDOW = "$__rate_interval"
-_HEIGHT = 18  # of the panels that one limit has
+_HEIGHT = 18  # of the panels of one limit
 _MODEL = f"{{{{{MODEL_LABEL}}}}}"
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
 def grafana_dashboard(golden: Golden, limits: Sequence[Limit], queries: Queries) -> str:
-    """JSON that Grafana imports or provisions, of one limit, or one for each value of the label."""
+    """JSON that Grafana imports or provisions, for one limit, or one per value of the label."""
     chosen = Queries(engine=queries.engine, selector=f'{MODEL_LABEL}=~"$model"')
     rows = table_beside(__file__, "panels")
     panels = [
@@ -56,7 +56,7 @@ def grafana_dashboard(golden: Golden, limits: Sequence[Limit], queries: Queries)
 
 
 def _words(limit: Limit, queries: Queries, category_label: str) -> dict[str, Any]:
-    """Of the traffic that one limit is for, all of it or one value of the category label."""
+    """Words for the traffic of one limit: all of it, or one value of the category label."""
     golden, mean = limit.golden, limit.golden.mean_acceptance_length
     accepted = max(mean - 1, 1e-9)
     if category_label:

@@ -1,7 +1,7 @@
-"""Rules for Prometheus: recorded acceptance of a live draft, and alerts where it fell below golden.
+"""Rules for Prometheus: recorded acceptance of a live draft, and alerts below golden.
 
-The bound of an alert is the limit less what chance moves the mean of so many verify steps by, steps
-of one request being as alike as golden's are. Its error rate is that of one look at one window.
+The bound of an alert is the limit less what chance moves the mean of that many verify steps by,
+with steps of one request as similar as golden's. Its error rate is that of one look at one window.
 """
 
 import dataclasses
@@ -23,15 +23,15 @@ from ..measure.server_answers import ENGINE_COUNTERS, MODEL_LABEL, EngineCounter
 from .golden_acceptance import ALL, Golden, GoldenCategory
 
 ACCURACY = 1.96
-"""Standard errors from golden's mean to the lower end of its 95 % interval, beyond which one golden
-acceptance in forty is."""
+"""Standard errors from golden's mean to the lower end of its 95 % interval, which one golden
+acceptance in forty falls below."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """What the acceptance of some traffic must not fall below, but for what chance does.
+    """What the acceptance of some traffic must not fall below, except by chance.
 
-    It is the lower end of golden's 95 % interval less the relative drop that is tolerated; category
+    It is the lower end of golden's 95 % interval less the tolerated relative drop; category
     "" = all.
     """
 
@@ -48,19 +48,19 @@ class Limit:
 
     @property
     def drop(self) -> float:
-        """Relative drop that is never taken for one: the tolerated one, and golden's inaccuracy."""
+        """Relative drop that raises no alert: the tolerated one, and golden's inaccuracy."""
         return 1 - self.lowest / self.golden.mean_acceptance_length
 
     @property
     def variance(self) -> float:
-        """Of a mean over verify steps, times their number: steps of one request are alike."""
+        """Variance of a mean over verify steps, times their number: a request's are similar."""
         return self.golden.variance_of_step * max(1.0, self.golden.design_effect or 1.0)
 
 
 def limits_of(
     golden: Golden, max_drop: float, *, category: str = ALL, by_category: bool = False
 ) -> tuple[Limit, ...]:
-    """The limit of traffic like a category ("" = all), or that of each, else GoldenError."""
+    """The limit for traffic like a category ("" = all), or each category's, else GoldenError."""
     SHARE.check(GoldenError, "--max-drop", max_drop, fix="for example 0.01, which is 1 %")
     names: Sequence[str] = [category]
     if by_category:
@@ -98,7 +98,7 @@ _LABEL = re.compile("(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 def check_window(window: str) -> None:
-    """Refuse what Prometheus would not take for a time."""
+    """Refuse what Prometheus would not accept as a time."""
     if not _WINDOW.fullmatch(window) or not re.search("[1-9]", window):
         raise refused(GoldenError, "--window", __file__, "window", window=window)
 
@@ -112,7 +112,7 @@ def label_is(label: str, value: str) -> str:
 class Queries:
     """Expressions over one engine's counters, one result for each served target.
 
-    `selector`: of labels that all series must have, such as `model_name="m"`. Each value of
+    `selector`: labels that all series must have, such as `model_name="m"`. Each value of
     `category_label` has a result of its own too; "" = none.
     """
 
@@ -163,7 +163,7 @@ class Queries:
         return f"{accepted} / on ({self._by}) group_left () ({steps} > 0)"
 
     def generated(self, window: str) -> str:
-        """Tokens that were written within a window, drafted or not."""
+        """Tokens written within a window, drafted or not."""
         return self._increase(self.counters.generated, window)
 
     def _increase(self, series: str, window: str, matcher: str = "", by: str = "") -> str:
@@ -181,7 +181,7 @@ LENGTH = "draftquant:acceptance_length"
 STEPS = "draftquant:verify_steps"
 RATES = "draftquant:accepted_at"
 BY_CHANCE = 0.001
-"""Looks at which a mean lies below its bound by chance, of one category or all together."""
+"""Looks at which a mean is below its bound by chance, for one category or all together."""
 _NOISE_ALONE = 0.1  # of golden's accepted tokens per step
 
 
@@ -190,7 +190,7 @@ class _Words(string.Template):
 
 
 def filled(value: Any, words: Mapping[str, Any]) -> Any:
-    """What a table holds with words for its @NAMES; a name that stands alone may be any value."""
+    """The content of a table with words for its @NAMES; a name on its own may be any value."""
     if isinstance(value, Mapping):
         return {key: filled(item, words) for key, item in value.items()}
     if isinstance(value, list):
@@ -202,7 +202,7 @@ def filled(value: Any, words: Mapping[str, Any]) -> Any:
 
 
 def prometheus_rules(golden: Golden, limits: Sequence[Limit], queries: Queries, window: str) -> str:
-    """A file of rules; window: over which counters are summed, in Prometheus' words."""
+    """A file of rules; `window`: over which counters are summed, in Prometheus' words."""
     rules = [
         {"record": STEPS, "expr": queries.verify_steps(window)},
         {"record": LENGTH, "expr": queries.acceptance_length(window)},

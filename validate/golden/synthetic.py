@@ -1,6 +1,6 @@
-"""Golden acceptance as engines simulate it: load tests without the draft's weights, or on any text.
+"""Golden acceptance as engines simulate it: load tests without a draft's weights, or on any text.
 
-Engines run draft and verification as ever, and then overrule what is accepted: their text is not
+Engines run draft and verification as usual, and then overrule what is accepted: their text is not
 the target's, and neither quality nor acceptance may be measured on that server.
 """
 
@@ -18,7 +18,7 @@ _DIGITS = 6  # of rates and lengths: far below what a load test resolves
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """How an engine is told to accept as golden says: a line for a shell, and what to know."""
+    """How to make an engine accept like golden: a line for a shell, and what to know."""
 
     line: str
     notes: tuple[str, ...]

@@ -1,6 +1,6 @@
 """A measurement: which server was asked for what, and what every request got.
 
-Times are of the client's monotonic clock: no server's clock is used.
+Times are from the client's monotonic clock: no server's clock is used.
 """
 
 import hashlib
@@ -22,14 +22,14 @@ from ..counting.acceptance_counts import AcceptanceCounts, PromptKey, Verificati
 EngineName = Literal["vllm", "sglang", "tensorrt-llm"]
 ToldBy = Literal["path", "tensors", "name", "user"]
 MOST_DRAFT_TOKENS = 1024
-"""Of one verify step: nobody drafts more."""
+"""Limit of one verify step: nobody drafts more."""
 _OF_THE_DRAFT = ("spec", "draft", "fingerprint")
-"""Parts of names of arguments: vLLM's fingerprint is of its whole configuration."""
+"""Parts of argument names to skip: vLLM's fingerprint covers its whole configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerIdentity:
-    """What a server says of itself; `model` is the name that it serves its target under."""
+    """What a server says about itself; `model` is the name under which it serves its target."""
 
     engine: EngineName
     version: str
@@ -42,8 +42,8 @@ class Speculation:
     """How a server drafts; None = it does not say, or its folder was not given.
 
     Attributes:
-        method, draft, draft_quantization: as the server, or who measured, calls them.
-        told_by: it runs the draft that was given: its folder ("path"), one with the same tensors,
+        method, draft, draft_quantization: as the server, or the user, calls them.
+        told_by: shows that it runs the given draft: its folder ("path"), one with the same tensors,
             or one of that name; "user" = `--served-as` says so.
         lossy: settings that accept tokens which the target would not have written, "NAME = VALUE".
         acceptance_told: the server tells such settings; False = it may be lossy unseen.
@@ -98,7 +98,7 @@ class Setup:
 
     @property
     def verification(self) -> Verification | None:
-        """Of what drafts drew; None where nothing was drawn, or the server does not tell."""
+        """Verification of drawn proposals; None if nothing was drawn, or the server is silent."""
         speculation = self.speculation if self.asked.temperature else None
         return None if speculation is None else speculation.verification
 
@@ -108,11 +108,11 @@ class RequestRecord(PromptKey):
     """What one prompt got; None = not asked for, or the engine does not tell.
 
     Attributes:
-        histogram: [K + 1] verify steps by number of accepted draft tokens, with what a step
-            accepted beyond the end of the output.
+        histogram: [K + 1] verify steps by number of accepted draft tokens, including those that
+            the last step accepted beyond the end of the output.
         accepted, drafted: draft tokens of every step in order.
-        num_cut_rounds: steps at the end, of at most K tokens together, that the engine tells only
-            as far as the output goes; the three above leave them out.
+        num_cut_rounds: steps at the end, of at most K tokens together, that the engine reports only
+            up to the end of the output; the three above leave them out.
         top_gap: log-probability of the most likely token minus that of the second, at each place.
         began: seconds from the start of the run to the first attempt, without interruptions.
         time_to_first_token, latency: seconds from sending the answered attempt.
@@ -136,7 +136,7 @@ class RequestRecord(PromptKey):
 
     @property
     def counts(self) -> AcceptanceCounts | None:
-        """Of its rounds, None without speculation."""
+        """Counts of its verify steps, None without speculation."""
         return None if self.histogram is None else AcceptanceCounts(histogram=self.histogram)
 
     @property
@@ -163,7 +163,7 @@ class Measurement(Brief):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a reader has to know of the server and of the run, a sentence each."""
+        """What a reader must know about the server and the run, one sentence each."""
         speculation, found = self.setup.speculation, list[str]()
         if speculation is not None:
             found += [f"accepts what its target does not write: {one}" for one in speculation.lossy]
@@ -189,7 +189,7 @@ class Measurement(Brief):
 
 
 def differences(one: Setup, other: Setup) -> tuple[str, ...]:
-    """What must not differ if drafts are compared, "key: one, other" each; the draft itself may."""
+    """What must not differ if drafts are compared, "key: one, other" each; the draft may."""
     both = [
         (setup.server.engine, setup.server.version, setup.server.model,
          setup.asked.prompts_sha256[:12], setup.asked.template_sha256, setup.asked.temperature,
@@ -212,7 +212,7 @@ _COMPARED = ("engine", "engine version", "model", "prompts", "chat template", "t
 
 
 def differing_arguments(one: ServerIdentity, other: ServerIdentity) -> tuple[str, ...]:
-    """In what two servers say that they were started differently, "key: one, other" each."""
+    """Differences of two servers' reported arguments, "key: one, other" each."""
     return _said(_differing_arguments(one, other))
 
 
@@ -223,7 +223,7 @@ def _said(values: Iterable[tuple[str, object, object]]) -> tuple[str, ...]:
 def _differing_arguments(
     one: ServerIdentity, other: ServerIdentity
 ) -> Iterator[tuple[str, object, object]]:
-    """Of the target; what belongs to the draft is left out, and sections that one does not tell."""
+    """Of the target; leaves out the draft's, and sections that only one server reports."""
     told = [{"." in key for key in server.arguments} for server in (one, other)]
     for key in sorted({*one.arguments, *other.arguments}):
         ours = not any(word in key for word in _OF_THE_DRAFT)
@@ -236,7 +236,7 @@ _MAX_LOGPROB = 1e-3  # engines round logarithms of probabilities near 1 to somet
 
 
 def prompts_sha256(prompts: Iterable[tuple[str, str, str]]) -> str:
-    """Identity of prompts in their order, of id, category and `prompt_sha256` of each."""
+    """Identity of prompts in their order, from id, category and `prompt_sha256` of each."""
     digest = hashlib.sha256()
     for parts in prompts:
         for part in parts:  # names are printable: no line end
@@ -245,7 +245,7 @@ def prompts_sha256(prompts: Iterable[tuple[str, str, str]]) -> str:
 
 
 def setup_problem(setup: Setup) -> str | None:
-    """What a decoded setup says that cannot be, as "key: ..."; None = nothing."""
+    """What is impossible in a decoded setup, as "key: ..."; None = nothing."""
     for key, name in (("version", setup.server.version), ("model", setup.server.model)):
         if not name or not name.isprintable():
             return f"server.{key}: expected printable characters, got {short(name)}"
@@ -253,7 +253,7 @@ def setup_problem(setup: Setup) -> str | None:
 
 
 def record_problem(record: RequestRecord, setup: Setup) -> str | None:
-    """What a record says that cannot be of a measurement with this setup; None = nothing."""
+    """What is impossible in a record of a measurement with this setup; None = nothing."""
     names = {"id": record.id, "category": record.category, "cluster": record.cluster or "-"}
     for key, name in names.items():
         if not is_printable_name(name):
@@ -344,7 +344,7 @@ ALL = "all requests"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Of some requests; times are medians in seconds, None where answers came whole."""
+    """Figures of some requests; times are medians in seconds, None where answers came whole."""
 
     category: str
     num_requests: int
@@ -357,7 +357,7 @@ class Figures:
 
 
 def all_figures(measurement: Measurement) -> tuple[Figures, ...]:
-    """Of each category in the order in which they appear, and of all requests last."""
+    """Figures of each category in order of appearance, and of all requests last."""
     speculation = measurement.setup.speculation
     most = None if speculation is None else speculation.num_draft_tokens
     records = measurement.records
@@ -368,7 +368,7 @@ def all_figures(measurement: Measurement) -> tuple[Figures, ...]:
 
 
 def tokens_per_second(measurement: Measurement) -> float | None:
-    """Output tokens over the time from the first request to the last answer; None of no time."""
+    """Output tokens over the time from the first request to the last answer; None for no time."""
     records = measurement.records
     seconds = max(r.began + r.latency for r in records) - min(r.began for r in records)
     return sum(len(r.token_ids) for r in records) / seconds if seconds else None

@@ -1,7 +1,7 @@
 """Measurements as files: JSON lines, the setup first, then a record for each prompt, in order.
 
-What is not finished lies beside it as `OUT.measuring`, whose records stand in the order in which
-they came, each flushed to the disk. Its last line may be cut off: its run was killed.
+An unfinished one is beside it as `OUT.measuring`, whose records are in the order in which
+they came, each flushed to the disk. Its last line may be cut off if the run was killed.
 """
 
 import dataclasses
@@ -75,7 +75,7 @@ def read_setup(line: bytes, where: str) -> Setup:
 
 
 def read_record(line: bytes, setup: Setup, where: str) -> RequestRecord:
-    """Any other line; MeasureError: it is none, or contradicts itself or the setup."""
+    """Any other line; MeasureError if it is not a record, or contradicts itself or the setup."""
     record: RequestRecord = _decoded(RequestRecord, line, where)
     if problem := record_problem(record, setup):
         raise MeasureError(where, f"prompt {record.id}: {problem}", fix=_OURS)
@@ -83,7 +83,7 @@ def read_record(line: bytes, setup: Setup, where: str) -> RequestRecord:
 
 
 def line_of(value: Setup | RequestRecord) -> str:
-    """What is written of it, with the line end; pure ASCII."""
+    """The line of a setup or record, with the line end; pure ASCII."""
     return json.dumps(encode(value)) + "\n"
 
 
@@ -96,11 +96,11 @@ def _decoded(kind: type, line: bytes, where: str) -> Any:
 
 
 MEASURING = ".measuring"
-"""After the name of the output."""
+"""Suffix of the output's name."""
 
 
 class KeptRecords:
-    """What is done of a measurement, by prompt; `dropped_line`: the last was cut off."""
+    """Records of a measurement so far, by prompt; `dropped_line`: the last was cut off."""
 
     def __init__(self, out: Path, descriptor: int, setup: Setup) -> None:
         self.path = out.with_name(out.name + MEASURING)
@@ -110,7 +110,7 @@ class KeptRecords:
         self._read()
 
     def add(self, record: RequestRecord) -> None:
-        """Keep a record, which is on the disk when this returns; MeasureError: it cannot be."""
+        """Keep a record, which is on disk when this returns; MeasureError if that fails."""
         problem = problem_of(record) or record_problem(record, self._setup)
         if problem is None and record.id in self.records:
             problem = "was answered twice"
@@ -120,7 +120,7 @@ class KeptRecords:
         self.records[record.id] = record
 
     def publish(self, prompt_ids: Sequence[str]) -> Measurement:
-        """Give the output its name, its records in the order of all prompts."""
+        """Give the output its name, with records in the order of all prompts."""
         records = tuple(self.records[prompt_id] for prompt_id in prompt_ids)
         unfinished = self.path.with_name(f"{self.path.name}.sorted")
         try:
@@ -137,7 +137,7 @@ class KeptRecords:
         return Measurement(name=self._out.name, setup=self._setup, records=records)
 
     def _read(self) -> None:
-        """What an earlier run has kept; a file without a whole first line is begun anew."""
+        """Read what an earlier run kept; a file without a whole first line is begun anew."""
         whole = 0  # bytes
         for number, line in numbered_lines(self.path):
             if not line.endswith(b"\n"):
@@ -165,7 +165,7 @@ class KeptRecords:
             self._append(line_of(self._setup))
 
     def _append(self, line: str) -> None:
-        """Write a line; after one that is cut off nothing may follow."""
+        """Write a line; nothing may follow a line that was cut off."""
         if self._is_broken:
             raise OutputError(self.path, "cannot be written, as before", fix="free some space")
         data = memoryview(line.encode())
@@ -180,7 +180,7 @@ class KeptRecords:
 
 @contextmanager
 def kept_records(out: Path, setup: Setup) -> Iterator[KeptRecords]:
-    """Begin a measurement, or go on with the one of the same setup; nobody else has it."""
+    """Begin a measurement, or resume one with the same setup, with exclusive use."""
     path = out.with_name(out.name + MEASURING)
     try:
         descriptor = open_kept(path)
@@ -192,14 +192,14 @@ def kept_records(out: Path, setup: Setup) -> Iterator[KeptRecords]:
         try:
             yield kept
         finally:
-            if not kept.records:  # nothing to go on with
+            if not kept.records:  # nothing to resume from
                 path.unlink(missing_ok=True)
     finally:
         os.close(descriptor)
 
 
 def setup_differences(begun: Setup, now: Setup) -> tuple[str, ...]:
-    """In what two setups differ, a line for each; the version of draftquant may."""
+    """How two setups differ, one line each; the version of draftquant may."""
     without = (dataclasses.replace(setup, draftquant="") for setup in (begun, now))
     return differences(*(dict(_leaves(setup)) for setup in without))
 

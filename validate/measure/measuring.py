@@ -1,4 +1,4 @@
-"""Measuring: every prompt is asked, a bounded number at a time, and each answer is kept at once."""
+"""Measuring: every prompt is sent, some at a time, and each answer is kept at once."""
 
 import asyncio
 import itertools
@@ -31,14 +31,14 @@ from .measurement_file import KeptRecords, kept_records, setup_differences
 from .server_answers import Ask, Completion, EngineProtocol
 
 _UNQUANTIZED = ("unquant", "none")
-"""How engines say that a draft is not quantized; vLLM and SGLang say nothing where they do not
+"""Words of engines for a draft that is not quantized; vLLM and SGLang say nothing where they do not
 know, which is the rule."""
 _NAMES_OF_THE_TARGET = ("root", "model_path")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftIdentity:
-    """The draft that a server runs, as its folder says; `served_as` is what the server calls it."""
+    """The draft that a server runs, by its folder; `served_as` is the server's name for it."""
 
     draft: str
     draft_sha256: str
@@ -55,7 +55,7 @@ def identified(
     named = speculation.draft or None
     of_the_target = (server.model, *map(server.arguments.get, _NAMES_OF_THE_TARGET))
     in_the_target = named is not None and named in of_the_target
-    # An MTP layer is a part of the target, whose name and quantization are what is told.
+    # An MTP layer is part of the target, so servers report the target's name and quantization.
     told_by = _told_by(None if in_the_target else named, draft)
     if not in_the_target:
         _check_quantization(speculation, draft)
@@ -71,7 +71,7 @@ def identified(
 
 
 def _told_by(named: str | None, draft: DraftIdentity) -> ToldBy | None:
-    """How it is known that a server, which says a path or a Hub id, runs this draft."""
+    """How it is known that a server, which reports a path or a Hub id, runs this draft."""
     if draft.served_as is not None and draft.served_as != named:
         facts = {"served": short(named), "got": short(draft.served_as)}
         raise refused(MeasureError, "--served-as", __file__, "served-as", **facts)
@@ -92,7 +92,7 @@ def _told_by(named: str | None, draft: DraftIdentity) -> ToldBy | None:
 
 
 def _folder(named: str) -> Path | None:
-    """What is meant, where this machine has that folder; the server may run elsewhere."""
+    """The folder, where this machine has it; the server may run elsewhere."""
     try:
         return Path(named) if Path(named).is_dir() else None
     except OSError:  # too long for a path
@@ -107,7 +107,7 @@ def _has_tensors(folder: Path, sha256: str) -> bool:
 
 
 def _last_name(path: str) -> str:
-    """The last part of a path or a Hub id; of a path in the Hub's cache that of the repository."""
+    """The last part of a path or a Hub id; for a path in the Hub's cache, the repository's."""
     parts = PurePosixPath(path).parts
     cached = [part for part in parts if part.startswith("models--")]
     return cached[-1].rpartition("--")[2] if cached else parts[-1] if parts else path
@@ -129,7 +129,7 @@ def _check_quantization(speculation: Speculation, draft: DraftIdentity) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerAddress:
-    """Where a server is (http://HOST:PORT), and how patiently it is asked, or often at most."""
+    """Where a server is (http://HOST:PORT), and how patiently and how often to ask it."""
 
     url: str
     key: str | None = field(default=None, repr=False)
@@ -139,7 +139,7 @@ class ServerAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is measured; warm-up goes over the first prompts again and again."""
+    """What to measure; warm-up repeats the first prompts."""
 
     prompts: Sequence[Prompt]
     ask: Ask
@@ -156,7 +156,7 @@ class Plan:
     def setup(
         self, protocol: EngineProtocol, server: ServerIdentity, speculation: Speculation | None
     ) -> Setup:
-        """What identifies a run of this plan; MeasureError: the server is not what is expected."""
+        """What identifies a run of this plan; MeasureError if the server is not as expected."""
         if self.model is not None and server.model != self.model:
             what = f"expected {short(self.model)}, the server has {short(server.model)}"
             raise MeasureError("--model", what, fix="give the --server of that model")
@@ -205,7 +205,7 @@ def measure(
     *,
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> Measurement:
-    """Measure a server, or go on with what an earlier run of the plan has kept beside `out`."""
+    """Measure a server, or resume what an earlier run of the plan has kept beside `out`."""
 
     async def measured() -> Measurement:
         async with ServerClient(
@@ -244,7 +244,7 @@ class _Run:
 
     async def all(self) -> None:
         plan, done = self._plan, self._kept.records.values()
-        # Its clock goes on where that of an earlier run ended.
+        # Its clock continues where that of an earlier run ended.
         before = max((record.began + record.latency for record in done), default=0.0)
         self._num_done, speculation = len(done), self._setup.speculation
         if speculation is not None:
@@ -257,7 +257,7 @@ class _Run:
         warm_up = itertools.islice(itertools.cycle(plan.prompts), plan.num_warm_up)
         await self._in_parallel(warm_up, self._complete)
         began = time.monotonic()
-        with ThreadPoolExecutor(1) as writer:  # a flush to the disk keeps no answer waiting
+        with ThreadPoolExecutor(1) as writer:  # so that no answer waits for a flush to the disk
             writing: list[Future[None]] = []
 
             async def answer(prompt: Prompt) -> None:
@@ -280,7 +280,7 @@ class _Run:
     async def _in_parallel(
         self, prompts: Iterator[Prompt], do: Callable[[Prompt], Awaitable[object]]
     ) -> None:
-        """So many workers take one prompt after the other; the first error ends them all."""
+        """Several workers take one prompt after the other; the first error ends them all."""
 
         async def work() -> None:
             for prompt in prompts:

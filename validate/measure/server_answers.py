@@ -1,4 +1,4 @@
-"""How servers of engines are asked, and what they answer: hostile JSON, and counters."""
+"""How to ask engines' servers, and what they answer: hostile JSON, and counters."""
 
 import importlib
 import math
@@ -26,12 +26,12 @@ _Reader = Callable[[Fields, str], T]
 
 
 class AnswerProblem(Exception):  # noqa: N818 - not an error of its own: protocols turn it into one
-    """One thing wrong with an answer, with the field it stands at."""
+    """One thing wrong with an answer, with its field."""
 
 
 @contextmanager
 def reading(where: str, fix: str, before: str = "") -> Iterator[None]:
-    """Says where something is not as whoever wrote it does, with words before what it is."""
+    """Say where an answer has a wrong form; `before` is put before what is wrong."""
     try:
         yield
     except (AnswerProblem, JsonProblem) as exc:
@@ -39,7 +39,7 @@ def reading(where: str, fix: str, before: str = "") -> Iterator[None]:
 
 
 def section(fields: Fields, *keys: str) -> Fields:
-    """The object to which keys lead, one inside the other; empty where there is none."""
+    """The object that nested keys lead to; empty where there is none."""
     for key in keys:
         found = fields.get(key)
         fields = found if isinstance(found, Mapping) else {}
@@ -47,7 +47,7 @@ def section(fields: Fields, *keys: str) -> Fields:
 
 
 def optional(fields: Fields, key: str, read: _Reader[T]) -> T | None:
-    """What `read` makes of a field; None where it is absent or null."""
+    """The result of `read` on a field; None where it is absent or null."""
     return None if fields.get(key) is None else read(fields, key)
 
 
@@ -72,7 +72,7 @@ def _is_object(value: object) -> bool:
 
 
 string: _Reader[str] = _reader("text", lambda value: isinstance(value, str))
-"""Any text, also an empty one, also of several lines."""
+"""Any text, even an empty one or one of several lines."""
 text: _Reader[str] = _reader("text", lambda v: isinstance(v, str) and v != "" and v.isprintable())
 """Printable text that is not empty."""
 wholes: _Reader[tuple[int, ...]] = _reader(
@@ -95,7 +95,7 @@ def whole(fields: Fields, key: str, *, least: int = 0) -> int:
 
 
 def checked_draft_tokens(value: int, where: str) -> int:
-    """K, else AnswerProblem: nobody drafts so many tokens, or none."""
+    """K, else AnswerProblem: nobody drafts that many tokens, or none."""
     if not 1 <= value <= MOST_DRAFT_TOKENS:
         what = f"expected 1 to {MOST_DRAFT_TOKENS:,} drafted tokens, got {value}"
         raise AnswerProblem(f"{where}: {what}")
@@ -110,7 +110,7 @@ def number(value: object, where: str) -> float:
 
 
 def gap(logprobs: Sequence[float]) -> float:
-    """Of the most likely token to the second; AnswerProblem if one stands alone."""
+    """The gap between the two most likely tokens; AnswerProblem if there is only one."""
     if len(logprobs) < 2:
         raise AnswerProblem(f"expected at least 2 most likely tokens, got {len(logprobs)}")
     first, second = sorted(logprobs, reverse=True)[:2]
@@ -118,7 +118,7 @@ def gap(logprobs: Sequence[float]) -> float:
 
 
 def told(fields: Fields, keys: Sequence[str]) -> dict[str, object]:
-    """What a server says of these keys: plain values alone, for `ServerIdentity.arguments`."""
+    """What a server says about these keys: only plain values, for `ServerIdentity.arguments`."""
     return {key: fields[key] for key in keys if _is_plain(fields.get(key))}
 
 
@@ -145,7 +145,7 @@ class Counters:
 
     @classmethod
     def parse(cls, text: str, where: str) -> "Counters":
-        """Read an exposition; comments are skipped. MeasureError: a line is no sample."""
+        """Read an exposition; comments are skipped. MeasureError if a line is not a sample."""
         samples: dict[str, list[tuple[Mapping[str, str], float]]] = defaultdict(list)
         for line in text.split("\n"):
             if not line.strip() or line.startswith("#"):
@@ -163,7 +163,7 @@ class Counters:
         return cls({name: tuple(found) for name, found in samples.items()})
 
     def total(self, name: str) -> int | None:
-        """Sum over all that has the name; None where the server has no such counter."""
+        """Sum over all samples of the name; None where the server has no such counter."""
         found = self.samples.get(name)
         if found is None:
             return None
@@ -185,12 +185,12 @@ def _number(text: str) -> float | None:
 
 
 def _whole(values: Iterable[float]) -> int:
-    """Counters are whole; what is no number counts nothing."""
+    """Counters are whole; NaN counts as nothing."""
     return sum(round(value) for value in values if math.isfinite(value))
 
 
 MODEL_LABEL = "model_name"
-"""Says which target is served, in the counters of every engine."""
+"""The label of the served target, in the counters of every engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,12 +215,12 @@ ENGINE_COUNTERS: Mapping[str, EngineCounters] = {
     engine: EngineCounters(**row["counters"]) for engine, row in _ROWS.items()
 }
 ARGUMENTS: Mapping[str, Any] = {engine: row.get("arguments") for engine, row in _ROWS.items()}
-"""Keys of a server's configuration on which figures depend; vLLM's by section."""
+"""Keys of a server's configuration that figures depend on; vLLM's by section."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """What is asked for each prompt; `max_new_tokens` exactly, if `ignore_eos`."""
+    """What to ask for each prompt; exactly `max_new_tokens`, if `ignore_eos`."""
 
     decoding: "Decoding"
     max_new_tokens: int
@@ -246,11 +246,11 @@ class Completion:
 
 
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
-"""vLLM's metrics ride on the event after the last token, which only this asks for."""
+"""vLLM's metrics come with the event after the last token, which only this setting requests."""
 
 
 def sampling(ask: Ask, most: str, least: str, number: type = float) -> dict[str, Any]:
-    """What every engine calls alike of a request; `most` and `least` tokens have other names."""
+    """Request fields with one name in every engine; `most` and `least` tokens have other names."""
     decoding = ask.decoding
     return {
         most: ask.max_new_tokens,
@@ -258,7 +258,7 @@ def sampling(ask: Ask, most: str, least: str, number: type = float) -> dict[str,
         "temperature": decoding.temperature,
         "top_p": decoding.top_p,
         "top_k": decoding.top_k,
-        # A server takes what is not said from its own defaults, or from the model's
+        # A server takes missing settings from its own defaults, or from the model's
         # generation_config.json (vLLM: entrypoints/openai/completion/protocol.py:322).
         "min_p": number(0),
         "repetition_penalty": number(1),
@@ -272,7 +272,7 @@ def sampling(ask: Ask, most: str, least: str, number: type = float) -> dict[str,
 def completion_body(
     model: str, prompt: "Prompt", ask: Ask, own: Fields, number: type = float
 ) -> dict[str, Any]:
-    """What vLLM and TensorRT-LLM are asked at /v1/completions, with what is an engine's own."""
+    """The body for vLLM and TensorRT-LLM at /v1/completions, with an engine's own fields."""
     from ...calibration.recording.decoding import prompt_seed
 
     decoding = ask.decoding
@@ -286,7 +286,7 @@ def completion_body(
 
 
 def check_length(key: str, count: int, ended: str, ask: Ask, where: str, limit: str) -> None:
-    """Refuse more tokens than were asked for, or fewer where the server's `limit` cut them off."""
+    """Refuse more tokens than requested, or fewer where the server's `limit` cut them off."""
     most = ask.max_new_tokens
     if count > most:
         raise AnswerProblem(f"{key}: {count}, but {most} were asked for")
@@ -297,14 +297,14 @@ def check_length(key: str, count: int, ended: str, ask: Ask, where: str, limit: 
 
 
 class EngineProtocol(ABC):
-    """One engine's interface. It keeps no state but what `identify` found."""
+    """One engine's interface. It keeps no state except what `identify` found."""
 
     most_in_flight: int | None = None
     """More requests at a time than this cannot be told apart; None = any number."""
 
     @abstractmethod
     async def identify(self, client: "ServerClient") -> tuple[ServerIdentity, Speculation | None]:
-        """Who answers there, and how it drafts; MeasureError: in a way that cannot be counted."""
+        """Who answers there, and how it drafts; MeasureError if its drafting cannot be counted."""
 
     @abstractmethod
     async def complete(self, client: "ServerClient", prompt: "Prompt", ask: Ask) -> Completion:

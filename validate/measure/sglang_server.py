@@ -47,7 +47,7 @@ _PROPOSED = ("spec_num_proposed_drafts", "spec_draft_token_num")
 def read_answer(
     reply: Reply, ask: Ask, num_draft_tokens: int | None, where: str, *, streamed: bool
 ) -> Completion:
-    """What a prompt got; MeasureError: it was cut off, or does not say what it accepted."""
+    """What a prompt got; MeasureError: it was cut off, or lacks what was accepted."""
     if not reply.events:
         raise AnswerProblem("its stream has no event")
     events, last = reply.events, reply.events[-1]
@@ -88,7 +88,7 @@ def _ended(meta: Fields, where: str) -> Literal["stop", "length"]:
 
 
 def _token_ids(events: Sequence[Event], num_tokens: int) -> tuple[int, ...]:
-    # An event repeats everything, or with --incremental-streaming-output tells what is new
+    # An event repeats everything, or with --incremental-streaming-output has only what is new
     # (managers/tokenizer_manager.py:2627-2671); completion_tokens is the sum in both.
     last = wholes(events[-1].data, "output_ids")
     if len(last) == num_tokens:
@@ -100,9 +100,9 @@ def _token_ids(events: Sequence[Event], num_tokens: int) -> tuple[int, ...]:
 
 
 def _histogram(meta: Fields, num_tokens: int, num_draft_tokens: int, where: str) -> tuple[int, ...]:
-    """[K + 1], checked against all else that is told of the rounds.
+    """[K + 1], checked against everything else that is reported about the steps.
 
-    The counts end at the largest number seen, and hold every step of the request alone, with what
+    The counts end at the largest number seen, and cover the steps of this request only, with what
     the last one accepted beyond the end (managers/tokenizer_manager.py:3138-3210,
     managers/scheduler_components/batch_result_processor.py:829-836).
     """
@@ -121,7 +121,7 @@ def _histogram(meta: Fields, num_tokens: int, num_draft_tokens: int, where: str)
     for name, value in expected.items():
         if whole(meta, name) != value:
             raise AnswerProblem(f"{name}: {meta[name]}, but {key} gives {value}: {list(counts)}")
-    # Each step writes what it accepted and one more, the last up to K less than that; a request
+    # Each step writes what it accepted and one more token, the last up to K fewer; a request
     # that was put back once more reads its tokens again, which writes one without a step.
     written = 1 + rounds + accepted
     again = whole({"num_retractions": 0, **meta}, "num_retractions")
@@ -139,7 +139,7 @@ def _first(meta: Fields, names: Sequence[str]) -> str:
 def _told_apart(
     events: Sequence[Event], histogram: tuple[int, ...] | None
 ) -> tuple[int, ...] | None:
-    """Accepted tokens round by round, if the stream had an event for each; else None.
+    """Accepted tokens step by step, if the stream had an event for each; else None.
 
     Events that nobody fetched become one (managers/tokenizer_manager.py:1966-1979).
     """
@@ -155,7 +155,7 @@ def _told_apart(
 
 
 def _logprobs(meta: Fields, token_ids: tuple[int, ...]) -> tuple[float, ...]:
-    """Of the tokens, after temperature, before top-k and top-p; greedy ones are raw."""
+    """Log-probabilities of the tokens, after temperature, before top-k and top-p; raw if greedy."""
     entries = _entries(meta.get("output_token_logprobs"), "output_token_logprobs")
     if tuple(token for _, token in entries) != token_ids:
         raise AnswerProblem("output_token_logprobs: not those of output_ids")
@@ -184,7 +184,7 @@ def _entries(values: object, where: str) -> list[tuple[float, int]]:
 
 
 _IN_STREAMS = 4096  # tokens: events that repeat 4,096 tokens and their text have 30 MB together
-_GREEDY_BACKENDS = ("aiter", "wave")  # attention of ROCm alone
+_GREEDY_BACKENDS = ("aiter", "wave")  # attention on ROCm only
 _SIMULATED = "SGLANG_SIMULATE_ACC_LEN"
 _THRESHOLDS = ("speculative_accept_threshold_single", "speculative_accept_threshold_acc")
 
@@ -222,7 +222,7 @@ class SGLangProtocol(EngineProtocol):
             raise refused(MeasureError, client.url, __file__, "greedy", temperature=temperature)
         where = f"{client.url}: prompt {prompt.id}"
         body = _request(prompt, ask)
-        # Log-probabilities would be repeated in every event too.
+        # Log-probabilities would also be repeated in every event.
         short_enough = self._streams_what_is_new or ask.max_new_tokens <= _IN_STREAMS
         streamed = short_enough and not ask.decoding.num_top_logprobs
         if streamed:
@@ -286,10 +286,10 @@ def _verifies_greedily(info: Fields) -> bool:
 
 def _request(prompt: Prompt, ask: Ask) -> dict[str, Any]:
     decoding = ask.decoding
-    # What is not said here is taken from a server's --preferred-sampling-params.
+    # Missing settings are taken from a server's --preferred-sampling-params.
     asked = sampling(ask, "max_new_tokens", "min_new_tokens")
     asked["top_k"] = decoding.top_k or -1
-    if decoding.sampled:  # heeded with --enable-deterministic-inference alone
+    if decoding.sampled:  # used only with --enable-deterministic-inference
         asked["sampling_seed"] = prompt_seed(decoding.seed, prompt.token_ids)
     body: dict[str, Any] = {"input_ids": list(prompt.token_ids), "sampling_params": asked}
     if decoding.num_top_logprobs:
@@ -298,7 +298,7 @@ def _request(prompt: Prompt, ask: Ask) -> dict[str, Any]:
 
 
 def _failed(event: Mapping[str, Any]) -> str | None:
-    """An abort of a status that may pass, in a stream of status 200.
+    """An abort with a status that may pass, in a stream of status 200.
 
     managers/tokenizer_manager.py:1891-1922; a full queue is one of 503 (scheduler.py:3552-3589).
     """

@@ -1,12 +1,12 @@
 """TensorRT-LLM, over trtllm-serve: POST /v1/completions, GET /version, /v1/models and its metrics.
 
 Read in the sources of 1.0 to 1.3 (paths below `tensorrt_llm`; functions, as lines move). No answer
-holds a histogram, but every event of a stream tells how many steps it stands for, prefill's too. A
+has a histogram, but every event of a stream says how many steps it stands for, prefill's too. A
 token after the end of the output is dropped before it is told, so a verify step is known only if
-K + 1 tokens of output stood still to be written when it began: of these alone the histogram is,
-which biases nothing, as that depends on the position alone. Told nowhere are relaxed acceptance
+K + 1 tokens of output were still to be written when it began: the histogram covers only these,
+which causes no bias, as it depends only on the position. Never reported are relaxed acceptance
 (`use_relaxed_acceptance_for_thinking`), which is lossy, and `max_concurrency` and
-`draft_len_schedule`, by which it drafts less where more requests run.
+`draft_len_schedule`, by which it drafts less when more requests run.
 """
 
 import itertools
@@ -49,7 +49,7 @@ _NEAR = 1e-3  # steps are whole numbers but for the rounding of a 32-bit float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """What the events of a stream wrote: tokens of each, and the steps that it stands for."""
+    """What the events of a stream wrote: the tokens of each, and its number of steps."""
 
     chunks: tuple[tuple[int, ...], ...]
     steps: tuple[int, ...]
@@ -71,7 +71,7 @@ class Steps:
         written = 0
         for event in events:
             choices = objects(event.data, "choices")
-            if not choices:  # the last event tells the usage alone
+            if not choices:  # the last event has only the usage
                 told = whole(object_(event.data, "usage"), "completion_tokens")
                 if told != written:
                     raise AnswerProblem(f"completion_tokens: {told}, but {written} token_ids came")
@@ -98,7 +98,7 @@ class Steps:
 
 
 def read_answer(reply: Reply, ask: Ask, num_draft_tokens: int | None, where: str) -> Completion:
-    """What a prompt got; MeasureError: it was cut off, or steps cannot be told apart."""
+    """What a prompt got; MeasureError: it was cut off, or steps cannot be separated."""
     steps = Steps.of(reply.events)
     token_ids = steps.token_ids
     ended = _ended(steps, ask, where)
@@ -144,7 +144,7 @@ def _ended(steps: Steps, ask: Ask, where: str) -> Literal["stop", "length"]:
 def _accepted(
     chunks: Sequence[tuple[int, ...]], num_tokens: int, num_draft_tokens: int | None
 ) -> tuple[int, ...] | None:
-    """Of the rounds at whose beginning K + 1 tokens stood still to be written, in order."""
+    """Accepted tokens of the steps that began with K + 1 tokens still to be written, in order."""
     most = 1 + (num_draft_tokens or 0)
     if len(chunks[0]) != 1 or max(map(len, chunks)) > most:
         sizes = short([len(chunk) for chunk in chunks])
@@ -167,7 +167,7 @@ def _gap(top: object) -> float:
 
 
 def _listed(steps: Steps, key: str) -> Iterator[object]:
-    """A value for each token; of two tokens with the same text one is lost of `top_logprobs`."""
+    """A value for each token; if two tokens have the same text, `top_logprobs` loses one."""
     for chunk, logprobs in zip(steps.chunks, steps.logprobs, strict=True):
         values = logprobs.get(key) if isinstance(logprobs, Mapping) else None
         if not isinstance(values, list) or len(values) != len(chunk):
@@ -185,7 +185,7 @@ _METRICS_ON = (
 _GROUPS = ("model", "parallel", "kv_cache", "speculative")
 _PROBE = Prompt(id="probe", category="", token_ids=tuple(range(1, 17)))
 _PROBE_TOKENS = 32
-_READS = 3  # of /metrics, which who reads it empties, and which waits two seconds for more
+_READS = 3  # of /metrics, which a read empties, and which waits two seconds for more
 
 
 class TensorRTLLMProtocol(EngineProtocol):
@@ -196,7 +196,7 @@ class TensorRTLLMProtocol(EngineProtocol):
 
     @override
     async def identify(self, client: ServerClient) -> tuple[ServerIdentity, Speculation | None]:
-        # A server that does not tell its K is asked for a few tokens, of which K is seen.
+        # A server that does not report its K is asked for a few tokens, which show K.
         with reading(client.url, _FIX, _NOT_ITS):
             models = objects(await client.get_object("/v1/models"), "data")
             if not models or models[0].get("owned_by") != "tensorrt_llm":
@@ -273,7 +273,7 @@ def _iterations(page: str) -> list[Fields]:
 
 
 def _drafted(iterations: Sequence[Fields]) -> list[int]:
-    """Drafted tokens per request, of the iterations that drafted.
+    """Drafted tokens per request, for the iterations that drafted.
 
     The largest is K: tokens of id 0 are not counted (_torch/pyexecutor/py_executor.py,
     _update_iter_stats).
@@ -294,7 +294,7 @@ def _request(model: str, prompt: Prompt, ask: Ask) -> dict[str, Any]:
 
 
 def _failed(event: Mapping[str, Any]) -> str | None:
-    """Of the problems that a stream tells, this one may pass."""
+    """Whether a problem in a stream may pass."""
     choices = event.get("choices")
     for choice in choices if isinstance(choices, list) else []:
         if isinstance(choice, Mapping) and choice.get("finish_reason") in ("timeout", "cancelled"):

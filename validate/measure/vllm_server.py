@@ -39,7 +39,7 @@ from .server_answers import (
 
 _OLDEST = (0, 10, 2)  # pull request 22587: return_token_ids
 _LOSSLESS = ("standard", "block", "strict", "probabilistic")
-"""`rejection_sample_method`s (config/speculative.py:84; the last two are those of before 0.20) that
+"""`rejection_sample_method`s (config/speculative.py:84; the last two are from before 0.20) that
 keep the target's distribution; "synthetic" and "fly" do not."""
 _PROBE = Prompt(id="probe", category="probe", token_ids=(1, 2, 3, 4))
 _DETAILED = "start the server with --per-request-spec-decode-metrics detailed (vLLM after 0.28)"
@@ -63,7 +63,7 @@ class VLLMProtocol(EngineProtocol):
         probed, fingerprint = await self._stream(client, _PROBE, ask)
         self._speculation = await self._find_speculation(client, config, probed)
         self._is_counted = self._speculation is not None and probed.num_draft_tokens is None
-        # Where only the server's counters tell what was accepted.
+        # Where only the server's counters show what was accepted.
         self.most_in_flight = 1 if self._is_counted else None
         known = {**served, "system_fingerprint": fingerprint}
         arguments = told(known, ("root", "max_model_len", "system_fingerprint"))
@@ -134,7 +134,7 @@ def _verification(told: Mapping[str, Any]) -> Verification | None:
 
 
 def _draft_quantization(speculative: Mapping[str, Any]) -> str | None:
-    """As the server was told, else as it found it in the draft's config; None = it does not say."""
+    """As given to the server, or as found in the draft's config; None = it does not say."""
     found = section(speculative, "draft_model_config")
     own = _text(speculative.get("quantization")) or _text(found.get("quantization"))
     return own or ("none" if "quantization" in found else None)
@@ -175,7 +175,7 @@ _LEAST_LOGPROB = -9999.0  # what it writes for the logarithm of 0, which JSON ca
 def read_stream(
     reply: Reply, prompt: Prompt, num_top_logprobs: int, where: str
 ) -> tuple[Completion, str | None]:
-    """An answer, and the fingerprint of the server's configuration; else MeasureError."""
+    """An answer, and the fingerprint of the server's configuration; or a MeasureError."""
     try:
         return _read(reply, prompt, num_top_logprobs)
     except (
@@ -212,7 +212,7 @@ def _read(reply: Reply, prompt: Prompt, num_top: int) -> tuple[Completion, str |
                 last = event.seconds
             if num_top:
                 logprobs += map(_logprob, choice["logprobs"]["token_logprobs"])
-                # The emitted token stands there too, wherever it ranks.
+                # The emitted token is there too, whatever its rank.
                 for place in choice["logprobs"]["top_logprobs"] if num_top > 1 else ():
                     gaps.append(gap([*map(_logprob, place.values())]))
             if choice["finish_reason"] is not None:
@@ -273,14 +273,14 @@ _PAGE = "/metrics"
 _ATTEMPTS = 5
 _PATIENCE = 100  # readings
 _POLL = 0.05  # seconds
-_BETWEEN = 0.25  # seconds, for what an attempt that broke off has left running
+_BETWEEN = 0.25  # seconds, for what a broken attempt has left running
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerCounters:
     """One reading of the counters of the whole server, `accepted` by position of the draft token.
 
-    What finished and was generated between two readings must be ours to the last token.
+    Whatever finished and was generated between two readings must be ours to the last token.
     """
 
     are_there: bool
@@ -292,7 +292,7 @@ class ServerCounters:
 
     @property
     def sums(self) -> tuple[int, int, int]:
-        """What never falls."""
+        """The values that never fall."""
         return self.num_finished, self.num_tokens, self.num_rounds or 0
 
     @property
@@ -302,7 +302,7 @@ class ServerCounters:
 
 
 async def read_counters(client: ServerClient) -> ServerCounters:
-    """Read them now; MeasureError: they are another server's."""
+    """Read them now; MeasureError if they are another server's."""
     text = await client.find_text(_PAGE) or ""
     found = Counters.parse(text, f"{client.url}{_PAGE}")
     positions = found.by_label(_VLLM.accepted_at, _VLLM.position_label)
@@ -325,7 +325,7 @@ async def read_counters(client: ServerClient) -> ServerCounters:
 async def counted_steps(
     client: ServerClient, num_draft_tokens: int, ask: Callable[[], Awaitable[Completion]]
 ) -> Completion:
-    """Ask something, and count its verify steps, until it is answered at the first attempt."""
+    """Send a request, and count its verify steps, until the first attempt is answered."""
     for _ in range(_ATTEMPTS):
         before = await _idle(client)
         answer = await ask()
@@ -338,9 +338,9 @@ async def counted_steps(
 
 
 async def _idle(client: ServerClient, before: ServerCounters | None = None) -> ServerCounters:
-    """The counters when nothing runs, and after `before` with one more request that finished.
+    """The counters when nothing runs, and after `before` with one more finished request.
 
-    What our own attempt has left ends soon; the last token may be sent before it is counted.
+    What our own attempts left ends soon; the last token may be sent before it is counted.
     """
     for _ in range(_PATIENCE):
         counters = await read_counters(client)

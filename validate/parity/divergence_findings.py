@@ -1,8 +1,8 @@
-"""Whether speculative output is plain greedy output, but for numeric noise.
+"""Whether speculative output is plain greedy output, except for numeric noise.
 
-A verify step multiplies other shapes than a decode step does, so near ties may change places: the
-target's distance between its two most likely tokens says at the first difference of each prompt
-whether it is one, or an engine that accepts what the target would not have written.
+A verify step multiplies other shapes than a decode step does, so near ties may change places: at
+the first difference of each prompt, the target's gap between its two most likely tokens shows
+whether it is one, or whether an engine accepts what the target would not have written.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,8 +23,8 @@ class Divergence:
 
     Attributes:
         gap: of the plain run's two most likely tokens there, in nats.
-        drop: of the other token's log-probability on its server below the plain one's on its, nats.
-        explained: the gap is within the noise that is allowed, and the other token is as likely.
+        drop: how far the other token's log-probability is below the plain one's, in nats.
+        explained: the gap is within the allowed noise, and the other token is equally likely.
     """
 
     id: str
@@ -39,7 +39,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """One run against the plain one, up to each first difference; gaps are in nats."""
+    """One run compared with the plain one, up to each first difference; gaps are in nats."""
 
     name: str
     num_prompts: int
@@ -50,7 +50,7 @@ class Audit:
 
     @property
     def unexplained(self) -> tuple[Divergence, ...]:
-        """Beyond noise."""
+        """The differences beyond noise."""
         return tuple(one for one in self.divergences if not one.explained)
 
     @property
@@ -60,12 +60,12 @@ class Audit:
 
     @property
     def hazard(self) -> float:
-        """Divergences per token that was still equal before."""
+        """Divergences per token that was still equal before it."""
         return len(self.divergences) / max(1, self.num_tokens)
 
     @property
     def largest_gap(self) -> float:
-        """Of the differences that a gap is known of; 0 without any."""
+        """The largest gap that is known of a difference; 0 without any."""
         return max((one.gap for one in self.divergences if one.gap is not None), default=0.0)
 
 
@@ -98,10 +98,10 @@ def _first_difference(
         return None
     gap = plain.top_gap[position] if plain.top_gap and position < len(ours) else None
     drop = _drop(plain, other, position)
-    # Noise may put the end of the text elsewhere, but it cuts nothing off.
+    # Noise may move the end of the text, but it cuts nothing off.
     cut_off = position == len(theirs) and other.ended == "length"
     near_tie = gap is not None and gap <= max_gap
-    # Both servers' noise moves it, and the gap itself lies between the two tokens.
+    # Both servers' noise moves it, and the gap itself separates the two tokens.
     as_likely = drop is None or abs(drop) <= 2 * max_gap
     return Divergence(
         id=plain.id,
@@ -116,7 +116,7 @@ def _first_difference(
 
 
 def _drop(plain: RequestRecord, other: RequestRecord, position: int) -> float | None:
-    """A near tie explains the second most likely token, no third one."""
+    """A near tie explains the second most likely token, but no third one."""
     ours, theirs = plain.token_logprob or (), other.token_logprob or ()
     if position >= min(len(ours), len(theirs)):
         return None
@@ -124,7 +124,7 @@ def _drop(plain: RequestRecord, other: RequestRecord, position: int) -> float | 
 
 
 def check_settings(plain: Measurement, other: Measurement, wanted: str) -> str:
-    """Refuse two runs with different settings; else where what else is wrong with both stands."""
+    """Refuse two runs with different settings; returns the place where both are wrong otherwise."""
     where = f"{plain.name}, {other.name}"
     if found := differences(plain.setup, other.setup):
         raise ParityError(where, f"were measured with different settings: {'; '.join(found)}",
@@ -147,7 +147,7 @@ def _check_comparable(plain: Measurement, other: Measurement) -> None:
 
 TYPICAL_NOISE, LARGEST_NOISE = 0.25, 0.5
 """Nats. A BF16 logit in [16, 32) is rounded to steps of 0.125, one in [32, 64) to steps of 0.25:
-two of them that move by one step each change their distance by 0.25, or 0.5. The logits of small
+two of them that move by one step each change their gap by 0.25, or 0.5. The logits of small
 targets are smaller, and so is their noise: 0.03 in the shipped pair served by vLLM 0.32."""
 
 LEAST_NOISE = 0.0625
@@ -169,15 +169,15 @@ def divergence_findings(
     max_hazard_ratio: float | None = None,
     min_prompts: int = MIN_PROMPTS,
 ) -> tuple[Finding, ...]:
-    """Audit speculative runs: no divergence may be left that noise does not explain.
+    """Audit speculative runs: noise must explain every divergence.
 
     Args:
         plain: greedy, without speculation, with `top_gap`.
         plain_again: the plain server at another concurrency: what noise does there.
         max_gap: nats up to which a difference is noise; None = what `plain_again` shows, else
             `TYPICAL_NOISE`.
-        max_hazard_ratio: by which speculation may part more often, per token, than noise does.
-        min_prompts: distinct ones, with fewer of which there is no PASS.
+        max_hazard_ratio: how many times as often, per token, speculation may diverge as noise does.
+        min_prompts: distinct prompts; with fewer there is no PASS.
     """
     _check_options(max_gap, max_hazard_ratio, min_prompts, plain_again)
     _check_roles(plain, speculative, plain_again)

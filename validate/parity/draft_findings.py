@@ -1,7 +1,7 @@
 """Whether a quantized draft proposes what BF16 proposes: figures with bounds, and their limits.
 
 Both drafts are teacher-forced along the recorded tokens. These are alarms rather than a release
-gate: they see ten times smaller changes than acceptance length does, not always in its direction.
+gate: they detect ten times smaller changes than acceptance length, not always in its direction.
 """
 
 import math
@@ -48,7 +48,7 @@ DEFAULT_TOP = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PromptAgreement:
-    """One recorded prompt: [K] float64 sums of each quantity, without `accepted_*` if not known."""
+    """One recorded prompt: [K] float64 sums of each quantity, without `accepted_*` if unknown."""
 
     category: str
     prompt_sha256: str
@@ -113,7 +113,7 @@ def _sums(
     num_draft_tokens: int,
     top: int,
 ) -> dict[Quantity, Tensor]:
-    """[K] of each quantity; logits are never held for more than some rows."""
+    """[K] of each quantity; at most some rows of logits are held."""
     forward, device = drafts[0].forward, drafts[0].device
     token_ids = trace.token_ids.to(device)
     draft_ids = draft_ids_of(forward, token_ids)
@@ -159,7 +159,7 @@ def _quantities(
     best_p, best_q = (found.topk(top, dim=-1).indices for found in (p, q))
     proposable = draft_ids >= 0
     yield "rows", torch.ones_like(draft_ids)
-    # Rounding puts a divergence of nothing a little below zero.
+    # Rounding can make a divergence of zero slightly negative.
     yield "divergence", (p.exp() * (p - q)).sum(-1).clamp(min=0)
     yield "same_first", best_p[..., 0] == best_q[..., 0]
     yield "same_top", (best_p[..., None] == best_q[..., None, :]).any(-1).double().mean(-1)
@@ -184,15 +184,15 @@ ACCEPTED: tuple[Quantity, Quantity] = ("accepted_baseline", "accepted_candidate"
 
 
 def _of(logprobs: Tensor, draft_ids: Tensor) -> Tensor:
-    """[R, D] of [R, D, V], anything for a token that is not in the vocabulary."""
+    """[R, D] of [R, D, V], with any value for a token that is not in the vocabulary."""
     return logprobs.gather(-1, draft_ids.clamp(min=0)[..., None])[..., 0]
 
 
 def _logits(draft: LoadedDraft, hidden: Tensor) -> Tensor:
-    """In float32 at least: rounded to BF16 they would move by more than codes move them.
+    """Logits in float32 or wider: rounding to BF16 would move them more than codes do.
 
-    Before a draft rules tokens out, as DFlash2 does all but its candidates: else the divergence of
-    two drafts whose candidates differ by one would be infinite.
+    Taken before a draft excludes tokens, as DFlash2 does all except its candidates: otherwise the
+    divergence of two drafts whose candidates differ by one would be infinite.
     """
     logits = finite(draft.forward.scores(hidden), draft.name, "logits")
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -241,7 +241,7 @@ _FIGURES = (
 def draft_findings(
     prompts: Sequence[PromptAgreement], allowed: DraftLimits, *, top: int, confidence: float
 ) -> tuple[Finding, ...]:
-    """Judge every figure over all rows, conversations being the unit of sampling."""
+    """Judge every figure over all rows; conversations are the sampled units."""
     sampled = all(name in prompts[0].sums for name in ACCEPTED)
     return tuple(
         _finding(figure, figure.what.format(top=top), figure.limits(allowed), prompts, confidence)
@@ -294,7 +294,7 @@ def _parts(
 def _bounded(
     figure: _Figure, prompts: Sequence[PromptAgreement], steps: slice, confidence: float
 ) -> Bounded | None:
-    """Pooled over rows, with conversations as clusters; None where there is no row."""
+    """Pooled over rows, with conversations as clusters; None where there are no rows."""
     clusters: dict[str, tuple[float, float]] = {}
     for prompt in prompts:
         sums = {name: each[steps].numpy() for name, each in prompt.sums.items()}

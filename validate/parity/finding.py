@@ -1,7 +1,7 @@
 """What one check of parity found, in the words of the gate; and findings as a JSON file.
 
 A figure passes if both its bounds are within the limits, fails if a limit lies beyond both, and is
-INCONCLUSIVE otherwise, without a limit, or with too few prompts to say.
+INCONCLUSIVE otherwise, also without a limit, or with too few prompts.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ CheckName = Literal["divergence", "task", "sampled", "draft"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One figure against one threshold; without one the verdict is INCONCLUSIVE.
+    """One figure compared with a threshold; without a threshold the verdict is INCONCLUSIVE.
 
     Attributes:
         what: in words, such as "gsm8k exact_match".
@@ -49,7 +49,7 @@ class Finding:
     details: tuple[Mapping[str, object], ...] = ()
 
     def problem(self) -> str:
-        """What none of our checks says; empty for what one may say."""
+        """What none of our checks writes; empty if there is nothing."""
         if self.verdict in ("PASS", "FAIL") and self.threshold is None:
             return f"verdict {self.verdict} without a threshold"
         if (self.lower is None) != (self.confidence is None):
@@ -68,7 +68,7 @@ class _FindingsFile:
     drafts_sha256: tuple[str | None, ...] = ()  # files of earlier versions have none
 
     def problem(self) -> str:
-        """A report without a finding would pass whatever it is asked."""
+        """A report without a finding would pass any check."""
         return "" if self.findings else "findings: expected at least one"
 
 
@@ -103,7 +103,7 @@ def write_findings(
 
 
 def read_parity(path: Path) -> ParityReport:
-    """What `write_findings` wrote; ParityError: it is no such file, or says what no check says."""
+    """What `write_findings` wrote; ParityError if the file is another, or no check writes it."""
     try:
         report: _FindingsFile = decode(_FindingsFile, parse_object(read_text(path)))
     except (OSError, JsonProblem) as exc:
@@ -143,12 +143,12 @@ class Findings(Brief):
 
 
 MIN_PROMPTS = 30
-"""Distinct ones, as `release` asks for; fewer, and a few odd ones make bounds too narrow."""
+"""Distinct prompts, as `release` requires; with fewer, a few odd ones make bounds too narrow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a figure may be, in its own unit: inclusive, None = any; `option` gives them."""
+    """Allowed values of a figure, in its own unit: inclusive, None = any; from `option`."""
 
     option: str
     least: float | None = None
@@ -163,7 +163,7 @@ def limits(
     least: float | None = None,
     most: float | None = None,
 ) -> Limits:
-    """Limits of one option, none if it is not given; ParityError: it is out of the range `of`.
+    """Limits of one option, none if it is not given; ParityError if it is outside the range `of`.
 
     `least` and `most` are the signs of the limits below and above, in units of `value`.
     """
@@ -234,8 +234,8 @@ class DraftLimits:
         min_top_agreement: shared part of the most likely tokens.
         min_overlap: mean sum of the smaller probabilities.
         max_right_drop: how much less often the most likely token is the target's, as a share.
-        max_perplexity_rise: of the draft on the target's tokens, in nats of its logarithm, which
-            for small values is the relative rise.
+        max_perplexity_rise: rise of the logarithm of the draft's perplexity on the target's tokens,
+            in nats; for small values, the relative rise.
         max_alpha_drop: of the expected acceptance of drawn proposals, as a share.
     """
 

@@ -1,8 +1,8 @@
-"""Tasks by lm_eval: it asks a server, and logs what was asked of each item and which score it got.
+"""Tasks by lm_eval: it asks a server, and logs each item's question and score.
 
 A line of `samples_TASK_DATE.jsonl` is one item under one filter of its answers (`SampleResult` in
-lm_eval/result_schema.py:163 of lm_eval 0.4.13). lm_eval only warns where it cannot save what it
-found (loggers/evaluation_tracker.py:326 and :415): what it wrote is read again before it is
+lm_eval/result_schema.py:163 of lm_eval 0.4.13). lm_eval only warns where it cannot save its
+results (loggers/evaluation_tracker.py:326 and :415): its files are read again before they are
 published.
 """
 
@@ -83,7 +83,7 @@ class TaskSamples(Brief):
 
 
 def read_samples(path: Path) -> dict[str, TaskSamples]:
-    """Every task of a run, in order: of a folder that lm_eval wrote into, or of one file."""
+    """Every task of a run, in order: from a folder that lm_eval wrote, or from one file."""
     files = sorted(path.rglob("samples_*.jsonl")) if path.is_dir() else [path]
     found: dict[str, TaskSamples] = {}
     for file in files:
@@ -166,14 +166,14 @@ def _item(line: bytes, where: str) -> tuple[str, Item]:
                 raise ParityError(where, f"{short(metric)}: expected a finite score, got {score}",
                                   fix="look into the answers of this item")  # fmt: skip
             scores[metric] = float(score)
-    # The prompt's hash is of the text alone; how long and how it is continued stands beside it.
+    # The prompt's hash covers only the text; length and settings of the answer are beside it.
     asked = json.dumps([hashes, get("arguments")], sort_keys=True)
     sha256 = hashlib.sha256(asked.encode()).hexdigest()
     return name, Item(number=number, sha256=sha256, scores=scores)
 
 
 def missing_samples(folder: Path, found: Mapping[str, TaskSamples]) -> str:
-    """What a run lacks of the items that it says it evaluated; empty if nothing."""
+    """Items that a run claims to have evaluated and lacks; empty if none."""
     files = sorted(folder.rglob("results_*.json"))
     if len(files) != 1:
         return f"expected one results_DATE.json, got {len(files)}"
@@ -209,13 +209,13 @@ _LOWER = frozenset((
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Directions:
-    """What the command line says of metrics, by name."""
+    """Directions of metrics from the command line, by name."""
 
     higher: Collection[str] = ()
     lower: Collection[str] = ()
 
     def higher_is_better(self, metric: str, first: TaskSamples, second: TaskSamples) -> bool:
-        """Whether more is better; ParityError: those who say it differ, or nobody does."""
+        """Whether more is better; ParityError if the sources disagree, or nobody says."""
         told = {
             str(one.path): one.higher_is_better[metric]
             for one in (first, second)
@@ -243,7 +243,7 @@ _GOES_ON = "see its messages above; the same command continues with the answers 
 
 
 def run_tasks(asked: TaskRun) -> dict[str, TaskSamples]:
-    """Run lm_eval, or go on with what OUT.tasks keeps."""
+    """Run lm_eval, or resume what OUT.tasks keeps."""
     asked.check()
     out = Path(asked.out)
     check_output(out)
@@ -252,7 +252,7 @@ def run_tasks(asked: TaskRun) -> dict[str, TaskSamples]:
     work = out.with_name(f"{out.name}.tasks")
     with resumable_folder(work, "tasks", asked.plan):
         found = work / _FOUND
-        shutil.rmtree(found, ignore_errors=True)  # of a run that was cut off while it wrote
+        shutil.rmtree(found, ignore_errors=True)  # from a run that was interrupted while it wrote
         _run([*words, *asked.arguments(found, work / _CACHE)])
         samples = _checked(found)
         check_output(out)
@@ -297,7 +297,7 @@ def _found_command(command: str) -> list[str]:
 
 
 def _run(words: Sequence[str]) -> None:
-    """Its output goes to stderr, as progress does; its name for the key of a server is OpenAI's."""
+    """Its output goes to stderr, like progress; its variable for the key is OpenAI's."""
     key = os.environ.get(KEY_VARIABLE)
     named = {**os.environ, **({"OPENAI_API_KEY": key} if key else {})}
     ended = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=_STDERR, env=named, check=False)

@@ -1,6 +1,6 @@
-"""Whether drawn output is the target's own distribution: how likely it is to the target.
+"""Whether drawn output follows the target's own distribution: how likely it is to the target.
 
-The mean log-probability per token, prompt by prompt, may change in neither direction. The target
+The mean log-probability per token, prompt by prompt, must change in neither direction. The target
 scores, run by transformers, or a plain server of it that reads prompt and output as one prompt.
 """
 
@@ -35,7 +35,7 @@ _IMPOSSIBLE = -9999.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """What was given, and what came out; at least one token each."""
+    """A prompt and its output; at least one token each."""
 
     id: str
     prompt: tuple[int, ...]
@@ -43,7 +43,7 @@ class Text:
 
 
 Scores = tuple[float, ...]
-"""Of one text: the log-probability of each token of its output, at temperature 1, in nats."""
+"""For one text: the log-probability of each token of its output, at temperature 1, in nats."""
 Progress = Callable[[int, int], None]
 
 
@@ -65,7 +65,7 @@ def score_by_target(
             if max(whole) >= vocabulary:
                 raise _another(target, text, f"token {max(whole)} is not of its {vocabulary:,}")
             ids = torch.tensor([whole], device=input_device(model))
-            # Of the positions that predict the output; the last one predicts what was not written.
+            # Positions that predict the output; the last one predicts a token that was not written.
             logits = model(ids, logits_to_keep=len(text.output) + 1, use_cache=False).logits[0, :-1]
             found.append(_scores(logits, ids[0, len(text.prompt) :].to(logits.device)))
             if not all(map(math.isfinite, found[-1])):
@@ -193,12 +193,12 @@ def _another(where: object, text: Text, what: str) -> ParityError:
 
 
 SCORED_AS_SERVED = 0.25
-"""Nats, per token on average, within which a target that is run elsewhere scores a text as its
+"""Nats, per token on average, by which a target that runs elsewhere may score a text unlike
 server did. A shipped pair served by vLLM 0.32 and scored by transformers in float32: 0.007."""
 
 
 def texts_of(run: Measurement, prompts: Sequence[Prompt]) -> list[Text]:
-    """What a run was given and wrote, of the prompts that got any output."""
+    """What a run was given and wrote, for the prompts that got any output."""
     by_hash = {prompt_sha256(prompt.token_ids): prompt.token_ids for prompt in prompts}
     lacking = [record.id for record in run.records if record.prompt_sha256 not in by_hash]
     if lacking:
@@ -268,7 +268,7 @@ def sampled_finding(
 
 
 def _means(run: Measurement, scores: Sequence[Scores]) -> dict[str, float]:
-    """Of each distinct prompt: the mean over its tokens, and over its copies."""
+    """For each distinct prompt: the mean over its tokens, and over its copies."""
     found: dict[str, list[float]] = {}
     for record, own in zip(_with_output(run), scores, strict=True):
         found.setdefault(record.prompt_sha256, []).append(sum(own) / len(own))
@@ -276,7 +276,7 @@ def _means(run: Measurement, scores: Sequence[Scores]) -> dict[str, float]:
 
 
 def _doubt(plain: Measurement, scores: Sequence[Scores]) -> str:
-    """Where the server's log-probabilities are of the same distribution, they must be the same."""
+    """Where the server's log-probabilities are of the same distribution, they must be equal."""
     asked = plain.setup.asked
     if (asked.temperature, asked.top_p, asked.top_k) != (1, 1, 0):
         return ""

@@ -1,6 +1,6 @@
 """Task scores of two servers, item by item: does the second lose more than a margin?
 
-Of right and wrong answers McNemar's exact test and a score interval say it, of other scores
+McNemar's exact test and a score interval decide for right and wrong answers; for other scores,
 Student's t of the differences.
 """
 
@@ -18,7 +18,7 @@ from .lm_eval_tasks import Directions, Item, TaskSamples
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discordance:
-    """How two servers did on n >= 1 items: b and c are those that one of them alone has right."""
+    """How two servers did on n >= 1 items: b and c are the items that only one has right."""
 
     num_items: int
     only_first: int
@@ -36,7 +36,7 @@ class Discordance:
 
 
 def mcnemar(found: Discordance) -> float:
-    """Exact two-sided p: of b + c discordant items so uneven a split, if each side is as likely."""
+    """Exact two-sided p of a split of b + c discordant items this uneven, if sides are equal."""
     total = found.only_first + found.only_second
     if not total:
         return 1.0
@@ -95,7 +95,7 @@ def _score(found: Discordance, d: float) -> float:
     n, b, c = found.num_items, found.only_first, found.only_second
     linear = (2 * n + b - c) * d - b - c
     constant = -b * d * (1 - d)
-    # b counts as Tango's x21: its share is the one that d leaves free.
+    # b counts as Tango's x21: its share is what d leaves.
     root = math.sqrt(max(0.0, linear * linear - 8 * n * constant))
     p = max(0.0, (root - linear) / (4 * n))
     variance = n * (2 * p + d * (1 - d))
@@ -139,7 +139,7 @@ def task_findings(
 
 
 def _check_two_runs(first: TaskSamples, second: TaskSamples) -> None:
-    """Two servers may answer all alike: then their results, which have times, tell two runs."""
+    """Two servers may answer everything equally: then their results, which have times, differ."""
     if first.sha256 != second.sha256:
         return
     if None in (first.results_sha256, second.results_sha256):
@@ -168,7 +168,7 @@ def _check_same(first: TaskSamples, second: TaskSamples) -> None:
 
 
 def _metrics(first: TaskSamples, second: TaskSamples, name: str) -> Sequence[str]:
-    """That items have one number of: then every item has, on both sides."""
+    """Metrics of which items have one number: then every item has it, on both sides."""
     sides = [(one.path, item) for one in (first, second) for item in one.items[name].values()]
     found = sorted({metric for _, item in sides for metric in item.scores})
     for metric in found:
@@ -183,7 +183,7 @@ def _metrics(first: TaskSamples, second: TaskSamples, name: str) -> Sequence[str
 def _pairs(
     first: Mapping[int, Item], second: Mapping[int, Item], metric: str
 ) -> list[tuple[float, float]]:
-    """Scores of items that say the same the first: copies are no further evidence."""
+    """Scores of different items: copies are no further evidence."""
     distinct = {item.sha256: number for number, item in sorted(first.items(), reverse=True)}
     return [(first[n].scores[metric], second[n].scores[metric]) for n in sorted(distinct.values())]
 
@@ -195,7 +195,7 @@ def _finding(
     margin: Limits,
     confidence: float,
 ) -> Finding:
-    """Of gains, `sign` times the second score minus the first."""
+    """A finding on gains, `sign` times the second score minus the first."""
     count, gains = len(pairs), [sign * (second - first) for first, second in pairs]
     details: dict[str, object] = {"items": count}
     for name, scores in zip(("first", "second"), zip(*pairs, strict=True), strict=True):
@@ -226,7 +226,7 @@ def _finding(
 
 
 def _remedy(counted: Discordance, margin: Limits, confidence: float) -> str:
-    """How many items would settle it, at this discordance, if nothing is lost in truth."""
+    """How many items would settle it, at this discordance, if nothing is truly lost."""
     if margin.least is None or not counted.share or not margin.least:
         return _MORE
     needed = items_needed(counted.share, 0.0, -margin.least, confidence=confidence)

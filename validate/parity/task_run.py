@@ -1,4 +1,4 @@
-"""What lm_eval is asked to run against a server."""
+"""What lm_eval should run against a server."""
 
 import dataclasses
 import itertools
@@ -21,12 +21,12 @@ _MAY_CHANGE = {
     "listener", "engine", "out", "lm_eval", "confirm_run_unsafe_code",
     "concurrency", "max_retries", "timeout",
 }  # fmt: skip
-"""What a run that goes on may be told otherwise: it changes no answer, or is kept otherwise."""
+"""Settings that may change when a run resumes: they change no answer, or are kept elsewhere."""
 
 
 @dataclass(frozen=True)
 class TaskRun(Heard):
-    """What lm_eval is asked to do; None = as the task, or the server, has it.
+    """What lm_eval should do; None = as the task, or the server, has it.
 
     Attributes:
         tokenizer: folder; None with `chat`, where the server has the template.
@@ -115,7 +115,7 @@ class TaskRun(Heard):
 
     @property
     def plan(self) -> dict[str, Any]:
-        """What another run may not go on with; as JSON reads it again."""
+        """What must be equal for a run to resume; as JSON reads it again."""
         names = {each.name for each in dataclasses.fields(self)} - _MAY_CHANGE
         kept = {name: getattr(self, name) for name in names}
         kept["unsafe_code"] = self.confirm_run_unsafe_code

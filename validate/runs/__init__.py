@@ -1,1 +1,1 @@
-"""What verbs run whole: each reads what it was given, asks the rooms below, gives a result."""
+"""What verbs run whole: each reads its inputs, calls the rooms below, and returns a result."""

@@ -1,9 +1,9 @@
-"""The gate, whole: reads what it is given, judges by all of it, and writes the report files.
+"""The gate, whole: reads its inputs, judges by all of them, and writes the report files.
 
-What was measured has to be of the drafts that are named. A measurement says which draft its server
-ran by the hash of its tensors (`measure --draft`), and a report of parity which drafts it looked
-at. Where nothing says it, two measurements alone do not release a draft that is named: they could
-be of any other.
+Measurements must belong to the named drafts. A measurement says which draft its server
+ran by the hash of its tensors (`measure --draft`), and a report of parity which drafts it
+compared. If nothing says so, two measurements alone do not release a named draft: they could
+belong to any other.
 """
 
 import dataclasses
@@ -53,7 +53,7 @@ from .report_pages import NOTHING, asked_for, golden_file, texts_of, write_pages
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What is judged beside traces, or instead of them; `again` is the baseline once more."""
+    """What is judged besides traces, or instead of them; `again` is the baseline once more."""
 
     runs: tuple[Measurement, Measurement] | ForeignPair | None
     again: Measurement | None
@@ -61,7 +61,7 @@ class Measured:
 
     @classmethod
     def read(cls, asked: GateRun) -> "Measured":
-        """The files that are asked for; GateError: noise is asked of files of another tool."""
+        """The requested files; GateError if noise is to be judged on another tool's files."""
         runs: tuple[Measurement, Measurement] | ForeignPair | None = None
         again = None
         if asked.measured:
@@ -77,7 +77,7 @@ class Measured:
 
     @property
     def nothing(self) -> bool:
-        """Traces alone are judged."""
+        """True if only traces are judged."""
         return self.runs is None and not self.parity
 
     @property
@@ -87,7 +87,7 @@ class Measured:
 
     @property
     def num_draft_tokens(self) -> int | None:
-        """K that was served; None where nothing was, or no draft."""
+        """K in serving; None where nothing, or no draft, was served."""
         if self.runs is None:
             return None
         if isinstance(self.runs, tuple):
@@ -96,7 +96,7 @@ class Measured:
         return self.runs.baseline.num_draft_tokens
 
     def not_tied(self) -> Iterator[str]:
-        """Measurements that may be of any draft."""
+        """Measurements that may belong to any draft."""
         if self.runs is None:
             return
         if isinstance(self.runs, tuple):
@@ -107,13 +107,13 @@ class Measured:
             yield f"whether the server of {name} ran the draft that is named ({name} does not say)"
 
     def check_parity(self, folders: Sequence[DraftFolder]) -> tuple[str, ...]:
-        """What nothing verifies, in sentences; GateError: a report is of another draft."""
+        """What nothing verifies, in sentences; GateError if a report is about another draft."""
         known = {*map(draft_sha256, self.own), *(folder.sha256 for folder in folders)}
         warnings = []
         for report in self.parity:
             named = [digest for digest in report.drafts_sha256 if digest is not None]
             strange = [digest for digest in named if digest not in known]
-            # Where a measurement does not say whose it is, and no draft is named, it may be its.
+            # If a measurement does not say whose it is, and no draft is named, it may be its.
             if strange and (folders or (self.own and None not in known)):
                 what = f"is of another draft than those that are judged (tensors {strange[0][:12]})"
                 fix = "give what 'draftquant parity --report' wrote of these drafts"
@@ -126,10 +126,10 @@ class Measured:
         return tuple(warnings)
 
 
-# ---- What is known of two drafts beside their counts, replayed on traces or only named
+# ---- What is known about two drafts besides their counts, replayed on traces or only named
 
 _GPUS: Mapping[str, str] = MappingProxyType({"mi3": "mi325x", "blackwell": "b200"})
-"""How names of recipes begin -> the GPU whose FP8 recipe is that of the same GPUs."""
+"""Prefix of recipes' names -> the GPU whose FP8 recipe is for the same GPUs."""
 _MEASURE_AGAIN = (
     "Measure each server with draftquant measure --draft, which records whose tensors it runs; or"
     " give traces of the target too (--traces), on which both drafts are replayed."
@@ -138,7 +138,7 @@ _MEASURE_AGAIN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftsJudged:
-    """What was looked at of two drafts; no folders where none are named, no replays of servers."""
+    """What was checked on two drafts; no folders if none are named, no replays for servers."""
 
     folders: Sequence[DraftFolder]
     background: Background
@@ -146,7 +146,7 @@ class DraftsJudged:
 
 
 def replayed(asked: GateRun, policy: str) -> DraftsJudged:
-    """Both drafts, replayed along the traces that are asked for; `policy` is a name."""
+    """Both drafts, replayed along the requested traces; `policy` is a name."""
     assert asked.traces is not None  # nothing else is replayed
     unrelated, folders = asked.unrelated, [folder_of(name) for name in asked.references]
     baseline, candidate = map(DraftFolder.read, folders)
@@ -170,7 +170,7 @@ def replayed(asked: GateRun, policy: str) -> DraftsJudged:
 
 
 def named(asked: GateRun, measured: Measured, policy: str) -> DraftsJudged:
-    """Both drafts where servers alone were measured, as far as any are named."""
+    """Both drafts where only servers were measured, as far as they are named."""
     if not asked.references:
         background = Background(expected_baseline=asked.expect_baseline, unrelated=asked.unrelated)
         return DraftsJudged(folders=(), background=background)
@@ -214,7 +214,7 @@ def _background(
 
 
 def _policy_warnings(candidate: QuantizedProvenance | None, policy: str) -> tuple[str, ...]:
-    """A candidate does not choose its own judge, but the reader learns what its recipe asks for."""
+    """A candidate does not choose its own judge, but the reader learns what its recipe wants."""
     if candidate is None or policy in (candidate.recipe.gate.policy, "custom"):
         return ()
     asked = candidate.recipe.gate.policy
@@ -266,7 +266,7 @@ class Judged:
 
 
 def judged(asked: GateRun) -> Judged:
-    """Judge by all that is given, and write the report files."""
+    """Judge by all inputs, and write the report files."""
     date = today()
     policy = resolve_policy(
         asked.policy,
@@ -337,7 +337,7 @@ def _drafts_and_engines(
 
 
 def _golden(asked: GateRun, document: Document, measured: Measured) -> Mapping[Path, str]:
-    """Golden acceptance of the candidate, served where it was; a verdict is not lost for it."""
+    """Golden acceptance of the candidate, served if it was; its failure loses no verdict."""
     try:
         return golden_file(asked, document, measured.own[1] if measured.own else None)
     except GoldenError as exc:

@@ -1,4 +1,4 @@
-"""`golden`, whole: golden acceptance as load tests, Prometheus and Grafana take it."""
+"""`golden`, whole: golden acceptance in the forms of load tests, Prometheus and Grafana."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from .judging_asked import GoldenRun
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class GoldenText(Brief):
-    """What was made of golden acceptance.
+    """What was made from golden acceptance.
 
     Attributes:
-        golden: that was read.
+        golden: the golden acceptance that was read.
         text: arguments, rules or a dashboard; "" where nothing was asked for.
-        notes: what has to be known of it, a sentence each.
+        notes: what to know about it, one sentence each.
         out: the file that was written, if one was asked for.
     """
 
@@ -38,7 +38,7 @@ class GoldenText(Brief):
 
 
 def golden_made(asked: GoldenRun) -> GoldenText:
-    """Read golden acceptance, and make of it what is asked for."""
+    """Read golden acceptance, and turn it into the requested form."""
     out = None if asked.out is None else Path(asked.out)
     if out is not None:
         check_place(out, overwrite=asked.overwrite)

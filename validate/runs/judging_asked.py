@@ -1,4 +1,4 @@
-"""What verbs of judging and serving are asked: records whose fields are their options."""
+"""Settings of the verbs for judging and serving: records whose fields are their options."""
 
 import os
 import typing
@@ -31,12 +31,12 @@ from ..judging.published import Inconclusive
 from ..measure.measurement import EngineName
 
 SUMMARY = "GITHUB_STEP_SUMMARY"
-"""Where GitHub Actions says which file shows Markdown on the page of a run."""
+"""Environment variable with the file that GitHub Actions shows as Markdown on a run's page."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportFiles(Heard):
-    """Which files are written of a judgement, for people and for CI."""
+    """Report files to write for a judgement, for people and for CI."""
 
     html: AnyPath | None = None
     markdown: AnyPath | None = None
@@ -48,17 +48,17 @@ class ReportFiles(Heard):
 
     @property
     def pages(self) -> dict[ReportFormat, Path]:
-        """In all forms but JSON."""
+        """All forms except JSON."""
         return given({"html": self.html, "markdown": self.markdown, "junit": self.junit})
 
     @property
     def files(self) -> dict[ReportFormat, Path]:
-        """All of them."""
+        """All files."""
         return {**given({"golden": self.golden}), **self.pages}
 
     @override
     def check(self) -> None:
-        """All files that are asked for can be written, which is known before any work.
+        """Check before any work that all requested files can be written.
 
         Raises:
             OutputError: one of them cannot, or no step of GitHub Actions runs.
@@ -69,12 +69,12 @@ class ReportFiles(Heard):
 
     @property
     def wants_pages(self) -> bool:
-        """Whether there is anything to do with the report but write its JSON."""
+        """Whether the report is written in any form besides JSON."""
         return self.github or bool(self.pages) or self.golden is not None
 
 
 def given(files: Mapping[ReportFormat, AnyPath | None]) -> dict[ReportFormat, Path]:
-    """The report files that are asked for."""
+    """The requested report files."""
     return {kind: Path(path) for kind, path in files.items() if path is not None}
 
 
@@ -90,7 +90,7 @@ _NAMES = ["BF16", "QUANT", "--traces"]
 
 
 class _ServedOtherwise(Passes):
-    """Of runs whose drafts an engine may round while it loads, and that a cluster may compute."""
+    """Runs whose drafts an engine may round while it loads, and that a cluster may compute."""
 
     head_online: OnlineHead | None
     kv_cache_dtype: KvCacheChoice
@@ -98,7 +98,7 @@ class _ServedOtherwise(Passes):
 
     @property
     def ray_address(self) -> str | None:
-        """Of the Ray cluster that computes what drafts propose."""
+        """Address of the Ray cluster that computes what drafts propose."""
         return self.ray
 
     @property
@@ -135,7 +135,7 @@ class GateRun(_ServedOtherwise, OnTraces, ReportFiles):
 
     @override
     def check(self) -> None:
-        """What is judged is given, and nothing that it does not need."""
+        """Check that what is judged is given, and nothing that it does not need."""
         places = zip(_NAMES, (self.baseline, self.candidate, self.traces), strict=True)
         missing = [name for name, value in places if value is None]
         measured_alone = self.measured is not None and missing in (_NAMES, _NAMES[2:])
@@ -176,7 +176,7 @@ class ReplayRun(_ServedOtherwise, OnTraces):
 
     @override
     def check(self) -> None:
-        """Golden acceptance is of one draft."""
+        """Check that golden acceptance is requested for one draft only."""
         if self.golden is not None and len(self.drafts) != 1:
             fix = "replay the draft alone; its BF16 draft is not needed"
             raise GoldenError("--golden", f"is of one draft, got {len(self.drafts)}", fix=fix)
@@ -204,12 +204,12 @@ class CompareRun(OnTraces):
 
     @property
     def files(self) -> dict[ReportFormat, Path]:
-        """What is written."""
+        """The files to write."""
         return given({"html": self.html, "plot": self.plot, "report": self.report})
 
     @override
     def check(self) -> None:
-        """The files can be written, and nothing is asked for that files do not say."""
+        """Check that files can be written, and no setting contradicts files that are read."""
         check_reports(self.files, overwrite=self.overwrite)
         if self.traces is None:
             _refuse_idle(self, CompareError, "leave it out, or give drafts and --traces T")
@@ -217,7 +217,7 @@ class CompareRun(OnTraces):
 
 @dataclass(frozen=True)
 class ReportRun(ReportFiles):
-    """Which report of the gate is written once more, in which forms."""
+    """Which report of the gate to write again, in which forms."""
 
     gate: AnyPath
 
@@ -261,7 +261,7 @@ class MeasureRun(ChosenPrompts):
 
     @override
     def check(self) -> None:
-        """One of the two is asked for, and it has what it needs."""
+        """Check that one of the two is requested, and has what it needs."""
         check_reports(given({"golden": self.golden}), overwrite=self.overwrite)
         if self.show is not None:
             return
@@ -282,7 +282,7 @@ _TAKEN_BY: Mapping[str, tuple[Form, ...]] = {
     "max_drop": _MONITORED,
     "window": ("prometheus",),
 }
-"""Options that say something of these forms alone."""
+"""Options that only these forms use."""
 
 
 @dataclass(frozen=True)
@@ -303,7 +303,7 @@ class GoldenRun(Heard):
 
     @override
     def check(self) -> None:
-        """What is asked for has what it needs."""
+        """Check that the requested form has what it needs."""
         for name, forms in _TAKEN_BY.items():
             given = getattr(self, name) != self.__dataclass_fields__[name].default
             if given and self.to not in forms:

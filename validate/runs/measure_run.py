@@ -1,4 +1,4 @@
-"""`measure`, whole: plans what a server is asked, measures it, and writes golden acceptance."""
+"""`measure`, whole: plans the requests to a server, measures it, and writes golden acceptance."""
 
 import os
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""What the verbs of `parity` are asked; fields as their options."""
+"""Settings of the verbs of `parity`; fields are their options."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -28,14 +28,14 @@ class FindingsFile(Heard):
 
     @override
     def check(self) -> None:
-        """The file can be written, which is known before any work."""
+        """Check before any work that the file can be written."""
         if self.report is not None:
             check_reports({"report": Path(self.report)}, overwrite=self.overwrite)
 
     def written(
         self, findings: Sequence[Finding], drafts_sha256: Callable[[], Sequence[str | None]] = tuple
     ) -> Findings:
-        """At least one finding, written where that is asked for, with the drafts it is of."""
+        """At least one finding, written to a file if requested, with the drafts it is about."""
         if self.report is not None:
             write_findings(
                 Path(self.report), findings, drafts_sha256=drafts_sha256(), overwrite=self.overwrite
@@ -45,14 +45,14 @@ class FindingsFile(Heard):
 
 @dataclass(frozen=True, kw_only=True)
 class BoundedFindings(FindingsFile):
-    """Of figures that have bounds."""
+    """Settings of figures that have bounds."""
 
     confidence: float = 0.95
 
 
 @dataclass(frozen=True)
 class DivergenceRun(FindingsFile):
-    """Of which measurements, and what is noise."""
+    """Which measurements, and what counts as noise."""
 
     plain: AnyPath
     speculative: Sequence[AnyPath]
@@ -65,7 +65,7 @@ class DivergenceRun(FindingsFile):
 
 @dataclass(frozen=True)
 class DraftParityRun(BoundedFindings, DraftLimits):
-    """Of which drafts along which traces, and how far they may part."""
+    """Which drafts along which traces, and how far they may differ."""
 
     baseline: Reference
     candidate: Reference
@@ -80,7 +80,7 @@ class DraftParityRun(BoundedFindings, DraftLimits):
 
 @dataclass(frozen=True)
 class SampledRun(BoundedFindings, ChosenPrompts):
-    """Of which measurements, and who says how likely they are."""
+    """Which measurements, and who scores their likelihood."""
 
     plain: AnyPath
     speculative: AnyPath
@@ -97,7 +97,7 @@ class SampledRun(BoundedFindings, ChosenPrompts):
 
     @override
     def check(self) -> None:
-        """One of the two scores."""
+        """Check that exactly one of the two scores."""
         super().check()
         if (self.target is None) == (self.score_server is None):
             raise refused(ParityError, "--target", __file__, "no-scorer")
@@ -105,7 +105,7 @@ class SampledRun(BoundedFindings, ChosenPrompts):
 
 @dataclass(frozen=True)
 class TasksRun(BoundedFindings):
-    """Of which samples, and what drop is too much."""
+    """Which samples, and which drop is too much."""
 
     first: AnyPath
     second: AnyPath

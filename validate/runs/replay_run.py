@@ -23,7 +23,7 @@ from .report_pages import asked_for, draft_identity
 
 
 def replay_asked(asked: ReplayRun) -> tuple[DraftReplay, ...]:
-    """Replay drafts, and write the golden acceptance of a sole one."""
+    """Replay drafts, and write the golden acceptance if there is only one."""
     traces, folders, warnings = open_for_drafts(asked.traces, asked.drafts, asked.listener)
     for warning in warnings:
         asked.listener.warning(warning)
@@ -40,7 +40,7 @@ def replay_asked(asked: ReplayRun) -> tuple[DraftReplay, ...]:
 
 
 def compared(asked: CompareRun) -> ComparisonReport:
-    """Count the drafts, compare them, and write the files that are asked for."""
+    """Count the drafts, compare them, and write the requested files."""
     date = today()
     report = compare(
         _counted(asked),

@@ -32,7 +32,7 @@ _SHOWN = ("--json", "--github", "--overwrite", "--debug", "-q", "--quiet", "-v",
 def write_pages(
     asked: ReportFiles, document: Document, beside: Mapping[Path, str] = NOTHING
 ) -> tuple[Path, ...]:
-    """Write every report file that is asked for, and those beside; then tell GitHub."""
+    """Write every requested report file, and those beside; then tell GitHub."""
     of_junit = {"inconclusive": asked.junit_inconclusive}
     files = dict(beside)
     for kind, path in asked.pages.items():
@@ -49,7 +49,7 @@ def write_pages(
 def golden_file(
     asked: ReportFiles, document: Document, measured: Measurement | None = None
 ) -> Mapping[Path, str]:
-    """Golden acceptance of the candidate where it is asked for, beside the other files."""
+    """Golden acceptance of the candidate if requested, beside the other files."""
     if asked.golden is None:
         return NOTHING
     found = golden_of_report(document) if measured is None else golden_of_measurement(measured)
@@ -57,7 +57,7 @@ def golden_file(
 
 
 def texts_of(text: str) -> Texts:
-    """What makes the files of a report, of the text of its JSON; it can be pickled."""
+    """What makes the files of a report from the text of its JSON; it can be pickled."""
     made = {kind: functools.partial(_made, text, form) for kind, form in _FORMS.items()}
     return {"report": functools.partial(str, text), **made}
 
@@ -67,7 +67,7 @@ def _made(text: str, form: Callable[..., str], **given: str) -> str:
 
 
 def asked_for(argv: Sequence[str]) -> tuple[str, ...]:
-    """The command line as a report keeps it: without places, and without how results are shown."""
+    """The command line as a report keeps it: without paths, and without options of display."""
     return tuple(one for one in recorded_argv(argv) if one not in _SHOWN)
 
 
@@ -82,7 +82,7 @@ def annotation(verdict: str, reason: str, *, inconclusive_fails: bool = True) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class WrittenReport(Published):
-    """A report of the gate that was read, and the files that were written of it.
+    """A report of the gate that was read, and the files that were written from it.
 
     Attributes:
         document: the report.
@@ -98,7 +98,7 @@ class WrittenReport(Published):
 
 
 def written_report(asked: ReportRun) -> WrittenReport:
-    """Read a report of the gate, and write the files that are asked for."""
+    """Read a report of the gate, and write the requested files."""
     document = read_report(Path(asked.gate))
     written = write_pages(asked, document, golden_file(asked, document))
     found = WrittenReport(document=document, written=written)
@@ -106,7 +106,7 @@ def written_report(asked: ReportRun) -> WrittenReport:
 
 
 def draft_identity(reference: Reference, served_as: str | None = None) -> DraftIdentity:
-    """A draft's identity, as the gate knows it, and what its server calls it."""
+    """A draft's identity, as the gate knows it, and its server's name for it."""
     folder = DraftFolder.read(folder_of(reference))
     quantization = "of another tool" if folder.quantized else "none"
     if folder.quantized_by is not None:

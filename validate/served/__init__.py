@@ -1,1 +1,1 @@
-"""Judging what servers accepted: two measurements against each other, and against replay."""
+"""Judging what servers accepted: two measurements compared with each other, and with replay."""

@@ -1,19 +1,19 @@
 """The verify steps of one prompt on two servers: which of them lie in text that both wrote.
 
-Two servers' greedy outputs part at near ties of the target. Common text judges the drafts alone,
-other text adds its own ease as noise; but outputs part sooner where text is hard, so that the
+Two servers' greedy outputs part at near ties of the target. Common text judges only the drafts,
+while other text adds its own ease as noise; but outputs part sooner where text is hard, so the
 common steps alone are those of easy text (docs/servers.md).
 
 So each prompt keeps its whole length. Of n positions at which a step can begin, c lie in common
-text. What the other r = n - c have lost can be told in two ways: by their own steps, with a
+text. What the other r = n - c have lost can be estimated in two ways: by their own steps, with a
 variance of r * v, or by those in common text, taken r / c times, with r^2 / c * p * v, where p is
 the share of the variance that two drafts on the same text do not share. The best mean of the two
 takes
 
     a = c / (c + p r) of the second:  a common step weighs 1 + r / (c + p r), any other 1 - a.
 
-The weights know the lengths of texts alone, never what was accepted. The steps of a prompt in one
-context bin are weighed as those of a prompt of their own.
+The weights depend only on lengths of texts, never on what was accepted. Steps of a prompt in one
+context bin are weighted like those of a separate prompt.
 """
 
 from bisect import bisect_left
@@ -25,8 +25,8 @@ from ..counting.acceptance_counts import CONTEXT_BINS, AcceptanceCounts, Context
 from ..measure.measurement import RequestRecord
 
 PAIRED_NOISE = 0.15
-"""p: two formats of a draft decode 85 % of the verify steps alike (`simulated_replays`). It decides
-how wide the bounds are, not where: 0.4 makes them 4 % wider."""
+"""p: two formats of a draft decode 85 % of the verify steps alike (`simulated_replays`). It affects
+the width of the bounds, not their place: 0.4 makes them 4 % wider."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +49,11 @@ class StepSplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedOutputs:
-    """One prompt on both servers, of which both wrote `num_common` tokens before they parted.
+    """One prompt on both servers; both wrote `num_common` tokens before they parted.
 
     Attributes:
-        placed: both tell where each verify step began, and the text is greedy.
-        contexts: of both, by context bin, each step with its weight; None where one does not tell
+        placed: both report where each verify step began, and the text is greedy.
+        contexts: of both, by context bin, each step with its weight; None where one does not report
             where its steps began.
     """
 
@@ -66,7 +66,7 @@ class PairedOutputs:
 
     @property
     def identical(self) -> bool:
-        """Both wrote the same."""
+        """True if both wrote the same."""
         return self.num_tokens == (self.num_common, self.num_common)
 
     def weighted(self) -> tuple[AcceptanceCounts, AcceptanceCounts]:
@@ -87,7 +87,7 @@ def _places(
 
 
 def _weights(common: float, rest: float) -> tuple[float, float]:
-    """Of a step in common text, and of any other."""
+    """The weight of a step in common text, and of any other."""
     if not common + rest:  # too short for a step with a known outcome
         return 1.0, 0.0
     divisor = common + PAIRED_NOISE * rest
@@ -104,7 +104,7 @@ def pair_outputs(
 ) -> PairedOutputs:
     """Split the verify steps of one prompt at the token at which two outputs part.
 
-    Where tokens are drawn, not `greedy`, that depends on what was accepted: no step is common.
+    With drawn tokens (not `greedy`), that depends on what was accepted: no step is common.
     """
     common = common_length(baseline.token_ids, candidate.token_ids)
     both = [_Placed.of(record, num_draft_tokens) for record in (baseline, candidate)]
@@ -138,19 +138,19 @@ class _Placed:
 
     @classmethod
     def of(cls, record: RequestRecord, num_draft_tokens: int) -> "_Placed | None":
-        """None where the record does not tell their places."""
+        """None where the record does not report their places."""
         starts = step_starts(record, num_draft_tokens)
         if starts is None or record.accepted is None:
             return None
         return cls(starts=starts, accepted=record.accepted)
 
     def between(self, first: int, last: int) -> "_Placed":
-        """Those that begin in a range."""
+        """The steps that begin in a range."""
         own = slice(bisect_left(self.starts, first), bisect_left(self.starts, last))
         return _Placed(starts=self.starts[own], accepted=self.accepted[own])
 
     def split(self, common: int, num_draft_tokens: int) -> StepSplit:
-        """At the end of common text."""
+        """Split at the end of common text."""
         inside = sum(start + num_draft_tokens <= common for start in self.starts)  # they ascend
         return StepSplit(
             common=AcceptanceCounts.of(self.accepted[:inside], num_draft_tokens),
@@ -161,7 +161,7 @@ class _Placed:
 def _contexts(
     outputs: PairedOutputs, both: tuple[_Placed, _Placed], num_prompt_tokens: int, bins: ContextBins
 ) -> tuple[ContextCounts, ContextCounts]:
-    """The steps of both by context bin, those of one bin weighed like those of one prompt."""
+    """The steps of both by context bin; those in one bin are weighted like those of one prompt."""
     depth = outputs.baseline.whole.num_draft_tokens
     common, places = _places(outputs.num_common, outputs.num_tokens, depth)
     most = max(outputs.num_tokens)
@@ -199,7 +199,7 @@ def step_starts(record: RequestRecord, num_draft_tokens: int) -> list[int] | Non
 
 
 def num_unwritten(record: RequestRecord, num_draft_tokens: int) -> int:
-    """Tokens of the output that no verify step wrote, one by each step without a draft.
+    """Tokens of the output that no verify step wrote, one for each step without a draft.
 
     At the end up to K may come without a draft, and up to K from verify steps that the engine does
     not tell whole: so much is 0. Below 0 the steps wrote more than K, and a token, beyond the end.
@@ -209,14 +209,14 @@ def num_unwritten(record: RequestRecord, num_draft_tokens: int) -> int:
 
 
 def num_missing(num_tokens: int, counts: AcceptanceCounts, *, cut: bool) -> int:
-    """The same of an output of so many tokens; `cut`: its last verify steps are not counted."""
+    """The same for an output of `num_tokens`; `cut`: its last verify steps are not counted."""
     missing = num_tokens - 1 - round(counts.num_emitted_tokens)
     most = counts.num_draft_tokens * (2 if cut else 1)
     return 0 if -counts.num_draft_tokens - 1 <= missing <= most else missing
 
 
 def whole_counts(record: RequestRecord, num_draft_tokens: int) -> AcceptanceCounts:
-    """Of all steps; without speculation every token after the first is a step of its own."""
+    """Counts of all steps; without speculation every token after the first is its own step."""
     if record.counts is not None:
         return record.counts
     steps = max(0, len(record.token_ids) - 1)

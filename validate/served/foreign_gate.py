@@ -17,7 +17,7 @@ from .measurement_pair import SENTENCES, num_same_outputs, other_target, unaccou
 from .served_gate import drawn_or_greedy, wording
 
 MOST_NAMED = 5
-"""Different settings of requests that a sentence names."""
+"""Most different settings of requests that a sentence names."""
 FOREIGN = wording("foreign")
 
 
@@ -28,7 +28,7 @@ def judge_foreign(
     look: Look | None = None,
     background: Background = NO_BACKGROUND,
 ) -> GateReport:
-    """Compare runs of one tool, of the BF16 draft and of the quantized one; GateError: one run."""
+    """Compare runs of one tool, with the BF16 draft and the quantized one; GateError: one run."""
     baseline, candidate = runs.baseline, paired(runs.baseline, runs.candidate)
     for one in (baseline, candidate):
         if not any(sum(request.histogram) for request in one.requests):
@@ -57,7 +57,7 @@ def judge_foreign(
 
 
 def paired(first: ForeignMeasurement, second: ForeignMeasurement) -> ForeignMeasurement:
-    """The second run in the order of the first; as it is where it has other prompts."""
+    """The second run in the order of the first; unchanged if it has other prompts."""
     own, other = _numbered(first), _numbered(second)
     if own.keys() != other.keys():
         return second
@@ -76,8 +76,8 @@ def _numbered(run: ForeignMeasurement) -> dict[tuple[str, int], ForeignRequest]:
 
 
 def incomparability(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> str:
-    """Why no draft is judged by two paired runs; empty if nothing speaks against it."""
-    # Where nothing says that tokens were drawn, outputs have to agree as greedy ones do.
+    """Why no draft can be judged by two paired runs; empty if nothing prevents it."""
+    # If nothing says that tokens were drawn, outputs must agree like greedy ones.
     greedy = not baseline.temperature and _have_outputs(baseline, candidate)
     return (
         _unlike(baseline, candidate)
@@ -87,7 +87,7 @@ def incomparability(baseline: ForeignMeasurement, candidate: ForeignMeasurement)
 
 
 def _unlike(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> str:
-    """In what two runs differ that must be equal; empty if in nothing."""
+    """Differences of two runs that must not exist; empty if there are none."""
     both = (baseline, candidate)
     sizes = [one.num_draft_tokens for one in both]
     if found := unequal(sizes, _differing(baseline, candidate)):
@@ -119,7 +119,7 @@ def _unequal(own: Mapping[str, object], other: Mapping[str, object]) -> Iterator
 
 
 def _unaccounted(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> str:
-    """Whose verify steps are not those of its outputs, as far as their lengths are known."""
+    """The run whose verify steps do not match its outputs, as far as their lengths are known."""
     both = (baseline, candidate)
     return "" if not all(one.has_lengths for one in both) else unaccounted([
         (one.name, [num_missing(request.num_output_tokens or 0, request.counts, cut=False)
@@ -131,7 +131,7 @@ def _unaccounted(baseline: ForeignMeasurement, candidate: ForeignMeasurement) ->
 def not_compared(
     baseline: ForeignMeasurement, candidate: ForeignMeasurement
 ) -> Iterator[tuple[str, str]]:
-    """What a verdict has to know and these files do not say, and how their tool keeps it."""
+    """What a verdict needs and these files lack, and how their tool can record it."""
     for one in (baseline, candidate):
         drawn_unnamed = one.has_outputs and one.temperature and not one.model
         for key, lacks in (
@@ -147,14 +147,14 @@ def not_compared(
 
 
 def warnings_of(baseline: ForeignMeasurement) -> list[str]:
-    """What a reader has to know of runs of its tool, sentences without a full stop."""
+    """What a reader must know about runs of its tool, sentences without a full stop."""
     said = SENTENCES["foreign"]
     sentences = [*said["warnings"], *([] if baseline.told_positions else [said["sums_alone"]])]
     return [one.format(tool=baseline.tool, paired_by=baseline.paired_by) for one in sentences]
 
 
 def _same(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> bool:
-    """Every request has the same verify steps, and the same text where texts are kept."""
+    """True if every request has equal verify steps, and equal text where texts are kept."""
     both = zip(baseline.requests, candidate.requests, strict=True)
     return all(
         (own.histogram, own.output) == (other.histogram, other.output) for own, other in both
@@ -162,7 +162,7 @@ def _same(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> bool:
 
 
 def _parting(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> tuple[int, float]:
-    """Outputs that part, and the tokens before, of all: the share of characters that is common."""
+    """Outputs that part, and the tokens before that, of all: the share of common characters."""
     both = list(zip(baseline.requests, candidate.requests, strict=True))
     parted = sum(own.output != other.output for own, other in both)
     return parted, sum(_common_tokens(own, other) for own, other in both)
@@ -175,7 +175,7 @@ def _common_tokens(own: ForeignRequest, other: ForeignRequest) -> float:
 
 
 def _num_tokens(request: ForeignRequest) -> int:
-    """Of its output; where they are not counted, those of its verify steps and prefill's."""
+    """Tokens of its output; if they are not counted, those of its verify steps and prefill's."""
     known = request.num_output_tokens
     return 1 + round(request.counts.num_emitted_tokens) if known is None else known
 

@@ -1,4 +1,4 @@
-"""One verdict of several judgements: served, replayed, the server's noise, parity."""
+"""One verdict from several judgements: served, replayed, the server's noise, parity."""
 
 import dataclasses
 import math
@@ -62,7 +62,7 @@ class JointReport(Published):
         return "served, replayed: expected one of them" if both == (None, None) else ""
 
     def to_mapping(self) -> dict[str, Any]:
-        """Plain data for JSON; each judgement as it stands alone."""
+        """Plain data for JSON; each judgement as it would be alone."""
         return dataclasses.asdict(self)
 
     @override
@@ -82,7 +82,7 @@ def joint_report(
     parity: tuple[Finding, ...] = (),
     warnings: Sequence[str] = (),
 ) -> JointReport:
-    """What several judgements say together; `warnings` are those of none, without a full stop."""
+    """What several judgements say together; `warnings` belong to none, without a full stop."""
     parts = _parts(served, replayed, noise, parity)
     verdict = worst(verdict for _, verdict, _, _ in parts)
     actions = (action for _, own, _, action in parts if own == verdict)
@@ -119,7 +119,7 @@ def _parts(
 
 
 def _other_rule(served: GateReport | None, replayed: GateReport | None) -> Iterator[Part]:
-    """That the servers verified what drafts drew by another rule than replay counts by."""
+    """A warning that servers verified drawn proposals by another rule than replay counts by."""
     if not (served and served.served and replayed) or replayed.draft_sampling in (None, "greedy"):
         return
     counted: Verification = "block" if replayed.draft_sampling == "block" else "standard"
@@ -136,7 +136,7 @@ def _other_rule(served: GateReport | None, replayed: GateReport | None) -> Itera
 
 
 def replay_differences(replayed: GateReport, served: GateReport) -> Sequence[str]:
-    """In what a replay and two measurements of the same drafts disagree, in sentences."""
+    """How a replay and two measurements of the same drafts disagree, in sentences."""
     found = []
     if replayed.num_draft_tokens != served.num_draft_tokens:
         found.append(
@@ -171,7 +171,7 @@ def judge_jointly(
     background: Background,
     warnings: Sequence[str] = (),
 ) -> GateReport | JointReport:
-    """The verdict on two measurements alone, or the worst of all that is given."""
+    """The verdict on two measurements alone, or the worst of all inputs."""
     served = noise = None
     if isinstance(runs, ForeignPair):
         served = judge_foreign(runs, policy, look=look, background=background)

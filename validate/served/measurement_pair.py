@@ -1,4 +1,4 @@
-"""Two measurements, prompt beside prompt: may they be compared, and what each draft accepted."""
+"""Two measurements, prompt by prompt: may they be compared, and what did each draft accept."""
 
 import math
 from collections import defaultdict
@@ -25,12 +25,12 @@ _WHY: Mapping[str, str] = SENTENCES["incomparable"]
 CountsPair = tuple[AcceptanceCounts, AcceptanceCounts]
 Contexts = Sequence[ContextCounts | None]
 MOST_UNDRAFTED = 0.01
-"""Share of a run's steps without a draft up to which its verify steps stand for its text."""
+"""Most share of a run's steps without a draft at which its verify steps represent its text."""
 MOST_UNDRAFTED_APART = 0.001
 """The same, between the two runs. Steps that accept nothing and are left out make the acceptance
 length longer by less than their share: a tenth of what `release` allows to be lost."""
 MOST_PARTING = 0.05
-"""Chance that two greedy outputs part at a token. One target parts from itself at near ties alone:
+"""Chance that two greedy outputs part at a token. A target parts from itself only at near ties:
 at 0.2 % of the tokens where it was measured, and 1 to 2 % where it is unsure everywhere."""
 
 
@@ -39,7 +39,7 @@ class ServedPair:
     """Two measurements side by side.
 
     Attributes:
-        incomparable: why no draft is judged by them; "" = they can be compared.
+        incomparable: why no draft can be judged by them; "" = they can be compared.
         baseline, candidate: by weighted verify steps; by all of them where it is not "".
         outputs: of every prompt; none where the setups forbid it.
     """
@@ -51,14 +51,14 @@ class ServedPair:
     outputs: tuple[PairedOutputs, ...]
 
     def change(self, confidence: float) -> PairedChange | None:
-        """By weighted steps, over distinct prompts; None where there are too few."""
+        """The change by weighted steps, over distinct prompts; None where there are too few."""
         if self.incomparable:
             return None
         prompts = zip(self.baseline.prompts, self.candidate.prompts, strict=True)
         return self._change(((b.counts, q.counts) for b, q in prompts), confidence)
 
     def figures(self, confidence: float) -> ServedFigures:
-        """What is said beside the figures of the two drafts."""
+        """Figures besides those of the two drafts."""
         baseline, candidate = self.measurements
         server, outputs = baseline.setup.server, self.outputs
         tokens = sum(sum(one.num_tokens) for one in outputs)
@@ -85,7 +85,7 @@ class ServedPair:
         )
 
     def _change(self, counts: Iterable[CountsPair], confidence: float) -> PairedChange | None:
-        """By these counts of the prompts, of those that have a step under both drafts."""
+        """The change by these counts, for prompts that have a step under both drafts."""
         recorded = [
             (
                 PromptCounts.of(record, own, record.cluster),
@@ -98,10 +98,10 @@ class ServedPair:
 
 
 def pair_measurements(baseline: Measurement, candidate: Measurement) -> ServedPair:
-    """Lay two measurements side by side, the BF16 draft's first.
+    """Put two measurements side by side, the BF16 draft's first.
 
     Raises:
-        GateError: both are the very same one, neither server drafted, or one has no verify step.
+        GateError: both are the same one, neither server drafted, or one has no verify step.
     """
     both = (baseline, candidate)
     if baseline.records == candidate.records:
@@ -148,7 +148,7 @@ def pair_measurements(baseline: Measurement, candidate: Measurement) -> ServedPa
 
 
 def incomparability(baseline: Measurement, candidate: Measurement) -> str:
-    """In what two measurements differ so that no draft is judged by them; empty if in nothing."""
+    """The difference that makes drafts incomparable by two measurements; empty if there is none."""
     for one in (baseline, candidate):
         if one.setup.speculation is None:
             return f"{one.name} was measured without a draft"
@@ -165,7 +165,7 @@ def incomparability(baseline: Measurement, candidate: Measurement) -> str:
 
 
 def unequal(sizes: Sequence[int], differing: Iterable[str]) -> str:
-    """In which K, else in which settings two runs differ; empty if in none."""
+    """The K, or else the settings, in which two runs differ; empty if none."""
     if sizes[0] != sizes[1]:
         return _WHY["sizes"].format(one=sizes[0], other=sizes[1])
     found = "; ".join(differing)
@@ -173,9 +173,9 @@ def unequal(sizes: Sequence[int], differing: Iterable[str]) -> str:
 
 
 def unaccounted(runs: Sequence[tuple[str, Sequence[int], Iterable[AcceptanceCounts]]]) -> str:
-    """Whose verify steps are not those of its text; empty if both are.
+    """The run whose verify steps do not match its text; empty if both do.
 
-    Each run has a name, and of each request the tokens that no verify step wrote, and its counts.
+    Each run has a name, and for each request the tokens that no verify step wrote, and counts.
     """
     names = [name for name, _, _ in runs]
     shares = [_undrafted_share(unwritten, counts) for _, unwritten, counts in runs]
@@ -190,7 +190,7 @@ def unaccounted(runs: Sequence[tuple[str, Sequence[int], Iterable[AcceptanceCoun
 
 
 def _undrafted_share(unwritten: Sequence[int], counts: Iterable[AcceptanceCounts]) -> float:
-    """Share of the steps after first tokens that are no verify steps; below 0 = too many are."""
+    """Share of steps after first tokens that are not verify steps; below 0 = too many are."""
     if min(unwritten) < 0:
         return -1.0
     steps = sum(own.num_steps for own in counts)
@@ -198,7 +198,7 @@ def _undrafted_share(unwritten: Sequence[int], counts: Iterable[AcceptanceCounts
 
 
 def other_target(num_parted: int, num_common: float) -> str:
-    """That outputs part far too often for one target, after so many common tokens of all."""
+    """A warning that outputs part far too often for one target, after that many common tokens."""
     chance = _share(num_parted, num_parted + num_common)
     if chance <= MOST_PARTING:
         return ""
@@ -242,7 +242,7 @@ def _served_length(measurement: Measurement, draft: CountedDraft) -> float:
 
 
 def _mean_token_probability(measurement: Measurement) -> float | None:
-    """Of drawn tokens, where the server told it."""
+    """Mean probability of drawn tokens, where the server reported it."""
     if not measurement.setup.asked.temperature:
         return None
     logprobs = [p for record in measurement.records for p in record.token_logprob or ()]
@@ -250,7 +250,7 @@ def _mean_token_probability(measurement: Measurement) -> float | None:
 
 
 def num_same_outputs(outputs: Iterable[tuple[Hashable, str]]) -> int:
-    """Distinct prompts whose output is that of another one too; of outputs and their prompts."""
+    """Distinct prompts that share their output with another; from prompts with outputs."""
     prompts = defaultdict(set)
     for output, prompt in outputs:
         prompts[output].add(prompt)
