@@ -1,4 +1,4 @@
-"""The command line that all benchmarks have: a folder to work in, a table or JSON."""
+"""The command line of all benchmarks: a folder to work in, a table or JSON."""
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +18,7 @@ Row = TypeVar("Row", bound="DataclassInstance")
 
 
 def benchmark_parser(prog: str, description: str) -> argparse.ArgumentParser:
-    """With the folder that a benchmark works in, made if need be."""
+    """The parser, with the folder that a benchmark works in, created if needed."""
     parser = argparse.ArgumentParser(prog=f"benchmarks.{prog}", description=description)
     parser.add_argument("workdir", type=_made)
     return parser
@@ -32,14 +32,14 @@ def _made(folder: str) -> Path:
 def add_draft(
     parser: argparse.ArgumentParser, default: str, among: Iterable[str] = REAL_DRAFTS
 ) -> None:
-    """A draft of a published shape, or one that is there."""
+    """A draft of a published shape, or an existing one."""
     parser.add_argument("--draft", default=default, choices=tuple(among))
     parser.add_argument("--divide", type=int, default=1, help="a smaller draft, for a quick try")
     parser.add_argument("--given", type=Path, metavar="FOLDER", help="a draft that is there")
 
 
 def given_draft(asked: argparse.Namespace) -> Path:
-    """The draft that `add_draft` asks for: generated once, it stays in the folder."""
+    """The draft that `add_draft` asked for: generated once, it stays in the folder."""
     if asked.given is not None:
         return Path(asked.given)
     folder: Path = asked.workdir / f"{asked.draft}-{asked.divide}"

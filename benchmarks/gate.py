@@ -122,7 +122,7 @@ def _judge(recorded: Recorded, look: Look | None = None) -> GateReport:
 
 
 def _plain(count: int, change: float, **how: typing.Any) -> Scenario:
-    """So many distinct prompts; see `record`."""
+    """`count` distinct prompts; see `record`."""
     return _once(lambda generator: record(generator, count, change, **how), change)
 
 

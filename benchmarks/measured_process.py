@@ -1,4 +1,4 @@
-"""A command in a process of its own: what it took, and what it printed."""
+"""A command in a separate process: what it took, and what it printed."""
 
 import subprocess
 import sys
@@ -20,11 +20,11 @@ with open(sys.argv[1], "w") as file:
     print(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, file=file)
 sys.exit(os.waitstatus_to_exitcode(status))
 """
-"""A process between, which is small: a child's peak counts what its parent held when it began."""
+"""A small process in between: a child's peak includes what its parent held when it began."""
 
 
 class BenchError(DraftQuantError):
-    """What is to be measured cannot be made."""
+    """What should be measured cannot be made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Taken:
 
     @property
     def error(self) -> str:
-        """What it said last but for the fix; "" where it succeeded."""
+        """Its last words before the fix; "" where it succeeded."""
         if self.status == 0:
             return ""
         said = [line for line in self.last_lines if line.strip() and "fix: " not in line]
@@ -84,7 +84,7 @@ def draftquant(*arguments: str, judged: tuple[int, ...] = (0,)) -> Taken:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Of all files below a folder; 0 where there is none."""
+    """Bytes of all files below a folder; 0 where there is none."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 

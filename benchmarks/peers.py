@@ -8,8 +8,8 @@ llm-compressor and torchao. The draft is generated once and stays in WORKDIR; ou
 after `draftquant verify --foreign` has compared them with the draft. draftquant verifies its own
 before it publishes it, so its figures contain verification; those of the others do not.
 
-A tool that cannot take the folder stands there with its error. On a CPU torchao quantizes weights
-alone, and stores INT4 a byte each.
+For a tool that cannot take the folder the row has its error. On a CPU torchao quantizes only
+weights, and stores INT4 in a byte each.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from .measured_process import BenchError, folder_bytes, run_measured
 MAKERS = PAIRS.parent / "engines" / "foreign"
 """Scripts that call other tools, each in the tool's own environment."""
 VARIANT = 2
-"""Of each maker's lists of excludes: embedding, head and fusion stay, as in our recipes."""
+"""From each maker's lists of excludes: embedding, head and fusion stay, as in our recipes."""
 _MAKE = """
 import importlib, pathlib, sys
 folder, module, scheme, source, out, variant = sys.argv[1:]

@@ -4,12 +4,12 @@
         [--recipe int4-channel ...] [--algorithm recipe mse gptq quark:gptq ...] [--json]
 
 `recipe` is the algorithm that the recipe itself names, by its own backend. Another one is computed
-by backend torch, or by the one that stands before it. Recipes may be files.
-Codes that depend on inputs are found by the 48 calibration prompts of the pair, and drafts are
-judged by the rules of the gate on its 96 gate prompts, greedily. Beside that stands the divergence
+by backend torch, or by the one that precedes it. Recipes may be files.
+Codes that depend on inputs come from the 48 calibration prompts of the pair, and drafts are
+judged by the rules of the gate on its 96 gate prompts, greedily. The table also has the divergence
 of what a draft proposes from what the BF16 draft proposes: the acceptance length counts whole
-tokens, so that two drafts differ in it by chance; the divergence looks at all probabilities.
-Every draft is quantized by a process of its own, whose CPU time and memory are taken. Traces and
+tokens, so two drafts differ in it by chance; the divergence looks at all probabilities.
+Every draft is quantized in a separate process, whose CPU time and memory are measured. Traces and
 drafts stay in WORKDIR and are used again.
 """
 
@@ -46,7 +46,7 @@ JUDGED = (0, 1, 3)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What quantizing took, a process of its own.
+    """What quantizing took, in a separate process.
 
     Attributes:
         weight_error: root of the relative squared error, mean over the linears.
@@ -167,7 +167,7 @@ def chosen(algorithm: str) -> tuple[str, ...]:
 
 
 def is_calibrated(recipe: str, algorithm: str) -> bool:
-    """Whether prompts decide what comes out."""
+    """Whether prompts affect the result."""
     shipped, name = load_recipe(recipe), algorithm.rpartition(":")[2]
     if name == AS_SHIPPED:
         return shipped.needs_input_scales or shipped.algorithm.rounding != "nearest"

@@ -5,7 +5,7 @@
 
 Each measurement is a process of its own. The draft is generated once and stays in WORKDIR; outputs
 are deleted after measuring. The page cache is warm: before each measurement dirty pages are flushed
-and the source is read. Of several rounds a row is the one with the median wall time.
+and the source is read. Among several rounds a row is the one with the median wall time.
 """
 
 import argparse
@@ -34,7 +34,7 @@ class Row:
     """What one process took.
 
     Attributes:
-        copies: so many times the wall time of `cp` and sync of what it read.
+        copies: multiple of the wall time of `cp` and sync of what it read.
         write_seconds, verify_seconds: the stages of `quantize`, as the command itself reports them;
             None of `cp`.
         error: last line of stderr where the command failed; its figures then mean nothing.

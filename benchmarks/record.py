@@ -86,7 +86,7 @@ def loads(num_prompts: int) -> list[Load]:
     from statistics import NormalDist
 
     def chat(median: float, spread: float, low: int, high: int, step: int) -> tuple[int, ...]:
-        """Quantiles of a log-normal law, in an order that has nothing to do with their size."""
+        """Quantiles of a log-normal law, in an order unrelated to their size."""
         normal = NormalDist(math.log(median), spread)
         quantiles = [normal.inv_cdf((i + 0.5) / num_prompts) for i in range(num_prompts)]
         found = [min(high, max(low, round(math.exp(one)))) for one in quantiles]
@@ -190,7 +190,7 @@ def record_all(
 
 
 def measure(name: str, target: Path, load: Load, chosen: argparse.Namespace) -> Measurement:
-    """Both, in turns."""
+    """Measure both, in turns."""
     import torch
     from draftquant.calibration.passes.memory import resolve_device
     from transformers import AutoModelForCausalLM

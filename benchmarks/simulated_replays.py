@@ -47,8 +47,8 @@ _SHIFT_SPREAD = 0.3  # standard deviation of the shift between prompts
 _POPULATION = 200_000  # prompts on which the true change is set
 
 Loss = Literal["even", "exponential", "long", "a tenth", "a twentieth"]
-"""Who loses: all prompts alike; each by an exponential draw; the longer the more; or only a tenth,
-or a twentieth, of which the drafts decode most rounds differently.
+"""Which prompts lose: all equally; each by an exponential draw; longer ones more; or only a tenth,
+or a twentieth, of which the drafts decode most verify steps differently.
 """
 _RARE: dict[Loss, float] = {"a tenth": 0.1, "a twentieth": 0.05}
 _DIFFERING_IF_RARE = 0.9
@@ -87,7 +87,7 @@ class Recorded:
     declared: Sequence[str] = ()
 
     def __add__(self, more: "Recorded") -> "Recorded":
-        """Further prompts, which are others."""
+        """Further prompts, different from these."""
         others = [prompt + len(self.prompts) for prompt in more.prompts]
         return Recorded(
             baseline=np.concatenate([self.baseline, more.baseline]),
@@ -98,7 +98,7 @@ class Recorded:
         )
 
     def first(self, count: int) -> "Recorded":
-        """The first so many."""
+        """The first `count` prompts."""
         return Recorded(
             baseline=self.baseline[:count],
             candidate=self.candidate[:count],
@@ -108,7 +108,7 @@ class Recorded:
         )
 
     def times(self, copies: int) -> "Recorded":
-        """Every prompt recorded so many times."""
+        """Every prompt recorded `copies` times."""
         return Recorded(
             baseline=np.tile(self.baseline, (copies, 1)),
             candidate=np.tile(self.candidate, (copies, 1)),
@@ -118,7 +118,7 @@ class Recorded:
         )
 
     def as_groups(self, size: int) -> "Recorded":
-        """Other prompts with the same counts, so many in a row declared as a cluster."""
+        """Other prompts with the same counts, with `size` in a row declared as a cluster."""
         count = len(self.prompts)
         return dataclasses.replace(
             self, prompts=range(count), declared=[str(i // size) for i in range(count)]

@@ -1,1 +1,1 @@
-"""The public functions and the command line of draftquant; developers' tools in a clone only."""
+"""The public functions and the command line of draftquant; developers' tools only in a clone."""

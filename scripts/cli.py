@@ -34,13 +34,13 @@ _FIXES = {
     errno.ENOTDIR: "give a folder",
     errno.EMFILE: "raise the limit on open files: ulimit -n 4096",
 }
-"""What mends an error that the operating system gave."""
+"""The fix for an error from the operating system."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code.
 
-    A reader of stdout that goes away, as `head` does, has seen what it wanted: what is left is not
+    A reader of stdout that goes away, as `head` does, has seen what it wanted: the rest is not
     printed, and the exit code stays that of the command, so that no pipe hides a FAIL.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return _run(arguments, options)
         finally:
-            RESULTS.flush()  # what cannot be written is an error of this run, not of its end
+            RESULTS.flush()  # a failure to write is an error of this run, not of its end
     except UsageError as exc:
         if exc.usage:
             stderr().line(exc.usage)
@@ -81,7 +81,7 @@ def _run(arguments: Sequence[str], options: argparse.Namespace) -> int:
         packages = ("draftquant", "torch", "transformers", "numpy")
         versions = ", ".join(f"{name} {package_version(name)}" for name in packages)
         stderr().line(f"{versions}, Python {platform.python_version()}")
-    # Names of files may be no Unicode; what is recorded in draftquant.json is.
+    # File names need not be Unicode; records in draftquant.json are.
     options.argv = ["draftquant", *map(visible, arguments)]
     if hasattr(options, "settings"):
         options.settings = dataclasses.replace(options.settings, listener=OnTerminal())
@@ -93,7 +93,7 @@ def _run(arguments: Sequence[str], options: argparse.Namespace) -> int:
         command = getattr(module, "COMMAND", None)
         if command is None:
             command = module.COMMANDS[options.verb or module.DEFAULT]
-        if not hasattr(options, "settings"):  # no verb was given, and so no words of it
+        if not hasattr(options, "settings"):  # without a verb there are no words of it
             options.settings = command.verb.form.record(listener=OnTerminal())
         return int(command.run(options.settings, as_json=options.json))
 
@@ -105,7 +105,7 @@ def _module(name: str) -> ModuleType:
 def _told(
     exc: DraftQuantError | OSError | StdoutError, options: argparse.Namespace
 ) -> DraftQuantError:
-    """Any of them with a place and a fix."""
+    """Any error, with a place and a fix."""
     if isinstance(exc, DraftQuantError):
         return exc
     if isinstance(exc, StdoutError):
@@ -115,7 +115,7 @@ def _told(
 
 
 def _unprinted(exc: StdoutError, options: argparse.Namespace) -> DraftQuantError:
-    """The error of a run that failed only in printing; results are printed last of all."""
+    """The error of a run that failed only in printing; results are printed last."""
     given = getattr(options, "settings", options)
     named = (getattr(given, name, None) for name in ("out", "report"))
     done = [f"  {path} is complete and stays" for path in named if path and Path(path).exists()]
@@ -129,7 +129,7 @@ def every_parser() -> CommandParser:
 
 
 def parser_of(arguments: Container[str]) -> CommandParser:
-    """The parser with the arguments of the commands that are named."""
+    """The parser with the arguments of the named commands."""
     parser = CommandParser(
         prog="draftquant",
         description="Quantize speculative-decoding drafts, verify every byte, gate on acceptance.",
@@ -140,7 +140,7 @@ def parser_of(arguments: Container[str]) -> CommandParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in COMMANDS:
         sub = _below(commands, name, name)
-        if name in arguments:  # the arguments of the other commands are not needed
+        if name in arguments:  # the arguments of other commands are not needed
             _add_arguments(sub, name)
     parser.list_commands(GROUPS)
     add_common_options(parser)
@@ -148,7 +148,7 @@ def parser_of(arguments: Container[str]) -> CommandParser:
 
 
 def _below(parsers: Any, word: str, name: str) -> CommandParser:
-    """The parser of a word, which is that of the command, or verb with it, of this name."""
+    """The parser of a word that belongs to this command, or a command and its verb."""
     summary = SUMMARIES[name]
     found: CommandParser = parsers.add_parser(
         word,
@@ -161,9 +161,9 @@ def _below(parsers: Any, word: str, name: str) -> CommandParser:
 
 
 def _add_arguments(parser: CommandParser, name: str) -> None:
-    """What a command takes: what the verb of its `COMMAND`, or of each of its `COMMANDS`, is asked.
+    """Arguments of a command: those of the verb of its `COMMAND`, or of each of its `COMMANDS`.
 
-    Without a verb the one runs that the module calls `DEFAULT`. `help` adds its own.
+    Without a verb, the module's `DEFAULT` runs. `help` adds its own arguments.
     """
     module = _module(name)
     if hasattr(module, "add_arguments"):
@@ -182,8 +182,8 @@ def _add_arguments(parser: CommandParser, name: str) -> None:
 def _unwinding_signals() -> Iterator[None]:
     """SIGTERM and SIGHUP unwind like an exception, so that the staging folder is removed.
 
-    A signal that the parent ignores, as nohup does, stays ignored. Where a handler raises while
-    safetensors reads, torch raises a ValueError in its place: the run ends as by the signal.
+    A signal that the parent ignores, as nohup does, stays ignored. If a handler raises while
+    safetensors reads, torch raises a ValueError instead: the run then ends as by the signal.
     """
     raised: list[SystemExit] = []
 

@@ -12,11 +12,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "": tuple(_TABLE.pop("draftquant")["examples"]),
     **{name: tuple(row["examples"]) for rows in _TABLE.values() for name, row in rows.items()},
 }
-"""Command, verbs with it -> command lines; "" = of `draftquant` itself."""
+"""Command, or command and verb -> command lines; "" = `draftquant` itself."""
 SUMMARIES: Mapping[str, str] = {
     name: row["does"] for rows in _TABLE.values() for name, row in rows.items()
 }
-"""Command, verbs with it -> what it does."""
+"""Command, or command and verb -> what it does."""
 EPILOGS: Mapping[str, str] = {
     name: row["epilog"] for rows in _TABLE.values() for name, row in rows.items() if "epilog" in row
 }

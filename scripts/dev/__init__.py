@@ -3,6 +3,6 @@
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-"""Of the checkout."""
+"""Root of the checkout."""
 PAIRS = ROOT / "tests" / "pairs"
-"""The trained pairs that are shipped with it."""
+"""The trained pairs that ship with it."""

@@ -1,8 +1,8 @@
 """What the config class of each model_type fills in: quantize/drafts/config_defaults.json.
 
-Usage: `python scripts/dev/config_defaults.py` prints what transformers says here; in the engines'
-environment, with the transformers that the engine pins, `... vllm` and `... sglang` what their own
-classes say. `python scripts/dev/config_defaults.py TRANSFORMERS VLLM SGLANG`, given the three
+Usage: `python scripts/dev/config_defaults.py` prints transformers' values here; in the engines'
+environments, with the transformers that each pins, `... vllm` and `... sglang` print those of
+their own classes. `python scripts/dev/config_defaults.py TRANSFORMERS VLLM SGLANG`, given the three
 outputs, writes the file. `tests/test_fix_config.py` asks transformers again.
 """
 
@@ -44,7 +44,7 @@ PROBES: tuple[dict[str, Any], ...] = tuple(
     }
     for hidden, heads, head_dim in ((256, 8, 48), (384, 4, 40))
 )
-"""Two drafts, so that what follows from the sizes is told from what does not."""
+"""Two drafts, to separate what follows from the sizes from what does not."""
 PLAIN = {
     "hidden_act": "silu",
     "attention_bias": False,
@@ -53,10 +53,10 @@ PLAIN = {
     "rope_theta": 10000.0,
     "partial_rotary_factor": 1.0,
 }
-"""What a key is that is absent from a row."""
+"""Marks a key that is absent from a row."""
 LEFT_OUT = ("num_key_value_heads", "head_dim", "rms_norm_eps", *list(PLAIN)[:-2])
 UNREAD = ("rope_theta", "architectures", "max_position_embeddings")
-"""Keys that may be otherwise: no family reads them, or there is a rule of its own."""
+"""Keys that may differ: no family reads them, or they have a rule of their own."""
 OTHERS = ("sliding_window",)
 MOST_KINDS = 6
 """The longest cycle of kinds of layers."""
@@ -65,10 +65,10 @@ Ask = Callable[[Mapping[str, Any]], Any]
 
 
 def row(config_class: Any) -> dict[str, Any] | None:
-    """The defaults of one class that are not plain; None where it takes no such draft.
+    """The defaults of one class that differ from the plain ones; None where it takes no such draft.
 
-    "lacks": keys of which it has no default. "changes": what it makes of keys that it does not keep
-    as they are given; null = that depends, or is a size. "unclear": keys whose default follows from
+    "lacks": keys without a default. "changes": what becomes of keys that it does not keep as given;
+    null = that depends, or is a size. "unclear": keys whose default follows from
     other keys in another way than in Llama.
     """
     asked = cache(lambda text: attributes(config_class, json.loads(text)))
@@ -110,7 +110,7 @@ def row(config_class: Any) -> dict[str, Any] | None:
 
 
 def attributes(config_class: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a config of these keys says of the keys that are asked for; {} = it is refused."""
+    """The values of the requested keys in a config of these keys; {} = it is refused."""
     try:
         config = config_class.from_dict(dict(given))
     except Exception:  # noqa: BLE001  whatever a class raises, it takes no such draft
@@ -125,7 +125,7 @@ def attributes(config_class: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without(ask: Ask, given: Mapping[str, Any], key: str) -> Any:
-    """The answer to the same config without a key."""
+    """The answer for the same config without a key."""
     return ask({name: value for name, value in given.items() if name != key})
 
 
@@ -139,7 +139,7 @@ def as_llama(key: str) -> tuple[Any, Any]:
 
 
 def rotation(full: Mapping[str, Any], bare: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Base, rotated part and scaling; None where there is not one of each.
+    """Base, rotated part and scaling; None where any of them is not unique.
 
     A base in rope_parameters is one that rope_theta of config.json does not change.
     """
@@ -158,13 +158,13 @@ def rotation(full: Mapping[str, Any], bare: Mapping[str, Any]) -> dict[str, Any]
 
 
 def is_nested(full: Mapping[str, Any]) -> bool:
-    """Whether there is a rotation for each kind of layer."""
+    """Whether each kind of layer has its own rotation."""
     said = full.get("rope_parameters")
     return isinstance(said, Mapping) and any(isinstance(each, Mapping) for each in said.values())
 
 
 def layer_types(ask: Ask) -> list[str] | None:
-    """The shortest list that repeats itself, [] = no list; None where it is not as simple."""
+    """The shortest list that repeats itself, [] = no list; None where it is not that simple."""
     lists = [
         ask({**PROBES[0], "num_hidden_layers": n}).get("layer_types") or [] for n in (1, 2, 5, 24)
     ]
@@ -177,7 +177,7 @@ def layer_types(ask: Ask) -> list[str] | None:
 
 
 def classes(engine: str | None) -> dict[str, Any]:
-    """model_type -> the class that reads it: an engine's own goes first."""
+    """model_type -> the class that reads it; an engine's own takes precedence."""
     mapping: Any = importlib.import_module("transformers").CONFIG_MAPPING
     own: Any = {}
     if engine is not None:
@@ -186,7 +186,7 @@ def classes(engine: str | None) -> dict[str, Any]:
         if engine == "sglang":
             importlib.import_module("sglang_platform").install("sm90")
         own = importlib.import_module(REGISTRIES[engine])._CONFIG_REGISTRY
-    # What other packages of this process have registered is none of transformers' own.
+    # Classes that other packages of this process have registered are not transformers' own.
     names = [*(set(mapping.keys()) - set(mapping._extra_content)), *own]
     return {name: own[name] if name in own else mapping[name] for name in names}
 
@@ -200,7 +200,7 @@ def answers(engine: str | None) -> dict[str, Any]:
 
 
 def text_of(here: Mapping[str, Any], engines: Mapping[str, Mapping[str, Any]]) -> str:
-    """The file: all that transformers says, and of each engine what is otherwise there.
+    """The file: all of transformers' values, and for each engine those that differ.
 
     A model_type that an engine does not know is false there.
     """

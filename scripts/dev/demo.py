@@ -49,14 +49,14 @@ def main() -> int:
 
 
 def _steps(pair: Path, work: Path) -> dict[str, Judgement]:
-    """The demo's commands; returns what the gate says of each quantized draft."""
+    """The demo's commands; returns what the gate says about each quantized draft."""
     pair = Path(os.path.relpath(pair))
     draft, target = str(pair / "draft"), str(pair / "target")
     traces, calibration = str(work / "traces"), str(work / "calibration")
-    os.environ["DRAFTQUANT_CACHE"] = str(work / "cache")  # nothing of the demo stays elsewhere
+    os.environ["DRAFTQUANT_CACHE"] = str(work / "cache")  # the demo leaves nothing elsewhere
     _run("inspect", draft)
     _run("plan", draft, "--recipe", RECIPES["fp8"])
-    # With the target's tables, so that a draft without embedding and head needs the traces alone.
+    # With the target's tables, so that a draft without embedding and head needs only the traces.
     record = ("record", "--target", target, "--draft", draft, "--tables")
     _run(*record, "--prompts", str(pair / "prompts.jsonl"), "--out", traces)
     _run(*record, "--prompts", str(pair / "calibration.jsonl"), "--out", calibration)

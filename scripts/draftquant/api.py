@@ -66,10 +66,10 @@ __all__ = sorted({"VERBS", *VERBS, *_TYPES, *reports.__all__})
 for _name in VERBS:
     explain(globals()[_name])
 
-if not TYPE_CHECKING:  # who checks types would believe that every name is there
+if not TYPE_CHECKING:  # otherwise type checkers would take every name as existing
 
     def __getattr__(name: str) -> Any:
-        """A type that a verb returns; it is imported when it is asked for."""
+        """A type that a verb returns; imported on first use."""
         if name in reports.__all__:
             return getattr(reports, name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
-"""What the arguments of verbs mean, for Python and the command line alike: `arguments.toml`.
+"""What the arguments of verbs mean, for Python and the command line: `arguments.toml`.
 
-A record has the fields, here is what each of them means. Signatures, documentation, the parser and
-`--help` are made from both.
+A record has the fields, and the table says what each of them means. Signatures, documentation, the
+parser and `--help` are made from both.
 """
 
 import dataclasses
@@ -29,15 +29,15 @@ class Option:
 
     Attributes:
         help: what it means.
-        place: what stands for an argument that is given by its place.
-        value: what stands for the value of an option; None = the choices, or nothing for a flag.
+        place: placeholder of an argument that is given by its place.
+        value: placeholder of an option's value; None = the choices, or nothing for a flag.
         short: one letter, such as "-k".
         flag: the option's name, where it is not the field's.
         several: how several values are given.
         count: how many values of `several`, where that is fixed.
-        reads: makes a value of a word that is written in a way of its own; raises `MisfitError`.
+        reads: turns a word in a notation of its own into a value; raises `MisfitError`.
         bounds: what a number may be.
-        fix: of a number out of bounds; by default it is left out or given within them.
+        fix: for a number out of bounds; by default, leave it out or give one within them.
     """
 
     help: str
@@ -52,12 +52,12 @@ class Option:
     fix: str = ""
 
     def spelling(self, name: str) -> str:
-        """A field as a command line names it: `--num-draft-tokens`, or `DRAFT`."""
+        """The name of a field on a command line: `--num-draft-tokens`, or `DRAFT`."""
         return self.place or self.flag or f"--{name.replace('_', '-')}"
 
 
 def options_for(verb: str, record: type, figures: Mapping[str, str]) -> dict[str, Option]:
-    """Field -> what it means, of all fields but the listener; those given by place first."""
+    """Field -> its meaning, for all fields except the listener; positional ones first."""
     rows = _rows()
     own = {**rows["shared"], **rows.get(verb.partition("_")[0], {}), **rows.get(verb, {})}
     fields = sorted(dataclasses.fields(record), key=lambda each: bool(each.kw_only))
@@ -82,11 +82,11 @@ def _option(row: Mapping[str, Any], figures: Mapping[str, str]) -> Option:
     return Option(**said)
 
 
-# ---- What an option that a verb does not have was meant to be
+# ---- Which option an unknown one was meant to be
 
 
 def meant(name: str, options: Sequence[str], places: Sequence[str] = ()) -> str | None:
-    """Which option or argument, without dashes, a name means, or is spelled like; None = none."""
+    """The option or argument, without dashes, that a name means or nearly spells; None = none."""
     name = name.lower().replace("_", "-")
     table = table_beside(__file__, "option_words")
     said = [option for option, words in table.items() if name in (option, *words.split())]
@@ -102,7 +102,7 @@ def _shared(name: str, known: Sequence[str]) -> str | None:
     return most if words & set(most.split("-")) else None
 
 
-# ---- Words that are written in a way of their own
+# ---- Words in notations of their own
 
 
 def share(text: str) -> float:
@@ -115,7 +115,7 @@ def share(text: str) -> float:
 
 
 def shares_by_category(text: str) -> Mapping[str, float]:
-    """Shares by category: chat=0.7,code=30%; a misfit if it is none, or names a category twice."""
+    """Shares by category: chat=0.7,code=30%; a misfit otherwise, or if a category occurs twice."""
     found: dict[str, float] = {}
     for part in text.split(","):
         name, equals, number = part.rpartition("=")
@@ -128,7 +128,7 @@ def shares_by_category(text: str) -> Mapping[str, float]:
 
 
 def _assignment(text: str) -> Mapping[str, object]:
-    """NAME=VALUE; a value that is no JSON is text."""
+    """NAME=VALUE; a value that is not JSON is text."""
     name, sign, value = text.partition("=")
     if not name.strip() or not sign:
         raise MisfitError(f"expected NAME=VALUE, got {text!r}")

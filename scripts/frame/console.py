@@ -1,7 +1,7 @@
 """Terminal output: results on stdout (tables, or JSON for machines), progress on stderr.
 
-All of it passes here, and nothing else prints. Text is never read as markup, and what is not
-printable is escaped, line ends too: names, configs and errors quote files that anybody may have
+All output goes through this module. Text is never read as markup, and unprintable characters
+are escaped, even line ends: names, configs and errors quote files that anybody may have
 written. Our own styles are given beside the text: `out.line(("GOOD", "bold green"), ": verified")`.
 rich is imported when something is printed.
 """
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 def stdout() -> "Output":
-    """For results."""
+    """The output for results."""
     from .terminal import Output
 
     return Output(cast(IO[str], RESULTS), width_is_known=width_is_known(sys.stdout))
 
 
 def stderr() -> "Output":
-    """For warnings and errors; who asks for it says something."""
+    """The output for warnings and errors; asking for it counts as speaking."""
     from .terminal import Output
 
     SPEECH.spoke()
@@ -39,18 +39,18 @@ def stderr() -> "Output":
 
 
 def note(*parts: "Part") -> None:
-    """Say on stderr what is good to know; not with `--quiet`."""
+    """Print on stderr what is good to know; not with `--quiet`."""
     if not SPEECH.quiet:
         stderr().line(*parts)
 
 
 def print_json(value: Any) -> None:
-    """Print a result for machines; in ASCII, which no terminal takes for a command."""
+    """Print a result for machines; in ASCII, which no terminal interprets as a command."""
     RESULTS.write(json.dumps(value, indent=2, default=os.fspath).replace("\x7f", r"\u007f") + "\n")
 
 
 def print_error(exc: BaseException, *, as_json: bool = False) -> None:
-    """Print an error on stderr, its own lines as lines; for machines on stdout too."""
+    """Print an error on stderr, with its own line ends; for machines on stdout too."""
     first, *rest = str(exc).split("\n") if str(exc) else [type(exc).__name__]
     stderr().line(("error:", "bold red"), f" {first}")
     for line in rest:
@@ -97,23 +97,23 @@ class OnTerminal(Listener):
             yield bar
 
     def stage(self, name: str) -> None:
-        """Its time begins."""
+        """Start the clock of the stage."""
         now = time.perf_counter()
         if self._stage:
             self.spent[self._stage] = self.spent.get(self._stage, 0) + now - self._since
         self._stage, self._since = name, now
 
     def line(self, text: str) -> None:
-        """Print it."""
+        """Print the line."""
         stderr().line(text)
 
     def warning(self, text: str) -> None:
-        """Print it, line by line."""
+        """Print the warning, line by line."""
         for line in f"warning: {text}".split("\n"):
             stderr().line(line)
 
     def note(self, text: str) -> None:
-        """Print it, but for `--quiet`."""
+        """Print the note, except with `--quiet`."""
         note(text)
 
 

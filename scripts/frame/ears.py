@@ -1,4 +1,4 @@
-"""Who listens to a verb: its warnings are kept for its report, in the words of who called it."""
+"""Who listens to a verb: warnings are kept for its report, in the caller's words."""
 
 import dataclasses
 import sys
@@ -14,7 +14,7 @@ ReportT = TypeVar("ReportT")
 
 
 class Ears(Listener):
-    """Passes everything on in the words of who called, and keeps the warnings, each once."""
+    """Passes everything on in the caller's words, and keeps the warnings, each once."""
 
     def __init__(self, listener: Listener, words: Callable[[str], str] | None = None) -> None:
         self._listener = listener
@@ -51,7 +51,7 @@ class Ears(Listener):
 
 
 def with_warnings(report: ReportT, warnings: Sequence[str]) -> ReportT:
-    """A report that holds what was warned of, where it has a place for it and none in it."""
+    """A report with the warnings of its run, where it has an empty field for them."""
     if not warnings or getattr(report, "warnings", None) != ():
         return report
     if dataclasses.is_dataclass(report) and not isinstance(report, type):
@@ -70,7 +70,7 @@ class ProgressListener(Listener):
     @override
     @contextmanager
     def bar(self, label: str, total: int | None, unit: Unit = "items") -> Iterator[Bar]:
-        """Something of `total` items or bytes begins, and a bar shows how far it is."""
+        """Begin something of `total` items or bytes, and show its progress in a bar."""
         if in_notebook():
             from .progress import cell_bar as shown
         else:
@@ -80,12 +80,12 @@ class ProgressListener(Listener):
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook; IPython is not imported to find out."""
+    """Whether this process is the kernel of a notebook; does not import IPython."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return any(each.__name__ == "ZMQInteractiveShell" for each in type(shell).__mro__)
 
 
 def usual_listener() -> Listener:
-    """Who listens where nobody is named: a bar in a notebook, else the log alone."""
+    """The listener where none is given: a bar in a notebook, otherwise only the log."""
     return ProgressListener() if in_notebook() else SILENT

@@ -1,4 +1,4 @@
-"""How `--help` looks: usage in one line, commands in groups, examples as a shell takes them."""
+"""The look of `--help`: usage in one line, commands in groups, examples as a shell takes them."""
 
 import argparse
 import textwrap
@@ -9,7 +9,7 @@ from ...recipes.packages import table_beside
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Usage in one line: what must be given; the list below has the rest."""
+    """Usage in one line has what is required; the list below has the rest."""
 
     def add_usage(
         self,
@@ -18,7 +18,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         groups: Iterable[Any],
         prefix: str | None = None,
     ) -> None:
-        """Only what must be given, in any order of groups."""
+        """Only required arguments, in any order of groups."""
         needed = [each for each in actions if each.required or not each.option_strings]
         needed.sort(key=lambda each: bool(each.option_strings))
         del groups
@@ -31,7 +31,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         super().add_usage(usage, needed, [], prefix)
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        """Between words, never inside of `--max-new-tokens`."""
+        """Break between words, never inside `--max-new-tokens`."""
         return textwrap.wrap(text, width, break_on_hyphens=False)
 
     def _format_needed(self, action: argparse.Action) -> str:
@@ -53,7 +53,7 @@ def listed(groups: Mapping[str, Mapping[str, str]], columns: int) -> Iterator[st
 
 
 def wrapped(examples: Sequence[str], columns: int) -> Iterator[str]:
-    """Each in one line, or as a shell takes several."""
+    """Each example in one line, or in several as a shell takes them."""
     for example in examples:
         lines = textwrap.wrap(
             example, columns - 2, initial_indent="  ", subsequent_indent="    ",
@@ -62,10 +62,10 @@ def wrapped(examples: Sequence[str], columns: int) -> Iterator[str]:
         yield " \\\n".join(lines)
 
 
-# ---- Under which heading `--help` shows an option, where a command has many of them
+# ---- Headings under which `--help` shows options, for commands with many of them
 
 MANY = 8
-"""Options that need no headings."""
+"""Number of options that need no headings."""
 NEEDED, COMMON, RARE = "needed", "common", "rarely needed"
 GROUPS: Mapping[str, Sequence[str]] = table_beside(__file__)
 """Heading -> names of options, the most used heading first."""

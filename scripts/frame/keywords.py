@@ -1,8 +1,8 @@
-"""`Keywords`: text that names options as a command line does, in the words of a Python call.
+"""`Keywords`: turns text that names command-line options into the words of a Python call.
 
 Every message is written once, for the command line: `--max-new-tokens`, `record --draft D --fused`.
-Who calls a verb from Python reads `max_new_tokens=` and `record(draft=D, fused=True)` instead.
-Options of engines and of other tools stay as they are.
+A caller from Python reads `max_new_tokens=` and `record(draft=D, fused=True)` instead.
+Options of engines and of other tools are not changed.
 """
 
 import collections.abc
@@ -19,11 +19,11 @@ from .settings import Form
 _OPTION = r"(?<![\w-])(?:--[a-z][a-z0-9-]*|-[a-z])(?![\w-])"
 _TOKEN = r"(?:\.\.\.|'[^' ]*'|[^\s;:()'\"]*[^\s,;:()'\".])"
 _VALUE = re.compile(r"\.\.\.|[A-Z][A-Z0-9_,]*|-?[0-9.]+\S*|\S*[/=~]\S*|\S+\.[a-z]+|auto|\d[\d,]*")
-"""What stands after an option and is its value rather than the next word of the sentence."""
+"""Text after an option that is its value rather than the next word of the sentence."""
 
 
 class Keyword(NamedTuple):
-    """A field of settings: its name in Python, and what its value may be: `most` words."""
+    """A field of settings: its name in Python, and its possible values: `most` words."""
 
     name: str
     is_switch: bool
@@ -32,7 +32,7 @@ class Keyword(NamedTuple):
     choices: tuple[str, ...]
 
     def argument(self, words: list[str]) -> str:
-        """`tp=2`, of the words after the option, from which it takes its value."""
+        """`tp=2`, from the words after the option, from which it takes its value."""
         if self.is_switch:
             return f"{self.name}=True"
         taken = list[str]()
@@ -50,7 +50,7 @@ class Keyword(NamedTuple):
 
 
 class Keywords:
-    """Says options as the keyword arguments that they are, those of one verb first."""
+    """Turns options into keyword arguments, those of one verb first."""
 
     def __init__(self, form: Form[Any]) -> None:
         self.verb = form.verb
@@ -58,13 +58,13 @@ class Keywords:
         self._places = {each.place: name for name, each in form.options.items() if each.place}
 
     def __call__(self, text: str) -> str:
-        """The text, with calls and keywords in the place of commands and options."""
+        """The text, with calls and keywords instead of commands and options."""
         if "--" not in text and "draftquant" not in text and " -" not in text:
             return text
         return self._options(_command().sub(self._as_call, self._named(text)))
 
     def place(self, where: str) -> str:
-        """Where an error is: `--tp` of `check` is `check(tp=)`, `--tp x` is `check(tp="x")`."""
+        """The place of an error: `--tp` of `check` is `check(tp=)`, `--tp x` is `check(tp="x")`."""
         found = re.match(rf"({_OPTION})(?: ({_TOKEN}))?(?=,|$)", where)
         keyword = found and {**_all_keywords(), **self._own}.get(found[1])
         if where in self._places:
@@ -75,7 +75,7 @@ class Keywords:
         return f"{self.verb}({keyword.name}={value}){self(where[found.end() :])}"
 
     def _named(self, text: str) -> str:
-        """Arguments side by side, or at the end, which a command line takes by their places."""
+        """Arguments next to each other, or at the end, which a command line takes by position."""
         names = "|".join(map(re.escape, self._places))
         if len(self._places) < 2:
             return text
@@ -120,12 +120,12 @@ class Keywords:
 
 
 def explain(function: Any) -> None:
-    """Say in the documentation of a verb, too, options as keywords; all verbs are there by then."""
+    """Turn options in the documentation of a verb into keywords; by then, all verbs exist."""
     function.__doc__ = Keywords(function.form)(function.__doc__)
 
 
 def keywords_of(form: Form[Any]) -> Mapping[str, Keyword]:
-    """What a command line calls an option of this form -> the keyword that it is."""
+    """A command line's name of an option of this form -> the keyword."""
     hints = typing.get_type_hints(form.record)
     found: dict[str, Keyword] = {}
     for name, option in form.options.items():
@@ -147,21 +147,21 @@ def keywords_of(form: Form[Any]) -> Mapping[str, Keyword]:
 
 
 def _literal(word: str) -> str:
-    """A word of a command line as Python writes it; names of what is to be given stay bare."""
+    """A word of a command line as Python writes it; placeholders stay bare."""
     word = word.strip("'")
     bare = re.fullmatch(r"\.\.\.|[A-Z][A-Z0-9_]*|-?[0-9][0-9.e+-]*", word)
     return word if bare else f'"{word}"'
 
 
 def _verbs() -> Mapping[str, Any]:
-    """Every verb by its name in Python; imported when something is said, which is seldom."""
+    """Every verb by its name in Python; imported when a message needs it, which is rare."""
     api = importlib.import_module(f"{__name__.partition('.')[0]}.api")
     return {name: getattr(api, name) for name in api.VERBS}
 
 
 @functools.cache
 def _all_keywords() -> Mapping[str, Keyword]:
-    """The options of all verbs; of one name the first."""
+    """The options of all verbs; for equal names, the first."""
     found: dict[str, Keyword] = {}
     for each in _verbs().values():
         found = {**keywords_of(each.form), **found}
@@ -180,7 +180,7 @@ def _command() -> re.Pattern[str]:
 
 
 def _spelled(names: Sequence[str] | Mapping[str, Any]) -> Iterator[str]:
-    """As a command line spells a verb: `parity run-tasks`."""
+    """The spelling of a verb on the command line: `parity run-tasks`."""
     for name in names:
         head, _, tail = name.partition("_")
         yield f"{head} {tail.replace('_', '-')}" if tail else head

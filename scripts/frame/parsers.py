@@ -1,4 +1,4 @@
-"""Parsers of the command line: what was meant, below the usage of the very command, and one fix.
+"""Parsers of the command line: errors say what was meant, with that command's usage and one fix.
 
 They know arguments, not what commands do.
 """
@@ -34,10 +34,10 @@ class CommandParser(argparse.ArgumentParser):
     """A parser that raises `UsageError`, and says what was probably meant.
 
     Attributes:
-        examples: command lines that work, shown below `--help` and as the fix of what is missing.
-        commands: name -> parser of what stands below it; none for a leaf.
+        examples: working command lines, shown in `--help`, and as the fix for what is missing.
+        commands: name -> parser of a subcommand; empty for a leaf.
         common: options that every command takes.
-        form: of the verb; parsing makes its record of the words, as `settings` of the namespace.
+        form: of the verb; parsing turns the words into its record, `settings` of the namespace.
     """
 
     def __init__(self, *, examples: Sequence[str] = (), **kwargs: Any) -> None:
@@ -50,7 +50,7 @@ class CommandParser(argparse.ArgumentParser):
         self.form: Form[Any] | None = None
 
     def takes(self, form: Form[Any]) -> None:
-        """Take what a verb is asked as arguments."""
+        """Add the fields of a verb's settings as arguments."""
         self.form = form
         alone = {
             name: group
@@ -65,7 +65,7 @@ class CommandParser(argparse.ArgumentParser):
             _add(alone.get(name, self), name, option, hints[name], needed=needed)
 
     def format_help(self) -> str:
-        """As argparse's, with the commands in groups, common options in short, and examples."""
+        """As in argparse, with commands in groups, common options in short, and examples."""
         columns = shutil.get_terminal_size().columns - 2
         paragraphs = [textwrap.fill(f"every command takes: {_IN_SHORT}", columns)]
         if self.examples:
@@ -88,13 +88,13 @@ class CommandParser(argparse.ArgumentParser):
         self._positionals._group_actions.clear()  # argparse would list them once more
 
     def below(self, name: str) -> "CommandParser":
-        """The parser of a command; where there is none, an error says what was meant."""
+        """The parser of a command; if there is none, an error says what was meant."""
         if name not in self.commands:
             self._refuse_command(name)
         return self.commands[name]
 
     def add_subparsers(self, **kwargs: Any) -> Any:
-        """As argparse's; the parsers are `commands` too."""
+        """As in argparse; also stores the parsers in `commands`."""
         action = super().add_subparsers(prog=self.prog, **kwargs)
         self.commands = action.choices
         return action
@@ -124,7 +124,7 @@ class CommandParser(argparse.ArgumentParser):
         self._option_string_actions[option].default = argparse.SUPPRESS
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's, but what is not known is an error of this very command."""
+        """As in argparse, but an unknown argument is an error of the command itself."""
         self._check_options(args)
         self._words = list(args)
         found, extras = super().parse_known_args(args, namespace)
@@ -143,7 +143,7 @@ class CommandParser(argparse.ArgumentParser):
             self._fail(exc.where, exc.what, exc.fix or f"see '{self._help()}'")
 
     def error(self, message: str) -> NoReturn:
-        """What argparse found."""
+        """Report what argparse found."""
         if message.startswith("the following arguments are required: --"):
             self._refuse_misplaced(message.partition(": ")[2].split(", "))
         found = re.fullmatch(r"argument (\S+): (.*)", message, re.DOTALL)
@@ -157,7 +157,7 @@ class CommandParser(argparse.ArgumentParser):
         self._fail(where, what.replace("the following arguments are required", "missing"), fix)
 
     def _refuse_misplaced(self, missing: Sequence[str]) -> None:
-        """Words that no place takes, where options are missing: what Python gives in order."""
+        """Words that fit no place, where options are missing: Python would take them in order."""
         needed = [action for action in self._actions if action.required and action.option_strings]
         for action in needed:
             action.required = False
@@ -187,13 +187,13 @@ class CommandParser(argparse.ArgumentParser):
         return f"{self.prog} --help"
 
     def _check_options(self, args: Sequence[str]) -> None:
-        """A misspelt option before what is missing because of it; as far as arguments are ours."""
+        """Report a misspelt option before what is missing because of it, among our arguments."""
         known = self._option_string_actions
         for argument in args:
             name = argument.partition("=")[0]
             if argument == "--" or (self.commands and not argument.startswith("-")):
                 return
-            is_text = " " in name  # of one option, such as --target-args "--dtype float16"
+            is_text = " " in name  # one option's value, such as --target-args "--dtype float16"
             if (
                 name.startswith("--")
                 and not is_text
@@ -202,7 +202,7 @@ class CommandParser(argparse.ArgumentParser):
                 self._refuse_option(name)
 
     def _refuse_option(self, name: str) -> NoReturn:
-        """What was meant, which may be an argument with a place, or where options are listed."""
+        """Say what was meant, perhaps an argument with a place, or where options are listed."""
         options = [each[2:] for each in self._option_string_actions if each[:2] == "--"]
         places = {each.lower(): each for each in self._places()}
         found = meant(name.lstrip("-"), options, tuple(places))
@@ -212,7 +212,7 @@ class CommandParser(argparse.ArgumentParser):
         self._fail(self.prog, f"has no option {name}", fix)
 
     def _places(self) -> list[str]:
-        """What is given by its place, as usage names it."""
+        """Positional arguments, as usage names them."""
         taken = () if self.commands else self._actions
         return [str(each.metavar or each.dest) for each in taken if not each.option_strings]
 
@@ -229,7 +229,7 @@ class CommandParser(argparse.ArgumentParser):
         self._fail(self.prog, f"one argument too many: {short(extras[0])}", fix)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """A command that there is: all other words are decoded by the settings of the verb."""
+        """Check that a command exists: the verb's settings decode all other words."""
         if action.choices is None or value in action.choices:
             return
         self._refuse_command(str(value))
@@ -245,7 +245,7 @@ class CommandParser(argparse.ArgumentParser):
 def _add(
     parser: argparse._ActionsContainer, name: str, option: Option, hint: Any, *, needed: bool
 ) -> None:
-    """One field of settings as an argument, whose words are kept as they are."""
+    """Add one field of settings as an argument; its words are kept unchanged."""
     kinds = [kind for kind in members(hint) if kind is not type(None)]
     origin = typing.get_origin(kinds[0]) or kinds[0]
     metavar: str | tuple[str, ...] | None = option.place or option.value
@@ -274,7 +274,7 @@ def _add(
 
 
 def _offered(kinds: Sequence[Any]) -> tuple[object, ...] | type[Path] | None:
-    """What a shell may complete an argument of these kinds by: choices, or any file."""
+    """Completions of a shell for an argument of these kinds: choices, or any file."""
     if kinds and typing.get_origin(kinds[0]) in (tuple, collections.abc.Sequence):
         return _offered(members(typing.get_args(kinds[0])[0]))
     if {Path, os.PathLike[str]} & set(kinds):
@@ -289,10 +289,10 @@ def sentence(summary: str) -> str:
 
 
 class _Version(argparse._VersionAction):
-    """Looks the version up where it is asked for: other runs need none."""
+    """Looks up the version on demand: other runs need none."""
 
     def __call__(self, *given: Any) -> None:
-        """Print it, and stop."""
+        """Print the version, and stop."""
         from ...recipes.packages import package_version
 
         self.version = f"draftquant {package_version('draftquant')}"
@@ -309,13 +309,13 @@ _IN_SHORT = (
     "-h/--help, -V (version), --json (JSON on stdout), -q/--quiet, -v/--verbose, --debug"
     " (tracebacks)"
 )
-"""What `--help` says of all of them."""
+"""What `--help` says about all common options."""
 COMMON = {names[-1].strip("-"): False for names, _ in _FLAGS}
 """The common options where none is given."""
 
 
 def add_common_options(parser: CommandParser) -> None:
-    """The common options, which count before and after the name of a command."""
+    """The common options, which may come before or after the name of a command."""
     parser.group_options()
     group = parser.add_argument_group()
     parser._action_groups.remove(group)  # help says them in short
@@ -324,7 +324,7 @@ def add_common_options(parser: CommandParser) -> None:
         if not parser.has(names[-1]):
             group.add_argument(*names, action="store_true", help=summary)
         parser.keep(names[-1])
-    # check --version is that of an engine.
+    # check --version is the engine's
     names = ("-V",) if parser.has("--version") else ("-V", "--version")
     group.add_argument(*names, action=_Version, help="show the version and stop")
     parser.common = group._group_actions

@@ -1,7 +1,7 @@
 """Progress on stderr, phase by phase: how much is done, how fast, and how much time is left.
 
 A terminal shows a bar. A log gets a line when a phase ends, and lines in between: the longer a
-phase runs, the fewer, but at least one every 30 seconds while anything runs (`heartbeat`), also
+phase runs, the fewer, but at least one every 30 seconds while anything runs (`heartbeat`), even
 inside one long item.
 """
 
@@ -26,13 +26,13 @@ from .streams import SPEECH, can_redraw
 from .terminal import terminal
 
 PATIENCE = 5.0
-"""Seconds after which a log hears of a phase that goes on."""
+"""Seconds after which a log reports a phase that continues."""
 EVERY = 25.0
-"""Seconds of silence after which a log gets a line: below 30, whatever the machine is busy with."""
+"""Seconds of silence after which a log gets a line: below 30, however busy the machine is."""
 LEAST_SHARE = 0.01
-"""Of a phase that must be done before its pace says anything."""
+"""Share of a phase that must be done before its pace means anything."""
 SHORT = 1.0
-"""Seconds of a phase that no log needs to hear of."""
+"""Duration in seconds of a phase too short for a log."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class Phase:
     moved_at: float = 0.0
 
     def move(self, done: int, total: int) -> None:
-        """So much of `total` is done now."""
+        """Set how much of `total` is done."""
         self.done, self.total, self.moved_at = done, total, time.perf_counter()
 
     @property
@@ -62,7 +62,7 @@ class Phase:
             return None
         pace = (self.moved_at - self.since) / self.done
         left = pace * (self.total - self.done) - (time.perf_counter() - self.moved_at)
-        return left if left > 0 else None  # the next item takes longer than those before
+        return left if left > 0 else None  # the next item takes longer than earlier ones
 
     def so_far(self) -> str:
         """How far it is, for a log."""
@@ -92,7 +92,7 @@ class Bar:
         self.now = Phase("")
 
     def phase(self, label: str, total: int | None = None, unit: Unit = "items") -> None:
-        """End the phase that runs and begin the next; without a total it is not known how long."""
+        """End the current phase and begin the next; without a total, its length is not known."""
         self.end()
         with self._lock:
             self.now = Phase(label, total or 0, unit)
@@ -113,7 +113,7 @@ class Bar:
         self._show()
 
     def label(self, text: str) -> None:
-        """Say something else before the bar."""
+        """Change the text before the bar."""
         self.now.label = text
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, description=visible(text))
@@ -132,7 +132,7 @@ class Bar:
             self.beat(min(max(PATIENCE, now.spent / 10), EVERY))
 
     def beat(self, patience: float | None = None) -> None:
-        """Tell a log how far the phase is, unless something was said less than `patience` ago."""
+        """Report progress to a log, unless something was printed less than `patience` ago."""
         with self._lock:
             silent = SPEECH.silence() >= (EVERY if patience is None else patience)
             tell = bool(self.now.label) and silent
@@ -143,11 +143,11 @@ class Bar:
 
     @property
     def measured(self) -> bool:
-        """Whether it is known how long the phase that runs is."""
+        """Whether the total of the current phase is known."""
         return self.now.total > 0
 
     def end(self) -> None:
-        """End the phase that runs: a log hears how long it took, a terminal with `--verbose`."""
+        """End the current phase: a log reports how long it took, a terminal with `--verbose`."""
         with self._lock:
             ended, self.now = self.now, Phase("")
         self.stop()
@@ -157,7 +157,7 @@ class Bar:
             self._say(ended.result())
 
     def stop(self) -> None:
-        """Say no more of the phase that runs."""
+        """Print no more about the current phase."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -171,7 +171,7 @@ class Figures(ProgressColumn):
     """How much is done, how fast, and how much time is left."""
 
     def render(self, task: Task) -> Text:
-        """The figures of a phase, those that are known."""
+        """The figures of a phase that are known."""
         phase: Phase | None = task.fields.get("phase")
         if phase is None or not phase.total:
             return Text(seconds(task.elapsed or 0))
@@ -187,7 +187,7 @@ class Figures(ProgressColumn):
 
 @contextmanager
 def progress_bar(label: str, total: int | None, unit: Unit = "items") -> Iterator[Bar]:
-    """Progress on stderr, whose first phase begins."""
+    """Progress on stderr; begins the first phase."""
     stream = sys.stderr
     if SPEECH.quiet or not can_redraw(stream):
         bar = Bar(None)
@@ -209,14 +209,14 @@ def progress_bar(label: str, total: int | None, unit: Unit = "items") -> Iterato
 
 
 _IN_LOGS: list[Bar] = []
-"""Bars of which a log hears, the innermost last."""
+"""Bars that a log reports, the innermost last."""
 
 
 @contextmanager
 def heartbeat(name: str) -> Iterator[None]:
     """Tell a log at least every 30 seconds that `name` still runs, and how far it is.
 
-    A terminal needs it not: its bar moves. Nothing is said after the block.
+    A terminal does not need it: its bar moves. Nothing is printed after the block.
     """
     if SPEECH.quiet or can_redraw(sys.stderr):
         yield
@@ -264,7 +264,7 @@ class _Cell(Progress):
             self.draw()
 
     def draw(self) -> None:
-        """How far it is now."""
+        """Draw the current progress."""
         self._drawn_at = time.monotonic()
         (task,) = self.tasks
         share = "" if task.total is None else f' value="{task.completed:g}" max="{task.total:g}"'
@@ -276,7 +276,7 @@ class _Cell(Progress):
 
 @contextmanager
 def cell_bar(label: str, total: int | None, unit: Unit = "items") -> Iterator[Bar]:
-    """Progress in the output of a cell, whose first phase begins."""
+    """Progress in the output of a cell; begins the first phase."""
     cell = _Cell()
     bar = Bar(cell)
     bar.phase(label, total, unit)

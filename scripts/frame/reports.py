@@ -1,4 +1,4 @@
-"""What verbs return, by name; imported when it is asked for, so that no door loads torch."""
+"""What verbs return, by name; imported on first use, so that no entry point loads torch."""
 
 from typing import TYPE_CHECKING
 

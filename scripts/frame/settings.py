@@ -1,6 +1,6 @@
 """`Form` of a verb: a record, whose fields are the arguments of a Python function and of a command.
 
-Both doors are decoded by the walker that reads recipes.
+The walker that reads recipes decodes both.
 """
 
 import typing
@@ -20,7 +20,7 @@ S = TypeVar("S", bound=Heard)
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """All that was given, as the walker sees it: the fields of settings and nothing else."""
+    """All given arguments, as the walker sees them: only fields of settings."""
 
     fields: Mapping[str, "PythonValue | _Words"]
     where: str = ""
@@ -50,7 +50,7 @@ class _Words:
 
     @property
     def where(self) -> str:
-        """What a user calls it."""
+        """The user's name for it."""
         return self.option.spelling(self.name)
 
     @property
@@ -125,7 +125,7 @@ class CallError(SettingsError, TypeError):
 
 
 class WordsError(Exception):
-    """A word of a command line is not what its option asks for; the parser makes a `UsageError`."""
+    """A word of a command line does not fit its option; the parser raises a `UsageError`."""
 
     def __init__(self, misfit: "Misfit[Any]") -> None:
         super().__init__(str(misfit))
@@ -135,12 +135,12 @@ class WordsError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form(Generic[S]):
-    """What a verb is asked: a record, and what its fields mean.
+    """The settings of a verb: a record, and what its fields mean.
 
     Attributes:
-        verb: as Python calls it: `parity_run_tasks`.
-        exclusive: fields of which at most one is given.
-        one_of: fields of which one is given, and no other.
+        verb: its name in Python: `parity_run_tasks`.
+        exclusive: fields of which at most one may be given.
+        one_of: fields of which exactly one must be given.
     """
 
     verb: str
@@ -173,10 +173,10 @@ class Form(Generic[S]):
         return PythonValue(value, option.count, option.reads) if option else PythonValue(value)
 
     def from_words(self, words: Mapping[str, Sequence[str] | bool]) -> S:
-        """The record of a command line, field -> what was given; it is not checked yet.
+        """The record of a command line, from field -> words; it is not checked yet.
 
         Raises:
-            WordsError: a word does not say what its option asks for.
+            WordsError: a word does not fit its option.
         """
         given = {name: _Words(self.options[name], name, word) for name, word in words.items()}
         settings, misfits = walk(self.record, _Given(given))
@@ -185,7 +185,7 @@ class Form(Generic[S]):
         return typing.cast(S, settings)
 
     def check(self, settings: S, called: Callable[[str, Option], str]) -> None:
-        """Refuse numbers out of the bounds of their fields, then what does not belong together."""
+        """Refuse numbers outside the bounds of their fields, then contradictory settings."""
         for name, option in self.options.items():
             given = getattr(settings, name)
             for number in given if isinstance(given, tuple) else (given,):

@@ -1,4 +1,4 @@
-"""stdout and stderr as they are: what can be written, how wide a line is, and how much is said."""
+"""stdout and stderr: what can be written, how wide a line is, and how much is printed."""
 
 import io
 import os
@@ -14,22 +14,22 @@ class StdoutError(Exception):
 
 
 class _Results:
-    """stdout, whose errors are told from those of files.
+    """stdout, whose errors are distinguished from those of files.
 
-    A pipe whose reader went away has no error: what is left is thrown away.
+    A pipe whose reader went away is no error: the rest is discarded.
     """
 
     def __getattr__(self, name: str) -> Any:
         return getattr(sys.stdout, name)
 
     def write(self, text: str) -> int:
-        """As of a stream; raises `StdoutError` where it cannot be written."""
+        """As in a stream; raises `StdoutError` where writing fails."""
         with _named():
             return sys.stdout.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """As of a stream; raises as `write` does."""
+        """As in a stream; raises like `write`."""
         with _named():
             sys.stdout.flush()
 
@@ -49,10 +49,10 @@ RESULTS = _Results()
 
 
 def open_streams() -> None:
-    """Make stdout and stderr such that printing fails only where nothing can be written.
+    """Make printing to stdout and stderr fail only where nothing can be written.
 
-    Characters that the terminal's encoding lacks are escaped. A stream that is closed (`>&-`) takes
-    the next file that is opened for itself, so it is opened again: stdout, where the result goes,
+    Characters that the terminal's encoding lacks are escaped. A closed stream (`>&-`) would get the
+    number of the next file that is opened, so it is opened again: stdout, where the result goes,
     as one that cannot be written.
     """
     if sys.stdout is None:
@@ -65,33 +65,33 @@ def open_streams() -> None:
 
 
 def width_is_known(stream: IO[str]) -> bool:
-    """Whether somebody said how wide a line may be: a terminal, or COLUMNS."""
+    """Whether the width of a line is known: from a terminal, or COLUMNS."""
     return stream.isatty() or os.environ.get("COLUMNS", "").isdecimal()
 
 
 def can_redraw(stream: IO[str]) -> bool:
-    """Whether a line that is there can be written anew, as bars are; a log cannot."""
+    """Whether an existing line can be rewritten, as bars are; a log cannot."""
     return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
 
 
 def discard(stream: IO[str]) -> None:
-    """Throw away what was printed and not written, which would fail again at the end."""
+    """Discard what was printed and not written, which would fail again at the end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class _Speech:
-    """How much is said on stderr, by `-q` and `-v`, for one run of the command; and when it was."""
+    """How much to print on stderr, by `-q` and `-v`, for one run of a command; and when it was."""
 
     quiet = False
     verbose = False
     _spoke_at = 0.0
 
     def spoke(self) -> None:
-        """Something is said now."""
+        """Note that something is printed now."""
         self._spoke_at = time.perf_counter()
 
     def silence(self) -> float:
-        """Seconds since something was said."""
+        """Seconds since something was printed."""
         return time.perf_counter() - self._spoke_at
 
 
@@ -99,5 +99,5 @@ SPEECH = _Speech()
 
 
 def speak(*, quiet: bool, verbose: bool) -> None:
-    """Say from now on only what is wrong (`quiet`), or more than usual (`verbose`)."""
+    """Print from now on only what is wrong (`quiet`), or more than usual (`verbose`)."""
     SPEECH.quiet, SPEECH.verbose = quiet, verbose and not quiet

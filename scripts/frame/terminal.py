@@ -1,7 +1,7 @@
-"""Lines and tables as rich draws them: text is never read as markup, names stay whole at any width.
+"""Lines and tables drawn by rich: text is never read as markup, names stay whole at any width.
 
-A table that is too wide is folded between words, then columns are left out that it can do without,
-and where words do not fit beside each other even so, its rows are written one below the other.
+A table that is too wide is folded between words, then dispensable columns are left out,
+and where words still do not fit side by side, its rows are written one below the other.
 """
 
 import os
@@ -19,7 +19,7 @@ from .streams import discard
 
 _PIPED_WIDTH = 160  # a pipe has no width: wide enough for most tables of draftquant
 _BORDERS = 3
-"""Characters that each column has beside its cells; the table has one more."""
+"""Characters that each column needs besides its cells; the table has one more."""
 Part = str | tuple[str, str]
 """Text, or text and its style."""
 
@@ -28,7 +28,7 @@ class _Terminal(Console):
     """One of the two streams; text is never read as markup."""
 
     def __init__(self, stream: IO[str], width: int | None = None) -> None:
-        # NO_COLOR: rich leaves bold and dim, here nothing is left.
+        # NO_COLOR: rich keeps bold and dim, we keep nothing.
         colours: Any = None if os.environ.get("NO_COLOR") else "auto"
         super().__init__(
             file=stream, width=width, color_system=colours, highlight=False, markup=False,
@@ -41,15 +41,15 @@ class _Terminal(Console):
 
 
 def terminal(stream: IO[str], width: int | None = None) -> Console:
-    """How text gets onto a stream, `width` columns wide if it says so.
+    """A console for a stream, `width` columns wide if given.
 
-    NO_COLOR leaves out every style, FORCE_COLOR keeps them in a pipe, COLUMNS is the width.
+    NO_COLOR removes every style, FORCE_COLOR keeps styles in a pipe, COLUMNS is the width.
     """
     return _Terminal(stream, width)
 
 
 class Output:
-    """Where lines and tables go: stdout or stderr."""
+    """The destination of lines and tables: stdout or stderr."""
 
     def __init__(self, stream: IO[str], *, width_is_known: bool = True) -> None:
         self._width_is_known = width_is_known
@@ -76,7 +76,7 @@ class ResultTable:
         heading: printed above it.
         columns: their titles.
         right: of these, the ones aligned to the right.
-        spare: of these, what a narrow terminal does without, the first one first.
+        spare: those of them that a narrow terminal leaves out, the first one first.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class ResultTable:
         return sum(self._longest_words(shown)) + _BORDERS * len(self._columns) + 1
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Side by side where words fit, else one below the other."""
+        """Side by side where words fit, otherwise one below the other."""
         del console
         shown = list(range(len(self._columns)))
         for left_out in (None, *map(self._columns.index, self._spare)):
@@ -121,7 +121,7 @@ class ResultTable:
         return [self._columns[index], *(cells[index] for cells, _ in self._rows)]
 
     def _longest_words(self, shown: Sequence[int]) -> list[int]:
-        """Characters that no column may go below; a number and its unit are one word."""
+        """Least characters of each column; a number and its unit are one word."""
         found = []
         for index in shown:
             heading, *cells = self._cells(index)
@@ -137,7 +137,7 @@ class ResultTable:
         room = available - _BORDERS * len(widths) - 1
         if sum(least) > room:
             return None
-        while sum(widths) > room:  # the widest of those that can be folded gives way
+        while sum(widths) > room:  # the widest foldable one gives way
             widest = max(range(len(widths)), key=lambda i: (widths[i] > least[i], widths[i]))
             widths[widest] -= 1
         return widths
@@ -155,7 +155,7 @@ class ResultTable:
         return found
 
     def _stacked(self, available: int) -> Iterator[Text]:
-        """A row as a block: its first cell, and below it what the other columns say."""
+        """A row as a block: its first cell, and below it the other columns."""
         label = max(map(cell_len, self._columns[1:]), default=0)
         for (first, *others), style in self._rows:
             yield Text(first or "-", style=f"bold {style}".strip(), overflow="fold")

@@ -1,7 +1,7 @@
-"""`verb`: the Python function of a verb, made from its settings and from what it does.
+"""`verb`: the Python function of a verb, made from its settings and its implementation.
 
-The command runs it by settings that are decoded already (`Command`). The function decodes its
-arguments, and says errors and warnings in the words of a Python call.
+The command runs it with decoded settings (`Command`). The function decodes its arguments,
+and words errors and warnings for a Python call.
 """
 
 import dataclasses
@@ -38,11 +38,11 @@ class Verb(Protocol[P, R_co]):
 
     @property
     def form(self) -> Form[Any]:
-        """What it is asked; the command's parser is made from it."""
+        """Its settings; the command's parser is made from them."""
 
     @property
     def run(self) -> "Callable[[Any], R_co]":
-        """What it does, by settings that are made already."""
+        """Its implementation, for decoded settings."""
 
 
 def verb(
@@ -52,14 +52,14 @@ def verb(
     one_of: Sequence[str] = (),
     figures: Mapping[str, str] = MappingProxyType({}),
 ) -> Callable[[Callable[[S], R]], Verb[P, R]]:
-    """The decorator that makes of `run(settings)` a function with the fields as arguments.
+    """The decorator that turns `run(settings)` into a function with the fields as arguments.
 
-    Its name, home and first words are those of `run`; signature and arguments are the settings'.
+    Its name, module and first words are those of `run`; signature and arguments are the settings'.
 
     Args:
         settings: a record that is `Heard`.
-        exclusive: fields of which at most one is given. one_of: of which one is, and no other.
-        figures: name -> what stands for it in help texts.
+        exclusive: fields of which at most one is given. one_of: fields of which exactly one is.
+        figures: name -> its value in help texts.
     """
     cls = typing.cast("type[S]", settings)
 
@@ -93,7 +93,7 @@ def verb(
         parameters = [
             each.replace(annotation=kinds[each.name]) for each in signature.parameters.values()
         ]
-        parameters.sort(key=lambda each: each.name == "listener")  # stands after what is asked for
+        parameters.sort(key=lambda each: each.name == "listener")  # comes after what is asked for
         function.__name__, function.__qualname__, function.__module__ = name, name, run.__module__
         function.__doc__ = documented(run, options)
         function.__annotations__ = {
@@ -102,7 +102,7 @@ def verb(
         }
         found: Any = function
         found.__signature__ = signature.replace(parameters=parameters, return_annotation=returns)
-        found.__wrapped__ = run  # in whose module the annotation of what it returns is found
+        found.__wrapped__ = run  # the module in which its return annotation is found
         found.form, found.run = form, heard
         return typing.cast("Verb[P, R]", found)
 
@@ -110,7 +110,7 @@ def verb(
 
 
 def _to_mapping(report: Any, _settings: Any) -> Any:
-    """What the report makes of itself, else its fields."""
+    """The report's own mapping, or else its fields."""
     own = getattr(report, "to_mapping", None)
     return dataclasses.asdict(report) if own is None else own()
 
@@ -126,8 +126,8 @@ class Command:
     Attributes:
         show: prints the report; it is given the settings too, as `mapping` is.
         mapping: the report for JSON.
-        beside: prints on stderr what has to be known of it, also where JSON is printed.
-        run_whole: what runs in the verb's place, where the command shows more than the function
+        beside: prints on stderr what a reader must know, even where JSON is printed.
+        run_whole: runs instead of the verb, where the command shows more than the function
             returns.
     """
 
@@ -145,7 +145,7 @@ class Command:
         return self.exit_code(report)
 
     def tell(self, report: Any, settings: Any, *, as_json: bool) -> None:
-        """Print it."""
+        """Print the report."""
         if as_json:
             print_json(self.mapping(report, settings))
         else:
@@ -157,7 +157,7 @@ class Command:
 def _bound(
     verb: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Field -> value, of a call; an error where one is missing, unknown, or one too many."""
+    """Field -> value of a call; an error where one is missing, unknown, or superfluous."""
     try:
         return signature.bind(*args, **kwargs).arguments
     except TypeError as exc:

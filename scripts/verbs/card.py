@@ -14,7 +14,7 @@ from ..frame.verb import Command, verb
 
 @dataclass(frozen=True)
 class CardSettings(CardRequest):
-    """Of which folder, and what the card is to say that the folder does not."""
+    """Which folder, and what the card should say beyond the folder."""
 
     folder: AnyPath
     _: KW_ONLY
@@ -22,7 +22,7 @@ class CardSettings(CardRequest):
     overwrite: bool = False
 
     def check(self) -> None:
-        """Nothing is replaced where nothing is written."""
+        """Refuse to replace where nothing is written."""
         if self.out is None and self.overwrite:
             raise OutputError("--overwrite", "without --out, nothing is written", fix="add --out")
 

@@ -71,7 +71,7 @@ _WHEN: Mapping["Stage", str] = {
 }
 """What an engine was doing when it found a fault."""
 _WORDS = {"refused": "error"}
-"""Levels that are not said by their names."""
+"""Levels that need another word than their names."""
 
 
 def _show(report: "reports.CheckReport", _settings: object) -> None:

@@ -13,7 +13,7 @@ from ..frame.verb import Command, verb
 
 @dataclass(frozen=True)
 class CleanSettings(Heard):
-    """Which folder, and how long others may have been away."""
+    """Which folder, and for how many hours others may have been silent."""
 
     folder: str | Path | None = None
     _: KW_ONLY
@@ -21,7 +21,7 @@ class CleanSettings(Heard):
     older_than: float | None = None
 
     def check(self) -> None:
-        """Refuse to look nowhere."""
+        """Refuse a call without a place to look."""
         if self.folder is None and not self.cache:
             raise OutputError(
                 "clean", "expected FOLDER or --cache, got neither", fix="clean FOLDER, for example"

@@ -30,7 +30,7 @@ def compare(settings: CompareRun) -> "reports.ComparisonReport":
 
 
 _MOST_OF_A_PART = 5
-"""Rows of a category, where drafts are many."""
+"""Most rows of a category, where there are many drafts."""
 
 
 def _say_files(_report: object, settings: CompareRun) -> None:
@@ -75,9 +75,9 @@ def _show(report: "ComparisonReport", _settings: object) -> None:
 
 
 def _shown(scope: "Scope", report: "ComparisonReport") -> list[int]:
-    """Numbers of the drafts: all; of many all over the whole, the first and the best of a part.
+    """Numbers of the drafts: all; if many, all for the whole, the first and the best for a part.
 
-    The baseline first, and of many the others by their acceptance length.
+    The baseline comes first; if many, the others by their acceptance length.
     """
     if not report.is_many:
         return list(range(len(report.names)))

@@ -17,7 +17,7 @@ Shell = Literal["bash", "zsh", "fish"]
 
 @dataclass(frozen=True)
 class CompletionSettings(Heard):
-    """Of which shell."""
+    """Which shell."""
 
     shell: Shell
 

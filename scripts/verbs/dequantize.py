@@ -17,7 +17,7 @@ _DTYPES: dict[str, Literal["BF16", "F32"]] = {"bfloat16": "BF16", "float32": "F3
 
 @dataclass(frozen=True)
 class DequantizeSettings(Heard):
-    """Of what, into which folder, in which dtype."""
+    """Which folder, into which folder, in which dtype."""
 
     quantized: Reference
     out: AnyPath

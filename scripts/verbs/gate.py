@@ -1,6 +1,6 @@
 """`gate`: may the quantized draft replace the BF16 one?
 
-On the same traces, or by measurements of servers, or both; and by what checks of parity found.
+On the same traces, or by measurements of servers, or both; and by findings of parity checks.
 """
 
 import re
@@ -51,7 +51,7 @@ def gate(settings: GateRun) -> "reports.GateReport | reports.JointReport":
 COLOURS = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow", "ANOMALOUS": "magenta"}
 BOUNDS = ("change", "lower bound", "upper bound")
 Places = Mapping[str, str]
-"""What commands to copy call BF16 or QUANT -> as it was given."""
+"""BF16 or QUANT in commands to copy -> what was given."""
 NOTHING: Places = MappingProxyType({})
 _PLACE = re.compile(r"\b[A-Z][A-Z0-9]+\b")
 
@@ -65,7 +65,7 @@ def print_gate(report: "GateReport", places: Places = NOTHING) -> None:
 
 
 def print_figures(report: "GateReport", comparison: str = "") -> None:
-    """Print the statistic, the categories and who was compared."""
+    """Print the statistic, the categories and the compared drafts."""
     from ...validate.report import words
 
     out = stdout()
@@ -153,7 +153,7 @@ def _print_verdict(report: "GateReport", places: Places) -> None:
 
 
 def _print_parts(report: "GateReport") -> None:
-    """Those that were judged, or lost much; a warning names the others."""
+    """Print parts that were judged, or lost much; a warning names the others."""
     from ...validate.report import words
 
     told = [own for own in report.parts.all if own.outcome or own.certainly_lost]
@@ -175,7 +175,7 @@ def _print_parts(report: "GateReport") -> None:
 
 
 def _print_ways_out(action: str | None, places: Places) -> None:
-    """What to do about a verdict, one way out a line, its command on a line of its own."""
+    """What to do about a verdict, one way out per line, with its command on a separate line."""
     from ...validate.report.words import way_out
 
     ways = action.splitlines() if action else []
@@ -234,7 +234,7 @@ def _show(found: "Judged", settings: GateRun) -> None:
 
 
 def _places(settings: GateRun) -> Mapping[str, str]:
-    """What commands to copy call BF16 and so on -> what was given here."""
+    """BF16 and so on in commands to copy -> what was given here."""
     given = {
         "BF16": settings.baseline,
         "QUANT": settings.candidate,

@@ -15,7 +15,7 @@ from ..frame.verb import Command, verb
 
 @dataclass(frozen=True)
 class GraftSettings(Heard):
-    """Of which target, which layer, into which folder, and how the target's files come there."""
+    """Which target, which layer, into which folder, and how the target's files get there."""
 
     target: AnyPath
     layer: Reference

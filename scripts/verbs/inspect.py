@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class InspectSettings(Heard):
-    """Of which draft."""
+    """Which draft."""
 
     draft: Reference
     _: KW_ONLY
@@ -90,7 +90,7 @@ def _print(found: dict[str, Any], vocabulary: str | None) -> None:
 
 
 def _reads(found: dict[str, Any]) -> str:
-    """What the draft is fed besides tokens."""
+    """What the draft reads besides tokens."""
     if not found["reads_features"]:
         return "reads tokens only, no hidden states: a language model of its own, or a target"
     if found["reads_last_hidden_state"]:
@@ -116,9 +116,9 @@ def _print_lints(lints: list[dict[str, Any]], corrected: str = "in the output") 
 
 
 _LOST = 0.75
-"""Share of zero codes from which a half of a concat input is lost.
+"""Share of zero codes at which a half of a concat input counts as lost.
 
-Gaussian halves that are 4 apart (`concat.HARMFUL_RATIO`) give this share under INT4 per channel.
+Gaussian halves that differ by 4 (`concat.HARMFUL_RATIO`) have this share under INT4 per channel.
 """
 
 

@@ -110,7 +110,7 @@ def print_plan(plan: "Plan") -> None:
 
 
 def _experts_as_one(plan: "Plan") -> list[tuple["Step", int]]:
-    """The steps, of routed experts that have all the same done to them the first, and how many."""
+    """The steps, with the first of routed experts that are treated alike, and their number."""
     from ...quantize.drafts.shared.mixture import of_any_expert
 
     counts: dict[tuple[Any, ...], int] = {}
@@ -124,7 +124,7 @@ def _experts_as_one(plan: "Plan") -> list[tuple["Step", int]]:
 
 
 def _name(step: "Step", count: int) -> str:
-    """A tensor's name, of several experts with the number of them."""
+    """A tensor's name; for several experts, with their number."""
     from ...quantize.drafts.shared.mixture import of_any_expert
 
     name = step.row.tensor.name

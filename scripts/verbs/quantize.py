@@ -36,7 +36,7 @@ def quantize(settings: Quantizing) -> "reports.QuantizeReport":
 
 
 def _say_beside(report: "reports.QuantizeReport", settings: Quantizing) -> None:
-    """What config.json says otherwise now, and that the card is the source's."""
+    """Print what changed in config.json, and that the card is the source's."""
     for lint in report.lints if settings.fix_config else ():
         for key, value in lint.fix.items():
             stderr().line(f"config.json: {key} = {json.dumps(value)} ({lint.name})")
@@ -84,7 +84,7 @@ def _show(report: "reports.QuantizeReport", settings: Quantizing) -> None:
 
 
 def few_inputs_line(few: Mapping[str, int]) -> str:
-    """What was not rounded as the recipe says, for too few tokens were routed to it."""
+    """What was not rounded by the recipe, since too few tokens were routed to it."""
     first, seen = min(few.items(), key=lambda item: item[1])
     return (
         f"{len(few)} linears of experts were rounded to nearest: the traces route too few tokens"

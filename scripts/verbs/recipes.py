@@ -93,7 +93,7 @@ def _show_list(listing: "Sequence[reports.ListedRecipe]", settings: Listing) -> 
 
 
 def _places(listed: "reports.ListedRecipe", asked: Listing) -> str:
-    """Where the result loads, as far as it was asked, and where that is no use for speed."""
+    """Where the result loads, as far as requested, and where it gains no speed."""
     from ...quantize.listed_recipes import places
 
     lines = [
@@ -107,7 +107,7 @@ def _places(listed: "reports.ListedRecipe", asked: Listing) -> str:
 
 
 def _families(place: "LoadsOn") -> str:
-    """Those that it does not load, which are fewer."""
+    """The families that it does not load, which are fewer."""
     from ...quantize.listed_recipes import loaded_families
 
     absent = [name for name in loaded_families() if name not in place.family]

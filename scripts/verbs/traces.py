@@ -1,4 +1,4 @@
-"""`traces`: what is done with trace folders beside recording them; a verb for each."""
+"""`traces`: what to do with trace folders besides recording them, one verb for each."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -72,7 +72,7 @@ class TracesSplitSettings(Heard):
     seed: int = 0
 
     def check(self) -> None:
-        """Refuse a fraction that is no share."""
+        """Refuse a fraction that is not a share."""
         from ...recipes.errors import TraceError
 
         if self.fraction is not None and not 0 < self.fraction < 1:
@@ -252,7 +252,7 @@ def _mapping(info: "TraceInfo", _settings: object) -> dict[str, Any]:
 
 
 def print_written(traces: "TraceFolder", of: str = "") -> None:
-    """Print its name, how many traces and tokens it has, and its identity."""
+    """Print its name, its numbers of traces and tokens, and its identity."""
     stdout().line(
         (str(traces.folder), "bold"),
         f": {len(traces)} traces{of}, {traces.manifest.num_tokens:,} tokens, sha256"

@@ -15,7 +15,7 @@ from ..frame.verb import Command, verb
 
 @dataclass(frozen=True)
 class TranscodeSettings(Heard):
-    """Of what, into which folder, and how its codes are stored there."""
+    """Which folder, into which folder, and how its codes are stored there."""
 
     quantized: Reference
     out: AnyPath

@@ -13,7 +13,7 @@ from ..frame.verb import Command, verb
 
 @dataclass(frozen=True)
 class UnpickleSettings(Heard):
-    """Of which draft, into which folder."""
+    """Which draft, into which folder."""
 
     draft: Reference
     out: AnyPath

@@ -70,7 +70,7 @@ def _print_faults(faults: Sequence["Fault"]) -> None:
 def print_verification(report: "VerifyReport") -> None:
     """Print the linears with their errors, then the verdict or every fault."""
     out = stdout()
-    # Bounds are for folders of other tools: what a recipe of this package gives is known exactly.
+    # Bounds are for folders of other tools: the results of our recipes are known exactly.
     bounded = any(linear.max_error is not None for linear in report.linears)
     numbers = (*(("error / allowed",) if bounded else ()), "relative L2 error")
     found = table(

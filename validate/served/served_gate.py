@@ -16,7 +16,7 @@ from .measurement_pair import SENTENCES, ServedPair, pair_measurements
 
 
 def wording(*names: str) -> Wording:
-    """What a verdict calls what was done; later names say otherwise what the first says."""
+    """A verdict's words for what was done; later names replace words of earlier ones."""
     rows = [SENTENCES["wording"][name] for name in names]
     said = {key: value for row in rows for key, value in row.items()}
     return Wording(**said | {"join": tuple(said["join"])})
@@ -24,9 +24,9 @@ def wording(*names: str) -> Wording:
 
 SERVED = wording("served")
 UNCHANGED = wording("served", "unchanged")
-"""Where a candidate does what its baseline did."""
+"""The phrase for a candidate that does what its baseline did."""
 SAID_FROM = 0.02
-"""Share of verify steps with fewer than K proposals from which on it is said."""
+"""Share of verify steps with fewer than K proposals at which a warning begins."""
 
 
 def judge_measured(
@@ -40,8 +40,8 @@ def judge_measured(
     """Compare two measurements of the same prompts, of the BF16 draft and of the quantized one.
 
     Raises:
-        GateError: both are one measurement, or of one draft; neither server drafted, or another
-            draft than `background` names; or the outputs are too short.
+        GateError: both are one measurement, or of one draft; neither server drafted, or it drafted
+            with another draft than `background` names; or the outputs are too short.
     """
     pair = pair_measurements(baseline, candidate)
     digests = [draft_sha256(one) for one in (baseline, candidate)]
@@ -86,7 +86,7 @@ def said_the_same(one: Measurement, other: Measurement) -> bool:
 
 
 def _unchanged(baseline: Measurement, candidate: Measurement) -> str:
-    """That a format which rounds changed no verify step, which never happens; empty if it did."""
+    """A warning that a format which rounds changed no verify step, which never happens; or ""."""
     plain, quantized = (
         run.setup.speculation and run.setup.speculation.draft_quantization
         for run in (baseline, candidate)
@@ -103,7 +103,7 @@ def _unchanged(baseline: Measurement, candidate: Measurement) -> str:
 
 
 def _check_folders(pair: ServedPair, digests: Sequence[str | None], background: Background) -> None:
-    """Each served draft is the one whose folder is judged beside it."""
+    """Check that each served draft is the one whose folder is judged."""
     given = (background.baseline_sha256, background.candidate_sha256)
     for measurement, served, folder in zip(pair.measurements, digests, given, strict=True):
         if served is not None and folder is not None and served != folder:
@@ -112,7 +112,7 @@ def _check_folders(pair: ServedPair, digests: Sequence[str | None], background: 
 
 
 def warnings_of(pair: ServedPair) -> Iterator[str]:
-    """What a reader has to know of two runs, sentences without a full stop."""
+    """What a reader must know about two runs, sentences without a full stop."""
     said = SENTENCES["warnings"]
     if unnamed := [one.name for one in pair.measurements if draft_sha256(one) is None]:
         do = "does" if len(unnamed) == 1 else "do"
@@ -138,7 +138,7 @@ def warnings_of(pair: ServedPair) -> Iterator[str]:
 
 
 def _short_share(measurement: Measurement) -> float:
-    """Of its steps, those with fewer than K proposals, as far as the engine tells."""
+    """Share of its steps with fewer than K proposals, as far as the engine reports it."""
     speculation = measurement.setup.speculation
     drafted = [k for record in measurement.records for k in record.drafted or ()]
     if speculation is None or not drafted:
@@ -147,7 +147,7 @@ def _short_share(measurement: Measurement) -> float:
 
 
 def served_estimand(measurement: Measurement) -> str:
-    """What the acceptance length of a measurement is of, in words."""
+    """What the acceptance length of a measurement describes, in words."""
     asked, server = measurement.setup.asked, measurement.setup.server
     how = f"speculative decoding by {server.engine} {server.version}"
     more = f", top-p {asked.top_p:g}" if asked.top_p < 1 else ""
@@ -156,17 +156,17 @@ def served_estimand(measurement: Measurement) -> str:
 
 
 def drawn_or_greedy(how: str, temperature: float, more: str = "") -> str:
-    """How text was chosen, and served."""
+    """How text was chosen, and that it was served."""
     return f"sampled (temperature {temperature:g}{more}) {how}" if temperature else f"greedy {how}"
 
 
 DRIFT_CONFIDENCE = 0.995
-"""Of each bound of a change that is no noise: one sound server in a hundred is called unsteady."""
+"""For each bound of a change that is no noise: one sound server in a hundred is called unsteady."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerNoise:
-    """The baseline against itself, measured again.
+    """The baseline compared with itself, measured again.
 
     Attributes:
         verdict: PASS if the noise is smaller than the limit; INCONCLUSIVE if it is as large;
@@ -185,7 +185,7 @@ class ServerNoise:
 
 
 def server_noise(baseline: Measurement, again: Measurement, policy: Policy) -> ServerNoise:
-    """Compare a run with its repetition on the same server, of the same draft."""
+    """Compare a run with its repetition on the same server, with the same draft."""
     pair = pair_measurements(baseline, again)
     digests = {draft_sha256(one) for one in (baseline, again)} - {None}
     if len(digests) > 1:

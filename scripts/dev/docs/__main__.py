@@ -1,4 +1,4 @@
-"""The command that writes docs/reference and docs/pictures anew.
+"""The command that regenerates docs/reference and docs/pictures.
 
 python -m draftquant.scripts.dev.docs
 """

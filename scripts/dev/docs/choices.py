@@ -1,8 +1,8 @@
 """Which recipe for which GPU, engine and family of draft, made from `check`.
 
-Of the built-in recipes whose result `check` says LOADS and whose head is the draft's, a row has the
-best in FP8, with weights in INT4 and with weights in FP4, by experiments/acceptance.md and by
-bytes. Kept by hand are the GPUs that people use, and which of equal recipes is named.
+Among the built-in recipes whose result `check` says LOADS and whose head is the draft's, a row has
+the best in FP8, with weights in INT4 and with weights in FP4, by experiments/acceptance.md and by
+bytes. By hand are only the GPUs that people use, and which of equal recipes is named.
 """
 
 import itertools
@@ -35,9 +35,9 @@ NAMED_FIRST = {
     "sm90": "fp8-ptpc",
     "sm100": "blackwell-fp8-mla",
 }
-"""Of recipes with the same arithmetic and bytes, the one that is called after the GPU."""
+"""Among recipes with the same arithmetic and bytes, the one that is named after the GPU."""
 UNPACKED = "mi325x-w4a8-fp8"
-"""What the plugin makes of Quark's INT4 while an engine loads it: it loads where this does."""
+"""What the plugin turns Quark's INT4 into while an engine loads it: it loads where this does."""
 ANY = "any of the three"
 NONE = "none"
 
@@ -96,7 +96,7 @@ def choices_table() -> str:
 
 
 def short_table() -> str:
-    """The advice for drafts that are no MLA drafts: a row for GPUs and engines with the same."""
+    """The advice for drafts other than MLA: one row for GPUs and engines with equal advice."""
     rows: dict[tuple[str, ...], list[str]] = {}
     for each in choices():
         if FAMILIES[0] in each.families:
@@ -139,7 +139,7 @@ def _advised(
 
 
 def _has_head(recipe: Recipe) -> bool:
-    """Whether it quantizes the head too: of a target's head that means nothing."""
+    """Whether it quantizes the head too: for a target's head that means nothing."""
     return any(rule.action == "quantize" and "head" in rule.role for rule in recipe.rules)
 
 
@@ -148,7 +148,7 @@ def _is_fp8(recipe: Recipe) -> bool:
 
 
 def _is_small(recipe: Recipe, arch: str) -> bool:
-    """Weights of four bits, stored in four bits, that no GPU of these has to emulate."""
+    """Weights of four bits, stored in four bits, that the GPUs need not emulate."""
     number = NUMBER_FORMATS[recipe.weights.dtype]
     emulated = any(gpu.emulates(number) for gpu in GPUS.values() if gpu.arch == arch)
     return number.bits == 4 and recipe.weights.carrier is None and not emulated
@@ -165,7 +165,7 @@ def _best(names: Iterator[str], arch: str, family: str) -> str | None:
 
 
 def _rank(arch: str, family: str) -> Callable[[str], tuple[int, bool, int, bool, str]]:
-    """Passed on more pairs; needs no traces; smaller; named first; by name."""
+    """By more pairs passed; no traces needed; smaller; named first; name."""
 
     def rank(name: str) -> tuple[int, bool, int, bool, str]:
         other = name != NAMED_FIRST[arch]
@@ -178,12 +178,12 @@ _recipe = cache(load_recipe)
 
 
 def needs_traces(recipe: Recipe) -> bool:
-    """Whether quantizing by it takes traces of the draft's prompts."""
+    """Whether quantizing with it needs traces of the draft's prompts."""
     return recipe.needs_input_scales or recipe.algorithm.rounding != "nearest"
 
 
 def _passed(name: str) -> int:
-    """On how many of the shipped pairs the gate said PASS."""
+    """The number of shipped pairs on which the gate said PASS."""
     changes = measured_changes().get(name, {})
     return sum(change.verdict == "PASS" for change in changes.values())
 

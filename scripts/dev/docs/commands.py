@@ -14,11 +14,11 @@ _INTRODUCTION = (
 )
 _COLUMNS = ("argument", "meaning")
 _NEARLY_EVERY = 0.8
-"""Share of the commands whose common options are said once."""
+"""Share of the commands at which common options are listed only once."""
 
 
 def commands_page() -> str:
-    """Every command, verb and argument; what nearly all take is said once."""
+    """Every command, verb and argument; options that nearly all take are listed once."""
     found = list(_parsers(every_parser()))  # with the arguments of each of these
     common = _common([parser for parser, _ in found])
     sections = [_section(parser, summary, common) for parser, summary in found]
@@ -36,7 +36,7 @@ def _common(parsers: Sequence[argparse.ArgumentParser]) -> dict[str, argparse.Ac
 
 
 def _parsers(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.ArgumentParser, str]]:
-    """The parsers below one, in depth, each with its line in the list of commands."""
+    """The parsers below one, depth first, each with its line in the list of commands."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             summaries = {each.dest: each.help or "" for each in action._choices_actions}
@@ -74,7 +74,7 @@ def _row(action: argparse.Action) -> list[str]:
 
 
 def _spelling(action: argparse.Action) -> str:
-    """As one writes it: `DRAFT`, `--out O`; several spellings with commas between."""
+    """As a user writes it: `DRAFT`, `--out O`; several spellings with commas between."""
     value = ""
     if action.nargs != 0:
         value = _value(action)
@@ -86,7 +86,7 @@ def _spelling(action: argparse.Action) -> str:
 
 
 def _value(action: argparse.Action) -> str:
-    """What stands for the value, as often as it may be given."""
+    """The placeholder of the value, as often as it may be given."""
     if isinstance(action.metavar, tuple):
         return " ".join(action.metavar)
     if action.metavar is not None:

@@ -1,7 +1,7 @@
 """SVG by matplotlib that follows the reader's light or dark mode, and is equal for equal figures.
 
-matplotlib writes each colour as its light one; the file then names them as variables, which a media
-query sets. A picture has its own ground, so that it stays readable on any page.
+matplotlib writes each colour as its light value; the file then names them as variables, which a
+media query sets. A picture has its own background, so that it stays readable on any page.
 """
 
 import io
@@ -29,8 +29,8 @@ DARK: Mapping[str, str] = {
     GREEN: "#2fc4a2",
     PURPLE: "#cc8ad9",
 }
-"""Light colour -> dark one. The light ones are told apart by colour-blind readers too (Okabe and
-Ito's, darkened for text), and nothing is said by colour alone."""
+"""Light colour -> dark colour. Colour-blind readers can distinguish the light ones too (Okabe and
+Ito's, darkened for text), and no meaning depends on colour alone."""
 _SETTINGS: Mapping[str, Any] = {
     "svg.fonttype": "none",  # text stays text: searchable, and in the reader's own sans-serif
     "font.family": "sans-serif",
@@ -52,7 +52,7 @@ _FONTS = "-apple-system, 'Segoe UI', 'Noto Sans', Helvetica, Arial, sans-serif"
 
 @contextmanager
 def house_look() -> Iterator[None]:
-    """What is drawn inside has our colours and fonts."""
+    """Figures drawn inside the block have our colours and fonts."""
     settings: Any = _SETTINGS  # each version of matplotlib types its own keys
     with pyplot.rc_context(settings):
         yield
@@ -67,7 +67,7 @@ def figure(
 
 
 def svg(made: Any, title: str) -> str:
-    """The figure as text of an SVG file whose title screen readers say; closes it."""
+    """The figure as text of an SVG file, whose title screen readers speak; closes the figure."""
     file = io.StringIO()
     made.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Title": title})
     pyplot.close(made)

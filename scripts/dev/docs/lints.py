@@ -1,6 +1,6 @@
 """The page of all lints in the words of `inspect`, from their table.
 
-Messages quote the draft; what they quote stands as `…` here.
+Messages quote the draft; each quotation is `…` here.
 """
 
 import ast
@@ -17,7 +17,7 @@ from .markdown import code, page, table, text
 
 
 class Message(NamedTuple):
-    """What a lint says; what it quotes is `…`."""
+    """The message of a lint, with `…` for each quotation."""
 
     name: str
     level: str

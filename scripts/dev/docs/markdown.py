@@ -1,4 +1,4 @@
-"""Markdown of pages that are made: tables, and text that stays text."""
+"""Markdown of generated pages: tables, and text that stays text."""
 
 import re
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Every page of docs/ that is made: its name there -> what makes it."""
+"""Every generated page of docs/: its name there -> its generator."""
 
 from collections.abc import Callable, Mapping
 

@@ -1,4 +1,4 @@
-"""The pictures of README and docs/, from measured figures and headers alone."""
+"""The pictures of README and docs/, from measured figures and headers only."""
 
 import tempfile
 import textwrap
@@ -18,7 +18,7 @@ from .drawing import BLUE, FAINT, GREEN, GRID, ORANGE, PAPER, PURPLE, RED, figur
 
 _LIMIT = -1.0
 _KINDS = {(8, False): "FP8", (4, False): "INT4", (4, True): "FP4"}
-"""(bits of a value, whether it is FP4) -> what people call such weights."""
+"""(bits of a value, whether it is FP4) -> the common name for such weights."""
 _LOOKS = {"PASS": ("o", GREEN), "INCONCLUSIVE": ("D", ORANGE), "FAIL": ("X", RED)}
 _SIZED = ("fp8-ptpc", "mi325x-w4a8-fp8", "int4-channel", "int4-group128", "blackwell-nvfp4")
 _PARTS = {

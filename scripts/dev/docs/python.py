@@ -37,7 +37,7 @@ def _row(shown: str, name: str) -> tuple[str, str]:
 
 
 def _call(name: str) -> str:
-    """`gate(baseline, candidate, traces, …)`: what may be given by place, and what is needed."""
+    """`gate(baseline, candidate, traces, …)`: positional and required arguments."""
     every = inspect.signature(getattr(api, name)).parameters.values()
     shown = [
         each.name

@@ -1,4 +1,4 @@
-"""The page of the built-in recipes, and that of the formats that a recipe may ask for."""
+"""The page of the built-in recipes, and the page of the formats that a recipe may use."""
 
 import dataclasses
 import itertools
@@ -52,7 +52,7 @@ def recipes_page() -> str:
 
 
 def _grouped(names: Mapping[str, str], form: Callable[[str], str] = code) -> Iterator[list[str]]:
-    """The names that mean the same, in one row."""
+    """The names with one meaning, in one row."""
     for meaning in dict.fromkeys(names.values()):
         alike = [code(name) for name, each in names.items() if each == meaning]
         yield [form(meaning), ", ".join(alike)]
@@ -135,7 +135,7 @@ def _held(layout: LayoutName) -> str:
 
 
 def _weight_formats() -> Iterator[WeightFormat]:
-    """Every format of weights; of INT4 with float16 scales and in two stages too."""
+    """Every format of weights; for INT4 also float16 scales and two stages."""
     for dtype, number in NUMBER_FORMATS.items():
         for granularity, sizes in number.sizes.items():
             for size in sizes or (None,):

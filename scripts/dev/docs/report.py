@@ -47,7 +47,7 @@ _MEANINGS = {
     "survival": "K shares of the steps that accepted at least 1 .. K tokens",
     "vocabulary": "rows of a cut head; null = the head has all tokens of the target",
 }
-"""Of keys whose name does not say it and whose dataclass does not either."""
+"""Meanings of keys that neither their names nor their dataclasses explain."""
 
 
 def report_page() -> str:
@@ -71,7 +71,7 @@ def report_page() -> str:
 
 
 def _parts(hint: Any, seen: list[type]) -> Iterator[str]:
-    """The keys of each dataclass in a type and in its fields, which is not there yet."""
+    """The keys of each dataclass in a type and in its fields, if not listed yet."""
     if dataclasses.is_dataclass(hint) and hint not in seen:
         cls = typing.cast("type", hint)
         seen.append(cls)

@@ -1,7 +1,7 @@
-"""A hook of mkdocs: what pages link to in the repository is part of the site, under `repository/`.
+"""A hook of mkdocs: repository files that pages link to become part of the site, in `repository/`.
 
-So a page has the same relative links on GitHub and on the site, and a link to a file that is not
-there is a broken link of the site. A link to a folder means its README.
+So a page has the same relative links on GitHub and on the site, and a link to a missing file
+is a broken link of the site. A link to a folder means its README.
 """
 
 import os
@@ -18,7 +18,7 @@ _PREFIX = "repository/"
 
 
 def on_files(files: Files, *, config: Any) -> Files:
-    """Add every file of the repository that a page links to, and what these link to."""
+    """Add every file of the repository that a page links to, and the files that these link to."""
     root = Path(config.config_file_path).parent
     found = [file for file in files if file.src_uri.endswith(".md")]
     while found:
@@ -34,7 +34,7 @@ def on_files(files: Files, *, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
-    """Let the links of a page lead to where the site has the files."""
+    """Point the links of a page to the files' places on the site."""
     root, folder = Path(config.config_file_path).parent, posixpath.dirname(page.file.src_uri)
     leads = dict(_links(root, page.file.src_uri, markdown))
 
@@ -48,7 +48,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
 
 
 def _links(root: Path, src_uri: str, markdown: str) -> list[tuple[str, str]]:
-    """Links of a page to files that are there, each with the file's path in the repository."""
+    """Links of a page to existing files, each with the file's path in the repository."""
     folder = posixpath.dirname(_repository_path(src_uri))
     found = []
     for _, link, _ in _LINK.findall(markdown):

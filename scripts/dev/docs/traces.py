@@ -1,4 +1,4 @@
-"""The page of the trace format, from the manifest's dataclasses and the folder's own words."""
+"""The page of the trace format, from the manifest's dataclasses and the folder's docstring."""
 
 import dataclasses
 import inspect
@@ -43,7 +43,7 @@ def traces_page() -> str:
 
 
 def part(cls: type, others: Mapping[str, str] = MappingProxyType({})) -> str:
-    """The keys of a dataclass; `others` are meanings that its docstring does not say."""
+    """The keys of a dataclass; `others` are meanings that its docstring lacks."""
     hints = typing.get_type_hints(cls)
     meanings = {**others, **attributes(cls)}
     rows = (
@@ -70,7 +70,7 @@ def _type(hint: Any) -> str:
 
 
 def attributes(cls: type) -> Mapping[str, str]:
-    """What the docstring of a dataclass says of its fields; `a, b: x` is said of both."""
+    """What the docstring of a dataclass says about its fields; `a, b: x` holds for both."""
     described = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")[2]
     found: dict[str, str] = {}
     names: list[str] = []
@@ -88,7 +88,7 @@ def attributes(cls: type) -> Mapping[str, str]:
 
 
 def _inner(description: str, fields: list[str]) -> list[tuple[str, str]]:
-    """Fields that are described after another one: "layers. vocab_size: token ids lie in"."""
+    """Fields that are described on another's line: "layers. vocab_size: token ids lie in"."""
     pieces = re.split(rf"\. ({'|'.join(fields)}): ", description)
     return list(zip(pieces[1::2], pieces[2::2], strict=True))
 

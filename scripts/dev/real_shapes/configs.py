@@ -1,6 +1,6 @@
-"""config.json of published drafts, as their exporters write it, whole or some times smaller.
+"""config.json of published drafts, as their exporters write it, in full size or smaller.
 
-What no shape follows from is what templates, exporters and targets give: the published files may
+Values that no shape determines come from templates, exporters and targets: the published files may
 differ there.
 
 Sources: TorchSpec @6f21829 `kimi_k25_eagle3.json`, `kimi_k25_eagle3_mla.json`, `convert_to_hf.py`;
@@ -70,7 +70,7 @@ def torchspec_mla_config(divide: int, *, aux_layer_ids: Sequence[int]) -> Config
 
 
 def modelopt_mla_config(divide: int) -> Config:
-    """ModelOpt's kimik2 template: no draft_vocab_size, and keys of experts that are not there."""
+    """ModelOpt's kimik2 template: no draft_vocab_size, and keys of experts that do not exist."""
     vocab = 163840 // divide
     filled = {
         **_mla_widths(divide),
@@ -130,8 +130,8 @@ _EXPORTED_AS_NULL = (
 def dflash_config(divide: int) -> Config:
     """z-lab's DFlash for Kimi-Linear-48B-A3B: 5 layers, blocks of 16.
 
-    32 heads of 72 are what the target's own config says; the published byte total allows no more
-    than a few other head counts.
+    32 heads of 72 are what the target's own config says; the published byte total allows only
+    a few other head counts.
     """
     heads, vocab = 32 // divide, 163840 // divide
     return {

@@ -1,6 +1,6 @@
 """Published drafts by name: config.json and the shapes of all tensors, written by hand.
 
-Knows neither files nor torch, and nothing of `quantize.drafts.families`: comparing the two compares
+Uses neither files nor torch, nor `quantize.drafts.families`: comparing the two compares
 two sources. The totals are those of the published files.
 """
 

@@ -22,7 +22,7 @@ PERIOD = 8_388_593  # prime: rows of any width start at different places of the 
 
 
 def stored_tensors(shapes: Shapes) -> tuple[StoredTensor, ...]:
-    """The tensors of a draft as they lie on disk."""
+    """The tensors of a draft as they are on disk."""
     return tuple(
         StoredTensor(name=f"{name}.weight", dtype="BF16", shape=shape)
         for name, shape in shapes.items()
@@ -79,7 +79,7 @@ def write_sparse_model(folder: Path, config: Config, shapes: Shapes) -> Checkpoi
 
 
 def _repeat(output: SafetensorsFile, tensor: StoredTensor, period: Tensor) -> None:
-    """Fill a tensor with the same elements over and over."""
+    """Fill a tensor by repeating the same elements."""
     written = 0
     while written < tensor.nbytes:
         rest = (tensor.nbytes - written) // period.element_size()

@@ -1,9 +1,9 @@
 """Traces as a target of a real draft's width could leave them, for a draft of random weights.
 
-No target of that width fits this purpose, so features are made to suit the chain of the draft, and
+No target of that width serves this purpose, so features are made to suit the chain of the draft,
 a share of what it proposes is right. A feature says the next token but one: the row of the head of
 that token, sent back through fc, under noise whose strength differs by position as margins of real
-drafts do. The text repeats tokens for a while, so that the tokens after have something to follow
+drafts do. The text repeats tokens for a while, so that later tokens have something to follow
 from.
 """
 
@@ -26,21 +26,21 @@ from ....quantize.stored.stored_draft import StoredDraft
 from .configs import INITIALIZER_RANGE
 
 PROMPT_LENGTH = 32
-"""Of the traces, or half of their tokens if that is less; the rest is continuation."""
+"""Prompt tokens of the traces, or half of all if that is less; the rest is continuation."""
 NUM_LAYERS = 61
-"""Of the target that the features are said to come from."""
+"""Layers of the target that the features are said to come from."""
 STAYS = 0.85
 """Share of tokens that repeat the one before them."""
 STRENGTH, SPREAD = 2.0, 0.8
-"""Of the signal in a feature: median, 1 = it is as often the best logit as not, and the spread of
-its logarithm."""
+"""Strength of the signal in a feature: median, 1 = it is as often the best logit as not, and the
+spread of its logarithm."""
 OWN = 0.6
-"""Of the feature's own token in it, in units of the noise."""
+"""Strength of the feature's own token in it, in units of the noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSize:
-    """How much text.
+    """The amount of text.
 
     Attributes:
         prompts: how many. tokens: of each, prompt and continuation.
@@ -113,10 +113,10 @@ def _repeating(vocab_size: int, size: TraceSize, generator: torch.Generator) -> 
 def _telling(
     stored: StoredDraft, texts: Tensor, noise: Iterable[Tensor], generator: torch.Generator
 ) -> Iterator[Tensor]:
-    """Features of each text that say the next token but one: noise, and fc^T of a row of the head.
+    """Features of each text that tell the next token but one: noise, and fc^T of a row of the head.
 
-    fc fc^T is near a multiple of the identity, weights being independent: what fc makes of it is
-    the row again.
+    fc fc^T is nearly a multiple of the identity, since weights are independent: fc turns it back
+    into the row.
     """
     fc, head, embedding = (
         _weight(stored, f"{name}.weight") for name in ("fc", "lm_head", "embed_tokens")

@@ -21,7 +21,7 @@ _TOKENS = {"bos_token_id": END_OF_TEXT_ID, "eos_token_id": END_OF_TEXT_ID}
 
 
 def _usual(target: TargetSize, *, attention_bias: bool = False) -> dict[str, Any]:
-    """What configs of transformers have, in the order that they have it."""
+    """Keys that configs of transformers have, in their order."""
     return {
         "rope_theta": target.rope_theta,
         "rope_scaling": None,
@@ -62,11 +62,11 @@ def _eagle3_llama(target: TargetSize) -> dict[str, Any]:
 
 
 def _eagle3_mla(target: TargetSize) -> dict[str, Any]:
-    """One layer with latent attention; names and config are those of TorchSpec's native export.
+    """One layer with MLA; names and config are those of TorchSpec's native export.
 
     Latent and rotary widths are the published 512 + 64: the rows of kv_a_proj_with_mqa are a
     multiple of 8 and not of 128. Norms, rotary base and yarn are the draft's own, and differ from
-    the target's: who reads the wrong config sees it. Auxiliary layer 1 comes first because SGLang
+    the target's, so reading the wrong config shows. Auxiliary layer 1 comes first because SGLang
     0.5.23 takes the nested ids of a DeepSeek-style target as counted after the layer only then. The
     ids stand there twice:
     nested they name the layer whose output is read, as in TorchSpec's native form, at the top the
@@ -225,7 +225,7 @@ def _dspark_mla(target: TargetSize) -> dict[str, Any]:
 def _mimo_mtp(target: TargetSize) -> dict[str, Any]:
     """MiMo's MTP layer in a folder of its own, with the keys that its target would have.
 
-    Its model_type is that of the layers, for transformers 5.23 knows no "mimo"; engines go by the
+    Its model_type is that of the layers, since transformers 5.23 knows no "mimo"; engines go by the
     architecture. Sizes, norms and rotary base are the target's, whose config vLLM builds it from.
     """
     return {

@@ -1,7 +1,7 @@
 """Selection of held-out prompts: those that the target continues without looping.
 
 A small target's greedy text likes to loop, loops are easy to draft, and a figure measured on them
-says little. The choice looks at the target alone, never at a draft.
+says little. The choice looks only at the target, never at a draft.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from .target import greedy_continuations
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectedPrompts:
-    """Prompts, what the target made of them, and what they were chosen from.
+    """Prompts, the target's continuations, and what they were chosen from.
 
     Attributes:
         prompts: the selected prompts, n of them.

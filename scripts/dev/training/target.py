@@ -61,7 +61,7 @@ class TargetKind:
 LATENT_SCALE = 1 / 8
 """Of the norm before a wide latent, at first. The linear after it has 512 inputs: a step of Adam,
 which moves them all alike, would change its outputs eight times as much as with 64, and the target
-learns nothing for a hundred steps."""
+would learn nothing for a hundred steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def train_target(
 def ship_target(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path
 ) -> PreTrainedModel:
-    """Write the target in BF16 and read it back, so that all that follows sees what ships.
+    """Write the target in BF16 and read it back, so that everything later uses what ships.
 
     Returns:
         The shipped weights as a float32 model in evaluation mode.
@@ -141,7 +141,7 @@ def ship_target(
 
 
 def copied_target(shipped: Path, folder: Path) -> PreTrainedModel:
-    """Copy a target that `ship_target` wrote; returns what that did."""
+    """Copy a target that `ship_target` wrote; returns the same as `ship_target`."""
     shutil.copytree(shipped, folder)
     return _as_shipped(folder)
 

@@ -24,7 +24,7 @@ def _qwen3(size: TargetSize) -> Qwen3Config:
 
 
 def _deepseek_v3(size: TargetSize) -> DeepseekV3Config:
-    """Latent attention with interleaved rotary pairs, and a dense MLP in every layer.
+    """MLA with interleaved rotary pairs, and a dense MLP in every layer.
 
     Every head has its own keys and values, so `size.num_key_value_heads` has no meaning. The
     latent and rotary widths are those of all published models, 512 + 64: engines have attention
@@ -52,9 +52,9 @@ def _deepseek_v3(size: TargetSize) -> DeepseekV3Config:
 
 
 def _yarn(size: TargetSize) -> dict[str, Any]:
-    """As published; factor and betas are not the draft's, so that who mixes the two up sees it.
+    """As published; factor and betas differ from the draft's, so that confusing the two shows.
 
-    vLLM 0.32 turns plain angles of latent attention wrongly on a CPU: its kernel takes the heads
+    vLLM 0.32 computes plain angles of MLA wrongly on a CPU: its kernel takes the heads
     for tokens.
     """
     return {
