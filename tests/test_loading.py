@@ -14,7 +14,6 @@ from draftquant.quantize.engines.plan_verdicts import planned_verdicts
 from draftquant.quantize.engines.versions import choose
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.gpus import architecture
 from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.recipes import built_in_recipes, load_recipe
@@ -102,9 +101,3 @@ def test_recipes_are_listed_by_engine_gpu_and_family(capsys: pytest.CaptureFixtu
         assert ("emulated on" in capsys.readouterr().out) == emulated
     assert main(["recipes", "list", "--family", "eagle"]) == 2
     assert "no family 'eagle'" in capsys.readouterr().err
-
-
-def test_gpus_by_the_names_that_people_say() -> None:
-    said = {"mi325x": "gfx942", "MI300X": "gfx942", "mi355x": "gfx950", "H100": "sm90"}
-    said |= {"B200": "sm100", "sm90": "sm90", "gfx942": "gfx942"}
-    assert {name: architecture(name) for name in said} == said

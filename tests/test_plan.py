@@ -17,7 +17,6 @@ from tiny import tiny_eagle3_llama
 from wide import WIDE
 
 PTPC = load_recipe("fp8-ptpc")
-CARD = load_recipe("mi325x-w4a8")
 OTHERS = Rule(
     role=("fusion", "embedding", "head", "norm", "vocabulary_map"), action="keep", why="small"
 )
