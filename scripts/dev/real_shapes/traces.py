@@ -1,7 +1,7 @@
 """Traces as a target of a real draft's width could leave them, for a draft of random weights.
 
 No target of that width serves this purpose, so features are made to suit the chain of the draft,
-a share of what it proposes is right. A feature says the next token but one: the row of the head of
+and some of its proposals are right. A feature tells the next token but one: the row of the head of
 that token, sent back through fc, under noise whose strength differs by position as margins of real
 drafts do. The text repeats tokens for a while, so that later tokens have something to follow
 from.
