@@ -64,7 +64,7 @@ from .sequences import (
 )
 
 MAX_LEARNED_TOKENS = 2048
-"""Of prompts that learn together, padding included: they have a graph."""
+"""Tokens of prompts that learn together, padding included: they have a graph."""
 
 
 class Learning:

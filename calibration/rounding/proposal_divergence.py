@@ -17,7 +17,7 @@ from .sequences import LearningSequences
 
 
 class OwnRows:
-    """Of the R rows of a pass over B sequences those that lie inside each: n, one after the other.
+    """The n of the R rows of a pass over B sequences that lie inside each, one after the other.
 
     The host knows which these are: nothing waits for a GPU.
     """

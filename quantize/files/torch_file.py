@@ -27,7 +27,7 @@ from torch import Tensor
 from ...recipes.regular_file import open_stream
 
 MAX_EXPANSION = 50
-"""Of a compressed file. Features in BF16 shrink by a fifth; what shrinks more is one value."""
+"""Most growth when unpacked. BF16 features grow by a quarter; only repeated values grow more."""
 _EXPANDED_FREE = 64 * 2**20  # bytes that any compressed file may unpack to
 _MOST_VIEWS = 16
 """How often the tensors of a file may share the same bytes: a head is tied to an embedding."""

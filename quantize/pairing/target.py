@@ -52,7 +52,7 @@ class Rotation:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], where: Path | str = CONFIG_FILE) -> "Rotation":
-        """By the keys of transformers 5 (rope_parameters) or 4 (rope_theta, rope_scaling).
+        """Read the keys of transformers 5 (rope_parameters) or 4 (rope_theta, rope_scaling).
 
         A number that cannot rotate positions is a CheckpointError; `where` is its place.
         """

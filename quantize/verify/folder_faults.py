@@ -42,7 +42,7 @@ _SAVED_ANEW = ("added_tokens.json", "generation_config.json", "special_tokens_ma
 """What transformers writes beside the weights of a model whenever it saves one."""
 _RECORDS = ("quant_config.json", "quant_log.csv", "quantization_config.json",
             "quantize_config.json", "recipe.yaml")  # fmt: skip
-"""Of AutoAWQ, GPTQModel, AutoRound and llm-compressor; engines read config.json before these."""
+"""Files of AutoAWQ, GPTQModel, AutoRound, llm-compressor; engines prefer config.json."""
 _OF_THE_HUB = (CARD_FILE, ".gitattributes", SIGNATURE_FILE)  # repositories there have them
 _DOWNLOADED = ".cache/huggingface/"  # what a download from the Hub keeps beside the files
 _NUMBER = re.compile(r"layers\.(\d+)\.")

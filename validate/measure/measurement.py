@@ -223,7 +223,7 @@ def _said(values: Iterable[tuple[str, object, object]]) -> tuple[str, ...]:
 def _differing_arguments(
     one: ServerIdentity, other: ServerIdentity
 ) -> Iterator[tuple[str, object, object]]:
-    """Of the target; leaves out the draft's, and sections that only one server reports."""
+    """The target's, without the draft's, and without sections that one server does not report."""
     told = [{"." in key for key in server.arguments} for server in (one, other)]
     for key in sorted({*one.arguments, *other.arguments}):
         ours = not any(word in key for word in _OF_THE_DRAFT)

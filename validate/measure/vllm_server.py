@@ -127,7 +127,7 @@ class VLLMProtocol(EngineProtocol):
 
 
 def _verification(told: Mapping[str, Any]) -> Verification | None:
-    """By its `rejection_sample_method`; the default is "standard"."""
+    """The rule of its `rejection_sample_method`; the default is "standard"."""
     if not told:
         return None
     return "block" if told.get("rejection_sample_method") == "block" else "standard"

@@ -288,7 +288,7 @@ def _legend_of_two(drawing: Drawing) -> None:
 
 
 def _thinned(count: int, most: int = 17) -> range:
-    """Of 1 .. count, those that have room for their numbers."""
+    """Those of 1 .. count that have room for their numbers."""
     return range(1, count + 1, -(-count // most))
 
 

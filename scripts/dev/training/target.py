@@ -59,7 +59,7 @@ class TargetKind:
 
 
 LATENT_SCALE = 1 / 8
-"""Of the norm before a wide latent, at first. The linear after it has 512 inputs: a step of Adam,
+"""First value of the norm before a wide latent. The linear after it has 512 inputs: a step of Adam,
 which moves them all alike, would change its outputs eight times as much as with 64, and the target
 would learn nothing for a hundred steps."""
 
