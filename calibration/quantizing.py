@@ -37,7 +37,7 @@ def quantize_as_asked(asked: Quantizing) -> QuantizeReport:
     if asked.device not in ("auto", "cpu"):
         resolve_device(asked.device)  # refuse before anything that takes long
     listener = asked.listener
-    source, opened = open_draft(asked.draft, asked.subtree, listener)
+    source, opened = open_draft(asked.draft, asked.subtree, listener, asked.roles)
     recipe = chosen_recipe(asked.choice, listener)
     with ExitStack() as stack:
         if asked.cuts_rows:

@@ -28,6 +28,7 @@ class Planning(Heard):
     input_correction: InputCorrection | None = None
     kv_cache: KvCacheScales | None = None
     target_layers: int | None = None
+    roles: Sequence[str] = ()
 
     @property
     def choice(self) -> RecipeChoice:

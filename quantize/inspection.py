@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,8 @@ from ..recipes.chosen_recipe import chosen_recipe
 from ..recipes.errors import CheckpointError, LayoutError, PlanError, VerifyError
 from ..recipes.listener import SILENT, Listener
 from .asked import Planning
-from .drafts import Draft, read_draft
+from .drafts import Draft, Row, read_draft
+from .drafts.architectures import declared_architecture
 from .drafts.geometry import vocabulary_share
 from .drafts.recognition import is_speculators
 from .engines.contract import EngineCheck, loading_places
@@ -30,20 +31,25 @@ if TYPE_CHECKING:
 
 
 def open_draft(
-    reference: object, subtree: str | None = None, listener: Listener = SILENT
+    reference: object,
+    subtree: str | None = None,
+    listener: Listener = SILENT,
+    roles: Sequence[str] = (),
 ) -> tuple[DraftSource, Draft]:
     """Resolve a folder or Hub id and read its headers and vocabulary map."""
     from .lints.value_lints import check_vocabulary_map  # numpy, which help does not need
 
     source = resolve_draft(str(reference), subtree)
-    draft = read_draft(source.checkpoint())
+    draft = read_draft(dataclasses.replace(source.checkpoint(), roles=tuple(roles)))
     check_vocabulary_map(draft)
-    warn_of_a_target(draft, listener)
+    warn_of_kind(draft, listener)
     return source, draft
 
 
-def warn_of_a_target(draft: Draft, listener: Listener) -> None:
-    """Warn that a whole language model may be a draft, or the target by mistake."""
+def warn_of_kind(draft: Draft, listener: Listener) -> None:
+    """A whole language model may be a draft, or the target by mistake; or no family reads it."""
+    if draft.family.notice is not None:
+        listener.warning(draft.family.notice)
     if not draft.family.is_whole_model:
         return
     size = sum(row.tensor.nbytes for row in draft.rows) / 1e9
@@ -105,13 +111,16 @@ class Inspection(Brief):
         }
 
 
-def inspect_draft(reference: object, subtree: str | None, listener: Listener) -> Inspection:
-    """A draft as stored, quantized or not; CheckpointError where a tensor is not finite."""
+def inspect_draft(
+    reference: object, subtree: str | None, listener: Listener, roles: Sequence[str] = ()
+) -> Inspection:
+    """A draft as it is stored, quantized or not; CheckpointError where a tensor is not finite."""
     from .files.digests import check_finite, not_finite
 
     checkpoint = resolve_draft(str(reference), subtree).checkpoint()
+    checkpoint = dataclasses.replace(checkpoint, roles=tuple(roles))
     found = _quantized(checkpoint) if looks_quantized(checkpoint) else _plain(checkpoint)
-    warn_of_a_target(found.draft, listener)
+    warn_of_kind(found.draft, listener)
     check_finite(checkpoint.folder, not_finite(checkpoint))
     return found
 
@@ -155,6 +164,7 @@ def _summary(found: Inspection) -> dict[str, Any]:
         {
             "name": row.tensor.name,
             "role": row.role,
+            **_given(row),
             "dtype": row.tensor.dtype,
             "shape": list(row.tensor.shape),
             "bytes": row.tensor.nbytes,
@@ -164,7 +174,7 @@ def _summary(found: Inspection) -> dict[str, Any]:
     return {
         "draft": str(draft.checkpoint.folder),
         "family": draft.family.name,
-        "architecture": draft.checkpoint.config["architectures"][0],
+        "architecture": declared_architecture(draft.checkpoint.config) or "no architecture",
         "speculators_layout": is_speculators(draft.checkpoint.config),
         "num_layers": draft.geometry.num_layers,
         "aux_layer_ids": draft.geometry.aux_layer_ids,
@@ -185,6 +195,11 @@ def _summary(found: Inspection) -> dict[str, Any]:
         ],
         "lints": [dataclasses.asdict(lint) for lint in found.lints],
     }
+
+
+def _given(row: Row) -> dict[str, str]:
+    """The rule that gave the role, of a draft that no family reads."""
+    return {} if row.given_by is None else {"given_by": row.given_by}
 
 
 def _bytes_after(name: str, draft: Draft) -> int | str:
@@ -232,7 +247,7 @@ def plan_draft(asked: Planning) -> PlanReport:
     """What a recipe would do to every tensor of a draft, and where the result would load."""
     from .engines.plan_verdicts import nothing_loads, planned_verdicts
 
-    _, draft = open_draft(asked.draft, asked.subtree, asked.listener)
+    _, draft = open_draft(asked.draft, asked.subtree, asked.listener, asked.roles)
     recipe = chosen_recipe(asked.choice, asked.listener)
     made = make_plan(recipe, draft, target_layers=asked.target_layers)
     loads = planned_verdicts(made)

@@ -22,7 +22,7 @@ from .formats import (
 
 Role = Literal[
     "attention", "mlp", "kv_up", "fusion", "embedding", "head", "norm", "vocabulary_map", "mask",
-    "proposal", "router",
+    "proposal", "router", "other",
 ]  # fmt: skip
 LAYER_ROLES: tuple[Role, ...] = ("attention", "mlp")
 """Linears of decoder layers: what `expect` counts."""

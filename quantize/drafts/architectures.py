@@ -15,9 +15,8 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ...recipes.packages import table_beside
-from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.safetensors_header import TensorInfo
-from .config_reader import object_at, refusal
+from .config_reader import object_at
 
 _TABLE = table_beside(__file__)
 KNOWN_TO_BOTH = frozenset(_TABLE["known_to_both"])
@@ -63,6 +62,9 @@ def projector_type(config: Mapping[str, Any]) -> Any:
 SUPPORTED: str = _TABLE["supported"]
 
 
+WHOLE_MODEL = "a whole language model"
+
+
 class Kind(NamedTuple):
     """What a draft is that is not supported: no single tensor or key is to blame."""
 
@@ -76,27 +78,27 @@ _FC = re.compile(r"(^|[._])fc\.")
 """Of speculators' `fusion_fc` too, and of codes."""
 
 
-def refuse_earlier_kinds(checkpoint: Checkpoint) -> None:
-    """Refuse a draft whose maths version 0.2.0 knew, and this one does not."""
-    kind = _earlier_kind(checkpoint.config, checkpoint.tensors)
-    if kind is not None:
-        raise refusal(checkpoint.folder / CONFIG_FILE, "earlier-kind", kind=kind)
+def kind_by_config(config: Mapping[str, Any], tensors: Collection[str]) -> Kind | None:
+    """A draft that calls itself as others do, or nothing, and is Medusa, EAGLE-1 or Domino."""
+    if (name := _by_config(config, tensors)) is None:
+        return None
+    return Kind(name, f"architectures: it is {name}", SUPPORTED, in_config=True)
 
 
-def _earlier_kind(config: Mapping[str, Any], tensors: Collection[str]) -> str | None:
+def _by_config(config: Mapping[str, Any], tensors: Collection[str]) -> str | None:
     name = declared_architecture(config) or declared_architecture(nested_eagle_keys(config) or {})
     if name == "MedusaModel" or (not name and "medusa_num_heads" in config):
-        return "a Medusa"
+        return "Medusa"
     domino = projector_type(config) == "domino" or any("prefix_gru." in name for name in tensors)
     if name == "DominoDraftModel" or (name == "DFlashDraftModel" and domino):
-        return "a Domino"
+        return "Domino"
     if config.get("speculators_model_type") == "eagle":
-        return "an EAGLE-1"
+        return "EAGLE-1"
     if any(tensor.endswith("hidden_norm.weight") for tensor in tensors):
         return None
     has_fc = any(map(_FC.search, tensors))
     as_target = name in _TABLE["named_as_target"] and has_fc
-    return "an EAGLE-1" if as_target or name in _TABLE["eagle1"] else None
+    return "EAGLE-1" if as_target or name in _TABLE["eagle1"] else None
 
 
 def kind_by_name(architecture: str, tensors: Collection[str]) -> Kind | None:

@@ -17,7 +17,7 @@ from ...recipes.schema import SHARED_ROLES, Role
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from .architectures import MARKS
-from .config_reader import SECTION, ConfigReader, object_at, with_text_config
+from .config_reader import SECTION, ConfigReader, object_at, refusal, with_text_config
 from .engine_traits import GATE_UP, MLA_DOWN, QKV, EngineTraits, fused_group, fused_linear
 from .forward import DraftForward, OnInput
 from .geometry import Geometry
@@ -97,6 +97,18 @@ class Row:
     tensor: TensorInfo
     canonical: str
     role: Role
+    given: str | None = None
+    """Of a draft that no family reads: the rule that gave the role, "" = none did."""
+
+    @property
+    def given_by(self) -> str | None:
+        """The same in words; None of a family's own table."""
+        return None if self.given is None else self.given or "no rule"
+
+    @property
+    def role_and_rule(self) -> str:
+        """For a table that people read."""
+        return self.role if self.given_by is None else f"{self.role} ({self.given_by})"
 
     @property
     def module(self) -> str:
@@ -151,6 +163,8 @@ class Family(ABC):
     engine_traits: EngineTraits = EngineTraits()
     layer: ClassVar[re.Pattern[str] | None] = None
     """How its names begin where it is a layer of its target; group 1 is the layer's number."""
+    notice: str | None = None
+    """What is said of every draft of it, whatever is done with it."""
     inside_target: bool = False
     """Its names and config.json are those of the target that it was trained in."""
     is_whole_model: bool = False
@@ -171,6 +185,8 @@ class Family(ABC):
     """Part of a tensor name, a regular expression -> the other kind of draft that has it."""
     maths: type[DraftForward]
     """What every draft of it computes; where drafts differ, `forward` chooses."""
+    has_maths: bool = True
+    """False of drafts that no family reads: what they compute is not known."""
     lints: tuple[Callable[["Draft"], Iterator[Lint]], ...] = ()
     """Differences between trainers and engines that only drafts of this family have."""
 
@@ -225,6 +241,11 @@ class Family(ABC):
         parent, leaf = fused_group(module)
         joined = self.engine_traits.joins_layers
         return ("layers" if joined and leaf == joined.fused.vllm else parent), leaf
+
+    def need_maths(self, folder: Path) -> None:
+        """Refuse what needs to know what a draft computes, of one that no family reads."""
+        if not self.has_maths:
+            raise refusal(folder, "no-maths")
 
     def side_weights(self, _geometry: Any, _folder: Path) -> Weights:
         """Weights that engines read from other files of the folder; mostly none."""

@@ -12,6 +12,7 @@ mtp: the layer is served inside its target, where the package's `scripts/stitch_
 import difflib
 import re
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from .config_reader import ConfigReader, refusal
 from .families import FAMILIES
 from .family import LAYER_CONFIG, SPECULATORS_MARKS, Draft, Family, Row, SpeculatorsForm, TensorSpec
 from .geometry import Geometry
+from .unknown_family import UnknownFamily, read_unknown
 
 FORMS: Mapping[str, SpeculatorsForm] = dict(
     sorted(form for family in FAMILIES for form in family.speculators.items())
@@ -71,10 +73,16 @@ def _kind(keys: ConfigReader) -> str:
 def read_draft(checkpoint: Checkpoint) -> Draft:
     """Recognise the family of a draft and give every tensor its role.
 
-    CheckpointError: no family fits, config and tensors name different ones, or a tensor is absent,
-    extra, doubled, or of another shape or dtype than the config implies.
+    Where no family is that of its kind, rules give roles by names (`unknown_family`).
+
+    CheckpointError: config and tensors name different families, or a tensor is absent, extra,
+    doubled, or of another shape or dtype than the config implies.
     """
+    if (kind := unknown_kind(checkpoint)) is not None:
+        return read_unknown(checkpoint, kind)
     family, geometry = read_config(checkpoint)
+    if checkpoint.roles:
+        raise refusal("--role", "role-of-family", family=family.name)
     _check_marks(checkpoint, family)
     specs = family.tensor_specs(geometry)
     rows: dict[str, Row] = {}
@@ -112,8 +120,11 @@ def read_config(checkpoint: Checkpoint, *, as_declared: bool = False) -> tuple[F
     Trainers copy the target's number of layers into a draft of one, which is read as that, but for
     `as_declared`: with as many layers as config.json says, as engines build it.
     """
-    kinds.refuse_earlier_kinds(checkpoint)
     if not as_declared:
+        if (kind := unknown_kind(checkpoint)) is not None:
+            family = UnknownFamily(kind, checkpoint)
+            where = checkpoint.folder / CONFIG_FILE
+            return family, family.read_geometry(checkpoint.config, where)
         refuse_other_kinds(checkpoint)
     try:
         return _read_config(checkpoint, as_declared=as_declared)
@@ -168,6 +179,9 @@ def other_kind(checkpoint: Checkpoint) -> kinds.Kind | None:
     packed = kinds.packed_by_mlx(checkpoint.tensors)
     if packed is not None:
         return packed
+    by_config = kinds.kind_by_config(checkpoint.config, checkpoint.tensors)
+    if by_config is not None:
+        return by_config
     try:
         config = plain_config(checkpoint.config, checkpoint.folder)
     except CheckpointError:
@@ -189,10 +203,42 @@ def other_kind(checkpoint: Checkpoint) -> kinds.Kind | None:
     return kind._replace(fix=kinds.SUPPORTED + meant)
 
 
+def unknown_kind(checkpoint: Checkpoint) -> str | None:
+    """What a draft is that no family reads, and whose tensors rules give roles by their names.
+
+    None where a family reads it, and of what no draft alone is: a whole language model, a target
+    around its MTP layer, what MLX packed, and tensors that a family reads under another name.
+    """
+    kind = other_kind(checkpoint)
+    if kind is None:
+        name = kinds.declared_architecture(plain_name(checkpoint))
+        if not name or any(name in family.architectures for family in FAMILIES):
+            return None
+        kind = kinds.Kind(f"of architecture {name!r}", "", "", in_config=True)
+    whole = kind.name == kinds.WHOLE_MODEL or _has_other_layers(checkpoint)
+    packed = kinds.packed_by_mlx(checkpoint.tensors) is not None
+    return None if whole or packed or fitting_name(checkpoint) is not None else kind.name
+
+
+def plain_name(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """config.json as families read it, or as it is."""
+    with suppress(CheckpointError):
+        config = plain_config(checkpoint.config, checkpoint.folder)
+        return kinds.with_family_name(config, checkpoint.tensors, _PROJECTORS)
+    return {}
+
+
+def _has_other_layers(checkpoint: Checkpoint) -> bool:
+    """True of a target that has its MTP layer inside."""
+    inside = tuple(f"{layer}." for layer in mtp_layers(checkpoint.tensors))
+    layers = [name for name in checkpoint.tensors if _OF_TARGET.match(name)]
+    return bool(inside) and any(not name.startswith(inside) for name in layers)
+
+
 def refuse_other_kinds(checkpoint: Checkpoint) -> None:
     """Say what a draft is before anything is said of its tensors and keys."""
     kind = other_kind(checkpoint)
-    if kind is not None:
+    if kind is not None and unknown_kind(checkpoint) is None:
         where = checkpoint.folder / CONFIG_FILE if kind.in_config else checkpoint.folder
         raise CheckpointError(where, kind.what, fix=kind.fix)
 
@@ -293,6 +339,7 @@ _PROJECTORS = {kind: name for each in FAMILIES for kind, name in each.projectors
 _OTHER_CONFIG = "use the config.json that belongs to these tensors"
 _MOST_LAYERS = 256
 """That engines are asked about."""
+_OF_TARGET = re.compile(r"(model|language_model\.model|model\.language_model)\.layers\.\d+\.")
 _NUMBERED = re.compile(r"(layers|modules)\.\d+\.")
 _LAYER = re.compile(r"(blocks\.\d+\.)?layers\.\d+\.")
 

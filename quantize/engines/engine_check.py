@@ -12,7 +12,6 @@ from ..drafts.architectures import (
     Kind,
     declared_architecture,
     nested_eagle_keys,
-    refuse_earlier_kinds,
 )
 from ..drafts.config_reader import SECTION, object_at
 from ..drafts.engine_traits import Finding
@@ -171,7 +170,6 @@ def _check_asked(asked: Asked) -> None:
 
 
 def _check(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
-    refuse_earlier_kinds(checkpoint)
     kind = other_kind(checkpoint)
     try:
         answer = _check_family(checkpoint, place)
@@ -188,7 +186,7 @@ def _of_kind(place: _Place, kind: Kind, answer: EngineCheck) -> EngineCheck:
     """What the draft is, instead of findings about single tensors and keys."""
     untried = f"What {place.engine.title} computes with it was never executed"
     first = answer.findings[0] if answer.findings else Finding("unknown", untried, "")
-    text = f"The draft is {kind.name}, which is not supported. {first.text}"
+    text = f"The draft is {kind.name}, which no family of draftquant reads. {first.text}"
     return _answer(place, [Finding(first.stage, text, kind.fix)])
 
 

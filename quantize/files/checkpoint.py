@@ -107,6 +107,7 @@ class Checkpoint:
         subtree: only tensors below this prefix, or these with commas between them, are read;
             config.json is that of the model that contains them. None = it is whole.
         config_file: `UNVERIFIED_CONFIG_FILE` for a staged folder.
+        roles: PATTERN=ROLE, what the user says of tensors of a draft that no family reads.
     """
 
     folder: Path
@@ -116,6 +117,7 @@ class Checkpoint:
     index: Mapping[str, Any] | None
     subtree: str | None = None
     config_file: str = CONFIG_FILE
+    roles: tuple[str, ...] = ()
 
     @classmethod
     def open(

@@ -199,6 +199,7 @@ class Method:
             elements changed, not counting balancing.
         few_inputs: expert's module -> inputs that reached it; too few: it was rounded to nearest.
         cache_scales: stored scales of the KV cache, by on-disk name of an attention and ".k", ".v".
+        roles: PATTERN=ROLE, as the user said of a draft that no family reads.
     """
 
     recipe: Recipe
@@ -207,6 +208,7 @@ class Method:
     learned_norms: Mapping[str, float] = field(default_factory=dict)
     few_inputs: Mapping[str, int] = field(default_factory=dict)
     cache_scales: Mapping[str, float] = field(default_factory=dict)
+    roles: tuple[str, ...] = ()
 
     @property
     def changed_norms(self) -> frozenset[str]:
@@ -279,6 +281,7 @@ class QuantizedProvenance:
     input_scale_origin: str | None = ""
     few_inputs: Mapping[str, int] = field(default_factory=dict)
     cache_scales: Mapping[str, float] = field(default_factory=dict)
+    roles: tuple[str, ...] = ()
     calibration_prompts: tuple[str, ...] = ()
     calibration_sketches: Sketches | None = None
     gptq: GptqFactors | None = None

@@ -43,6 +43,8 @@ CHECKS: tuple[Callable[[Draft], Iterator[Lint]] | str, ...] = (
 
 def find_lints(draft: Draft) -> tuple[Lint, ...]:
     """Check a draft's config, headers and vocabulary maps; no other tensor is read."""
+    if not draft.family.has_maths:  # what a setting means there is not known
+        return ()
     values.check_vocabulary_map(draft)
     facts = config.facts(draft)
     found = (told_if(one, facts) if isinstance(one, str) else one(draft) for one in CHECKS)

@@ -11,6 +11,7 @@ from typing import Any
 
 from ...recipes.packages import package_version
 from ...recipes.schema import Recipe
+from ..drafts.unknown_family import UnknownFamily
 from ..files.card_text import (
     CARD_FILE,
     around,
@@ -28,6 +29,10 @@ from ..files.provenance import Method, Provenance, QuantizedProvenance
 from ..planning.quantization_plan import Plan
 from ..stored.stored_draft import StoredDraft
 
+_NO_FAMILY = (
+    "draftquant has no maths of this kind of draft (family unknown): tensors have their roles by"
+    " rules for names, and `draftquant gate --measured` on two servers takes the place of traces."
+)
 TAGS = ("speculative-decoding", "draft-model", "quantized", "draftquant")
 
 
@@ -147,6 +152,7 @@ def least_card(facts: CardFacts, *, before: str = "", behind: str = "") -> str:
             "A draft model of speculative decoding: it proposes tokens that a target model accepts"
             " or rejects. It is of no use alone, and of none with another target.",
             facts.scheme(),
+            *([_NO_FAMILY] if facts.family == UnknownFamily.name else []),
             f"Made and verified byte by byte by draftquant {prose(package_version('draftquant'))};"
             " `draftquant verify FOLDER --against SOURCE` does it again, and `draftquant.json` has"
             " the sha256 of every tensor.",

@@ -147,6 +147,7 @@ def quantize_draft(
         balanced=balanced,
         learned_norms=learned_norms(plan, measured.found, balanced),
         cache_scales=cache_scales,
+        roles=plan.draft.checkpoint.roles,
     )
     changes = output_changes(plan.draft, plan.remaining, fix_config=fix_config)
     side_files, cuts = check_source(plan)

@@ -19,6 +19,10 @@ def claims(recipe: Recipe, draft: Draft) -> tuple[int, ...]:
     """The index of the rule that claims each row of a draft, in the order of its rows."""
     found = []
     for row in draft.rows:
+        if row.given == "" and len(row.tensor.shape) == 2:
+            folder, shape = draft.checkpoint.folder, list(row.tensor.shape)
+            of = {"name": row.tensor.name, "shape": shape}
+            raise refused(PlanError, folder, __file__, "unnamed-matrix", **of)
         index = _claim(recipe, draft, row)
         for problem, facts in _problems(recipe, recipe.rules[index], draft, row):
             where, name = f"recipe {recipe.name}", row.tensor.name
@@ -51,7 +55,8 @@ def _claim(recipe: Recipe, draft: Draft, row: Row) -> int:
     """Index of the rule that claims a tensor: patterns (exceptions) take precedence over roles."""
     by_name = [i for i, rule in enumerate(recipe.rules) if _names(rule, row)]
     named = any("router" in rule.role for rule in recipe.rules)
-    role: Role = "norm" if row.role == "router" and not named else row.role  # kept, as norms are
+    as_norms = (row.role == "router" and not named) or row.role == "other"
+    role: Role = "norm" if as_norms else row.role  # kept, as norms are
     by_role = [i for i, rule in enumerate(recipe.rules) if role in rule.role]
     for claims in (by_name, by_role):
         if len(claims) > 1:

@@ -185,6 +185,7 @@ class Plan:
         return {
             "name": tensor.name,
             "role": step.row.role,
+            **({} if step.row.given_by is None else {"given_by": step.row.given_by}),
             "rule": step.rule,
             "action": step.action,
             "why": self.recipe.rules[step.rule].why,
@@ -207,6 +208,9 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
     Raises PlanError, LayoutError or CheckpointError if the result could not be stored or served.
     """
     check_layout(recipe)
+    if not draft.family.has_maths and (need := _need_of_maths(recipe)):
+        where = draft.checkpoint.folder
+        raise refused(PlanError, where, __file__, "no-maths", need=need)
     layout, steps = get_layout(recipe.layout), []
     claimed = list(zip(draft.rows, claims(recipe, draft), strict=True))
     changed = changed_norms(recipe, draft, [i for _, i in claimed])
@@ -238,7 +242,17 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
     return plan
 
 
+def _need_of_maths(recipe: Recipe) -> str | None:
+    if recipe.algorithm.rounding != "nearest":
+        return f"rounding {recipe.algorithm.rounding}"
+    if recipe.kv_cache is not None:
+        return "kv_cache"
+    return None
+
+
 def _count_problems(plan: Plan) -> Problems:
+    if not plan.draft.family.has_maths:  # whose layers nobody has counted
+        return
     layers, each = plan.draft.geometry.num_layers, plan.recipe.expect.quantized_per_layer
     each = min(each, plan.draft.family.linears_per_layer or each)
     names = (step.row.canonical for step in plan.quantized if step.row.role in LAYER_ROLES)

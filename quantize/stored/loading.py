@@ -195,6 +195,7 @@ def load_draft(
     checkpoint = Checkpoint.open(folder, subtree=subtree)
     stored = StoredDraft.read(checkpoint)
     draft = stored.draft
+    draft.family.need_maths(folder)
     geometry = draft.geometry if rope_theta is None else _rebased(draft.geometry, rope_theta)
     twins = like.weights if like else {}
     specs = draft.family.tensor_specs(draft.geometry)

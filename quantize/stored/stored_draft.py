@@ -6,6 +6,7 @@ Headers are enough for both. Scales of a KV cache are read in every engine's and
 import dataclasses
 import re
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -161,7 +162,7 @@ class StoredDraft:
         kept = {name: tensor for name, tensor in checkpoint.tensors.items() if name in plain}
         floats = [t.dtype for t in kept.values() if t.dtype in FLOAT_DTYPES and len(t.shape) == 2]
         dtype = floats[0] if floats else FLOAT_DTYPES[0]
-        for name, shape in _family_shapes(checkpoint).items() if modules else ():
+        for name, shape in _family_shapes(checkpoint, scheme).items() if modules else ():
             module = name.removesuffix(".weight")
             if module in modules:
                 file = _file_of(checkpoint, scheme, module)
@@ -248,7 +249,7 @@ class StoredDraft:
 def _declared_tensors(
     checkpoint: Checkpoint, scheme: DeclaredScheme, modules: Collection[str]
 ) -> set[str]:
-    shapes = _family_shapes(checkpoint)
+    shapes = _family_shapes(checkpoint, scheme)
     names = set()
     for module in sorted(modules):
         shape = shapes.get(f"{module}.weight")
@@ -270,16 +271,51 @@ def _declared_tensors(
     return names
 
 
-def _family_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+def _family_shapes(
+    checkpoint: Checkpoint, scheme: DeclaredScheme | None
+) -> dict[str, tuple[int, ...]]:
     """On-disk weight name -> unquantized shape, for every module of the folder."""
     family, geometry = read_config(checkpoint)
     specs = family.tensor_specs(geometry)
     shapes = {}
+    if not family.has_maths:  # no table has the shapes: the codes do
+        modules = quantized_looking(checkpoint.tensors.values())
+        found = {name: _shape_of_codes(checkpoint, scheme, name) for name in sorted(modules)}
+        return {f"{name}.weight": shape for name, shape in found.items() if shape is not None}
     for module in {name.rpartition(".")[0] for name in checkpoint.tensors}:
         spec = specs.get(family.canonical_name(f"{module}.weight"))
         if spec is not None:
             shapes[f"{module}.weight"] = tuple(dim.size for dim in spec.shape)
     return shapes
+
+
+_PACKED = ((1, 1), (1, 2), (1, 8), (1, 4), (8, 1), (4, 1))
+"""Values in a stored element, by rows and columns."""
+
+
+def _shape_of_codes(
+    checkpoint: Checkpoint, scheme: DeclaredScheme | None, module: str
+) -> tuple[int, ...] | None:
+    """The shape of the one weight that is stored as the declared parts; None where none is."""
+    own = scheme.of(module) if scheme is not None else None
+    beside = {n.rpartition(".")[2]: t for n, t in checkpoint.tensors.items() if _in(n, module)}
+    codes = next((t.shape for t in beside.values() if len(t.shape) == 2), None)
+    if codes is None:
+        return None
+    if own is None:
+        return codes
+    tensor = beside.get(own.layout.weight_suffix(own))
+    stored = tensor.shape if tensor is not None and len(tensor.shape) == 2 else codes
+    for rows, columns in ((a * stored[0], b * stored[1]) for a, b in _PACKED):
+        for shape in ((rows, columns), (columns, rows)):
+            with suppress(LayoutError):
+                if all(part.fits(beside.get(s)) for s, part in stored_parts(own, *shape).items()):
+                    return shape
+    return stored
+
+
+def _in(name: str, module: str) -> bool:
+    return name.rpartition(".")[0] == module
 
 
 def _of_cache(checkpoint: Checkpoint) -> frozenset[str]:

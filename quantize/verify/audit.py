@@ -282,8 +282,9 @@ def audit_checkpoint(checkpoint: Checkpoint) -> Audit:
     draft, looking = stored.draft, stored.modules
     rows = [row for row in draft.linears() if row.module in looking]
     concat = frozenset(row.canonical for row in draft.concat_linears())
+    biases = frozenset(row.tensor.name for row in draft.rows if row.tensor.name.endswith(".bias"))
     with ThreadPoolExecutor(WORKERS) as pool:
-        looked = list(pool.map(partial(_look, checkpoint, scheme, concat), rows))
+        looked = list(pool.map(partial(_look, checkpoint, scheme, concat, biases), rows))
     linears = tuple(linear for linear, _ in looked)
     quantized = frozenset(linear.module for linear in linears)
     only = f"only linears of {draft.family.name} to be quantized"
@@ -307,13 +308,17 @@ def audit_checkpoint(checkpoint: Checkpoint) -> Audit:
 
 
 def _look(
-    checkpoint: Checkpoint, scheme: DeclaredScheme | None, concat: Collection[str], row: Row
+    checkpoint: Checkpoint,
+    scheme: DeclaredScheme | None,
+    concat: Collection[str],
+    biases: Collection[str],
+    row: Row,
 ) -> tuple[LinearAudit, list[Fault]]:
     module = row.module
     tensors = {
         name.removeprefix(f"{module}."): tensor
         for name, tensor in checkpoint.tensors.items()
-        if name.rpartition(".")[0] == module
+        if name.rpartition(".")[0] == module and name not in biases
     }
     faults = [] if row.role in QUANTIZABLE else [not_quantizable(module, row)]
     codes = input_scale = None

@@ -17,8 +17,9 @@ from ...recipes.brief import Brief
 from ...recipes.errors import CheckpointError, VerifyError, refused
 from ...recipes.regular_file import optional_path
 from ..asked import Verifying
-from ..drafts import Draft, read_draft
+from ..drafts import Draft, Family, read_draft
 from ..drafts.recognition import refuse_other_kinds
+from ..drafts.unknown_family import recorded_roles
 from ..files import provenance as records
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.digests import tensor_digest
@@ -87,6 +88,8 @@ def verify(
             copied; `output` is not a quantized checkpoint; `target` lacks these tables.
     """
     of_source = Checkpoint.open(source, subtree=subtree)
+    roles = method.roles if method is not None else _roles_of(output)
+    of_source = replace(of_source, roles=roles)
     if method is None and (cut := cut_of(output, of_source)) is not None:
         return verify_cut(output, StoredDraft.read(of_source), cut, target=target)
     draft = read_draft(of_source)
@@ -312,7 +315,9 @@ def _compared_graft(asked: Verifying, record: records.GraftedProvenance) -> Graf
 def _compared(asked: Verifying) -> VerifyReport:
     source = resolve_draft(str(asked.against), asked.subtree)
     quantized = resolve_draft(str(asked.output))
-    _check_sides(quantized, source, foreign=asked.foreign)
+    family = _check_sides(quantized, source, foreign=asked.foreign)
+    if family.notice is not None:
+        asked.listener.note(family.notice)
     with asked.listener.bar("read headers", None) as bar:
 
         def show(done: int, total: int) -> None:
@@ -330,20 +335,29 @@ def _compared(asked: Verifying) -> VerifyReport:
         )
 
 
-def _check_sides(output: DraftSource, source: DraftSource, *, foreign: bool) -> None:
+def _roles_of(output: Path) -> tuple[str, ...]:
+    """As `--role` said when it was made; a record that cannot be read is a fault of its own."""
+    with suppress(CheckpointError):
+        return recorded_roles(output)
+    return ()
+
+
+def _check_sides(output: DraftSource, source: DraftSource, *, foreign: bool) -> Family:
     """Check that both are in place, of one family, and that a foreign declaration is understood."""
     given, record = source.checkpoint(), _record_of(output.folder)
+    given = replace(given, roles=_roles_of(output.folder))
     refuse_other_kinds(given)
     if looks_quantized(given) and not isinstance(record, records.CutProvenance):
         facts = {"folder": source.folder, "output": output.folder}
         raise refused(CheckpointError, source.folder, __file__, "other-source", **facts)
-    family = StoredDraft.look(given).draft.family.name
+    family = StoredDraft.look(given).draft.family
     if (
         isinstance(record, records.QuantizedProvenance | records.CutProvenance)
-        and record.source.family != family
+        and record.source.family != family.name
     ):
-        names = {"family": family, "output": output.folder, "made_of": record.source.family}
+        names = {"family": family.name, "output": output.folder, "made_of": record.source.family}
         raise refused(CheckpointError, source.folder, __file__, "other-family", **names)
     if foreign:
         with suppress(CheckpointError):  # a fault of the folder
             declared_scheme(Checkpoint.open(output.folder))
+    return family

@@ -1,7 +1,7 @@
 """`inspect`: what a draft is, what quantization can save, what could hurt."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ class InspectSettings(Heard):
     draft: Reference
     _: KW_ONLY
     subtree: str | None = None
+    roles: Sequence[str] = ()
 
 
 @verb(InspectSettings)
@@ -38,19 +39,19 @@ def inspect(settings: InspectSettings) -> "reports.Inspection":
     """
     from ...quantize.inspection import inspect_draft
 
-    return inspect_draft(settings.draft, settings.subtree, settings.listener)
+    return inspect_draft(settings.draft, settings.subtree, settings.listener, settings.roles)
 
 
 def _show(report: "reports.Inspection", _settings: object) -> None:
     found = report.to_mapping()
     if report.audit is None:
-        _print(found, report.vocabulary)
+        _print(found, report.vocabulary, known=report.draft.family.has_maths)
     else:
         _print_audit(report.audit, found, report.vocabulary)
         _print_lints(found["lints"], corrected="when the draft is quantized again")
 
 
-def _print(found: dict[str, Any], vocabulary: str | None) -> None:
+def _print(found: dict[str, Any], vocabulary: str | None, *, known: bool) -> None:
     out = stdout()
     layout = ", speculators layout" if found["speculators_layout"] else ""
     out.line(
@@ -61,11 +62,13 @@ def _print(found: dict[str, Any], vocabulary: str | None) -> None:
     )
     if vocabulary is not None:
         out.line(vocabulary)
-    out.line(_reads(found))
+    if known:
+        out.line(_reads(found))
     tensors = table("Tensors", "name", "role", "dtype", "shape", "bytes", right=("bytes",),
                     spare=("dtype", "role"))  # fmt: skip
     for t in found["tensors"]:
-        tensors.row(t["name"], t["role"], t["dtype"], str(t["shape"]), f"{t['bytes']:,}")
+        role = f"{t['role']} ({t['given_by']})" if "given_by" in t else t["role"]
+        tensors.row(t["name"], role, t["dtype"], str(t["shape"]), f"{t['bytes']:,}")
     print_table(tensors)
     savings = table("Size by recipe", "recipe", "size", "share", right=("size", "share"))
     for name, after in found["bytes_after"].items():
@@ -86,7 +89,8 @@ def _print(found: dict[str, Any], vocabulary: str | None) -> None:
             f"{ratio['name']}: hidden half / embedding half = {size}"
             f" ({ratio['rows']} rows): {advice}"
         )
-    _print_lints(found["lints"])
+    if known:
+        _print_lints(found["lints"])
 
 
 def _reads(found: dict[str, Any]) -> str:

@@ -55,7 +55,7 @@ def print_plan(plan: "Plan") -> None:
         form = str(plan.format_of(step)) if step.action == "quantize" else ""
         found.row(
             _name(step, count),
-            step.row.role,
+            step.row.role_and_rule,
             str(step.rule),
             step.action,
             *([form] if mixed else []),

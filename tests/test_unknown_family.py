@@ -1,0 +1,160 @@
+"""A draft that no family reads: roles by names, `--role`, and every command that needs no maths."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import draftquant.api as dq
+import numpy as np
+import pytest
+from draftquant.recipes import built_in_recipes, load_recipe
+from draftquant.recipes.errors import DraftQuantError
+from draftquant.scripts.cli import main
+from tiny import Stored, store, tiny_eagle3_llama, write_tensors
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+WIDTH, WORDS = 128, 256
+Shapes = Mapping[str, tuple[int, ...]]
+LAYER = {f"self_attn.{p}_proj.weight": (WIDTH, WIDTH) for p in "qkvo"} | {
+    "mlp.gate_proj.weight": (256, WIDTH),
+    "mlp.up_proj.weight": (256, WIDTH),
+    "mlp.down_proj.weight": (WIDTH, 256),
+    "input_layernorm.weight": (WIDTH,),
+}
+MEDUSA: Shapes = {
+    f"{i}.{part}": shape
+    for i in range(2)
+    for part, shape in (
+        ("0.linear.weight", (WIDTH, WIDTH)),
+        ("0.linear.bias", (WIDTH,)),
+        ("1.weight", (WORDS, WIDTH)),
+    )
+}
+EAGLE: Shapes = {f"model.layers.0.{name}": shape for name, shape in LAYER.items()} | {
+    "model.fc.weight": (WIDTH, 2 * WIDTH),
+    "model.embed_tokens.weight": (WORDS, WIDTH),
+}
+EXPERTS: Shapes = {f"mtp.0.{name}": shape for name, shape in LAYER.items()} | {
+    **{f"mtp.0.ffn.experts.{e}.w{i}.weight": (WIDTH, WIDTH) for e in range(2) for i in (1, 2, 3)},
+    "mtp.0.ffn.gate.weight": (2, WIDTH),
+    "mtp.0.eh_proj.weight": (WIDTH, 2 * WIDTH),
+    "mtp.0.hc_scale": (3,),
+}
+STRANGE = "model.layers.0.strange.weight"
+DRAFTS: Mapping[str, tuple[dict[str, Any], Shapes]] = {
+    "medusa": ({"medusa_num_heads": 2}, MEDUSA),
+    "eagle": ({"architectures": ["EagleLlamaForCausalLM"], "model_type": "llama"}, EAGLE),
+    "experts": ({"architectures": ["UnheardMTP"]}, EXPERTS),
+    "strange": ({"architectures": ["UnheardMTP"]}, {**EAGLE, STRANGE: (WIDTH, WIDTH)}),
+}
+ROLES = {
+    "medusa": {"mlp": 2, "norm": 2, "head": 2},
+    "eagle": {"attention": 4, "mlp": 3, "norm": 1, "fusion": 1, "embedding": 1},
+    "experts": {"attention": 4, "mlp": 9, "norm": 1, "router": 1, "fusion": 1, "other": 1},
+}
+TRACELESS = [
+    name
+    for name, recipe in ((n, load_recipe(n)) for n in built_in_recipes())
+    if recipe.algorithm.rounding == "nearest" and not name.endswith("-head")
+]
+
+
+def draft(kind: str, folder: Path) -> Path:
+    config, shapes = DRAFTS[kind]
+    sizes = {"hidden_size": WIDTH, "vocab_size": WORDS, "num_attention_heads": 2}
+    rng = np.random.default_rng(0)
+    tensors: dict[str, Stored] = {
+        name: store(rng.normal(0, 0.05, shape), "BF16") for name, shape in shapes.items()
+    }
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({**config, **sizes}), encoding="utf-8")
+    write_tensors(folder, tensors)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ROLES)
+def test_every_tensor_has_a_role_and_the_rule_that_gave_it(kind: str, tmp_path: Path) -> None:
+    found = dq.inspect(draft(kind, tmp_path / "draft")).to_mapping()
+    assert found["family"] == "unknown"
+    roles: dict[str, int] = {}
+    for tensor in found["tensors"]:
+        roles[tensor["role"]] = roles.get(tensor["role"], 0) + 1
+        assert (tensor["given_by"] == "no rule") == (tensor["role"] == "other")
+    assert roles == ROLES[kind]
+
+
+@pytest.mark.parametrize("recipe", TRACELESS)
+def test_what_needs_no_maths_is_done(recipe: str, tmp_path: Path) -> None:
+    by_parts = load_recipe(recipe).layout in ("modelopt", "awq")  # "gate" is part of "gate_proj"
+    kind, count = ("eagle", 7) if by_parts else ("experts", 13)
+    source, out = draft(kind, tmp_path / "draft"), tmp_path / "out"
+    static = {"input_scale": 0.25} if load_recipe(recipe).needs_input_scales else {}
+    report = dq.quantize(source, recipe, out=out, target_layers=8, **static)  # type: ignore[arg-type]
+    assert len(report.plan.quantized) == count
+    assert "family unknown" in report.warnings[0]
+    assert "family unknown" in (out / "README.md").read_text(encoding="utf-8")
+    assert dq.verify(out, against=source).ok
+    assert dq.inspect(out).audit.faults == ()  # type: ignore[union-attr]
+    dq.dequantize(out, out=tmp_path / "plain")
+    plain, before = (dq.inspect(f).to_mapping()["tensors"] for f in (tmp_path / "plain", source))
+    assert plain == before
+
+
+def test_a_transcoded_one_and_its_card(tmp_path: Path) -> None:
+    source, out, other = draft("medusa", tmp_path / "draft"), tmp_path / "out", tmp_path / "other"
+    dq.quantize(source, "int4-group128", out=out)
+    dq.transcode(out, layout="awq", out=other)
+    for folder in (out, other):
+        assert dq.verify(folder, against=source).ok
+    said = dq.card(out, base_model="an/owner", license="mit")
+    assert "unknown" in str(said)
+
+
+def test_a_matrix_without_a_rule_stops_until_it_is_named(tmp_path: Path) -> None:
+    source, out = draft("strange", tmp_path / "draft"), tmp_path / "out"
+    with pytest.raises(DraftQuantError, match="no rule for names gives this matrix a role") as told:
+        dq.plan(source, "fp8-ptpc")
+    assert f"{STRANGE}=ROLE" in told.value.fix
+    for role, count in (("other", 7), ("mlp", 8)):
+        made = tmp_path / role
+        roles = [f"*.strange.weight={role}"]
+        report = dq.quantize(source, "fp8-ptpc", out=made, roles=roles)
+        assert len(report.plan.quantized) == count
+        record = json.loads((made / "draftquant.json").read_text(encoding="utf-8"))
+        assert record["roles"] == roles
+        assert dq.verify(made, against=source).ok
+    assert not out.exists()
+
+
+REFUSED: Mapping[str, tuple[list[str], str]] = {
+    "no role": (["plan", "--role", "x=linear"], "expected PATTERN=ROLE"),
+    "no pattern": (["plan", "--role", "=mlp"], "expected PATTERN=ROLE"),
+    "no tensor": (["plan", "--role", "*.dense.weight=mlp"], "fits no tensor; nearest: "),
+    "gptq": (["plan", "--algorithm", "gptq"], "gate --measured"),
+    "cache": (["plan", "--kv-cache", "unit"], "gate --measured"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_input_is_told(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (verb, *options), said = REFUSED[case]
+    source = draft("eagle", tmp_path / "draft")
+    assert main([verb, str(source), "--recipe", "fp8-ptpc", *options]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "fix: " in error
+
+
+def test_a_family_gives_roles_itself(tmp_path: Path) -> None:
+    with pytest.raises(DraftQuantError, match="which has a role for every tensor"):
+        dq.inspect(tiny_eagle3_llama(tmp_path / "draft"), roles=["fc.weight=mlp"])
+
+
+def test_what_needs_maths_names_the_way_without(tmp_path: Path) -> None:
+    from draftquant.quantize.stored.loading import load_draft
+
+    with pytest.raises(DraftQuantError, match="no family reads it") as told:
+        load_draft(draft("eagle", tmp_path / "draft"))
+    assert "gate --measured" in told.value.fix
