@@ -2,9 +2,8 @@
 
 import dataclasses
 import itertools
-import threading
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -12,18 +11,15 @@ from draftquant.calibration.passes import draft_inputs
 from draftquant.calibration.passes.draft_inputs import (
     batches_of,
     first_hidden_of_batch,
-    read_ahead,
 )
 from draftquant.calibration.passes.on_traces import chosen_num_draft_tokens
 from draftquant.calibration.passes.proposals import NOTHING
 from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.calibration.traces import trace_folder
 from draftquant.calibration.traces.manifest import TraceEntry
-from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.files import torch_file
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
-from draftquant.recipes.errors import TraceError
 from draftquant.validate.counting.trace_replay import replay_drafts
 from recorded import record_traces
 
@@ -119,31 +115,3 @@ def test_long_texts_are_read_by_blocks(
     for one, expected in zip(asked, whole, strict=True):
         found = first_hidden_of_batch(draft, traces, [*map(traces.load, one)])
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_the_next_batch_is_read_while_one_is_worked_on() -> None:
-    events = [threading.Event() for _ in range(5)]
-
-    class Traces:
-        class manifest:  # noqa: N801 - an attribute
-            prompts = (*range(4), "damaged")
-
-        @staticmethod
-        def load(prompt: Any) -> PromptTrace:
-            if prompt == "damaged":
-                raise TraceError("p4", "is damaged", fix="record again")
-            events[prompt].set()
-            ids = torch.arange(5 + prompt)
-            return PromptTrace(id=f"p{prompt}", category="", prompt_length=2, token_ids=ids,
-                               features=ids[1:, None].bfloat16(), target_top1=ids[1:])  # fmt: skip
-
-    read = read_ahead(cast(TraceFolder, Traces), [[0, 2], [1], [3], [4]], torch.device("cpu"))
-    first = next(read)
-    assert [trace.id for trace in first] == ["p0", "p2"]
-    assert first.token_ids.tolist() == [[0, 1, 2, 3, 4, 4, 4], [0, 1, 2, 3, 4, 5, 6]]
-    assert first.features[0, :, 0].tolist() == [1, 2, 3, 4, 4, 4]
-    assert events[1].wait(10)  # nobody has asked for it
-    assert not events[3].is_set()
-    assert [[trace.id for trace in next(read)] for _ in "xx"] == [["p1"], ["p3"]]
-    with pytest.raises(TraceError, match="is damaged"):
-        next(read)

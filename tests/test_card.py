@@ -14,7 +14,6 @@ from draftquant.quantize.files.card_text import (
     END,
     code,
     code_block,
-    inherited,
     prose,
     table,
 )
@@ -209,23 +208,6 @@ def test_foreign_text_shows_as_it_is(text: str) -> None:
     assert "".join(child.content for child in tokens[1].children or []) == wanted.strip()
     block = parser.parse(code_block(text))
     assert [t.type for t in block] == ["fence"]
-
-
-def test_only_what_holds_for_a_quantized_draft_is_inherited() -> None:
-    for nothing in (
-        "no front", "---\nlicense: mit\n", "---\n- a\n---\n", "---\n: {\n---\n",
-        "---\nlicense: !!python/object:os.system x\n---\n", f"---\n{'[' * 1000}\n---\n",
-        "---\nlicense: mit\nx: " + "a" * 70_000 + "\n---\n", "---\nlicense: 2001-99-99\n---\n",
-        "---\nlicense: {a: b}\n---\n", "---\nlicense: 3\n---\n",
-    ):  # fmt: skip
-        assert inherited(nothing) == {}
-    front = (
-        "---\nlicense: other\nlicense_name: [mine, yours]\nlicense_link: ''\nlanguage: [en, 'no']\n"
-        'model-index: [{name: x}]\nbase_model: x/y\ntags: [evil]\nlibrary_name: "a\\nb"\n---\n'
-    )
-    assert inherited(front) == {
-        "license": "other", "license_name": ["mine", "yours"], "language": ["en", "no"],
-    }  # fmt: skip
 
 
 # ---- on a server

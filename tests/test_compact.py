@@ -5,10 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from by_recipe import quantized
-from draftquant.quantize.drafts import maths
-from draftquant.quantize.drafts.maths import linear
 from draftquant.quantize.stored import loading as stored_weights
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from safetensors.torch import load_file
@@ -62,23 +59,6 @@ def test_compact_drafts_compute_the_same_bits(
         assert torch.equal(weight.to(wide.weights[name].dtype), wide.weights[name])
     assert torch.equal(some_logits(compact), some_logits(wide))
     assert (compact.dtype, compact.device) == (torch.float32, torch.device("cpu"))
-
-
-def test_a_narrow_weight_is_widened_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one part it is the product with the wide weight, bit for bit; in parts, of the parts."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn((3, 5, 32), generator=generator)
-    weight = torch.randn((50, 32), generator=generator).bfloat16()
-    whole = F.linear(x, weight.float())
-    assert torch.equal(linear(x, weight), whole)
-    monkeypatch.setattr(maths, "MAX_WIDENED", 7 * 32 + 5)
-    parts = [F.linear(x, part.float()) for part in weight.split(7)]
-    assert torch.equal(linear(x, weight), torch.cat(parts, dim=-1))
-    torch.testing.assert_close(linear(x, weight), whole, rtol=1e-5, atol=1e-5)
-    monkeypatch.setattr(maths, "MAX_WIDENED", 1)  # never less than a row
-    torch.testing.assert_close(linear(x, weight), whole, rtol=1e-5, atol=1e-5)
-    assert linear(x.bfloat16(), weight).dtype == torch.bfloat16
-    assert linear(x.bfloat16(), weight.float()).dtype == torch.float32
 
 
 def test_weights_are_read_in_blocks(

@@ -72,22 +72,6 @@ def test_all_intervals_hold_together_as_often_as_promised(monkeypatch: pytest.Mo
     assert 90 <= together <= 99
 
 
-def test_the_level_of_each_by_correlation() -> None:
-    """One needs no correction, equal ones none, independent ones what Sidak says."""
-    one = scopes.Estimate(
-        value=0.1, contributions=np.random.default_rng(0).normal(size=50), degrees=30.0
-    )
-    assert scopes.level_of_each([one], 0.95) == pytest.approx(0.95, abs=0.003)
-    found = scopes.simultaneous([one], 0.95)
-    reach = stats.t.ppf((1 + found.each) / 2, 30.0) * one.standard_error
-    assert found.bounds == ((pytest.approx(0.1 - reach), pytest.approx(0.1 + reach)),)
-    apart = [scopes.Estimate(value=0.0, contributions=row, degrees=9.0) for row in np.eye(10)]
-    assert scopes.level_of_each(apart, 0.95) == pytest.approx(0.95**0.1, abs=0.001)
-    assert scopes.level_of_each([apart[0]] * 10, 0.95) == pytest.approx(0.95, abs=0.003)
-    still = scopes.Estimate(value=0.0, contributions=np.zeros(5), degrees=4.0)
-    assert scopes.simultaneous([still], 0.95).bounds == ((0.0, 0.0),)
-
-
 def wide(number: int, categories: int, prompts: int) -> scopes.CountedDrafts:
     """So many drafts on so many prompts."""
     lengths = np.random.default_rng(0).uniform(2, 3, (number, prompts))

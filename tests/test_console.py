@@ -89,25 +89,6 @@ def test_names_stay_whole_at_every_width(monkeypatch: pytest.MonkeyPatch, capsys
         assert max(map(len, shown.splitlines())) <= int(columns)
 
 
-def test_a_narrow_terminal_does_without_spare_columns_first(
-    monkeypatch: pytest.MonkeyPatch, capsys: Printed
-) -> None:
-    def shown(columns: str) -> str:
-        monkeypatch.setenv("COLUMNS", columns)
-        found = table("Heading", "name", "spare", "number", right=("number",), spare=("spare",))
-        found.row("a-name-of-20-letters", "ten-letters", "1,234")
-        print_table(found)
-        return capsys.readouterr().out
-
-    assert "spare" in shown("60").splitlines()[2]
-    without = shown("40")
-    assert "a-name-of-20-letters │  1,234 │" in without
-    assert "a wider terminal, or --json, also shows: spare" in " ".join(without.split())
-    stacked = shown("26")
-    assert "│" not in stacked
-    assert "a-name-of-20-letters\n  spare   ten-letters\n  number  1,234\n" in stacked
-
-
 def test_a_pipe_folds_no_name_and_cells_are_escaped(capsys: Printed) -> None:
     names = [f"column-{number:02}" for number in range(30)]
     found = table("a\x1b[2J", *names)

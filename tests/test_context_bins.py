@@ -20,7 +20,6 @@ from draftquant.validate.counting.acceptance_counts import (
 from draftquant.validate.counting.draft_counts import context_edges
 from draftquant.validate.counting.trace_replay import counted_prompt
 from draftquant.validate.measure.measurement import RequestRecord
-from draftquant.validate.served.common_steps import PAIRED_NOISE, pair_outputs
 from handmade_measurements import record
 from handmade_replays import replay
 
@@ -88,23 +87,6 @@ def test_expected_steps_are_binned_by_their_rows_and_agree_with_counted_ones() -
 
 def run(accepted: list[int], **changes: object) -> RequestRecord:
     return record(accepted, num_draft_tokens=K, **changes)  # type: ignore[arg-type]
-
-
-def test_each_bin_of_a_served_prompt_is_weighed_alone() -> None:
-    """12 tokens each, 8 common: places 1 .. 6 are common, 7 .. 10 are not; the edge is behind 5."""
-    baseline, candidate = run([2, 2, 1, 2]), run([2, 0, 1, 0, 2, 0])
-    parted = (*baseline.token_ids[:8], *range(900, 904))
-    candidate = dataclasses.replace(candidate, token_ids=parted)
-    bins = ContextBins(edges=(5, 9))  # with a prompt of 1: places 1 .. 3, 4 .. 7 and 8 ..
-    pair = pair_outputs(baseline, candidate, K, greedy=True, bins=bins)
-    assert pair.contexts is not None
-    own, other = (one.histograms for one in pair.contexts)
-    divisor = 3 + PAIRED_NOISE * 1  # of the second bin: 3 common places, 1 that is not
-    common, rest = 1 + 1 / divisor, 1 - 3 / divisor
-    assert own[0] == (0, 0, 1)  # behind 1
-    assert own[1] == pytest.approx((0, rest, common), abs=1e-12)  # behind 4 and 7
-    assert own[2] == (0, 0, 1)  # behind 9: nothing here is common, so it weighs 1
-    assert other[1] == pytest.approx((common + rest, common, 0), abs=1e-12)  # behind 4, 5 and 7
 
 
 def test_a_file_of_replays_has_bins_that_are_parts_of_their_prompts_or_none(tmp_path: Path) -> None:

@@ -15,17 +15,12 @@ from draftquant.calibration.prompts.prompt_file import PromptEncoder, read_promp
 from draftquant.calibration.prompts.prompt_forms import ChosenPrompts
 from draftquant.calibration.recording.conversations import record_conversations, recorded_texts
 from draftquant.calibration.traces.near_duplicates import (
-    num_near_duplicates,
-    prompt_text,
     recorded_prompts,
     seen_prompts,
 )
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes.errors import LineProblem, PromptError
 from draftquant.scripts.cli import main
-from draftquant.validate.counting.draft_counts import distinct_prompts
-from draftquant.validate.counting.trace_replay import replay_drafts
 from recorded import plan_of, record_traces
 from said_traces import VOCAB, write_said
 from test_dumps import PAIR, TARGET
@@ -95,24 +90,6 @@ def test_every_turn_is_a_prompt_on_top_of_the_targets_own_answers(
     found = [prompt.hashes[1] for prompt in recorded_prompts(traces)]
     assert found == [trace.cluster_sha256 for trace in traces]
     assert len(set(found)) == 3
-
-
-def test_the_gate_samples_conversations(traces: TraceFolder) -> None:
-    """Turns and near duplicates are summed as copies are; turns are no near duplicates."""
-    draft = load_draft(PAIR / "draft")
-    replays = replay_drafts([draft, draft], traces, num_draft_tokens=3)
-    pairs = list(zip(replays[0].prompts, replays[1].prompts, strict=True))
-    assert len(pairs) == 6
-    distinct = distinct_prompts(pairs)
-    assert len(distinct) == 2  # two of three conversations begin with the same answer
-    steps = sum(prompt.counts.num_steps for prompt in replays[0].prompts)
-    assert sum(pair.baseline.num_steps for pair in distinct) == steps
-    # Turns of one conversation are not held against each other.
-    assert replays[0].traces.num_near_duplicates == 1
-    alone = [prompt_text(trace) for trace in traces]
-    apart = [type(text)(category="a", prompt=text.prompt, continuation=text.continuation)
-             for text in alone]  # fmt: skip
-    assert num_near_duplicates(apart) == 4
 
 
 def test_a_template_that_takes_no_answers(target: Path, file: Path, tmp_path: Path) -> None:
@@ -258,17 +235,6 @@ def _renamed(traces: TraceFolder, entry: Any) -> Any:
     ids = next(ids for _, ids in one.token_ids())
     one.token_ids = lambda: iter([(entry, ids)])  # type: ignore[method-assign]
     return recorded_texts(one, VOCAB, ()).prompts
-
-
-def test_words_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    traces = write_said(tmp_path / "traces", prompts=2).folder
-    record(traces, tmp_path / "out", 2, code=2)
-    assert "`record --continue` goes on" in capsys.readouterr().err
-    record(traces, tmp_path / "out", 2, "--continue", code=2)
-    assert "its texts are of 96 tokens" in capsys.readouterr().err
-    record(traces, tmp_path / "out", 2, "--continue", "--turns", "all", code=2)
-    assert "--turns all begins with the first" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_text_that_is_cut_needs_its_beginning_beside_it(

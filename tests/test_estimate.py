@@ -88,26 +88,6 @@ def test_the_sizes_are_those_of_the_published_drafts(drafts: dict[str, Draft]) -
 # ---- bytes
 
 
-def test_a_step_of_the_llama_head_of_kimi_by_hand(drafts: dict[str, Draft]) -> None:
-    whole = round_of(drafts[LLAMA])
-    step = {
-        "attention": 2 * (3 * 8192 * 14336 + 7168 * 8192),
-        "mlp": 2 * 3 * 12288 * 7168,
-        "head": HEAD,
-        "embedding": 2 * 7168,  # a row, not the table
-        "norm": 2 * 4 * 7168,
-        "kv_cache": 4096 * 2 * 64 * 128 * 2,  # keys and values of 64 heads
-    }
-    assert parts(whole.step) == step
-    assert whole.step.nbytes(1) == 3_833_665_536
-    fc = 2 * 7168 * 3 * 7168
-    thrice = {part: 3 * nbytes for part, nbytes in step.items()}
-    # The first step takes the K + 1 tokens that were verified: 4 rows, then 1 and 1.
-    assert parts(whole) == {**thrice, "embedding": 6 * 2 * 7168, "fusion": fc}
-    found = [(one.name, one.repeats) for one in whole.passes]
-    assert found == [("features", 1), ("first step", 1), ("step", 2)]
-
-
 def test_mla_reads_one_latent_row_per_position(drafts: dict[str, Draft]) -> None:
     whole = round_of(drafts["kimi-k2.5-eagle3-mla"])
     assert whole.step.nbytes(1, "kv_cache") == 4096 * (512 + 64) * 2

@@ -1,7 +1,6 @@
 """What families read: every spelling of names and keys is one draft, with its roles and numbers."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,79 +15,20 @@ from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes.errors import CheckpointError, TraceError
 from draftquant.scripts.cli import main
-from tiny import change, edit_json, read_tensors, tiny_eagle3_llama
-from tiny_dflash import tiny_dflash
+from tiny import change, edit_json, tiny_eagle3_llama
 from tiny_mla import tiny_eagle3_mla
 
 MLP = dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "mlp")
-NORMS = dict.fromkeys(("input_layernorm", "post_attention_layernorm"), "norm")
 GROUPED = dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "attention")
 LATENT = {
     **dict.fromkeys(("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"), "attention"),
     **dict.fromkeys(("q_a_layernorm", "kv_a_layernorm"), "norm"),
     "kv_b_proj": "kv_up",
 }
-NORMED = GROUPED | dict.fromkeys(("q_norm", "k_norm"), "norm")
-TABLES = {"embed_tokens.weight": "embedding", "lm_head.weight": "head"}
-MAPS = {"d2t": "vocabulary_map", "t2d": "vocabulary_map"}
-FUSED = {"fc.weight": "fusion", "norm.weight": "norm"}
 
 
 def read(folder: Path) -> Draft:
     return read_draft(Checkpoint.open(folder))
-
-
-def layers_of(attention: Mapping[str, str], count: int) -> dict[str, str]:
-    """The roles of decoder layers by canonical name."""
-    one = {f"self_attn.{name}": role for name, role in attention.items()}
-    one |= {f"mlp.{name}": role for name, role in MLP.items()} | NORMS
-    return {f"layers.{i}.{name}.weight": r for i in range(count) for name, r in one.items()}
-
-
-def has_roles(folder: Path, expected: Mapping[str, str], num_layers: int) -> Draft:
-    found = read(folder)
-    assert {row.canonical: row.role for row in found.rows} == expected
-    assert [row.tensor.name for row in found.rows] == sorted(read_tensors(folder))
-    assert len(found.fused_groups()) == 2 * num_layers
-    return found
-
-
-@pytest.mark.each_value
-@pytest.mark.parametrize("build", [tiny_eagle3_llama, tiny_eagle3_mla])
-@pytest.mark.parametrize(
-    ("prefix", "layers", "tables", "pruned"),
-    [
-        ("midlayer.", 1, True, False),
-        ("layers.0.", 2, False, True),
-        ("model.layers.0.", 1, True, True),
-        ("model.midlayer.", 2, True, False),
-    ],
-)
-def test_names_of_eagle3(
-    build: Callable[..., Path], prefix: str, layers: int, tables: bool, pruned: bool, tmp_path: Path
-) -> None:
-    shape = {"prefix": prefix, "num_layers": layers, "pruned_vocabulary": pruned}
-    folder = build(tmp_path / "draft", embed=tables, head=tables, **shape)
-    attention = GROUPED if build is tiny_eagle3_llama else LATENT
-    expected = {**FUSED, **(TABLES if tables else {}), **(MAPS if pruned else {})}
-    expected |= layers_of(attention, layers) | {"layers.0.hidden_norm.weight": "norm"}
-    found = has_roles(folder, expected, layers)
-    first = next(name for name in attention if name.startswith("q"))
-    row = found.row(f"layers.0.self_attn.{first}.weight")
-    assert row is not None
-    assert row.tensor.name == f"{prefix}self_attn.{first}.weight"
-
-
-@pytest.mark.parametrize(
-    "spelling", ["z-lab", "model", "draft_model", "dflash_module", "encoder", "torchspec"]
-)
-def test_names_of_dflash(spelling: Any, tmp_path: Path) -> None:
-    tables = spelling in ("z-lab", "encoder")
-    tensors = {"embed": tables, "head": tables}
-    folder = tiny_dflash(tmp_path / "draft", spelling=spelling, num_layers=2, **tensors)
-    expected = {**FUSED, "hidden_norm.weight": "norm", **(TABLES if tables else {})}
-    found = has_roles(folder, expected | layers_of(NORMED, 2), 2)
-    assert found.geometry.aux_layer_ids == (1, 3, 5)
 
 
 def test_what_other_trainers_write_is_the_same_draft(tmp_path: Path) -> None:

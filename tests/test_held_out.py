@@ -12,7 +12,6 @@ from draftquant.calibration.recording.decoding import GREEDY
 from draftquant.calibration.traces.held_out import check_held_out
 from draftquant.calibration.traces.near_duplicates import seen_prompts
 from draftquant.calibration.traces.prompt_trace import PromptTrace, prompt_sha256
-from draftquant.calibration.traces.sets import split_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.traces.writer import trace_output
 from draftquant.quantize.files.provenance import QuantizedProvenance
@@ -119,22 +118,6 @@ def test_a_continuation_that_calibrated_is_known(
     message = r"1 of its 1 prompts share 90% or more of their continuations \(16-token shingles\)"
     with pytest.raises(GateError, match=message) if known else nullcontext():
         assert check_held_out(candidate, traces) == ()
-
-
-def test_a_template_is_no_overlap(tmp_path: Path) -> None:
-    """200 tokens of the category in front of 12 of the prompt, four of a category on one side."""
-    folders = []
-    for category, seed in (("a", 500), ("b", 600)):
-        template = make_trace("t", 200, seed=seed)
-        for number in range(12):
-            own = make_trace("own", 12, seed=seed + 1 + number)
-            trace = with_prompt(own, prompt_of(template) + prompt_of(own))
-            folders.append(dataclasses.replace(trace, id=f"{category}{number}", category=category))
-    whole = folder_of(folders, tmp_path / "whole")
-    sides = split_traces(whole, tmp_path / "calibration", tmp_path / "gate", count=8)
-    assert len(sides.first) == 8
-    assert check_held_out(calibrated_on(sides.first, tmp_path), sides.second) == ()
-    assert check_held_out(calibrated_on(sides.second, tmp_path), sides.first) == ()
 
 
 @pytest.mark.parametrize("name", ["random", "of another first turn"])

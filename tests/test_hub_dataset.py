@@ -12,10 +12,9 @@ import pytest
 from draftquant.calibration.prompts.prompt_file import PromptEncoder, read_prompts
 from draftquant.calibration.prompts.prompt_forms import ChosenPrompts
 from draftquant.calibration.prompts.prompt_source import ReadPrompts, chosen_prompts
-from draftquant.calibration.traces.manifest import DatasetSource, datasets_problem
+from draftquant.calibration.traces.manifest import DatasetSource
 from draftquant.calibration.traces.sets import merge_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.recipes.decode import problem_of
 from draftquant.recipes.errors import DraftQuantWarning, PromptError
 from draftquant.scripts import cli
 from local_http import listening
@@ -85,15 +84,6 @@ SHAPES: Mapping[str, tuple[dict[str, Any], Sequence[Mapping[str, str]]]] = {
     "Alpaca": ({"instruction": "Hi", "input": "", "output": "o", "text": "Below is"}, HI),
     "ids": ({"token_ids": [3, 4], "text": "x", "cluster": "d"}, ()),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_known_shapes_of_rows(shape: str, home: Path, encoder: PromptEncoder) -> None:
-    row, messages = SHAPES[shape]
-    dataset(home, "a/b", {"train.jsonl": [row]})
-    (prompt,) = taken("a/b", encoder).prompts
-    assert prompt.token_ids == (tuple(encoder.messages(messages)) if messages else (3, 4))
-    assert prompt.cluster == (None if messages else "d")
 
 
 def test_config_and_split(home: Path, encoder: PromptEncoder) -> None:
@@ -259,13 +249,3 @@ def test_record_says_where_its_prompts_come_from(
     assert merged.manifest.datasets == (source,)
     assert cli.main(["traces", "info", str(merged.folder)]) == 0
     assert f"prompts of the data set {source}" in capsys.readouterr().out
-
-
-def test_what_trace_json_may_not_say_of_a_data_set() -> None:
-    good = {"name": "a/b", "revision": COMMIT, "config": "default", "split": "train"}
-    assert datasets_problem((DatasetSource(**good),)) is None
-    assert datasets_problem(None) is None
-    assert datasets_problem(()) == "datasets: expected one at least, or no key"
-    for wrong, what in (({"revision": "main"}, "expected 40 hex"), ({"split": "\n"}, "printable")):
-        source = DatasetSource(**{**good, **wrong})
-        assert what in str(problem_of(source) or datasets_problem((source,)))

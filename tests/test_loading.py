@@ -67,23 +67,6 @@ def test_the_result_loads_where_the_recipe_says_and_nowhere_else(
     assert loading == promised
 
 
-def test_plan_and_quantize_say_who_loads_the_result(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    draft = str(PAIRS / "eagle3-mla" / "draft")
-    assert main(["plan", draft, "--recipe", "mi325x-w4a8"]) == 0
-    output = capsys.readouterr()
-    assert "SGLang 0.5.23: H200 (sm90) REFUSED" in output.out
-    assert "warning: no known engine loads what recipe mi325x-w4a8 makes" in output.err
-    assert "on MI325X (gfx942) these load: mi325x-w4a8-fp8" in output.err
-    arguments = ["--recipe", "mi325x-w4a8-fp8", "--backend", "torch", "--json"]
-    assert main(["quantize", draft, *arguments, "--out", str(tmp_path / "out")]) == 0
-    output = capsys.readouterr()
-    verdicts = {(e["engine"], e["arch"]): e["verdict"] for e in json.loads(output.out)["engines"]}
-    assert verdicts["sglang", "gfx942"] == verdicts["vllm", "sm90"] == "LOADS"
-    assert "no known engine" not in output.err
-
-
 def test_recipes_are_listed_by_engine_gpu_and_family(capsys: pytest.CaptureFixture[str]) -> None:
     def listed(*asked: str) -> set[str]:
         assert main(["recipes", "list", "--json", *asked]) == 0

@@ -16,7 +16,7 @@ from draftquant.validate.measure.measurement_file import read_measurement
 from draftquant.validate.measure.measuring import DraftIdentity, identified
 from draftquant.validate.runs.report_pages import draft_identity
 from test_prompts import target  # noqa: F401 - a fixture
-from vllm_server import VLLMServer, rounds_of, served
+from vllm_server import VLLMServer, served
 
 Capsys = pytest.CaptureFixture[str]
 LINES = [
@@ -43,24 +43,6 @@ def measured(running: VLLMServer, prompts: Path, out: str, *options: str) -> int
     asked = ["--server", running.url, "--engine", "vllm", "--prompts", str(prompts)]
     where = ["--out", str(prompts.with_name(out)), "--attempts", "1", "--max-new-tokens", "12"]
     return main(["measure", *asked, *where, *options])
-
-
-def test_figures_are_printed_and_shown_again(
-    running: VLLMServer, prompts: Path, capsys: Capsys
-) -> None:
-    assert measured(running, prompts, "r", "--warm-up", "2", "--concurrency", "3") == 0
-    printed, measurement = capsys.readouterr().out, read_measurement(prompts.with_name("r"))
-    records = measurement.records
-    steps = [step for r in records for step in rounds_of(list(r.token_ids), 3)]
-    for said in (
-        "r: vllm 0.32.0, the-target, 3 in flight, greedy", "K = 3, draft not known",
-        "does not tell whether it accepts only what its target writes", "chat ", "code ",
-        "all requests", f" {1 + sum(steps) / len(steps):.4f} ",
-    ):  # fmt: skip
-        assert said in printed
-    show = ["measure", "--show", str(prompts.with_name("r"))]
-    assert main(show) == 0
-    assert capsys.readouterr().out == printed
 
 
 def test_a_server_that_runs_another_draft_is_refused(
@@ -204,22 +186,3 @@ def test_another_machine_has_the_draft_by_its_name_or_by_what_the_user_says(int4
     for other, shown in (("/draft2", "'/draft2', got"), (None, "None")):
         with pytest.raises(MeasureError, match=f"what the server calls its draft, {shown}"):
             told(draft, other)
-
-
-def test_a_server_that_names_no_draft_contradicts_nothing_but_its_quantization(
-    plain: Path, int4: Path
-) -> None:
-    """One that names its target has the draft in it, as MTP layers are."""
-    bf16, quantized = (draft_identity(str(folder)) for folder in (plain, int4))
-    for named in (None, "/models/target", ""):
-        assert told(quantized, named).told_by is None
-    assert told(quantized, "/models/target", "none").served_draft == "/models/target"
-    for draft, quantization in ((bf16, "fp8"), (quantized, "unquant"), (quantized, "none")):
-        with pytest.raises(MeasureError, match="the server reports quantization"):
-            told(draft, None, quantization)
-    for draft, quantization in (
-        (bf16, "unquant"),
-        (bf16, "none"),
-        (quantized, "gptq_marlin"),
-    ):
-        assert told(draft, None, quantization).served_quantization == quantization

@@ -158,20 +158,6 @@ def test_a_server_without_a_draft_has_no_rounds(stand: Engine, replayed: Replaye
     assert {(a.histogram, a.accepted, a.num_draft_tokens) for a in answers} == {(None, None, None)}
 
 
-@pytest.mark.parametrize("num_top", [1, 2])
-def test_logprobs(stand: Engine, num_top: int) -> None:
-    stand.drafts = stand.engine == "sglang"
-    asked = ask(decoding=Decoding(num_top_logprobs=num_top), max_new_tokens=8)
-    (answer,) = complete(stand, FIRST, asked)
-    top = shared_decoder().logprobs(PROMPTS[0].token_ids, answer.token_ids).topk(2).values
-    assert answer.token_logprob == pytest.approx(top[:, 0].tolist())
-    gaps = pytest.approx((top[:, 0] - top[:, 1]).tolist())
-    assert answer.top_gap == (None if num_top == 1 else gaps)
-    assert (answer.histogram is not None) == stand.drafts
-    assert answer.accepted is None
-    assert ("stream" in stand.asked[-1]) != stand.drafts  # SGLang repeats them in every event
-
-
 SAMPLING = {
     "ignore_eos": False, "temperature": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0,
     "presence_penalty": 0.0, "frequency_penalty": 0.0, "n": 1,
@@ -430,21 +416,6 @@ def test_draws_are_not_measured_where_verification_is_greedy(sglang: SGLangStand
         problem = refused(sglang, ask(decoding=Decoding(temperature=1)))
         assert ("verifies greedily at any temperature" in problem) is refuses
         assert ("this stand decodes greedily" in problem) is not refuses
-
-
-QUEUE_FULL = {"type": "abort", "message": "The request queue is full.", "status_code": 503}
-
-
-def test_an_answer_that_was_given_up_is_asked_for_again(stand: Engine) -> None:
-    aborted = {"text": "", "output_ids": [], "meta_info": {"finish_reason": QUEUE_FULL}}
-    give_up: Change = choices(-2, finish_reason="timeout")
-    said = "its answer to /v1/completions ended by timeout"
-    if stand.engine == "sglang":
-        give_up, said = (lambda _events: [aborted]), "no answer after 3 attempt(s): "
-    stand.change = lambda events: give_up(events) if len(stand.asked) < 3 else events
-    assert complete(stand, FIRST)[0].num_attempts == 3
-    stand.change = give_up
-    assert said in refused(stand)
 
 
 # ---- TensorRT-LLM alone

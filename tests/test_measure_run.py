@@ -26,7 +26,7 @@ from draftquant.validate.measure.measuring import (
 )
 from draftquant.validate.measure.server_answers import Ask, Completion, Counters
 from draftquant.validate.measure.vllm_server import VLLMProtocol
-from vllm_server import GAP, MODEL, VLLMServer, continued, rounds_of, served
+from vllm_server import MODEL, VLLMServer, continued, rounds_of, served
 
 PROMPTS = tuple(
     Prompt(
@@ -134,41 +134,6 @@ def test_the_setup_says_who_was_asked_for_what(running: VLLMServer, tmp_path: Pa
     assert (told.draft, told.draft_sha256, told.method) == ("b", "0" * 64, "eagle3")
     assert (told.draft_quantization, told.served_quantization) == ("int4-channel", None)
     assert (told.served_draft, told.told_by) == ("/drafts/a", "user")
-
-
-def test_log_probabilities_and_gaps(running: VLLMServer, tmp_path: Path) -> None:
-    for num_top in (1, 2):
-        ask = replace(ASK, decoding=Decoding(num_top_logprobs=num_top))
-        plan = replace(PLAN, prompts=PROMPTS[:2], ask=ask)
-        for record in measured(running, tmp_path / f"{num_top}", plan).records:
-            assert record.token_logprob == (-0.5,) * 12
-            assert record.top_gap == (None if num_top == 1 else pytest.approx((GAP,) * 12))
-
-
-def test_requests_in_flight_warm_up_and_rate(running: VLLMServer, tmp_path: Path) -> None:
-    running.seconds = 0.01
-    found = measured(running, tmp_path / "r", replace(PLAN, num_warm_up=11))
-    assert running.most_running == 3
-    asked = [prompt.token_ids for prompt in PROMPTS]
-    assert sorted(running.prompts) == sorted(2 * asked + asked[:2])
-    assert found.setup.asked.num_warm_up == 11
-    running.seconds = 0.0
-    running.began.clear()
-    measured(running, tmp_path / "s", rate=50)
-    begun = running.began[1:-1]  # without the probes
-    assert begun[-1] - begun[0] >= 0.8 * (len(PROMPTS) - 1) / 50  # the first may be late
-
-
-def test_a_server_without_a_draft(running: VLLMServer, tmp_path: Path) -> None:
-    running.num_draft_tokens = None
-    told: list[Progress] = []
-    found = measured(running, tmp_path / "r", on_progress=told.append)
-    assert found.setup.speculation is None
-    assert {record.histogram for record in found.records} == {None}
-    assert told[-1].counts is None
-    draft = DraftIdentity(draft="b", draft_sha256="0" * 64, draft_quantization=None)
-    with pytest.raises(MeasureError, match="--draft: the server uses no draft"):
-        measured(running, tmp_path / "s", replace(PLAN, draft=draft))
 
 
 # ---- a run that ends early
@@ -332,17 +297,6 @@ def test_a_server_that_drafts_nothing(running: VLLMServer) -> None:
         identify(running)
     running.config = {"vllm_config": {"speculative_config": None, "model_config": {}}}
     assert identify(running)[1:] == (None, None)
-
-
-def test_versions(running: VLLMServer) -> None:
-    for version in ("0.10.2", "1.0", "dev", "0.33.1rc1.dev7+g0123abc"):
-        running.version = version
-        assert identify(running)[0].version == version
-    given: Any
-    for given in ("0.10.1.1", "0.9.2", None, "a\x1b"):
-        running.version = given
-        with pytest.raises(MeasureError, match=r"expected vLLM 0\.10\.2 or later|say its version"):
-            identify(running)
 
 
 def model(**changes: object) -> dict[str, object]:

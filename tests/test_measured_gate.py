@@ -323,14 +323,6 @@ NOISE: dict[str, tuple[Callable[[], Pair], str, str]] = {
 }  # fmt: skip
 
 
-def test_the_noise_of_a_server() -> None:
-    for name, (runs, verdict, said) in NOISE.items():
-        noise = server_noise(*runs(), RELEASE)
-        assert (name, noise.verdict) == (name, verdict)
-        assert said in noise.reason
-        assert (noise.change is None) == (name in ("few", "another server"))
-
-
 def test_a_drift_is_what_chance_does_in_less_than_one_of_a_hundred_runs() -> None:
     """Beyond the policy's 95 % bounds a sound server is once in ten runs: that is noise."""
     policy = dataclasses.replace(RELEASE, max_relative_drop=0.2)

@@ -5,15 +5,12 @@ dot products of a Llama layer, and yarn's m^2 (at most 2) sharpens the softmax: 
 of 1.1e-16, amplified by at most 100 = 1e-10.
 """
 
-import math
 from typing import Any
 
 import pytest
 from draftquant.quantize.drafts.families.eagle3_mla import Eagle3Mla
 from draftquant.quantize.drafts.passes import ChainForward
-from draftquant.quantize.drafts.rope import rope_frequencies
 from draftquant.quantize.drafts.shared.eagle3 import Eagle3Geometry
-from draftquant.quantize.drafts.shared.layers import MlaAttention, served_rope, softmax_mscale
 from reference_draft import (
     ReferenceMlaDraft,
     check_extend_and_chain,
@@ -76,21 +73,3 @@ def test_extend_and_chain_equal_the_transformers_modules(case: str) -> None:
 
 FULL, HALF = 1.2079441541679836, 1.1039720770839918
 """0.1 mscale ln 8 + 1 for mscale 1 and 0.5."""
-
-
-@pytest.mark.parametrize(
-    ("keys", "on_cos_and_sin", "m"),
-    [
-        # vLLM and SGLang: of mscale over that of mscale_all_dim, which default to 1 and 0.
-        ({}, FULL, 1.0),
-        ({"mscale_all_dim": 1.0}, 1.0, FULL),
-        ({"mscale": 0.5, "mscale_all_dim": 0}, HALF, 1.0),
-        ({"mscale": 0.5, "mscale_all_dim": 1.0}, HALF / FULL, FULL),
-    ],
-)
-def test_factors_of_yarn_by_hand(keys: dict[str, Any], on_cos_and_sin: float, m: float) -> None:
-    geometry = read(rope_scaling=YARN | keys)
-    _, factor = rope_frequencies(served_rope(geometry.rope), 8)
-    assert math.isclose(factor, on_cos_and_sin, rel_tol=1e-15)
-    assert math.isclose(softmax_mscale(geometry.rope), m, rel_tol=1e-15)
-    assert math.isclose(MlaAttention(geometry).scale, 20**-0.5 * m**2, rel_tol=1e-14)

@@ -55,25 +55,6 @@ def own_tables(folder: Path) -> dict[str, Tensor]:
     return {name: weights[name].to(torch.bfloat16) for name in (EMBEDDING, HEAD)}
 
 
-def test_a_shared_head_is_served_quantized(tmp_path: Path) -> None:
-    folder = tiny_eagle3_llama(tmp_path / "draft")
-    shared = own_tables(folder)
-    fp8, nvfp4 = (
-        load_draft(folder, dtype=torch.bfloat16, shared=shared, online_head=how)
-        for how in ("fp8", "nvfp4")
-    )
-    assert (fp8.name, nvfp4.name) == ("draft, head fp8 online", "draft, head nvfp4 online")
-    assert fp8.quantized == nvfp4.quantized == ("lm_head",)
-    # FP8 products are exact, so nothing but sums is rounded; their inputs are FP8 as well.
-    assert (fp8.weights[HEAD].dtype, fp8.activations["lm_head"]) == (torch.float32, "token-dynamic")
-    assert (nvfp4.weights[HEAD].dtype, nvfp4.activations["lm_head"]) == (torch.bfloat16, "none")
-    assert torch.equal(fp8.weights[HEAD], quantized_head(shared[HEAD], "fp8"))
-    rounded = quantized_head(shared[HEAD], "nvfp4").to(torch.bfloat16)
-    assert torch.equal(nvfp4.weights[HEAD], rounded)
-    hidden = torch.ones(1, 64, dtype=torch.bfloat16)
-    assert not torch.equal(fp8.forward.logits(hidden), load_draft(folder).forward.logits(hidden))
-
-
 def changed(folder: Path) -> dict[str, Tensor]:
     shared = own_tables(folder)
     shared[HEAD][7, 5] += 1

@@ -12,7 +12,7 @@ from draftquant.scripts.cli import main
 from draftquant.scripts.verbs.parity import _show
 from draftquant.validate.measure.measurement import Measurement
 from draftquant.validate.measure.measurement_file import line_of
-from draftquant.validate.parity.divergence_findings import LEAST_NOISE, audit, divergence_findings
+from draftquant.validate.parity.divergence_findings import LEAST_NOISE, divergence_findings
 from draftquant.validate.parity.finding import (
     Finding,
     Findings,
@@ -47,31 +47,6 @@ def speculative(
 def only(*arguments: Any, **options: Any) -> Finding:
     (finding,) = divergence_findings(*arguments, **options)
     return finding
-
-
-def test_a_first_difference() -> None:
-    for output, ended, position, explained in (
-        ((5, 9, 9, 9), "length", 1, True),  # a gap of 0.1
-        ((5, 6, 9, 9), "length", 2, True),  # of 0.2
-        ((9, 6, 7, 8), "length", 0, False),  # of 3
-        ((5,), "stop", 1, True),  # the end of the text was as likely
-        ((5, 6, 7), "stop", 3, False),
-        ((5,), "length", 1, False),  # noise cuts nothing off
-        ((5, 6, 7, 8, 9), "length", 4, False),  # nor does it add
-        (TEXT, "stop", 4, False),
-    ):
-        found = audit(plain(2), speculative({1: output}, 2, ended), max_gap=0.25)
-        (one,) = found.divergences
-        assert (one.id, one.category, one.position) == ("p1", "b", position)
-        assert (one.explained, found.identity_rate) == (explained, 0.5)
-        assert one.gap == (GAPS[position] if position < 4 else None)
-        assert found.num_tokens == 4 + position + 1
-        judged = only(plain(30), [speculative({1: output}, 30, ended)])
-        assert judged.verdict == ("PASS" if explained else "FAIL")
-        assert explained or f"prompt p1 at output token {position}" in judged.reason
-    for max_gap, verdict in ((0.2, "PASS"), (0.19, "FAIL"), (0, "FAIL")):
-        found_ = only(plain(), [speculative({3: (5, 6, 9, 9)})], max_gap=max_gap)
-        assert found_.verdict == verdict
 
 
 def again(outputs: Sequence[Sequence[int]], count: int = 30) -> Measurement:

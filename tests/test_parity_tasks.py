@@ -1,6 +1,5 @@
 """Task scores of two servers, from files as lm_eval writes them, and bounds of proportions."""
 
-import itertools
 import json
 import shutil
 from collections.abc import Callable, Sequence
@@ -17,7 +16,6 @@ from draftquant.validate.parity.lm_eval_tasks import read_samples
 from draftquant.validate.parity.task_findings import (
     Discordance,
     mcnemar,
-    score_bounds,
     task_findings,
 )
 from scipy import stats
@@ -76,23 +74,6 @@ def test_mcnemar_is_the_sum_over_all_outcomes() -> None:
         masses = stats.binom.pmf(np.arange(b + c + 1), b + c, 0.5)
         expected = masses[masses <= masses[b] * (1 + 1e-9)].sum()
         assert mcnemar(counted(1000, b, c)) == pytest.approx(expected)
-
-
-def test_score_intervals() -> None:
-    """Tango 1998: -0.059 to 0.118 for one discordant of 44 pairs. None is no certainty."""
-    lower, upper = score_bounds(counted(44, 0, 1), 0.975)
-    assert (round(lower, 4), round(upper, 4)) == (-0.0594, 0.1181)
-    z = stats.norm.ppf(0.95)
-    for n in (1, 7, 1319):
-        expected = z**2 / (n + z**2)
-        assert score_bounds(counted(n, 0, 0), 0.95) == pytest.approx((-expected, expected), 1e-6)
-    for n, b, c in itertools.product((1, 5, 40), (0, 1, 5, 40), (0, 1, 5)):
-        if b + c <= n:
-            one, other = counted(n, b, c), counted(n, c, b)
-            lower, upper = score_bounds(one, 0.9)
-            assert -1 <= lower <= one.difference <= upper <= 1
-            assert score_bounds(other, 0.9) == pytest.approx((-upper, -lower), abs=1e-9)
-            assert (lower == -1) == (b == n)
 
 
 def test_counts_are_weights_and_one_cluster_has_no_spread() -> None:

@@ -280,14 +280,3 @@ def test_batches_of_two_targets_are_not_one_recording() -> None:
 
 
 # ---- Ray itself
-
-
-def test_what_ray_does_not_divide(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for without, more, says in (
-        ("--fixed-batches", "", "--ray: needs fixed batches"),
-        ("--fixed-batches", "--engine vllm", "--ray: divides what transformers records; vllm"),
-        ("", "--device-map auto", "--ray: gives each task one device"),
-    ):
-        words = [word for word in recording(tmp_path, "x", "--ray", "local") if word != without]
-        assert main([*words, *more.split()]) == 2
-        assert says in capsys.readouterr().err

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from draftquant import api as dq
-from draftquant.calibration.passes.draft_inputs import check_trace_fits, default_aux_layer_ids
+from draftquant.calibration.passes.draft_inputs import check_trace_fits
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.decoding import (
     Decoding,
@@ -19,7 +19,7 @@ from draftquant.calibration.recording.decoding import (
     processed_logprobs,
     prompt_draws,
 )
-from draftquant.calibration.recording.target_shape import TargetShape, fitted_prompts
+from draftquant.calibration.recording.target_shape import TargetShape
 from draftquant.calibration.traces.manifest import TooLongPrompts
 from draftquant.calibration.traces.sets import merge_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
@@ -185,15 +185,6 @@ def test_traces_that_do_not_fit_a_draft(target: Path, tmp_path: Path, traces: Tr
         assert re.search(r"fix: (record|use traces that were recorded for)", str(caught.value))
 
 
-def test_default_layers() -> None:
-    assert default_aux_layer_ids(61) == (1, 29, 57)
-    assert default_aux_layer_ids(8) == (1, 3, 4)
-    assert default_aux_layer_ids(7) == (1, 2, 3)
-    with pytest.raises(TraceError, match="not ascending") as caught:
-        default_aux_layer_ids(6)
-    assert "--aux-layers" in str(caught.value)
-
-
 def test_arguments_that_do_not_fit_the_target(target: Path, tmp_path: Path) -> None:
     for changes, message in (
         ({"max_new_tokens": 0}, "max_new_tokens: expected at least 1"),
@@ -283,14 +274,6 @@ def test_a_target_that_cannot_feed_the_draft(pair: Path, tmp_path: Path) -> None
         assert not (tmp_path / "out").exists()
 
 
-def test_a_head_of_fewer_tokens_is_no_other_vocabulary(pair: Path, tmp_path: Path) -> None:
-    draft = save_draft(tmp_path / "draft", pair / "target")
-    edit_json(draft / "config.json", draft_vocab_size=VOCAB // 2)
-    target = bare(pair, tmp_path / "bare")
-    with pytest.raises(TraceError, match="cannot load this target"):  # the weights: all else fits
-        dq.record(target, prompt_file(tmp_path, 4), tmp_path / "out", draft=draft)
-
-
 def test_all_prompts_that_do_not_fit_are_named_at_once(pair: Path, tmp_path: Path) -> None:
     target = bare(pair, tmp_path / "bare")
     prompts = prompt_file(tmp_path, 600, 4, 511, 512)
@@ -308,22 +291,6 @@ SHAPE = TargetShape(num_layers=2, vocab_size=10, hidden_size=4, max_positions=8)
 
 def prompt(name: str, *token_ids: int) -> Prompt:
     return Prompt(id=name, category="a", token_ids=token_ids)
-
-
-def test_how_many_fit() -> None:
-    given = [prompt("far", 10), prompt("good", 1), prompt("empty"), prompt("long", *range(9))]
-    with pytest.raises(TraceError, match=r"2 of 4 do not fit .*\nprompt far: .*\nprompt empty"):
-        fitted_prompts(given, SHAPE, 2, "skip")
-    with pytest.raises(TraceError) as caught:
-        fitted_prompts([prompt(f"p{i}", *range(9)) for i in range(30)], SHAPE, 2)
-    assert len(caught.value.details) == 21
-    assert caught.value.details[-1].strip() == "and 10 more"
-    with pytest.raises(TraceError, match="--max-new-tokens: 8 new tokens leave no room"):
-        fitted_prompts([prompt("p", 1)], SHAPE, 8, "skip")
-    with pytest.raises(TraceError, match="all 1 are longer than 6 tokens"):
-        fitted_prompts([prompt("p", *range(7))], SHAPE, 2, "skip")
-    endless = TargetShape(num_layers=2, vocab_size=10, hidden_size=4, max_positions=None)
-    assert fitted_prompts([prompt("p", *[1] * 99)], endless, 99)[1] is None
 
 
 @pytest.mark.parametrize("how", ["skip", "truncate"])
@@ -421,17 +388,6 @@ def test_sampled_traces_hold_the_probabilities_that_were_drawn_from(
         torch.testing.assert_close(trace.top_logprobs, logprobs.topk(2).values, atol=1e-4, rtol=0)
         drawn += int((emitted != trace.target_top1[start - 1 :]).sum())
     assert drawn > 0
-
-
-def test_the_seed_and_the_batch_say_all(target: Path, tmp_path: Path) -> None:
-    def texts(name: str, batch_size: int, seed: int) -> list[tuple[int, ...]]:
-        decoding = Decoding(temperature=1.0, seed=seed)
-        traces = recorded(target, tmp_path / name, decoding, batch_size=batch_size)
-        return [trace.continuation for trace in traces]
-
-    first = texts("a", 1, 0)
-    assert texts("b", 3, 0) == first
-    assert texts("c", 1, 1) != first
 
 
 def test_values_out_of_range() -> None:

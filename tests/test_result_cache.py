@@ -106,23 +106,6 @@ def test_a_secret_that_is_none_is_not_used(cache: ResultCache, warnings: list[st
     assert "expected 32 bytes" in warnings[2]
 
 
-def test_what_cannot_be_written_is_a_warning(
-    cache: ResultCache, warnings: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache.write(KEY, RESULT)
-
-    def full(_source: object, _target: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "replace", full)
-    cache.write(OTHER, RESULT)
-    (said,) = warnings
-    assert "is not kept in the cache" in said
-    assert "No space left on device" in said
-    assert {path.suffix for path in cache.folder.iterdir()} == {".entry", ""}  # nothing half-done
-    assert cache.read(KEY) == RESULT
-
-
 def test_the_least_used_entries_make_room(tmp_path: Path, warnings: list[str]) -> None:
     cache = ResultCache(folder=tmp_path, on_warning=warnings.append, max_bytes=3500)
     (tmp_path / "mine.txt").write_text("not the cache's", encoding="utf-8")

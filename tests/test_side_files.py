@@ -29,26 +29,6 @@ def quantized(draft: Path) -> int:
     return main(["quantize", str(draft), "--recipe", "int4-channel", "--out", str(out)])
 
 
-def test_links_inside_the_folder_are_followed(draft: Path) -> None:
-    (draft / "tokenizer").mkdir()
-    (draft / "tokenizer" / "vocab.txt").write_text("words", encoding="utf-8")
-    (draft / "vocab.txt").symlink_to("tokenizer/vocab.txt")
-    (draft / "absolute.txt").symlink_to(draft / "vocab.txt")
-    for name in (".git", ".cache", "__pycache__"):  # left over by downloads: these do not travel
-        (draft / name).mkdir()
-        (draft / name / "link").symlink_to("/etc/passwd")
-    (draft / "modeling_x.py").write_bytes(b"raise SystemExit\n\xff")  # the draft's own, never run
-    assert not looks_like_weights("modeling_x.py")
-    assert quantized(draft) == 0
-    out = draft.parent / "out"
-    for name in ("vocab.txt", "absolute.txt", "tokenizer/vocab.txt"):
-        assert not (out / name).is_symlink()
-        assert (out / name).read_text(encoding="utf-8") == "words"
-    assert not (out / ".git").exists()
-    assert (out / "modeling_x.py").read_bytes() == b"raise SystemExit\n\xff"
-    assert main(["verify", str(out), "--against", str(draft)]) == 0
-
-
 def test_a_snapshot_of_the_hub_links_to_blobs(tmp_path: Path) -> None:
     """As huggingface_hub lays out its cache: every file of a snapshot is a link."""
     repository = tmp_path / "models--owner--draft"

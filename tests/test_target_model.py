@@ -10,7 +10,6 @@ from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.calibration.recording.target_model import (
     ON_CPU,
     Placement,
-    input_device,
     loaded_target,
 )
 from draftquant.calibration.traces.trace_folder import TraceFolder
@@ -18,7 +17,6 @@ from draftquant.recipes.errors import TraceError
 from recorded import record_traces
 from tied_pair import save_target
 from torch import nn
-from vendors import needs
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 
@@ -29,23 +27,6 @@ def recorded(out: Path, **options: Any) -> TraceFolder:
     prompts = read_prompts(PAIR / "prompts.jsonl")[:2]
     asked = {"max_new_tokens": 4, "aux_layer_ids": (0, 1, 2), **options}
     return record_traces(PAIR / "target", prompts, out, **asked)
-
-
-@needs("accelerate")
-def test_a_spread_target_records_the_same_bytes(tmp_path: Path) -> None:
-    """Half of it on the disk, from where every step fetches it."""
-    expected = recorded(tmp_path / "whole")
-    placement = Placement(device_map="auto", max_memory={"cpu": 8_000_000})
-    assert recorded(tmp_path / "disk", placement=placement).sha256 == expected.sha256
-    (tmp_path / "beside").mkdir()
-    with loaded_target(
-        PAIR / "target", torch.float32, placement, beside=tmp_path / "beside"
-    ) as model:
-        assert set(model.hf_device_map.values()) == {"cpu", "disk"}
-        assert input_device(model) == torch.device("cpu")
-        (folder,) = (tmp_path / "beside").iterdir()
-        assert folder.name.startswith(".offloaded-")
-    assert sorted(path.name for path in tmp_path.rglob(".*")) == []
 
 
 def test_without_accelerate_it_is_asked_for(

@@ -456,30 +456,6 @@ def record(out: Path, seed: int = 0, **asked: Any) -> TraceFolder:
     return record_traces(target, prompts, out, max_new_tokens=2, **asked)
 
 
-def test_tables_go_to_both_sides(tmp_path: Path) -> None:
-    traces = record(tmp_path / "t", table_ids=(7,))
-    report = split_traces(traces, tmp_path / "x", tmp_path / "y", count=1)
-    for side in (report.first, report.second):
-        assert side.manifest.tables is not None
-        for name, table in traces.tables().items():
-            assert torch.equal(side.tables()[name].nan_to_num(9), table.nan_to_num(9))
-    merged = merge_traces([report.first, report.second], tmp_path / "m").traces
-    assert merged.manifest.tables is not None
-    assert torch.equal(
-        merged.tables()["embed_tokens.weight"].nan_to_num(9),
-        traces.tables()["embed_tokens.weight"].nan_to_num(9),
-    )
-    without = merge_traces([traces, record(tmp_path / "tt")], tmp_path / "n")
-    assert without.traces.manifest.tables is None
-    assert without.without_tables == (tmp_path / "tt",)
-    folders = [traces, record(tmp_path / "other", seed=1, table_ids=(7,))]
-    unknown = dataclasses.replace(traces.manifest.target, weights_sha256=None, name="x")
-    for folder in folders:  # as dumps of a target whose weights nobody read
-        folder.manifest = dataclasses.replace(folder.manifest, target=unknown)
-    with pytest.raises(TraceError, match=r"its embedding and head differ from those of .*: it was"):
-        merge_traces(folders, tmp_path / "z")
-
-
 def test_splits_that_are_none(tmp_path: Path) -> None:
     traces = written(tmp_path / "t", plain(4))
     x, y = tmp_path / "x", tmp_path / "y"
@@ -500,39 +476,6 @@ def test_splits_that_are_none(tmp_path: Path) -> None:
 
 
 # ---- merge
-
-
-def test_an_id_that_is_taken_gets_the_name_of_its_folder(tmp_path: Path) -> None:
-    one = written(tmp_path / "one", plain(2))
-    two = written(tmp_path / "two", [saying("a0", body(30)), saying("x", body(40))])
-    report = merge_traces([one, two], tmp_path / "m")
-    assert ids(report.traces) == ["a0", "a1", "two/a0", "x"]
-    assert dict(report.renamed) == {"a0": "two/a0"}
-    merged = [*report.traces]
-    kept = zip([*merged[:2], merged[3]], [*one, [*two][1]], strict=True)
-    assert all(equal(a, b) for a, b in kept)
-    three = written(tmp_path / "three", [saying("two/a0", body(9)), saying("y", body(2))])
-    with pytest.raises(TraceError, match="prompt a0: its id is taken, and so is two/a0"):
-        merge_traces([one, three, two], tmp_path / "n")
-
-
-def test_seeds_may_differ_and_are_then_not_known(tmp_path: Path) -> None:
-    def sampled(name: str, seed: int) -> TraceFolder:
-        trace = saying(name, body(seed), token_logprob=torch.full((6,), -1.0))
-        return written(
-            tmp_path / name,
-            [trace],
-            temperature=0.7,
-            sampling=Sampling(seed=seed),
-            logprobs=LogprobSpec(kind="raw"),
-            recorded_by=f"engine {seed % 2}",
-        )
-
-    manifest = merge_traces([sampled("p", 1), sampled("q", 2)], tmp_path / "m").traces.manifest
-    assert manifest.sampling == Sampling(seed=None)
-    assert manifest.recorded_by == "engine 1 + engine 0"
-    manifest = merge_traces([sampled("r", 1), sampled("s", 3)], tmp_path / "n").traces.manifest
-    assert manifest.recorded_by == "engine 1"
 
 
 def test_folders_that_do_not_fit_together(tmp_path: Path) -> None:

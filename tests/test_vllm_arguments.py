@@ -18,7 +18,7 @@ from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.vllm import vllm_engines as answers
 from draftquant.calibration.vllm.kept_recording import EngineSetup
 from draftquant.calibration.vllm.states_file import STATES_KEY
-from draftquant.calibration.vllm.vllm_engines import Answer, most_likely, offline_engine
+from draftquant.calibration.vllm.vllm_engines import Answer, offline_engine
 from draftquant.calibration.vllm.vllm_recording import Offline, record_with_vllm
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes.errors import TraceError
@@ -158,12 +158,6 @@ def test_only_so_many_prompts_are_in_flight(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(answers, "_MAX_UNREAD_BYTES", 65)
 
 
-def test_the_most_likely_are_sorted_and_bounded() -> None:
-    found = most_likely([(7, -2.0), (3, -0.5), (5, -2.0), (1, float("-inf"))], 3)
-    assert found == ((3, -0.5), (5, -2.0), (7, -2.0))
-    assert most_likely([(1, float("-inf"))], 2) == ((1, -9999.0),)
-
-
 # ---- the command
 
 
@@ -225,20 +219,6 @@ MISTAKES = [
         (["--engine", "vllm", "--out", "x", "--top-p", "0.5"], "--temperature"),
         (["--engine", "vllm", "--engine-arg", " =1"], "expected NAME=VALUE"),
 ]  # fmt: skip
-
-
-def test_arguments_that_do_not_belong_together(
-    command: list[str],
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for more, message in MISTAKES:
-        with suppress(SystemExit):
-            assert main([*command, *more]) == 2
-        assert message in capsys.readouterr().err
-        assert [*tmp_path.glob("x*")] == []
 
 
 # ---- the offline engine: vLLM here is a module of the test; experiments/served starts the real one

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import torch
 from draftquant.calibration.prompts.prompt_file import Prompt
-from draftquant.calibration.recording.decoding import Decoding, prompt_seed
+from draftquant.calibration.recording.decoding import Decoding
 from draftquant.calibration.recording.target_shape import RecordingPlan, TargetShape
 from draftquant.calibration.server_client import Patience
-from draftquant.calibration.traces.manifest import Sampling
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.vllm import kept_recording as recording_folder
 from draftquant.calibration.vllm import states_file as pages
@@ -109,27 +108,6 @@ def test_traces_hold_what_the_server_said(
     assert (asked["temperature"], asked["top_p"], asked["top_k"]) == (0, 1.0, 0)
     assert (asked["repetition_penalty"], asked["min_p"], asked["model"]) == (1, 0, "the-target")
     assert not asked.keys() & {"seed", "logprobs"}
-
-
-def test_drawn_tokens_have_their_logprobs(
-    running: StatesServer, target: Path, tmp_path: Path
-) -> None:
-    decoding = Decoding(temperature=0.7, top_p=0.9, top_k=5, seed=3, num_top_logprobs=2)
-    traces = record(running, tmp_path / "out", plan(target, decoding=decoding))
-    assert traces.manifest.sampling == Sampling(top_p=0.9, top_k=5, seed=3)
-    assert traces.manifest.logprobs == decoding.logprob_spec
-    for trace in traces:
-        assert trace.token_logprob is not None
-        assert trace.top_token_ids is not None
-        assert trace.top_logprobs is not None
-        assert trace.token_logprob.tolist() == [-0.5] * 6
-        assert trace.top_token_ids[:, 0].tolist() == list(trace.continuation)
-        # The second is token 9, or where that was emitted token 0, which cannot be.
-        assert set(trace.top_logprobs[:, 1].tolist()) <= {-1.5, -torch.inf}
-        top1 = trace.target_top1[trace.prompt_length - 1 :].tolist()
-        assert top1 == list(trace.continuation)  # the most likely ones
-    seeds = {tuple(body["prompt"]): body["seed"] for body in running.asked}
-    assert seeds == {p.token_ids: prompt_seed(3, p.token_ids) for p in PROMPTS}
 
 
 # ---- a run that ends early
@@ -355,19 +333,6 @@ def test_what_cannot_be_recorded(running: StatesServer, target: Path, tmp_path: 
     assert running.asked == []
 
 
-def test_what_the_config_of_a_target_says(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="no such file"):
-        TargetShape.read(tmp_path)
-    changes: tuple[tuple[str, Any], ...] = (("hidden_size", None), ("vocab_size", "9"))
-    for key, value in changes:
-        folder = write_target(tmp_path / key, **{key: value})
-        with pytest.raises(TraceError, match=f"{key}: expected a whole number above 0"):
-            TargetShape.read(folder)
-    text = {"num_hidden_layers": 61, "vocab_size": 7, "hidden_size": 5}  # of a multimodal one
-    shape = TargetShape.read(write_target(tmp_path / "target", text_config=text))
-    assert shape == TargetShape(num_layers=61, vocab_size=7, hidden_size=5, max_positions=None)
-
-
 # ---- pages of hidden states in an engine's cache, and the file that is written of them
 
 HEAD = StatesHead(layer_inputs=(1, 3), engine="vllm 0.32.0")
@@ -392,15 +357,6 @@ def test_a_request_is_read_from_its_pages_in_order(
     wanted = ExpectedStates(aux_layer_ids=(0, 2), width=WIDTH, dtype="float32")
     assert check_states(tmp_path / "x.safetensors", wanted, token_ids) == "vllm 0.32.0"
     assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
-
-
-def test_a_schedulers_block_is_several_of_the_cache() -> None:
-    """Backends may divide the scheduler's blocks; they lie one after another."""
-    stored = cache(8, 2)
-    found = Pages(stored, 4).read(Pages(stored, 4).slots([3, 0], 6), None)
-    assert torch.equal(found, torch.cat([stored[b].transpose(0, 1) for b in (6, 7, 0)]))
-    with pytest.raises(ValueError, match="blocks of 3 tokens are no multiple of the cache's 2"):
-        Pages(stored, 3)
 
 
 def test_a_file_appears_whole_or_not_at_all(

@@ -27,7 +27,6 @@ from draftquant.calibration.vocabulary_rows import (
     check_same_target,
     choosing_of,
     chosen_rows,
-    special_tokens,
 )
 from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
@@ -104,16 +103,6 @@ def test_rows_of_a_size_and_of_a_coverage(folder: Path) -> None:
     assert len(record.calibration_prompts) == 12
 
 
-def test_a_coverage_that_needs_everything_or_more(folder: Path) -> None:
-    texts = [text([i, i], i) for i in range(96)]
-    alone = dataclasses.replace(choosing(folder), texts=texts)
-    with pytest.raises(CalibrationError, match=r"100\.00% of held-out text needs all 96 rows"):
-        chosen_rows(alone, None, 1.0)
-    half = choosing(folder, "half")
-    with pytest.raises(CalibrationError, match=r"all 48 rows of the draft \(of 96 tokens\) cover"):
-        chosen_rows(half, None, 1.0)
-
-
 def test_rows_that_nothing_said_are_said(folder: Path) -> None:
     texts = [text([0, 1, 2], 5, category="a"), text([3, 3], 6, category="b"), text([7], 7)]
     found = dataclasses.replace(choosing(folder), texts=texts)
@@ -141,12 +130,6 @@ def test_traces_of_another_target(folder: Path, tmp_path: Path) -> None:
     draft = resolve_draft(str(folder / "draft"))
     with pytest.raises(CalibrationError, match=r"has another config\.json than the target"):
         choosing_of(draft, traces, target=tmp_path, counts=None)
-
-
-def test_special_tokens_of_all_configs() -> None:
-    target = {"eos_token_id": [7, 3], "bos_token_id": 1, "text_config": {"eos_token_id": 9}}
-    assert special_tokens([{"eos_token_id": 3}, target], 9) == (3, 7, 1)  # 9 is none of nine tokens
-    assert special_tokens([{"eos_token_id": True, "bos_token_id": None}, {}], 9) == ()
 
 
 def test_counts_that_are_none(tmp_path: Path) -> None:
