@@ -1,7 +1,6 @@
 """Prompts in batches: which go together, and that a batch counts what single prompts count."""
 
 import dataclasses
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ import pytest
 import torch
 from draftquant.calibration.passes import draft_inputs
 from draftquant.calibration.passes.draft_inputs import (
-    batches_of,
     first_hidden_of_batch,
 )
 from draftquant.calibration.passes.on_traces import chosen_num_draft_tokens
@@ -34,18 +32,6 @@ def entry(prompt_length: int, num_tokens: int) -> TraceEntry:
     return TraceEntry(
         id="", category="", prompt_length=prompt_length, num_tokens=num_tokens, file=""
     )
-
-
-ENTRIES = [entry(p, p + n) for p, n in itertools.product((40, 8, 90), (30, 5))]
-
-
-def test_batches_by_hand() -> None:
-    # Their tokens by length of the prompt: 13, 38, 45, 70, 95, 120.
-    assert batches_of(ENTRIES, max_tokens=140) == [[3, 2, 1], [0], [5], [4]]
-    assert batches_of(ENTRIES, max_tokens=135) == [[3, 2, 1], [0], [5], [4]]
-    assert batches_of(ENTRIES, max_tokens=134) == [[3, 2], [1], [0], [5], [4]]
-    assert batches_of(ENTRIES, max_prompts=4) == [[3, 2, 1, 0], [5, 4]]
-    assert batches_of([]) == []
 
 
 @pytest.fixture(scope="module", params=["eagle3-llama", pytest.param("dflash", marks=SLOW)])

@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_dflash import tiny_dflash
 
-from benchmarks import gate, peers, quantize, record, replay
-from benchmarks.measured_process import BenchError, draftquant, run_measured
+from benchmarks import gate, quantize, replay
 
 pytestmark = pytest.mark.slow
 
@@ -33,28 +31,6 @@ def test_quantizing_is_measured_beside_cp(tmp_path: Path, capsys: Printed) -> No
     assert quantized["write_seconds"] + quantized["verify_seconds"] < quantized["wall_seconds"]
     assert quantized["bytes_out"] < copied["bytes_out"]
     assert [path.name for path in tmp_path.iterdir()] == ["kimi-k2.5-eagle3-64"]
-
-
-def test_tools_that_run_and_tools_that_do_not(tmp_path: Path, capsys: Printed) -> None:
-    source, work = tiny_dflash(tmp_path / "draft"), tmp_path / "work"
-    pythons = [f"--python={name}=/bin/false" for name in peers.PEERS]
-    asked = [str(work), "--given", str(source), "--schemes", "fp8", *pythons]
-    ours, *others = rows(capsys, peers.main, *asked)
-    assert (ours["tool"], ours["found"]) == ("draftquant", "verified")
-    assert ours["bytes_out"] > 0 < ours["cpu_seconds"]
-    assert [row["found"] for row in others] == ["ended with status 1"] * len(peers.PEERS)
-    assert list(work.iterdir()) == []
-
-
-def test_recording_and_generate_continue_the_same_tokens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed
-) -> None:
-    shape = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
-    monkeypatch.setattr(record, "TARGETS", {"small": shape})
-    asked = ["--rounds", "1", "--prompts", "8", "--device", "cpu", "--load", "ragged"]
-    (found,) = rows(capsys, record.main, str(tmp_path), *asked)
-    assert found["tokens"] == sum(range(32, 64, 4)) + 8 * 64
-    assert found["ratio"] > 0
 
 
 def test_a_small_pair_is_replayed(tmp_path: Path, capsys: Printed) -> None:
@@ -90,10 +66,3 @@ def test_the_gate_is_simulated() -> None:
     assert simulated("contexts", "longest bin loses 8%").failed > 0.95
     plain = simulated("looks", "3 looks, unplanned, +0.0%").passed
     assert plain > simulated("looks", "1 look, +0.0%").passed + 0.1
-
-
-def test_a_command_that_fails_says_why() -> None:
-    with pytest.raises(BenchError, match="quantize: failed") as caught:
-        draftquant("quantize", "nowhere", "--recipe", "int4-channel", "--out", "out")
-    assert any("nowhere" in line for line in caught.value.details)
-    assert run_measured("/bin/false").error == "ended with status 1"

@@ -12,7 +12,6 @@ from draftquant.quantize.engines.engine_check import check_draft
 from tiny import edit_json, tiny_eagle3_llama
 
 KEY = "eagle_aux_hidden_state_layer_ids"
-DEFAULT = [1, 3, 4]  # after these of 8 layers, the default of every trainer and engine
 OTHER = [0, 1, 2]
 
 
@@ -59,17 +58,6 @@ def test_vllm(given: dict[str, Any], second: Any, first: Any) -> None:
 )
 def test_sglang(given: dict[str, Any], captured: Any) -> None:
     assert inputs(sglang_captures(given)) == [captured]
-
-
-def test_a_default_that_is_the_drafts_own_is_right() -> None:
-    (second, first) = vllm_captures(config(nested=DEFAULT))
-    assert misread_layers(second, DEFAULT, None) is None
-    said = misread_layers(first, DEFAULT, None)
-    assert said is not None
-    assert "V1 model runner" in said
-    assert said.endswith(
-        "the target's layers [1, 3, 4], and the draft was trained on the inputs of layers [2, 4, 5]"
-    )
 
 
 def test_ids_are_a_set_to_engines() -> None:

@@ -120,21 +120,6 @@ def test_strata_are_taken_off_the_degrees_of_freedom() -> None:
     assert mixed.change(0, 1).degrees == pytest.approx(18)
 
 
-def test_traffic_weighs_output_tokens_by_hand() -> None:
-    """a has length 2, b 4: with 3/4 of the tokens in a, steps per token are 3/4 / 2 + 1/4 / 4."""
-    counted = drafts([[2, 2, 4, 4], [3, 3, 3, 3]], [10, 20, 30, 40], "aabb")
-    mixed = compared(counted, traffic={"a": 0.75, "b": 0.25}).whole
-    assert (mixed.name, mixed.num_prompts) == (scopes.TRAFFIC, 4)
-    assert mixed.lengths == pytest.approx((1 / (0.75 / 2 + 0.25 / 4), 3))
-    plain = compared(counted).whole
-    assert plain.name == scopes.ALL_PROMPTS
-    assert plain.lengths == pytest.approx(((60 + 280) / 100, 3))
-    shares = [60 / 340, 280 / 340]  # of the recorded tokens: the whole
-    assert compared(counted, traffic=dict(zip("ab", shares, strict=True))).whole.lengths[0] == (
-        pytest.approx(plain.lengths[0])
-    )
-
-
 def test_the_answer_depends_on_the_traffic() -> None:
     """Draft 1 is better at b and worse at c, each by far more than prompts differ."""
     generator = np.random.default_rng(7)

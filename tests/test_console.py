@@ -68,18 +68,6 @@ def test_a_terminal_gets_colours_and_no_color_takes_all_of_them() -> None:
     assert LOOK.search(piped(LIST, FORCE_COLOR="1").stdout)
 
 
-def test_bars_are_for_terminals_and_have_no_colours_with_no_color(quantized: Path) -> None:
-    verify = ["verify", str(quantized), "--against", DRAFT]
-    assert "\x1b[2K" in on_terminal(verify)
-    plain = on_terminal(verify, NO_COLOR="1")
-    assert "\x1b[2K" in plain
-    assert not LOOK.search(plain)
-    assert "\x1b[2K" not in on_terminal(verify, TERM="dumb")
-    run = piped([*verify, "-v"], FORCE_COLOR="1")
-    assert "\x1b[2K" not in run.stderr
-    assert re.search(r"^verify: [0-9.]+ MB in [0-9.]+ s, [0-9,]+ MB/s$", run.stderr, re.M)
-
-
 def test_names_stay_whole_at_every_width(monkeypatch: pytest.MonkeyPatch, capsys: Printed) -> None:
     for columns in ("40", "100"):
         monkeypatch.setenv("COLUMNS", columns)
@@ -105,16 +93,6 @@ def test_errors_are_json_too(capsys: Printed) -> None:
     error = json.loads(output.out)["error"]
     assert set(error) == {"where", "what", "fix", "details"}
     assert f"error: {error['where']}: {error['what']}\n  fix: {error['fix']}\n" in output.err
-
-
-def test_quiet_leaves_notes_out_and_verbose_adds_versions(capsys: Printed) -> None:
-    plan = ["plan", DRAFT, "--recipe", "mi325x"]
-    for more, said in (([], "recipe mi325x is mi325x-fp8: FP8 per-channel"), (["-q"], "$"),
-                       (["-v"], r"draftquant [^,]+, torch [^,]+, .*Python 3")):  # fmt: skip
-        assert main([*plan, *more]) == 0
-        assert re.match(said, capsys.readouterr().err)
-    assert main([*PLAN, "-q"]) == 2
-    assert "error:" in capsys.readouterr().err
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:

@@ -11,7 +11,6 @@ from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.recipes.errors import CompareError
 from draftquant.validate.comparison.sources import ReplayedDraft, read_replays
 from draftquant.validate.counting.acceptance_counts import (
-    CONTEXT_BINS,
     AcceptanceCounts,
     ContextBins,
     ContextCounts,
@@ -25,16 +24,6 @@ from handmade_replays import replay
 
 K = 2
 EDGES = ContextBins(edges=(4, 6))
-
-
-def test_the_lower_bound_of_a_bin_belongs_to_it() -> None:
-    assert [CONTEXT_BINS.index(n) for n in (0, 1023, 1024, 4095, 4096, 65536)] == [0, 0, 1, 1, 2, 4]
-    labels = list(CONTEXT_BINS.labels)
-    assert labels == ["0-1k", "1k-4k", "4k-16k", "16k-64k", "64k+"]
-    assert EDGES.labels == ("0-4", "4-6", "6+")
-    for edges in ((0, 5), (5, 5), (7, 5), tuple(range(1, 70))):
-        assert "ascending" in ContextBins(edges=edges).problem()
-    assert ContextBins(edges=()).problem() == ""
 
 
 def trace(accepting: list[int], prompt_length: int = 2) -> tuple[PromptTrace, Proposals]:
@@ -54,18 +43,6 @@ def trace(accepting: list[int], prompt_length: int = 2) -> tuple[PromptTrace, Pr
         [first + row + j if j < own else -1 for j in range(K)] for row, own in enumerate(accepting)
     ]
     return found, Proposals(token_ids=torch.tensor(proposed), recorded_logprobs=None)
-
-
-def test_a_step_is_in_the_bin_of_the_tokens_before_it() -> None:
-    """Steps begin behind 3 (prompt 2, and one of prefill), 5, 6, 9 tokens and accept 1, 0, 2, 0."""
-    told, proposed = trace([1, 9, 0, 2, 9, 9, 0])
-    found = counted_prompt(told, proposed, EDGES)
-    assert found.contexts.histograms == ((0, 1, 0), (1, 0, 0), (1, 0, 1))
-    assert pooled(found.contexts.counts, K) == found.counts
-    short = counted_prompt(*trace([1, 9, 0]), EDGES).contexts
-    assert short.histograms == ((0, 1, 0), (1, 0, 0))  # the last bin has no step and is left out
-    assert ContextCounts.of_histograms(short.histograms, K, (4, 6)) == short
-    assert ContextCounts.of_histograms((), K, (4, 6)) is None
 
 
 def test_expected_steps_are_binned_by_their_rows_and_agree_with_counted_ones() -> None:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.families.dflash2 import DFlash2Geometry
 from draftquant.quantize.drafts.passes import BlockAttention, BlockForward
 from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
@@ -34,32 +33,6 @@ CASES: dict[str, dict[str, Any]] = {
         "output_multiplier": 0.5, "final_logit_softcapping": 3.0, "selector_top_k": 4,
     },
 }  # fmt: skip
-
-
-def own_keys(folder: Path, **keys: Any) -> None:
-    """Change keys of dflash_config; None removes one."""
-    nested = (
-        json.loads((folder / "config.json").read_text(encoding="utf-8"))["dflash_config"] | keys
-    )
-    edit_json(
-        folder / "config.json",
-        dflash_config={key: value for key, value in nested.items() if value is not None},
-    )
-
-
-def test_geometry_of_dflash2(tmp_path: Path) -> None:
-    folder = tiny_dflash(tmp_path / "draft", kind="dflash2", num_layers=1)
-    own_keys(folder, output_multiplier=0.5, final_logit_softcapping=30, input_embedding_scale=2)
-    found = read_draft(Checkpoint.open(folder)).geometry
-    assert isinstance(found, DFlash2Geometry)
-    assert (found.conv_kernel_size, found.conv_group_size, found.num_groups) == (2, 16, 4)
-    assert (found.selector_rank, found.selector_top_k) == (24, 8)
-    scales = (found.input_embedding_scale, found.output_multiplier, found.final_logit_softcapping)
-    assert scales == (2.0, 0.5, 30.0)
-    own_keys(folder, final_logit_softcapping=0)  # as engines, which take it for none
-    again = read_draft(Checkpoint.open(folder)).geometry
-    assert isinstance(again, DFlash2Geometry)
-    assert again.final_logit_softcapping is None
 
 
 def in_speculators_layout(folder: Path) -> None:

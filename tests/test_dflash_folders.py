@@ -33,17 +33,6 @@ def test_embedding_and_head_come_from_the_target(draft: Path) -> None:
         load_draft(draft, shared=shared(95))
 
 
-def test_the_mask_embedding_is_loaded_in_the_dtype_asked_for(tmp_path: Path) -> None:
-    folder = tiny_dflash(tmp_path / "draft", num_layers=1, mask_embedding=True)
-    saved = torch.load(folder / "mask_embedding.pt", weights_only=True)["embedding"]
-    loaded = load_draft(folder, shared=shared(96), dtype=torch.float64)
-    assert torch.equal(loaded.weights["mask_embedding"], saved.double())
-    torch.save(saved[None], folder / "mask_embedding.pt")  # a bare tensor, which vLLM reads too
-    assert torch.equal(load_draft(folder, shared=shared(96)).weights["mask_embedding"], saved)
-    (folder / "mask_embedding.pt").unlink()
-    assert "mask_embedding" not in load_draft(folder, shared=shared(96)).weights
-
-
 class NotPlain:
     """What `weights_only` refuses to unpickle."""
 

@@ -88,17 +88,6 @@ def test_the_sizes_are_those_of_the_published_drafts(drafts: dict[str, Draft]) -
 # ---- bytes
 
 
-def test_mla_reads_one_latent_row_per_position(drafts: dict[str, Draft]) -> None:
-    whole = round_of(drafts["kimi-k2.5-eagle3-mla"])
-    assert whole.step.nbytes(1, "kv_cache") == 4096 * (512 + 64) * 2
-    assert whole.step.nbytes(1, "attention") == 2 * 116_260_864  # kv_b_proj, absorbed, too
-    caches = [w for one in whole.passes[1:] for w in one.works if w.part == "kv_cache"]
-    # 4 positions attend in the first step, 1 later: scores over 576, sums over 512.
-    assert [w.sequence_flops for w in caches] == [
-        queries * 64 * 4096 * 2 * (576 + 512) for queries in (4, 1)
-    ]
-
-
 def test_a_block_draft_reads_keys_and_values_twice_and_the_targets_head(
     drafts: dict[str, Draft],
 ) -> None:

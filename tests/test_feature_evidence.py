@@ -102,15 +102,6 @@ def test_too_little_text_says_nothing_and_of_much_some_is_held(
     assert found.share[0] == pytest.approx(1 / 2.25, abs=0.1)
 
 
-def test_elements_that_never_vary_do_not_count() -> None:
-    whole, half = (
-        evidence(lambda _, f: f),
-        evidence(lambda _, f: torch.cat([f[:, :48], torch.full_like(f[:, 48:], 7.0)], dim=1)),
-    )
-    assert half.share[0] == pytest.approx(whole.share[0], abs=0.05)
-    assert half.fault() is None
-
-
 # ---- the target's head on the recorded last layer
 
 

@@ -1,6 +1,5 @@
 """`./scripts/test --gpu` where there is no GPU: it says so; and its code, tried on the CPU."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,18 +35,3 @@ def test_every_part_runs(part: str, tmp_path: Path) -> None:
     assert f"| {part} | " in text
     assert "| well |" in text
     assert "OTHER" not in text
-
-
-@pytest.mark.slow
-def test_a_part_that_fails_costs_its_own_rows_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(_run: rows.Run) -> Iterator[Row]:
-        yield Row(table="A", cells={"what": "kept"})
-        raise RuntimeError("no | more")
-
-    monkeypatch.setattr(run, "PARTS", {"broken": broken, "empty": lambda _run: ()})
-    assert run.main(["--device", "cpu", "--tiny", "--out", str(tmp_path)]) == 1
-    text = (tmp_path / run.RESULTS).read_text(encoding="utf-8")
-    for said in ("| kept |", "**failed: RuntimeError: no / more**", "| empty | 0 | well |"):
-        assert said in text

@@ -53,20 +53,6 @@ def test_step_i_is_module_i(family: str, tmp_path: Path) -> None:
     assert compared == 5 * 3
 
 
-def test_subtree_of_several_layers(tmp_path: Path) -> None:
-    target = tiny_deepseek_mtp(tmp_path / "target", modules=2, tables=False, inside_target=True)
-    with pytest.raises(CheckpointError, match=r"model\.layers\.3 or model\.layers\.4") as caught:
-        read_draft(Checkpoint.open(target))
-    assert "--subtree model.layers.3,model.layers.4" in caught.value.fix
-    both = Checkpoint.open(target, subtree="model.layers.3,model.layers.4")
-    assert read_draft(both).geometry.num_layers == 2
-    with pytest.raises(CheckpointError, match="of deepseek-mtp are missing") as caught:
-        read_draft(Checkpoint.open(target, subtree="model.layers.3"))
-    assert "num_nextn_predict_layers" in caught.value.fix
-    with pytest.raises(CheckpointError, match=r"no tensor lies below 'model\.layers\.5'"):
-        Checkpoint.open(target, subtree="model.layers.3,model.layers.5")
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -87,26 +73,3 @@ def test_bad_configs_of_step(changes: dict[str, Any], said: str, tmp_path: Path)
     edit_json(folder / "config.json", **changes)
     with pytest.raises(CheckpointError, match=said):
         read_draft(Checkpoint.open(folder))
-
-
-def test_steps_keys_as_transformers_5_writes_them(tmp_path: Path) -> None:
-    folder = tiny_step3p5_mtp(tmp_path / "draft")
-    before = read_draft(Checkpoint.open(folder)).geometry
-    edit_json(
-        folder / "config.json",
-        layer_types=["full_attention", "sliding_attention", "sliding_attention"],
-        mtp_layer_types=["sliding_attention"] * 3,
-        rope_theta=10000.0,
-        attention_other_setting=None,
-        num_sliding_attention_heads=4,
-    )
-    assert read_draft(Checkpoint.open(folder)).geometry == before
-
-
-def test_step_reads_the_last_layer_before_its_norm(tmp_path: Path) -> None:
-    draft = load_draft(tiny_step3p5_mtp(tmp_path / "draft", number=7))
-    assert draft.geometry.reads_layers
-    assert draft.geometry.aux_layer_ids == (6,)
-    alone = tiny_step3p5_mtp(tmp_path / "alone", modules=1)
-    with pytest.raises(CheckpointError, match="only drafts of several modules can be replayed"):
-        load_draft(alone)

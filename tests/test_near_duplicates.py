@@ -57,24 +57,6 @@ def test_a_long_common_beginning() -> None:
     assert num_near_duplicates(texts(*own, TEMPLATE + body(200, 8)[:-1])) == 1
 
 
-def test_a_category_of_ten_has_a_template_of_its_own() -> None:
-    """The examples of a task: long against what follows, and another task has others."""
-    task = tuple(range(500, 700))
-    first = [TEMPLATE + body(first, 8) for first in range(0, 200, 20)]
-    second = [task + body(first, 8) for first in range(0, 200, 20)]
-    assert num_near_duplicates(texts(*first) + texts(*second, category="b")) == 0
-    assert num_near_duplicates(texts(*first, *second)) == 18
-    nine = texts(*first) + texts(*second[1:], category="b")
-    assert num_near_duplicates(nine) == 8
-
-
-def test_the_same_continuation_of_different_prompts() -> None:
-    """Whatever the categories; a prompt alike in both ways counts once."""
-    assert num_near_duplicates(texts(body(0), body(100), body(50), continuations=[1, 2, 1])) == 1
-    alike = texts(body(0), (*body(0, 19), 800), body(50), continuations=[1, 1, 2])
-    assert num_near_duplicates(alike) == 1
-
-
 def test_a_changed_token_anywhere() -> None:
     """43 tokens have 40 shingles, of which a token changes 4: a tenth."""
     for length, known in ((43, 1), (42, 0)):
@@ -90,13 +72,6 @@ def test_what_is_only_claimed_to_belong_together() -> None:
                zip(given, "xxyz", (None, "d", "d", None), strict=True)]  # fmt: skip
     assert independent_groups(claimed) == [[0, 1, 2, 3]]
     assert alike_groups(claimed) == [[0, 3], [1], [2]]
-
-
-def test_copies_are_not_near_duplicates() -> None:
-    assert num_near_duplicates(texts(body(0), body(0), body(100), continuations=[1, 1, 2])) == 0
-    assert num_near_duplicates([]) == 0
-    assert num_near_duplicates(texts(body(0))) == 0
-    assert num_near_duplicates(texts(TEMPLATE, TEMPLATE + body(0), TEMPLATE + body(50))) == 0
 
 
 # ---- groups that ids or categories suggest

@@ -11,7 +11,7 @@ import pytest
 from draftquant.quantize.verify import verify
 from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
-from tiny import read_tensors, tiny_eagle3_llama, write_tensors
+from tiny import tiny_eagle3_llama
 from verify_cases import assert_only_fault, reseal
 
 
@@ -73,16 +73,6 @@ def test_hidden_folders_are_named_once(made: Path, out: Path) -> None:
     assert {f.expected for f in faults} == {"no such folder"}
 
 
-def test_what_the_hub_adds_is_no_fault(made: Path, out: Path) -> None:
-    (out / ".cache" / "huggingface" / "download").mkdir(parents=True)
-    (out / ".cache" / "huggingface" / "download" / "config.json.metadata").write_text(
-        "", encoding="utf-8"
-    )
-    (out / ".gitattributes").write_text("*.safetensors filter=lfs", encoding="utf-8")
-    (out / "README.md").write_text("a card", encoding="utf-8")
-    assert verify(out, made / "draft").faults == ()
-
-
 def test_side_files_of_the_source_are_owned_and_its_weights_are_not(
     made: Path, out: Path, tmp_path: Path
 ) -> None:
@@ -91,16 +81,6 @@ def test_side_files_of_the_source_are_owned_and_its_weights_are_not(
         (draft / file).write_text("the same", encoding="utf-8")
         (out / file).write_text("the same", encoding="utf-8")
     assert [fault.where for fault in verify(out, draft).faults] == ["weights.pt"]
-
-
-def test_metadata_is_that_of_the_source(made: Path, out: Path) -> None:
-    for metadata, foreign, where in (
-        ({"format": "pt", "note": "x"}, False, "note"), ({"format": "tf"}, True, "format"),
-        ({}, True, "format"),
-    ):  # fmt: skip
-        write_tensors(out, read_tensors(out), metadata=metadata)
-        report = verify(out, made / "draft", foreign=foreign)
-        assert [fault.where for fault in report.faults] == [f"__metadata__: {where}"]
 
 
 def test_a_folder_without_a_record_is_of_another_tool_only_if_somebody_says_so(

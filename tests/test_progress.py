@@ -60,41 +60,6 @@ def test_a_phase_says_how_much_and_how_fast_and_a_long_one_every_tenth_how_long_
     ]
 
 
-def test_an_estimate_that_has_run_out_is_not_repeated(clock: list[float]) -> None:
-    phase = progress.Phase("write", 4)
-    assert phase.left is None  # nothing is known yet
-    clock[0] += 10
-    phase.move(2, 4)
-    clock[0] += 4
-    assert phase.left == 6  # the clock goes on inside an item
-    clock[0] += 7
-    assert phase.left is None
-    assert phase.so_far() == "write: 50% of 4 after 21 s"
-
-
-def beaten(clock: list[float], seconds_passed: int) -> None:
-    """Let time pass in a run, and the thread of its heartbeat have a look after every second."""
-    for _ in range(seconds_passed):
-        clock[0] += 1
-        for bar in reversed(progress._IN_LOGS):
-            bar.beat()
-
-
-def test_a_log_hears_of_one_long_item_every_30_seconds(
-    clock: list[float], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with progress_bar("replay", 4, "work") as bar:
-        beaten(clock, 20)
-        bar.advance()
-        beaten(clock, 55)
-    assert said(capsys) == [
-        "replay: 25% after 20 s, about 60 s left",
-        "replay: 25% after 45 s, about 35 s left",
-        "replay: 25% after 70 s, about 10 s left",
-        "replay: done in 75 s",
-    ]
-
-
 def test_a_command_beats_outside_of_phases_too_and_not_after_its_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording import batch_plan, continuing
-from draftquant.calibration.recording.continuing import Together, Waiting, give_way
+from draftquant.calibration.recording.continuing import Together, Waiting
 from draftquant.calibration.recording.slot_cache import SlotCache, takes_padding
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.recipes.errors import TraceError
@@ -210,19 +210,3 @@ def entered(lengths: list[int], together: Together, free: int) -> list[list[int]
     while len(waiting):
         found += [[lengths[i] for i in group] for group in waiting.entering(free)]
     return found
-
-
-def test_the_longest_enter_first_and_little_is_padding() -> None:
-    lengths = [7, 30, 8, 8, 29, 3, 8]
-    assert entered(lengths, "any lengths", 9) == [[30, 29], [8, 8, 8, 7], [3]]
-    assert entered(lengths, "equal prompts", 9) == [[30], [29], [8, 8, 8], [7], [3]]
-    assert entered(lengths, "equal lengths", 2) == [[30], [29], [8, 8], [8], [7], [3]]
-    assert entered([30, 30, 30], "any lengths", 9) == [[30, 30], [30]]  # 60 tokens at most
-    for ended, waiting, together, expected in (
-        (3, 5, "any lengths", False), (4, 5, "any lengths", True),
-        (7, 0, "equal prompts", False),  # nobody waits: the others would only move
-        (8, 0, "equal prompts", True),
-        (31, 5, "equal lengths", False), (32, 5, "equal lengths", True),
-    ):  # fmt: skip
-        together_: Any = together
-        assert give_way(ended, 32, waiting, together_) is expected

@@ -43,17 +43,6 @@ def test_every_combination_is_carried_or_refused_with_a_reason() -> None:
         assert (caught.value.what, caught.value.fix) == (refused.reason, refused.fix)
 
 
-def test_a_recipe_that_names_one_is_told_why(tmp_path: Path) -> None:
-    assert FOREIGN == ["awq", "smoothquant", "svdquant"]
-    others = {"scale": "rounding: nearest", "rounding": "scale: absmax"}
-    for (key, other), backend, name in itertools.product(others.items(), BACKENDS, FOREIGN):
-        (problem,) = problems(tmp_path, backend, f"{{{other}, {key}: {name}}}")
-        refused = REFUSED[backend, name]
-        assert problem.line == 4
-        assert problem.what == f"algorithm.{key}: backend {backend}: {refused.reason}"
-        assert problem.fix == refused.fix
-
-
 def problems(folder: Path, backend: str, algorithm: str) -> Sequence[Problem]:
     path = folder / "mine.yaml"
     keys = f"extends: int4-channel\nname: mine\nbackend: {backend}\nalgorithm: {algorithm}\n"

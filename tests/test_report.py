@@ -16,7 +16,7 @@ from draftquant.quantize.files.hub import recorded_argv
 from draftquant.recipes.errors import GateError
 from draftquant.scripts.cli import main
 from draftquant.validate.comparison.sources import ReplayedDraft, ReplayedPrompt
-from draftquant.validate.judging.judgement import GateReport, judge
+from draftquant.validate.judging.judgement import GateReport
 from draftquant.validate.measure.measurement_file import line_of
 from draftquant.validate.parity.finding import to_mapping
 from draftquant.validate.report import document as document_module
@@ -30,12 +30,10 @@ from draftquant.validate.report.document import (
 from draftquant.validate.runs.report_pages import annotation
 from draftquant.validate.served.joint_report import JointReport
 from handmade_measurements import alternating, measurement
-from handmade_replays import BASELINE, FIGURES, RELEASE, noisy, replay
 from handmade_reports import (
     DRAFTS,
     ENGINES,
     EVIL,
-    HASHES,
     comparison,
     document,
     joint,
@@ -196,16 +194,6 @@ def test_an_edited_report_is_refused() -> None:
         assert what in said(edited(of_several, edit)), what
 
 
-def test_sentences_are_written_anew() -> None:
-    judged: Any = two_categories()
-    nicer = [change("reason", to="All is well."), change("action", to=None)]
-    read = parse_report(
-        edited(text_of(judged), *nicer, change("warnings", to=[])), "r.json"
-    ).judgement
-    assert (read.reason, read.action) == (judged.reason, judged.action)
-    assert read.warnings == judged.warnings
-
-
 def test_a_date_is_one_or_absent() -> None:
     mapping = json.loads(text_of(two_categories(), date="2026-11-23T07:42:26Z"))
     assert parse_report(document_text(mapping), "r.json").header.date == "2026-11-23T07:42:26Z"
@@ -215,15 +203,6 @@ def test_a_date_is_one_or_absent() -> None:
         assert "date: expected YYYY-MM-DDThh:mm:ssZ" in said(
             document_text(mapping | {"date": date})
         )
-
-
-def test_drafts_that_cannot_be_compared_stay_so() -> None:
-    moved = replay(noisy(3, 4), traces=dataclasses.replace(FIGURES, sha256="8" * 64))
-    judged = judge(replay(BASELINE), moved, RELEASE, background=HASHES)
-    assert "no comparison is possible" in judged.reason
-    assert parse_report(text_of(judged), "r.json").judgement.verdict == "ANOMALOUS"
-    forged = said(edited(text_of(judged), change("verdict", to="PASS"), change("exit_code", to=0)))
-    assert "verdict: expected 'ANOMALOUS', got 'PASS'" in forged
 
 
 # ---- its documentation

@@ -9,17 +9,6 @@ from draftquant.quantize.files.report_files import append_text, check_reports, w
 from draftquant.recipes.errors import OutputError
 
 
-def test_a_name_that_contradicts_its_format(tmp_path: Path) -> None:
-    for kind, name, got, fix in (
-        ("html", "x.json", ".json", "x.html"), ("markdown", "x.html", ".html", "x.md"),
-        ("junit", "x", "none", "x.xml"), ("report", "x.md", ".md", "x.json"),
-        ("plot", "x.png", ".png", "x.svg"),
-    ):  # fmt: skip
-        wanted = rf"--{kind}: expected a name ending in .*got {got}\n  fix: for example {fix}"
-        with pytest.raises(OutputError, match=wanted):
-            check_reports({kind: tmp_path / name})  # type: ignore[dict-item]
-
-
 def test_an_existing_report_is_replaced_only_when_asked(tmp_path: Path) -> None:
     path = tmp_path / "a.md"
     path.write_text("old", encoding="utf-8")

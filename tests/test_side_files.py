@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.recipes.errors import CheckpointError
-from draftquant.recipes.regular_file import looks_like_weights
 from draftquant.scripts.cli import main
 from tiny import tiny_eagle3_llama
 from tiny_mtp import tiny_mimo_mtp
@@ -143,20 +142,6 @@ WEIGHTS = (
     "sub/MODEL.GGUF", "sub/mask_embedding.pt", "sub/model.safetensors", "d2t.npy", "all.npz",
     "pytorch_model.bin.index.json",
 )  # fmt: skip
-
-
-def test_weights_in_another_format_do_not_travel(
-    draft: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert all(map(looks_like_weights, WEIGHTS))
-    for file in ("weights.pt", "sub/MODEL.GGUF"):
-        (draft / file).parent.mkdir(exist_ok=True)
-        (draft / file).write_text("", encoding="utf-8")
-        assert quantized(draft) == 2
-        said = " ".join(capsys.readouterr().err.split())
-        assert f"{draft / file}: weights in another format would travel unquantized" in said
-        assert "move this file out of the folder" in said
-        (draft / file).unlink()
 
 
 def test_a_signature_belongs_to_one_folder(draft: Path) -> None:

@@ -5,17 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from draftquant.quantize.backends import get_backend
 from draftquant.quantize.files.checkpoint import PROVENANCE_FILE, Checkpoint
-from draftquant.quantize.numerics.number_formats import FP8
-from draftquant.quantize.stored.decoded_numbers import E4M3
 from draftquant.quantize.stored.layouts.scheme import DeclaredScheme
 from draftquant.quantize.stored.stored_declaration import declared_scheme
 from draftquant.quantize.verify import verify
-from draftquant.quantize.verify.scales import e4m3_rounded
 from draftquant.recipes import WeightFormat, load_recipe
 from draftquant.recipes.errors import VerifyError
 from tiny import read_tensors, tiny_eagle3_llama
@@ -31,32 +26,6 @@ UP = "midlayer.mlp.up_proj"
 
 def gaussian(rows: int, columns: int, seed: int = 0) -> Tensor:
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * 0.02
-
-
-def test_two_stages_by_hand() -> None:
-    """First scale 1; FP8 turns 17 into 16 and 450 cannot be; second scale absmax / 7.5."""
-    weight = torch.tensor([[448.0, 17.0, -19.0, 0.0], [7.5, -7.4, 0.51, 3.1]])
-    result = get_backend("torch").quantize(weight, TWO_STAGES)
-    assert result.global_scale is not None
-    assert result.global_scale.item() == 1.0
-    # 448, 16, -20 (even mantissa), 0; 7.5, -7.5, 0.5, 3.0 (steps of 1/2, 1/2, 1/16, 1/4)
-    assert result.scale.dtype == torch.float32
-    torch.testing.assert_close(result.scale, torch.tensor([[448 / 7.5], [1.0]]), rtol=0, atol=0)
-    # 3.0 stays 3, 0.5 is a tie and goes to 0, where the weight 0.51 itself would give 1.
-    assert result.codes.tolist() == [[7, 0, 0, 0], [7, -8, 0, 3]]
-
-
-def test_fp8_rounding_of_the_reading_side_is_that_of_torch() -> None:
-    """All values, all midpoints and their neighbours, and random numbers."""
-    values = np.sort(E4M3[np.isfinite(E4M3)])
-    middles = ((values[1:] + values[:-1]) / 2).astype(np.float32)
-    beside = [np.nextafter(middles, np.float32(side)) for side in (-1e9, 1e9)]
-    random = gaussian(1000, 16).numpy().reshape(-1)
-    x = np.concatenate([values, middles, *beside, random, random * 1e4, random * 1e-3])
-    x = np.clip(x.astype(np.float32), -448, 448)
-    expected = torch.from_numpy(x).to(FP8).float().numpy()
-    assert np.array_equal(e4m3_rounded(x), expected)
-    assert e4m3_rounded(np.array([1e9, -1e9], np.float32)).tolist() == [448, -448]
 
 
 @pytest.fixture(scope="module")

@@ -52,22 +52,6 @@ def test_the_command_of_the_error_makes_the_same_draft(
     assert read_draft(Checkpoint.open(out)).rows
 
 
-def test_shards_and_the_mask_embedding(pickled: Path, plain: Path, tmp_path: Path) -> None:
-    tensors = torch.load(pickled / "pytorch_model.bin", weights_only=True)
-    names = sorted(tensors)
-    (pickled / "pytorch_model.bin").unlink()
-    for shard, part in ((1, names[:5]), (2, names[5:])):
-        path = pickled / f"pytorch_model-0000{shard}-of-00002.bin"
-        torch.save({name: tensors[name] for name in part}, path)
-    (pickled / "pytorch_model.bin.index.json").write_text("{}", encoding="utf-8")
-    torch.save({"embedding": torch.zeros(4)}, pickled / "mask_embedding.pt")
-    done = unpickle_draft(pickled, tmp_path / "out")
-    assert len(done.files) == 2
-    assert read_tensors(tmp_path / "out") == read_tensors(plain)
-    assert (tmp_path / "out" / "mask_embedding.pt").exists()
-    assert not (tmp_path / "out" / "pytorch_model.bin.index.json").exists()
-
-
 class Harmful:
     """A pickle of this class runs code when an unpickler trusts it."""
 

@@ -85,18 +85,6 @@ def without_the_kernel(monkeypatch: pytest.MonkeyPatch, error: int = errno.EXDEV
     monkeypatch.setattr(os, "copy_file_range", unsupported)
 
 
-@pytest.mark.parametrize("error", [None, errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP])
-def test_copy_is_byte_equal(
-    error: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if error is not None:
-        without_the_kernel(monkeypatch, error)
-    monkeypatch.setattr("draftquant.quantize.files.safetensors_file.COPY_BYTES", 4096)
-    content = os.urandom(3 * 4096 + 123)
-    with copying(tmp_path, content) as copied:
-        assert copied == content[5:]
-
-
 @pytest.mark.parametrize("kernel", [True, False])
 def test_a_copy_leaves_its_neighbours_alone(
     kernel: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
