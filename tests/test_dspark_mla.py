@@ -98,7 +98,7 @@ def test_it_is_planned_quantized_verified_and_loads_in_vllm_alone(tmp_path: Path
     assert {"context_proj", "markov_head.markov_w2"} <= {
         name.removeprefix("model.") for name in ignored
     }
-    said = check_draft(tmp_path / "q", engine="vllm", arch="sm100")
+    said = check_draft(tmp_path / "q", engine="vllm", arch="sm100", target_layers=8)
     assert said.verdict == "LOADS", said.error
     assert '"method": "dspark"' in (said.launch or "")
     assert "model.context_kv_proj" in {layer.module for layer in said.layers if layer.quantized}
