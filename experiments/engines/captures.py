@@ -16,17 +16,19 @@ Captured = dict[str, list[int] | None]
 _DEEPSEEK_TYPES = ("deepseek_v3", "kimi_k2")
 
 
+_OF_MTP = re.compile(r"mtp|\beh_proj\b|\bpre_projection\b|\benorm\b")
+
+
 def method_of(architecture: str, tensors: Collection[str]) -> str:
     """vLLM's method for a draft, as `draftquant check` says; tensors tell where its name does not.
 
     Args:
         architecture: in config.json. tensors: their names.
     """
-    if any(
-        "mtp_layers" in name or "eh_proj" in name or name == "mtp.fc.weight" for name in tensors
-    ):
+    if any(map(_OF_MTP.search, tensors)):
         return "mtp"
-    for part, method in (("DSpark", "dspark"), ("DFlash", "dflash")):
+    block = ("DFlash", "LiLiCorr", "XPress", "MuseGlimmer", "Laguna")
+    for part, method in (("DSpark", "dspark"), *((part, "dflash") for part in block)):
         if part in architecture:
             return method
     if "Eagle3" in architecture or any("hidden_norm" in name for name in tensors):

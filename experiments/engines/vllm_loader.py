@@ -156,7 +156,8 @@ def _config(draft: Path, target: Path) -> Any:
     # The default where Triton is, without which V1 is taken, which refuses candidate selectors and
     # DSpark.
     os.environ.pop("VLLM_USE_V2_MODEL_RUNNER", None)
-    if "DFlash2" in architecture or method == "dspark":
+    heads = ("DFlash2", "LiLiCorr", "XPress")  # beside the layers
+    if any(part in architecture for part in heads) or method == "dspark":
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
     return speculating(
         target,

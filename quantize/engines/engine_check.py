@@ -22,6 +22,7 @@ from ..drafts.recognition import (
     missing_name,
     other_kind,
     stored_layers,
+    unknown_kind,
 )
 from ..drafts.runtime_names import known_target_layers
 from ..files.checkpoint import Checkpoint
@@ -53,6 +54,7 @@ from .contract import (
 from .declared_forms import Declaration, read_declaration
 from .engine import Engine, Serving
 from .excludes import scheme_of
+from .executed_classes import executed
 from .folder_findings import head_notes
 from .linear_findings import Walk
 from .versions import choose, known_versions, newest_engines
@@ -171,6 +173,11 @@ def _check_asked(asked: Asked) -> None:
 
 def _check(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
     kind = other_kind(checkpoint)
+    if unknown_kind(checkpoint) is not None:
+        asked = f"{place.engine.name} {place.arch} {place.tp}"
+        found = executed(checkpoint, asked)
+        if found is not None:
+            return _answer(place, found)
     try:
         answer = _check_family(checkpoint, place)
     except CheckpointError:
