@@ -1,7 +1,7 @@
 """What an engine's own class did with drafts that no family reads: rows of executed folders.
 
 `executed_classes.json` is what `experiments/run classes` found: a small folder for each class,
-plain and quantized. A folder like one of them, in names, flags and declaration, and with shapes that
+plain and quantized. A folder like one of them, in names, flags and declaration, with shapes that
 follow from the same keys of config.json, is answered as that one was. Any other is UNKNOWN.
 """
 
