@@ -112,10 +112,13 @@ def print_served(report: "GateReport") -> None:
 
     served, out = report.served, stdout()
     assert served is not None  # of a report on measurements
+    by, who = f"Served by {words.server(served)}", "servers"
+    if served.of_targets:
+        by, who = "Replayed beside two targets", "targets"
     positions = [f"pos {i + 1}" for i in range(report.num_draft_tokens)]
     numbers = ("acceptance length", "as compared", *positions)
     found = table(
-        f"Served by {words.server(served)}, K = {report.num_draft_tokens},"
+        f"{by}, K = {report.num_draft_tokens},"
         f" {words.prompts(report.num_prompts, report.num_short_prompts)} prompts",
         "run",
         *numbers,
@@ -133,7 +136,7 @@ def print_served(report: "GateReport") -> None:
         out.line("the tool keeps no outputs, so nothing shows whether both servers wrote the same")
         return
     out.line(
-        f"{served.identical_share:.1%} of the outputs are identical, and both servers wrote"
+        f"{served.identical_share:.1%} of the outputs are identical, and both {who} wrote"
         f" {served.common_share:.1%} of the tokens before their outputs differed; compared by"
         f" {words.estimator(served.estimator)}"
     )

@@ -306,7 +306,7 @@ def replayed_comparison(path: Path, document: Document) -> GateReport:
     """The comparison of two replays; CompareError: the report compares servers, or no prompts."""
     judgement = document.judgement
     found = judgement.replayed if isinstance(judgement, JointReport) else judgement
-    if found is None or found.traces is None:
+    if found is None or found.traces is None or found.served is not None:
         raise refused(CompareError, path, __file__, "of-servers")
     if not found.prompts:
         raise refused(CompareError, path, __file__, "no-prompts", verdict=found.verdict)

@@ -152,11 +152,13 @@ class PromptReplay(PromptCounts):
 
     `every_position` counts as if a step began at every position: another quantity (it over-weights
     easy text), with less noise when two drafts are compared. `shorter` [K - 1] has the counts where
-    only the first 1, 2, .. K - 1 proposals are verified.
+    only the first 1, 2, .. K - 1 proposals are verified. `steps` are accepted tokens of
+    each verify step in order; none where proposals are drawn.
     """
 
     every_position: AcceptanceCounts
     shorter: tuple[AcceptanceCounts, ...] = ()
+    steps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,7 @@ def counted_prompt(
     first = trace.prompt_length + 1  # the token of prefill comes before the first step too
     depths = range(1, predicted.shape[1])
     shorter: Iterator[AcceptanceCounts]
+    steps: list[int] = []
     if drafted is None or trace.token_logprob is None:
         accepted, most = accepted_by_row(trace, predicted), predicted.shape[1]
         steps = decoding_steps(accepted)
@@ -107,6 +108,7 @@ def counted_prompt(
         contexts=contexts,
         every_position=every_position,
         shorter=tuple(shorter),
+        steps=tuple(steps),
     )
 
 

@@ -87,7 +87,7 @@ def golden_of_report(document: Document) -> Golden:
 
 
 def _replayed(document: Document) -> GateReport:
-    found = [one for _, one in document.comparisons if one.traces is not None]
+    found = [one for _, one in document.comparisons if one.traces and not one.served]
     tools = [one.served.tool for _, one in document.comparisons if one.served and one.served.tool]
     if not found and tools:
         raise refused(GoldenError, "--golden", __file__, "no-owner", tool=tools[0])

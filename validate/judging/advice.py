@@ -138,7 +138,7 @@ def more_prompts(evidence: Evidence, required: RequiredPrompts, least: int | Non
             if required.as_measured is None
             else f"hardly help: the measured change is {near}"
         )
-        return lines(f"More prompts will {no_help}", *lose_less(evidence.background))
+        return lines(f"More prompts will {no_help}", *_lose_less(evidence))
     once = 100 * (1 - evidence.policy.confidence)
     return lines(
         f"{wording.take} {_number(required, least)}: {wording.count}",
@@ -146,8 +146,12 @@ def more_prompts(evidence: Evidence, required: RequiredPrompts, least: int | Non
         f" {once:.2g}% false passes: {wording.gate}",
         "If you want to judge several times while you add prompts, plan that before the first"
         f" time: {wording.gate} --look 1/3",
-        *(f"Or {way[0].lower()}{way[1:]}" for way in lose_less(evidence.background)),
+        *(f"Or {way[0].lower()}{way[1:]}" for way in _lose_less(evidence)),
     )
+
+
+def _lose_less(evidence: Evidence) -> tuple[str, ...]:
+    return () if evidence.wording.of_targets else lose_less(evidence.background)
 
 
 def fresh_prompts(number: str, wording: Wording) -> str:

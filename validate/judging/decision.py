@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from ...calibration.traces.trace_info import MIN_AGREEMENT
-from ...recipes.packages import said
+from ...recipes.packages import said, table_beside
 from ..counting.draft_counts import DraftCounts
 from ..counting.paired_change import PairedChange, RequiredPrompts, required_prompts
 from .advice import (
@@ -38,6 +38,7 @@ EXPECTED_WITHIN = 0.05
 """Relative difference up to which `--expect-baseline` confirms a measured acceptance length."""
 _ENOUGH_FOR_RARE_LOSSES = 100
 """Prompts at which a loss in one prompt in twenty passes in 5 % of cases; with 36 it is 9 %."""
+_OF_TARGETS = table_beside(__file__, "of_targets")
 _USUAL_WEIGHTS = 0.9
 """Effective sample size by the number of prompts, where these are of similar length."""
 
@@ -58,10 +59,18 @@ def decide(evidence: Evidence) -> Decision:
 
 
 def _decided(
-    row: str, *ways: str, required: RequiredPrompts | None = None, **facts: object
+    evidence: Evidence,
+    row: str,
+    *ways: str,
+    required: RequiredPrompts | None = None,
+    **facts: object,
 ) -> Decision:
-    """The verdict and the words of a row of decision.toml; ways out where the row has none."""
-    texts: dict[str, Any] = said(__file__, "decision", row, facts)
+    """The verdict and the words of a row of decision.toml; ways out where the row has none.
+
+    Where targets are compared, those of of_targets.toml, as far as it has the row.
+    """
+    own = evidence.wording.of_targets and row in _OF_TARGETS
+    texts: dict[str, Any] = said(__file__, "of_targets" if own else "decision", row, facts)
     return Decision(**{"action": lines(*ways), **texts}, required_num_prompts=required)
 
 
@@ -69,14 +78,14 @@ def _different_things(evidence: Evidence) -> Decision | None:
     if not (what := evidence.incomparable):
         return None
     what = f"{what[0].upper()}{what[1:]}"
-    return _decided("different_things", evidence.wording.both_again, what=what)
+    return _decided(evidence, "different_things", evidence.wording.both_again, what=what)
 
 
 def _another_target(evidence: Evidence) -> Decision | None:
     agreement = evidence.background.head_agreement
     if agreement is None or agreement >= MIN_AGREEMENT:
         return None
-    return _decided("another_target", agreement=agreement, least=MIN_AGREEMENT)
+    return _decided(evidence, "another_target", agreement=agreement, least=MIN_AGREEMENT)
 
 
 def _impossible_length(evidence: Evidence, role: str) -> Decision | None:
@@ -84,9 +93,11 @@ def _impossible_length(evidence: Evidence, role: str) -> Decision | None:
     length, most = draft.counts.mean_acceptance_length, draft.num_draft_tokens + 1
     ceiling = evidence.policy.max_ceiling_share * most
     if length < evidence.policy.min_acceptance_length:
-        return _decided("nothing_accepted", role=role, length=length)
+        return _decided(evidence, "nothing_accepted", role=role, length=length)
     if length > ceiling:
-        return _decided("at_the_ceiling", role=role, length=length, most=most, ceiling=ceiling)
+        return _decided(
+            evidence, "at_the_ceiling", role=role, length=length, most=most, ceiling=ceiling
+        )
     return None
 
 
@@ -98,13 +109,17 @@ def _doubtful_baseline(evidence: Evidence) -> Decision | None:
         if abs(length / expected - 1) <= EXPECTED_WITHIN:
             return None
         within = EXPECTED_WITHIN
-        return _decided("unexpected_baseline", length=length, expected=expected, within=within)
+        return _decided(
+            evidence, "unexpected_baseline", length=length, expected=expected, within=within
+        )
     fault = baseline.text.fault
     if fault is not None:
-        return _decided("features_of_other_text", fault=f"{fault[0].upper()}{fault[1:]}")
+        return _decided(evidence, "features_of_other_text", fault=f"{fault[0].upper()}{fault[1:]}")
     floor = min_baseline_length(baseline, evidence.policy)
     if length < floor:
-        return _decided("short_baseline", length=length, k=baseline.num_draft_tokens, floor=floor)
+        return _decided(
+            evidence, "short_baseline", length=length, k=baseline.num_draft_tokens, floor=floor
+        )
     return None
 
 
@@ -128,7 +143,7 @@ def _no_spread(evidence: Evidence) -> Decision | None:
     change = evidence.change
     if change is None or change.has_spread or not change.log_ratio:
         return None
-    return _decided("no_spread", change=change)
+    return _decided(evidence, "no_spread", change=change)
 
 
 def _too_few_prompts(evidence: Evidence) -> Decision | None:
@@ -136,7 +151,7 @@ def _too_few_prompts(evidence: Evidence) -> Decision | None:
     if change is None:
         number = f"{2 * policy.min_prompts} fresh prompts or more"
         ways = fresh_prompts(number, evidence.wording)
-        return _decided("hardly_any_prompts", ways, count=count, policy=policy)
+        return _decided(evidence, "hardly_any_prompts", ways, count=count, policy=policy)
     effective = change.effective_num_prompts
     if effective >= policy.min_prompts:
         return None
@@ -150,7 +165,7 @@ def _too_large_a_gain(evidence: Evidence) -> Decision | None:
     change, largest = evidence.change, math.log1p(evidence.policy.max_relative_gain)
     if change is None or change.log_ratio <= largest or evidence.background.unrelated:
         return None
-    return _decided("too_large_a_gain", change=change)
+    return _decided(evidence, "too_large_a_gain", change=change)
 
 
 def _a_part_fails(evidence: Evidence) -> Decision | None:
@@ -158,6 +173,7 @@ def _a_part_fails(evidence: Evidence) -> Decision | None:
     if change is None or not failing:
         return None
     return _decided(
+        evidence,
         "a_part_fails",
         calibrate_on(failing),
         *lose_less(evidence.background),
@@ -176,6 +192,7 @@ def _beyond_the_limit(evidence: Evidence) -> Decision | None:
     also = f" Categories beyond their own limit: {names(failing)}." if failing else ""
     ways, confidence = lose_less(evidence.background), in_percent(change.confidence)
     return _decided(
+        evidence,
         "beyond_the_limit",
         *ways,
         limit=limit,
@@ -188,7 +205,7 @@ def _beyond_the_limit(evidence: Evidence) -> Decision | None:
 def _without_a_record(evidence: Evidence) -> Decision | None:
     if not (evidence.policy.record_required and evidence.background.unrecorded):
         return None
-    return _decided("without_a_record")
+    return _decided(evidence, "without_a_record")
 
 
 def _limit_between_the_bounds(evidence: Evidence) -> Decision | None:
@@ -203,6 +220,7 @@ def _a_part_is_open(evidence: Evidence) -> Decision | None:
     if not evidence.policy.every_category_passes or not unsettled:
         return None
     return _decided(
+        evidence,
         "a_part_is_open",
         fresh_prompts(f"fresh prompts, with more of {names(unsettled)}", evidence.wording),
         kinds=kinds_of(evidence.parts.all),
@@ -219,6 +237,7 @@ def _a_small_part_lost(evidence: Evidence) -> Decision | None:
     few = f"{least} prompts{' in effect' if any(one.is_context_bin for one in lost) else ''}"
     few += ", or without the declared clusters," if evidence.declared else ""
     return _decided(
+        evidence,
         "a_small_part_lost",
         fresh_prompts(f"fresh prompts, with at least {least} of {names(lost)}", evidence.wording),
         calibrate_on(lost),
@@ -236,7 +255,7 @@ def _not_all_compared(evidence: Evidence) -> Decision | None:
     if not missing:
         return None
     ways = evidence.background.to_compare
-    return _decided("not_all_compared", *ways, missing="; ".join(missing))
+    return _decided(evidence, "not_all_compared", *ways, missing="; ".join(missing))
 
 
 def _passed(evidence: Evidence) -> Decision | None:
@@ -249,7 +268,7 @@ def _passed(evidence: Evidence) -> Decision | None:
             " loss that is confined to few prompts"
         )
     confidence, whole = in_percent(change.confidence), _whole(change)
-    found = _decided("passed", confidence=confidence, limit=limit, rare=rare, whole=whole)
+    found = _decided(evidence, "passed", confidence=confidence, limit=limit, rare=rare, whole=whole)
     return replace(found, action=None)
 
 
@@ -284,7 +303,7 @@ def _undecided(
         min_prompts=evidence.policy.min_prompts,
     )
     ways, facts = more_prompts(evidence, required, least), facts | {"counted": evidence.counted}
-    return _decided(row, ways, required=required, policy=policy, change=change, **facts)
+    return _decided(evidence, row, ways, required=required, policy=policy, change=change, **facts)
 
 
 def _whole(change: PairedChange) -> str:

@@ -11,6 +11,8 @@ from ..counting.draft_counts import DraftCounts, DraftReplay, PromptCounts
 from ..counting.paired_change import PairedChange
 
 EstimatorName = Literal["weighted rounds", "whole outputs"]
+REPLAY = "replay"
+"""The engine of one draft that was replayed beside two targets; `model` is then the second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,11 @@ class ServedFigures:
     tool: str | None = None
     told_positions: bool = True
     verification: Verification | None = None
+
+    @property
+    def of_targets(self) -> bool:
+        """One draft was replayed beside two targets."""
+        return self.engine == REPLAY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -221,7 +221,7 @@ class Wording:
 
     `take` is what to do with fresh prompts, and `count` the command for it; `join` puts them
     beside those that were judged, for `gate_joined`; `longer` is how a prompt gets more verify
-    steps.
+    steps. `of_targets`: one draft is judged beside two targets.
     """
 
     both_again: str
@@ -231,6 +231,7 @@ class Wording:
     join: tuple[str, ...]
     gate_joined: str
     longer: str
+    of_targets: bool = False
 
 
 REPLAYED = Wording(

@@ -29,6 +29,7 @@ from ..parity.finding import Finding
 from ..served.foreign_gate import FOREIGN
 from ..served.joint_report import JointReport, joint_report
 from ..served.served_gate import DRIFT_CONFIDENCE, SERVED, ServerNoise, judged_noise
+from ..served.target_pair import TARGETS
 from .facts import Drafts, EngineFacts, environment, is_date
 
 Judgement = GateReport | JointReport
@@ -72,6 +73,7 @@ def _compare(found: GateReport) -> GateReport:
     wording = REPLAYED
     if found.served is not None:
         wording = SERVED if found.served.tool is None else FOREIGN
+        wording = TARGETS if found.served.of_targets else wording
     report = judge_counts(
         _draft(found, of_candidate=False),
         _draft(found, of_candidate=True),

@@ -72,6 +72,8 @@ def read_gate(path: Path, candidate_sha256: str) -> Document:
     found = read_report(path)
     for _, each in found.comparisons:
         known = each.background
+        if each.served and each.served.of_targets:
+            raise refused(CardError, path, __file__, "of-targets")
         if known.candidate_sha256 is None or known.baseline_sha256 is None:
             raise refused(CardError, path, __file__, "drafts-unknown")
     judged = {each.background.candidate_sha256 for _, each in found.comparisons}

@@ -45,6 +45,7 @@ from ..report.facts import (
 )
 from ..served.joint_report import JointReport, judge_jointly
 from ..served.served_gate import draft_sha256
+from ..served.target_pair import BesideTarget, check_targets, judge_targets
 from .judging_asked import GateRun
 from .report_pages import NOTHING, asked_for, golden_file, texts_of, write_pages
 
@@ -253,6 +254,36 @@ def _recipes_to_try(candidate: QuantizedProvenance | None) -> tuple[str, ...]:
     return tuple(filter(None, (calibrated(name), aliases()[gpu])))
 
 
+def beside_targets(asked: GateRun) -> tuple[DraftsJudged, tuple[BesideTarget, BesideTarget]]:
+    """One draft, replayed beside its target in two precisions, each with its own tables."""
+    folder = folder_of(asked.references[0])
+    draft = DraftFolder.read(folder)
+    opened = [
+        open_for_drafts(traces, [folder], asked.listener)
+        for traces in (asked.traces, asked.traces_of_candidate)
+        if traces is not None
+    ]
+    check_targets(opened[0][0], opened[1][0])
+    warnings, agreements, sides = tuple[str, ...](), list[float](), list[BesideTarget]()
+    for traces, _, of_traces in opened:
+        warnings += of_traces + check_held_out(draft.quantized_by, traces, draft.cuts)
+        warnings += origin_warnings(None, traces)
+        loaded = load_for_replay([folder], traces, asked)
+        (replay,) = replay_loaded(loaded, asked)
+        sides.append(BesideTarget(replay=replay, traces=traces))
+        agreement = head_agreement(traces, loaded.tables)
+        agreements += [] if agreement is None else [agreement]
+    background = Background(
+        baseline_sha256=draft.sha256,
+        candidate_sha256=draft.sha256,
+        head_agreement=min(agreements, default=None),
+        expected_baseline=asked.expect_baseline,
+        warnings=tuple(dict.fromkeys(warnings)),
+    )
+    both = (sides[0], sides[1])
+    return DraftsJudged(folders=(draft, draft), background=background), both
+
+
 # ---- The verdict
 
 
@@ -280,11 +311,14 @@ def judged(asked: GateRun) -> Judged:
     measured = Measured.read(asked)
     if asked.num_draft_tokens is None:  # traces are replayed with the K that was served
         asked = dataclasses.replace(asked, num_draft_tokens=measured.num_draft_tokens)
-    if asked.traces is not None:
-        drafts = replayed(asked, policy.name)
+    report: GateReport | JointReport
+    if asked.traces_of_candidate is not None:
+        drafts, sides = beside_targets(asked)
+        report = judge_targets(*sides, policy, look=look, background=drafts.background)
     else:
-        drafts = named(asked, measured, policy.name)
-    report = _judge(drafts, measured, policy, look)
+        of_traces = asked.traces is not None
+        drafts = replayed(asked, policy.name) if of_traces else named(asked, measured, policy.name)
+        report = _judge(drafts, measured, policy, look)
     judged_drafts, engines = _drafts_and_engines(asked, measured, drafts)
     argv = asked_for(running_argv())
     document = document_of(report, argv=argv, drafts=judged_drafts, engines=engines, date=date)

@@ -87,6 +87,11 @@ def _refuse_idle(asked: Passes, error: type[DraftQuantError], fix: str) -> None:
 
 
 _NAMES = ["BF16", "QUANT", "--traces"]
+_OF_DRAFTS = (
+ "unrelated", "unrecorded", "head_online", "kv_cache_dtype", "target", "measured",
+    "baseline_again", "parity", "html", "markdown", "junit", "github", "golden",
+)  # fmt: skip
+"""Options of a gate on two drafts, that say nothing of one draft beside two targets."""
 
 
 class _ServedOtherwise(Passes):
@@ -115,6 +120,7 @@ class GateRun(_ServedOtherwise, OnTraces, ReportFiles):
     candidate: Reference | None = None
     traces: AnyPath | None = None
     _: KW_ONLY
+    traces_of_candidate: AnyPath | None = None
     unrelated: bool = False
     expect_baseline: float | None = None
     head_online: OnlineHead | None = None
@@ -136,6 +142,9 @@ class GateRun(_ServedOtherwise, OnTraces, ReportFiles):
     @override
     def check(self) -> None:
         """Check that what is judged is given, and nothing that it does not need."""
+        if self.traces_of_candidate is not None:
+            self._check_beside_targets()
+            return super().check()
         places = zip(_NAMES, (self.baseline, self.candidate, self.traces), strict=True)
         missing = [name for name, value in places if value is None]
         measured_alone = self.measured is not None and missing in (_NAMES, _NAMES[2:])
@@ -147,7 +156,18 @@ class GateRun(_ServedOtherwise, OnTraces, ReportFiles):
             raise refused(GateError, "--baseline-again", __file__, "again-alone")
         if missing:
             _refuse_idle(self, GateError, "leave it out, or give BF16 QUANT --traces T too")
-        super().check()
+        return super().check()
+
+    def _check_beside_targets(self) -> None:
+        """One draft, both traces, and no option of a second draft."""
+        if self.baseline is None or self.traces is None:
+            raise refused(GateError, "--traces-of-candidate", __file__, "one-side")
+        if self.candidate is not None:
+            raise refused(GateError, "QUANT", __file__, "two-drafts")
+        for name in _OF_DRAFTS:
+            if getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                option = f"--{name.replace('_', '-')}"
+                raise refused(GateError, option, __file__, "of-two-drafts")
 
     @property
     @override
@@ -156,7 +176,9 @@ class GateRun(_ServedOtherwise, OnTraces, ReportFiles):
 
     @property
     def references(self) -> list[Reference]:
-        """Baseline and candidate, as far as they were given."""
+        """Baseline and candidate, as far as they were given; one draft beside two targets twice."""
+        if self.traces_of_candidate is not None and self.baseline is not None:
+            return [self.baseline, self.baseline]
         return [name for name in (self.baseline, self.candidate) if name is not None]
 
 

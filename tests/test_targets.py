@@ -1,0 +1,170 @@
+"""One draft beside its target in two precisions: verdicts that speak of the target, bad input."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import corpus
+import draftquant.api as dq
+import numpy as np
+import pytest
+import torch
+from draftquant.calibration.traces.manifest import Sampling, manifest_text
+from draftquant.calibration.traces.trace_folder import TraceFolder
+from draftquant.recipes.errors import DraftQuantError
+from draftquant.scripts.cli import main
+from draftquant.validate.report.document import read_report
+from draftquant.validate.served.target_pair import BesideTarget, check_targets, judge_targets
+from handmade_replays import RELEASE
+from safetensors.torch import load_file, save_file
+
+from benchmarks import targets
+
+PAIR = corpus.PAIRS / "eagle3-llama"
+DRAFT = PAIR / "draft"
+FEW = ["--min-prompts", "2", "-q"]
+
+
+def rounded_target(out: Path) -> Path:
+    """The shipped target, whose linears are rounded to FP8 E4M3 with a scale for each row."""
+    shutil.copytree(PAIR / "target", out)
+    tensors = load_file(out / "model.safetensors")
+    for name, weight in tensors.items():
+        if weight.ndim == 2 and "layers." in name:
+            scale = weight.float().abs().amax(dim=1, keepdim=True) / 448
+            codes = (weight.float() / scale).to(torch.float8_e4m3fn)
+            tensors[name] = (codes.float() * scale).to(weight.dtype)
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    return out
+
+
+def first() -> Path:
+    return corpus.traces("eagle3-llama")
+
+
+def second(prompts: int = 12) -> Path:
+    """The same prompts beside the rounded target."""
+
+    def make(out: Path) -> None:
+        lines = (PAIR / "prompts.jsonl").read_text(encoding="utf-8").splitlines(True)
+        asked = out.with_name(f"{out.name}.jsonl")
+        asked.write_text("".join(lines[:prompts]), encoding="utf-8")
+        target = corpus.made("eagle3-llama-fp8-target", rounded_target)
+        dq.record(target, asked, out, draft=DRAFT, max_new_tokens=48)
+
+    return corpus.made(f"eagle3-llama-fp8-traces-{prompts}-48", make)
+
+
+def sides() -> list[BesideTarget]:
+    found = []
+    for folder in (first(), second()):
+        (replay,) = dq.replay([DRAFT], folder)
+        found.append(BesideTarget(replay=replay, traces=TraceFolder.open(folder)))
+    return found
+
+
+def test_a_verdict_speaks_of_the_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["gate", str(DRAFT), "--traces", str(first()), "--traces-of-candidate", str(second())]
+    code = main([*asked, *FEW, "--report", str(tmp_path / "g.json")])
+    found = read_report(tmp_path / "g.json")
+    (_, report), said = found.comparisons[0], capsys.readouterr().out
+    assert code == report.exit_code
+    assert "Replayed beside two targets, K = 3, 12 prompts" in said
+    assert report.candidate.name == "draft beside eagle3-llama-fp8-target"
+    assert report.served is not None
+    assert report.traces is not None
+    assert report.served.model.startswith("eagle3-llama-fp8-target (")
+    assert 0 < (report.served.common_share or 0) < 1
+    assert report.background.baseline_sha256 == report.background.candidate_sha256
+    assert "QUANT" not in f"{report.reason}{report.action}"
+    for verb in (["report", str(tmp_path / "g.json"), "--html", str(tmp_path / "g.html")],
+                 ["compare", *[str(tmp_path / "g.json")] * 2]):  # fmt: skip
+        assert main(verb) == 2
+
+
+@pytest.mark.parametrize("drop", [0.0, 0.2])
+def test_split_steps_are_found(drop: float) -> None:
+    """The same text in more steps: that is what a lower acceptance beside a target is."""
+    one, other = (side.records for side in sides())
+    generator = np.random.default_rng(0)
+    split = targets.splitted(generator, other[0], 0.5)
+    assert sum(a + 1 for a in split.accepted or ()) == sum(a + 1 for a in other[0].accepted or ())
+    verdicts = [
+        targets.simulated(generator, list(zip(one, other, strict=True)), 3, 300, drop)
+        for _ in range(4)
+    ]
+    assert ("FAIL" in verdicts) == (drop > 0)
+
+
+def test_a_fail_names_the_target_and_not_the_draft() -> None:
+    one, other = sides()
+    prompts = []
+    for prompt in other.replay.prompts:
+        steps = tuple(s for a in prompt.steps for s in ([0] * (a + 1)))
+        halves = dataclasses.replace(prompt.counts, histogram=(len(steps), 0, 0, 0))
+        prompts.append(dataclasses.replace(prompt, steps=steps, counts=halves))
+    broken = dataclasses.replace(other.replay, prompts=tuple(prompts))
+    report = judge_targets(one, dataclasses.replace(other, replay=broken), RELEASE)
+    assert (report.verdict, report.exit_code) == ("ANOMALOUS", 3)
+    assert "Beside the target of the candidate, almost no token" in report.reason
+
+
+def test_text_that_repeats_itself_more_does_not_pass() -> None:
+    one, other = sides()
+    traces = dataclasses.replace(one.replay.traces, repeated_8gram_share=0.5)
+    looping = dataclasses.replace(other.replay, traces=traces)
+    report = judge_targets(one, dataclasses.replace(other, replay=looping), RELEASE)
+    assert "50.0% in the second's" in report.background.not_compared[0]
+
+
+def edited(folder: Path, out: Path, **changes: Any) -> Path:
+    shutil.copytree(folder, out)
+    manifest = TraceFolder.open(folder).manifest
+    (out / "trace.json").write_text(
+        manifest_text(dataclasses.replace(manifest, **changes)), encoding="utf-8"
+    )
+    return out
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ([str(DRAFT)], "expected one draft"),
+        (["--unrelated"], "says nothing of one draft beside two targets"),
+        (["--kv-cache-dtype", "fp8_e4m3"], "says nothing of one draft"),
+        (["--html", "g.html"], "says nothing of one draft"),
+    ],
+)
+def test_what_is_of_two_drafts_is_refused(
+    more: list[str], what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["gate", str(DRAFT), *more, "--traces", "T", "--traces-of-candidate", "T2"]
+    assert main(asked) == 2
+    assert what in capsys.readouterr().err
+
+
+def test_traces_that_say_nothing_of_two_targets(tmp_path: Path) -> None:
+    with pytest.raises(DraftQuantError, match="recorded from the same target"):
+        dq.gate(DRAFT, traces=first(), traces_of_candidate=first())
+    with pytest.raises(DraftQuantError, match="expected DRAFT traces=T beside it"):
+        dq.gate(DRAFT, traces_of_candidate=second())
+    drawn = {"temperature": 0.7, "sampling": Sampling()}
+    sampled = TraceFolder.open(second())
+    sampled.manifest = dataclasses.replace(sampled.manifest, **drawn)
+    with pytest.raises(DraftQuantError, match=r"was sampled at temperature 0\.7"):
+        check_targets(TraceFolder.open(first()), sampled)
+    one, _ = sides()
+    for changes, said in (
+        ({"ignore_eos": True}, "ignore_eos: False, True"),
+        ({"recorded_by": "vllm 0.33.0"}, "recorded by: 'transformers', 'vllm 0.33.0'"),
+    ):
+        traces = TraceFolder.open(edited(second(), tmp_path / said[:9].strip(), **changes))
+        (replay,) = dq.replay([DRAFT], second())
+        report = judge_targets(one, BesideTarget(replay=replay, traces=traces), RELEASE)
+        assert report.verdict == "ANOMALOUS"
+        assert said in report.reason
+    fewer = second(prompts=8)
+    report = dq.gate(DRAFT, traces=first(), traces_of_candidate=fewer)
+    assert report.verdict == "ANOMALOUS"
+    assert "hold different prompts" in report.reason

@@ -1,0 +1,242 @@
+"""One draft beside its target in two precisions: the same ladder, prompts paired, texts may part.
+
+The draft is the same on both sides, so a verdict is about the target. Each target writes its own
+greedy text; verify steps are weighed by where the two part, as those of two servers are.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...calibration.traces.manifest import TraceManifest
+from ...calibration.traces.trace_folder import TraceFolder
+from ...recipes.errors import GateError, refused, short
+from ...recipes.packages import package_version
+from ..counting.acceptance_counts import estimand, pooled
+from ..counting.draft_counts import CountedDraft, DraftReplay, PromptCounts, PromptReplay
+from ..counting.paired_change import PairedChange
+from ..judging.advice import NO_BACKGROUND, Background
+from ..judging.categories import widest_change
+from ..judging.figures import REPLAY, ServedFigures
+from ..judging.judgement import GateReport, judge_counts
+from ..judging.policy import Look, Policy
+from ..measure.measurement import RequestRecord
+from .common_steps import PairedOutputs, pair_outputs
+from .measurement_pair import SENTENCES, CountsPair
+from .served_gate import wording
+
+TARGETS = wording("targets")
+MOST_PARTING = 0.25
+"""Chance that the greedy texts of two precisions part at a token. FP4 weights part at 6 % on the
+shipped targets; an unrelated target at half of the tokens and more."""
+
+MOST_REPEATS_MORE = 0.02
+"""Share of repeated 8-grams that the second text may have more: such text hides a loss."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BesideTarget:
+    """A draft's replay, and the traces of the target beside which it was replayed."""
+
+    replay: DraftReplay
+    traces: TraceFolder
+
+    @property
+    def records(self) -> tuple[RequestRecord, ...]:
+        """What a server would have told of the same steps; greedy replays alone have them.
+
+        Up to K tokens at the end belong to steps whose outcome the traces do not hold.
+        """
+        texts = zip(self.replay.prompts, self.traces.token_ids(), strict=True)
+        return tuple(
+            _record(prompt, entry.prompt_length, tokens.tolist())
+            for prompt, (entry, tokens) in texts
+        )
+
+
+def _record(prompt: PromptReplay, length: int, token_ids: Sequence[int]) -> RequestRecord:
+    return RequestRecord(
+        id=prompt.id,
+        category=prompt.category,
+        prompt_sha256=prompt.prompt_sha256,
+        num_prompt_tokens=length,
+        token_ids=tuple(token_ids[length:]),
+        ended="length",
+        histogram=tuple(map(int, prompt.counts.histogram)),
+        accepted=prompt.steps,
+        num_cut_rounds=1,
+        began=0.0,
+        time_to_first_token=None,
+        latency=0.0,
+    )
+
+
+def check_targets(baseline: TraceFolder, candidate: TraceFolder) -> None:
+    """GateError: the traces are of one target, or sampled, so that they say nothing of two."""
+    ours, other = baseline.manifest, candidate.manifest
+    digest = ours.target.weights_sha256
+    if baseline.sha256 == candidate.sha256 or (digest and digest == other.target.weights_sha256):
+        facts = {"name": baseline.folder, "sha256": (digest or "not known")[:12]}
+        raise refused(GateError, candidate.folder, __file__, "one-target", **facts)
+    for traces in (baseline, candidate):
+        if traces.manifest.sampled:
+            temperature = traces.manifest.temperature
+            raise refused(
+                GateError, traces.folder, __file__, "sampled-traces", temperature=temperature
+            )
+
+
+def judge_targets(
+    baseline: BesideTarget,
+    candidate: BesideTarget,
+    policy: Policy,
+    *,
+    look: Look | None = None,
+    background: Background = NO_BACKGROUND,
+) -> GateReport:
+    """Compare one draft beside two targets: is the acceptance beside the second the same?"""
+    both = baseline.replay, candidate.replay
+    incomparable, outputs = _unlike(baseline, candidate), tuple[PairedOutputs, ...]()
+    if not incomparable:
+        records = zip(baseline.records, candidate.records, strict=True)
+        depth = both[0].num_draft_tokens
+        outputs = tuple(pair_outputs(*pair, depth, greedy=True) for pair in records)
+        incomparable = _parting(outputs)
+    if incomparable:
+        outputs = ()
+    weighted = [one.weighted() for one in outputs]
+    shares = [one.traces.repeated_8gram_share for one in both]
+    if shares[1] - shares[0] > MOST_REPEATS_MORE:
+        said = SENTENCES["targets"]
+        repeats, how = said["repeats"].format(shares=shares), said["to_compare"]
+        background = dataclasses.replace(background, not_compared=(repeats,), to_compare=(how,))
+    report = judge_counts(
+        _counted(both[0], weighted, outputs, 0),
+        _counted(both[1], weighted, outputs, 1),
+        policy,
+        incomparable=incomparable,
+        estimand=estimand(0.0, None, "greedy"),
+        wording=TARGETS,
+        look=look,
+        background=background,
+    )
+    confidence = look.adjusted_confidence(policy.confidence) if look else policy.confidence
+    return dataclasses.replace(
+        report,
+        draft_sampling=both[0].draft_sampling,
+        traces=both[0].traces,
+        served=_figures(both[0], both[1], outputs, confidence),
+    )
+
+
+def _unlike(baseline: BesideTarget, candidate: BesideTarget) -> str:
+    """In what two sets of traces differ that must be equal; empty if in nothing."""
+    said = SENTENCES["targets"]
+    both = [_settings(one.traces.manifest) for one in (baseline, candidate)]
+    differing = [
+        f"{key}: {short(own)}, {short(both[1][key])}"
+        for key, own in both[0].items()
+        if own != both[1][key]
+    ]
+    if differing:
+        return str(said["settings"].format(found="; ".join(differing)))
+    prompts = [[p.identity for p in one.replay.prompts] for one in (baseline, candidate)]
+    if prompts[0] != prompts[1]:
+        ids = [[id_ for id_, _ in own] for own in prompts]
+        return str(said["tokens" if ids[0] == ids[1] else "prompts"])
+    starts = [
+        [(tokens[: entry.prompt_length].tolist()) for entry, tokens in one.traces.token_ids()]
+        for one in (baseline, candidate)
+    ]
+    if starts[0] != starts[1]:
+        return str(said["later_turns"])
+    if fault := candidate.replay.text.fault:  # the baseline's own is looked at by the ladder
+        return str(said["fault"].format(fault=fault))
+    return ""
+
+
+def _settings(manifest: TraceManifest) -> dict[str, object]:
+    target, features = manifest.target, manifest.features
+    return {
+        "vocabulary": target.vocab_size,
+        "layers": target.num_layers,
+        "recorded layers": features.aux_layer_ids,
+        "kind of hidden states": features.kind,
+        "storage of hidden states": features.storage or "exact",
+        "recorded by": manifest.recorded_by or "transformers",
+        "ignore_eos": manifest.ignore_eos,
+    }
+
+
+def _parting(outputs: Sequence[PairedOutputs]) -> str:
+    """That texts part far too often for two precisions of one target."""
+    parted = sum(not one.identical for one in outputs)
+    chance = parted / max(1, parted + sum(one.num_common for one in outputs))
+    if chance <= MOST_PARTING:
+        return ""
+    return str(SENTENCES["targets"]["parting"].format(chance=chance, most=MOST_PARTING))
+
+
+def _counted(
+    replay: DraftReplay,
+    weighted: Sequence[CountsPair],
+    outputs: Sequence[PairedOutputs],
+    side: int,
+) -> CountedDraft:
+    prompts: tuple[PromptCounts, ...] = replay.prompts
+    if outputs:
+        both = zip(prompts, weighted, outputs, strict=True)
+        prompts = tuple(
+            dataclasses.replace(
+                PromptCounts.of(one, counts[side], one.cluster, one.alike),
+                contexts=output.contexts and output.contexts[side],
+            )
+            for one, counts, output in both
+        )
+    k = replay.num_draft_tokens
+    return CountedDraft(
+        name=_name(replay),
+        num_draft_tokens=k,
+        prompts=prompts,
+        counts=pooled((one.counts for one in prompts), k),
+        text=replay.text,
+    )
+
+
+def _name(replay: DraftReplay) -> str:
+    return f"{replay.name} beside {replay.traces.target.name}"
+
+
+def _figures(
+    baseline: DraftReplay,
+    candidate: DraftReplay,
+    outputs: Sequence[PairedOutputs],
+    confidence: float,
+) -> ServedFigures:
+    target = candidate.traces.target
+    tokens = sum(sum(one.num_tokens) for one in outputs)
+
+    def change(counts: Sequence[CountsPair]) -> PairedChange | None:
+        recorded = [
+            tuple(PromptCounts.of(one, each, one.cluster, one.alike) for each in pair)
+            for one, pair in zip(baseline.prompts, counts, strict=False)
+            if min(each.num_steps for each in pair)
+        ]
+        return widest_change([(own, other) for own, other in recorded], confidence)
+
+    return ServedFigures(
+        engine=REPLAY,
+        version=package_version("draftquant"),
+        model=f"{target.name} ({(target.weights_sha256 or 'not known')[:12]})",
+        concurrency=None,
+        estimator="weighted rounds",
+        identical_share=sum(one.identical for one in outputs) / max(1, len(outputs)),
+        common_share=2 * sum(one.num_common for one in outputs) / max(1, tokens),
+        baseline_mean_acceptance_length=baseline.counts.mean_acceptance_length,
+        candidate_mean_acceptance_length=candidate.counts.mean_acceptance_length,
+        whole_change=change([(one.baseline.whole, one.candidate.whole) for one in outputs]),
+        common_change=change([(one.baseline.common, one.candidate.common) for one in outputs]),
+        repeated_8gram_share=baseline.traces.repeated_8gram_share,
+        mean_token_probability=None,
+        num_near_duplicates=baseline.traces.num_near_duplicates,
+    )
