@@ -1,5 +1,6 @@
 """Traces beyond a draft's positions, and windows of its layers, are named before the replay."""
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ import pytest
 import torch
 from draftquant.calibration.passes import draft_inputs as batches
 from draftquant.calibration.passes import memory
-from draftquant.calibration.passes.memory import MemoryEstimate, estimate_replay
+from draftquant.calibration.passes.memory import DraftMemory, MemoryEstimate, estimate_replay
 from draftquant.calibration.passes.on_traces import position_warnings
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.stored.loading import load_draft
@@ -210,6 +211,8 @@ def test_what_does_not_fit_is_refused_before_anything_is_loaded(
     unknown = estimate([PAIR / "draft", int4], traces)
     unknown.check()
     assert "available" not in unknown.line()
+    large = (DraftMemory(name="d", own=10**9, common=4 * 10**9),)
+    assert "weights d 1.00 GB beside 4.00 GB" in dataclasses.replace(unknown, drafts=large).line()
 
 
 def test_tables_that_a_draft_lacks_are_the_targets(tmp_path: Path) -> None:

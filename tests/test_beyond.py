@@ -72,7 +72,10 @@ def test_a_folder_is_verified_audited_and_decoded(
     report = verify(out, source)
     assert report.ok, report.faults
     assert report.quantized == len(plan.quantized)
-    assert audit_checkpoint(Checkpoint.open(out)).faults == ()
+    audit = audit_checkpoint(Checkpoint.open(out))
+    declared = audit.to_mapping()["declared"]
+    assert audit.faults == ()
+    assert ("targets" in declared) is ("others" in declared) >= (name in MIXES)
 
     loaded = load_draft(out)
     assert set(loaded.quantized) == {

@@ -40,13 +40,16 @@ INNOCENT = (".out.staging", ".out.1-2.staging", "out.1-2-0123456789ab.staging", 
 
 
 def test_a_live_run_says_so_and_the_next_one_removes_what_its_output_left(
-    dead: int, tmp_path: Path
+    dead: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with staged_output(tmp_path / "a.b") as staging:
         (found,) = find_staging(tmp_path)
         assert (found.path, found.out, found.is_here, found.is_live) == (staging, "a.b", True, True)
         assert main(["clean", str(tmp_path)]) == 0
         assert staging.is_dir()
+        with monkeypatch.context() as container:
+            container.setattr(Path, "readlink", lambda _: Path("pid:[1]"))
+            assert not find_staging(tmp_path)[0].is_here
     gone = left_by(tmp_path, "out", dead)
     other = left_by(tmp_path, "other", dead)
     elsewhere = left_by(tmp_path, "out", dead, place=OTHER)

@@ -290,6 +290,13 @@ def test_copies_are_one_cluster(tmp_path: Path) -> None:
         run = read_foreign(changed(path, tmp_path / f"x{path.suffix}", change))
         assert len({request.prompt.counted_with for request in run.requests}) == 1
 
+    def apart(found: dict[str, Any]) -> None:
+        alike(found)
+        found["input_lens"] = list(range(5, 17))
+
+    run = read_foreign(changed(both(BENCH)[0], tmp_path / "apart.json", apart))
+    assert len({request.prompt.counted_with for request in run.requests}) == 12
+
 
 STEPS = {"speculative_decoding": {"num_spec_tokens": 3, "acceptance_histogram": [9, 3, 1, 5]}}
 AVERAGED = (

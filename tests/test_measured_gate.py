@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -417,6 +418,8 @@ def test_two_runs_are_judged_without_traces_or_drafts(tmp_path: Path, capsys: Ca
         changes.append(told["change"]["confidence"])
         assert told["served"]["whole_change"]["confidence"] == changes[-1]
     assert changes[0] == 0.95 < changes[2] < changes[1]
+    for name, key in (("whole outputs", "whole_change"), ("identical text only", "common_change")):
+        assert f"by {name}: {math.expm1(told['served'][key]['log_ratio']):+.2%}, bounds" in shown
     assert told["look"] == {"number": 1, "total": 2, "spending": "pocock"}
     (tmp_path / "a").write_text("".join((tmp_path / "a").read_text("utf-8").splitlines(True)[:-1]))
     assert main(gate) == 2

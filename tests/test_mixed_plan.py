@@ -37,6 +37,8 @@ def test_every_linear_has_the_format_of_its_rule(draft: Draft) -> None:
     tensors = {t["name"]: t["format"] for t in plan.to_mapping()["tensors"]}
     assert tensors["fc.weight"] is None
     assert tensors["midlayer.mlp.down_proj.weight"]["weights"]["dtype"] == "nvfp4"
+    again = mixed(FP8, (NVFP4, DOWN), (NVFP4, ("*.o_proj.weight",)))
+    assert len(make_plan(again, draft).declared()["config_groups"]) == 2
 
 
 def test_two_formats_in_a_fused_linear(draft: Draft) -> None:

@@ -90,6 +90,13 @@ def test_the_command_says_and_prints_the_pair(capsys: pytest.CaptureFixture[str]
     assert "ValueError: Cannot find the config file for awq" in printed
     assert "--kv-cache-dtype fp8_e4m3" in printed
     assert "--speculative-draft-kv-cache-dtype auto --dtype float16 --context-length 400" in printed
+    findings = check_pair(Path(draft), Path(target), target_args=args).findings
+    remedies = [finding.remedy for finding in findings if finding.remedy]
+    assert remedies
+    assert all(f"what to do: {remedy}" in printed for remedy in remedies)
+    args += """ --speculative-config '{"kv_cache_dtype": "bfloat16"}'"""
+    assert main(["check", draft, "--target", target, "--target-args", args]) == 0
+    assert "--speculative-draft-kv-cache-dtype bfloat16" in capsys.readouterr().out
     assert main(["check", draft, "--target", target, "--engine", "vllm", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [each["engine"] for each in document["engines"]] == ["vllm"]
@@ -211,6 +218,11 @@ def test_tokens_of_d2t_and_of_the_mask_that_the_target_has_not(tmp_path: Path) -
     sizes = {"hidden_size": 64, "vocab_size": 60, "num_hidden_layers": 8}
     found = check_pair(draft, other_target(tmp_path / "target", **sizes))
     assert "d2t of the draft names token" in said(found, "d2t")[0][1]
+    offsets = np.frombuffer(read_tensors(draft)["d2t"].data, "<i8").tolist()
+    last = max(row + offset for row, offset in enumerate(offsets))
+    for rows in (last, last + 1):
+        target = other_target(tmp_path / f"of-{rows}", **{**sizes, "vocab_size": rows})
+        assert bool(said(check_pair(draft, target), "d2t")) is (rows == last)
     block = tiny_dflash(tmp_path / "block")
     for rows, is_found in ((60, True), (MASK_TOKEN_ID, True), (MASK_TOKEN_ID + 1, False)):
         target = other_target(tmp_path / f"{rows}", **{**sizes, "vocab_size": rows})

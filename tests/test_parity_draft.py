@@ -183,6 +183,8 @@ def test_changes_tell_both_sides() -> None:
     assert found.verdict == "FAIL"
     assert found.details[0]["baseline"] == pytest.approx(0.5)
     assert found.details[0]["candidate"] == pytest.approx(0.65)
+    sides = {row["category"]: row["candidate"] for row in found.details if "category" in row}
+    assert sides == {"a": pytest.approx(0.33), "b": pytest.approx(0.385)}
     lost = [prompt(i, right_baseline=9.0, right_candidate=8.0 + i % 2) for i in range(40)]
     right = draft_findings(lost, DraftLimits(max_right_drop=0.01), top=5, confidence=0.95)[4]
     assert (right.verdict, right.threshold) == ("FAIL", -0.01)

@@ -83,7 +83,7 @@ def document(kind: str) -> dict[str, Any]:
     documents["cut-of-quantized"]["cuts"] = [
         each | {"source": each["source"] | {"tensor_digests": quantized["tensor_digests"]}}
         for each in documents["cut"]["cuts"]
-    ]
+    ] + documents["cut"]["cuts"]
     documents["dequantized-of-cut"] = documents["dequantized"] | {
         "quantized_by": documents["cut-of-quantized"]
     }

@@ -217,6 +217,14 @@ ROWS = (
 )  # fmt: skip
 
 
+def test_the_limit_of_a_scatter_lies_below_the_diagonal() -> None:
+    dots = [plots.Lengths(label=f"{i}", baseline=i, candidate=i, steps=9.0) for i in (2, 4)]
+    svg = plots.scatter(dots, limit=0.1)
+    limit, same = (of(svg, "line", kind)[0] for kind in ("limit", "same"))
+    assert limit["x2"] == same["x2"]
+    assert float(limit["y2"]) > float(same["y2"])
+
+
 def test_a_forest_has_a_row_for_each_interval() -> None:
     svg = plots.forest("f", ROWS, title="changes", bounds="one-sided 95% bounds")
     assert len(of(svg, "polygon", "full candidate")) == 1 + 2  # a diamond and two arrow heads

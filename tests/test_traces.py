@@ -398,6 +398,8 @@ def test_a_split_has_every_trace_once(tmp_path: Path) -> None:
     assert (report.first.sha256, report.second.sha256) == (again.first.sha256, again.second.sha256)
     assert ids(report.first) != ids(other.first)
     assert report.by_category == {"a": (5, 7), "b": (2, 4)}
+    whole = split_traces(traces, tmp_path / "a", tmp_path / "b", categories=["a"])
+    assert whole.by_category == {"a": (12, 0), "b": (0, 6)}
     assert len(report.first) == 7
     assert sorted(ids(report.first) + ids(report.second)) == sorted(ids(traces))
     by_id = {trace.id: trace for trace in traces}

@@ -112,6 +112,8 @@ def test_a_transcoded_one_and_its_card(tmp_path: Path) -> None:
     dq.transcode(out, layout="awq", out=other)
     for folder in (out, other):
         assert dq.verify(folder, against=source).ok
+        size = dq.inspect(folder).to_mapping()["bytes"]
+        assert f"→ {size:,} bytes" in (folder / "README.md").read_text(encoding="utf-8")
     said = dq.card(out, base_model="an/owner", license="mit")
     assert "unknown" in str(said)
 

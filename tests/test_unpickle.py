@@ -122,7 +122,7 @@ def test_there_is_nothing_to_convert(plain: Path, pickled: Path, tmp_path: Path)
         unpickle_draft(pickled, tmp_path / "out")
 
 
-@pytest.mark.parametrize("file", ["notes.txt", "pytorch_model.bin"])
+@pytest.mark.parametrize("file", ["config.json", "notes.txt", "pytorch_model.bin"])
 def test_a_link_out_of_the_folder(file: str, pickled: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     if (pickled / file).exists():
