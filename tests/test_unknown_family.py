@@ -44,7 +44,7 @@ EXPERTS: Shapes = {f"mtp.0.{name}": shape for name, shape in LAYER.items()} | {
     **{f"mtp.0.ffn.experts.{e}.w{i}.weight": (WIDTH, WIDTH) for e in range(2) for i in (1, 2, 3)},
     "mtp.0.ffn.gate.weight": (2, WIDTH),
     "mtp.0.eh_proj.weight": (WIDTH, 2 * WIDTH),
-    "mtp.0.hc_scale": (3,),
+    "mtp.0.step_scale": (3,),
 }
 STRANGE = "model.layers.0.strange.weight"
 DRAFTS: Mapping[str, tuple[dict[str, Any], Shapes]] = {

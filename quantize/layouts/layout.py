@@ -214,6 +214,7 @@ def last_parts(kept: Sequence[str]) -> list[str]:
 
     Where that says too little, the part before it is added: a number, "embed_proj.0", and the
     parts of a head, "confidence_head.proj", since names of linears in layers also end like that.
+    So does DeepSeek-V4's `compressor.wgate`, therefore "ffn.gate" for its router.
     """
     return sorted({last_part(module) for module in kept})
 
@@ -222,7 +223,8 @@ def last_part(module: str) -> str:
     """The name of a module in excludes; see `last_parts`."""
     parent, _, leaf = module.rpartition(".")
     owner = parent.rpartition(".")[2]
-    return f"{owner}.{leaf}" if leaf.isdecimal() or owner.endswith("_head") else leaf
+    told_apart = leaf.isdecimal() or owner.endswith("_head") or (owner, leaf) == ("ffn", "gate")
+    return f"{owner}.{leaf}" if told_apart else leaf
 
 
 def check_divides(layout: LayoutName, weight: TensorInfo, axis: int, divisor: int) -> None:

@@ -226,8 +226,8 @@ def _runtime_names(row: Row, scheme: DeclaredScheme) -> list[str]:
 def _numbered(row: Row, first: int) -> str:
     """The name in vLLM of a linear of a decoder layer, where the first layer has number `first`."""
     parent, leaf = fused_group(row.canonical.removesuffix(".weight"))
-    _, layer, block = parent.split(".")
-    return f"model.layers.{first + int(layer)}.{block}.{leaf}"
+    _, layer, *block = parent.split(".")
+    return ".".join(("model.layers", str(first + int(layer)), *block, leaf))
 
 
 def _first_layer(rows: Sequence[Row], scheme: DeclaredScheme) -> int:

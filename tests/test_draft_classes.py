@@ -1,0 +1,34 @@
+"""Every class of drafts that vLLM 0.33 and SGLang 0.5.23 load: roles, quantized and verified."""
+
+from pathlib import Path
+
+import draftquant.api as dq
+import pytest
+from draft_classes import CLASSES, tensors, write
+from draftquant.recipes.errors import DraftQuantError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+QUANTIZED = {"attention", "mlp"}
+"""Roles that `fp8-ptpc` quantizes where no family has other rules."""
+
+
+@pytest.mark.some(6)
+@pytest.mark.parametrize("name", CLASSES)
+def test_roles_are_those_of_the_engines_source_and_what_is_made_is_verified(
+    name: str, tmp_path: Path
+) -> None:
+    expected = {tensor: role for tensor, role, *_ in tensors(name)}
+    source, out = write(name, tmp_path / "draft"), tmp_path / "out"
+    found = dq.inspect(source).to_mapping()
+    assert found["family"] == "unknown"
+    assert {t["name"]: t["role"] for t in found["tensors"]} == expected
+    if said := CLASSES[name].get("refused"):
+        with pytest.raises(DraftQuantError, match=said):
+            dq.plan(source, "fp8-ptpc")
+        return
+    report = dq.quantize(source, "fp8-ptpc", out=out)
+    matrices = {tensor for tensor, role in expected.items() if role in QUANTIZED}
+    assert {step.row.tensor.name for step in report.plan.quantized} == matrices
+    assert dq.verify(out, against=source).ok
+    for folder in (source, out):
+        assert dq.check(folder, engine="vllm", gpu="h200").verdict != "LOADS"
