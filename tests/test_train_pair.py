@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import corpus
@@ -13,8 +13,8 @@ from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.scripts.dev.training.__main__ import FAMILIES
 from draftquant.scripts.dev.training.corpus import SourceFile, standard_library
-from draftquant.scripts.dev.training.draft import fresh_draft, shipped_draft
-from draftquant.scripts.dev.training.optimisation import Schedule
+from draftquant.scripts.dev.training.draft import fresh_draft, ship_draft, shipped_draft
+from draftquant.scripts.dev.training.optimisation import Schedule, minimise
 from draftquant.scripts.dev.training.pair import PairPlan, train_pair
 from draftquant.scripts.dev.training.target import TargetSize
 from safetensors.torch import load_file
@@ -148,3 +148,44 @@ def test_a_shipped_pair_is_what_the_trainer_writes_and_as_good_as_it_says(name: 
     most = {"eagle3-llama": 0.99, "dflash": 0.995, "eagle3-mla": 1.01}[name]
     assert 0.95 < int4 / bf16 < most
     assert abs(fp8 / bf16 - 1) < 0.005
+
+
+def test_training_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    def trained(kept: Path | None, *, killed_at: int | None = None) -> list[float]:
+        torch.manual_seed(0)
+        weight, calls = torch.zeros(3, requires_grad=True), 0
+
+        def loss() -> torch.Tensor:
+            nonlocal calls
+            calls += 1
+            if calls == killed_at:
+                raise KeyboardInterrupt
+            return (weight - torch.randn(3)).square().sum()
+
+        schedule = Schedule(num_steps=120, batch_size=1, max_learning_rate=0.1)
+        minimise(loss, [weight], schedule, label="weight", kept=kept)
+        found: list[float] = weight.tolist()
+        return found
+
+    kept = tmp_path / "state.pt"
+    with pytest.raises(KeyboardInterrupt):
+        trained(kept, killed_at=75)
+    assert kept.exists()
+    assert trained(kept) == trained(None)
+
+
+def test_a_draft_of_part_of_the_vocabulary_ships_its_head_and_map(tmp_path: Path) -> None:
+    kind = FAMILIES["eagle3-llama"].draft_kind
+    target = AutoModelForCausalLM.from_pretrained(PAIRS / "eagle3-llama/target")
+    size, vocabulary = FAMILIES["eagle3-llama"].plan.target, torch.arange(3, 515, 2)
+    config = {**kind.config(size), "draft_vocab_size": len(vocabulary)}
+    part = replace(kind, config=lambda _size: config, ships_tables=False)
+    draft = fresh_draft(part, target, size, vocabulary)
+    assert not draft.weights["lm_head.weight"].requires_grad
+    ship_draft(draft, config, tmp_path / "draft")
+    stored = load_file(tmp_path / "draft/model.safetensors")
+    head = target.get_output_embeddings().weight.to(torch.bfloat16)
+    assert torch.equal(stored["d2t"] + torch.arange(len(vocabulary)), vocabulary)
+    assert torch.equal(stored["lm_head.weight"], head[vocabulary])
+    assert "embed_tokens.weight" not in stored
+    assert read_draft(Checkpoint.open(tmp_path / "draft")).geometry.draft_vocab_size == 256

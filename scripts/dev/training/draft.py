@@ -112,23 +112,37 @@ class Draft:
         return {
             self.kind.published_name(name): weight
             for name, weight in self.weights.items()
-            if self.kind.ships_tables or roles[name] not in ("embedding", "head")
+            if self.kind.ships_tables or roles[name] not in self._left_to_target
         }
 
     def quantized_weights(self) -> tuple[str, ...]:
         """Canonical names of the attention and MLP projections, which quantization rounds."""
         return tuple(name for name, role in self._roles().items() if role in ("attention", "mlp"))
 
+    @property
+    def _left_to_target(self) -> tuple[str, ...]:
+        """Roles of the target's own tables; a head of fewer rows is the draft's."""
+        return ("embedding",) if "d2t" in self.weights else ("embedding", "head")
+
     def _roles(self) -> Mapping[str, str]:
         specs = self.kind.family.tensor_specs(self.geometry)
         return {name: spec.role for name, spec in specs.items()}
 
 
-def fresh_draft(kind: DraftKind, target: PreTrainedModel, target_size: TargetSize) -> Draft:
-    """A draft over the target's whole vocabulary to begin training with; torch is seeded before.
+def fresh_draft(
+    kind: DraftKind,
+    target: PreTrainedModel,
+    target_size: TargetSize,
+    vocabulary: Tensor | None = None,
+) -> Draft:
+    """A draft to begin training with; torch is seeded before.
 
     Linears are normal, norms are one, but for that of a latent, biases zero; a convolution changes
     nothing. Embedding and head begin as the target's, and the embedding stays so.
+
+    Args:
+        vocabulary: [draft vocabulary] int64, ascending, the target's tokens that the draft can
+            propose; None = all.
     """
     geometry = kind.geometry(target_size)
     weights: dict[str, Tensor] = {}
@@ -141,7 +155,8 @@ def fresh_draft(kind: DraftKind, target: PreTrainedModel, target_size: TargetSiz
         if spec.role == "embedding":
             weights[name] = input_embedding(target).weight.detach().clone()
         elif spec.role == "head":
-            weights[name] = output_head(target).weight.detach().clone()
+            head = output_head(target).weight.detach()
+            weights[name] = head.clone() if vocabulary is None else head[vocabulary]
         elif name.endswith(".bias"):
             weights[name] = torch.zeros(shape)
         elif spec.role == "norm":
@@ -154,6 +169,8 @@ def fresh_draft(kind: DraftKind, target: PreTrainedModel, target_size: TargetSiz
                 weights[name][:, 0] = 1
         own = kind.ships_tables or spec.role != "head"
         weights[name].requires_grad_(own and spec.role != "embedding")
+    if vocabulary is not None:
+        weights["d2t"] = vocabulary - torch.arange(len(vocabulary))
     return Draft(kind=kind, geometry=geometry, weights=weights)
 
 
@@ -248,7 +265,10 @@ def train_draft(
 def ship_draft(draft: Draft, config: Mapping[str, Any], folder: Path) -> Draft:
     """Write a draft in BF16 and read it back, so that its figures are those of what ships."""
     folder.mkdir()
-    published = {name: weight.to(torch.bfloat16) for name, weight in draft.published().items()}
+    published = {
+        name: weight.to(torch.bfloat16) if weight.is_floating_point() else weight
+        for name, weight in draft.published().items()
+    }
     save_file(published, folder / "model.safetensors", metadata={"format": "pt"})
     text = json.dumps(config, indent=2) + "\n"
     (folder / "config.json").write_text(text, encoding="utf-8")
@@ -259,5 +279,6 @@ def shipped_draft(draft: Draft, folder: Path) -> Draft:
     """A draft with the weights of a folder, BF16 values in float32; nothing trains any more."""
     weights = {name: weight.detach() for name, weight in draft.weights.items()}
     for name, weight in load_file(folder / "model.safetensors").items():
-        weights[draft.kind.family.canonical_name(name)] = weight.float()
+        shipped = weight.float() if weight.is_floating_point() else weight
+        weights[draft.kind.family.canonical_name(name)] = shipped
     return dataclasses.replace(draft, weights=weights)

@@ -6,6 +6,7 @@ The number of steps is fixed in advance and never follows the clock, so a seed g
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -41,11 +42,14 @@ def minimise(
     schedule: Schedule,
     *,
     label: str,
+    kept: Path | None = None,
 ) -> tuple[float, ...]:
     """Take `schedule.num_steps` optimizer steps.
 
     Args:
         loss_of_step: draws a batch and returns its loss, a scalar float32 tensor.
+        kept: file of where training stands, written every few steps; where it exists, training
+            goes on from there, with torch's own random numbers as they were. None = keep nothing.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     optimizer = torch.optim.AdamW(
@@ -57,7 +61,17 @@ def minimise(
     learning_rate = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule.factor)
     means: list[float] = []
     recent: list[float] = []
-    for step in range(1, schedule.num_steps + 1):
+    taken = 0
+    if kept is not None and kept.exists():
+        stands = torch.load(kept, weights_only=True)
+        taken, means = stands["step"], stands["means"]
+        with torch.no_grad():
+            for parameter, value in zip(trained, stands["trained"], strict=True):
+                parameter.copy_(value)
+        optimizer.load_state_dict(stands["optimizer"])
+        learning_rate.load_state_dict(stands["learning_rate"])
+        torch.set_rng_state(stands["random"])
+    for step in range(taken + 1, schedule.num_steps + 1):
         loss = loss_of_step()
         optimizer.zero_grad()
         torch.autograd.backward(loss)
@@ -69,4 +83,15 @@ def minimise(
             means.append(sum(recent) / len(recent))
             recent.clear()
             _PROGRESS.print(f"{label} step {step}/{schedule.num_steps} loss {means[-1]:.3f}")
+            if kept is not None:
+                stands = {
+                    "step": step,
+                    "means": means,
+                    "trained": trained,
+                    "optimizer": optimizer.state_dict(),
+                    "learning_rate": learning_rate.state_dict(),
+                    "random": torch.get_rng_state(),
+                }
+                torch.save(stands, kept.with_suffix(".partial"))
+                kept.with_suffix(".partial").replace(kept)
     return tuple(means)
