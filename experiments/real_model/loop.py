@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name every torch program uses
+from draftquant import api as dq
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
@@ -110,20 +111,19 @@ def decode(
         tokens += best[:kept]
         accepted.append(right)
         features[-1] = features[-1][:kept]
-        cache.crop(len(tokens) - 1)
+        if right < k:
+            cache.crop(right - k)  # so many at the end leave
     return tokens, accepted, leads
 
 
-def compare(target: Path, draft: Path, traces: Any, k: int, count: int) -> list[dict[str, Any]]:
-    """Decode the prompts of `count` traces, and hold text and steps against the recorded ones."""
-    from draftquant import api as dq
-
+def compare(target: Path, draft: Path, traces: Path, k: int, count: int) -> list[dict[str, Any]]:
+    """Decode the prompts of `count` traces, and hold text and steps against what was recorded."""
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
     plain = PlainEagle3(draft, model.get_input_embeddings().weight.detach())
     (found,) = dq.replay(draft, traces, num_draft_tokens=k, target=target, dtype="float32")
     counts = {prompt.id: prompt.counts.histogram for prompt in found.prompts}
     rows = []
-    for trace, _ in zip(traces, range(count), strict=False):
+    for trace, _ in zip(dq.TraceFolder.open(traces), range(count), strict=False):
         recorded = trace.token_ids.tolist()
         start = trace.prompt_length
         tokens, accepted, leads = decode(model, plain, recorded[:start], len(recorded), k)

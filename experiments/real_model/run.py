@@ -107,7 +107,7 @@ def _record(work: Work) -> None:
 
 
 def _loop(work: Work) -> None:
-    traces = dq.TraceFolder.open(work.judged / "traces-prompts")
+    traces = work.judged / "traces-prompts"
     rows = loop.compare(work.target, work / "eagle3/draft", traces, drafts.NUM_DRAFT_TOKENS, 20)
     (work / "loop.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
 
