@@ -30,6 +30,7 @@ from ..gpus import gpu_name, gpu_names
 from ..stored.layouts import HF_QUANT_CONFIG
 from ..stored.layouts.declaration_reader import OTHER_WAY, UNREAD_METHODS
 from ..stored.stored_declaration import quantized_looking
+from .class_facts import from_source
 from .config_rules import (
     BIAS_KEYS,
     misread_layers,
@@ -176,6 +177,8 @@ def _check(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
     if unknown_kind(checkpoint) is not None:
         asked = f"{place.engine.name} {place.arch} {place.tp}"
         found = executed(checkpoint, asked)
+        if found is None:
+            found = from_source(checkpoint, place.engine.name)
         if found is not None:
             return _answer(place, found)
     try:
