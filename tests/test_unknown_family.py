@@ -255,7 +255,7 @@ SERVED: Mapping[str, tuple[str, str, list[str], list[str] | None, str, str]] = {
         ("gemma", "fp8-ptpc", [f"{CENTROIDS}.weight=mlp"], None, "REFUSED", "gemma4_mtp.py:87")
     ),
     "v4": ("v4", "fp8-ptpc", [], None, "UNKNOWN", "quant_config.py:227"),
-    "v4 dspark": ("v4 dspark", "mxfp4", [], None, "UNKNOWN", "dspark.py:120"),
+    "v4 dspark": ("v4 dspark", "mxfp4-weights", [], None, "UNKNOWN", "dspark.py:120"),
     "step5": ("step5", "fp8-ptpc", [], None, "UNKNOWN", "mtp.py:107"),
     "qwen4": ("qwen4", "fp8-ptpc", [], None, "UNKNOWN", "mtp.py:135"),
     "generic": ("generic", "fp8-ptpc", [], None, "UNKNOWN", "transformers/mtp.py:42"),
@@ -274,4 +274,4 @@ def test_whose_declaration_a_class_takes(case: str, tmp_path: Path) -> None:
         (out / "config.json").write_text(json.dumps(config), encoding="utf-8")
     found = dq.check(out, engine="vllm", gpu="sm90")
     assert found.verdict == verdict
-    assert said in found.error
+    assert said in (found.answer.error or "")
