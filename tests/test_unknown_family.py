@@ -87,7 +87,15 @@ ROLES = {
     "medusa": {"mlp": 2, "norm": 2, "head": 2},
     "eagle": {"attention": 4, "mlp": 3, "norm": 1, "fusion": 1, "embedding": 1},
     "experts": {"attention": 4, "mlp": 9, "norm": 1, "router": 1, "fusion": 1, "other": 1},
-    "gemma": {"attention": 2, "mlp": 3, "norm": 2, "fusion": 2, "proposal": 1, "embedding": 1},
+    "gemma": {
+        "attention": 2,
+        "mlp": 3,
+        "norm": 1,
+        "fusion": 2,
+        "proposal": 1,
+        "embedding": 1,
+        "other": 1,
+    },
     "v4": {"attention": 5, "mlp": 2, "norm": 1, "router": 1, "fusion": 3, "other": 2},
 }
 TRACELESS = [
