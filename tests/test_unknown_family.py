@@ -256,6 +256,9 @@ SERVED: Mapping[str, tuple[str, str, list[str], list[str] | None, str, str]] = {
     "gemma, other names in full": (
         ("gemma", "int4-group128", [], FULL, "REFUSED", "no exclude matches draft_model.p")
     ),
+    "gemma, a format never executed": (
+        ("gemma", "nvfp4-weights", [], FULL, "UNKNOWN", "no exclude matches draft_model.p")
+    ),
     "gemma, the engine's names": (
         ("gemma", "fp8-ptpc", [], [f"draft_model.{n}" for n in FULL], "UNKNOWN", ":474")
     ),

@@ -66,7 +66,10 @@ def _missed_excludes(checkpoint: Checkpoint, row: Mapping[str, Any]) -> Finding 
     if codes == {"F8_E4M3"}:
         text = f"{words}, whose weights are cast to FP8 under scales that nothing fills"
         return Finding("wrong", text, remedy)
-    return Finding("load", f"{words}: There is no module or parameter named", remedy)
+    if codes == {"I32"}:
+        text = f"{words}, which has no parameter of the name weight then"
+        return Finding("load", text, remedy)
+    return Finding("unknown", f"{words}; what it does with that was not executed", remedy)
 
 
 def _matrices(checkpoint: Checkpoint) -> Iterable[tuple[str, str]]:
