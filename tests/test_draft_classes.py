@@ -4,7 +4,9 @@ from pathlib import Path
 
 import draftquant.api as dq
 import pytest
-from draft_classes import CLASSES, tensors, write
+from draft_classes import CLASSES, TABLE, tensors, write
+from draftquant.quantize.drafts.architectures import with_family_name
+from draftquant.quantize.drafts.families import FAMILIES
 from draftquant.recipes.errors import DraftQuantError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -32,3 +34,9 @@ def test_roles_are_those_of_the_engines_source_and_what_is_made_is_verified(
     assert dq.verify(out, against=source).ok
     for folder in (source, out):
         assert dq.check(folder, engine="vllm", gpu="h200").verdict != "LOADS"
+
+
+@pytest.mark.parametrize("name", TABLE["known"])
+def test_a_class_that_is_said_to_be_read_is_read_by_that_family(name: str) -> None:
+    found = with_family_name({"architectures": [name]}, (), {})["architectures"][0]
+    assert TABLE["known"][name] in {f.name for f in FAMILIES if found in f.architectures}
