@@ -286,3 +286,4 @@ def test_whose_declaration_a_class_takes(case: str, tmp_path: Path) -> None:
     found = dq.check(out, engine="vllm", gpu="sm90")
     assert found.verdict == verdict
     assert said in (found.answer.error or "")
+    assert found.answer.evidence == "its source was read"

@@ -176,11 +176,10 @@ def _check(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
     kind = other_kind(checkpoint)
     if unknown_kind(checkpoint) is not None:
         asked = f"{place.engine.name} {place.arch} {place.tp}"
-        found = executed(checkpoint, asked)
-        if found is None:
-            found = from_source(checkpoint, place.engine.name)
-        if found is not None:
+        if (found := executed(checkpoint, asked)) is not None:
             return _answer(place, found)
+        if (found := from_source(checkpoint, place.engine.name)) is not None:
+            return replace(_answer(place, found), evidence="its source was read")
     try:
         answer = _check_family(checkpoint, place)
     except CheckpointError:
