@@ -19,14 +19,13 @@ from draftquant.recipes.errors import ParityError
 from draftquant.scripts.cli import main
 from draftquant.validate.parity import draft_findings as module
 from draftquant.validate.parity.draft_findings import (
-    DraftLimits,
     PromptAgreement,
     Quantity,
     check_limits,
     draft_agreement,
     draft_findings,
 )
-from draftquant.validate.parity.finding import Finding
+from draftquant.validate.parity.finding import DraftLimits, Finding
 from recorded import record_traces
 from torch import Tensor
 

@@ -20,7 +20,7 @@ from tiny_target import tiny_target
 
 Build = Callable[[Path], Path]
 MLX = {"group_size": 64, "bits": 4, "mode": "affine"}
-EXPERT, LATENT = "mlp.experts.0.up_proj.weight", "layers.0.self_attn.kv_a_proj_with_mqa.weight"
+EXPERT = "mlp.experts.0.up_proj.weight"
 HEAD_NORMS = [f"midlayer.self_attn.{leaf}.weight" for leaf in ("q_norm", "k_norm")]
 
 
@@ -73,14 +73,13 @@ def written(folder: Path, config: Mapping[str, object]) -> Path:
 
 KINDS: Mapping[str, tuple[Build, str]] = {
     "MLX": (by_mlx(tiny_dflash, quantization=MLX, quantization_config=MLX), "MLX"),
-    "MLA": (made(tiny_dflash, LATENT, name="DeepseekDFlashDraftModel"), "DFlash with latent"),
     "MTP": (made(tiny_eagle3_llama, name="Qwen3MoeForCausalLMMTP"), "an MTP layer"),
     "Nemotron": (
         made(tiny_eagle3_llama, name="NemotronHMTPModel", model_type="nemotron_h"), "Nemotron-H",
     ),
     "MLX undeclared": (by_mlx(tiny_eagle3_llama), "MLX"),
 }  # fmt: skip
-REFUSED: Mapping[str, EngineName] = {"MTP": "vllm", "MLA": "vllm"}
+REFUSED: Mapping[str, EngineName] = {"MTP": "vllm"}
 """Executed: names that an engine has not, whatever model_type says."""
 OF_TENSORS = re.compile("remove|declare |set architectures|add |correct|export|incomplete|--fix")
 

@@ -15,6 +15,7 @@ from draftquant.calibration.recording.target_model import (
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.recipes.errors import TraceError
 from recorded import record_traces
+from safetensors.torch import load_file
 from tied_pair import save_target
 from torch import nn
 
@@ -54,3 +55,15 @@ def test_a_target_that_does_not_fit_on_its_device(
     ):
         pass
     assert "spread it with --device-map auto, or record in a narrower --dtype" in str(caught.value)
+
+
+def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
+    target = save_target(tmp_path / "target")
+    tensors = load_file(target / "model.safetensors")
+    torch.save(tensors, target / "pytorch_model.bin")
+    (target / "model.safetensors").unlink()
+    with (
+        pytest.raises(TraceError, match="safetensors"),
+        loaded_target(target, torch.bfloat16, ON_CPU, beside=tmp_path),
+    ):
+        pass

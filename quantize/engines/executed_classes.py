@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...recipes.regular_file import read_text
+from ...recipes.strict_json import parse_json
 from ..drafts.architectures import declared_architecture
 from ..drafts.config_reader import with_text_config
 from ..drafts.engine_traits import Finding
@@ -31,8 +33,7 @@ _OF_TARGET = (
 
 @functools.cache
 def _rows() -> Sequence[Mapping[str, Any]]:
-    file = Path(__file__).with_suffix(".json")
-    rows: Sequence[Mapping[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
+    rows: Sequence[Mapping[str, Any]] = parse_json(read_text(Path(__file__).with_suffix(".json")))
     return rows
 
 
