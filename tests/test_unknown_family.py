@@ -129,6 +129,7 @@ def test_every_tensor_has_a_role_and_the_rule_that_gave_it(kind: str, tmp_path: 
     assert roles == ROLES[kind]
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("recipe", TRACELESS)
 def test_what_needs_no_maths_is_done(recipe: str, tmp_path: Path) -> None:
     by_parts = load_recipe(recipe).layout in ("modelopt", "awq")  # "gate" is part of "gate_proj"
