@@ -46,18 +46,6 @@ class GivenRole:
         return cls(pattern, typing.cast(Role, role))
 
 
-def _role(tensor: TensorInfo, given: Sequence[GivenRole]) -> tuple[Role, str]:
-    for one in given:
-        if fnmatch.fnmatchcase(tensor.name, one.pattern):
-            return one.role, f"--role {one.pattern}={one.role}"
-    for row in _RULES:
-        if row.get("dims", len(tensor.shape)) == len(tensor.shape) and re.search(
-            row["name"], tensor.name
-        ):
-            return row["role"], row["rule"]
-    return "other", UNNAMED
-
-
 class UnknownFamily(Family):
     """The drafts that no family reads: one object for each folder, whose tensors are its table."""
 
@@ -85,7 +73,15 @@ class UnknownFamily(Family):
 
     def role(self, tensor: TensorInfo) -> tuple[Role, str]:
         """The role of a tensor and the rule that gave it: `UNNAMED` where none did."""
-        return _role(tensor, self.given)
+        for one in self.given:
+            if fnmatch.fnmatchcase(tensor.name, one.pattern):
+                return one.role, f"--role {one.pattern}={one.role}"
+        for row in _RULES:
+            if row.get("dims", len(tensor.shape)) == len(tensor.shape) and re.search(
+                row["name"], tensor.name
+            ):
+                return row["role"], row["rule"]
+        return "other", UNNAMED
 
     @override
     def geometry(self, keys: ConfigReader) -> Geometry:

@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from .corpus import standard_library
@@ -55,13 +56,10 @@ FAMILIES = {
         Family(
             target_kind=QWEN3,
             draft_kind=DSPARK_MLA,
-            plan=PairPlan(
+            plan=replace(
+                _BLOCKS,
                 num_training_prompts=1024,
-                num_candidates_per_prompt=8,
                 draft_schedule=Schedule(num_steps=450, batch_size=20, max_learning_rate=4e-3),
-                num_draft_tokens=7,
-                row_stride=16,
-                depth_decay=0.7,
                 num_threads=1,
             ),
         ),
