@@ -69,6 +69,12 @@ def pair(
     return out
 
 
+def test_a_draft_that_reads_the_last_layer_is_not_trained(tmp_path: Path) -> None:
+    plan = replace(TINY_PLAN, target=replace(TINY_SIZE, num_hidden_layers=4))
+    with pytest.raises(ValueError, match=r"eagle3-mla: .* before 3, .*\n  fix: .* 5 layers"):
+        train_pair(FAMILIES["eagle3-mla"], plan, (), tmp_path / "pair", seed=0)
+
+
 def read_lines(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 

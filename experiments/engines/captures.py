@@ -16,7 +16,7 @@ Captured = dict[str, list[int] | None]
 _DEEPSEEK_TYPES = ("deepseek_v3", "kimi_k2")
 
 
-_OF_MTP = re.compile(r"mtp|\beh_proj\b|\bpre_projection\b|\benorm\b")
+_OF_MTP = re.compile(r"mtp|\beh_proj\b|\bpre_projection\b|\.enorm\b")
 
 
 def method_of(architecture: str, tensors: Collection[str]) -> str:

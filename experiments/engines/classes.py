@@ -47,7 +47,7 @@ def built(name: str) -> Any:
         write_configs(name, draft, target)
         method = CONFIGS[name].get("method", "mtp")
         config = vllm_loader.speculating(
-            draft if method == "mtp" else target,
+            draft if method == "mtp" and "target" not in CONFIGS[name] else target,
             model=str(draft),
             method=method,
             num_speculative_tokens=1 if method == "mtp" else 3,
@@ -79,9 +79,13 @@ def on_disk(name: str, model: Any) -> dict[str, list[Any]]:
     """The tensors that a class loads: fused ones apart, experts one by one."""
     row, found = CONFIGS[name], dict[str, list[Any]]()
     modules = dict(model.named_modules())
-    for parameter, values in model.named_parameters():
+    scalars = (own for own in model.named_buffers() if own[0].endswith("layer_scalar"))
+    for parameter, values in (*model.named_parameters(), *scalars):
         experts = row.get("experts", ["gate_proj", "up_proj", "down_proj"])
-        for disk, shape in _apart(parameter, tuple(values.shape), modules, experts):
+        stored = [(parameter, tuple(values.shape))]
+        if not row.get("fused"):
+            stored = _apart(parameter, tuple(values.shape), modules, experts)
+        for disk, shape in stored:
             for pattern, to in (*_USUAL, *row.get("renames", ())):
                 disk = re.sub(pattern, to, disk)
             if disk:

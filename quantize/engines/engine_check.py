@@ -176,10 +176,13 @@ def _check(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
     kind = other_kind(checkpoint)
     if unknown_kind(checkpoint) is not None:
         asked = f"{place.engine.name} {place.arch} {place.tp}"
-        if (found := executed(checkpoint, asked)) is not None:
+        found, unsure = executed(checkpoint, asked), "unknown"
+        if found is None or any(one.stage == unsure for one in found):
+            told = from_source(checkpoint, place.engine.name)
+            if told and (found is None or told[0].stage != unsure):
+                return replace(_answer(place, told), evidence="its source was read")
+        if found is not None:
             return _answer(place, found)
-        if (found := from_source(checkpoint, place.engine.name)) is not None:
-            return replace(_answer(place, found), evidence="its source was read")
     try:
         answer = _check_family(checkpoint, place)
     except CheckpointError:

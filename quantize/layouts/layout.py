@@ -10,6 +10,7 @@ published; AutoAWQ (`gemm`) INT4 groups, transposed, with float16 scales and the
 8. Sources: `fp8.py` and `awq.py` of vLLM 0.33 and SGLang 0.5.23.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -209,18 +210,25 @@ class Layout:
         return {side.name: side.content(declared)} if side else {}
 
 
+_BESIDE_LAYERS = re.compile(r"(?:^|\.)((?:lilicorr|xpress_head)\..+)$")
+
+
 def last_parts(kept: Sequence[str]) -> list[str]:
     """The last part of every kept module name: engines number layers in their own way.
 
     Where that says too little, the part before it is added: a number, "embed_proj.0", and the
     parts of a head, "confidence_head.proj", since names of linears in layers also end like that.
-    So does DeepSeek-V4's `compressor.wgate`, therefore "ffn.gate" for its router.
+    So does DeepSeek-V4's `compressor.wgate`, therefore "ffn.gate" for its router. Networks beside
+    the layers, which have MLPs of their own, are named with all that follows: no engine renumbers
+    those.
     """
     return sorted({last_part(module) for module in kept})
 
 
 def last_part(module: str) -> str:
     """The name of a module in excludes; see `last_parts`."""
+    if beside := _BESIDE_LAYERS.search(module):
+        return beside[1]
     parent, _, leaf = module.rpartition(".")
     owner = parent.rpartition(".")[2]
     told_apart = leaf.isdecimal() or owner.endswith("_head") or (owner, leaf) == ("ffn", "gate")

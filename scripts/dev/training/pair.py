@@ -133,7 +133,11 @@ def train_pair(
 
     Args:
         shipped_target: the target/ of another pair of the same plan; None = train one.
+
+    Raises:
+        ValueError: the draft reads the target's last layer.
     """
+    _check_layers(family, plan.target)
     torch.set_num_threads(plan.num_threads)
     torch.use_deterministic_algorithms(True)
     out.mkdir(parents=True)
@@ -269,6 +273,16 @@ def _selection(selected: SelectedPrompts) -> dict[str, object]:
         "num_candidates": selected.num_candidates,
         "candidates_repeated_8gram_share": round(selected.candidates_repeated_8gram_share, 4),
     }
+
+
+def _check_layers(family: Family, target: TargetSize) -> None:
+    last, read = target.num_hidden_layers - 1, family.draft_kind.geometry(target).aux_layer_ids
+    if read and max(read) >= last:
+        raise ValueError(
+            f"family {family.name}: the draft reads layers {list(read)}, expected layers before "
+            f"{last}, the target's last, whose output transformers normalizes and engines do not\n"
+            f"  fix: give the target {max(read) + 2} layers, or let the draft read earlier ones"
+        )
 
 
 def _traces(family: Family, plan: PairPlan, target: PreTrainedModel, token_ids: Tensor) -> Traces:
