@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import functools
 import io
 import typing
 from collections.abc import Mapping, Sequence
@@ -248,6 +249,10 @@ def calibrated(name: str) -> str | None:
 def load_recipe(reference: str | Path) -> Recipe:
     """Load a recipe by built-in name (`mi325x-w4a8`), alias (`mi325x`, `W4A16`) or path."""
     path = _locate(reference)
+    return _built_in(path) if path.parent == _FOLDER else _read(path)
+
+
+def _read(path: Path) -> Recipe:
     node = _extended(compose(path), path)
     found, misfits = walk(Recipe, _YamlTree(node))
     if misfits:
@@ -264,6 +269,9 @@ def load_recipe(reference: str | Path) -> Recipe:
         fix = f"write 'name: {path.stem}', or rename the file to {recipe.name}{path.suffix}"
         raise _at(path, line, f"name: expected {path.stem!r}, got {recipe.name!r}", fix)
     return recipe
+
+
+_built_in = functools.cache(_read)
 
 
 def recipe_file(recipe: Recipe) -> str:

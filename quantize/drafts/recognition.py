@@ -10,6 +10,7 @@ mtp: the layer is served inside its target, where the package's `scripts/stitch_
 """
 
 import difflib
+import functools
 import re
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
@@ -174,6 +175,7 @@ def _as_trained(keys: str) -> str:
     return f"add {keys} as the draft was trained with, or correct model_type"
 
 
+@functools.lru_cache(maxsize=4)  # asked once for each GPU of each engine
 def other_kind(checkpoint: Checkpoint) -> kinds.Kind | None:
     """What a draft is that no family reads, whatever keys it has; None where that is not known."""
     packed = kinds.packed_by_mlx(checkpoint.tensors)
@@ -203,6 +205,7 @@ def other_kind(checkpoint: Checkpoint) -> kinds.Kind | None:
     return kind._replace(fix=kinds.SUPPORTED + meant)
 
 
+@functools.lru_cache(maxsize=4)
 def unknown_kind(checkpoint: Checkpoint) -> str | None:
     """What a draft is that no family reads, and whose tensors rules give roles by their names.
 

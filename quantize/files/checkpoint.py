@@ -97,9 +97,9 @@ BLOCK_BYTES = 1 << 20
 """Bytes of one read by default: two such blocks fit the cache of a core."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Checkpoint:
-    """One draft folder.
+    """One draft folder, as it was when it was opened.
 
     Attributes:
         tensors: by name, sorted; each expert of a stacked tensor has its own entry.
