@@ -18,6 +18,7 @@ from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.quantize.verify import verify
+from draftquant.quantize.verify.rewritten import verify_transcoded
 from draftquant.recipes import KvCacheFormat, Recipe, load_recipe
 from draftquant.recipes.errors import CheckpointError, DraftQuantError, PlanError
 from draftquant.recipes.formats import KvCacheScales
@@ -177,6 +178,9 @@ def test_verify_and_reading_refuse_scales_that_are_none(
     absent = verify(changed(folder, tmp_path / "absent", name="v"), source).faults
     where = [f.where for f in absent if f.expected == "a scale of the KV cache"]
     assert where == ["midlayer.self_attn: v_scale"]
+    for out in (tmp_path / "other", tmp_path / "absent"):  # and beside what it was made from
+        found = verify_transcoded(StoredDraft.read(Checkpoint.open(folder)), out).faults
+        assert "config.json: KV cache" in {fault.where for fault in found}
 
 
 def test_scales_of_heads_that_are_not_there_are_refused(

@@ -137,6 +137,9 @@ def test_sequences_of_any_length_run_together_as_each_alone(
     gradients = {name: weight.grad for name, weight in own.items()}
     own = {name: w.clone().requires_grad_() for name, w in drafts.noisy.items()}
     alone = [alike([entry], [one]) for entry, one in zip(prompts, rows, strict=True)]
+    sequences = reader.read(prompts, rows)
+    itself = agreement(reference, reference, sequences, num_draft_tokens=drafts.k)
+    assert [one.accepted for one in itself] == [one.accepted_reference for one in together]
     assert loss == pytest.approx(sum(one for one, _ in alone), rel=1e-5)
     for found, (_, (wanted,)) in zip(together, alone, strict=True):
         assert (found.rows, found.accepted) == (wanted.rows, wanted.accepted)

@@ -204,6 +204,16 @@ def test_a_target_that_is_not_run(texts: list[Text], not_run: Path, tmp_path: Pa
     refused("modelopt", dump, tmp_path / "out", message, not_run, draft=DRAFT)
 
 
+def test_last_states_beside_the_others_of_a_target_that_is_not_run(
+    texts: list[Text], not_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dump_evidence, "ERRORS_APART", 0.5)
+    dump, asked = vllm(texts, tmp_path / "dump"), {"prompts": prompts_of(texts), "draft": DRAFT}
+    report = import_dump("vllm", dump, not_run, tmp_path / "out", **asked)
+    assert report.layout.last_in_aux
+    assert (report.layout.layer_ids, len(report.traces)) == ((0, 1, 2), len(texts))
+
+
 # ---- rows of other tokens: only whole texts show them
 
 

@@ -1,28 +1,30 @@
-"""EAGLE-3 forward maths against an independent draft made of transformers' modules.
+"""EAGLE-3 forward maths, of Llama and MLA, against an independent draft of transformers' modules.
 
 Tolerance: both sides compute in float64 throughout (`transformers_in_float64`). A logit is a chain
 of about 10 dot products of at most 200 terms, layers and chain steps included some 1e4 roundings of
 2^-53 = 1.1e-16 on values of order 1 to 10, amplified by norms of rows of order 0.1: at most
 1e4 * 1.1e-16 * 100 = 1e-10. A wrong term (a dropped norm, an angle off by one position) moves
-logits by more than 1e-3.
+logits by more than 1e-3. Of MLA the latents add two dot products and two norms, and yarn's m^2 (at
+most 2) sharpens the softmax: within the same bound.
 """
 
 from typing import Any
 
 import pytest
 from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama
-from draftquant.quantize.drafts.passes import ChainForward
+from draftquant.quantize.drafts.families.eagle3_mla import Eagle3Mla
 from draftquant.quantize.drafts.recognition import plain_config
 from draftquant.quantize.drafts.shared.eagle3 import Eagle3Geometry
 from reference_draft import (
     ReferenceDraft,
+    ReferenceMlaDraft,
     add_norms,
     check_extend_and_chain,
     common_config,
     random_weights,
     widen,
 )
-from torch import Tensor, nn
+from torch import nn
 from transformers import Qwen3Config
 from transformers.models.qwen3 import modeling_qwen3
 
@@ -65,17 +67,56 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def build(case: str) -> tuple[Eagle3Geometry, dict[str, Tensor], ChainForward]:
-    family = Eagle3Llama()
-    geometry = family.read_geometry(CONFIG | CASES[case], "config.json")
-    weights = random_weights(geometry)
-    return geometry, weights, family.forward(geometry, weights, lambda _name, x: x)
+MLA_CONFIG: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,  # all head widths differ
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "vocab_size": 96,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+}
+MLA_YARN = {
+    "type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}  # fmt: skip
+MSCALE = {"mscale": 1.0, "mscale_all_dim": 1.0}
+KIMI = (
+    MLA_YARN | MSCALE | {"factor": 64.0, "original_max_position_embeddings": 4096, "beta_fast": 1.0}
+)
+MLA_CASES: dict[str, dict[str, Any]] = {
+    "yarn": {"rope_scaling": MLA_YARN},  # no mscale_all_dim: cos and sin grow, the softmax does not
+    "yarn-two-mscales": {"rope_scaling": MLA_YARN | {"mscale": 0.7, "mscale_all_dim": 1.2}},
+    "kimi-rope": {"rope_theta": 50000.0, "rope_scaling": KIMI},
+    "rope-halves-yarn": {"rope_interleave": False, "rope_scaling": MLA_YARN | MSCALE},
+    "wide-values": {"v_head_dim": 40},
+    "three-layers": {"num_hidden_layers": 3, "rope_scaling": MLA_YARN | MSCALE},
+    "eagle-3.1": {"fc_norm": True, "norm_output": True, "rope_scaling": KIMI},
+    "pruned-vocabulary": {"draft_vocab_size": 24},
+}
+FAMILIES: dict[str, tuple[Any, type[ReferenceDraft], dict[str, Any], dict[str, dict[str, Any]]]] = {
+    "llama": (Eagle3Llama(), ReferenceDraft, CONFIG, CASES),
+    "mla": (Eagle3Mla(), ReferenceMlaDraft, MLA_CONFIG, MLA_CASES),
+}
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_extend_and_chain_equal_the_transformers_modules(case: str) -> None:
-    geometry, weights, forward = build(case)
-    check_extend_and_chain(geometry, forward, ReferenceDraft(geometry, weights))
+def compare(family: Any, reference: type[ReferenceDraft], geometry: Eagle3Geometry) -> None:
+    weights = random_weights(geometry, family=family)
+    forward = family.forward(geometry, weights, lambda _name, x: x)
+    check_extend_and_chain(geometry, forward, reference(geometry, weights))
+
+
+@pytest.mark.parametrize(
+    ("name", "case"), [(name, case) for name, (*_, cases) in FAMILIES.items() for case in cases]
+)
+def test_extend_and_chain_equal_the_transformers_modules(name: str, case: str) -> None:
+    family, reference, config, cases = FAMILIES[name]
+    compare(family, reference, family.read_geometry(config | cases[case], "config.json"))
 
 
 class ReferenceQwen3Draft(ReferenceDraft):
@@ -111,7 +152,4 @@ def test_layers_of_speculators_equal_the_transformers_modules(layer_type: str) -
     family = Eagle3Llama()
     geometry = family.read_geometry(plain_config(config, "config.json"), "config.json")
     assert geometry.normed_heads == (layer_type == "qwen3")
-    weights = random_weights(geometry)
-    reference = {"llama": ReferenceDraft, "qwen3": ReferenceQwen3Draft}[layer_type]
-    forward = family.forward(geometry, weights, lambda _name, x: x)
-    check_extend_and_chain(geometry, forward, reference(geometry, weights))
+    compare(family, {"llama": ReferenceDraft, "qwen3": ReferenceQwen3Draft}[layer_type], geometry)

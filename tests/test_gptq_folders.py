@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from draftquant.quantize.converting.dequantize_draft import dequantize_draft
 from draftquant.quantize.converting.transcode_draft import plan_transcoding
-from draftquant.quantize.engines.excludes import gptq_by_rules
+from draftquant.quantize.engines.excludes import gptq_by_lists, gptq_by_rules
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.stored.loading import load_draft
@@ -95,6 +95,15 @@ def test_the_first_rule_of_dynamic_decides(
         if gptq_by_rules(asked, SimpleNamespace(prefix=f"model.layers.0.mlp.{leaf}"))  # type: ignore[arg-type]
     }
     assert said - {"q_proj"} == kept
+
+
+def test_a_list_names_any_piece_of_a_name() -> None:
+    """As `is_layer_gptq_quantized` of vLLM does."""
+    listed = {"modules_in_block_to_quantize": [["layers.0.mlp"]]}
+    asked: Any = SimpleNamespace(keys=listed, names_of_parts=lambda _: ())
+    for leaf, kept in (("mlp.down_proj", False), ("self_attn.o_proj", True)):
+        module: Any = SimpleNamespace(prefix=f"model.layers.0.{leaf}")
+        assert gptq_by_lists(asked, module) is kept
 
 
 @pytest.mark.parametrize(

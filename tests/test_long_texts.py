@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from draftquant.calibration.recording import decoding
 from draftquant.quantize.files import torch_file as mapped_rows
 from draftquant.quantize.files.torch_file import SpooledRows, release, row_blocks
-
-PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 
 
 def test_rows_of_a_file_are_given_back_and_read_again(tmp_path: Path) -> None:
@@ -29,3 +28,17 @@ def test_rows_of_a_file_are_given_back_and_read_again(tmp_path: Path) -> None:
     assert torch.cat(list(row_blocks(of_file))).tolist() == [[0, 1], [2, 3]]
     with pytest.raises(OSError, match="ends inside"):
         mapped_rows.mapped_rows(path, 4, (3, 2), torch.float32)
+
+
+def test_features_of_prompt_and_answer_come_back_from_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoding, "LONG_TEXT", 5)
+    kinds = {"dtype": torch.float32, "stored": torch.float32, "device": torch.device("cpu")}
+    kept = decoding.KeptRows(1, 6, width=2, spec=None, spool=tmp_path, **kinds)
+    features, top1 = torch.arange(12.0).view(6, 2), torch.arange(6)
+    kept.read(0, 0, features[:3], top1[:3])
+    kept.run(torch.tensor([0]), torch.tensor([3]), features[3:4], top1[3:4])
+    (left,) = kept.leave([0], [slice(2, 4)])
+    assert torch.equal(left["features"], features[:4])
+    assert left["target_top1"].tolist() == [0, 1, 2, 3]

@@ -1,5 +1,6 @@
 """P-EAGLE: the layout of speculators, and one pass against the plain loop of the engine."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.shared.eagle3 import Eagle3Geometry
 from draftquant.quantize.engines.engine_check import check_draft
+from draftquant.quantize.engines.versions import choose
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored.loading import load_draft
 from proposing import draft_proposals
@@ -28,7 +30,7 @@ def test_the_layout_of_speculators_says_the_same(tmp_path: Path) -> None:
     layer = {
         "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16,
         "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-06,
-        "vocab_size": 96, "model_type": "llama",
+        "vocab_size": 96, "model_type": "llama", "hidden_act": "silu",
     }  # fmt: skip
     edit_json(
         folder / "config.json",
@@ -45,6 +47,10 @@ def test_the_layout_of_speculators_says_the_same(tmp_path: Path) -> None:
     assert geometry.mask_token_id == MASK
     assert not geometry.norm_before_residual  # which is true for its EAGLE-3
     assert geometry.aux_layer_ids == (1, 3, 4)
+    config = {**Checkpoint.open(folder).config, "mask_token_id": MASK, "speculators_config": {}}
+    served = choose("vllm").plain_config(config)
+    assert isinstance(served, Mapping)
+    assert served["norm_before_residual"] is False
 
 
 def test_all_tokens_of_a_round_are_those_of_the_engines_pass(tmp_path: Path) -> None:

@@ -207,20 +207,6 @@ def test_the_command_records_from_a_server(
     assert traces.manifest.logprobs is not None
 
 
-MISTAKES = [
-        (["--engine", "sglang", "--out", "x"], "--engine sglang: SGLang 0.5.23 captures layers"),
-        (["--server", "http://a", "--out", "x"], "--server: belongs to vLLM, not to transformers"),
-        (["--print-server-args"], "--print-server-args: belongs to vLLM"),
-        (["--engine", "vllm", "--server", "http://a", "--out", "x"], "--shared: expected the"),
-        (["--engine", "vllm", "--shared", ".", "--out", "x"], "--shared: an engine of our own"),
-        (["--engine", "vllm", "--server", "http://a", "--shared", ".", "--engine-arg", "a=1"],
-         "--engine-arg: a running server has its arguments"),
-        ([], "--out: expected the folder to create"),
-        (["--engine", "vllm", "--out", "x", "--top-p", "0.5"], "--temperature"),
-        (["--engine", "vllm", "--engine-arg", " =1"], "expected NAME=VALUE"),
-]  # fmt: skip
-
-
 # ---- the offline engine: vLLM here is a module of the test; experiments/served starts the real one
 
 PROMPTS = [Prompt(id=f"p{i}", category="a", token_ids=(i, i + 1)) for i in range(5)]
@@ -264,8 +250,8 @@ class FakeLLM:
         folder = Path(extra["draftquant_folder"])
         folder.mkdir(exist_ok=True)
         write_file(folder / name, [*prompt, *token_ids[:-1]], (1, 3))
-        places = [{t: SimpleNamespace(logprob=-0.25), 40: SimpleNamespace(logprob=-4.0)}
-                  for t in token_ids]  # fmt: skip
+        logprobs = {40: SimpleNamespace(logprob=-4.0), 41: SimpleNamespace(logprob=-3.0)}
+        places = [{t: SimpleNamespace(logprob=-0.25), **logprobs} for t in token_ids]
         done = SimpleNamespace(token_ids=token_ids, finish_reason="length", logprobs=places)
         answer = {
             "request_id": request,
@@ -351,7 +337,7 @@ def test_drawn_tokens_have_a_seed_of_their_prompt(target: Path, tmp_path: Path) 
         assert (params["logprobs"], params["ignore_eos"]) == (2, True)
     trace = next(iter(traces))
     assert trace.top_token_ids is not None
-    assert trace.top_token_ids.tolist() == [[t, 40] for t in trace.continuation]
+    assert trace.top_token_ids.tolist() == [[t, 41] for t in trace.continuation]
 
 
 def test_an_engine_that_dies_leaves_what_was_recorded(target: Path, tmp_path: Path) -> None:
