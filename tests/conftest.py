@@ -8,6 +8,7 @@ import pytest
 import torch
 from everyday import (  # noqa: F401 - hooks
     pytest_addoption,
+    pytest_collection_finish,
     pytest_collection_modifyitems,
     pytest_runtest_protocol,
     pytest_sessionfinish,

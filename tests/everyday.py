@@ -9,6 +9,7 @@ by the marker `slow`; most cases of a test with many are slow by one of these:
 `pytest -m "" --cpu-seconds tests/durations.toml`, in one process, measures every file anew.
 """
 
+import gc
 import resource
 import tomllib
 from collections import Counter, defaultdict
@@ -81,6 +82,12 @@ def spread(count: int, some: int) -> Iterator[int]:
 def _values(item: pytest.Function) -> frozenset[tuple[str, Hashable]]:
     params = item.callspec.params.items()
     return frozenset((n, v if isinstance(v, Hashable) else id(v)) for n, v in params)
+
+
+def pytest_collection_finish() -> None:
+    """Hardly anything here is garbage in circles, for which Python would look all the time."""
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 100)
 
 
 @pytest.hookimpl(wrapper=True)

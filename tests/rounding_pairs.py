@@ -111,10 +111,7 @@ def scale_tensors(
 
 
 def learned_recipe(
-    name: str,
-    *,
-    norms: NormChoice = "kept",
-    input_correction: InputCorrection = "off",
+    name: str, *, norms: NormChoice = "kept", input_correction: InputCorrection = "off"
 ) -> Recipe:
     """A shipped recipe by backend torch, with learned rounding."""
     recipe, changed = load_recipe(name), {"norms": norms, "input_correction": input_correction}

@@ -7,14 +7,11 @@ from typing import Any
 import pytest
 import torch
 from draftquant.calibration.passes import draft_inputs
-from draftquant.calibration.passes.draft_inputs import (
-    first_hidden_of_batch,
-)
+from draftquant.calibration.passes.draft_inputs import first_hidden_of_batch
 from draftquant.calibration.passes.on_traces import chosen_num_draft_tokens
 from draftquant.calibration.passes.proposals import NOTHING
 from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.calibration.traces import trace_folder
-from draftquant.calibration.traces.manifest import TraceEntry
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.files import torch_file
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
@@ -26,12 +23,6 @@ NUM_PROMPTS = 6
 SLOW = pytest.mark.slow
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def entry(prompt_length: int, num_tokens: int) -> TraceEntry:
-    return TraceEntry(
-        id="", category="", prompt_length=prompt_length, num_tokens=num_tokens, file=""
-    )
 
 
 @pytest.fixture(scope="module", params=["eagle3-llama", pytest.param("dflash", marks=SLOW)])

@@ -11,7 +11,6 @@ from benchmarks import gate, quantize, replay
 
 pytestmark = pytest.mark.slow
 
-PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 Printed = pytest.CaptureFixture[str]
 
 

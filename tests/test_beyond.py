@@ -50,10 +50,9 @@ def source(sources: Mapping[str, Path]) -> Path:
     return sources["eagle3-llama BF16"]
 
 
-@pytest.mark.some(14)
+@pytest.mark.some(7)
 @pytest.mark.parametrize(
-    ("family", "name"),
-    [(tuple(BUILDERS)[i % 3], name) for i, name in enumerate((*MIXES, *BEYOND))],
+    ("family", "name"), [(tuple(BUILDERS)[i % 3], name) for i, name in enumerate((*MIXES, *BEYOND))]
 )
 def test_a_folder_is_verified_audited_and_decoded(
     family: str, name: str, sources: Mapping[str, Path], tmp_path: Path

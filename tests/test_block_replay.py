@@ -14,11 +14,7 @@ from typing import Any
 import pytest
 import torch
 from block_loop import speculative_block_decode
-from block_pair import (
-    BLOCK_SIZE,
-    shared_tables,
-    with_own_tensors,
-)
+from block_pair import BLOCK_SIZE, shared_tables, with_own_tensors
 from draftquant.calibration.linear_inputs.static_scales import measure_absmax
 from draftquant.calibration.passes.draft_inputs import DraftRun
 from draftquant.quantize.drafts import passes as block

@@ -9,22 +9,9 @@ from typing import Any
 
 import corpus
 import pytest
-from draftquant.quantize.files.card_text import (
-    BEGIN,
-    END,
-    code,
-    code_block,
-    prose,
-    table,
-)
+from draftquant.quantize.files.card_text import BEGIN, END, code, code_block, prose, table
 from draftquant.quantize.verify.verification import verify
-from draftquant.recipes.errors import (
-    CardError,
-    CheckpointError,
-    GateError,
-    MeasureError,
-    visible,
-)
+from draftquant.recipes.errors import CardError, CheckpointError, GateError, MeasureError, visible
 from draftquant.scripts.cli import main
 from draftquant.validate.measure.measurement_file import line_of
 from draftquant.validate.report import CardRequest

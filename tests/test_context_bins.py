@@ -18,8 +18,6 @@ from draftquant.validate.counting.acceptance_counts import (
 )
 from draftquant.validate.counting.draft_counts import context_edges
 from draftquant.validate.counting.trace_replay import counted_prompt
-from draftquant.validate.measure.measurement import RequestRecord
-from handmade_measurements import record
 from handmade_replays import replay
 
 K = 2
@@ -60,10 +58,6 @@ def test_expected_steps_are_binned_by_their_rows_and_agree_with_counted_ones() -
     halves = counted_prompt(with_logprobs, half, EDGES)
     assert pooled(halves.contexts.counts, K).histogram == pytest.approx(halves.counts.histogram)
     assert all(own.num_steps for own in halves.contexts.counts)
-
-
-def run(accepted: list[int], **changes: object) -> RequestRecord:
-    return record(accepted, num_draft_tokens=K, **changes)  # type: ignore[arg-type]
 
 
 def test_a_file_of_replays_has_bins_that_are_parts_of_their_prompts_or_none(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ DRAFTS: dict[str, Callable[[Path], Path]] = {
 }
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(("draft", "name"), list(zip(("dspark", "eagle3"), RECIPES, strict=True)))
 def test_either_order_gives_equal_bytes_and_whole_records(
     draft: str, name: str, tmp_path: Path

@@ -48,7 +48,8 @@ def same(one: Path, two: Path) -> None:
     assert records[0] == records[1]
 
 
-@pytest.mark.parametrize("recipe", ["fp8-ptpc-head", "int4-channel-gptq-head"])
+@pytest.mark.some(1)
+@pytest.mark.parametrize("recipe", ["int4-channel-gptq-head", "fp8-ptpc-head"])
 def test_one_command_gives_what_two_give(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], recipe: str
 ) -> None:

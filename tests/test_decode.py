@@ -36,6 +36,7 @@ def as_bytes(values: Any) -> Any:
     return np.ascontiguousarray(values).view(np.uint8)
 
 
+@pytest.mark.slow
 def test_verify_runs_without_torch(source: Path, tmp_path: Path) -> None:
     out = quantize_by_hand(source, tmp_path / "out", MADE["ct-int4"])
     code = (

@@ -34,7 +34,6 @@ CONFIG: dict[str, Any] = {
     "block_size": BLOCK_SIZE,
     "dflash_config": {"mask_token_id": 95, "target_layer_ids": [1, 3, 5]},
 }
-YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
 MIXED = ["full_attention", "sliding_attention", "full_attention"]
 SLIDING = ["sliding_attention"] * 3
 

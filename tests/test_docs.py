@@ -12,11 +12,7 @@ import pytest
 from draftquant.recipes import built_in_recipes, load_recipe
 from draftquant.scripts.cli import every_parser
 from draftquant.scripts.dev import demo
-from draftquant.scripts.dev.docs import (
-    acceptance,
-    choices,
-    pictures,
-)
+from draftquant.scripts.dev.docs import acceptance, choices, pictures
 from draftquant.scripts.dev.docs.pages import PAGES
 from draftquant.scripts.dev.docs.repository_links import on_page_markdown
 
@@ -27,7 +23,9 @@ AGAIN = "run: ./scripts/test --docs"
 MADE = {**PAGES, **pictures.PICTURES}
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize(
+    "name", [*PAGES, *(pytest.param(n, marks=pytest.mark.slow) for n in pictures.PICTURES)]
+)
 def test_what_is_made_is_current(name: str) -> None:
     assert (DOCS / name).read_text(encoding="utf-8") == MADE[name](), AGAIN
 

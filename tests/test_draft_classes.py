@@ -14,7 +14,7 @@ QUANTIZED = {"attention", "mlp"}
 """Roles that `fp8-ptpc` quantizes where no family has other rules."""
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", CLASSES)
 def test_roles_are_those_of_the_engines_source_and_what_is_made_is_verified(
     name: str, tmp_path: Path

@@ -77,9 +77,7 @@ def test_logits_are_those_of_the_trainers_own_module() -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"draft_vocab_size": 24}, {"sample_from_anchor": False}])
-def test_logits_are_those_of_a_draft_that_chooses_token_by_token(
-    changes: dict[str, Any],
-) -> None:
+def test_logits_are_those_of_a_draft_that_chooses_token_by_token(changes: dict[str, Any]) -> None:
     geometry, weights, forward = build(**changes)
     reference = ReferenceDSpark(geometry, weights)
     reference.extend(features(geometry))

@@ -56,7 +56,8 @@ LATENT = {
 
 
 @pytest.mark.usefixtures("float64_on_one_thread")
-@pytest.mark.parametrize("recipe", [None, "mi325x-w4a8"])
+@pytest.mark.some(1)
+@pytest.mark.parametrize("recipe", ["mi325x-w4a8", None])
 def test_replay_equals_a_loop_that_decodes(recipe: str | None, tmp_path: Path) -> None:
     """Of a draft that is fitted to its target, so that counts vary; slots predict their own."""
     pair, k = shared_pair("dflash"), 6

@@ -18,12 +18,7 @@ from draftquant.quantize.estimate.draft_step import (
     planned_weights,
 )
 from draftquant.quantize.estimate.estimate_report import to_mapping
-from draftquant.quantize.estimate.work import (
-    Machine,
-    Pass,
-    Round,
-    VerifyStep,
-)
+from draftquant.quantize.estimate.work import Machine, Pass, Round, VerifyStep
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.gpus import GPUS
 from draftquant.quantize.planning.quantization_plan import Plan, make_plan
@@ -35,8 +30,6 @@ from draftquant.scripts.dev.real_shapes.generate import write_sparse_model
 from tiny import tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 
-HEAD = 163840 * 7168 * 2
-"""Of the Kimi heads: BF16, full vocabulary. embed_tokens is as large."""
 LLAMA = "kimi-k2.5-eagle3"
 PUBLISHED = {
     LLAMA: ("eagle3-llama", 14, 3_178_262_528),
@@ -109,9 +102,7 @@ def test_a_block_draft_reads_keys_and_values_twice_and_the_targets_head(
     }
 
 
-def test_quantized_inputs_of_a_block_draft_lose_the_fused_context(
-    drafts: dict[str, Draft],
-) -> None:
+def test_quantized_inputs_of_a_block_draft_lose_the_fused_context(drafts: dict[str, Draft]) -> None:
     """Then q is read besides k and v for the verified positions."""
     fused, apart = (round_of(drafts["kimi-linear-dflash"], r, k=15) for r in (None, "fp8-ptpc"))
     assert parts(fused.passes[0])["attention"] == 5 * 2 * 2 * 2304 * 2304

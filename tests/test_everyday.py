@@ -52,7 +52,7 @@ def test_everyday_tests_are_short() -> None:
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [
-        ("pass", 0, "4 passed"),
+        pytest.param("pass", 0, "4 passed", marks=pytest.mark.slow),
         ("assert value != 3", 1, "test_2.py::test_each[3]"),
         ("assert value != 3 or os._exit(9)", 1, "a worker ended with 9"),
     ],

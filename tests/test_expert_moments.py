@@ -132,6 +132,7 @@ def test_moments_of_an_expert_are_those_of_its_tokens(
     assert (runs > 1) is (bytes_at_once < 1 << 30)
 
 
+@pytest.mark.slow
 def test_experts_that_few_reach_are_nearest_and_named(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,14 +18,6 @@ from draftquant.scripts.cli import main
 from tiny import change, edit_json, tiny_eagle3_llama
 from tiny_mla import tiny_eagle3_mla
 
-MLP = dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "mlp")
-GROUPED = dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "attention")
-LATENT = {
-    **dict.fromkeys(("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"), "attention"),
-    **dict.fromkeys(("q_a_layernorm", "kv_a_layernorm"), "norm"),
-    "kv_b_proj": "kv_up",
-}
-
 
 def read(folder: Path) -> Draft:
     return read_draft(Checkpoint.open(folder))

@@ -1,5 +1,6 @@
 """The list of faults that the tests must catch does not rot; `./scripts/test --faults` runs it."""
 
+import ast
 from collections import Counter
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def problem_of(fault: Fault) -> str | None:
     path = ROOT / fault.file
     if path.suffix == ".py":
         source = path.read_text(encoding="utf-8").replace(fault.text, fault.replacement)
-        compile(source, fault.file, "exec")
+        ast.parse(source, fault.file)
     if fault.text == fault.replacement or not fault.harm or not fault.tests:
         return "it changes nothing, does no harm, or names no test"
     absent = [test for test in fault.tests if not (ROOT / "tests" / test).is_file()]

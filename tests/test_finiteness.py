@@ -93,6 +93,7 @@ PARTS = {  # how a folder is made, a tensor of a linear or of the draft, and ano
 }
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(("made", "part", "layout"), sorted(PARTS))
 def test_a_tensor_of_a_quantized_folder(
     made: str, part: str, layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -64,6 +64,7 @@ def config_of(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("kind", "form", "layer"), [("glm", "ct-fp8", "int4"), ("mimo", "ct-int4", "fp8")]
 )

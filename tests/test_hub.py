@@ -117,8 +117,7 @@ def test_no_network(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "reference",
-    ["nonsense", "a/b/c", "/absent/folder", "owner/name@", "../x", "a b/c", "\n"],
+    "reference", ["nonsense", "a/b/c", "/absent/folder", "owner/name@", "../x", "a b/c", "\n"]
 )
 def test_neither_folder_nor_hub_id(
     reference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -76,14 +76,6 @@ def taken(reference: str, encoder: PromptEncoder, **choice: Any) -> ReadPrompts:
 
 USER, ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
 HI = [USER]
-SHAPES: Mapping[str, tuple[dict[str, Any], Sequence[Mapping[str, str]]]] = {
-    # UltraChat: what the user asks last, as of ShareGPT; its `prompt` is the first turn
-    "messages": ({"prompt": "x", "prompt_id": "9", "messages": [*HI, ANSWER, *HI, ANSWER]},
-                 [USER, ANSWER, USER]),
-    "LMSYS": ({"conversation_id": "c", "model": "m", "conversation": [*HI, ANSWER]}, HI),
-    "Alpaca": ({"instruction": "Hi", "input": "", "output": "o", "text": "Below is"}, HI),
-    "ids": ({"token_ids": [3, 4], "text": "x", "cluster": "d"}, ()),
-}  # fmt: skip
 
 
 def test_config_and_split(home: Path, encoder: PromptEncoder) -> None:

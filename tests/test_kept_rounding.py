@@ -9,10 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftquant.calibration.rounding.latents import (
-    LatentWeight,
-    learning_rate_share,
-)
+from draftquant.calibration.rounding.latents import LatentWeight, learning_rate_share
 from draftquant.calibration.rounding.learned_state import (
     KeptRounding,
     LearningSettings,
@@ -139,9 +136,7 @@ def test_latents_beyond_the_last_code_come_back(
 K = 3
 
 
-def test_a_fifth_of_the_prompts_is_held_back_whatever_their_order_and_names(
-    tmp_path: Path,
-) -> None:
+def test_a_fifth_of_the_prompts_is_held_back_whatever_their_order_and_names(tmp_path: Path) -> None:
     prompts = plain(20)
     renamed = [dataclasses.replace(trace, id=f"x{trace.id}") for trace in prompts]
     found = []

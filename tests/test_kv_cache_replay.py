@@ -17,12 +17,7 @@ from draftquant.calibration.measured_cache import (
 )
 from draftquant.calibration.passes.draft_inputs import DraftRun, batches_of
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.quantize.drafts.draft_cache import (
-    UNIT,
-    CacheRounding,
-    CacheScales,
-    scale_origin,
-)
+from draftquant.quantize.drafts.draft_cache import UNIT, CacheRounding, CacheScales, scale_origin
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes.errors import CalibrationError, CheckpointError, ForwardError
 from draftquant.scripts.cli import main

@@ -80,10 +80,7 @@ def test_a_server_that_runs_another_draft_is_refused(
 
 
 def test_what_a_user_has_to_know(
-    running: VLLMServer,
-    prompts: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Capsys,
+    running: VLLMServer, prompts: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
     monkeypatch.setenv("DRAFTQUANT_SERVER_KEY", "secret-key")
     running.status = lambda number: 200 if number < 5 else 500

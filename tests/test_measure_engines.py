@@ -208,7 +208,7 @@ def test_a_run_goes_through_a_storm(stand: Engine, replayed: Replayed, tmp_path:
 
 
 def test_no_value_breaks_a_reader(stand: Engine) -> None:
-    """Every field of a stream's events in turn, with every seventh of all values."""
+    """Every field of a stream's events in turn, with every nineteenth of all values."""
     prompt, asked = {"input_ids": [1, 2]}, {"temperature": 0, "ignore_eos": True}
     if stand.engine == "sglang":
         body = {**prompt, "sampling_params": asked | {"max_new_tokens": 8}, "stream": True,
@@ -219,7 +219,7 @@ def test_no_value_breaks_a_reader(stand: Engine) -> None:
                 "stream_options": {"include_usage": True}, "logprobs": 2}  # fmt: skip
         made = stand.post("/v1/completions", body)
     good = [Event(0.1 * i, event) for i, event in enumerate(made, 1)]
-    for events in itertools.chain([good], itertools.islice(broken(good), 0, None, 7)):
+    for events in itertools.chain([good], itertools.islice(broken(good), 0, None, 19)):
         reply = Reply(events=tuple(events), num_attempts=1)
         with suppress(*() if events is good else (AnswerProblem, MeasureError)):
             if stand.engine == "sglang":

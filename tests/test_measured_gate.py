@@ -311,18 +311,6 @@ def test_what_a_reader_has_to_know() -> None:
 
 # ---- The server's noise, and all judgements together
 
-NOISE: dict[str, tuple[Callable[[], Pair], str, str]] = {
-    "small": (lambda: (run(**A), run(0, 1, **A)), "PASS", "smaller than the limit"),
-    "none": (lambda: (run(**A), run(**A)), "PASS", "+0.00%"),
-    "drift": (lambda: (run(**A), run(4, 1, **A)), "ANOMALOUS", "The server changed between the"),
-    "large": (lambda: (run(**A), run(0, 20, **A)), "INCONCLUSIVE", "as large as the limit of 1.00"),
-    "few": (lambda: (run(count=1, **A), run(1, count=1, **A)), "INCONCLUSIVE", "too few prompts"),
-    "another server": (
-        lambda: (run(**A), run(0, 1, version="0.33.0", **A)), "ANOMALOUS",
-        "this run does not repeat the first",
-    ),
-}  # fmt: skip
-
 
 def test_a_drift_is_what_chance_does_in_less_than_one_of_a_hundred_runs() -> None:
     """Beyond the policy's 95 % bounds a sound server is once in ten runs: that is noise."""

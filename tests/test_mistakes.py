@@ -7,10 +7,10 @@ import os
 import shlex
 import shutil
 import struct
+import tomllib
 from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 from unittest.mock import Mock
 
 import pytest
@@ -21,138 +21,7 @@ PAIRS = Path(__file__).parent / "pairs"
 DISK_USAGE = "draftquant.quantize.files.staging.shutil.disk_usage"
 
 
-class Mistake(NamedTuple):
-    """A command line, what is said of it, the way out, and the exit code."""
-
-    line: str
-    says: str
-    fix: str
-    code: int = 2
-
-
-MISTAKES = {
-    "commands and flags": (
-        Mistake("serve draft", "no command 'serve'", "see 'draftquant help'"),
-        Mistake("--verison", "no option --verison", "did you mean --version?"),
-        Mistake("traces", "missing: VERB", "draftquant traces info ./gate-traces"),
-        Mistake("plan draft", "missing: --recipe", "draftquant plan ./draft --recipe fp8-ptpc"),
-        Mistake("quantize draft --recipe h200", "missing: --out", "--out ./draft-fp8"),
-        Mistake("verify quant draft", "and --against is missing", "verify quant --against draft"),
-        Mistake("check draft", "--engine: is missing", "--engine vllm (or sglang"),
-        Mistake("check quant --engine vllm --tp two", "a whole number, got 'two'", "--tp 4"),
-        Mistake("quantize draft --gpu h200", "no option --gpu", "did you mean --recipe?"),
-        Mistake("gate a b --threshold 1", "no option", "did you mean --max-relative-drop?"),
-        Mistake("estimate draft --tp 0", "8 attention heads evenly, got 0", "a divisor of 8"),
-        Mistake("estimate draft --gpu h1000", "h1000", "did you mean h100"),
-        Mistake("estimate draft --efficiency 2", "a share in (0, 1], got 2.0", ""),
-        Mistake("vocab d --traces t --curve --concurrency 1:2", "with commas between", "--help"),
-        Mistake("clean . --older-than tomorrow", "expected hours, such as 24", "clean --help"),
-    ),
-    "recipes": (
-        Mistake("quantize draft --recipe w4a8 --out o", "no built-in", "whose inputs are FP8"),
-        Mistake("quantize draft --recipe INT8 --out o", "no built-in", "has no INT8"),
-        Mistake("quantize draft --recipe NVFP4 --out o", "a static scale", "pass --traces"),
-        Mistake("quantize draft --recipe B300 --out o", "no built-in", "fp8-mla', as on b200"),
-        Mistake("quantize draft --recipe bare.yaml --out o", "bare.yaml:1: name: it is missing",
-                "add 'name: bare'"),
-        Mistake("quantize draft --recipe on.yaml --out o", "on.yaml:2: name: expected text, got on",
-                "quote it ('on'): YAML reads on as true"),
-        Mistake("quantize draft --recipe draft --out o", "is a folder, not a recipe", "use one of"),
-        Mistake("quantize draft --recipe nope.yaml --out o", "no such recipe file", "the path"),
-        Mistake("quantize draft --recipe int8.yaml --out o",
-                "expected one of 'int4', 'fp8_e4m3', 'nvfp4', 'mxfp4', got 'int8'",
-                "write fp8_e4m3, which has the same size: draftquant has no INT8"),
-        Mistake("quantize draft --recipe h200 --algorithm gtpq --out o", "'gtpq'", "'gptq'?"),
-        Mistake(
-            "quantize draft --recipe blackwell-nvfp4 --backend torch --out o",
-            "so each linear needs a static scale of its input. Missing: midlayer.mlp.down_proj,"
-            " midlayer.mlp.gate_proj, midlayer.mlp.up_proj and 4 more\n",
-            "fp8-ptpc",
-        ),
-        Mistake("plan draft --recipe NVFP4 --input-correction on", "of auto, off, got 'on'", "--h"),
-        Mistake("plan draft --recipe NVFP4 --input-correction auto", "nothing of the inputs",
-                "leave it out, or use --algorithm gptq"),
-    ),
-    "drafts": (
-        Mistake("inspect drfat", "drfat: no such folder", "did you mean draft?"),
-        Mistake("inspect models--me--draft", "is a folder of the Hub's cache",
-                "give me/draft, or models--me--draft/snapshots/123abc"),
-        Mistake("inspect https://huggingface.co/me/draft", "is a web address", "id: me/draft"),
-        Mistake("inspect me/draft:main", "and no Hub id", "behind @: me/draft@main"),
-        Mistake("inspect ''", "DRAFT: expected a path or a name, got an empty text",
-                "a variable of the shell that is not set"),
-        Mistake("inspect nofc", "1 tensor(s) of eagle3-llama are missing: fc.weight",
-                "export the draft again, with all of its tensors\n"),
-        Mistake("inspect parent", "1 folder(s) in it have", "did you mean parent/draft?"),
-        Mistake("inspect draft/model.safetensors", "is a file, not a draft", "folder: draft"),
-        Mistake("inspect gguf", "holds GGUF of llama.cpp", "folder of safetensors"),
-        Mistake("inspect lora", "is an adapter (LoRA), not a draft", "merge it"),
-        Mistake("inspect empty", "config.json: no such file", "draft's config.json into empty"),
-        Mistake("inspect noweights", "no safetensors file", "download the weights too"),
-        Mistake("inspect misspelt", "hidden_size: missing key", "rename 'hiden_size'"),
-        Mistake("inspect traces", "is a trace folder, not a draft", "behind --traces"),
-        Mistake("quantize quant --recipe h200 --out o", "got F8_E4M3", "the floating-point draft"),
-        Mistake("verify draft --against quant", "but this one is quantized",
-                "in the wrong order? Then run draftquant verify quant --against draft"),
-        Mistake("inspect noarch", "expected a list of one name, got no such key",
-                "set architectures to LlamaForCausalLMEagle3, whose tensors these are\n"),
-        Mistake("inspect own", "no supported draft family has 'MyOwnDraft': it is an EAGLE draft",
-                "; or set architectures to LlamaForCausalLMEagle3, whose tensors these are, if"),
-        Mistake("inspect zerobytes", "the file is empty (0 bytes)", "download or export the file"),
-        Mistake("inspect comma", "a comma before the closing }, which JSON does not allow (line 3,",
-                "correct it"),
-    ),
-    "outputs": (
-        Mistake("quantize draft --recipe h200 --out none/o", "does not exist", "mkdir -p"),
-        Mistake("quantize draft --recipe h200 --out prompts.jsonl/o", "is a file", "in a folder"),
-        Mistake("quantize draft --recipe h200 --out /proc/o", "is not on a disk", "another pl"),
-        Mistake("clean nowhere", "no such folder", "the parent of outputs"),
-    ),
-    "prompts and traces": (
-        Mistake("record --target target --prompts prompts.jsonl", "--out: exp", "--out FOLDER"),
-        Mistake("record --target meta-llama/Nope --prompts prompts.jsonl --out o", "no such",
-                "hf download meta-llama/Nope --local-dir T, then --target T"),
-        Mistake("record --target target --draft draft --prompts prompts.jsonl --out o"
-                " --max-new-tokens 500", "prompts.jsonl: 4 of 4 do not fit", "--too-long skip"),
-        Mistake("record --target draft --draft draft --prompts prompts.jsonl --out o",
-                "it reads layer 1, the target has layers 0 to 0", "or leave --draft out"),
-        Mistake("record --target target --prompts prompts.jsonl --out o", "default aux layers",
-                "record --draft"),
-        Mistake("record --target target --draft draft --prompts empty.jsonl --out o",
-                "holds no prompt", 'one prompt per line: {"id"'),
-        Mistake("record --target target --draft draft --prompts list.json --out o",
-                "list.json: it is one JSON list, not JSON lines\n",
-                "jq -c '.[]' list.json > NEW.jsonl"),
-        Mistake("record --target target --draft draft --prompts utf16.jsonl --out o",
-                "it is UTF-16, not UTF-8", "iconv -f UTF-16 -t UTF-8 utf16.jsonl > NEW.jsonl"),
-        Mistake("record --target target --draft draft --prompts prompts.jsonl.gz --out o",
-                "it is compressed by gzip", "unpack it: gunzip -k prompts.jsonl.gz"),
-        Mistake("record --target target --draft draft --prompts query.jsonl --out o",
-                "unknown key 'query'", "the prompt: --prompts-column query"),
-        Mistake("record --target target --draft draft --prompts prompt.jsonl --out o",
-                "cannot be read: No such file", "did you mean prompts.jsonl?"),
-        Mistake("record --target target --draft draft --prompts prompts.jsonl --out o"
-                " --aux-layers 1,99,3", "ascending ids in [0, 4)", "0-based layers"),
-        Mistake("record --target target --draft draft --prompts prompts.jsonl --out o"
-                " --temperature hot", "expected a number, got 'hot'", "--temperature 0.5"),
-        Mistake("record --target target --draft draft --prompts prompts.jsonl --out o"
-                " --server http://localhost:1", "belongs to vLLM", "add --engine vllm"),
-        Mistake("replay draft", "missing: --traces", "--traces ./gate-traces -k 3"),
-        Mistake("replay draft --traces none", "none: no such folder", "draftquant record"),
-        Mistake("quantize draft --recipe int4-channel-gptq --traces traces --device gpu --out o",
-                "got 'gpu'", "give one of these"),
-        Mistake("traces split traces --out a b --fraction 2", "in (0, 1), got 2.0", "the share"),
-    ),
-    "gate and servers": (
-        Mistake("gate draft quant", "got no --traces", "add --traces T (draftquant record"),
-        Mistake("gate draft quant --traces traces --policy relase", "'relase'", "mean release?"),
-        Mistake("gate draft quant --traces traces --look 3", "expected i/n", "as 2/3"),
-        Mistake("measure", "--server: is needed", "--show MEASUREMENT"),
-        Mistake("measure --server localhost:80 --engine vllm --prompts prompts.jsonl --out m",
-                "expected an address", "http://HOST:PORT"),
-        Mistake("parity tasks a b", "a: no such file or folder", "lm_eval"),
-    ),
-}  # fmt: skip
+MISTAKES = tomllib.loads(Path(__file__).with_name("mistakes.toml").read_text(encoding="utf-8"))
 
 
 def folder(path: Path, **files: str | bytes | Path) -> None:
@@ -238,15 +107,15 @@ def test_each_mistake_is_named_and_has_a_way_out(
     about: str, scene: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(path.relative_to(scene) for path in scene.rglob("*"))
-    for mistake in MISTAKES[about]:
-        code, said = told(mistake.line, capsys)
-        assert code == mistake.code, mistake
-        problem, _, fix = said.partition("\n  fix: ")
-        assert mistake.says in f"{problem}\n", mistake
-        assert mistake.fix in fix, mistake
-        assert "[Errno" not in said, mistake
-        assert "Traceback" not in said, mistake
-        assert sorted(path.relative_to(scene) for path in scene.rglob("*")) == before, mistake
+    for line, problem, fix in MISTAKES[about]:
+        code, said = told(line, capsys)
+        assert code == 2, line
+        found, _, way_out = said.partition("\n  fix: ")
+        assert problem in f"{found}\n", line
+        assert fix in way_out, line
+        assert "[Errno" not in said, line
+        assert "Traceback" not in said, line
+        assert sorted(path.relative_to(scene) for path in scene.rglob("*")) == before, line
 
 
 @pytest.mark.usefixtures("scene")

@@ -21,14 +21,14 @@ from draftquant.quantize.estimate.work import VerifyStep
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource, resolve_draft
 from draftquant.quantize.planning.quantization_plan import make_plan
-from draftquant.quantize.stored.loading import load_draft
+from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.quantize.stored.stored_tables import EMBEDDING, HEAD
 from draftquant.quantize.verify import verify
 from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import CheckpointError, EstimateError, PlanError
 from draftquant.scripts.cli import main
-from reference_mtp import ReferenceMtp
+from reference_mtp import ReferenceModules, ReferenceMtp
 from tiny import Stored, read_tensors, write_tensors
 from tiny_mtp import tiny_deepseek_mtp, tiny_glm4_moe_mtp, tiny_mimo_mtp, tiny_qwen3_next_mtp
 
@@ -56,14 +56,18 @@ def test_chain_is_that_of_transformers_layers(case: str, tmp_path: Path) -> None
     folder = BUILDERS[family](tmp_path / "draft", dtype="F32", **changes)
     draft = load_draft(folder, dtype=torch.float64)
     reference = ReferenceMtp(family, config_of(folder), draft.weights)
+    compare(draft, reference)
+
+
+def compare(draft: LoadedDraft, reference: ReferenceMtp | ReferenceModules, **asked: int) -> None:
+    """Logits of five rows in three steps, along random tokens and states."""
     generator = torch.Generator().manual_seed(0)
     token_ids = torch.randint(0, draft.geometry.vocab_size, (12,), generator=generator)
     states = torch.randn(11, draft.geometry.hidden_size, generator=generator, dtype=torch.float64)
-    found = draft.forward.passes(
-        states[None], token_ids[None], rows=range(3, 8), num_draft_tokens=3
-    )
     compared = 0
-    for one in found:
+    for one in draft.forward.passes(
+        states[None], token_ids[None], rows=range(3, 8), num_draft_tokens=3, **asked
+    ):
         for depth, hidden in zip(one.depths, one.hidden.unbind(2), strict=True):
             logits = draft.forward.logits(hidden)[0]
             for row, ours in zip(one.rows, logits, strict=True):

@@ -17,7 +17,7 @@ from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes.errors import CheckpointError
 from reference_mtp import ReferenceModules
-from test_mtp import TOLERANCE
+from test_mtp import compare
 from tiny import edit_json
 from tiny_mtp import tiny_deepseek_mtp, tiny_glm4_moe_mtp, tiny_step3p5_mtp
 
@@ -36,21 +36,7 @@ def test_step_i_is_module_i(family: str, tmp_path: Path) -> None:
     folder = BUILDERS[family](tmp_path / "draft", modules=3, dtype="F32")
     draft = load_draft(folder, dtype=torch.float64)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    reference = ReferenceModules(family, config, draft.weights)
-    generator = torch.Generator().manual_seed(0)
-    token_ids = torch.randint(0, draft.geometry.vocab_size, (12,), generator=generator)
-    states = torch.randn(11, draft.geometry.hidden_size, generator=generator, dtype=torch.float64)
-    compared = 0
-    for one in draft.forward.passes(
-        states[None], token_ids[None], rows=range(3, 8), num_draft_tokens=3, block_rows=3
-    ):
-        for depth, hidden in zip(one.depths, one.hidden.unbind(2), strict=True):
-            logits = draft.forward.logits(hidden)[0]
-            for row, ours in zip(one.rows, logits, strict=True):
-                theirs = reference.logits(states, token_ids, row, depth)
-                torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCE)
-                compared += 1
-    assert compared == 5 * 3
+    compare(draft, ReferenceModules(family, config, draft.weights), block_rows=3)
 
 
 @pytest.mark.parametrize(

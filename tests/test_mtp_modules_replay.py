@@ -107,6 +107,7 @@ def test_replay_counts_what_a_server_accepts(folder: Path) -> None:
     assert 0.2 < accepted / rounds < K - 0.2  # neither all right nor all wrong
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_gptq_along_the_modules_and_more_draft_tokens_than_modules(
     folder: Path, tmp_path: Path

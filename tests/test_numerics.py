@@ -25,8 +25,6 @@ from draftquant.recipes import Algorithm, WeightFormat
 from torch import Tensor
 from weight_formats import FP8_CHANNEL, INT4, INT4_GROUPS, MXFP4, NVFP4
 
-DTYPES = [torch.bfloat16, torch.float16, torch.float32]
-
 
 def gaussian(rows: int, columns: int, seed: int) -> Tensor:
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))

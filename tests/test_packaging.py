@@ -5,7 +5,7 @@ import functools
 import itertools
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,13 +102,17 @@ def test_the_package_is_links_to_the_folders_of_the_root() -> None:
     assert (PACKAGE.parent / "benchmarks").readlink() == Path("../benchmarks")
 
 
+Imported = tuple[Import, bool, Sequence[tuple[str, ...]]]
+"""An import, whether it stands inside a function, and the absolute names."""
+
+
 @functools.cache
-def imported_by(module: Path) -> tuple[tuple[Import, bool, tuple[tuple[str, ...], ...]], ...]:
-    """Its imports, whether each stands inside a function, and the absolute names."""
-    return tuple(
-        (node, nested, tuple(imported_names(module, node)))
-        for node, nested in imports(parsed(module))
-    )
+def imported_by(module: Path) -> list[Imported]:
+    return names_in(module, parsed(module))
+
+
+def names_in(module: Path, tree: ast.Module) -> list[Imported]:
+    return [(node, nested, imported_names(module, node)) for node, nested in imports(tree)]
 
 
 def test_modules_import_from_layers_below_and_vendors_in_functions_of_their_backends() -> None:

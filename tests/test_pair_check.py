@@ -17,7 +17,6 @@ from tiny import edit_json, read_tensors, store, tiny_eagle3_llama, write_tensor
 from tiny_dflash import MASK_TOKEN_ID, tiny_dflash
 
 PAIRS = Path(__file__).parent / "pairs"
-ENGINES = Path(__file__).parents[1] / "quantize" / "engines"
 LLAMA, DFLASH = PAIRS / "eagle3-llama", PAIRS / "dflash"
 
 

@@ -13,11 +13,7 @@ from draftquant.scripts.cli import main
 from draftquant.validate.counting.paired_change import pooled_mean
 from draftquant.validate.parity.finding import Finding
 from draftquant.validate.parity.lm_eval_tasks import read_samples
-from draftquant.validate.parity.task_findings import (
-    Discordance,
-    mcnemar,
-    task_findings,
-)
+from draftquant.validate.parity.task_findings import Discordance, mcnemar, task_findings
 from scipy import stats
 
 Capsys = pytest.CaptureFixture[str]

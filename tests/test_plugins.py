@@ -11,11 +11,7 @@ import pytest
 import torch
 from draftquant.quantize.layouts import get_layout
 from draftquant.quantize.numerics.quantized_weight import int4_words
-from draftquant.quantize.plugins.int4_linear import (
-    UnpackedInt4,
-    as_fp8,
-    is_int4_per_channel,
-)
+from draftquant.quantize.plugins.int4_linear import UnpackedInt4, as_fp8, is_int4_per_channel
 from draftquant.recipes import built_in_recipes, load_recipe
 from torch import Tensor, nn
 

@@ -207,6 +207,7 @@ def files(folder: Path) -> dict[str, str]:
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_traces_of_batches_are_those_of_one_machine(
     work: Path, ray: FakeRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:

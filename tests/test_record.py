@@ -19,7 +19,6 @@ from draftquant.calibration.recording.decoding import (
     processed_logprobs,
     prompt_draws,
 )
-from draftquant.calibration.recording.target_shape import TargetShape
 from draftquant.calibration.traces.manifest import TooLongPrompts
 from draftquant.calibration.traces.sets import merge_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
@@ -284,9 +283,6 @@ def test_all_prompts_that_do_not_fit_are_named_at_once(pair: Path, tmp_path: Pat
     for line in ("p0: 602 tokens", "p2: 513 tokens", "p3: 514 tokens"):
         assert line in said
     assert 'too_long="skip"' in said
-
-
-SHAPE = TargetShape(num_layers=2, vocab_size=10, hidden_size=4, max_positions=8)
 
 
 def prompt(name: str, *token_ids: int) -> Prompt:

@@ -7,7 +7,6 @@ import pytest
 import torch
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording import batch_plan, continuing
-from draftquant.calibration.recording.continuing import Together, Waiting
 from draftquant.calibration.recording.slot_cache import SlotCache, takes_padding
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.recipes.errors import TraceError
@@ -202,11 +201,3 @@ def test_what_is_remembered_goes_with_its_row() -> None:
 
 
 # ---- who is read together, and when
-
-
-def entered(lengths: list[int], together: Together, free: int) -> list[list[int]]:
-    waiting = Waiting(lengths, together, max_tokens=60)
-    found = []
-    while len(waiting):
-        found += [[lengths[i] for i in group] for group in waiting.entering(free)]
-    return found

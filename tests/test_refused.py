@@ -12,12 +12,10 @@ from draftquant.recipes import Algorithm, load_recipe
 from draftquant.recipes.errors import BackendError
 from draftquant.recipes.library import Problem, RecipeFileError
 from draftquant.recipes.schema import BackendName, RoundingChoice, ScaleChoice
-from draftquant.recipes.schemes import REFUSED, refusal
+from draftquant.recipes.schemes import refusal
 from draftquant.scripts.cli import main
 
 BACKENDS = typing.get_args(BackendName)
-OWN = {*typing.get_args(ScaleChoice), *typing.get_args(RoundingChoice)}
-FOREIGN = sorted({name for _, name in REFUSED if not set(name.split()) & OWN})
 CARRIED = {
     "quark": {("absmax", "nearest"), ("absmax", "gptq")},
     "modelopt": {("absmax", "nearest"), ("mse", "nearest"), ("absmax", "gptq")},

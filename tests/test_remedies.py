@@ -20,7 +20,6 @@ from tiny_target import tiny_target
 
 Build = Callable[[Path], Path]
 MLX = {"group_size": 64, "bits": 4, "mode": "affine"}
-EXPERT = "mlp.experts.0.up_proj.weight"
 HEAD_NORMS = [f"midlayer.self_attn.{leaf}.weight" for leaf in ("q_norm", "k_norm")]
 
 

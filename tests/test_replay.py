@@ -31,11 +31,7 @@ from draftquant.validate.judging.judgement import judge
 from draftquant.validate.judging.policy import POLICIES
 from recorded import record_traces
 from reference_draft import ReferenceDraft, ReferenceMlaDraft
-from replay_proof import (
-    assert_replay_is_the_engine,
-    quantized_folder,
-    unrounded,
-)
+from replay_proof import assert_replay_is_the_engine, quantized_folder, unrounded
 from safetensors.torch import load_file, save_file
 from tied_mla import save_mla_draft
 from tied_pair import VOCAB, save_draft, tied

@@ -30,16 +30,7 @@ from draftquant.validate.report.document import (
 from draftquant.validate.runs.report_pages import annotation
 from draftquant.validate.served.joint_report import JointReport
 from handmade_measurements import alternating, measurement
-from handmade_reports import (
-    DRAFTS,
-    ENGINES,
-    EVIL,
-    comparison,
-    document,
-    joint,
-    mapping_of,
-    text_of,
-)
+from handmade_reports import DRAFTS, ENGINES, EVIL, comparison, document, joint, mapping_of, text_of
 
 ROOT = Path(__file__).parents[1]
 

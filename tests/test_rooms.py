@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from draftquant.scripts.command_table import COMMANDS
-from test_packaging import MODULES, ROOT, imported_names, imports, module_name, parsed
+from test_packaging import MODULES, ROOT, Imported, imported_by, module_name, names_in
 
 QUANTIZE = (
     ("files", "gpus", "plugins"),
@@ -62,12 +62,14 @@ def room_of(module: Path) -> Room:
 def imports_between(modules: Sequence[Path]) -> Iterator[tuple[Path, int, tuple[str, ...]]]:
     """Importing module, line, and what it imports of another room of its house, the room first."""
     for module in modules:
-        yield from of_other_rooms(module, parsed(module))
+        yield from of_other_rooms(module, imported_by(module))
 
 
-def of_other_rooms(module: Path, tree: ast.Module) -> Iterator[tuple[Path, int, tuple[str, ...]]]:
-    for node, _ in imports(tree):
-        for name in imported_names(module, node):
+def of_other_rooms(
+    module: Path, found: Iterable[Imported]
+) -> Iterator[tuple[Path, int, tuple[str, ...]]]:
+    for node, _, names in found:
+        for name in names:
             house, room = room_of(module)
             if name[:2] != ("draftquant", house):
                 continue
@@ -130,8 +132,8 @@ def reachable(modules: Iterable[Path]) -> set[Path]:
     while waiting:
         module = waiting.pop()
         found.add(module)
-        for node, _ in imports(parsed(module)):
-            for name in imported_names(module, node):
+        for node, _, imported in imported_by(module):
+            for name in imported:
                 names = [name, *((*name, alias.name) for alias in node.names)]
                 waiting += [known[n] for n in names if n in known and known[n] not in found]
     return found
@@ -142,7 +144,8 @@ def test_the_reader_of_rooms_sees_every_spelling() -> None:
         "from ..numerics.fp8 import x\nfrom .. import layouts\nfrom ...recipes import y\n"
         "from .report import z\ndef f():\n  from ..backends import b\n"
     )
-    found = list(of_other_rooms(Path("quantize/verify/codes.py"), tree))
+    codes = Path("quantize/verify/codes.py")
+    found = list(of_other_rooms(codes, names_in(codes, tree)))
     assert [(line, name) for _, line, name in found] == [
         (1, ("numerics", "fp8")),
         (2, ("layouts",)),
@@ -162,8 +165,8 @@ def test_what_families_share_knows_no_family() -> None:
         (module, name[4])
         for module in MODULES
         if module.is_relative_to(room) and module not in asking
-        for node, _ in imports(parsed(module))
-        for name in imported_names(module, node)
+        for _, _, names in imported_by(module)
+        for name in names
         if name[1:4] == ("quantize", "drafts", "families") and len(name) > 4
     }
     others = {(m, family) for m, family in known if m.stem != family}

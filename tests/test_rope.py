@@ -15,12 +15,7 @@ import pytest
 import torch
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.maths import rotate
-from draftquant.quantize.drafts.rope import (
-    RopeConfig,
-    Unreplayed,
-    read_rope,
-    rope_frequencies,
-)
+from draftquant.quantize.drafts.rope import RopeConfig, Unreplayed, read_rope, rope_frequencies
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes.errors import CheckpointError

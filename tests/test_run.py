@@ -48,6 +48,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 CASES = [(recipe, *VARIANTS[i % len(VARIANTS)]) for i, recipe in enumerate(LAYERS_ALONE)]
 
 
+@pytest.mark.some(9)
 @pytest.mark.parametrize(("recipe", "family", "variant"), CASES)
 def test_a_recipe_on_a_variant_is_written_and_verified(
     recipe: str, family: str, variant: dict[str, Any], tmp_path: Path
@@ -71,6 +72,7 @@ def test_a_recipe_on_a_variant_is_written_and_verified(
 
 
 @pytest.mark.vendor
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("recipe", "backend"),
     [

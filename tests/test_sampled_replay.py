@@ -169,7 +169,7 @@ def drawn_blocks(p: Table, q: Table, num: int) -> float:
     return 1 + float(accepted.mean())
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_block_accepts_what_a_sampler_of_blocks_does(seed: int) -> None:
     """Over all texts of the target: more than one by one, and to 0.1 % what is drawn."""
     p, q = tables(seed)

@@ -1,17 +1,11 @@
-"""The table of served drafts in experiments/served, and how rounds are compared."""
+"""The table of served drafts in experiments/served."""
 
 import importlib
 from pathlib import Path
 
-import torch
-from draftquant.calibration.traces.prompt_trace import PromptTrace
 from served import results
 from served.drafts import SERVED_PAIRS, UNIT_CACHE, UNQUANTIZED
-from served.every_position import EveryPosition
-from served.rounds import Rounds, compare
 
-K = 2
-PROMPT = 3
 FAMILIES = {pair.family for pair in SERVED_PAIRS}
 NOT_ON_THIS_CPU = {
     "blackwell-nvfp4", "blackwell-nvfp4-learned", "mi325x-w4a8", "mi325x-w4a8-gptq",
@@ -22,24 +16,6 @@ NOT_ON_THIS_CPU = {
 WITH_HEAD = {"fp8-ptpc-head", "int4-channel-gptq-head", "int4-group128-gptq-head"}
 """Served where vLLM takes such a head: its class of MLA drafts refuses it, and the shipped DFlash
 draft has none."""
-
-
-def trace(*continuation: int) -> PromptTrace:
-    tokens = torch.tensor([7] * PROMPT + list(continuation))
-    return PromptTrace(
-        id="a",
-        category="a",
-        prompt_length=PROMPT,
-        token_ids=tokens,
-        features=torch.zeros(len(tokens) - 1, 1),
-        target_top1=tokens[1:],
-    )
-
-
-def compared(text: list[int], steps: list[int], here: list[int], *continuation: int) -> Rounds:
-    clear = ((9.0,) * K,) * len(here)
-    places = EveryPosition(accepted=tuple(here), distances=clear)
-    return compare([text], [steps], [trace(*continuation)], [places], K, near=0.5)
 
 
 def test_the_page_has_the_table_of_today() -> None:

@@ -136,14 +136,6 @@ def test_the_code_beside_a_subtree_is_no_link_out_of_the_folder(
     assert not (out / "notes.txt").exists()
 
 
-WEIGHTS = (
-    "weights.pt", "optimizer.pth", "pytorch_model.bin", "training_args.bin", "model.gguf", "tf.h5",
-    "flax_model.msgpack", "model.onnx", "model.onnx_data", "last.ckpt", "vocab.pkl", "x.pickle",
-    "sub/MODEL.GGUF", "sub/mask_embedding.pt", "sub/model.safetensors", "d2t.npy", "all.npz",
-    "pytorch_model.bin.index.json",
-)  # fmt: skip
-
-
 def test_a_signature_belongs_to_one_folder(draft: Path) -> None:
     """What `model_signing` writes beside the files: no stray, and of no output made from them."""
     (draft / "model.sig").write_text("{}", encoding="utf-8")

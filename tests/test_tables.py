@@ -18,12 +18,7 @@ from draftquant.calibration.traces.target_tables import TargetTables
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.stored_tables import EMBEDDING, HEAD
-from draftquant.recipes.errors import (
-    CheckpointError,
-    OutputError,
-    ReplayError,
-    TraceError,
-)
+from draftquant.recipes.errors import CheckpointError, OutputError, ReplayError, TraceError
 from draftquant.scripts.cli import main
 from draftquant.validate.counting.trace_replay import replay_drafts
 from recorded import record_traces

@@ -65,9 +65,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("toy")
     installed = home / "draftquant"
     for package in PACKAGES:
-        shutil.copytree(
-            ROOT / package, installed / package, ignore=shutil.ignore_patterns("__pycache__")
-        )
+        shutil.copytree(ROOT / package, installed / package)  # what is compiled too
     for module in (ROOT / "scripts" / "draftquant").glob("*.py"):
         shutil.copy(module, installed / module.name)
     for name, edits in EDITS.items():
@@ -105,6 +103,7 @@ print(codes, main(["verify", "out", "--against", draft]))
 """
 
 
+@pytest.mark.slow
 def test_it_takes_few_product_files_and_is_verified_by_the_other_side(packages: Path) -> None:
     assert len({*EDITS, RECIPE}) <= MOST_FILES
     paths = os.pathsep.join((str(packages), str(ROOT / "tests")))

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from draftquant.quantize.files.checkpoint import PROVENANCE_FILE, Checkpoint
 from draftquant.quantize.stored.layouts.scheme import DeclaredScheme
 from draftquant.quantize.stored.stored_declaration import declared_scheme
@@ -14,7 +13,6 @@ from draftquant.quantize.verify import verify
 from draftquant.recipes import WeightFormat, load_recipe
 from draftquant.recipes.errors import VerifyError
 from tiny import read_tensors, tiny_eagle3_llama
-from torch import Tensor
 from verify_cases import edit, edit_declaration, flip_bit, quantized_folder
 
 TWO_STAGES = WeightFormat(
@@ -22,10 +20,6 @@ TWO_STAGES = WeightFormat(
 )
 RECIPE = dataclasses.replace(load_recipe("mi325x-w4a8"), backend="torch", weights=TWO_STAGES)
 UP = "midlayer.mlp.up_proj"
-
-
-def gaussian(rows: int, columns: int, seed: int = 0) -> Tensor:
-    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * 0.02
 
 
 @pytest.fixture(scope="module")

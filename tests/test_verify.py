@@ -9,14 +9,7 @@ import pytest
 from draftquant.quantize.verify import verify
 from draftquant.recipes.errors import CheckpointError
 from handmade import MADE, encode, quantize_by_hand
-from tiny import (
-    INDEX_FILE,
-    Stored,
-    edit_json,
-    store,
-    tiny_eagle3_llama,
-    values_of,
-)
+from tiny import INDEX_FILE, Stored, edit_json, store, tiny_eagle3_llama, values_of
 from verify_cases import (
     ATTENTION,
     Q,

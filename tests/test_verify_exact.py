@@ -14,10 +14,7 @@ import numpy as np
 import pytest
 from draftquant.quantize.files.provenance import Method
 from draftquant.quantize.verify import verify
-from draftquant.quantize.verify.scales import (
-    FOREIGN,
-    rule_of,
-)
+from draftquant.quantize.verify.scales import FOREIGN, rule_of
 from draftquant.recipes import ActivationFormat, Algorithm, Recipe, WeightFormat, load_recipe
 from draftquant.recipes.errors import VerifyError
 from tiny import read_tensors, store, tiny_eagle3_llama, values_of

@@ -28,15 +28,7 @@ from draftquant.calibration.vllm.states_file import (
 )
 from draftquant.calibration.vllm.vllm_recording import Served, record_with_vllm
 from draftquant.recipes.errors import OutputError, ServerError, TraceError
-from states_server import (
-    VOCAB,
-    WIDTH,
-    StatesServer,
-    served,
-    states_of,
-    write_file,
-    write_target,
-)
+from states_server import VOCAB, WIDTH, StatesServer, served, states_of, write_file, write_target
 
 PROMPTS = [
     Prompt(id=f"p{i}", category="ab"[i % 2], token_ids=tuple(range(i, 2 * i + 2))) for i in range(9)

@@ -9,10 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from draftquant.quantize.files.safetensors_file import SafetensorsFile
-from draftquant.quantize.files.safetensors_header import (
-    StoredTensor,
-    TensorInfo,
-)
+from draftquant.quantize.files.safetensors_header import StoredTensor, TensorInfo
 from draftquant.recipes.errors import CheckpointError
 from safetensors import safe_open
 

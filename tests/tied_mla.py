@@ -9,16 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tied_pair import (
-    DRAFT_KEYS,
-    HIDDEN,
-    Noise,
-    layer_prefix,
-    layer_weights,
-    noise_of,
-    trunk_weights,
-    write_draft,
-)
+from tied_pair import DRAFT_KEYS, HIDDEN, Noise, write_layers
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
@@ -45,14 +36,7 @@ def save_mla_draft(folder: Path, target: Path, *, seed: int = 1, **config: Any) 
     """Write an MLA draft of the target (bfloat16 safetensors); `config` overrides config.json."""
     model = LlamaForCausalLM.from_pretrained(target)
     keys = {**DRAFT_KEYS, "rope_theta": 50000.0, **MLA_KEYS, **config}
-    noise = noise_of(seed)
-    weights = trunk_weights(model, noise)
-    for i in range(keys["num_hidden_layers"]):
-        prefix = layer_prefix(i)
-        attention = _attention_weights(noise) if i == 0 else _later_attention_weights(noise)
-        weights |= {f"{prefix}self_attn.{name}.weight": w for name, w in attention.items()}
-        weights |= layer_weights(prefix, i, noise)
-    return write_draft(folder, keys, weights)
+    return write_layers(folder, keys, model, seed, _attention_weights, _later_attention_weights)
 
 
 def _attention_weights(noise: Noise) -> dict[str, Tensor]:

@@ -66,14 +66,7 @@ def save_draft(folder: Path, target: Path, *, seed: int = 1, **config: Any) -> P
         **DRAFT_KEYS,
         **config,
     }
-    noise = noise_of(seed)
-    weights = trunk_weights(model, noise)
-    for i in range(keys["num_hidden_layers"]):
-        prefix = layer_prefix(i)
-        attention = _attention_weights(noise) if i == 0 else _later_attention_weights(noise)
-        weights |= {f"{prefix}self_attn.{name}.weight": w for name, w in attention.items()}
-        weights |= layer_weights(prefix, i, noise)
-    return write_draft(folder, keys, weights)
+    return write_layers(folder, keys, model, seed, _attention_weights, _later_attention_weights)
 
 
 DRAFT_KEYS: dict[str, Any] = {
@@ -99,10 +92,6 @@ def noise_of(seed: int) -> Noise:
     return noise
 
 
-def layer_prefix(index: int) -> str:
-    return "midlayer." if index == 0 else f"layers.{index}."
-
-
 def trunk_weights(target: LlamaForCausalLM, noise: Noise) -> dict[str, Tensor]:
     """What stands around the layers."""
     return {
@@ -121,6 +110,25 @@ def layer_weights(prefix: str, index: int, noise: Noise) -> dict[str, Tensor]:
         f"{prefix}mlp.up_proj.weight": noise(48, HIDDEN),
         f"{prefix}mlp.down_proj.weight": noise(HIDDEN, 48),
     } | {f"{prefix}{name}.weight": torch.ones(HIDDEN) for name in names[: 3 if index == 0 else 2]}
+
+
+def write_layers(
+    folder: Path,
+    keys: dict[str, Any],
+    target: LlamaForCausalLM,
+    seed: int,
+    first: Callable[[Noise], dict[str, Tensor]],
+    later: Callable[[Noise], dict[str, Tensor]],
+) -> Path:
+    """A draft whose layers' attention has the weights `first`, and after the first one `later`."""
+    noise = noise_of(seed)
+    weights = trunk_weights(target, noise)
+    for i in range(keys["num_hidden_layers"]):
+        prefix = "midlayer." if i == 0 else f"layers.{i}."
+        attention = first(noise) if i == 0 else later(noise)
+        weights |= {f"{prefix}self_attn.{name}.weight": w for name, w in attention.items()}
+        weights |= layer_weights(prefix, i, noise)
+    return write_draft(folder, keys, weights)
 
 
 def write_draft(folder: Path, keys: dict[str, Any], weights: dict[str, Tensor]) -> Path:

@@ -251,13 +251,6 @@ def edit_json(path: Path, **changes: Any) -> None:
     )
 
 
-def bf16(*shape: int) -> Stored:
-    count = 1
-    for size in shape:
-        count *= size
-    return Stored("BF16", shape, bytes(2 * count))
-
-
 def change(folder: Path, **tensors: Stored | None) -> None:
     """Replace, add or (None) remove tensors; `__` in a name stands for a dot."""
     changed = read_tensors(folder) | {name.replace("__", "."): t for name, t in tensors.items()}

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from tiny import tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 
-YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
 VOCAB, DRAFT_VOCAB = 96, 48
 
 

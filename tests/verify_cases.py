@@ -12,20 +12,12 @@ import numpy as np
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.files.provenance import (
-    Method,
-)
+from draftquant.quantize.files.provenance import Method
 from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.quantize.stored.stored_declaration import declared_scheme
 from draftquant.quantize.verify import VerifyReport
-from draftquant.recipes import (
-    ActivationFormat,
-    Algorithm,
-    Recipe,
-    WeightFormat,
-    load_recipe,
-)
+from draftquant.recipes import ActivationFormat, Algorithm, Recipe, WeightFormat, load_recipe
 from tiny import INDEX_FILE, Stored, read_tensors, store, values_of, write_tensors
 
 BASE = load_recipe("fp8-ptpc")

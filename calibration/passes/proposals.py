@@ -12,13 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...quantize.drafts.forward import (
-    BLOCK_ROWS,
-    Alive,
-    DraftForward,
-    DraftPass,
-    not_finite,
-)
+from ...quantize.drafts.forward import BLOCK_ROWS, Alive, DraftForward, DraftPass, not_finite
 from ...quantize.drafts.geometry import Geometry
 
 FEWEST_ROWS = 16

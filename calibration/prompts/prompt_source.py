@@ -17,13 +17,7 @@ from ...recipes.installing import imported
 from ...recipes.regular_file import AnyPath
 from ..traces.manifest import DatasetSource
 from .prompt_file import MOST_PROBLEMS, Prompt, PromptEncoder, prompt_of, read_prompts
-from .prompt_forms import (
-    CONVERSATIONS,
-    EVERY_PROMPT,
-    KNOWN_COLUMNS,
-    ChosenPrompts,
-    of_column,
-)
+from .prompt_forms import CONVERSATIONS, EVERY_PROMPT, KNOWN_COLUMNS, ChosenPrompts, of_column
 
 _FILES = {".jsonl", ".json", ".parquet", ".csv", ".tsv", ".txt", ".gz", ".zip", ".arrow", ".yaml"}
 """Endings that mark a name as a file, even where the file does not exist."""

@@ -16,13 +16,7 @@ from ...quantize.files.torch_file import SpooledRows
 from ...recipes.decode import AT_LEAST_0, SHARE_OR_ALL
 from ...recipes.errors import TraceError, refused
 from ..prompts.prompt_file import Prompt
-from ..traces.manifest import (
-    FeatureSpec,
-    LogprobSpec,
-    Sampling,
-    TargetIdentity,
-    TraceManifest,
-)
+from ..traces.manifest import FeatureSpec, LogprobSpec, Sampling, TargetIdentity, TraceManifest
 from ..traces.prompt_trace import PromptTrace, prompt_sha256
 
 

@@ -91,10 +91,7 @@ class HeldTraces:
 
 
 def write_recorded(
-    writer: TraceWriter,
-    batches: Iterable[RecordedBatch],
-    num_prompts: int,
-    on_progress: Progress,
+    writer: TraceWriter, batches: Iterable[RecordedBatch], num_prompts: int, on_progress: Progress
 ) -> None:
     """Write batches in their order."""
     expected: RecordedBatch | None = None
@@ -229,10 +226,7 @@ class _Work:
     _NEW = 2
 
     def __init__(
-        self,
-        prompts: Sequence[Prompt],
-        limits: Sequence[int],
-        on_progress: Progress,
+        self, prompts: Sequence[Prompt], limits: Sequence[int], on_progress: Progress
     ) -> None:
         self._whole = [
             len(prompt.token_ids) + limit * self._NEW

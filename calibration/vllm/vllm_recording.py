@@ -119,11 +119,7 @@ def _opened(
 
 
 def record_with_vllm(
-    plan: RecordingPlan,
-    source: Offline | Served,
-    out: Path,
-    *,
-    on_progress: Progress = unseen,
+    plan: RecordingPlan, source: Offline | Served, out: Path, *, on_progress: Progress = unseen
 ) -> TraceFolder:
     """Let vLLM continue every prompt, and write the trace folder `out`.
 

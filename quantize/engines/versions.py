@@ -12,15 +12,7 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from ..drafts.engine_traits import Finding
-from .contract import (
-    ENGINE_NAMES,
-    EngineName,
-    Module,
-    Question,
-    Scheme,
-    schemes_of,
-    version_rows,
-)
+from .contract import ENGINE_NAMES, EngineName, Module, Question, Scheme, schemes_of, version_rows
 from .engine import Engine, Serving, flag
 from .sglang_rules import Sglang
 from .vllm_rules import Vllm

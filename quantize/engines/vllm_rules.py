@@ -22,15 +22,7 @@ from ..drafts.family import LAYER_CONFIG
 from ..files.safetensors_header import TensorInfo
 from .built_linears import vllm_problem
 from .config_rules import NO_NAME, as_class_reads, draft_traits, vllm_captures
-from .contract import (
-    UNKNOWN_FIRST_LAYER,
-    Captures,
-    Facts,
-    Module,
-    Question,
-    UnsureError,
-    said,
-)
+from .contract import UNKNOWN_FIRST_LAYER, Captures, Facts, Module, Question, UnsureError, said
 from .declared_forms import Declaration, Group
 from .engine import TRAITS, Engine, Serving, flag
 from .excludes import (

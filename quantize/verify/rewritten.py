@@ -36,10 +36,7 @@ from .scales import rounded_bytes
 
 
 def verify_transcoded(
-    source: StoredDraft,
-    folder: Path,
-    *,
-    config_file: str = CONFIG_FILE,
+    source: StoredDraft, folder: Path, *, config_file: str = CONFIG_FILE
 ) -> Compared:
     """Compare two quantized folders of one draft; CheckpointError where `folder` is no draft."""
     output = StoredDraft.read(Checkpoint.open(folder, config_file=config_file))
@@ -72,11 +69,7 @@ def verify_transcoded(
 
 
 def verify_dequantized(
-    source: StoredDraft,
-    folder: Path,
-    dtype: FloatDtype,
-    *,
-    config_file: str = CONFIG_FILE,
+    source: StoredDraft, folder: Path, dtype: FloatDtype, *, config_file: str = CONFIG_FILE
 ) -> Compared:
     """Check every bit of a dequantized folder, whose dequantized weights must be `dtype`."""
     output = Checkpoint.open(folder, config_file=config_file)

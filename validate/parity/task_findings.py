@@ -189,11 +189,7 @@ def _pairs(
 
 
 def _finding(
-    label: str,
-    pairs: Sequence[tuple[float, float]],
-    sign: float,
-    margin: Limits,
-    confidence: float,
+    label: str, pairs: Sequence[tuple[float, float]], sign: float, margin: Limits, confidence: float
 ) -> Finding:
     """A finding on gains, `sign` times the second score minus the first."""
     count, gains = len(pairs), [sign * (second - first) for first, second in pairs]

@@ -178,10 +178,7 @@ def _parting(outputs: Sequence[PairedOutputs]) -> str:
 
 
 def _counted(
-    replay: DraftReplay,
-    weighted: Sequence[CountsPair],
-    outputs: Sequence[PairedOutputs],
-    side: int,
+    replay: DraftReplay, weighted: Sequence[CountsPair], outputs: Sequence[PairedOutputs], side: int
 ) -> CountedDraft:
     prompts: tuple[PromptCounts, ...] = replay.prompts
     if outputs:

@@ -26,8 +26,7 @@ def recipes_page() -> str:
         "[Which recipe for my GPU?](../recipes.md) helps to choose. `draftquant recipes show"
         " NAME` prints a recipe with all its rules.",
         table(
-            ["recipe", "what it does"],
-            ([code(each.name), text(each.summary)] for each in recipes),
+            ["recipe", "what it does"], ([code(each.name), text(each.summary)] for each in recipes)
         ),
         "## How they are stored",
         table(

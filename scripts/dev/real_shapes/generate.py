@@ -30,12 +30,7 @@ def stored_tensors(shapes: Shapes) -> tuple[StoredTensor, ...]:
 
 
 def write_real_shape_draft(
-    folder: Path,
-    *,
-    draft: str = DEFAULT_DRAFT,
-    seed: int = 0,
-    scale: float = 1.0,
-    divide: int = 1,
+    folder: Path, *, draft: str = DEFAULT_DRAFT, seed: int = 0, scale: float = 1.0, divide: int = 1
 ) -> None:
     """Write the draft into a new folder: one tile of normals, read from another place per tensor.
 

@@ -298,16 +298,10 @@ def _peagle(target: TargetSize) -> dict[str, Any]:
 
 PEAGLE = DraftKind(family=eagle3_llama.FAMILY, config=_peagle, ships_tables=True)
 EAGLE3_LLAMA = DraftKind(
-    family=eagle3_llama.FAMILY,
-    config=_eagle3_llama,
-    first_layer="midlayer.",
-    ships_tables=True,
+    family=eagle3_llama.FAMILY, config=_eagle3_llama, first_layer="midlayer.", ships_tables=True
 )
 EAGLE3_MLA = DraftKind(
-    family=eagle3_mla.FAMILY,
-    config=_eagle3_mla,
-    first_layer="midlayer.",
-    ships_tables=True,
+    family=eagle3_mla.FAMILY, config=_eagle3_mla, first_layer="midlayer.", ships_tables=True
 )
 DFLASH = DraftKind(family=dflash.FAMILY, config=_dflash)
 DFLASH2 = DraftKind(family=dflash2.FAMILY, config=_dflash2)
