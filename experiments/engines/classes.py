@@ -2,10 +2,12 @@
 
 `class_configs.json` has a config.json for each. vLLM's class is built by it, and its parameters are
 taken apart as its loader puts them together: what `load_weights` does with the folder is the proof.
+A class of SGLang alone has its tensors there too.
 Each is quantized by `RECIPES` too. `experiments/run classes` writes the answers to `classes.json`,
 whose rows are asked again as those of other files are, and from which `check` has its own.
 """
 
+import itertools
 import json
 import os
 import re
@@ -32,6 +34,11 @@ _USUAL = (
     (r"(\.gate)?\.e_score_correction_bias$", ".gate.e_score_correction_bias"),
 )
 """How names of parameters differ from those on disk in most classes."""
+
+
+def engine_of(name: str) -> str:
+    """The engine that is asked about a row: the other one has another class for its names."""
+    return str(CONFIGS[name].get("engine", "vllm"))
 
 
 def built(name: str) -> Any:
@@ -125,12 +132,14 @@ def main() -> int:
     import folder_rows
     from draftquant.recipes import DraftQuantError
 
-    command = [asking.python(), str(Path(__file__)), *CONFIGS]
+    given = {name: row["tensors"] for name, row in CONFIGS.items() if "tensors" in row}
+    command = [asking.python(), str(Path(__file__)), *(n for n in CONFIGS if n not in given)]
     said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    found = dict(json.loads(line) for line in said.splitlines() if line[:1] == "[")
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as work:
         folders = []
-        for name, tensors in (json.loads(line) for line in said.splitlines() if line[:1] == "["):
+        for name, tensors in {**found, **given}.items():
             plain = {"draft": name, "config": CONFIGS[name]["config"], "tensors": tensors}
             source = folder_rows.write_folder(
                 {**plain, "values": {}, "side_file": False}, Path(work) / name / "plain" / "draft"
@@ -147,18 +156,27 @@ def main() -> int:
                 folders.append((f"{name} {recipe}", name, out))
         for name, of, folder in folders:
             write_configs(of or name, folder, folder.parent / asking.TARGET_FOLDER)
-        told = [asking.loaded("vllm", [f for *_, f in folders], arch=arch) for arch in ARCHS]
-        for (name, of, folder), *outcomes in zip(folders, *told, strict=True):
+        told: dict[str, list[Any]] = {str(folder): [] for *_, folder in folders}
+        layer = {name: Path("/layer") for name, row in CONFIGS.items() if row.get("layer")}
+        asked = {(engine_of(name), layer.get(name)) for name in CONFIGS}
+        for arch, (engine, target) in itertools.product(ARCHS, asked):
+            one = engine, target
+            own = [f for n, of, f in folders if (engine_of(of or n), layer.get(of or n)) == one]
+            outcomes = asking.loaded(engine, own, arch=arch, target=target)
+            for folder, outcome in zip(own, outcomes, strict=True):
+                told[str(folder)].append(outcome)
+        for name, of, folder in folders:
+            outcomes = told[str(folder)]
             row = {**folder_rows.row_of(folder, outcomes), "draft": name}
             error = next((o["error"] for o in outcomes if o["error"]), None)
             lost = [k for o in outcomes for k in (*o["unloaded"], *o["unread"], *o["cast"])]
             wrong = f"not as stored: {', '.join(lost[:2])}" if lost else ""
-            row["errors"] = {"vllm": error or wrong} if error or wrong else {}
+            row["errors"] = {engine_of(of or name): error or wrong} if error or wrong else {}
             rows.append({**row, **({"of": of} if of else {})})
     folder_rows.write_rows(HERE / "classes.json", rows)
     kept = [
         {"config": r["config"], "tensors": r["tensors"], "answers": r.get("answers", {}),
-         "error": r["errors"].get("vllm", "")}
+         "error": next(iter(r["errors"].values()), "")}
         for r in rows
     ]  # fmt: skip
     lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in kept)

@@ -96,7 +96,11 @@ def _shard(
         unused=_UNUSED,
         first=rank == 0,
         context=set_current_vllm_config(config),
-        last_steps=lambda model: {**_attention_steps(model, served.dtype), **more_steps(model)},
+        last_steps=lambda model: {
+            **_attention_steps(model, served.dtype),
+            **_context_steps(model, served.dtype),
+            **more_steps(model),
+        },
         **more,
     )
 
@@ -134,6 +138,22 @@ def _attention_steps(model: nn.Module, dtype: torch.dtype) -> Steps:
     }
 
 
+def _context_steps(model: nn.Module, dtype: torch.dtype) -> Steps:
+    """Drafts of Laguna and Gemma 4 multiply contexts with weights as they are stored.
+
+    Source: `_project_context_kv` of `laguna_dflash.py` and `gemma4_dspark.py`.
+    """
+    found = {
+        name: getattr(getattr(model, "model", None), name, None)
+        for name in ("_kv_weights", "_fused_k_weight")
+    }
+    return {
+        name: partial(torch.matmul, torch.zeros(1, table.shape[-1], dtype=dtype), table.mT)
+        for name, table in found.items()
+        if table is not None
+    }
+
+
 def _head_step(model: nn.Module, dtype: torch.dtype) -> Steps:
     """The V2 model runner, which is the default, compares a head of the draft with the target's.
 
@@ -141,7 +161,8 @@ def _head_step(model: nn.Module, dtype: torch.dtype) -> Steps:
     """
     if getattr(model.config, "has_own_lm_head", False):
         return {}
-    table = torch.empty(model.config.vocab_size, model.config.hidden_size, dtype=dtype)
+    config = getattr(model.config, "text_config", model.config)
+    table = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype)
     targets = SimpleNamespace(weight=table)
     should_share = function_of(_SHARING, "_should_share", torch=torch, nn=nn)
     head = getattr(model, "lm_head", None)  # a borrowed one is not built

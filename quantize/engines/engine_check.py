@@ -176,10 +176,10 @@ def _check(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
     kind = other_kind(checkpoint)
     if unknown_kind(checkpoint) is not None:
         asked = f"{place.engine.name} {place.arch} {place.tp}"
-        found, unsure = executed(checkpoint, asked), "unknown"
-        if found is None or any(one.stage == unsure for one in found):
+        found = executed(checkpoint, asked)
+        if found is None or any(one.stage == "unknown" for one in found):
             told = from_source(checkpoint, place.engine.name)
-            if told and (found is None or told[0].stage != unsure):
+            if told is not None:
                 return replace(_answer(place, told), evidence="its source was read")
         if found is not None:
             return _answer(place, found)
