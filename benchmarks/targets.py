@@ -10,7 +10,9 @@ common text and in the rest alike.
 Steps are split after they were found to lie in common text or not. Split before, the first half of
 a step across the end of common text counts as common and the second does not: these halves are the
 longer ones, so the drop by weighted steps is 0.93 % where 1 % was asked, and such runs showed 7.8 %
-false passes at the limit. `change` shows what was lost on average.
+false passes at the limit. `change` shows what was lost on average. With 300 prompts, and 1,000 runs
+on eagle3-llama beside its FP8 target: 4.8 % PASS at the limit, 92.0 % FAIL at a drop of 3 %; on
+eagle3-mla (400 runs) 4.8 % and 92.2 %.
 """
 
 import argparse
