@@ -4,7 +4,9 @@ And by --served, where a real vLLM loads it. Here the FP8 scheme is a plain one 
 """
 
 import copy
+import sys
 from importlib.metadata import entry_points
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -107,3 +109,26 @@ def test_engines_find_the_plugin(engine: str) -> None:
     module, _, function = found.value.partition(":")
     assert module.startswith("draftquant.quantize.plugins.")
     assert function == "register"
+
+
+def test_sglang_takes_our_class_in_the_place_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's modules are the test's: `register` alone is looked at."""
+    own, methods = type("QuarkConfig", (), {}), {}
+    methods["quark"] = own
+    layers = "sglang.srt.layers"
+    given: dict[str, dict[str, Any]] = {
+        "sglang": {}, "sglang.srt": {}, layers: {"parameter": None},
+        f"{layers}.quantization": {"QUANTIZATION_METHODS": methods},
+        f"{layers}.quantization.quark": {},
+        f"{layers}.quantization.quark.quark": {"QuarkConfig": own, "QuarkLinearMethod": object},
+    }  # fmt: skip
+    for name, held in given.items():
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        vars(sys.modules[name]).update(held)
+    (found,) = (e for e in entry_points(group="sglang.srt.plugins") if e.name == "draftquant")
+    try:
+        found.load()()
+    finally:
+        sys.modules.pop(found.module, None)
+    assert methods["quark"] is not own
+    assert issubclass(methods["quark"], own)
