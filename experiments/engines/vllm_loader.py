@@ -161,7 +161,7 @@ def _head_step(model: nn.Module, dtype: torch.dtype) -> Steps:
     """
     if getattr(model.config, "has_own_lm_head", False):
         return {}
-    config = getattr(model.config, "text_config", model.config)
+    config: Any = getattr(model.config, "text_config", model.config)
     table = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype)
     targets = SimpleNamespace(weight=table)
     should_share = function_of(_SHARING, "_should_share", torch=torch, nn=nn)
