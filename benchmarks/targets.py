@@ -124,7 +124,7 @@ def splitted(
     """The same text in more verify steps: by `share` of them, of those that accepted a token."""
     depth = counts.num_draft_tokens
     accepted = np.repeat(np.arange(depth + 1), np.asarray(counts.histogram, dtype=np.int64))
-    chance = min(1.0, share * len(accepted) / max(1, np.count_nonzero(accepted)))
+    chance = min(1.0, share * len(accepted) / max(1, int(np.count_nonzero(accepted))))
     chosen = (accepted > 0) & (generator.random(len(accepted)) < chance)
     first = generator.integers(accepted[chosen])
     steps = np.concatenate([accepted[~chosen], first, accepted[chosen] - first - 1])
