@@ -78,7 +78,7 @@ def _measure(asked: argparse.Namespace) -> list[Row]:
     rows = []
     for drop in (0.0, 0.01, 0.03):
         found = [simulated(generator, paired, asked.prompts, drop) for _ in range(asked.runs)]
-        verdicts = [report.verdict for report in found]
+        verdicts: list[str] = [report.verdict for report in found]
         rates = [verdicts.count(one) / asked.runs for one in _VERDICTS]
         change = float(np.mean([report.relative_change or 0.0 for report in found]))
         rows.append(Row(drop=drop, change=change, **dict(zip(_RATES, rates, strict=True))))
