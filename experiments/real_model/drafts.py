@@ -1,22 +1,23 @@
-"""Training of an EAGLE-3 draft on the shards, by the trainer of the shipped pairs."""
+"""Training of drafts on the shards, by the trainer of the shipped pairs."""
 
 import json
 import random
 import shutil
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from draftquant.scripts.dev.training.draft import (
     Draft,
+    DraftKind,
     distillation_loss,
     fresh_draft,
     scored_rows,
     ship_draft,
 )
-from draftquant.scripts.dev.training.draft_kinds import EAGLE3_LLAMA
+from draftquant.scripts.dev.training.draft_kinds import DFLASH, EAGLE3_LLAMA, EAGLE3_MLA
 from draftquant.scripts.dev.training.optimisation import Schedule, minimise
 from draftquant.scripts.dev.training.target import TargetSize, Traces
 from safetensors.torch import load_file
@@ -24,75 +25,149 @@ from states import AUX_LAYERS, DRAFT_VOCABULARY, PER_SHARD
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-NUM_DRAFT_TOKENS, DECAY = 3, 0.8
-SIZE = TargetSize(vocab_size=262_144, hidden_size=640, max_position_embeddings=32_768)
+SIZE = TargetSize(
+    vocab_size=262_144, hidden_size=640, max_position_embeddings=32_768, num_hidden_layers=18
+)
 _CANDIDATES, _LIKELY = 2_048, 4
 """Rows of the head that a training step looks at; the tokens of a position among them."""
+_BEGUN = 1 / 3
+"""Of the target's last norm that a draft begins with: its logits would be wild with all of it."""
+_MASK_ID = 4
+"""Gemma's `<mask>`."""
+_EAGLE3 = {
+    "intermediate_size": 1536,
+    "num_attention_heads": 4,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+    "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in AUX_LAYERS],
+}
+_IDS = {"eagle_aux_hidden_state_layer_ids": list(AUX_LAYERS)}
 
 
-def _config(target: TargetSize) -> dict[str, Any]:
-    return {
-        **EAGLE3_LLAMA.config(target),
-        "intermediate_size": 1536,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 128,
-        "draft_vocab_size": DRAFT_VOCABULARY,
-        "bos_token_id": 2,
-        "eos_token_id": 1,
-        "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in AUX_LAYERS],
-        "eagle_config": {
-            "eagle_aux_hidden_state_layer_ids": list(AUX_LAYERS),
-            "use_aux_hidden_state": True,
-        },
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """A draft that is trained.
 
-
-KIND = replace(EAGLE3_LLAMA, config=_config, ships_tables=False)
-
-
-def train(target: Path, states: Path, out: Path, schedule: Schedule, *, seed: int) -> None:
-    """Train for a schedule, and write `out`/draft; a killed run goes on from `out`/state.pt.
-
-    The head is the target's rows of the draft vocabulary, and the norm before it begins as the
-    target's; neither embedding nor head is trained. Of every channel of the features the draft
-    trains on what is left when the root mean square is divided out, which `fc` takes in at the end:
-    some channels of this target are a thousand times larger than others.
+    Attributes:
+        kind: its family and published form.
+        own: keys of config.json that differ from the small pair's.
+        num_draft_tokens, decay, row_stride: of the loss; see `train_draft`.
+        batch_size: texts of a step.
     """
+
+    kind: DraftKind
+    own: Mapping[str, Any]
+    num_draft_tokens: int = 3
+    decay: float = 0.8
+    row_stride: int = 1
+    batch_size: int = 8
+
+    def config(self, target: TargetSize) -> dict[str, Any]:
+        """The config.json, over the whole vocabulary."""
+        small = dict(self.kind.config(target))
+        nested = {
+            key: {**small[key], **value}
+            for key, value in self.own.items()
+            if key.endswith("config")
+        }
+        return {**small, **self.own, **nested}
+
+    def untied(self, target: TargetSize) -> dict[str, Any]:
+        """`config`, with a head over the draft vocabulary where the kind ships one."""
+        smaller = {"draft_vocab_size": DRAFT_VOCABULARY} if self.has_vocabulary else {}
+        return {**self.config(target), **smaller}
+
+    @property
+    def has_vocabulary(self) -> bool:
+        """Whether the kind proposes from a draft vocabulary."""
+        return "draft_vocab_size" in self.kind.config(SIZE)
+
+
+DRAFTS = {
+    "eagle3": Trained(
+        kind=EAGLE3_LLAMA,
+        own={**_EAGLE3, "num_key_value_heads": 2, "head_dim": 128, "eagle_config": _IDS},
+    ),
+    "mla": Trained(
+        kind=EAGLE3_MLA,
+        own={
+            **_EAGLE3,
+            "num_key_value_heads": 4,
+            "q_lora_rank": 256,
+            "qk_nope_head_dim": 64,
+            "v_head_dim": 128,
+            "rope_theta": 10_000.0,
+            "rope_scaling": None,
+            "eagle_config": _IDS,
+        },
+    ),
+    "dflash": Trained(
+        kind=DFLASH,
+        own={
+            "num_hidden_layers": 2,
+            "layer_types": ["full_attention"] * 2,
+            "max_window_layers": 2,
+            "intermediate_size": 1536,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "dflash_config": {"mask_token_id": _MASK_ID, "target_layer_ids": list(AUX_LAYERS)},
+        },
+        num_draft_tokens=7,
+        decay=0.7,
+        row_stride=16,
+        batch_size=24,
+    ),
+}
+
+
+def train(name: str, target: Path, states: Path, out: Path, num_steps: int, *, seed: int) -> None:
+    """Train for so many steps, and write `out`/draft; a killed run goes on from `out`/state.pt.
+
+    The head is the target's rows of the draft vocabulary, and the norm before it begins as a share
+    of the target's; neither embedding nor head is trained. Of every channel of the features the
+    draft trains on what is left when the root mean square is divided out, which `fc` takes in at
+    the end: some channels of this target are a thousand times larger than others.
+    """
+    trained = DRAFTS[name]
+    schedule = Schedule(num_steps=num_steps, batch_size=trained.batch_size, max_learning_rate=1e-3)
     torch.manual_seed(seed)
-    draft = begun(target, states)
+    draft = begun(trained, target, states)
     scale = feature_scale(states)
     sample = sampler(states, scale, schedule.batch_size)
     head = draft.weights["lm_head.weight"]
 
     def batch_loss() -> Tensor:
         traces = sample()
+        first = int(torch.randint(trained.row_stride, ()).item())
         with torch.autocast("cpu", torch.bfloat16):
             likely = traces.final_hidden.flatten(0, 1)[::4] @ head.T
             rows = candidates(likely.topk(_LIKELY).indices)
             return distillation_loss(
                 replace(draft, weights={**draft.weights, "lm_head.weight": head[rows]}),
                 traces,
-                scored_rows(traces, NUM_DRAFT_TOKENS),
+                scored_rows(traces, trained.num_draft_tokens)[first :: trained.row_stride],
                 lambda hidden: hidden @ head[rows].T,
-                num_draft_tokens=NUM_DRAFT_TOKENS,
-                decay=DECAY,
+                num_draft_tokens=trained.num_draft_tokens,
+                decay=trained.decay,
             )
 
+    out.mkdir(exist_ok=True)
     kept = out / "state.pt"
-    losses = minimise(batch_loss, draft.weights.values(), schedule, label="draft", kept=kept)
-    write(draft, scale, out / "draft")
+    losses = minimise(batch_loss, draft.weights.values(), schedule, label=name, kept=kept)
+    write(trained, draft, scale, out)
     report = {"schedule": asdict(schedule), "losses": losses}
     (out / "training.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
-def begun(target: Path, states: Path) -> Draft:
-    """A draft with the target's final norm, and its head over the draft vocabulary."""
+def begun(trained: Trained, target: Path, states: Path) -> Draft:
+    """A draft over the draft vocabulary, its last norm a share of the target's."""
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     vocabulary = load_file(states / "vocabulary.safetensors")["vocabulary"]
-    draft = fresh_draft(KIND, model, SIZE, vocabulary)
+    kind = replace(trained.kind, config=trained.untied, ships_tables=False)
+    draft = fresh_draft(kind, model, SIZE, vocabulary)
     with torch.no_grad():  # Gemma's norms multiply by 1 + weight
-        draft.weights["norm.weight"].copy_(1 + model.base_model.norm.weight)
+        draft.weights["norm.weight"].copy_(_BEGUN * (1 + model.base_model.norm.weight))
     return draft
 
 
@@ -127,8 +202,17 @@ def candidates(likely: Tensor) -> Tensor:
     return torch.cat((often, drawn[~torch.isin(drawn, often)]))[:_CANDIDATES]
 
 
-def write(draft: Draft, scale: Tensor, folder: Path) -> None:
-    """The draft as it ships, over features as the target gives them."""
+def write(trained: Trained, draft: Draft, scale: Tensor, out: Path) -> None:
+    """`out`/draft as it ships, over features as the target gives them.
+
+    Where that has a draft vocabulary, `out`-whole/draft has the same layer and the target's head.
+    """
     own = {**draft.weights, "fc.weight": draft.weights["fc.weight"].detach() / scale}
-    shutil.rmtree(folder, ignore_errors=True)
-    ship_draft(replace(draft, weights=own), _config(SIZE), folder)
+    whole = {name: weight for name, weight in own.items() if name not in ("d2t", "lm_head.weight")}
+    folders = [(out, trained.untied, own if trained.has_vocabulary else whole)]
+    if trained.has_vocabulary:
+        folders.append((out.with_name(f"{out.name}-whole"), trained.config, whole))
+    for pair, config, weights in folders:
+        pair.mkdir(exist_ok=True)
+        shutil.rmtree(pair / "draft", ignore_errors=True)
+        ship_draft(replace(draft, weights=weights), config(SIZE), pair / "draft")

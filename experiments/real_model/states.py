@@ -28,6 +28,12 @@ def texts(path: Path) -> list[str]:
     return [json.loads(line)["text"] for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+def counts(folder: Path, vocab_size: int) -> list[int]:
+    """How often each token stands in the shards."""
+    ids = torch.cat([load_file(p)["token_ids"].flatten() for p in folder.glob("???.safetensors")])
+    return ids.bincount(minlength=vocab_size).tolist()
+
+
 def draft_vocabulary(ids: Tensor) -> Tensor:
     """[`DRAFT_VOCABULARY`] int64: what occurs in training text most often, then the lowest ids."""
     often = [token for token, _ in Counter(ids.flatten().tolist()).most_common(DRAFT_VOCABULARY)]
@@ -44,7 +50,10 @@ def write_shards(
     listed = folder / "vocabulary.safetensors"
     if not listed.exists():
         save_file({"vocabulary": draft_vocabulary(ids)}, listed)
-    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16).eval()
+    # Eager attention: torch's fused one takes most of the time of a step of one token in BF16.
+    model = AutoModelForCausalLM.from_pretrained(
+        target, dtype=torch.bfloat16, attn_implementation="eager"
+    ).eval()
     head = model.get_output_embeddings().weight.detach()[load_file(listed)["vocabulary"]]
     for i, some in enumerate(torch.split(ids, PER_SHARD)[:count]):
         path = folder / f"{i:03}.safetensors"

@@ -24,7 +24,6 @@ COUNTS: dict[Split, int] = {"training": 6144, "gate": 900, "calibration": 900}
 """Prompts of a split; of the held-out ones, those whose continuation loops are left out later."""
 PROMPT_TOKENS = 64
 _PER_FILE: dict[Split, int] = {"training": 8, "gate": 6, "calibration": 8}
-_CHARACTERS = 8 * PROMPT_TOKENS
 _ITEM = re.compile(r"(\s*([-*+•]|\d+[.)])|[\w`*.]+( \([^)]*\))?\s?:)\s")
 _PROSE = re.compile(r"[A-Z][^>|={}_\\]*[.:]")
 _EXCLUDED = frozenset(
@@ -58,6 +57,20 @@ def write_prompts(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     for split, by_domain in found.items():
         lines = [json.dumps(one) for same in zip(*by_domain.values(), strict=False) for one in same]
         (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def write_long_prompts(
+    tokenizer: PreTrainedTokenizerFast, folder: Path, num_tokens: int, count: int
+) -> None:
+    """`long-N.jsonl`: the beginnings of so many gate files, cut after `num_tokens` tokens."""
+    lines: list[str] = []
+    for file in _files():
+        if len(lines) == count:
+            break
+        if file.split == "gate" and len(file.text) > 5 * num_tokens:
+            for text in _cut([file.text], tokenizer, num_tokens):
+                lines.append(json.dumps({"id": file.name, "category": "code", "text": text}))
+    (folder / f"long-{num_tokens}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _files() -> Iterator[SourceFile]:
@@ -99,9 +112,11 @@ def _passages(file: SourceFile) -> dict[str, list[str]]:
     return found
 
 
-def _cut(passages: Sequence[str], tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
-    long = [passage[:_CHARACTERS] for passage in passages if len(passage) > 3 * PROMPT_TOKENS]
+def _cut(
+    passages: Sequence[str], tokenizer: PreTrainedTokenizerFast, num_tokens: int = PROMPT_TOKENS
+) -> Iterator[str]:
+    long = [text[: 8 * num_tokens] for text in passages if len(text) > 3 * num_tokens]
     for ids in tokenizer(long).input_ids if long else ():
-        text = tokenizer.decode(ids[1:PROMPT_TOKENS])
-        if len(ids) > PROMPT_TOKENS and tokenizer(text).input_ids == ids[:PROMPT_TOKENS]:
+        text = tokenizer.decode(ids[1:num_tokens])
+        if len(ids) > num_tokens and tokenizer(text).input_ids == ids[:num_tokens]:
             yield text
