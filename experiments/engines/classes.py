@@ -168,6 +168,8 @@ def main() -> int:
         for name, of, folder in folders:
             outcomes = told[str(folder)]
             row = {**folder_rows.row_of(folder, outcomes), "draft": name}
+            if "num_target_layers" in row["config"]:
+                row["target_layers"] = row["config"]["num_target_layers"]
             error = next((o["error"] for o in outcomes if o["error"]), None)
             lost = [k for o in outcomes for k in (*o["unloaded"], *o["unread"], *o["cast"])]
             wrong = f"not as stored: {', '.join(lost[:2])}" if lost else ""
