@@ -186,7 +186,7 @@ SUMS = {
     "lines of tests": 51_362,
     "pairs of a test file and an internal module": 1_041,
     "verbs": 25,
-    "words of pages by hand": 24_741,
+    "words of pages by hand": 24_747,
 }
 SLACK = 0.01
 """Share by which a sum may fall before its line here has to follow."""
