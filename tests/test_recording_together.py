@@ -198,6 +198,3 @@ def test_what_is_remembered_goes_with_its_row() -> None:
     held.trim(3)
     assert torch.equal(layer.values, -keys.flip(0))
     assert torch.equal(recurrent.recurrent_states[0], state.flip(0))
-
-
-# ---- who is read together, and when

@@ -14,7 +14,6 @@ from draftquant.calibration.traces.manifest import Sampling, manifest_text
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.recipes.errors import DraftQuantError
 from draftquant.scripts.cli import main
-from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
 from draftquant.validate.report.document import read_report
 from draftquant.validate.served.target_pair import BesideTarget, check_targets, judge_targets
 from handmade_replays import RELEASE
@@ -84,13 +83,17 @@ def test_a_verdict_speaks_of_the_target(tmp_path: Path, capsys: pytest.CaptureFi
         assert main(verb) == 2
 
 
-def test_split_steps_write_the_same_text() -> None:
+@pytest.mark.parametrize("drop", [0.0, 0.2])
+def test_split_steps_are_found(drop: float) -> None:
     """The same text in more steps: that is what a lower acceptance beside a target is."""
-    counts = AcceptanceCounts.of([0, 1, 2, 3] * 50, 3)
-    split = targets.splitted(np.random.default_rng(0), counts, 0.5)
-    written = [sum((i + 1) * n for i, n in enumerate(c.histogram)) for c in (counts, split)]
-    assert written == [500, 500]
-    assert 250 < sum(split.histogram) < 350
+    paired = targets.both_ways([side.records for side in sides()], 3)
+    generator = np.random.default_rng(0)
+    whole = paired[0][1].candidate.whole
+    split = targets.splitted(generator, whole, 0.5)
+    assert split.num_emitted_tokens == whole.num_emitted_tokens
+    assert split.num_steps > whole.num_steps
+    found = [targets.simulated(generator, paired, 300, drop).verdict for _ in range(4)]
+    assert ("FAIL" in found) == (drop > 0)
 
 
 def test_a_fail_names_the_target_and_not_the_draft() -> None:

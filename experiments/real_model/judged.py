@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from draftquant.scripts.cli import main
+from drafts import DRAFTS
 from states import AUX_LAYERS, NEW_TOKENS
+
+from benchmarks.quality import AS_SHIPPED, JUDGED, is_calibrated
 
 SIZES = (4096, 8192, 16_384, 32_768, 65_536, 131_072)
 """Of the curve."""
-JUDGED = (0, 1, 3)
-"""Exit codes of a gate that judged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,24 +81,20 @@ class Case:
         return ".".join([self.draft, self.folder, self.judged_on, *options])
 
 
-_FREE = (
+_RECIPES = (
     "fp8-ptpc", "mi325x-fp8", "int4-channel", "int4-group128", "mi325x-w4a8", "mxfp4-weights",
-    "nvfp4-weights", "mi355-mxfp4",
-)  # fmt: skip
-_SEEING = (
-    "blackwell-fp8", "int4-channel-gptq", "int4-group128-gptq", "mi325x-w4a8-gptq",
-    "mxfp4-weights-gptq", "nvfp4-weights-gptq", "blackwell-nvfp4",
+    "nvfp4-weights", "mi355-mxfp4", "blackwell-fp8", "int4-channel-gptq", "int4-group128-gptq",
+    "mi325x-w4a8-gptq", "mxfp4-weights-gptq", "nvfp4-weights-gptq", "blackwell-nvfp4",
 )  # fmt: skip
 
 
 def _recipe(question: str, name: str, calibrated_on: str = "calibration-64", **more: Any) -> Case:
-    seen = calibrated_on if name in _SEEING or name.endswith(("gptq-head", "mxfp4-gptq")) else ""
-    own = more.pop("quantize", ())
-    return Case(question=question, quantize=("--recipe", name, *own), calibrated_on=seen, **more)
+    seen = calibrated_on if is_calibrated(name, AS_SHIPPED) else ""
+    return Case(question=question, quantize=("--recipe", name), calibrated_on=seen, **more)
 
 
 def _cases() -> Iterator[Case]:
-    for name in (*_FREE, *_SEEING):
+    for name in _RECIPES:
         yield _recipe("recipes", name)
     for seen in ("16", "64", "256", "code", "lists"):
         for name in ("int4-channel-gptq", "int4-group128-gptq"):
@@ -168,10 +165,10 @@ def judge(work: Path, target: Path, traces: Path) -> None:
         if not out.exists():
             seen = ("--traces", traces / case.calibrated_on) if case.calibrated_on else ()
             _run("quantize", draft, *case.quantize, *seen, "--target", target, "--out", out)
-        depths = ("-k", 7) if case.draft == "dflash" else ("-k", 3)
+        trained = DRAFTS[case.draft.removesuffix("-whole")]
         _run(
             "gate", draft, out, "--traces", traces / case.judged_on, "--target", target,
-            *depths, *case.gate, "--report", report, judged=JUDGED,
+            "-k", trained.num_draft_tokens, *case.gate, "--report", report, judged=JUDGED,
         )  # fmt: skip
 
 

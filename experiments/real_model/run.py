@@ -88,15 +88,16 @@ def _record(work: Work) -> None:
 
 
 def _loop(work: Work) -> None:
-    rows = loop.compare(work.target, work / "eagle3/draft", work / "traces/gate", 3, 20)
+    depth = drafts.DRAFTS["eagle3"].num_draft_tokens
+    rows = loop.compare(work.target, work / "eagle3/draft", work / "traces/gate", depth, 20)
     (work / "loop.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
 
 
 def _gate(work: Work) -> None:
     judged.judge(work.folder, work.target, work / "traces")
-    text = json.dumps(judged.rows(work.folder), indent=1)
-    (work / "gate.json").write_text(text + "\n", encoding="utf-8")
-    if len(json.loads(text)) < len(judged.CASES):
+    rows = judged.rows(work.folder)
+    (work / "gate.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    if len(rows) < len(judged.CASES):
         raise SystemExit("some cases wait for a draft or for traces: run `train` and `record`")
 
 
