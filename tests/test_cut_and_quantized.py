@@ -1,12 +1,17 @@
 """A vocabulary cut before or after quantizing: equal bytes, and whole records in both orders."""
 
+import dataclasses
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from cuts import cut, target
+from cuts import CHOICE, IDS, cut, target
+from draftquant.calibration.traces.near_duplicates import seen_prompts
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.digests import tensor_digests
@@ -19,14 +24,21 @@ from draftquant.quantize.files.provenance_file import (
 )
 from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.planning.quantization_plan import make_plan
+from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.quantize.vocabulary.cut_plan import cut_config
+from draftquant.quantize.vocabulary.cut_vocabulary import cut_vocabulary
 from draftquant.recipes import Recipe, Rule, load_recipe
-from draftquant.recipes.errors import CheckpointError, LayoutError
-from tiny import tiny_eagle3_llama
+from draftquant.recipes.errors import CheckpointError, GateError, LayoutError
+from draftquant.scripts.cli import main
+from draftquant.validate.judging.advice import Background, lose_less
+from draftquant.validate.judging.candidate_origin import DraftFolder, check_folders, check_loaded
+from draftquant.validate.report.facts import folder_facts
+from test_held_out import TRACES, folder_of
+from tiny import edit_json, tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark
-from verify_cases import edit, flip_bit
+from verify_cases import Tensors, edit, faults_of, flip_bit, quantized_folder, reseal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -136,3 +148,195 @@ def test_the_size_stands_behind_the_vocabulary_wherever_it_stood() -> None:
         assert list(cut_config(config, 20)) == ["vocab_size", key, "a"]
     layered = {"transformer_layer_config": {"vocab_size": 96}, "quantization_config": {}}
     assert list(cut_config(layered, 20))[1:] == [key, "quantization_config"]
+
+
+# ---- `verify` of a cut vocabulary against those who change a folder and its record alike
+
+
+HEAD, SECOND = "lm_head.weight", "markov_head.markov_w2.weight"
+Change = Callable[[Tensors], Any]
+
+
+def digested(folder: Path) -> None:
+    """The record names the tensors that are there, and has its seal."""
+    edit_json(folder / "draftquant.json", tensor_digests=tensor_digests(Checkpoint.open(folder)))
+    reseal(folder)
+
+
+def swapped(tensors: Tensors, name: str) -> None:
+    """Rows 4 and 7."""
+    tensor = tensors[name]
+    width = len(tensor.data) // tensor.shape[0]
+    rows = [tensor.data[i : i + width] for i in range(0, len(tensor.data), width)]
+    rows[4], rows[7] = rows[7], rows[4]
+    tensors[name] = tensor._replace(data=b"".join(rows))
+
+
+def offset(tensors: Tensors, draft_id: int, by: int) -> None:
+    values = np.frombuffer(tensors["d2t"].data, "<i8").copy()
+    values[draft_id] += by
+    tensors["d2t"] = tensors["d2t"]._replace(data=values.tobytes())
+
+
+def marked(tensors: Tensors, token: int) -> None:
+    data = bytearray(tensors["t2d"].data)
+    data[token] ^= 1
+    tensors["t2d"] = tensors["t2d"]._replace(data=bytes(data))
+
+
+def moved(tensors: Tensors) -> None:
+    """A row is said to be of the next token, in both maps."""
+    offset(tensors, 5, 1)
+    marked(tensors, IDS[5])
+    marked(tensors, IDS[5] + 1)
+
+
+ATTACKS: dict[str, tuple[Change, str, str]] = {
+    "rows swapped": (
+        lambda t: swapped(t, HEAD), HEAD, "expected the source's bytes of target id 15, got"
+        " others in row 4"
+    ),
+    "mask off by one bit": (lambda t: marked(t, 50), "t2d", "1 different byte(s), first at"),
+    "token off by one in both maps": (lambda t: moved(t), HEAD, "bytes of target id 19"),
+    "a token twice": (lambda t: offset(t, 5, -3), "d2t", "target id 15 of draft id 5 behind 15"),
+    "out of the vocabulary": (lambda t: offset(t, 19, 40), "d2t", "100 of draft id 19"),
+    "second table cut otherwise": (
+        lambda t: swapped(t, SECOND), SECOND, "bytes of target id 15, got others in row 4"
+    ),
+    "no mask": (lambda t: t.pop("t2d"), "t2d", "expected BOOL [96], got none"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A DSpark draft, which has two tables with a row for each token, and its cut."""
+    root = tmp_path_factory.mktemp("attacks")
+    source = tiny_dspark(root / "draft", head=True)
+    cut(source, root / "cut")
+    return source, root / "cut"
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_wrong_byte_is_found_whatever_the_record_says(
+    name: str, folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    source, good = folders
+    change, where, what = ATTACKS[name]
+    out = Path(shutil.copytree(good, tmp_path / "out"))
+    edit(out, change)
+    digested(out)
+    faults = [fault for fault in verify(out, source).faults if fault.where == where]
+    assert faults
+    assert what in str(faults[0])
+
+
+RECORDS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "size": (lambda d: d["cuts"][0].update(size=21), "cuts[0].size: expected 20, got 21"),
+    "convention": (lambda d: d["cuts"][0].update(convention="ids"), "expected 'offsets', got 'ids"),
+    "lent head": (
+        lambda d: d["cuts"][0].update(head_from={"tensor": "lm_head.weight", "digest": "0"}),
+        "head_from: expected None, got lm_head.weight",
+    ),
+    "source": (
+        lambda d: d["cuts"][0]["source"]["tensor_digests"].update({HEAD: "blake3:0"}),
+        "source.tensor_digests.lm_head.weight",
+    ),
+    "an earlier cut": (
+        lambda d: d["cuts"].insert(0, d["cuts"][0]), "expected the source's 0 earlier cut(s)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_wrong_record_is_found(name: str, folders: tuple[Path, Path], tmp_path: Path) -> None:
+    source, good = folders
+    change, what = RECORDS[name]
+    out = Path(shutil.copytree(good, tmp_path / "out"))
+    content = json.loads((out / "draftquant.json").read_text(encoding="utf-8"))
+    change(content)
+    (out / "draftquant.json").write_text(json.dumps(content), encoding="utf-8")
+    reseal(out)
+    assert what in faults_of(verify(out, source))
+
+
+def test_rows_and_record_of_a_quantized_head_are_held_against_both(tmp_path: Path) -> None:
+    """The record of the quantized folder, which says who calibrated it, is carried on."""
+    source = tiny_eagle3_llama(tmp_path / "draft")
+    quantized, out = quantized_folder(source, tmp_path / "fp8", "fp8-ptpc"), tmp_path / "cut"
+    cut(quantized, out)
+    edit(out, lambda tensors: swapped(tensors, HEAD))
+    digested(out)
+    assert "bytes of target id 15, got others in row 4" in faults_of(verify(out, quantized))
+    assert "lm_head.weight: expected the source's bytes" in faults_of(verify(out, source))
+    content = json.loads((out / "draftquant.json").read_text(encoding="utf-8"))
+    content["quantized_by"]["backend_versions"] = {}
+    (out / "draftquant.json").write_text(json.dumps(content), encoding="utf-8")
+    reseal(out)
+    assert "quantized_by: expected the source's record" in faults_of(verify(out, quantized))
+    assert "quantized_by.sha256" in faults_of(verify(out, source))
+
+
+# ---- the gate and cut vocabularies: what ties a draft to the whole one, and who is held out
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two drafts; the first one cut, quantized, and both in either order; the traces that chose."""
+    folder = tmp_path_factory.mktemp("gate")
+    tiny_eagle3_llama(folder / "draft")
+    tiny_eagle3_llama(folder / "other", seed=7)
+    seen = seen_prompts(folder_of(TRACES[:2], folder / "traces"))
+    choice = dataclasses.replace(
+        CHOICE, calibration_prompts=seen.sha256, calibration_sketches=seen.sketches
+    )
+    for source, out in (("draft", "cut"), ("cut", "cut-fp8"), ("draft", "fp8"), ("fp8", "fp8-cut")):
+        hub_id = "someone/draft" if source == "draft" else None
+        origin = DraftSource(folder=folder / source, hub_id=hub_id)
+        if out.endswith("cut"):
+            cut_vocabulary(origin, folder / out, target_ids=IDS, choice=choice)
+        else:
+            draft = read_draft(Checkpoint.open(folder / source))
+            quantize_draft(make_plan(load_recipe("fp8-ptpc"), draft), folder / out, source=origin)
+    return folder
+
+
+CANDIDATES = ("cut", "cut-fp8", "fp8-cut")
+
+
+def check(work: Path, baseline: str, candidate: str) -> tuple[str, ...]:
+    folders = [DraftFolder.read(work / name) for name in (baseline, candidate)]
+    warnings = check_folders(*folders)
+    loaded = [load_draft(work / name) for name in (baseline, candidate)]
+    return warnings + check_loaded(*loaded, folders[1])
+
+
+def test_what_is_said_of_cuts(work: Path) -> None:
+    """A baseline that is cut itself is named; a cut draft loses less with more rows."""
+    (warning,) = check(work, "cut", "cut-fp8")
+    assert "the baseline has a cut vocabulary itself (vocabulary 20 of 96)" in warning
+    (alone,) = lose_less(Background(cut=True, quantized=False))
+    assert "draftquant vocab BF16" in alone
+    assert alone in lose_less(Background(cut=True, recipes_to_try=("fp8-ptpc",)))
+    assert alone not in lose_less(Background())
+
+
+@pytest.mark.parametrize("candidate", CANDIDATES)
+def test_records_lead_back_to_the_whole_draft(work: Path, candidate: str) -> None:
+    assert check(work, "draft", candidate) == ()
+    with pytest.raises(GateError, match=r"was not quantized from .*other: "):
+        check(work, "other", candidate)
+    facts = folder_facts(candidate, DraftFolder.read(work / candidate))
+    assert facts.vocabulary == "vocabulary 20 of 96"
+    if facts.quantized is not None:
+        assert (facts.quantized.num_quantized, facts.quantized.recipe) == (7, "fp8-ptpc")
+
+
+@pytest.mark.parametrize("candidate", CANDIDATES)
+def test_prompts_that_chose_the_rows_judge_nothing(
+    work: Path, candidate: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["gate", str(work / "draft"), str(work / candidate), "--traces"]
+    assert main([*arguments, str(work / "traces")]) == 2
+    assert "2 of its 2 prompts were used to choose the rows of the candidate's head (vocab)" in (
+        " ".join(capsys.readouterr().err.split())
+    )

@@ -1,5 +1,6 @@
 """docs/: made pages and pictures are current, links lead somewhere, the site builds by itself."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -7,14 +8,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import nbformat
 import pytest
 from draftquant.recipes import built_in_recipes, load_recipe
-from draftquant.scripts.cli import every_parser
+from draftquant.scripts.cli import every_parser, main
 from draftquant.scripts.dev import demo
 from draftquant.scripts.dev.docs import acceptance, choices, pictures
 from draftquant.scripts.dev.docs.pages import PAGES
 from draftquant.scripts.dev.docs.repository_links import on_page_markdown
+from nbclient import NotebookClient
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -166,3 +170,113 @@ def test_every_page_is_in_the_index() -> None:
     for page in DOCS.rglob("*.md"):
         name = page.relative_to(DOCS).as_posix()
         assert name == "index.md" or f"({name}" in index, name
+
+
+# ---- the shell blocks of README and of the tutorials run as they stand, in a folder like a clone
+
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("README.md", "docs/tutorials/amd.md", "docs/tutorials/nvidia.md", "docs/tutorials/ci.md")
+NUM_PROMPTS = 4
+VERDICTS = (0, 1, 3)  # of the gate; everything else has to succeed
+_FENCE = "```"
+
+
+def shell_blocks(page: str) -> str:
+    """What stands between ```sh and ``` in a page."""
+    parts = (ROOT / page).read_text(encoding="utf-8").split(f"\n{_FENCE}")
+    return "\n".join(part.partition("\n")[2] for part in parts if part.partition("\n")[0] == "sh")
+
+
+def commands_of(script: str, folder: Path) -> list[list[str]]:
+    """The `draftquant` commands of a script, expanded by bash."""
+    spy = 'draftquant() { printf "%s\\0" "$@" >&3; printf "\\n\\0" >&3; }\n'
+    written = folder / "commands"
+    with written.open("wb") as file:
+        subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", f"exec 3>&1 >/dev/null\n{spy}{script}"],
+            stdout=file,
+            cwd=folder,
+            check=True,
+        )
+    calls = written.read_text(encoding="utf-8").split("\0\n\0")
+    return [call.split("\0") for call in calls if call]
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A folder that has the pairs where a clone has them."""
+    for pair in ("eagle3-llama", "eagle3-mla", "dflash"):
+        source, copy = ROOT / "tests/pairs" / pair, tmp_path / "tests/pairs" / pair
+        copy.mkdir(parents=True)
+        for name in ("draft", "target"):
+            (copy / name).symlink_to(source / name)
+        for name in ("prompts.jsonl", "calibration.jsonl"):
+            lines = (source / name).read_text(encoding="utf-8").splitlines(keepends=True)
+            (copy / name).write_text("".join(lines[:NUM_PROMPTS]), encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("page", PAGES)
+def test_the_commands_run(
+    page: str, clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands = commands_of(shell_blocks(page), clone)
+    assert len(commands) >= 4
+    monkeypatch.chdir(clone)
+    for command in commands:
+        code = main(command)
+        assert code in (VERDICTS if command[0] == "gate" else (0,)), (command, capsys.readouterr())
+
+
+# ---- the notebook of the tutorials, run as it stands by a kernel of this interpreter
+
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOK = ROOT / "docs" / "tutorials" / "notebook.ipynb"
+
+
+def outputs(notebook: Any, start: str) -> list[Any]:
+    """What the one cell gave whose source has these words."""
+    (cell,) = (each for each in notebook.cells if start in each.source)
+    found: list[Any] = cell.outputs
+    return found
+
+
+def test_the_notebook_is_stored_without_outputs() -> None:
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    nbformat.validate(notebook)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            assert cell.outputs == []
+            assert cell.execution_count is None
+
+
+@pytest.mark.slow
+def test_the_whole_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With short reports, bars while it runs, the page of the gate, and the picture."""
+    for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))  # no settings of the tester's own are read
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    where = {"metadata": {"path": str(NOTEBOOK.parent)}}
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    executed = NotebookClient(notebook, timeout=600, resources=where).execute()
+    (shown,) = (
+        each for each in outputs(executed, "report = dq.gate(") if "execution_count" in each
+    )
+    assert "<iframe srcdoc=" in shown.data["text/html"]
+    assert shown.data["text/plain"].startswith("<GateReport PASS; acceptance length ")
+    (verified,) = outputs(executed, "dq.verify(")[-1:]
+    assert verified.data["text/plain"].startswith("<Verification verified, every byte; ")
+    assert '<table class="dq">' in verified.data["text/html"]
+    bars = [each for each in outputs(executed, "traces = dq.record(") if "data" in each]
+    assert any("<progress " in each.data.get("text/html", "") for each in bars)
+    (error,) = outputs(executed, "except dq.DraftQuantError")
+    assert error.text.startswith("gate(num_draft_tokens=): expected at least 1, got 0\n  fix: ")
+    every = [each.get("data", {}) for cell in executed.cells for each in cell.get("outputs", ())]
+    assert any("image/svg+xml" in data for data in every)
+    assert max(len(data.get("text/plain", "")) for data in every) < 600

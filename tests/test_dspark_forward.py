@@ -9,34 +9,44 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from block_loop import speculative_block_decode
+from block_pair import MASK_TOKEN_ID, TARGET_LAYER_IDS, save_draft, shared_tables
 from by_recipe import quantized
 from draftquant.quantize.converting.dequantize_draft import dequantize_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.families.dspark import DSpark, DSparkGeometry
+from draftquant.quantize.drafts.families.dspark_mla import FAMILY
 from draftquant.quantize.drafts.passes import BlockAttention, BlockForward
 from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.stored.loading import load_draft
+from draftquant.quantize.verify import verify
 from draftquant.recipes.errors import CheckpointError
-from reference_dflash import ReferenceDSpark, random_weights
+from draftquant.validate.counting.trace_replay import replay_drafts
+from k3_draft import CASES, CONTEXT, TOKENS, features, write_draft
+from reference_dflash import ReferenceDSpark, ReferenceDSparkMla, random_weights
 from reference_draft import assert_close
-from tiny import edit_json, read_tensors
-from tiny_dspark import tiny_dspark
+from replay_proof import assert_replay_is_the_engine, quantized_folder, unrounded
+from rounding_pairs import shared_pair
+from safetensors.torch import load_file, save_file
+from tiny import edit_json, read_tensors, store, write_tensors
+from tiny_dspark import tiny_dspark, tiny_dspark_mla
 from torch import Tensor
-
-pytestmark = pytest.mark.usefixtures("float64_on_one_thread")
+from transformers import Qwen3ForCausalLM
 
 K = 5
-CONTEXT = 11
+NUM_CONTEXT = 11
 CONFIG: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 96, "rms_norm_eps": 1e-6,
     "rope_theta": 10000.0, "block_size": K, "mask_token_id": 95, "target_layer_ids": [1, 3, 5],
     "markov_rank": 8, "markov_head_type": "vanilla",
 }  # fmt: skip
-TOKENS = [17, 3, 80, 41, 5, 60]
+BLOCK = [17, 3, 80, 41, 5, 60]
 """An anchor, and K tokens behind it."""
 
 
@@ -53,11 +63,11 @@ def build(**changes: Any) -> tuple[DSparkGeometry, dict[str, Tensor], BlockForwa
     return geometry, weights, DSpark().forward(geometry, weights, lambda _name, x: x)
 
 
-def features(geometry: DSparkGeometry) -> Tensor:
+def random_features(geometry: DSparkGeometry) -> Tensor:
     """[1, CONTEXT, num_aux * W_target] float64."""
     width = geometry.num_aux_layers * geometry.target_hidden_size
     generator = torch.Generator().manual_seed(1)
-    return torch.randn((1, CONTEXT, width), generator=generator, dtype=torch.float64)
+    return torch.randn((1, NUM_CONTEXT, width), generator=generator, dtype=torch.float64)
 
 
 def block_logits(forward: BlockForward, context: Tensor, block: list[int]) -> Tensor:
@@ -69,22 +79,24 @@ def block_logits(forward: BlockForward, context: Tensor, block: list[int]) -> Te
     return forward.logits(hidden)[0]
 
 
+@pytest.mark.usefixtures("float64_on_one_thread")
 def test_logits_are_those_of_the_trainers_own_module() -> None:
     geometry, _, forward = build()
-    got = block_logits(forward, features(geometry), TOKENS)
+    got = block_logits(forward, random_features(geometry), BLOCK)
     expected = torch.tensor(TABLE["vanilla"], dtype=torch.float64)
     assert_close(got[:, : expected.shape[1]], expected)
 
 
+@pytest.mark.usefixtures("float64_on_one_thread")
 @pytest.mark.parametrize("changes", [{}, {"draft_vocab_size": 24}, {"sample_from_anchor": False}])
 def test_logits_are_those_of_a_draft_that_chooses_token_by_token(changes: dict[str, Any]) -> None:
     geometry, weights, forward = build(**changes)
     reference = ReferenceDSpark(geometry, weights)
-    reference.extend(features(geometry))
-    block = TOKENS
+    reference.extend(random_features(geometry))
+    block = BLOCK
     recorded = iter(block[1:])
     expected = reference.steps(block[0], K, lambda _logits: next(recorded))
-    assert_close(block_logits(forward, features(geometry), block), torch.stack(expected))
+    assert_close(block_logits(forward, random_features(geometry), block), torch.stack(expected))
 
 
 # ---- the family: what is read, and a draft's way through the commands
@@ -93,6 +105,7 @@ def test_logits_are_those_of_a_draft_that_chooses_token_by_token(changes: dict[s
 SMALL: dict[str, Any] = {"num_layers": 1}
 
 
+@pytest.mark.usefixtures("float64_on_one_thread")
 def test_a_mask_embedding_beside_it_is_read_by_no_engine(tmp_path: Path) -> None:
     folder = tiny_dspark(tmp_path / "d", mask_embedding=True, **SMALL)
     geometry = read_draft(Checkpoint.open(folder)).geometry
@@ -100,6 +113,7 @@ def test_a_mask_embedding_beside_it_is_read_by_no_engine(tmp_path: Path) -> None
         DSpark().side_weights(geometry, folder)
 
 
+@pytest.mark.usefixtures("float64_on_one_thread")
 def test_it_is_quantized_verified_and_decoded(tmp_path: Path) -> None:
     source = tiny_dspark(tmp_path / "d", num_layers=2)
     quantized(source, "int4-channel", tmp_path / "q", target_layers=8)
@@ -121,6 +135,7 @@ def test_it_is_quantized_verified_and_decoded(tmp_path: Path) -> None:
     assert other.error == "vLLM takes a draft of model_type llama for DeepSeek-V4's own"
 
 
+@pytest.mark.usefixtures("float64_on_one_thread")
 def test_speculators_spell_it_with_layers_of_their_own(tmp_path: Path) -> None:
     folder = tiny_dspark(tmp_path / "d", **SMALL)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -150,3 +165,131 @@ def test_speculators_spell_it_with_layers_of_their_own(tmp_path: Path) -> None:
     assert check_draft(folder, engine="vllm", arch="sm90").verdict == "LOADS"
     edit_json(folder / "config.json", sample_from_anchor=None)  # vLLM's default, not the package's
     assert read_draft(Checkpoint.open(folder)).geometry.most_draft_tokens == 7
+
+
+# ---- latent attention
+
+
+MLA_TABLE = Path(__file__).parents[1] / "experiments" / "engines" / "k3_maths.json"
+EXECUTED: dict[str, Any] = json.loads(MLA_TABLE.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_vllms_own_class(case: str, tmp_path: Path) -> None:
+    folder = write_draft(tmp_path / "d", case)
+    head = load_file(folder / "model.safetensors")["embed_tokens.weight"]
+    forward: Any = load_draft(folder, shared={"lm_head.weight": head}).forward
+    attention = BlockAttention(forward, forward.fuse(features(3 * head.shape[1])[None]))
+    attention.begin(range(CONTEXT, CONTEXT + 1))
+    hidden = forward.block(torch.tensor([TOKENS]), torch.tensor([CONTEXT]), attention)
+    expected = torch.tensor(EXECUTED[case])
+    got = forward.logits(hidden)[0, :, : expected.shape[1]]
+    torch.testing.assert_close(got, expected, rtol=0, atol=2e-4)
+
+
+LATENT = {
+    "q_lora_rank": 48, "kv_lora_rank": 40, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("float64_on_one_thread")
+@pytest.mark.some(1)
+@pytest.mark.parametrize("recipe", ["mi325x-w4a8", None])
+def test_replay_equals_a_loop_that_decodes(recipe: str | None, tmp_path: Path) -> None:
+    """Of a draft that is fitted to its target, so that counts vary; slots predict their own."""
+    pair, k = shared_pair("dflash"), 6
+    few, target = pair.traces.only(pair.traces.manifest.prompts[:4]), pair.folder / "target"
+    own = {"dflash_config": None, "mask_token_id": MASK_TOKEN_ID, "sample_from_anchor": False}
+    ids = list(TARGET_LAYER_IDS)
+    folder = save_draft(
+        tmp_path / "d", target, pair.traces, FAMILY, architectures=["K3DSparkModel"],
+        model_type="k3_dspark", target_layer_ids=ids, num_target_layers=len(ids),
+        target_num_hidden_layers=4, markov_rank=12, **LATENT, **own,
+    )  # fmt: skip
+    tables, side = shared_tables(target), folder / "mask_embedding.pt"
+    tables["embed_tokens.weight"][MASK_TOKEN_ID] = torch.load(side, weights_only=True)["embedding"]
+    side.unlink()  # which no engine reads beside a DSpark draft
+    rounded = unrounded
+    if recipe is not None:
+        rounded = quantized_folder(folder, tmp_path / "q", recipe, few, k, tables)
+        folder = tmp_path / "q"
+    draft = load_draft(folder, dtype=torch.float64, shared=tables)
+    counts = assert_replay_is_the_engine(
+        draft, lambda name, x: x if name.endswith("kv_b_proj") else rounded(name, x),
+        Qwen3ForCausalLM.from_pretrained(target, dtype=torch.float64), few,
+        num_draft_tokens=k, reference=ReferenceDSparkMla, decode=speculative_block_decode,
+    )  # fmt: skip
+    assert counts.mean_acceptance_length > 1.15
+    (replay,) = replay_drafts([draft], few, num_draft_tokens=k)
+    assert replay.counts == counts
+
+
+def test_it_is_planned_quantized_verified_and_loads_in_vllm_alone(tmp_path: Path) -> None:
+    source = tiny_dspark_mla(tmp_path / "d", heads=4, config={"block_size": None})
+    draft = read_draft(Checkpoint.open(source))
+    assert (draft.family.name, draft.geometry.most_draft_tokens) == ("dspark-mla", 7)
+    assert {row.role for row in draft.rows if "context_proj" in row.tensor.name} == {"fusion"}
+    quantized(source, "fp8-ptpc", tmp_path / "q")
+    assert verify(tmp_path / "q", source).ok
+    declared = json.loads((tmp_path / "q" / "config.json").read_text(encoding="utf-8"))
+    ignored = declared["quantization_config"]["ignore"]
+    assert {"context_proj", "markov_head.markov_w2"} <= {
+        name.removeprefix("model.") for name in ignored
+    }
+    said = check_draft(tmp_path / "q", engine="vllm", arch="sm100", target_layers=8)
+    assert said.verdict == "LOADS", said.error
+    assert '"method": "dspark"' in (said.launch or "")
+    assert "model.context_kv_proj" in {layer.module for layer in said.layers if layer.quantized}
+    other = check_draft(tmp_path / "q", engine="sglang", arch="sm100")
+    assert other.verdict == "REFUSED"
+    assert "k3_dspark" in (other.error or "")
+
+
+def test_layers_share_the_scale_that_vllm_takes_once_for_the_context(tmp_path: Path) -> None:
+    """It takes one scale of the whole matrix for the kv_a_proj_with_mqa of all layers."""
+    source, out = tiny_dspark_mla(tmp_path / "d"), tmp_path / "q"
+    quantized(source, "nvfp4-weights", out)
+    stored = read_tensors(out)
+    scales = {n: t for n, t in stored.items() if "_a_proj" in n and n.endswith("_global_scale")}
+    assert len(scales) == 4
+    assert len({t.data for t in scales.values()}) == 1
+    assert check_draft(out, engine="vllm", arch="sm100").verdict == "LOADS"
+    # Each layer for itself, as other tools do, no linear of one layer has two scales.
+    own = {name: store(np.float32([[2.0]])[0], "F32") for name in scales if "layers.1." in name}
+    write_tensors(out, stored | own)
+    said = check_draft(out, engine="vllm", arch="sm100")
+    assert (said.verdict, "context_kv_proj" in str(said.error)) == ("LOADS BUT WRONG", True)
+    assert not verify(out, source).ok
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"num_target_layers": 8}, r"expected the number of target_layer_ids \[1, 3, 5\], got 8"),
+        ({"draft_vocab_size": 48}, "expected vocab_size 96, got 48"),
+        ({"mla_use_output_gate": True}, "a gate on the attention, which vLLM refuses"),
+        ({"rope_interleave": False}, "vLLM turns interleaved rotary pairs whatever it says"),
+        ({"kv_lora_rank": 128}, r"kv_a_layernorm.weight: expected shape \[128\]"),
+    ],
+)
+def test_what_vllm_does_not_serve_is_refused(
+    config: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    folder = tiny_dspark_mla(tmp_path / "d", config=config)
+    with pytest.raises(CheckpointError, match=said):
+        read_draft(Checkpoint.open(folder))
+
+
+def test_names_of_a_dflash_draft_are_none_of_vllms_class(tmp_path: Path) -> None:
+    folder = tiny_dspark_mla(tmp_path / "d")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["fc.weight"] = tensors.pop("context_proj.weight")
+    save_file(tensors, folder / "model.safetensors")
+    said = check_draft(folder, engine="vllm", arch="sm90")
+    assert (said.verdict, "'model.fc' in K3DSparkForCausalLM" in str(said.error)) == (
+        "REFUSED",
+        True,
+    )
+    edit_json(folder / "config.json", model_type="kimi_k2")
+    assert check_draft(folder, engine="vllm", arch="sm90").verdict != "LOADS"

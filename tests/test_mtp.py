@@ -11,8 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tied_pair
 import torch
 from by_recipe import quantized
+from draftquant.calibration.passes.draft_inputs import first_hidden
+from draftquant.calibration.prompts.prompt_file import Prompt
+from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.converting.dequantize_draft import dequantize_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.engines.engine_check import check_draft
@@ -28,9 +32,20 @@ from draftquant.quantize.verify import verify
 from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import CheckpointError, EstimateError, PlanError
 from draftquant.scripts.cli import main
+from draftquant.validate.counting.trace_replay import replay_drafts
+from recorded import record_traces
+from reference_draft import transformers_in_float64
 from reference_mtp import ReferenceModules, ReferenceMtp
-from tiny import Stored, read_tensors, write_tensors
-from tiny_mtp import tiny_deepseek_mtp, tiny_glm4_moe_mtp, tiny_mimo_mtp, tiny_qwen3_next_mtp
+from safetensors.torch import load_file, save_file
+from tiny import Stored, edit_json, read_tensors, write_tensors
+from tiny_mtp import (
+    tiny_deepseek_mtp,
+    tiny_glm4_moe_mtp,
+    tiny_mimo_mtp,
+    tiny_qwen3_next_mtp,
+    tiny_step3p5_mtp,
+)
+from torch import Tensor
 
 BUILDERS: dict[str, Callable[..., Path]] = {
     "mimo-mtp": tiny_mimo_mtp,
@@ -248,3 +263,145 @@ def test_speculators_layout_of_the_same_layer(tmp_path: Path) -> None:
     made(same, tmp_path / "out", "fp8-ptpc")
     answer = check_draft(same, engine="vllm")
     assert (answer.verdict, "Expected one of" in (answer.error or "")) == ("REFUSED", True)
+
+
+# ---- several modules
+
+
+SEVERAL: dict[str, Callable[..., Path]] = {
+    "deepseek-mtp": tiny_deepseek_mtp,
+    "glm4-moe-mtp": tiny_glm4_moe_mtp,
+    "step3p5-mtp": tiny_step3p5_mtp,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("float64_on_one_thread")
+@pytest.mark.parametrize("family", SEVERAL)
+def test_step_i_is_module_i(family: str, tmp_path: Path) -> None:
+    folder = SEVERAL[family](tmp_path / "draft", modules=3, dtype="F32")
+    draft = load_draft(folder, dtype=torch.float64)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    compare(draft, ReferenceModules(family, config, draft.weights), block_rows=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"layer_types": ["full_attention"] * 4}, "layer_types: expected a list over 3 layers"),
+        (
+            {"layer_types": [*["sliding_attention"] * 4, "full_attention", "full_attention"]},
+            "layer_types: expected the same of all modules",
+        ),
+        ({"moe_layers_enum": "1,2,4"}, "moe_layers_enum: asks of the layers 3 to 5"),
+        ({"partial_rotary_factors": [0.25] * 6}, "partial_rotary_factors: expected 0.5 or 1"),
+        ({"rope_theta": [1e4, 1e4, 1e4, 1e4, 1e6, 1e4]}, "rope_theta: expected the same"),
+        ({"sliding_window": None}, "sliding_window: missing key"),
+        ({"num_nextn_predict_layers": 2}, "no tensor of step3p5-mtp"),
+    ],
+)
+def test_bad_configs_of_step(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    folder = tiny_step3p5_mtp(tmp_path / "draft")
+    edit_json(folder / "config.json", **changes)
+    with pytest.raises(CheckpointError, match=said):
+        read_draft(Checkpoint.open(folder))
+
+
+# ---- several modules through recording, replay and GPTQ
+
+
+K = 3
+
+
+@pytest.fixture(scope="module")
+def markov(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target that is nearly a Markov chain, modules that are right now and then, and traces."""
+    markov = tmp_path_factory.mktemp("modules")
+    tied_pair.save_target(markov / "target")
+    tied_modules(markov / "draft", markov / "target")
+    prompts = [
+        Prompt(id=f"p{i}", category="a", token_ids=tokens)
+        for i, tokens in enumerate(tied_pair.prompt_tokens(6, 5))
+    ]
+    with transformers_in_float64():
+        record_traces(
+            markov / "target",
+            prompts,
+            markov / "traces",
+            max_new_tokens=16,
+            aux_layer_ids=[tied_pair.NUM_LAYERS - 1],
+            dtype="float64",
+        )
+    return markov
+
+
+def tied_modules(markov: Path, target: Path) -> None:
+    """Three modules that say what follows the token they read, and a little of what is before."""
+    tiny_step3p5_mtp(markov, number=tied_pair.NUM_LAYERS, window=2, dtype="F32")
+    file = markov / "model.safetensors"
+    tensors, theirs = load_file(file), load_file(target / "model.safetensors")
+    hidden = tied_pair.HIDDEN
+    for name, tensor in tensors.items():
+        if name.endswith("eh_proj.weight"):
+            tensors[name] = torch.cat((torch.eye(hidden), 0.4 * tensor[:, hidden:]), dim=1)
+        elif name.endswith("shared_head.output.weight"):
+            tensors[name] = theirs["lm_head.weight"].clone()
+        elif name.endswith("o_proj.weight"):
+            tensors[name] = 5.0 * tensor  # what the window hides is to show
+        elif name.endswith("down_proj.weight"):
+            tensors[name] = 0.4 * tensor
+    tensors["model.embed_tokens.weight"] = theirs["model.embed_tokens.weight"]
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def served_round(reference: ReferenceModules, states: Tensor, committed: Tensor) -> list[int]:
+    """The K tokens drafted behind `committed`, whose last one has no state yet."""
+    tokens, hidden, drafted = committed.tolist(), states[: len(committed) - 1], []
+    for number in range(K):
+        ids = torch.tensor([*tokens, *drafted])
+        module = reference.modules[number]
+        hidden = module._outputs(hidden, ids[number:])
+        head = module._norm("norm", hidden)[-1] @ module.weights["lm_head.weight"].T
+        drafted.append(int(head.argmax()))
+    return drafted
+
+
+def served_counts(draft: LoadedDraft, traces: TraceFolder, config: Path) -> tuple[int, int]:
+    """Rounds and accepted tokens of a server that decodes the recorded continuations."""
+    reference = ReferenceModules(
+        "step3p5-mtp", json.loads(config.read_text(encoding="utf-8")), draft.weights
+    )
+    rounds = accepted = 0
+    for trace in traces:
+        states, at = first_hidden(draft, traces, trace), trace.prompt_length + 1
+        while at + K <= trace.num_tokens:
+            drafted = served_round(reference, states, trace.token_ids[:at])
+            wanted = trace.token_ids[at : at + K].tolist()
+            right = next((i for i in range(K) if drafted[i] != wanted[i]), K)
+            rounds, accepted, at = rounds + 1, accepted + right, at + right + 1
+    return rounds, accepted
+
+
+@pytest.mark.usefixtures("float64_on_one_thread")
+def test_replay_counts_what_a_server_accepts(markov: Path) -> None:
+    draft = load_draft(markov / "draft", dtype=torch.float64)
+    traces = TraceFolder.open(markov / "traces")
+    (found,) = replay_drafts([draft], traces, num_draft_tokens=K)
+    rounds, accepted = served_counts(draft, traces, markov / "draft/config.json")
+    counts = [prompt.counts for prompt in found.prompts]
+    assert sum(c.num_steps for c in counts) == rounds
+    assert sum(c.num_accepted_draft_tokens for c in counts) == accepted
+    assert 0.2 < accepted / rounds < K - 0.2  # neither all right nor all wrong
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+def test_gptq_along_the_modules_and_more_draft_tokens_than_modules(
+    markov: Path, tmp_path: Path
+) -> None:
+    out, traces = str(tmp_path / "out"), ["--traces", str(markov / "traces")]
+    quantize = ["quantize", str(markov / "draft"), "--out", out, "--recipe", "int4-channel-gptq"]
+    assert main([*quantize, *traces, "--num-draft-tokens", str(K)]) == 0
+    assert main(["replay", str(markov / "draft"), out, *traces, "-k", "2"]) == 0
+    assert main(["replay", str(markov / "draft"), *traces, "-k", "4"]) == 2

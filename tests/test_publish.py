@@ -1,20 +1,33 @@
 """`publish`: the order of its steps, and nothing is left of a run that fails in one of them."""
 
 import dataclasses
+import errno
 import os
+import stat
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from by_recipe import quantized
+from draftquant.calibration.recording.decoding import GREEDY
+from draftquant.calibration.traces.writer import trace_output
+from draftquant.quantize.converting.dequantize_draft import dequantize_draft
+from draftquant.quantize.files import staging as staging_module
 from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.files.provenance import GraftedProvenance, Provenance, SourceFolder
-from draftquant.quantize.files.publish import SPARE_BYTES, Rewrite, publish
+from draftquant.quantize.files.publish import SPARE_BYTES, Flushing, Rewrite, publish
+from draftquant.quantize.files.staging import check_output, staged_output, write_text
 from draftquant.quantize.verify import Fault, check_faults
 from draftquant.recipes.errors import OutputError, VerifyError
+from draftquant.scripts.cli import main
+from test_traces import AUX, TARGET, TRACES
 from tiny import tiny_eagle3_llama
 
 RECORD = GraftedProvenance(
@@ -193,3 +206,199 @@ def test_ten_faults_are_named(tmp_path: Path) -> None:
     with pytest.raises(VerifyError, match=r"not published[^$]*fault 9") as caught:
         check_faults(tmp_path, tmp_path, faults, fix="report it")
     assert "fault 10" not in str(caught.value)
+
+
+# ---- staged output: a folder appears whole or not at all, and nothing existing is touched
+
+
+def test_modes_are_those_of_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        draft = tiny_eagle3_llama(tmp_path / "draft", sharded=True)
+        (draft / "deep").mkdir()
+        (draft / "deep" / "notes.txt").write_text("", encoding="utf-8")
+        outs = [tmp_path / name for name in ("int4", "plain")]
+        recipe = ["--recipe", "int4-channel"]
+        assert main(["quantize", str(draft), *recipe, "--out", str(outs[0])]) == 0
+        assert main(["dequantize", str(outs[0]), "--out", str(outs[1])]) == 0
+    finally:
+        os.umask(before)
+    for out in outs:
+        for path in (out, *out.rglob("*")):
+            wanted = 0o750 if path.is_dir() else 0o640
+            assert (path, stat.S_IMODE(path.stat().st_mode)) == (path, wanted)
+
+
+def test_a_name_that_may_not_last_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder has its name, but the disk does not confirm that it keeps it."""
+
+    def failing(path: Path) -> None:
+        if path == tmp_path:
+            assert (tmp_path / "out").is_dir()
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(staging_module, "sync", failing)
+    with (
+        pytest.raises(OutputError, match="cannot be written: Input/output error"),
+        staged_output(tmp_path / "out") as staging,
+    ):
+        write_text(staging / "file.txt", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_writers_of_one_process(tmp_path: Path) -> None:
+    with staged_output(tmp_path / "out") as staging:
+        write_text(staging / "file.txt", "first")
+        with (
+            pytest.raises(OutputError, match="this process is already writing it"),
+            staged_output(tmp_path / "out"),
+        ):
+            pytest.fail("staged")
+    assert (tmp_path / "out" / "file.txt").read_text(encoding="utf-8") == "first"
+
+
+def test_output_that_appears_meanwhile(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    def overtaken_run() -> None:
+        with staged_output(out) as staging:
+            write_text(staging / "file.txt", "new")
+            write_text(out / "notes.txt", "a month of work")
+
+    with pytest.raises(OutputError, match="already exists"):
+        overtaken_run()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert [path.name for path in out.iterdir()] == ["notes.txt"]
+
+
+def refused(out: Path, what: str, fix: str, *, source: Path | None = None, size: int = 0) -> None:
+    with pytest.raises(OutputError) as caught:
+        check_output(out, source, needed_bytes=size)
+    assert caught.value.where == str(out)
+    assert what in caught.value.what
+    assert fix in caught.value.fix
+
+
+def test_outputs_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, absent = tmp_path / "draft", tmp_path / "absent"
+    (source / "deep").mkdir(parents=True)
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    for link, place in (("link", source), ("broken", absent)):
+        (tmp_path / link).symlink_to(place)
+    for name in ("draft", "file", "link", "broken"):
+        refused(tmp_path / name, "is never overwritten", "give another name")
+    refused(absent / "out", f"its parent folder {absent} does not exist", f"mkdir -p {absent}")
+    for spelling in ("draft/out", "draft/deep/out", "draft/../draft/out", "link/out"):
+        refused(tmp_path / spelling, f"overlaps the source {source}", "beside", source=source)
+    refused(source / "out", "overlaps the source", "beside", source=tmp_path / "link")
+    refused(tmp_path / "out", "needs 1,000,000,000,000,000,000 bytes", "free some", size=10**18)
+    for name in ("out", "draft2", "draft.int4"):  # names that begin like the source's
+        check_output(tmp_path / name, source, needed_bytes=1)
+    # Root may write everywhere, so the kernel's answer is given here.
+    monkeypatch.setattr(os, "access", lambda _path, mode: not mode & os.W_OK)
+    refused(tmp_path / "out", f"its parent {tmp_path} is not writable", "choose another place")
+
+
+# ---- what is published is on the disk before the rename
+
+
+Files = dict[tuple[int, int], tuple[int, int]]
+"""Device and inode -> size and time of change when a file reached the disk."""
+
+
+def seen(status: os.stat_result) -> Files:
+    return {(status.st_dev, status.st_ino): (status.st_size, status.st_mtime_ns)}
+
+
+@contextmanager
+def nothing_is_lost(out: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A power cut after publishing may take nothing of the folder, nor its name."""
+    synced: list[Files] = [{}]  # before each rename to the output, and after
+    fsync, rename = os.fsync, os.rename
+
+    def watched_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        synced[-1].update(seen(os.fstat(descriptor)))
+
+    def watched_rename(source: Path, target: Path) -> None:
+        if Path(target) == out:
+            synced.append({})
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", watched_fsync)
+        patch.setattr(os, "rename", watched_rename)
+        yield
+    before, after = synced  # published by one rename
+    for path in (out, *out.rglob("*")):
+        assert seen(path.stat()).items() <= before.items(), path
+    assert seen(out.parent.stat()).keys() <= after.keys()
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tiny_eagle3_llama(tmp_path_factory.mktemp("durable") / "draft", sharded=True)
+    (folder / "deep" / "deeper").mkdir(parents=True)
+    (folder / "deep" / "deeper" / "notes.txt").write_text("travels too", encoding="utf-8")
+    return folder
+
+
+def test_a_quantized_draft(draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with nothing_is_lost(tmp_path / "out", monkeypatch):
+        quantized(draft, "blackwell-fp8", tmp_path / "out")
+    assert {"deep", "hf_quant_config.json", "draftquant.json", "config.json"} <= {
+        path.name for path in (tmp_path / "out").iterdir()
+    }
+
+
+def test_a_dequantized_draft(draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quantized(draft, "blackwell-fp8", tmp_path / "packed")
+    with nothing_is_lost(tmp_path / "out", monkeypatch):
+        dequantize_draft(DraftSource(folder=tmp_path / "packed"), tmp_path / "out")
+
+
+def test_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        nothing_is_lost(tmp_path / "out", monkeypatch),
+        trace_output(tmp_path / "out", GREEDY.manifest(TARGET, AUX), shard_bytes=1) as writer,
+    ):
+        for position, trace in enumerate(TRACES):
+            writer.add(trace, position=position)
+    assert len(list((tmp_path / "out").iterdir())) == 1 + len(TRACES)
+
+
+# ---- while it is written
+
+
+def _fail(*_arguments: object) -> None:
+    raise OSError(5, "Input/output error")
+
+
+def test_a_file_is_synced_while_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And an early error is told where all is waited for: the kernel tells it once."""
+    seen = threading.Event()
+
+    def failing(_descriptor: int) -> None:
+        seen.set()
+        _fail()
+
+    monkeypatch.setattr(os, "fdatasync", failing)
+    with Flushing(tmp_path) as disk:
+        (tmp_path / "file").write_bytes(b"x")
+        assert seen.wait(10)
+        disk.finish()
+        with pytest.raises(OSError, match="Input/output error"):
+            disk.wait()
+
+
+def test_a_disk_that_fails_during_verification_publishes_nothing(
+    draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Flushing, "_sync", _fail)
+    with pytest.raises(OutputError, match="Input/output error"):
+        quantized(draft, "int4-channel", tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []

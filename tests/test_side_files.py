@@ -1,17 +1,21 @@
 """What travels beside the tensors: files of the folder, links that stay in it, and no weights."""
 
+import json
 import os
 import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.verify import verify
 from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
 from tiny import tiny_eagle3_llama
 from tiny_mtp import tiny_mimo_mtp
+from verify_cases import assert_only_fault, reseal
 
 
 @pytest.fixture
@@ -147,3 +151,130 @@ def test_a_signature_belongs_to_one_folder(draft: Path) -> None:
     assert main(["verify", str(out), "--against", str(draft)]) == 0
     assert main(["dequantize", str(out), "--out", str(plain)]) == 0
     assert not (plain / "model.sig").exists()
+
+
+# ---- every file of an output belongs to somebody; what does not is a fault, as an edited record is
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """draft/ and int4/."""
+    folder = tmp_path_factory.mktemp("owned")
+    draft, out = tiny_eagle3_llama(folder / "draft"), folder / "int4"
+    assert main(["quantize", str(draft), "--recipe", "int4-channel", "--out", str(out)]) == 0
+    return folder
+
+
+@pytest.fixture
+def out(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made / "int4", tmp_path / "out"))
+
+
+FILES = {
+    "pytorch_model.bin", "model.gguf", "evil.py", "mask_embedding.pt", "adapter_config.json",
+    "sub/notes.txt", "config.json.unverified", "hf_quant_config.json", ".hidden",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+def test_a_file_that_nobody_owns(foreign: bool, made: Path, out: Path) -> None:
+    (out / "sub").mkdir()
+    for file in FILES:
+        (out / file).write_text("{}", encoding="utf-8")
+    faults = verify(out, made / "draft", foreign=foreign).faults
+    assert {fault.where for fault in faults} == FILES
+    assert {fault.got for fault in faults} == {"a file of neither the source nor the layout"}
+
+
+def test_what_is_no_file(made: Path, out: Path) -> None:
+    (out / "link.txt").symlink_to("absent")
+    os.mkfifo(out / "pipe")
+    (out / "folder").symlink_to("/etc")
+    found = {fault.where: fault.got for fault in verify(out, made / "draft").faults}
+    assert found == {
+        "link.txt": "a link to absent, which leads nowhere",
+        "pipe": "neither a file nor a folder",
+        "folder": "a link to /etc, which is no file",
+    }
+
+
+def test_an_own_file_that_is_a_link_elsewhere(made: Path, out: Path, tmp_path: Path) -> None:
+    (out / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    (out / "tokenizer.json").symlink_to(tmp_path / "tokenizer.json")
+    assert_only_fault(verify(out, made / "draft"), "tokenizer.json", "expected a file of the fold")
+
+
+def test_hidden_folders_are_named_once(made: Path, out: Path) -> None:
+    for name in (".git", "__pycache__", ".cache"):
+        (out / name).mkdir()
+        for number in range(3):
+            (out / name / f"{number}").write_text("", encoding="utf-8")
+    faults = verify(out, made / "draft").faults
+    assert [f.where for f in faults] == [".cache/", ".git/", "__pycache__/"]
+    assert {f.expected for f in faults} == {"no such folder"}
+
+
+def test_side_files_of_the_source_are_owned_and_its_weights_are_not(
+    made: Path, out: Path, tmp_path: Path
+) -> None:
+    draft = Path(shutil.copytree(made / "draft", tmp_path / "draft"))
+    for file in ("weights.pt", "modeling.py"):
+        (draft / file).write_text("the same", encoding="utf-8")
+        (out / file).write_text("the same", encoding="utf-8")
+    assert [fault.where for fault in verify(out, draft).faults] == ["weights.pt"]
+
+
+def test_a_folder_without_a_record_is_of_another_tool_only_if_somebody_says_so(
+    made: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (out / "draftquant.json").unlink()
+    command = ["verify", str(out), "--against", str(made / "draft")]
+    assert main(command) == 1
+    assert "If another tool made the folder, pass --foreign" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    assert main([*command, "--foreign"]) == 0
+
+
+# ---- the record
+
+Edit = Callable[[dict[str, Any]], object]
+EDITS: dict[str, tuple[Edit, str]] = {
+    "family": (lambda d: d["source"].update(family="eagle3-mla"), "source.family"),
+    "bytes before": (lambda d: d["tensor_bytes"].update(before=1), "tensor_bytes.before"),
+    "bytes after": (lambda d: d["tensor_bytes"].update(after=1), "tensor_bytes.after"),
+    "hash": (
+        lambda d: d["tensor_digests"].update({"norm.weight": "00"}), "tensor_digests.norm.weig",
+    ),
+    "hash of nothing": (
+        lambda d: d["tensor_digests"].update({"of.others": "00"}), "tensor_digests.of.others",
+    ),
+    "no hash": (lambda d: d["tensor_digests"].pop("norm.weight"), "tensor_digests.norm.weight"),
+    "hash of the source": (
+        lambda d: d["source"]["tensor_digests"].update({"fc.weight": "00"}),
+        "source.tensor_digests.fc.weight",
+    ),
+    "argv": (lambda d: d.update(argv=["me"]), "sha256"),
+    "no seal": (lambda d: d.pop("sha256"), "sha256"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edited_record_is_a_fault(name: str, made: Path, out: Path) -> None:
+    change, key = EDITS[name]
+    content = json.loads((out / "draftquant.json").read_text(encoding="utf-8"))
+    change(content)
+    (out / "draftquant.json").write_text(json.dumps(content), encoding="utf-8")
+    wheres = [fault.where for fault in verify(out, made / "draft").faults]
+    assert "draftquant.json: sha256" in wheres
+    assert any(where.startswith(f"draftquant.json: {key}") for where in wheres)
+    reseal(out)
+    resealed = verify(out, made / "draft")
+    assert resealed.ok == (key == "sha256")  # what can be computed again needs no seal
+
+
+def test_a_source_with_a_link_elsewhere_verifies_nothing(made: Path, tmp_path: Path) -> None:
+    draft = Path(shutil.copytree(made / "draft", tmp_path / "draft"))
+    (draft / "vocab.txt").symlink_to("/etc/passwd")
+    with pytest.raises(CheckpointError, match="expected a file of the folder"):
+        verify(made / "int4", draft)

@@ -4,20 +4,31 @@
 kind that is there. And no module but a family's own names a family.
 """
 
+import copy
 import json
+import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from by_recipe import quantized
 from draftquant.quantize.drafts import families
+from draftquant.quantize.layouts import get_layout
+from draftquant.quantize.numerics.quantized_weight import int4_words
+from draftquant.quantize.plugins.int4_linear import UnpackedInt4, as_fp8, is_int4_per_channel
+from draftquant.recipes import built_in_recipes, load_recipe
 from draftquant.scripts.cli import main
 from safetensors.torch import load_file, save_file
 from test_packaging import MODULES, ROOT
 from tied_pair import HIDDEN, VOCAB, prompt_tokens, save_target
+from torch import Tensor, nn
 
 TOYS = Path(__file__).parent / "toy_families"
 INNER, LAYERS = 32, [1, 3, 4]
@@ -116,3 +127,237 @@ def test_nothing_but_its_module_names_a_family() -> None:
         if any(f'"{name}"' in text for name in names):
             found.append(place)
     assert found == []
+
+
+# ---- a number format more, added the way a developer would: what it takes is seven product files
+
+
+DRAFT = ROOT / "tests" / "pairs" / "eagle3-llama" / "draft"
+PACKAGES = ("recipes", "quantize", "calibration", "validate", "scripts")
+MOST_FILES = 7
+EDITS = {
+    "recipes/formats.py": [
+        ('WeightDtype = Literal["int4",', 'WeightDtype = Literal["toy4", "int4",'),
+        ("NumberFormat] = {\n", "NumberFormat] = {\n"
+         '    "toy4": NumberFormat(\n'
+         '        bits=4, kind="float", largest=6, sizes={"group": (32,)}, stored_dtype="U8",\n'
+         '        codes_per_element=2, scale_dtype="F32"),\n'),
+    ],
+    "quantize/numerics/number_formats.py": [
+        (
+            "    return mxfp4_scale(rows) if whole is None else nvfp4_scale(rows, whole)\n",
+            "    if number.powers_of_two or number.global_scale:\n"
+            "        return mxfp4_scale(rows) if whole is None else nvfp4_scale(rows, whole)\n"
+            "    scale = row_absmax(rows).float() / number.largest\n"
+            "    return torch.where(scale > 0, scale, 1.0)\n",
+        ),
+    ],
+    "quantize/verify/scales.py": [
+        (
+            "    if scheme.number.is_fp8:\n        scale = largest / np.float32(E4M3_MAX)\n",
+            "    if not scheme.number.is_integer:\n"
+            "        scale = largest / np.float32(scheme.number.largest)\n",
+        ),
+    ],
+    "quantize/layouts/layout.toml": [
+        ('    "mxfp4 per group with none",\n', '    "mxfp4 per group with none",\n'
+         '    "toy4 per group with none",\n'),
+    ],
+    "quantize/stored/layouts/stored_compressed_tensors.py": [
+        ("] = {\n    \"pack-quantized\"", "] = {\n    \"toy4-pack-quantized\": \"toy4\",\n"
+         "    \"pack-quantized\""),
+    ],
+    "quantize/engines/schemes.toml": [
+        ("\n# The MLA draft of SGLang", "".join(
+            f'\n[[row]]\nengine = "{engine}"\nclass = "CompressedTensors"\nrefused = "no-ct"\n'
+            'schemes = ["compressed-tensors toy4 none"]\n'
+            for engine in ("vllm", "sglang")
+        ) + "\n# The MLA draft of SGLang"),
+    ],
+}  # fmt: skip
+"""Product file -> texts, each of which stands in it once, and what stands there instead."""
+RECIPE = "recipes/toy4.yaml"
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder from which `draftquant` is imported, with the toy format."""
+    home = tmp_path_factory.mktemp("toy")
+    installed = home / "draftquant"
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, installed / package)  # what is compiled too
+    for module in (ROOT / "scripts" / "draftquant").glob("*.py"):
+        shutil.copy(module, installed / module.name)
+    for name, edits in EDITS.items():
+        text = (installed / name).read_text(encoding="utf-8")
+        for old, new in edits:
+            assert text.count(old) == 1, (name, old)
+            text = text.replace(old, new)
+        (installed / name).write_text(text, encoding="utf-8")
+    recipe = (ROOT / "recipes" / "mi355-mxfp4.yaml").read_text(encoding="utf-8")
+    kept = recipe[recipe.index("rules:") :]
+    (installed / RECIPE).write_text(
+        "schema_version: 1\nname: toy4\nsummary: FP4 in groups of 32 under float32 scales\n"
+        "backend: torch\nlayout: compressed-tensors\nactivations: null\n"
+        "weights: {dtype: toy4, granularity: group, group_size: 32, symmetric: true}\n"
+        f"algorithm: {{scale: absmax, rounding: nearest}}\n{kept}",
+        encoding="utf-8",
+    )
+    return home
+
+
+SCRIPT = """
+import sys
+from draftquant.scripts.cli import main
+from tiny import Stored, read_tensors, write_tensors
+draft, = sys.argv[1:]
+codes = [main(["quantize", draft, "--recipe", "toy4", "--out", "out"])]
+codes += [main(["verify", "out", "--against", draft])]
+codes += [main(["dequantize", "out", "--out", "plain"])]
+main(["check", "out", "--engine", "vllm", "--gpu", "sm90"])
+tensors = read_tensors(Path("out"))
+name = next(name for name in tensors if name.endswith("q_proj.weight_scale"))
+dtype, shape, scales = tensors[name]
+write_tensors(Path("out"), {**tensors, name: Stored(dtype, shape, scales[4:8] + scales[4:])})
+print(codes, main(["verify", "out", "--against", draft]))
+"""
+
+
+@pytest.mark.slow
+def test_it_takes_few_product_files_and_is_verified_by_the_other_side(packages: Path) -> None:
+    assert len({*EDITS, RECIPE}) <= MOST_FILES
+    paths = os.pathsep.join((str(packages), str(ROOT / "tests")))
+    done = subprocess.run(
+        [sys.executable, "-c", f"from pathlib import Path{SCRIPT}", str(DRAFT)],
+        env={"PYTHONPATH": paths, "PATH": "", "NO_COLOR": "1", "OMP_NUM_THREADS": "1"},
+        cwd=packages,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    said = done.stdout + done.stderr
+    assert "[0, 0, 0] 1" in said
+    assert "scales, exactly the nearest quantized values" in said
+    assert "7 linears dequantized" in said
+    assert "No compressed-tensors compatible scheme was found" in said
+    assert "expected absmax / 6" in said
+
+
+# ---- what the engines' plugins do with Quark's INT4; that engines take it is shown by --engines
+
+
+ROWS, COLUMNS = 16, 24
+
+
+def layer_config(recipe: str) -> dict[str, Any]:
+    chosen = load_recipe(recipe).stored
+    declared = get_layout("quark").declare(chosen, [])
+    config: dict[str, Any] = copy.deepcopy(declared["global_quant_config"])
+    return config
+
+
+def codes() -> Tensor:
+    return torch.randint(-8, 8, (ROWS, COLUMNS), generator=torch.manual_seed(0)).to(torch.int8)
+
+
+class PlainFp8:
+    """FP8 weights per channel, multiplied as they are."""
+
+    def create_weights(
+        self, layer: nn.Module, output_partition_sizes: list[int], **rest: Any
+    ) -> None:
+        shape = (sum(output_partition_sizes), rest["input_size_per_partition"])
+        layer.weight = parameter(data=torch.zeros(shape, dtype=torch.float8_e4m3fn))
+        layer.weight_scale = parameter(data=torch.zeros(shape[0]))
+
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        layer.weight = parameter(data=layer.weight.data.t())
+
+    def apply_weights(self, layer: nn.Module, x: Tensor) -> Tensor:
+        return x @ layer.weight.to(torch.float32) * layer.weight_scale
+
+
+def parameter(*, data: Tensor, **_: Any) -> nn.Parameter:
+    return nn.Parameter(data, requires_grad=False)
+
+
+def unpacked(*, reordered: bool) -> UnpackedInt4:
+    return UnpackedInt4(PlainFp8(), reordered=reordered, packed=parameter, packed_rows=parameter)
+
+
+def created(scheme: UnpackedInt4, rows: list[int], columns: int) -> Any:
+    layer = nn.Module()
+    scheme.create_weights(layer, rows, columns, torch.bfloat16, lambda *_: None)
+    return layer
+
+
+def test_only_int4_per_channel_under_fp8_is_taken() -> None:
+    quark = [name for name in built_in_recipes() if load_recipe(name).layout == "quark"]
+    taken = [name for name in quark if is_int4_per_channel(layer_config(name))]
+    assert taken == ["mi325x-w4a8", "mi325x-w4a8-gptq"]
+    for name in set(quark) - set(taken):
+        assert as_fp8(layer_config(name)) == layer_config(name)
+    other = {"symmetric": False, "qscheme": "per_group", "is_dynamic": True, "ch_axis": 1}
+    for key, value in other.items():
+        config = layer_config("mi325x-w4a8")
+        config["weight"][key] = value
+        assert as_fp8(config) is config
+    told, declared = as_fp8(layer_config(taken[0]))["weight"], layer_config("mi325x-fp8")["weight"]
+    assert all(told[key] == declared[key] for key in ("dtype", *other))
+
+
+@pytest.mark.parametrize("reordered", [True, False])
+def test_served_is_the_product_with_the_codes_and_scales(reordered: bool) -> None:
+    scheme = unpacked(reordered=reordered)
+    layer = created(scheme, [8, 8], COLUMNS)
+    assert layer.weight.shape == (ROWS, COLUMNS // 8)
+    assert layer.weight_zero_point.shape == (ROWS // 8,)
+    layer.weight.data.copy_(int4_words(codes(), interleaved=reordered, offset=0))
+    layer.weight_scale.data.copy_(torch.linspace(0.5, 2.0, ROWS))
+    scheme.process_weights_after_loading(layer)
+    x = torch.randn(3, COLUMNS, generator=torch.manual_seed(1))
+    expected = x @ codes().float().T * torch.linspace(0.5, 2.0, ROWS)
+    assert torch.equal(scheme.apply_weights(layer, x), expected)
+    assert "weight_zero_point" not in dict(layer.named_parameters())
+
+
+def test_a_shard_within_a_word_and_a_zero_point_are_refused() -> None:
+    scheme = unpacked(reordered=True)
+    for rows, columns in (([8, 4], 24), ([8, 8], 20)):
+        with pytest.raises(ValueError, match="fewer tensor-parallel shards"):
+            created(scheme, rows, columns)
+    layer = created(scheme, [ROWS], COLUMNS)
+    layer.weight_zero_point.data[1] = 1
+    with pytest.raises(ValueError, match="expected symmetric INT4"):
+        scheme.process_weights_after_loading(layer)
+
+
+@pytest.mark.parametrize("engine", ["vllm.general_plugins", "sglang.srt.plugins"])
+def test_engines_find_the_plugin(engine: str) -> None:
+    (found,) = (point for point in entry_points(group=engine) if point.name == "draftquant")
+    module, _, function = found.value.partition(":")
+    assert module.startswith("draftquant.quantize.plugins.")
+    assert function == "register"
+
+
+def test_sglang_takes_our_class_in_the_place_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's modules are the test's: `register` alone is looked at."""
+    own, methods = type("QuarkConfig", (), {}), {}
+    methods["quark"] = own
+    layers = "sglang.srt.layers"
+    given: dict[str, dict[str, Any]] = {
+        "sglang": {}, "sglang.srt": {}, layers: {"parameter": None},
+        f"{layers}.quantization": {"QUANTIZATION_METHODS": methods},
+        f"{layers}.quantization.quark": {},
+        f"{layers}.quantization.quark.quark": {"QuarkConfig": own, "QuarkLinearMethod": object},
+    }  # fmt: skip
+    for name, held in given.items():
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        vars(sys.modules[name]).update(held)
+    (found,) = (e for e in entry_points(group="sglang.srt.plugins") if e.name == "draftquant")
+    try:
+        found.load()()
+    finally:
+        sys.modules.pop(found.module, None)
+    assert methods["quark"] is not own
+    assert issubclass(methods["quark"], own)
