@@ -4,6 +4,7 @@ A row of `CASES` is one `draftquant quantize` and one `draftquant gate`. Its rep
 work folder, so that a further run makes what is missing.
 """
 
+import itertools
 import json
 import math
 import resource
@@ -199,15 +200,36 @@ def _figures(path: Path) -> dict[str, Any]:
     }
 
 
-def curve(work: Path, draft: str, target: Path, traces: Path) -> None:
-    """Acceptance by the number of rows, chosen by calibration text and by `counts.json`."""
-    command = (
-        sys.executable, "-m", "draftquant", "vocab", work / draft / "draft", "--curve", "--json",
-        "--traces", traces / "calibration-256", "--judge", traces / "gate", "--target", target,
-        "--counts", work / "counts.json", "--sizes", ",".join(map(str, SIZES)),
-    )  # fmt: skip
-    done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, check=True)
-    (work / f"curve-{draft}.json").write_bytes(done.stdout)
+def curve(work: Path, draft: str, target: Path, traces: Path) -> list[dict[str, Any]]:
+    """Acceptance by the number of rows, chosen by calibration text, with and without counts.
+
+    A row is a size, a scope and an order: shares are fractions, bounds hold together. "off-domain"
+    = rows that the prompts of the other categories choose.
+    """
+    found = []
+    for name, counted in (("prompts", ()), ("counts", ("--counts", work / "counts.json"))):
+        command = (
+            sys.executable, "-m", "draftquant", "vocab", work / draft / "draft", "--curve",
+            "--traces", traces / "calibration-256", "--judge", traces / "gate", "--target", target,
+            "--sizes", ",".join(map(str, SIZES)), "--json", "--plot", work / f"curve-{name}.svg",
+            *counted,
+        )  # fmt: skip
+        done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, check=True)
+        (work / f"curve-{name}.json").write_bytes(done.stdout)
+        curves = json.loads(done.stdout)["curve"]
+        for chosen in ("chosen", "off_domain"):
+            rows = itertools.chain(curves[chosen]["whole"], *curves[chosen]["categories"])
+            found += [
+                {
+                    "rows chosen by": name,
+                    "off-domain": chosen == "off_domain",
+                    **{key: row[key] for key in ("size", "scope", "coverage")},
+                    "change": round(row["relative_change"], 5),
+                    "bounds": [round(row["lower"], 5), round(row["upper"], 5)],
+                }
+                for row in rows
+            ]
+    return found
 
 
 def _run(*words: object, judged: Sequence[int] = (0,)) -> float:

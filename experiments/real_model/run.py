@@ -10,9 +10,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -90,13 +91,13 @@ def _record(work: Work) -> None:
 def _loop(work: Work) -> None:
     depth = drafts.DRAFTS["eagle3"].num_draft_tokens
     rows = loop.compare(work.target, work / "eagle3/draft", work / "traces/gate", depth, 20)
-    (work / "loop.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    _write(work / "loop.json", rows)
 
 
 def _gate(work: Work) -> None:
     judged.judge(work.folder, work.target, work / "traces")
     rows = judged.rows(work.folder)
-    (work / "gate.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    _write(work / "results.json", rows)
     if len(rows) < len(judged.CASES):
         raise SystemExit("some cases wait for a draft or for traces: run `train` and `record`")
 
@@ -104,7 +105,13 @@ def _gate(work: Work) -> None:
 def _curve(work: Work) -> None:
     counts = states.counts(work / "states", drafts.SIZE.vocab_size)
     (work / "counts.json").write_text(json.dumps(counts), encoding="utf-8")
-    judged.curve(work.folder, "eagle3-whole", work.target, work / "traces")
+    rows = judged.curve(work.folder, "eagle3-whole", work.target, work / "traces")
+    _write(work / "curve.json", rows)
+
+
+def _write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
 STAGES: dict[str, tuple[Callable[[Work], None], str]] = {
@@ -117,7 +124,7 @@ STAGES: dict[str, tuple[Callable[[Work], None], str]] = {
     "train": (_train, "an hour a draft"),
     "loop": (_loop, "10 minutes"),
     "gate": (_gate, "40 minutes"),
-    "curve": (_curve, "10 minutes"),
+    "curve": (_curve, "20 minutes"),
 }
 """Name -> what is done, and how long it takes on two cores."""
 
