@@ -28,7 +28,7 @@ import states  # noqa: E402
 import text  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 
-NUM_STEPS = {"eagle3": 3000, "mla": 900, "dflash": 1500}
+NUM_STEPS = {"eagle3": 3000, "mla": 2000, "dflash": 1500}
 """Of the training of each draft."""
 LONG = {2048: 30, 8192: 8}
 """Tokens of long prompts, and how many of them."""
