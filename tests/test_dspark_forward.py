@@ -6,6 +6,7 @@ adds some ten products of the same size.
 """
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes.errors import CheckpointError
 from draftquant.validate.counting.trace_replay import replay_drafts
+from heads import BEYOND
 from k3_draft import CASES, CONTEXT, TOKENS, features, write_draft
 from reference_dflash import ReferenceDSpark, ReferenceDSparkMla, random_weights
 from reference_draft import assert_close
@@ -37,6 +39,11 @@ from tiny import edit_json, read_tensors, store, write_tensors
 from tiny_dspark import tiny_dspark, tiny_dspark_mla
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
+
+ENGINES_FOLDER = Path(__file__).parents[1] / "experiments" / "engines"
+sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
+
+from formats import format_recipe  # noqa: E402
 
 K = 5
 NUM_CONTEXT = 11
@@ -50,11 +57,7 @@ BLOCK = [17, 3, 80, 41, 5, 60]
 """An anchor, and K tokens behind it."""
 
 
-TABLE = json.loads(
-    (Path(__file__).parents[1] / "experiments" / "engines" / "dspark_maths.json").read_text(
-        encoding="utf-8"
-    )
-)
+TABLE = json.loads((ENGINES_FOLDER / "dspark_maths.json").read_text(encoding="utf-8"))
 
 
 def build(**changes: Any) -> tuple[DSparkGeometry, dict[str, Tensor], BlockForward]:
@@ -170,8 +173,9 @@ def test_speculators_spell_it_with_layers_of_their_own(tmp_path: Path) -> None:
 # ---- latent attention
 
 
-MLA_TABLE = Path(__file__).parents[1] / "experiments" / "engines" / "k3_maths.json"
-EXECUTED: dict[str, Any] = json.loads(MLA_TABLE.read_text(encoding="utf-8"))
+EXECUTED: dict[str, Any] = json.loads(
+    (ENGINES_FOLDER / "k3_maths.json").read_text(encoding="utf-8")
+)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -261,6 +265,28 @@ def test_layers_share_the_scale_that_vllm_takes_once_for_the_context(tmp_path: P
     said = check_draft(out, engine="vllm", arch="sm100")
     assert (said.verdict, "context_kv_proj" in str(said.error)) == ("LOADS BUT WRONG", True)
     assert not verify(out, source).ok
+
+
+def test_its_fusion_is_quantized_under_its_own_name(tmp_path: Path) -> None:
+    quantized(tiny_dspark_mla(tmp_path / "d"), BEYOND["fp8-fc"], tmp_path / "q")
+    said = check_draft(tmp_path / "q", engine="vllm", arch="sm90")
+    assert said.verdict == "LOADS", said.error
+    assert "model.context_proj" in {layer.module for layer in said.layers if layer.quantized}
+
+
+@pytest.mark.parametrize(
+    ("layers", "verdict", "why"),
+    [(2, "REFUSED", "start (2) + length (2)"), (3, "LOADS BUT WRONG", "context_kv_proj holds")],
+)
+def test_layers_end_inside_blocks_of_the_joined_projection(
+    layers: int, verdict: str, why: str, tmp_path: Path
+) -> None:
+    """Parts of 192 rows: scales of a third one fit, over those of the second."""
+    sizes = {"q_lora_rank": 128, "kv_lora_rank": 176, "intermediate": 128, "num_layers": layers}
+    recipe, source = format_recipe("fp8", "fp8-block", "fp8-group"), tmp_path / "d"
+    quantized(tiny_dspark_mla(source, **sizes), recipe, tmp_path / "q", target_layers=8)
+    said = check_draft(tmp_path / "q", engine="vllm", arch="sm90", target_layers=8)
+    assert (said.verdict, why in str(said.error)) == (verdict, True)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from heads import BEYOND, HEAD, LOADED
 from mixes import KEPT_DOWN, MIXES
 from tiny import tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
-from tiny_dspark import tiny_dspark
+from tiny_dspark import tiny_dspark, tiny_dspark_mla
 from tiny_llama import tiny_language_model
 from tiny_mla import tiny_eagle3_mla
 
@@ -33,7 +33,8 @@ INPUT_SCALE = 0.01
 SHAPE: dict[str, Any] = {"hidden": 256, "intermediate": 512, "vocab": 512}
 # 512 rows of q, 256 of k and of v: each shard of two is whole blocks of 128.
 HEADS: dict[str, Any] = {**SHAPE, "heads": 8, "kv_heads": 4, "head_dim": 64}
-# As in the published drafts, kv_a_proj_with_mqa alone is not whole blocks of 128: 192 rows for 576.
+# As in the published drafts, kv_a_proj_with_mqa alone is not whole blocks of 128: 192 rows for 576;
+# nor are those of all layers of a dspark-mla, which vLLM joins: three layers for five.
 MLA: dict[str, Any] = {
     **SHAPE, "heads": 4, "q_lora_rank": 256, "kv_lora_rank": 128, "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64, "v_head_dim": 128,
@@ -47,12 +48,13 @@ _SOURCES: dict[FamilyName, tuple[Callable[..., Path], dict[str, Any]]] = {
     "dflash": (tiny_dflash, {**HEADS, "num_layers": 2}),
     "dflash2": (tiny_dflash, {**HEADS, "num_layers": 2, "kind": "dflash2"}),
     "dspark": (tiny_dspark, {**HEADS, "num_layers": 2, "rank": 128}),
+    "dspark-mla": (tiny_dspark_mla, {**MLA, "num_layers": 3, "rank": 128}),
     "language-model": (tiny_language_model, {**HEADS, "num_layers": 2}),
 }
 FAMILIES = tuple(_SOURCES)
 READS: dict[FamilyName, tuple[int, ...]] = {
     **dict.fromkeys(("eagle3-llama", "eagle3-mla"), (2, 4, 5)),
-    **dict.fromkeys(("dflash", "dflash2", "dspark"), (2, 4, 6)),
+    **dict.fromkeys(("dflash", "dflash2", "dspark", "dspark-mla"), (2, 4, 6)),
     "language-model": (),
 }
 """The target's layers whose inputs the drafts read; of EAGLE-3 the default for 8 layers."""

@@ -10,7 +10,7 @@ from draftquant.recipes import ActivationFormat, Recipe, WeightFormat, load_reci
 from draftquant.recipes.schema import LayoutName
 
 FamilyName = Literal[
-    "eagle3-llama", "eagle3-mla", "dflash", "dflash2", "dspark", "language-model",
+    "eagle3-llama", "eagle3-mla", "dflash", "dflash2", "dspark", "dspark-mla", "language-model",
 ]  # fmt: skip
 LAYOUTS: tuple[LayoutName, ...] = ("quark", "modelopt", "compressed-tensors", "fp8", "awq")
 _weights = functools.partial(WeightFormat, symmetric=True)

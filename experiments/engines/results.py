@@ -163,8 +163,8 @@ def _reason(outcome: Outcome) -> str:
     """The engine's error, or what is different in the loaded model."""
     if outcome["error"] is not None:
         where = {"after load": "after loading"}.get(outcome["stage"], f"at {outcome['stage']}")
-        text = outcome["error"].replace("|", "\\|")
-        return f"{outcome['engine']}, {where}: `{text}`"
+        text, fence = outcome["error"].replace("|", "\\|"), "``" if "`" in outcome["error"] else "`"
+        return f"{outcome['engine']}, {where}: {fence}{text}{fence}"
     found = (
         ("never written", outcome["unloaded"]),
         ("dropped", outcome["unread"]),

@@ -51,6 +51,9 @@ _MAY_BE_ABSENT = ("embed_tokens", "lm_head", "mask_embedding")
 _VOCABULARY = ("embed_tokens.weight", "lm_head.weight")
 _LAST_ONE_WINS = ".input_scale"
 """Of INT8: the parts of a fused linear read the same inputs, so theirs are equal."""
+_OF_BLOCKS = ".weight_scale_inv"
+"""Of blocks of rows: where a part of a fused linear ends inside one, the scales of the next part
+may be written over its last."""
 _ONE_PER_LINEAR = ("weight_scale_2", "weight_global_scale")
 """The global scale of NVFP4. Kernels take one for a whole fused linear: both engines give them the
 largest and leave the codes as they are (vLLM 0.33 `modelopt.py:2085`, SGLang 0.5.23
@@ -66,8 +69,8 @@ class Outcome:
         error: the engine's own text, shortened; None where nothing was raised.
         schemes: runtime module -> class of the quantization method, and of its scheme.
         unloaded: parameters that nothing was written to. unread: tensors that reached no
-            parameter. cast: "tensor: dtype -> dtype of its parameter". merged: parameters whose
-            different values became one.
+            parameter, or not whole. cast: "tensor: dtype -> dtype of its parameter". merged:
+            parameters whose different values became one.
         parameters: of the built model, before loading: name -> dtype and shape.
         not_run: modules whose step after loading needs a kernel -> that kernel.
         captures: runner -> layers of the target that it captures; None = its default.
@@ -142,7 +145,7 @@ def examine(subject: Subject, outcome: Outcome) -> None:
     outcome.stage = "load"
     _fill(model, 0x55)
     subject.load_folder(model)
-    unread, outcome.cast = _unread_and_cast(model, subject.tensors)
+    unread, outcome.cast = _unread_and_cast(model, subject.tensors, whole=outcome.tp == 1)
     outcome.unread = [n for n in unread if subject.first or not n.endswith(_VOCABULARY)]
     outcome.unread += subject.ignored
     unloaded = _unloaded(model, subject.tensors)
@@ -252,16 +255,23 @@ def _matters(subject: Subject, unloaded: list[str]) -> bool:
 
 
 def _unread_and_cast(
-    model: nn.Module, tensors: Mapping[str, Tensor]
+    model: nn.Module, tensors: Mapping[str, Tensor], *, whole: bool
 ) -> tuple[list[str], list[str]]:
-    """Change each tensor in turn and see which parameters change, and of which dtype they are."""
+    """Change each tensor in turn and see which parameters change, and of which dtype they are.
+
+    `whole`: it is not split, and scales of blocks change as many values as they are.
+    """
     model.load_weights(_copies(tensors))
     before = {name: value.detach().clone() for name, value in _state(model)}
     parameters = dict(model.named_parameters())
     unread, read, cast = [], [], set()
     for name, tensor in tensors.items():
         model.load_weights(_copies({**tensors, name: _changed(tensor)}))
-        reached = [key for key, value in _state(model) if not _same(value, before.get(key))]
+        after = dict(_state(model))
+        reached = [key for key, value in after.items() if not _same(value, before.get(key))]
+        counted = reached if whole and name.endswith(_OF_BLOCKS) else []
+        if any(_num_differing(after[key], before.get(key)) < tensor.numel() for key in counted):
+            reached = []
         if not reached and not name.endswith(_NOT_READ_BY_DESIGN):
             unread.append(name)
         elif reached and name.endswith(_LAST_ONE_WINS):
@@ -334,6 +344,10 @@ def _state(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
 
 def _same(a: Tensor, b: Tensor | None) -> bool:
     return b is not None and a.shape == b.shape and torch.equal(_bytes(a), _bytes(b))
+
+
+def _num_differing(a: Tensor, b: Tensor | None) -> int:
+    return a.numel() if b is None or a.shape != b.shape else int((a != b).sum())
 
 
 def _bytes(tensor: Tensor) -> Tensor:

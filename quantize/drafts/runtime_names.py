@@ -35,7 +35,7 @@ def excluded_modules(
     """
     names = {row.module for row in kept}
     may_be = (row for row in quantized if row.role in QUANTIZABLE)
-    as_codes = {row.canonical_module for row in may_be}
+    as_codes = {name for row in may_be for name in (row.module, row.canonical_module)}
     unnamed = set(draft.family.served_unquantized) - as_codes
     unnamed -= {name.rpartition(".")[2] for name in names}
     names |= {draft.family.served_name(name) for name in names}

@@ -318,11 +318,11 @@ def quantized_linear(
 
 
 def _cut_scales(parts: Sequence[int]) -> Facts | None:
-    """For parts that end in blocks of this many rows: where the last part's scales begin."""
-    *first, last = parts
-    if not any(rows % BLOCK for rows in first):
+    """For parts that end inside blocks of this many rows: where the last part's scales are put."""
+    if not any(rows % BLOCK for rows in parts[:-1]):
         return None
-    return {"start": -(-sum(first) // BLOCK), "size": -(-(sum(first) + last) // BLOCK)}
+    start, length, size = (-(-rows // BLOCK) for rows in (sum(parts[:-1]), parts[-1], sum(parts)))
+    return {"start": start, "length": length, "size": size, "fit": start + length <= size}
 
 
 def _cut_block(module: Module, shapes: Sequence[tuple[int, int]], *, split: bool) -> Facts | None:
