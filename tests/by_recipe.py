@@ -1,4 +1,4 @@
-"""A draft quantized by a recipe, as most tests want it: in torch's arithmetic, scales given."""
+"""A draft's folder as most tests want it: read, planned, quantized in torch's arithmetic."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,12 +7,29 @@ from types import MappingProxyType
 from typing import Any
 
 from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.drafts.family import Draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.making.quantize_draft import QuantizeReport, quantize_draft
 from draftquant.quantize.planning.quantization_plan import Measured, Plan, make_plan
 from draftquant.recipes import Recipe, load_recipe
 from draftquant.recipes.schema import BackendName
+
+WIDE: dict[str, dict[str, Any]] = {
+    "eagle3-llama": {"hidden": 128, "intermediate": 256, "head_dim": 32},
+    "eagle3-mla": {"hidden": 128, "intermediate": 256, "q_lora_rank": 128},
+    "dflash": {"hidden": 128, "intermediate": 256},
+}
+"""Every linear that recipes quantize has a multiple of 128 inputs."""
+
+
+def dimensions(family: str, recipe: str) -> dict[str, Any]:
+    """Arguments for the tiny builder of a family; none for recipes without groups."""
+    return WIDE[family] if load_recipe(recipe).weights.group_size else {}
+
+
+def draft_of(folder: Path) -> Draft:
+    return read_draft(Checkpoint.open(folder))
 
 
 def planned(
@@ -25,7 +42,7 @@ def planned(
     """The plan of a folder by a recipe, or by the name of a built-in one."""
     chosen = load_recipe(recipe) if isinstance(recipe, str) else recipe
     chosen = dataclasses.replace(chosen, backend=backend)
-    return make_plan(chosen, read_draft(Checkpoint.open(source)), target_layers=target_layers)
+    return make_plan(chosen, draft_of(source), target_layers=target_layers)
 
 
 def quantized(

@@ -1,9 +1,8 @@
 """Greedy speculative decoding as an engine does it: a real target, real KV caches, round by round.
 
 Nothing of `calibration/` or `validate/` is used here: it is what replay is checked against. After
-each verification the target's cache is cropped to the committed tokens; the draft's cache is
-cropped to the rows with true features, and the rows of the newly committed tokens are computed from
-true features.
+each verification the target's cache is cropped to the committed tokens, and the draft's to the rows
+with true features, from which the rows of the newly committed tokens are computed too.
 """
 
 from collections.abc import Sequence
@@ -12,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from reference_draft import ReferenceDraft
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
@@ -63,47 +61,32 @@ class CachedTarget:
 @torch.no_grad()
 def speculative_decode(
     model: PreTrainedModel,
-    draft: ReferenceDraft,
+    draft: Any,
     prompt: Sequence[int],
     *,
     aux_layer_ids: Sequence[int],
     num_draft_tokens: int,
     num_tokens: int,
 ) -> EngineRun:
-    """Decode until at least `num_tokens` tokens, prompt included, are committed."""
+    """Decode until at least `num_tokens` tokens, prompt included, are committed.
+
+    `draft` is one of the independent drafts, of which `drafted` is what an engine does in a round.
+    """
     target = CachedTarget(model, aux_layer_ids)
     with target.hooks:
         top1, features = target.feed(prompt)
-        committed = [*prompt, top1[-1]]
-        true_rows, steps = 0, []
+        committed, steps = [*prompt, top1[-1]], []
+        known = 0  # rows of the draft's cache that were computed from true features
         while len(committed) < num_tokens:
             last = len(committed) - 1  # features are known for positions 0 .. last - 1
-            drafted = _draft_chain(draft, committed, features, true_rows, num_draft_tokens)
-            true_rows = last
+            drafted = draft.drafted(committed, features, known, num_draft_tokens)
+            known = last
             top1, verified = target.feed([committed[-1], *drafted])
             accepted = 0
-            while accepted < num_draft_tokens and drafted[accepted] == top1[accepted]:
+            while accepted < len(drafted) and drafted[accepted] == top1[accepted]:
                 accepted += 1
             committed += [*drafted[:accepted], top1[accepted]]
             features = torch.cat((features, verified[: accepted + 1]))
             target.crop(len(committed) - 1)
             steps.append((last - 1, accepted))
     return EngineRun(tuple(committed), tuple(steps))
-
-
-def _draft_chain(
-    draft: ReferenceDraft,
-    committed: Sequence[int],
-    features: Tensor,
-    true_rows: int,
-    num_draft_tokens: int,
-) -> list[int]:
-    draft.crop(true_rows)  # the rows after it were computed from the draft's own hidden states
-    tokens = torch.tensor([committed[true_rows + 1 :]])
-    logits, hidden = draft.extend(tokens, draft.fuse(features[None, true_rows:]), true_rows)
-    drafted = [draft.target_id(int(logits[0, -1].argmax()))]
-    while len(drafted) < num_draft_tokens:
-        position = len(committed) - 2 + len(drafted)
-        logits, hidden = draft.extend(torch.tensor([[drafted[-1]]]), hidden[:, -1:], position)
-        drafted.append(draft.target_id(int(logits[0, -1].argmax())))
-    return drafted

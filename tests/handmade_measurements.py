@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from draftquant.calibration.traces.prompt_trace import prompt_sha256
@@ -15,6 +16,7 @@ from draftquant.validate.measure.measurement import (
     Speculation,
     prompts_sha256,
 )
+from draftquant.validate.measure.measurement_file import line_of
 
 _SECONDS = itertools.count(1)  # no two runs take the same time
 
@@ -98,3 +100,16 @@ def alternating(num_rounds: int, rejected: int) -> list[int]:
         0 if (i + 1) * rejected // num_rounds > i * rejected // num_rounds else 1
         for i in range(num_rounds)
     ]
+
+
+def losing(drop: int = 0, noise: int = 0, count: int = 40, **changes: Any) -> Measurement:
+    """K = 1, 200 steps per prompt, of which 80 to 84 and `drop` more accept nothing."""
+    signs = [noise if i % 2 else -noise for i in range(count)]
+    rounds = [alternating(200, 80 + i % 5 + drop + sign) for i, sign in enumerate(signs)]
+    return measurement(rounds, **({"name": f"drop {drop}"} | changes))
+
+
+def written(path: Path, one: Measurement) -> Path:
+    """The run as a file."""
+    path.write_text("".join(map(line_of, (one.setup, *one.records))), encoding="utf-8")
+    return path

@@ -24,7 +24,7 @@ from draftquant.validate.report.facts import (
 )
 from draftquant.validate.served.joint_report import joint_report
 from draftquant.validate.served.served_gate import judge_measured, server_noise
-from handmade_measurements import alternating, measurement
+from handmade_measurements import losing
 from handmade_replays import BASELINE, RELEASE, noisy, replay
 
 EVIL = "</title><script>alert(1)</script>|`*_[x](http://evil.example)@octocat #1\x1b[31m\u202e\n"
@@ -70,19 +70,12 @@ def comparison(
 
 def served(drop: int = 1) -> Any:
     """A comparison of two measurements."""
-    runs = [
-        measurement([alternating(200, 80 + i % 5 + change) for i in range(40)], name=name)
-        for name, change in (("a", 0), ("b", drop))
-    ]
-    return judge_measured(*runs, RELEASE)
+    return judge_measured(losing(name="a"), losing(drop, name="b"), RELEASE)
 
 
 def joint() -> Judgement:
     """Served, replayed, the server's noise, and a finding of parity."""
-    again = [
-        measurement([alternating(200, 80 + i % 5) for i in range(40)], name=name)
-        for name in ("a", "a2")
-    ]
+    again = [losing(name=name) for name in ("a", "a2")]
     finding = Finding(
         check="task", what="gsm8k exact_match", estimate=-0.01, lower=-0.02, upper=0.0,
         confidence=0.95, threshold=0.03, verdict="PASS", details=({"plain": 0.8},),

@@ -3,18 +3,14 @@
 import dataclasses
 from collections.abc import Mapping
 
-from draftquant.recipes import Algorithm, Format, Recipe, Rule, WeightFormat, load_recipe
+from draftquant.recipes import Algorithm, Format, Recipe, Rule, load_recipe
 from draftquant.recipes.schema import LayoutName
 from mixes import FP8, FP8_STATIC, INT4, INT4_CHANNEL, MXFP4, NVFP4
+from weight_formats import INT4_F16
 
 NVFP4_ALONE = Format(weights=NVFP4.weights, activations=None)
 FP8_CHANNEL_ALONE = Format(weights=FP8.weights, activations=None)
-FP16_INT4 = Format(
-    weights=WeightFormat(
-        dtype="int4", granularity="group", group_size=128, symmetric=True, scale_dtype="float16"
-    ),
-    activations=None,
-)
+FP16_INT4 = Format(weights=INT4_F16, activations=None)
 HEAD, FUSION = ("lm_head.weight",), ("*fc.weight",)
 
 

@@ -3,8 +3,8 @@
 import dataclasses
 from collections.abc import Mapping
 
+import weight_formats as weights
 from draftquant.recipes import (
-    ActivationFormat,
     Algorithm,
     Expectation,
     Format,
@@ -13,32 +13,17 @@ from draftquant.recipes import (
     WeightFormat,
     load_recipe,
 )
+from weight_formats import NVFP4_INPUTS, PER_TOKEN, STATIC
 
-PER_TOKEN = ActivationFormat(dtype="fp8_e4m3", granularity="token", dynamic=True)
-STATIC = ActivationFormat(dtype="fp8_e4m3", granularity="tensor", dynamic=False)
-NVFP4_INPUTS = ActivationFormat(dtype="nvfp4", granularity="group", dynamic=True)
-FP8 = Format(
-    weights=WeightFormat(dtype="fp8_e4m3", granularity="channel", symmetric=True),
-    activations=PER_TOKEN,
-)
-FP8_STATIC = Format(
-    weights=WeightFormat(dtype="fp8_e4m3", granularity="tensor", symmetric=True), activations=STATIC
-)
-NVFP4 = Format(
-    weights=WeightFormat(dtype="nvfp4", granularity="group", group_size=16, symmetric=True),
-    activations=NVFP4_INPUTS,
-)
-MXFP4 = Format(
-    weights=WeightFormat(dtype="mxfp4", granularity="group", group_size=32, symmetric=True),
-    activations=None,
-)
+FP8 = Format(weights=weights.FP8_CHANNEL, activations=PER_TOKEN)
+FP8_STATIC = Format(weights=weights.FP8_TENSOR, activations=STATIC)
+NVFP4 = Format(weights=weights.NVFP4, activations=NVFP4_INPUTS)
+MXFP4 = Format(weights=weights.MXFP4, activations=None)
 INT4 = Format(
     weights=WeightFormat(dtype="int4", granularity="group", group_size=128, symmetric=True),
     activations=None,
 )
-INT4_CHANNEL = Format(
-    weights=WeightFormat(dtype="int4", granularity="channel", symmetric=True), activations=None
-)
+INT4_CHANNEL = Format(weights=weights.INT4, activations=None)
 DOWN = ("*.down_proj.weight",)
 QKV = ("*.[qkv]_proj.weight", "*.q_a_proj.weight", "*.kv_a_proj_with_mqa.weight")
 

@@ -25,7 +25,6 @@ VALUES = st.recursive(
     max_leaves=5,
 ) | st.sampled_from([40, 90, 150, 900]).map(lambda levels: nested(levels))
 
-
 WAYS = st.sampled_from(["set", "set", "set", "delete", "rename", "add", "swap", "wrap"])
 
 

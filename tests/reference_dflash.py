@@ -5,7 +5,7 @@ KV cache are those of `transformers.models.qwen3`, the masks those of `transform
 It is fed like an engine feeds it: `extend` with the features of verified positions, then `propose`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import reference_draft
@@ -104,6 +104,13 @@ class ReferenceDFlash(nn.Module):
         values = attention.v_proj(rows).view(heads).transpose(1, 2)
         return apply_rotary_pos_emb(keys, keys, cos, sin)[1], values
 
+    def drafted(
+        self, committed: Sequence[int], features: Tensor, known: int, num_draft_tokens: int
+    ) -> list[int]:
+        """A round's tokens; `known` rows of the cache are of earlier rounds."""
+        self.extend(features[None, known:])
+        return self.draft(committed[-1], num_draft_tokens)
+
     def propose(self, anchor: int, num_draft_tokens: int) -> Tensor:
         """Logits [K, draft vocabulary] of the slots behind an anchor that follows the context."""
         logits: Tensor = self.lm_head(self.slots(anchor, num_draft_tokens)[1:])
@@ -186,6 +193,7 @@ class ReferenceDSpark:
     """One draft whose KV cache holds the context; see `ReferenceDFlash`."""
 
     make_body: type[ReferenceDFlash] = ReferenceDFlash
+    drafted = ReferenceDFlash.drafted  # type: ignore[assignment]
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ It shares no line with `quantize/drafts`: attention, norms, MLP, rope and the KV
 """
 
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -16,7 +16,6 @@ from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama
 from draftquant.quantize.drafts.passes import ChainForward
 from draftquant.quantize.drafts.rope import RopeConfig
 from draftquant.quantize.drafts.shared.eagle3 import Eagle3Geometry
-from plain_attention import softmax_attention
 from torch import Tensor, nn
 from transformers import (
     DeepseekV3Config,
@@ -163,6 +162,20 @@ class ReferenceDraft(nn.Module):
         """Draft-vocabulary id -> target-vocabulary id."""
         return draft_id if self.d2t is None else draft_id + int(self.d2t[draft_id])
 
+    def drafted(
+        self, committed: Sequence[int], features: Tensor, known: int, num_draft_tokens: int
+    ) -> list[int]:
+        """A round's tokens; `known` rows of the cache are from true features of earlier rounds."""
+        self.crop(known)  # the rows after it were computed from the draft's own hidden states
+        fused = self.fuse(features[None, known:])
+        logits, hidden = self.extend(torch.tensor([committed[known + 1 :]]), fused, known)
+        drafted = [self.target_id(int(logits[0, -1].argmax()))]
+        while len(drafted) < num_draft_tokens:
+            position = len(committed) - 2 + len(drafted)
+            logits, hidden = self.extend(torch.tensor([[drafted[-1]]]), hidden[:, -1:], position)
+            drafted.append(self.target_id(int(logits[0, -1].argmax())))
+        return drafted
+
     def crop(self, length: int) -> None:
         """Forget every row after the first `length`."""
         if length < self.cache.get_seq_length():  # in transformers 5.0, 0 removes all
@@ -243,6 +256,14 @@ def _round_inputs(draft: ReferenceDraft, rounding: Callable[[str, Tensor], Tenso
             module.register_forward_pre_hook(
                 lambda _module, args, name=name: (rounding(name, args[0]), *args[1:])
             )
+
+
+def softmax_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Tensor) -> Tensor:
+    """softmax(q k^T * scale) v, key-value heads repeated to the number of query heads."""
+    groups = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    scores = (q @ k.mT) * scale
+    return scores.masked_fill(~visible, float("-inf")).softmax(-1) @ v
 
 
 class CachedAttention:

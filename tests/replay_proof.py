@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from by_recipe import draft_of
 from draftquant.calibration.linear_inputs.static_scales import calibrated_scales
 from draftquant.calibration.passes.draft_inputs import DraftRun, first_hidden
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.numerics.number_formats import fp8_codes, fp8_scale
@@ -20,7 +19,7 @@ from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import load_recipe
 from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
 from draftquant.validate.counting.trace_replay import accepted_by_row, decoding_steps
-from engine_loop import EngineRun, speculative_decode
+from engine_loop import speculative_decode
 from proposing import draft_proposals
 from reference_draft import ReferenceDraft
 from torch import Tensor
@@ -54,7 +53,7 @@ def quantized_folder(
 ) -> RoundInput:
     """Quantize a draft, its scales measured along traces; how kernels round the inputs of it."""
     chosen = dataclasses.replace(load_recipe(recipe), backend="torch")
-    plan, found = make_plan(chosen, read_draft(Checkpoint.open(source))), NOTHING_MEASURED
+    plan, found = make_plan(chosen, draft_of(source)), NOTHING_MEASURED
     if chosen.needs_input_scales:
         draft = load_draft(source, dtype=torch.float64, shared=shared)
         found = calibrated_scales(plan, DraftRun(draft, traces, num_draft_tokens))
@@ -93,16 +92,15 @@ def assert_replay_is_the_engine(
     num_draft_tokens: int,
     num_prompts: int | None = None,
     reference: type[Any] = ReferenceDraft,
-    decode: Callable[..., EngineRun] = speculative_decode,
 ) -> AcceptanceCounts:
     """Decode each prompt online and compare step by step with replay and with the target alone.
 
-    `reference` is the independent draft of the online side, `decode` the loop over it.
+    `reference` is the independent draft of the online side.
     """
     histogram = [0] * (num_draft_tokens + 1)
     for trace in list(traces)[:num_prompts]:
         prompt = trace.token_ids[: trace.prompt_length].tolist()
-        run = decode(
+        run = speculative_decode(
             model,
             reference(draft.geometry, draft.weights, round_input),
             prompt,

@@ -8,13 +8,12 @@ import block_pair
 import corpus
 import tied_mla
 import tied_pair
+from by_recipe import draft_of
 from draftquant.calibration.linear_inputs.static_scales import calibrated_scales
 from draftquant.calibration.passes.draft_inputs import DraftRun
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.target_tables import TargetTables
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.planning.quantization_plan import (
     NOTHING_MEASURED,
     Measured,
@@ -51,7 +50,7 @@ class RoundingPair:
         return TraceFolder.open(self.folder / "traces")
 
     def plan(self, recipe: Recipe) -> Plan:
-        return make_plan(recipe, read_draft(Checkpoint.open(self.draft_folder)))
+        return make_plan(recipe, draft_of(self.draft_folder))
 
     def loaded(self, folder: Path | None = None) -> LoadedDraft:
         shared = TargetTables.find(self.folder / "target").shared()

@@ -5,16 +5,16 @@ Its target adds one to a token; its hidden states say which token, layer and ele
 
 import json
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from draftquant.calibration.vllm.states_file import STATES_KEY, Pages, StatesHead, write_states
-from local_http import listening
+from stand.server import Stand
+from stand.server import served as served
 from torch import Tensor
 
 VOCAB, WIDTH, NUM_LAYERS, MAX_MODEL_LEN = 64, 8, 4, 48
@@ -60,23 +60,29 @@ def write_file(
     write_states(path, Pages(cache, 4), blocks, token_ids, head, None)
 
 
-@dataclass
-class StatesServer:
-    """What the server does, which tests change; `status`, called with the number of the request
-    from 1, says how it is answered."""
+@dataclass(kw_only=True)
+class StatesServer(Stand):
+    """What the server does, which tests change; `change` is of its one answer."""
 
     shared: Path
     layer_inputs: tuple[int, ...] = (1, 3)
     max_model_len: int = MAX_MODEL_LEN
-    change: Callable[[dict[str, Any]], Any] = lambda answer: answer
+    change: Callable[[Any], Any] = lambda answer: answer
     write: Callable[[Path, Sequence[int], Sequence[int]], None] = write_file
-    status: Callable[[int], int] = lambda _number: 200
-    asked: list[dict[str, Any]] = field(default_factory=list)
-    url: str = ""
     model: str = "the-target"
 
     def models(self) -> dict[str, Any]:
         return {"data": [{"id": self.model, "max_model_len": self.max_model_len}]}
+
+    def get(self, path: str) -> object:
+        del path
+        return self.models()
+
+    def lines(self, path: str, body: dict[str, Any], number: int) -> list[Any]:
+        del path, number
+        with suppress(FileNotFoundError):  # what a client that has given up removed
+            return [self.complete(body)]
+        return []
 
     def complete(self, body: dict[str, Any]) -> Any:
         prompt = body["prompt"]
@@ -99,40 +105,3 @@ class StatesServer:
             "kv_transfer_params": {STATES_KEY: name},
         }
         return self.change(answer)
-
-
-@contextmanager
-def served(server: StatesServer) -> Iterator[StatesServer]:
-    """The server at a free port."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._send(200, server.models())
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            server.asked.append(body)
-            status = server.status(len(server.asked))
-            if status == 0:  # as a server that dies
-                self.close_connection = True
-                return
-            answer: Any = {"error": "the server says no"}
-            if status == 200:
-                # A client that has given up removes what is written for it.
-                with suppress(FileNotFoundError):
-                    answer = server.complete(body)
-            self._send(status, answer)
-
-        def _send(self, status: int, answer: Any) -> None:
-            text = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            with suppress(BrokenPipeError):  # the client has given up
-                self.wfile.write(text)
-
-        def log_message(self, *_: Any) -> None:
-            """Quietly."""
-
-    with listening(Handler) as server.url:
-        yield server

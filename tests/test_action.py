@@ -33,7 +33,6 @@ sys.exit(int(os.environ.get("CODE_OF_" + verb.upper(), "0")))
 """In the place of an interpreter: it writes down what it is asked, and answers as it is told."""
 EXIT_CODES = {"PASS": "0", "FAIL": "1", "INCONCLUSIVE": "3", "ANOMALOUS": "3"}
 
-
 COMMANDS = (
     "##[error]FAKE",
     "##[add-mask]FAIL",

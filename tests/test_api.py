@@ -6,8 +6,6 @@ import json
 import logging
 import pickle
 import pydoc
-import subprocess
-import sys
 import typing
 import warnings
 from collections.abc import Callable, Iterator
@@ -119,11 +117,6 @@ def test_a_recipe_may_be_a_dict_or_a_recipe(work: Path, capfd: pytest.CaptureFix
     estimated = dq.estimate("DRAFT", recipes=[keys, "int4-channel", recipe], gpus="h200")
     assert list(estimated.loaded_by) == ["mine", "int4-channel"]
     assert capfd.readouterr() == ("", "")
-
-
-def said(*arguments: str, cwd: Path) -> str:
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=True).stdout
 
 
 def test_what_the_command_warns_of_is_a_python_warning_and_in_the_report(

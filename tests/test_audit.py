@@ -283,10 +283,6 @@ def plain(tmp_path: Path) -> Path:
     return tiny_eagle3_llama(tmp_path / "draft")
 
 
-def by_us(plain: Path, name: str) -> Path:
-    return quantized(plain, name, plain.parent / name, scale=0.01).out
-
-
 def with_own_scale(out: Path, plain: Path, name: str) -> None:
     """k_proj as it would be written alone."""
     weight = read_tensors(plain)[f"{K_PROJ}.weight"]
@@ -312,7 +308,7 @@ def test_engines_round_fp8_of_others_again_but_serve_their_nvfp4_wrongly(
     plain: Path, name: str
 ) -> None:
     """In what we wrote both are faults."""
-    out = by_us(plain, name)
+    out = quantized(plain, name, plain.parent / name, scale=0.01).out
     with_own_scale(out, plain, name)
     found = words_of(verify(out, plain, foreign=True))
     assert f"{K_PROJ}.{SCALES[name]}: expected absmax of midlayer.self_attn." in found

@@ -11,7 +11,7 @@ from draftquant.quantize.backends import get_backend
 from draftquant.quantize.backends import quark_backend as quark_import
 from draftquant.recipes.errors import BackendError
 from draftquant.recipes.schema import BackendName, WeightFormat
-from weight_formats import FP8_CHANNEL, FP8_TENSOR, INT4, MXFP4, NVFP4
+from weight_formats import FP8_BLOCK, FP8_CHANNEL, FP8_TENSOR, INT4, INT4_F16, MXFP4, NVFP4
 
 DISTRIBUTIONS = {"quark": "amd-quark", "modelopt": "nvidia-modelopt"}
 INSTALLED_BY = {
@@ -48,12 +48,6 @@ def test_missing_toolkit_names_the_extra(
         report_version(monkeypatch, DISTRIBUTIONS[name], other)
         with pytest.raises(BackendError, match=f"got {other}, whose results were never verified"):
             get_backend(name).check(FP8_TENSOR)
-
-
-FP8_BLOCK = WeightFormat(dtype="fp8_e4m3", granularity="block", group_size=128, symmetric=True)
-INT4_F16 = WeightFormat(
-    dtype="int4", granularity="group", group_size=128, symmetric=True, scale_dtype="float16"
-)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from by_recipe import planned, quantized
+from by_recipe import WIDE, planned, quantized
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored.loading import load_draft
@@ -21,7 +21,6 @@ from tiny import read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash
 from tiny_mla import tiny_eagle3_mla
 from verify_cases import flip_bit
-from wide import WIDE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -1,19 +1,17 @@
 """Block replay against an engine-style loop that really decodes: every step and token is the same.
 
-The loop (`block_loop.py`) runs a transformers target and the independent draft of
+The loop (`engine_loop.py`) runs a transformers target and the independent draft of
 `reference_dflash.py` with KV caches; replay runs our forward maths on the recorded trace. Both in
 float64 throughout, so that the two disagree about a logit by 1e-10 at most and a near-tie does not
 decide.
 """
 
 import dataclasses
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from block_loop import speculative_block_decode
 from block_pair import BLOCK_SIZE, shared_tables, with_own_tensors
 from draftquant.calibration.linear_inputs.static_scales import measure_absmax
 from draftquant.calibration.passes.draft_inputs import DraftRun
@@ -37,8 +35,6 @@ from transformers import Qwen3ForCausalLM
 pytestmark = pytest.mark.usefixtures("float64_on_one_thread")
 
 K = BLOCK_SIZE - 1
-
-
 PAIR = shared_pair("dflash")
 FEW = PAIR.traces.only(PAIR.traces.manifest.prompts[:4])
 KIN = {"dflash": ReferenceDFlash, "dflash2": ReferenceDFlash2, "dspark": ReferenceDSpark}
@@ -51,9 +47,6 @@ def target() -> Qwen3ForCausalLM:
 
 def loaded(folder: Path = PAIR.draft_folder) -> LoadedDraft:
     return load_draft(folder, dtype=torch.float64, shared=shared_tables(PAIR.folder / "target"))
-
-
-prove = partial(assert_replay_is_the_engine, decode=speculative_block_decode)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +72,9 @@ def test_replay_equals_the_engine(
         folder = tmp_path / "out"
     draft = loaded(folder)
     assert "mask_embedding" in draft.weights or kind == "dspark"  # the side file travelled
-    counts = prove(draft, round_input, target, FEW, num_draft_tokens=k, reference=KIN[kind])
+    counts = assert_replay_is_the_engine(
+        draft, round_input, target, FEW, num_draft_tokens=k, reference=KIN[kind]
+    )
     assert counts.mean_acceptance_length > 1.15
     assert sum(steps > 0 for steps in counts.histogram) > min(k, 3), "accept counts have to vary"
     (replay,) = replay_drafts([draft], FEW, num_draft_tokens=k)

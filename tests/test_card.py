@@ -13,10 +13,9 @@ from draftquant.quantize.files.card_text import BEGIN, END, code, code_block, pr
 from draftquant.quantize.verify.verification import verify
 from draftquant.recipes.errors import CardError, CheckpointError, GateError, MeasureError, visible
 from draftquant.scripts.cli import main
-from draftquant.validate.measure.measurement_file import line_of
 from draftquant.validate.report import CardRequest
 from draftquant.validate.report.model_card import check_served, model_card, read_gate, section
-from handmade_measurements import measurement
+from handmade_measurements import measurement, written
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 from tiny import edit_json
@@ -213,11 +212,10 @@ def test_what_servers_accepted(work: Path, tmp_path: Path) -> None:
     assert "<img" not in MarkdownIt("commonmark").enable("table").render(text)
     path = tmp_path / "run.jsonl"
     plain = measurement(ROUNDS, draft_sha256=identity)
-    lines = [line_of(each) for each in (plain.setup, *plain.records)]
-    path.write_text("".join(lines), encoding="utf-8")
+    written(path, plain)
     request = CardRequest(base_model="a/b", license="mit", measured=[path])
     assert ["all requests", "2", "16", "1.7500", "", ""] in cells(model_card(work / "out", request))
-    path.write_text(lines[0], encoding="utf-8")
+    written(path, dataclasses.replace(plain, records=()))
     with pytest.raises(MeasureError, match="holds no record"):
         model_card(work / "out", request)
 

@@ -15,6 +15,8 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
                            ["--traces", "t", "--traces=t2"]),
     "out and report": (["a", "--out", "/x/o", "--report=/r", "--json", "--plot", "p", "--out=o"],
                        ["a", "--json"]),
+    "files of a report": (["/a/b", "--html", "/x/g.html", "--mark", "m.md", "--junit=/j.xml", "-k"],
+                          ["b", "-k"]),
     "shortened out": (["--ou", "/x/o", "--o=/y", "--rep", "/z", "--json"], ["--json"]),
     "what begins alike": (["--recipe", "r", "--re", "x", "--tp", "2", "--target", "/a/m"],
                           ["--recipe", "r", "--re", "x", "--tp", "2", "--target", "m"]),

@@ -17,8 +17,7 @@ from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
 from draftquant.validate.counting.draft_counts import DraftReplay
 from draftquant.validate.counting.paired_change import paired_change
 from draftquant.validate.judging.judgement import judge
-from draftquant.validate.measure.measurement_file import line_of
-from handmade_measurements import alternating, measurement
+from handmade_measurements import losing, written
 from handmade_replays import FIGURES, RELEASE, noisy, replay, spread
 from handmade_reports import HASHES, joint, served, text_of
 from scipy import stats
@@ -199,9 +198,7 @@ def report_file(path: Path, drop: int, *, base: int = 600, **changes: Any) -> Pa
 
 
 def measurement_file(path: Path, drop: int, **changes: Any) -> Path:
-    one = measurement([alternating(200, 80 + i % 5 + drop) for i in range(40)], **changes)
-    path.write_text(line_of(one.setup) + "".join(map(line_of, one.records)), encoding="utf-8")
-    return path
+    return written(path, losing(drop, **({"name": "run"} | changes)))
 
 
 def replay_file(path: Path, *replays: DraftReplay, **changes: Any) -> Path:

@@ -83,13 +83,9 @@ class Run:
         )
 
 
-def by_two(ids: Tensor) -> Tensor:
-    return ids % 2
-
-
 @pytest.fixture(params=KINDS)
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
-    return Run(KINDS[request.param](tmp_path / request.param), by_two)
+    return Run(KINDS[request.param](tmp_path / request.param), lambda ids: ids % 2)
 
 
 def test_what_counts_is_the_same_and_the_rest_is_not_computed(

@@ -52,12 +52,6 @@ def with_head(recipe: Recipe) -> Recipe:
     return replace(recipe, rules=tuple(rules))
 
 
-def quantize(source: Path, out: Path, recipe: Recipe) -> Path:
-    plan = make_plan(recipe, read_draft(Checkpoint.open(source)))
-    quantize_draft(plan, out, source=DraftSource(folder=source))
-    return out
-
-
 def same_folders(a: Path, b: Path) -> None:
     """Every tensor and every document, but for the records and what people read."""
     files = sorted(p.name for p in a.iterdir())
@@ -86,8 +80,8 @@ def test_either_order_gives_equal_bytes_and_whole_records(
 ) -> None:
     source, recipe = DRAFTS[draft](tmp_path / "draft"), RECIPES[name]
     cut(source, tmp_path / "cut")
-    cut_first = quantize(tmp_path / "cut", tmp_path / "cut-quantized", recipe)
-    quantize(source, tmp_path / "quantized", recipe)
+    cut_first = quantized_folder(tmp_path / "cut", tmp_path / "cut-quantized", recipe)
+    quantized_folder(source, tmp_path / "quantized", recipe)
     cut_last = tmp_path / "quantized-cut"
     cut(tmp_path / "quantized", cut_last)
     same_folders(cut_first, cut_last)
@@ -118,7 +112,7 @@ def test_rows_that_share_their_scales_are_cut_first(name: str, tmp_path: Path) -
     source = tiny_eagle3_llama(
         tmp_path / "draft", hidden=128, intermediate=128, head_dim=32, vocab=128
     )
-    quantized = quantize(source, tmp_path / "quantized", SHARED[name])
+    quantized = quantized_folder(source, tmp_path / "quantized", SHARED[name])
     with pytest.raises(LayoutError) as caught:
         cut(quantized, tmp_path / "cut")
     assert caught.value.fix == "cut first, then quantize"
@@ -127,11 +121,11 @@ def test_rows_that_share_their_scales_are_cut_first(name: str, tmp_path: Path) -
 def test_rows_of_the_targets_head_in_either_order(tmp_path: Path) -> None:
     source, model = tiny_dflash(tmp_path / "draft"), target(tmp_path / "target")
     cut(source, tmp_path / "cut", target=model)
-    cut_first = quantize(tmp_path / "cut", tmp_path / "a", load_recipe("fp8-ptpc"))
+    cut_first = quantized_folder(tmp_path / "cut", tmp_path / "a", load_recipe("fp8-ptpc"))
     edit(tmp_path / "cut", lambda t: t.update({"norm.weight": flip_bit(t["norm.weight"], 3)}))
     with pytest.raises(CheckpointError, match=r"norm\.weight: not the bytes whose digest"):
-        quantize(tmp_path / "cut", tmp_path / "out", load_recipe("fp8-ptpc"))
-    quantized = quantize(source, tmp_path / "quantized", load_recipe("fp8-ptpc"))
+        quantized_folder(tmp_path / "cut", tmp_path / "out", load_recipe("fp8-ptpc"))
+    quantized = quantized_folder(source, tmp_path / "quantized", load_recipe("fp8-ptpc"))
     cut(quantized, tmp_path / "b", target=model)
     same_folders(cut_first, tmp_path / "b")
     assert verify(tmp_path / "b", quantized).ok

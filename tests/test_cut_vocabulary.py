@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from by_recipe import draft_of
 from cuts import IDS, cut, target
-from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.verify import verify
 from draftquant.recipes.errors import CheckpointError, DraftQuantError, PlanError
 from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama
@@ -68,7 +67,7 @@ def test_kept_rows_keep_their_bytes_and_all_else_is_as_it_was(family: str, tmp_p
     assert {name.rpartition("layers.")[2] for name in changed} == set(with_rows)
     was, now = (json.loads((f / "config.json").read_text(encoding="utf-8")) for f in (source, out))
     assert now == {**was, "draft_vocab_size": len(ids)}
-    assert read_draft(Checkpoint.open(out)).geometry.draft_vocab_size == len(ids)
+    assert draft_of(out).geometry.draft_vocab_size == len(ids)
     assert verify(out, source).ok
     assert (report.size, report.vocabulary, report.missing) == (len(ids), vocabulary, 0)
 

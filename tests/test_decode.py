@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,10 +29,6 @@ CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_eagle3_llama(tmp_path_factory.mktemp("decode") / "source")
-
-
-def as_bytes(values: Any) -> Any:
-    return np.ascontiguousarray(values).view(np.uint8)
 
 
 @pytest.mark.slow
@@ -64,7 +59,7 @@ def test_all_fp8_codes_are_those_of_torch_and_of_the_definition() -> None:
 def test_all_16_bit_floats_are_those_of_torch(dtype: str, kind: torch.dtype) -> None:
     bits = np.arange(2**16, dtype=np.uint16)
     theirs = torch.from_numpy(bits.view(np.int16)).view(kind).float().numpy()
-    np.testing.assert_array_equal(floats(as_bytes(bits), dtype), theirs)
+    np.testing.assert_array_equal(floats(bits.view(np.uint8), dtype), theirs)
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draftquant.quantize.drafts import read_draft
+from by_recipe import draft_of
 from draftquant.quantize.drafts.families.dflash import DFlash
 from draftquant.quantize.drafts.passes import BlockAttention, BlockForward
 from draftquant.quantize.drafts.shared.block_layers import DFlashGeometry
 from draftquant.quantize.engines.engine_check import check_draft
-from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes.errors import CheckpointError
 from reference_dflash import ReferenceDFlash, random_weights
@@ -224,9 +223,9 @@ def in_speculators_layout(folder: Path) -> None:
 def test_dflash2_of_speculators_is_the_same_as_its_plain_twin(tmp_path: Path) -> None:
     folder = tiny_dflash(tmp_path / "draft", kind="dflash2", num_layers=1)
     edit_json(folder / "config.json", is_causal=False)
-    expected = read_draft(Checkpoint.open(folder))
+    expected = draft_of(folder)
     in_speculators_layout(folder)
-    found = read_draft(Checkpoint.open(folder))
+    found = draft_of(folder)
     assert found.family is expected.family
     assert found.geometry == expected.geometry
     answer = check_draft(folder, engine="vllm", arch="sm90", target_layers=8)
@@ -236,7 +235,7 @@ def test_dflash2_of_speculators_is_the_same_as_its_plain_twin(tmp_path: Path) ->
     edit_json(folder / "config.json", selector_rank=None)
     assert "KeyError: 'selector_rank'" in str(check_draft(folder, engine="vllm", arch="sm90").error)
     with pytest.raises(CheckpointError, match="selector_rank: missing key"):
-        read_draft(Checkpoint.open(folder))
+        draft_of(folder)
 
 
 def draft(folder: Path, case: str) -> Path:

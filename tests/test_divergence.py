@@ -62,11 +62,6 @@ def all_logits(forward: DraftForward, sequence: LearningSequences, k: int) -> Te
     return torch.cat([forward.logits(one.hidden[0]) for one in passes], dim=1)
 
 
-def recorded(sequence: LearningSequences, k: int) -> Tensor:
-    """[R, K] target ids."""
-    return torch.stack([sequence.token_ids[0, row + 2 : row + 2 + k] for row in sequence.rows])
-
-
 @pytest.mark.parametrize("max_logits", [500, 2**26])
 def test_loss_and_gradient_are_those_of_one_expression(
     max_logits: int, pair: RoundingPair, monkeypatch: pytest.MonkeyPatch
@@ -84,7 +79,9 @@ def test_loss_and_gradient_are_those_of_one_expression(
     q = all_logits(drafts.over(wanted), drafts.sequence, drafts.k).log_softmax(-1)
     with torch.no_grad():
         t = all_logits(reference, drafts.sequence, drafts.k)
-    hits = (t.argmax(-1) == recorded(drafts.sequence, drafts.k)).float()
+    ids, rows = drafts.sequence.token_ids[0], drafts.sequence.rows
+    recorded = torch.stack([ids[row + 2 : row + 2 + drafts.k] for row in rows])
+    hits = (t.argmax(-1) == recorded).float()
     assert 0 < hits.mean() < 1  # both kinds of weights occur
     kl = torch.nn.functional.kl_div(q, t.log_softmax(-1), reduction="none", log_target=True).sum(-1)
     total, norm = torch.zeros(()), 0.0

@@ -13,16 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from block_loop import speculative_block_decode
 from block_pair import MASK_TOKEN_ID, TARGET_LAYER_IDS, save_draft, shared_tables
-from by_recipe import quantized
+from by_recipe import draft_of, quantized
 from draftquant.quantize.converting.dequantize_draft import dequantize_draft
-from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.families.dspark import DSpark, DSparkGeometry
 from draftquant.quantize.drafts.families.dspark_mla import FAMILY
 from draftquant.quantize.drafts.passes import BlockAttention, BlockForward
 from draftquant.quantize.engines.engine_check import check_draft
-from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
@@ -55,7 +52,6 @@ CONFIG: dict[str, Any] = {
 }  # fmt: skip
 BLOCK = [17, 3, 80, 41, 5, 60]
 """An anchor, and K tokens behind it."""
-
 
 TABLE = json.loads((ENGINES_FOLDER / "dspark_maths.json").read_text(encoding="utf-8"))
 
@@ -111,7 +107,7 @@ SMALL: dict[str, Any] = {"num_layers": 1}
 @pytest.mark.usefixtures("float64_on_one_thread")
 def test_a_mask_embedding_beside_it_is_read_by_no_engine(tmp_path: Path) -> None:
     folder = tiny_dspark(tmp_path / "d", mask_embedding=True, **SMALL)
-    geometry = read_draft(Checkpoint.open(folder)).geometry
+    geometry = draft_of(folder).geometry
     with pytest.raises(CheckpointError, match="which no engine reads beside a DSpark draft"):
         DSpark().side_weights(geometry, folder)
 
@@ -161,13 +157,13 @@ def test_speculators_spell_it_with_layers_of_their_own(tmp_path: Path) -> None:
         },
     }
     (folder / "config.json").write_text(json.dumps(spelled), encoding="utf-8")
-    draft = read_draft(Checkpoint.open(folder))
+    draft = draft_of(folder)
     assert draft.family.name == "dspark"
     assert draft.geometry.most_draft_tokens == 8
     assert draft.geometry.aux_layer_ids == (1, 3, 5)
     assert check_draft(folder, engine="vllm", arch="sm90").verdict == "LOADS"
     edit_json(folder / "config.json", sample_from_anchor=None)  # vLLM's default, not the package's
-    assert read_draft(Checkpoint.open(folder)).geometry.most_draft_tokens == 7
+    assert draft_of(folder).geometry.most_draft_tokens == 7
 
 
 # ---- latent attention
@@ -222,7 +218,7 @@ def test_replay_equals_a_loop_that_decodes(recipe: str | None, tmp_path: Path) -
     counts = assert_replay_is_the_engine(
         draft, lambda name, x: x if name.endswith("kv_b_proj") else rounded(name, x),
         Qwen3ForCausalLM.from_pretrained(target, dtype=torch.float64), few,
-        num_draft_tokens=k, reference=ReferenceDSparkMla, decode=speculative_block_decode,
+        num_draft_tokens=k, reference=ReferenceDSparkMla,
     )  # fmt: skip
     assert counts.mean_acceptance_length > 1.15
     (replay,) = replay_drafts([draft], few, num_draft_tokens=k)
@@ -231,7 +227,7 @@ def test_replay_equals_a_loop_that_decodes(recipe: str | None, tmp_path: Path) -
 
 def test_it_is_planned_quantized_verified_and_loads_in_vllm_alone(tmp_path: Path) -> None:
     source = tiny_dspark_mla(tmp_path / "d", heads=4, config={"block_size": None})
-    draft = read_draft(Checkpoint.open(source))
+    draft = draft_of(source)
     assert (draft.family.name, draft.geometry.most_draft_tokens) == ("dspark-mla", 7)
     assert {row.role for row in draft.rows if "context_proj" in row.tensor.name} == {"fusion"}
     quantized(source, "fp8-ptpc", tmp_path / "q")
@@ -304,7 +300,7 @@ def test_what_vllm_does_not_serve_is_refused(
 ) -> None:
     folder = tiny_dspark_mla(tmp_path / "d", config=config)
     with pytest.raises(CheckpointError, match=said):
-        read_draft(Checkpoint.open(folder))
+        draft_of(folder)
 
 
 def test_names_of_a_dflash_draft_are_none_of_vllms_class(tmp_path: Path) -> None:

@@ -77,7 +77,6 @@ CASES: dict[str, dict[str, Any]] = {
     "two-layers": {"num_hidden_layers": 2, "num_key_value_heads": 2},
 }
 
-
 MLA_CONFIG: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 48,

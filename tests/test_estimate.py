@@ -21,7 +21,7 @@ from draftquant.quantize.estimate.estimate_report import to_mapping
 from draftquant.quantize.estimate.work import Machine, Pass, Round, VerifyStep
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.gpus import GPUS
-from draftquant.quantize.planning.quantization_plan import Plan, make_plan
+from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import EstimateError
 from draftquant.scripts.cli import main
@@ -56,12 +56,10 @@ def drafts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Draft]:
 def round_of(
     draft: Draft, recipe: str | None = None, *, k: int = 3, context: int = 4096, tp: int = 1
 ) -> Round:
-    weights = planned_weights(planned(draft, recipe)) if recipe else plain_weights(draft)
+    weights = plain_weights(draft)
+    if recipe:
+        weights = planned_weights(make_plan(load_recipe(recipe), draft))
     return draft_round(draft, weights, VerifyStep(k, context, tp))
-
-
-def planned(draft: Draft, recipe: str) -> Plan:
-    return make_plan(load_recipe(recipe), draft)
 
 
 def parts(read: Pass | Round, concurrency: int = 1) -> dict[str, int]:
@@ -181,12 +179,6 @@ def test_what_a_gpu_makes_of_formats_that_it_may_not_multiply(
     if not gains:  # packed, written out in 16 bits, read again
         packed = round_of(drafts[LLAMA], recipe).step.nbytes(1, "mlp")
         assert after == pytest.approx((packed + 4 * 3 * 12288 * 7168) / machine.gpu.bandwidth)
-
-
-# ---- hardware
-
-
-# ---- the command
 
 
 # ---- `--forward`: times of `vllm bench forward` (benchmarks/forward/main.py:258 of vLLM 0.33)

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from by_recipe import draft_of
 from draftquant.calibration.passes.draft_inputs import check_reads_layers
 from draftquant.calibration.recording.target_shape import TargetShape, chosen_layers, feature_spec
-from draftquant.quantize.drafts import Draft, read_draft
 from draftquant.quantize.drafts.architectures import declared_architecture
 from draftquant.quantize.drafts.config_reader import KEY, SECTION, read_aux_layer_ids
-from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes.errors import CheckpointError, TraceError
 from draftquant.scripts.cli import main
@@ -19,14 +18,10 @@ from tiny import change, edit_json, tiny_eagle3_llama
 from tiny_mla import tiny_eagle3_mla
 
 
-def read(folder: Path) -> Draft:
-    return read_draft(Checkpoint.open(folder))
-
-
 def test_what_other_trainers_write_is_the_same_draft(tmp_path: Path) -> None:
     """Names, 36 layers of the target, and keys that follow from others."""
     folder = tiny_eagle3_llama(tmp_path / "draft")
-    plain = read(folder)
+    plain = draft_of(folder)
     absent = dict.fromkeys(("head_dim", "draft_vocab_size"))
     for name in (
         "LlamaForCausalLM",
@@ -34,7 +29,7 @@ def test_what_other_trainers_write_is_the_same_draft(tmp_path: Path) -> None:
         "CosyVoice3Eagle3LlamaForCausalLM",
     ):
         edit_json(folder / "config.json", architectures=[name], num_hidden_layers=36, **absent)
-        named = read(folder)
+        named = draft_of(folder)
         assert (named.family, named.geometry, named.rows) == (
             plain.family, plain.geometry, plain.rows,
         )  # fmt: skip
@@ -50,11 +45,11 @@ def test_only_one_name_is_the_declared_architecture(architectures: object, name:
 
 def test_what_latent_attention_is_not_served_with_is_needed_by_passes_alone(tmp_path: Path) -> None:
     folder = tiny_eagle3_mla(tmp_path / "draft", architecture="Eagle3DeepseekV3ForCausalLM")
-    scaling = read(folder).checkpoint.config["rope_scaling"]
+    scaling = draft_of(folder).checkpoint.config["rope_scaling"]
     edit_json(folder / "config.json", rope_scaling=scaling | {"attention_factor": 1.0})
     with pytest.raises(CheckpointError, match="attention_factor: expected none, as engines dis"):
         load_draft(folder)
-    assert read(folder).geometry.num_layers == 1
+    assert draft_of(folder).geometry.num_layers == 1
 
 
 # ---- layers of the target, in two places and two conventions
@@ -100,9 +95,9 @@ def test_a_draft_that_reads_the_last_hidden_state_has_no_fc(
     last = {"use_aux_hidden_state": False, KEY: []}
     folder = tiny_eagle3_llama(tmp_path / "draft", config={SECTION: last, "fc_norm": True})
     with pytest.raises(CheckpointError, match=r"fc.weight: no tensor of eagle3-"):
-        read(folder)
+        draft_of(folder)
     change(folder, fc__weight=None)
-    geometry: Any = read(folder).geometry
+    geometry: Any = draft_of(folder).geometry
     assert (geometry.fuses, geometry.fc_norm, geometry.aux_layer_ids) == (False, False, None)
     assert main(["inspect", str(folder)]) == 0
     assert "reads the target's last hidden state, behind its final norm" in capsys.readouterr().out

@@ -8,19 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftquant.quantize.drafts import read_draft
+from by_recipe import draft_of
 from draftquant.quantize.engines.contract import ENGINE_NAMES
 from draftquant.quantize.engines.engine_check import check_draft
-from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.recipes.errors import CheckpointError
 from tiny import Stored, change, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark
-from tiny_llama import with_mask_hidden
+from tiny_llama import tiny_language_model, with_mask_hidden
 from tiny_mla import tiny_eagle3_mla
-from tiny_mtp import tiny_deepseek_mtp, tiny_glm4_moe_mtp, tiny_mimo_mtp
+from tiny_mtp import (
+    tiny_deepseek_mtp,
+    tiny_glm4_moe_mtp,
+    tiny_mimo_mtp,
+    tiny_qwen3_next_mtp,
+    tiny_step3p5_mtp,
+)
 from tiny_speculators import BUILD
 
+LANGUAGE_MODELS = ("Llama", "Qwen2", "Qwen3")
 BUILDERS: Mapping[str, Callable[[Path], Path]] = {
     "llama": tiny_eagle3_llama,
     "two": partial(tiny_eagle3_llama, num_layers=2),
@@ -36,6 +42,10 @@ BUILDERS: Mapping[str, Callable[[Path], Path]] = {
     "mimo": tiny_mimo_mtp,
     "deepseek": tiny_deepseek_mtp,
     "glm": tiny_glm4_moe_mtp,
+    "qwen3-next": tiny_qwen3_next_mtp,
+    "qwen3.5": partial(tiny_qwen3_next_mtp, experts=0),
+    "step": tiny_step3p5_mtp,
+    **{f"{kind} model": partial(tiny_language_model, kind=kind) for kind in LANGUAGE_MODELS},
     **{f"speculators-{name}": build for name, build in BUILD.items()},
 }
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -127,6 +137,30 @@ CONFIGS: Mapping[str, Sequence[tuple[dict[str, Any], str, str]]] = {
         ({"partial_rotary_factor": 1.5}, "expected at most 1, got 1.5", ""),
         ({"n_routed_experts": 8}, "expected shape [8], got [4] (disagrees with n_routed", ""),
     ),
+    "qwen3-next": (
+        ({"num_experts_per_tok": 5}, "num_experts_per_tok: expected at most num_experts, 4", ""),
+        ({"shared_expert_intermediate_size": 32}, "disagrees with the width of the shared", ""),
+        ({"mlp_only_layers": [0]}, "experts.0.down_proj.weight: no tensor of qwen3-next", ""),
+    ),
+    "qwen3.5": (
+        ({"text_config.attn_output_gate": False}, "attn_output_gate: expected True, got Fal", ""),
+        ({"text_config.attention_bias": True}, "attention_bias: expected False", ""),
+    ),
+    "step": (
+        ({"layer_types": [FULL] * 4}, "layer_types: expected a list over 3 layers", ""),
+        ({"layer_types": [*[SLIDING] * 4, FULL, FULL]}, "expected the same of all modules", ""),
+        ({"moe_layers_enum": "1,2,4"}, "moe_layers_enum: asks of the layers 3 to 5", ""),
+        ({"partial_rotary_factors": [0.25] * 6}, "partial_rotary_factors: expected 0.5 or 1", ""),
+        ({"rope_theta": [1e4, 1e4, 1e4, 1e4, 1e6, 1e4]}, "rope_theta: expected the same", ""),
+        ({"sliding_window": None}, "sliding_window: missing key", ""),
+        ({"num_nextn_predict_layers": 2}, "no tensor of step3p5-mtp", ""),
+    ),
+    "Qwen3 model": (({"attention_bias": True}, "attention_bias: expected false, got true", ""),),
+    "Qwen2 model": (
+        ({"head_dim": 32}, "head_dim: expected hidden_size / num_attention_heads = 16", ""),
+        ({"use_sliding_window": True}, "use_sliding_window: expected False, got True", ""),
+    ),
+    "Llama model": (({"vocab_size": 97}, "expected shape [97, 64], got [96, 64]", ""),),
     "speculators-eagle3-llama": (
         ({"transformer_layer_config": None}, "transformer_layer_config: missing key", "save the"),
         ({"speculators_model_type": None}, "speculators_model_type: missing key", TYPES),
@@ -181,7 +215,7 @@ TENSORS: Mapping[str, Sequence[tuple[str, tuple[int, ...] | None, str, str]]] = 
 
 def refused(folder: Path, what: str, fix: str = "") -> None:
     with pytest.raises(CheckpointError) as caught:
-        read_draft(Checkpoint.open(folder))
+        draft_of(folder)
     assert caught.value.where.startswith(str(folder))
     assert what in f"{caught.value.where}: {caught.value.what}"
     assert fix in caught.value.fix
@@ -189,7 +223,7 @@ def refused(folder: Path, what: str, fix: str = "") -> None:
 
 
 def without_maths(folder: Path, notice: str) -> None:
-    family = read_draft(Checkpoint.open(folder)).family
+    family = draft_of(folder).family
     assert family.name == "unknown"
     assert notice in str(family.notice)
 

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import transformers
+from by_recipe import draft_of
 from draftquant import api as dq
-from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.config_defaults import as_read, class_defaults
 from draftquant.quantize.drafts.config_reader import KEY
 from draftquant.quantize.drafts.rope import Unreplayed
 from draftquant.quantize.engines.engine_check import check_draft
-from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.lints.catalogue import find_lints
 from draftquant.quantize.verify import verify
 from draftquant.scripts.cli import main
@@ -39,10 +38,6 @@ def quantize(draft: Path, out: Path, *options: str) -> dict[str, Any]:
     return dict(json.loads((out / "config.json").read_text(encoding="utf-8")))
 
 
-def config_of(folder: Path) -> dict[str, Any]:
-    return dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-
-
 def faults(out: Path, draft: Path, *, foreign: bool = False) -> list[tuple[str, str, str]]:
     found = verify(out, draft, foreign=foreign).faults
     return [(f.where.removeprefix(f"{out}/"), f.expected, f.got) for f in found]
@@ -55,7 +50,7 @@ def test_the_flag_fixes_the_output_only_and_says_so(
     written = quantize(draft, tmp_path / "out", "--fix-config", "--json")
     output = capsys.readouterr()
     del written["quantization_config"]
-    assert written == config_of(draft) | ALL
+    assert written == json.loads(before) | ALL
     assert (draft / "config.json").read_bytes() == before
     provenance = json.loads((tmp_path / "out" / "draftquant.json").read_text(encoding="utf-8"))
     assert provenance["config_changes"] == ALL
@@ -148,7 +143,7 @@ def oss(to: Path, **config: Any) -> Path:
 
 
 def lints_of(draft: Path) -> dict[str, Any]:
-    return {lint.name: lint for lint in find_lints(read_draft(Checkpoint.open(draft)))}
+    return {lint.name: lint for lint in find_lints(draft_of(draft))}
 
 
 def test_the_rows_are_those_of_the_pinned_transformers() -> None:
@@ -185,7 +180,7 @@ def test_what_is_not_known_is_told_apart() -> None:
 
 def test_geometry_replay_and_lints_take_the_class(tmp_path: Path) -> None:
     draft = oss(tmp_path / "draft", layer_types=["full_attention"])
-    rope: Any = read_draft(Checkpoint.open(draft)).geometry.rope
+    rope: Any = draft_of(draft).geometry.rope
     assert (rope.theta, rope.yarn.factor, rope.yarn.truncate) == (150000.0, 32.0, False)
     found = lints_of(draft)
     assert "then use base 150000, which model_type gpt_oss fills in" in (
@@ -194,7 +189,7 @@ def test_geometry_replay_and_lints_take_the_class(tmp_path: Path) -> None:
     assert "attention_bias true" in found["model-type"].cause
     assert "rope_theta 150000.0" in found["model-type"].cause
     glm = tiny_eagle3_llama(tmp_path / "glm", config={"model_type": "glm4"})
-    part: Any = read_draft(Checkpoint.open(glm)).geometry.rope
+    part: Any = draft_of(glm).geometry.rope
     assert isinstance(part.scaling, Unreplayed)
     same = tiny_eagle3_llama(tmp_path / "same", config={"model_type": "mistral"})
     assert "model-type" not in lints_of(same)
@@ -216,7 +211,7 @@ def test_fix_config_writes_llama_and_keeps_what_is_computed(tmp_path: Path, engi
     assert (written["layer_types"], written["sliding_window"]) == (["sliding_attention"], 128)
     assert report.verification.ok
     assert dq.verify(tmp_path / "out", draft).ok
-    computed = read_draft(Checkpoint.open(draft)).geometry
+    computed = draft_of(draft).geometry
     edit_json(draft / "config.json", **report.config_changes)
-    assert read_draft(Checkpoint.open(draft)).geometry == computed
+    assert draft_of(draft).geometry == computed
     assert check_draft(draft, engine=engine, arch="sm90").verdict == "LOADS"

@@ -6,8 +6,7 @@ import typing
 from pathlib import Path
 
 import pytest
-from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.files.checkpoint import Checkpoint
+from by_recipe import draft_of
 from draftquant.quantize.layouts import get_layout
 from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.recipes import ActivationFormat, Recipe, WeightFormat, load_recipe
@@ -18,6 +17,7 @@ from handmade import MADE, Made, quantize_by_hand
 from handmade_numbers import group_width
 from tiny import read_tensors, tiny_eagle3_llama
 from verify_cases import quantized_folder
+from weight_formats import TWO_STAGES
 
 BASE = load_recipe("fp8-ptpc")
 ONE_STAGE = tuple(
@@ -35,9 +35,6 @@ ONE_STAGE = tuple(
         ("nvfp4", "group", 16, None),
         ("mxfp4", "group", 32, None),
     )
-)
-TWO_STAGES = WeightFormat(
-    dtype="int4", granularity="channel", symmetric=True, first_stage="fp8_e4m3"
 )
 WEIGHTS = (*ONE_STAGE, TWO_STAGES)
 ACTIVATIONS = (
@@ -64,7 +61,6 @@ CASES = [
     for case in itertools.product(typing.get_args(LayoutName), WEIGHTS, ACTIVATIONS)
     if get_layout(case[0]).problem(recipe(*case)) is None
 ]
-
 
 DTYPES: dict[str, WeightDtype] = {
     "int4": "int4", "fp8": "fp8_e4m3", "nvfp4": "nvfp4", "mxfp4": "mxfp4"
@@ -127,17 +123,8 @@ def test_rows_that_fill_no_word_are_refused_before_work(
 ) -> None:
     """One key-value head of 4; everything else is as it should be."""
     folder = tiny_eagle3_llama(tmp_path / "draft", heads=8, kv_heads=1, head_dim=4)
-    draft = read_draft(Checkpoint.open(folder))
+    draft = draft_of(folder)
     with pytest.raises(LayoutError, match=f"k_proj.weight: layout {MADE[name].layout} .*{what}"):
         make_plan(recipe_of(MADE[name]), draft)
     wide_enough = tiny_eagle3_llama(tmp_path / "wide", heads=8, kv_heads=2, head_dim=4)
-    make_plan(recipe_of(MADE[name]), read_draft(Checkpoint.open(wide_enough)))
-
-
-@pytest.mark.parametrize("name", ["awq", "ct-nvfp4"])
-def test_inputs_that_fill_no_group_are_refused_before_work(name: str, tmp_path: Path) -> None:
-    folder = tiny_eagle3_llama(tmp_path / "draft", intermediate=104)
-    size = group_width(MADE[name].dtype, "group")
-    what = f"down_proj.weight: layout .* needs a multiple of {size} inputs, got 104"
-    with pytest.raises(LayoutError, match=what):
-        make_plan(recipe_of(MADE[name]), read_draft(Checkpoint.open(folder)))
+    make_plan(recipe_of(MADE[name]), draft_of(wide_enough))

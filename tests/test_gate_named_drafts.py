@@ -6,19 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from by_recipe import quantized
 from draftquant.api import gate
 from draftquant.calibration.traces.prompt_trace import prompt_sha256
-from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.making.quantize_draft import quantize_draft
-from draftquant.quantize.planning.quantization_plan import make_plan
-from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import GateError
-from draftquant.validate.measure.measurement_file import line_of
 from draftquant.validate.parity.finding import Finding, write_findings
 from draftquant.validate.runs.report_pages import draft_identity
-from handmade_measurements import alternating, measurement
+from handmade_measurements import losing, written
 from test_foreign_measurements import REAL, both
 from tiny import edit_json, tiny_eagle3_llama
 from verify_cases import reseal
@@ -37,9 +31,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("named")
     tiny_eagle3_llama(folder / "bf16")
     tiny_eagle3_llama(folder / "other", seed=7)
-    draft = read_draft(Checkpoint.open(folder / "bf16"))
-    origin = DraftSource(folder=folder / "bf16")
-    quantize_draft(make_plan(load_recipe("fp8-ptpc"), draft), folder / "fp8", source=origin)
+    quantized(folder / "bf16", "fp8-ptpc", folder / "fp8")
     return folder
 
 
@@ -50,10 +42,7 @@ def hashes(work: Path) -> Mapping[str, str]:
 
 
 def run(path: Path, drop: int, draft_sha256: str | None) -> Path:
-    rounds = [alternating(200, 80 + i % 5 + drop) for i in range(40)]
-    one = measurement(rounds, draft_sha256=draft_sha256)
-    path.write_text(line_of(one.setup) + "".join(map(line_of, one.records)), encoding="utf-8")
-    return path
+    return written(path, losing(drop, name="run", draft_sha256=draft_sha256))
 
 
 @pytest.fixture

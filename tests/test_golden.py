@@ -30,8 +30,7 @@ from draftquant.validate.golden.golden_sources import (
 from draftquant.validate.golden.prometheus import Queries, check_window, limits_of, prometheus_rules
 from draftquant.validate.golden.synthetic import simulation
 from draftquant.validate.measure.measurement import EngineName
-from draftquant.validate.measure.measurement_file import line_of
-from handmade_measurements import alternating, measurement
+from handmade_measurements import losing, measurement, written
 from handmade_replays import noisy, replay
 from handmade_reports import comparison, document, joint, served, text_of
 
@@ -274,16 +273,11 @@ def test_the_command_prints_writes_and_refuses(path: Path, tmp_path: Path, capsy
 
 def test_whatever_counts_gives_golden_acceptance(tmp_path: Path, capsys: Capsys) -> None:
     """A measurement that is shown, a report or nothing at all, and the candidate's server."""
-
-    def written(name: str, rounds: list[list[int]]) -> str:
-        run = measurement(rounds, name=name)
-        (tmp_path / name).write_text("".join(map(line_of, (run.setup, *run.records))), "utf-8")
-        return str(tmp_path / name)
-
     out = tmp_path / "g.json"
     golden = ["--golden", str(out)]
-    a, b = ([alternating(200, 80 + i % 5 + drop) for i in range(40)] for drop in (0, 1))
-    shown = ["measure", "--show", written("shown", [[1, 0, 1], [1, 1]])]
+    a, b = (losing(drop, name=name) for drop, name in enumerate("ab"))
+    few = measurement([[1, 0, 1], [1, 1]], name="shown")
+    shown = ["measure", "--show", str(written(tmp_path / "shown", few))]
     assert main([*shown, *golden]) == 0
     assert read_golden(out).all.accepted_at == (4,)
     assert list(read_golden(out).context_bins) == ["0-1k"]
@@ -291,10 +285,10 @@ def test_whatever_counts_gives_golden_acceptance(tmp_path: Path, capsys: Capsys)
     (tmp_path / "r.json").write_text(text_of(comparison(categories="ab")), encoding="utf-8")
     assert main(["report", str(tmp_path / "r.json"), *golden, "--overwrite"]) == 0
     assert read_golden(out).draft_sha256 == "2" * 64
-    runs = ["gate", "--measured", written("a", a), written("b", b)]
+    files = [str(written(tmp_path / one.name, one)) for one in (a, b)]
+    runs = ["gate", "--measured", *files]
     assert main([*runs, *golden, "--overwrite"]) == 0
-    of_b = golden_of_measurement(measurement(b))
-    assert (read_golden(out).source, read_golden(out).all) == ("vllm", of_b.all)
+    assert (read_golden(out).source, read_golden(out).all) == ("vllm", golden_of_measurement(b).all)
     for drafts, place, said in ((["A", "B"], "g.json", "is of one draft, got 2"),
                                 (["A"], str(out), "already exists")):  # fmt: skip
         assert main(["replay", *drafts, "--traces", "T", "--golden", place]) == 2

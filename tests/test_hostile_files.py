@@ -11,8 +11,6 @@ import resource
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -262,10 +260,6 @@ def test_what_is_not_printable_is_escaped() -> None:
     assert len(str(error)) < 20_000
 
 
-def is_safe(text: str) -> bool:
-    return all(line.isprintable() for line in text.split("\n"))
-
-
 COMMANDS = [
     words.split()
     for words in (
@@ -316,23 +310,12 @@ def test_no_command_prints_what_a_terminal_would_obey(
         filled = [re.sub("DRAFT|SOURCE|OUT", lambda found: named[found[0]], a) for a in arguments]
         assert main(filled) in (0, 1, 2, 3), arguments
         printed = capsys.readouterr()
-        assert is_safe(printed.out + printed.err), arguments
+        text = printed.out + printed.err
+        assert all(line.isprintable() for line in text.split("\n")), arguments
         assert printed.out or printed.err
 
 
-# ---- mask_embedding.pt
-
-
-# ---- stdout that cannot be written
-
-
-def run(shell: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`draftquant` as `shell` says, which has it and its arguments as "$@"."""
-    command = ["bash", "-c", shell, "bash", sys.executable, "-m", "draftquant.scripts.cli"]
-    buffered = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
-    return subprocess.run(
-        [*command, *arguments], capture_output=True, text=True, check=False, env=buffered
-    )
+# ---- what is printed to be copied
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])

@@ -10,12 +10,11 @@ from typing import Any
 import corpus
 import pytest
 import torch
+from by_recipe import draft_of
 from draftquant.calibration.passes.draft_inputs import first_hidden
 from draftquant.calibration.passes.memory import estimate_replay
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored import online_rounding
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.online_rounding import quantized_head
@@ -28,7 +27,7 @@ from proposing import draft_proposals
 from recorded import record_traces
 from reference_draft import transformers_in_float64
 from tied_pair import prompt_tokens, save_draft, save_target
-from tiny import edit_json, tiny_eagle3_llama
+from tiny import tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_llama import tiny_language_model
 from tiny_mtp import tiny_step3p5_mtp
@@ -139,23 +138,9 @@ def test_what_config_json_does_not_say(tmp_path: Path) -> None:
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     del config["tie_word_embeddings"]
     (source / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    geometry = read_draft(Checkpoint.open(source)).geometry
+    geometry = draft_of(source).geometry
     attention = geometry.attention
     assert (geometry.tied, attention.input_bias, attention.output_bias) == (False, True, False)
-
-
-@pytest.mark.usefixtures("float64_on_one_thread")
-def test_a_config_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    for kind, key, value, what in (
-        ("Qwen3", "attention_bias", True, "attention_bias: expected false, got true"),
-        ("Qwen2", "head_dim", 32, "head_dim: expected hidden_size / num_attention_heads = 16"),
-        ("Qwen2", "use_sliding_window", True, "use_sliding_window: expected False, got True"),
-        ("Llama", "vocab_size", 97, r"expected shape \[97, 64\], got \[96, 64\]"),
-    ):
-        folder = tiny_language_model(tmp_path / key, kind=kind)
-        edit_json(folder / "config.json", **{key: value})
-        with pytest.raises(CheckpointError, match=what):
-            read_draft(Checkpoint.open(folder))
 
 
 # ---- heads that vLLM quantizes while it loads a draft: `--head-online`

@@ -18,23 +18,21 @@ from draftquant.quantize.layouts.layout import Columns
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight, int4_words
 from draftquant.recipes import ActivationFormat, Recipe, WeightFormat, load_recipe
 from torch import Tensor
+from weight_formats import (
+    FP8_BLOCK,
+    FP8_CHANNEL,
+    FP8_TENSOR,
+    INT4,
+    PER_GROUP,
+    PER_TOKEN,
+    STATIC,
+)
 
-INT4 = WeightFormat(dtype="int4", granularity="channel", symmetric=True)
-FP8_CHANNEL = WeightFormat(dtype="fp8_e4m3", granularity="channel", symmetric=True)
-FP8_TENSOR = WeightFormat(dtype="fp8_e4m3", granularity="tensor", symmetric=True)
-FP8_BLOCK = WeightFormat(dtype="fp8_e4m3", granularity="block", group_size=128, symmetric=True)
-PER_TOKEN = ActivationFormat(dtype="fp8_e4m3", granularity="token", dynamic=True)
-PER_GROUP = ActivationFormat(dtype="fp8_e4m3", granularity="group", dynamic=True)
-STATIC = ActivationFormat(dtype="fp8_e4m3", granularity="tensor", dynamic=False)
 KEPT = ("embed_tokens", "fc", "lm_head")
 
 
 def codes(*rows: list[int]) -> Tensor:
     return torch.tensor(rows, dtype=torch.int8)
-
-
-def hexadecimal(words: Tensor) -> list[list[str]]:
-    return [[f"{word & 0xFFFFFFFF:08x}" for word in row] for row in words.tolist()]
 
 
 # Packing
@@ -59,7 +57,8 @@ COUNTING = [0, 1, 2, 3, 4, 5, 6, 7]
 def test_golden_words(row: list[int], interleaved: bool, offset: int, words: list[str]) -> None:
     packed = int4_words(codes(row), interleaved=interleaved, offset=offset)
     assert packed.dtype == torch.int32
-    assert hexadecimal(packed) == [words]
+    assert [f"{word & 0xFFFFFFFF:08x}" for word in packed[0].tolist()] == words
+    assert len(packed) == 1
 
 
 @pytest.mark.parametrize("columns", [7, 64, 1001])

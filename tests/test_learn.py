@@ -46,7 +46,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 FEW = LearningSettings(steps=4, sequences=2, validate_every=2, warmup_steps=2)
 
-
 FAMILIES = pytest.mark.parametrize(
     ("family", "recipe"),
     [("llama", "int4-channel"), pytest.param("dflash", "blackwell-nvfp4", marks=pytest.mark.slow)],

@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from by_recipe import draft_of
 from draftquant.calibration.rounding.latents import LatentNorm
 from draftquant.quantize.algorithms.nearest import AbsmaxNearest
-from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.family import MOST_OF_NORM
-from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.files.provenance import LearnedRounding, QuantizedProvenance
 from draftquant.quantize.files.provenance_file import read_provenance
@@ -69,7 +68,7 @@ def grown(weight: torch.Tensor) -> torch.Tensor:
 
 
 def plan_of(source: Path, recipe: Recipe = RECIPE) -> Plan:
-    return make_plan(recipe, read_draft(Checkpoint.open(source)))
+    return make_plan(recipe, draft_of(source))
 
 
 def record_of(folder: Path) -> QuantizedProvenance:

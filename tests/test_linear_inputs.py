@@ -4,6 +4,7 @@ Against every input written down, in float64.
 """
 
 import dataclasses
+import json
 import math
 import shutil
 from collections.abc import Callable
@@ -11,11 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import corpus
+import numpy as np
 import pytest
+import tied_pair
 import torch
+from by_recipe import draft_of
+from draftquant.calibration.linear_inputs import plan_inputs as moments
 from draftquant.calibration.linear_inputs import plan_inputs as second_moments
 from draftquant.calibration.linear_inputs import static_scales as trace_runs
-from draftquant.calibration.linear_inputs.plan_inputs import BLOCK_ROW_STRIDE, MomentsAlongTraces
+from draftquant.calibration.linear_inputs.plan_inputs import (
+    BLOCK_ROW_STRIDE,
+    LEAST_PER_COLUMN,
+    MomentsAlongTraces,
+)
 from draftquant.calibration.linear_inputs.static_scales import (
     calibrated_scales,
     constant_scales,
@@ -24,21 +33,26 @@ from draftquant.calibration.linear_inputs.static_scales import (
     stored_scale,
 )
 from draftquant.calibration.passes.draft_inputs import DraftRun, first_hidden
+from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.forward import whole_rows
 from draftquant.quantize.drafts.passes import BlockForward
-from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.drafts.shared.mixture import is_expert
 from draftquant.quantize.making.preparing import balanced_norms
 from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import ActivationFormat, Algorithm, load_recipe
 from draftquant.recipes.errors import BackendError, CalibrationError, ForwardError, TraceError
+from draftquant.scripts.cli import main
 from mixes import DOWN, FP8_STATIC, NVFP4, mixed
+from recorded import record_traces
 from rounding_pairs import RoundingPair, shared_pair
 from safetensors.torch import load_file, save_file
 from tied_pair import HIDDEN, save_draft, tied
+from tiny import read_tensors, store, write_tensors
+from tiny_mtp import tiny_glm4_moe_mtp
 from torch import Tensor
+from verify_cases import reseal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -184,7 +198,7 @@ def test_static_scales_are_those_of_the_format_of_each_linear(
     draft: LoadedDraft, traces: TraceFolder
 ) -> None:
     recipe = mixed(NVFP4, (FP8_STATIC, DOWN))
-    plan = make_plan(recipe, read_draft(Checkpoint.open(tied() / "draft")))
+    plan = make_plan(recipe, draft_of(tied() / "draft"))
     run = DraftRun(draft, traces, 3)
     largest, scales = measure_absmax(run), calibrated_scales(plan, run).input_scales
     assert len(scales) == len(plan.quantized)
@@ -223,7 +237,7 @@ def test_scales_of_a_balanced_draft_are_those_of_its_own_inputs(
         load_recipe("blackwell-fp8"),
         algorithm=Algorithm(scale="absmax", rounding="nearest", balance_concat="auto"),
     )
-    plan = make_plan(recipe, read_draft(Checkpoint.open(tmp_path / "draft")))
+    plan = make_plan(recipe, draft_of(tmp_path / "draft"))
     draft = load_draft(tmp_path / "draft")
     (exponent,) = balanced_norms(plan).values()
     assert exponent >= 4
@@ -266,10 +280,147 @@ def test_scales_cover_all_that_fc_and_the_head_read(
 
 
 def test_a_constant_scale_goes_to_every_quantized_linear() -> None:
-    draft = read_draft(Checkpoint.open(corpus.draft("eagle3-mla")))
+    draft = draft_of(corpus.draft("eagle3-mla"))
     plan = make_plan(load_recipe("blackwell-fp8-mla"), draft)
     found = constant_scales(plan, 0.5)
     assert found.input_scales == dict.fromkeys((step.row.module for step in plan.quantized), 0.5)
     for wrong in (0.0, float("inf"), float("nan")):
         with pytest.raises(BackendError, match=r"--input-scale: expected a positive number, got"):
             constant_scales(plan, wrong)
+
+
+# ---- gPTQ of experts: moments of the tokens routed to each, in groups, and nearest for the few
+
+
+K = 2
+EXPERTS = 4
+CORRECTION = np.array([0.0, 0.0, -0.4, -10.0], dtype=np.float32)
+"""Of what experts are chosen by: the third is reached by few tokens, the last by none."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target, an MTP layer with experts of which one is hardly ever reached, and traces."""
+    folder = tmp_path_factory.mktemp("experts")
+    tied_pair.save_target(folder / "target")
+    shape = json.loads((folder / "target/config.json").read_text(encoding="utf-8"))
+    mixture = tiny_glm4_moe_mtp(
+        folder / "draft",
+        hidden=shape["hidden_size"],
+        vocab=shape["vocab_size"],
+        experts=EXPERTS,
+        moe_intermediate=16,
+        dtype="F32",
+        config={"n_group": 1, "topk_group": 1},
+    )
+    tensors = read_tensors(mixture)
+    tensors["model.layers.3.mlp.gate.e_score_correction_bias"] = store(CORRECTION, "F32")
+    write_tensors(mixture, tensors)
+    prompts = [
+        Prompt(id=f"p{i}", category="a", token_ids=tokens)
+        for i, tokens in enumerate(tied_pair.prompt_tokens(12, 6))
+    ]
+    with torch.random.fork_rng():
+        record_traces(
+            folder / "target",
+            prompts,
+            folder / "traces",
+            max_new_tokens=24,
+            fuse_with=load_draft(mixture),
+        )
+    return folder
+
+
+@pytest.fixture
+def mixture(folder: Path) -> LoadedDraft:
+    return load_draft(folder / "draft")
+
+
+@pytest.fixture
+def texts(folder: Path) -> TraceFolder:
+    return TraceFolder.open(folder / "traces")
+
+
+def inputs_seen(mixture: LoadedDraft, texts: TraceFolder) -> dict[str, Tensor]:
+    """All inputs of every linear, [n, in] float64."""
+    seen: dict[str, list[Tensor]] = {}
+
+    def note(name: str, x: Tensor) -> Tensor:
+        seen.setdefault(name, []).append(x.reshape(-1, x.shape[-1]).double())
+        return x
+
+    forward = mixture.family.forward(mixture.geometry, mixture.weights, note)
+    run_over_traces(forward, DraftRun(mixture, texts, K))
+    return {name: torch.cat(parts) for name, parts in seen.items()}
+
+
+@pytest.mark.parametrize("bytes_at_once", [1 << 30, 20_000])
+def test_moments_of_an_expert_are_those_of_its_tokens(
+    bytes_at_once: int,
+    mixture: LoadedDraft,
+    texts: TraceFolder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(moments, "BYTES_AT_ONCE", bytes_at_once)
+    runs = 0
+
+    def count(done: int, total: int) -> None:
+        nonlocal runs
+        runs += done == total
+
+    statistics = MomentsAlongTraces(DraftRun(mixture, texts, K), spool=tmp_path, on_progress=count)
+    statistics.measure(mixture.linears)
+    inputs, few = inputs_seen(mixture, texts), 0
+    order = [name.removesuffix(".weight") for name in mixture.family.tensor_specs(mixture.geometry)]
+    for name in sorted(mixture.linears, key=order.index):
+        found, x = statistics.second_moments([name]), inputs.get(name, torch.empty(0, 1))
+        files = [path for path in tmp_path.iterdir() if ".experts." in path.name]
+        on_disk = sum(path.stat().st_size - 128 for path in files)
+        assert on_disk <= max(bytes_at_once, 4 * 64**2)
+        if name not in found:
+            assert is_expert(name)
+            assert statistics.too_few[name] == len(x)
+            width = mixture.weights[f"{name}.weight"].shape[1]
+            assert len(x) < LEAST_PER_COLUMN * width
+            few += 1
+            continue
+        exact = x.T @ x / len(x)
+        assert (found[name].mean.double() - exact).abs().max() <= 1e-5 * exact.abs().max(), name
+    # Exactly as many tokens as are asked for are not too few; one less is.
+    name, count = max(statistics.too_few.items(), key=lambda item: item[1])
+    width = mixture.weights[f"{name}.weight"].shape[1]
+    assert width & (width - 1) == 0, "so that the quotient is exact"
+    monkeypatch.setattr(moments, "LEAST_PER_COLUMN", count / width)
+    assert name not in statistics.too_few
+    monkeypatch.setattr(moments, "LEAST_PER_COLUMN", (count + 1) / width)
+    assert statistics.too_few[name] == count
+    assert 0 < few < len([name for name in mixture.linears if is_expert(name)])
+    assert (runs > 1) is (bytes_at_once < 1 << 30)
+
+
+@pytest.mark.slow
+def test_experts_that_few_reach_are_nearest_and_named(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    traced = ["--traces", str(folder / "traces"), "--num-draft-tokens", str(K)]
+    quantize = ["quantize", str(folder / "draft"), "--recipe", "int4-channel", "--algorithm"]
+    out, plain = tmp_path / "gptq", tmp_path / "mse"
+    assert main([*quantize, "gptq", "--out", str(out), *traced]) == 0
+    assert main([*quantize, "mse", "--out", str(plain)]) == 0
+    record = json.loads((out / "draftquant.json").read_text(encoding="utf-8"))
+    few = record["few_inputs"]
+    assert few
+    assert all(".experts." in name for name in few)
+    codes, nearest = (load_file(made / "model.safetensors") for made in (out, plain))
+    packed = [name for name in codes if name.endswith(".weight_packed")]
+    same = {name for name in packed if torch.equal(codes[name], nearest[name])}
+    assert same == {f"{name}.weight_packed" for name in few}
+    # verify holds those that are named to nearest
+    reached = min(name for name in packed if ".experts." in name and name not in same)
+    few[reached.removesuffix(".weight_packed")] = 1
+    (out / "draftquant.json").write_text(json.dumps(record), encoding="utf-8")
+    reseal(out)
+    capsys.readouterr()
+    assert main(["verify", str(out), "--against", str(folder / "draft")]) == 1
+    assert reached in capsys.readouterr().out

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from draftquant.quantize.drafts import Draft, read_draft
+from by_recipe import draft_of
+from draftquant.quantize.drafts import Draft
 from draftquant.quantize.drafts.config_reader import KEY, SECTION
 from draftquant.quantize.drafts.family import Lint
 from draftquant.quantize.drafts.recognition import plain_config
-from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.lints.catalogue import find_lints, fixed_config
 from draftquant.quantize.lints.value_lints import HalfRatio, check_vocabulary_map, half_ratios
 from draftquant.recipes.errors import CheckpointError
@@ -52,10 +52,6 @@ def renamed(folder: Path, old: str, new: str) -> Path:
     found = read_tensors(folder)
     write_tensors(folder, {name.replace(old, new, 1): t for name, t in found.items()})
     return folder
-
-
-def draft_of(folder: Path) -> Draft:
-    return read_draft(Checkpoint.open(folder))
 
 
 def found_in(folder: Path) -> dict[str, Lint]:

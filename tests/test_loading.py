@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from by_recipe import draft_of
 from data_free import data_free
-from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.engines.contract import EngineName
 from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.engines.plan_verdicts import planned_verdicts
 from draftquant.quantize.engines.versions import choose
-from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.planning.quantization_plan import Measured, make_plan
@@ -40,7 +39,7 @@ def test_the_result_loads_where_the_recipe_says_and_nowhere_else(
     name: str, family: str, tmp_path: Path
 ) -> None:
     recipe, layers = load_recipe(name), FAMILIES[family]
-    draft = read_draft(Checkpoint.open(PAIRS / family / "draft"))
+    draft = draft_of(PAIRS / family / "draft")
     plan = make_plan(data_free(recipe), draft, target_layers=layers)
     scales = {step.row.module: 0.25 for step in plan.quantized}
     needed = scales if recipe.needs_input_scales else {}

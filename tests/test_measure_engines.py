@@ -346,7 +346,6 @@ def test_logprobs_that_are_not_the_answers(sglang: SGLangStand, trtllm: TensorRT
 
 MODEL = {"id": "m", "owned_by": "tensorrt_llm"}
 
-
 NOT_MEASURED: tuple[tuple[str, Setting, str], ...] = (
     ("sglang", {"version": None}, "its /server_info is not SGLang's: it has no version"),
     ("sglang", {"speculative_eagle_topk": 4}, "it drafts trees (speculative_eagle_topk = 4)"),

@@ -48,10 +48,8 @@ def running() -> Iterator[VLLMServer]:
         yield found
 
 
-def measured(
-    running: VLLMServer, out: Path, plan: Plan = PLAN, *, rate: float | None = None, **options: Any
-) -> Measurement:
-    address = ServerAddress(url=running.url, patience=PATIENCE, most_per_second=rate)
+def measured(running: VLLMServer, out: Path, plan: Plan = PLAN, **options: Any) -> Measurement:
+    address = ServerAddress(url=running.url, patience=PATIENCE)
     return measure(out, address, VLLMProtocol(), plan, **options)
 
 
@@ -225,9 +223,6 @@ def test_what_is_kept_is_not_believed_unchecked(
         kept.write_text("\n".join(lines) + "\n", encoding="utf-8")
         with pytest.raises(MeasureError, match=problem):
             measured(running, tmp_path / "r", SINGLE)
-
-
-# ---- a server that is changed, or says what cannot be
 
 
 # ---- vLLM's protocol: who answers, metrics of a request, counters around one

@@ -14,25 +14,17 @@ from draftquant.scripts.cli import main
 from draftquant.validate.judging.advice import Background
 from draftquant.validate.judging.judgement import judge
 from draftquant.validate.measure.measurement import Measurement
-from draftquant.validate.measure.measurement_file import line_of
 from draftquant.validate.parity.finding import Finding, write_findings
 from draftquant.validate.served import common_steps
 from draftquant.validate.served.joint_report import joint_report
 from draftquant.validate.served.served_gate import judge_measured, server_noise
-from handmade_measurements import alternating, measurement, record
+from handmade_measurements import alternating, measurement, record, written
+from handmade_measurements import losing as run
 from handmade_replays import RELEASE, noisy, replay, spread
 
 Capsys = pytest.CaptureFixture[str]
 A, B = {"draft_sha256": "a" * 64}, {"draft_sha256": "b" * 64}
 UNRELATED = Background(unrelated=True)
-
-
-def run(drop: int = 0, noise: int = 0, count: int = 40, **changes: Any) -> Measurement:
-    """K = 1, 200 steps per prompt, of which 80 to 84 and `drop` more accept nothing."""
-    rounds = [
-        alternating(200, 80 + i % 5 + drop + (noise if i % 2 else -noise)) for i in range(count)
-    ]
-    return measurement(rounds, **({"name": f"drop {drop}"} | changes))
 
 
 def thinned(one: Measurement, every: int, most: int = 40) -> Measurement:
@@ -382,9 +374,7 @@ def test_servers_and_replay_verify_drawn_proposals_by_one_rule() -> None:
 
 
 def write(path: Path, drop: int = 0, **changes: Any) -> str:
-    one = run(drop, **({"name": path.name} | changes))
-    path.write_text(line_of(one.setup) + "".join(map(line_of, one.records)), encoding="utf-8")
-    return str(path)
+    return str(written(path, run(drop, **({"name": path.name} | changes))))
 
 
 def test_two_runs_are_judged_without_traces_or_drafts(tmp_path: Path, capsys: Capsys) -> None:
@@ -417,8 +407,7 @@ def test_two_runs_are_judged_without_traces_or_drafts(tmp_path: Path, capsys: Ca
 def test_every_category_passes_only_where_that_is_asked(tmp_path: Path, capsys: Capsys) -> None:
     """Category b is open: half of it loses, -3.3 % with bounds -4.3 and -2.3 %, limit -3 %."""
     lost = [alternating(200, 80 + i % 5 + 20 * (i % 4 == 3)) for i in range(64)]
-    one = measurement(lost, name="b", categories="ab")
-    (tmp_path / "b").write_text("".join(map(line_of, (one.setup, *one.records))), encoding="utf-8")
+    written(tmp_path / "b", measurement(lost, name="b", categories="ab"))
     baseline = write(tmp_path / "a", count=64, categories="ab")
     gate = ["gate", "--measured", baseline, str(tmp_path / "b"), "--max-relative-drop", "0.029"]
     assert main(gate) == 0

@@ -24,6 +24,7 @@ from draftquant.validate.measure.measurement import (
 from draftquant.validate.measure.measurement_file import line_of, read_measurement
 from draftquant.validate.measure.measuring import DraftIdentity, identified
 from draftquant.validate.runs.report_pages import draft_identity
+from handmade_measurements import written
 from test_prompts import target  # noqa: F401 - a fixture
 from vllm_server import VLLMServer, served
 
@@ -62,9 +63,7 @@ SETUP = Setup(
 
 
 def write(folder: Path, setup: Setup = SETUP, records: tuple[RequestRecord, ...] = RECORDS) -> Path:
-    path = folder / "r"
-    path.write_text("".join(map(line_of, (setup, *records))), encoding="utf-8")
-    return path
+    return written(folder / "r", Measurement(name="r", setup=setup, records=records))
 
 
 def edited(folder: Path, line: int, key: str, value: object) -> Path:

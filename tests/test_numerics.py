@@ -30,10 +30,6 @@ def gaussian(rows: int, columns: int, seed: int) -> Tensor:
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
 
 
-def quantized(weight: Tensor, weights: WeightFormat) -> QuantizedWeight:
-    return get_backend("torch").quantize(weight, weights)
-
-
 # Rows whose largest magnitude is 7.5, so that the scale is exactly 1.
 def test_int4_multiplies_by_the_reciprocal() -> None:
     """45.5 / 7 is the tie 6.5 and goes to 6; float32(1 / 7) lies above 1/7 and leads to 7."""

@@ -23,7 +23,6 @@ from draftquant.validate.counting.trace_replay import (
     outcome_probabilities,
 )
 from scipy import stats
-from torch import Tensor
 
 
 def counts(*histogram: float) -> AcceptanceCounts:
@@ -207,13 +206,10 @@ def enumerated(outcomes: list[list[float]], row: int = 0) -> list[float]:
     return expected
 
 
-def random_acceptance(rows: int, depths: int, seed: int = 0) -> Tensor:
-    return torch.rand((rows, depths), generator=torch.Generator().manual_seed(seed)).double()
-
-
 def test_expected_steps_are_those_of_every_way_through() -> None:
     for rows, depths in ((1, 1), (2, 7), (5, 2), (9, 3)):
-        outcomes = outcome_probabilities(random_acceptance(rows, depths))
+        chance = torch.Generator().manual_seed(0)
+        outcomes = outcome_probabilities(torch.rand((rows, depths), generator=chance).double())
         found = expected_steps(outcomes).histogram
         assert found == pytest.approx(enumerated(outcomes.tolist()), abs=1e-12)
 

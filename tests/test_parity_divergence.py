@@ -11,7 +11,6 @@ from draftquant.recipes.errors import ParityError
 from draftquant.scripts.cli import main
 from draftquant.scripts.verbs.parity import _show
 from draftquant.validate.measure.measurement import Measurement
-from draftquant.validate.measure.measurement_file import line_of
 from draftquant.validate.parity.divergence_findings import LEAST_NOISE, divergence_findings
 from draftquant.validate.parity.finding import (
     Finding,
@@ -21,6 +20,7 @@ from draftquant.validate.parity.finding import (
     write_findings,
 )
 from draftquant.validate.parity.lm_eval_tasks import read_samples
+from handmade_measurements import written
 from handmade_runs import SPECULATION, record, run
 from scipy import stats
 from test_hostile_files import bounded, endless, fifo, gigabyte
@@ -124,7 +124,6 @@ def test_lossy_acceptance_is_no_parity_and_every_run_is_judged() -> None:
 
 OTHER = plain(concurrency=9)
 
-
 APART: tuple[tuple[Measurement, Measurement, dict[str, Any], str], ...] = (
     (plain(temperature=0.7), speculative({}, temperature=0.7), {}, "drawn at temperature 0.7"),
     (plain(), speculative({}, temperature=1.0), {}, "temperature: 0, 1.0"),
@@ -220,8 +219,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         texts = [(0, 1, 9, 3, 4, 5, 6, 7) if i in wrong else range(8) for i in range(30)]
         records = [record(i, text, histogram=rounds, **told) for i, text in enumerate(texts)]
         one = run(records, speculation=SPECULATION if rounds else None, num_top_logprobs=2)
-        lines = map(line_of, (one.setup, *one.records))
-        (tmp_path / name).write_text("".join(lines), encoding="utf-8")
+        written(tmp_path / name, one)
     command = ["parity", "divergence", str(tmp_path / "plain")]
     right, report = str(tmp_path / "right"), tmp_path / "report.json"
     assert main([*command, right]) == 0

@@ -7,13 +7,12 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from by_recipe import draft_of
 from draftquant.calibration.passes.draft_inputs import first_hidden
 from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.calibration.recording.decoding import GREEDY, Decoding
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.forward import whole_rows
-from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes.errors import ParityError
 from draftquant.scripts.cli import main
@@ -44,7 +43,7 @@ class Pair:
         arguments = ["--recipe", "int4-channel", "--backend", "torch", "--out", str(self.quant)]
         assert main(["quantize", str(self.source), *arguments]) == 0
         prompts = read_prompts(PAIRS / name / "prompts.jsonl")[:3]
-        aux = read_draft(Checkpoint.open(self.source)).geometry.aux_layer_ids
+        aux = draft_of(self.source).geometry.aux_layer_ids
         drawn = Decoding(temperature=0.8, top_p=0.9)
         decodings = {"greedy": GREEDY} if self.k == 3 else {"drawn": drawn}
         self.traces: dict[str, TraceFolder] = {

@@ -13,7 +13,6 @@ from draftquant.calibration.server_client import Patience
 from draftquant.recipes.errors import ParityError, TraceError
 from draftquant.scripts.cli import main
 from draftquant.validate.measure.measurement import Measurement
-from draftquant.validate.measure.measurement_file import line_of
 from draftquant.validate.measure.vllm_server import VLLMProtocol
 from draftquant.validate.parity import sampled_findings as scored
 from draftquant.validate.parity.finding import Finding, limits
@@ -26,6 +25,7 @@ from draftquant.validate.parity.sampled_findings import (
     score_by_target,
     texts_of,
 )
+from handmade_measurements import written
 from handmade_runs import SPECULATION, record, run
 from scipy import stats
 from stand.server import Object, Stand, served
@@ -253,10 +253,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     files = []
     for drafts in (False, True):
         made = drawn(30, drafts=drafts, max_new_tokens=3)
-        records = [replace(r, histogram=(2, 0, 0, 0) if drafts else None) for r in made.records]
-        path = tmp_path / f"{drafts}.jsonl"
-        path.write_text(line_of(made.setup) + "".join(map(line_of, records)), encoding="utf-8")
-        files.append(str(path))
+        steps = (2, 0, 0, 0) if drafts else None
+        told = replace(made, records=tuple(replace(r, histogram=steps) for r in made.records))
+        files.append(str(written(tmp_path / f"{drafts}.jsonl", told)))
     command = ["parity", "sampled", *files, "--prompts", str(prompts)]
     scoring = [*command, "--target", str(TARGET), "--max-logprob-drop"]
     assert main([*scoring, "0.1", "--json"]) == 0

@@ -64,16 +64,13 @@ def right(count: int, wrong: Sequence[int] = ()) -> list[dict[str, Any]]:
     return [sample(i, 0.0 if i in wrong else 1.0) for i in range(count)]
 
 
-def counted(n: int, b: int, c: int) -> Discordance:
-    return Discordance(num_items=n, only_first=b, only_second=c)
-
-
 def test_mcnemar_is_the_sum_over_all_outcomes() -> None:
     """Every way in which b + c fair coins fall, at least as unlikely as this one."""
     for b, c in ((0, 0), (0, 5), (1, 5), (10, 3), (7, 7), (40, 60)):
         masses = stats.binom.pmf(np.arange(b + c + 1), b + c, 0.5)
         expected = masses[masses <= masses[b] * (1 + 1e-9)].sum()
-        assert mcnemar(counted(1000, b, c)) == pytest.approx(expected)
+        found = Discordance(num_items=1000, only_first=b, only_second=c)
+        assert mcnemar(found) == pytest.approx(expected)
 
 
 def test_counts_are_weights_and_one_cluster_has_no_spread() -> None:
@@ -119,7 +116,6 @@ def told(tmp_path: Path, name: str, direction: object, metric: str = "err") -> P
 
 
 LOWER, HIGHER = ["--lower-is-better", "err"], ["--higher-is-better", "err"]
-
 
 BETTER: tuple[tuple[object, object, list[str], str, int | str], ...] = (
     (False, None, [], "err", 1),
@@ -189,7 +185,6 @@ def test_copies_of_an_item_count_once_and_what_is_no_number_does_not(tmp_path: P
 
 
 Edit = Callable[[list[Any]], Any]
-
 
 OTHER_ITEMS: tuple[tuple[Edit, str], ...] = (
     (lambda x: x[3].update(doc_hash="other"), "doc_id 3: another document"),

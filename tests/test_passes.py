@@ -71,10 +71,6 @@ ROWS = {"all": range(2, 9), "strided": range(1, 9, 3), "one": range(8, 9)}
 OnInput = Callable[[str, Tensor], Tensor]
 
 
-def unchanged(_name: str, x: Tensor) -> Tensor:
-    return x
-
-
 @dataclasses.dataclass(frozen=True)
 class Case:
     """A draft with random weights, and two sequences to run it on."""
@@ -86,7 +82,7 @@ class Case:
     token_ids: Tensor
 
     def forward(
-        self, weights: Mapping[str, Tensor] | None = None, on_input: OnInput = unchanged
+        self, weights: Mapping[str, Tensor] | None = None, on_input: OnInput = lambda _, x: x
     ) -> DraftForward:
         return self.family.forward(self.geometry, weights or self.weights, on_input)
 
@@ -233,7 +229,6 @@ sys.path.append(str(Path(__file__).parents[1] / "experiments" / "engines"))
 import kv_cache  # noqa: E402
 
 RECORDED = json.loads(kv_cache.RESULTS.read_text(encoding="utf-8"))
-
 
 KEPT = {
     0.1: 0.1015625, 17.0: 16.0, 19.0: 20.0,  # a tie goes to the even mantissa

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftquant.quantize.drafts import Draft, read_draft
-from draftquant.quantize.files.checkpoint import Checkpoint
+from by_recipe import WIDE, draft_of
+from draftquant.quantize.drafts import Draft
 from draftquant.quantize.planning.quantization_plan import Plan, make_plan
 from draftquant.recipes import Expectation, Format, Recipe, Rule, built_in_recipes, load_recipe
 from draftquant.recipes.errors import LayoutError, PlanError
@@ -16,7 +16,6 @@ from draftquant.recipes.schema import LayoutName
 from draftquant.scripts.cli import main
 from mixes import DOWN, FP8, FP8_STATIC, INT4, MIXES, MXFP4, NVFP4, PER_TOKEN, mixed
 from tiny import tiny_eagle3_llama
-from wide import WIDE
 
 PTPC = load_recipe("fp8-ptpc")
 OTHERS = Rule(
@@ -31,7 +30,7 @@ def draft(tmp_path: Path) -> Draft:
 
 
 def read(folder: Path, **options: Any) -> Draft:
-    return read_draft(Checkpoint.open(tiny_eagle3_llama(folder, **options)))
+    return draft_of(tiny_eagle3_llama(folder, **options))
 
 
 def recipe(*rules: Rule, count: int = 7, of: Recipe = PTPC) -> Recipe:
@@ -57,25 +56,10 @@ def actions(plan: Plan) -> dict[str, tuple[str, int]]:
 # Claims
 
 
-def test_patterns_are_exceptions_before_roles(draft: Draft) -> None:
-    rules = (QUANTIZE, OTHERS, keep("midlayer.self_attn.o_*"))
-    plan = make_plan(recipe(*rules, count=6), draft)
-    found = actions(plan)
-    assert found["midlayer.self_attn.o_proj.weight"] == ("keep", 2)
-    assert found["midlayer.self_attn.q_proj.weight"] == ("quantize", 0)
-    assert found["norm.weight"] == ("keep", 1)
-    assert "midlayer.self_attn.o_proj" in plan.kept_modules()
-    optional = dataclasses.replace(KV_UP, optional=True)
-    assert make_plan(recipe(QUANTIZE, OTHERS, optional), draft).quantized
-    whole = recipe(QUANTIZE, OTHERS, keep("layers.0.self_attn.[qkv]_proj.weight"), count=4)
-    assert len(make_plan(whole, draft).quantized) == 4
-
-
 MISPELT = keep("midlayer.self_attn.o_porj.weight")
 KV_UP = Rule(role=("kv_up",), action="keep", why="engines absorb it")
 WITHOUT_HEAD = dataclasses.replace(OTHERS, role=("fusion", "embedding", "norm"))
 NORM = Rule(tensor=("norm.weight",), action="quantize")
-
 
 REFUSED: list[tuple[tuple[Rule, ...], int, str, str]] = [
     ((QUANTIZE, OTHERS, MISPELT), 7,
@@ -109,6 +93,11 @@ def test_part_of_a_fused_linear(draft: Draft) -> None:
     for kept in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"):
         chosen = recipe(QUANTIZE, OTHERS, keep(f"*.{kept}.weight"), count=6)
         refused(chosen, draft, "but the rules quantize only midlayer.", "all of them or none")
+
+
+def test_patterns_match_canonical_names_too(draft: Draft) -> None:
+    whole = recipe(QUANTIZE, OTHERS, keep("layers.0.self_attn.[qkv]_proj.weight"), count=4)
+    assert len(make_plan(whole, draft).quantized) == 4
 
 
 def test_linear_kept_in_one_layer_only(tmp_path: Path) -> None:
@@ -201,7 +190,7 @@ for command in {commands!r}:
 @pytest.fixture
 def wide_draft(tmp_path: Path) -> Draft:
     folder = tiny_eagle3_llama(tmp_path / "draft", **WIDE["eagle3-llama"])
-    return read_draft(Checkpoint.open(folder))
+    return draft_of(folder)
 
 
 def test_every_linear_has_the_format_of_its_rule(wide_draft: Draft) -> None:

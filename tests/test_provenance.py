@@ -168,7 +168,6 @@ FAULTS: dict[str, tuple[str, Edit, str]] = {
     ),
 }  # fmt: skip
 
-
 LAST = ", which only earlier builds of draftquant read"
 EARLIER: dict[str, tuple[str, Edit, str]] = {
     "repaired": (

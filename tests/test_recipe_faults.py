@@ -102,10 +102,7 @@ def test_faults_are_reported_together_in_the_order_of_lines(tmp_path: Path) -> N
     assert str(caught.value).count("\n  fix: ") == 5
 
 
-# Files that are no recipe at all
-
-
-# extends
+# Files that are no recipe, or extend what is none
 
 
 @pytest.mark.parametrize(

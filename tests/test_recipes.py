@@ -91,7 +91,6 @@ CHANGES: dict[str, Any] = {
     "schema_version": 2,
 }
 
-
 RULE_CHANGES: dict[str, Any] = {
     "role": ("fusion", "mask"),
     "tensor": ("fc.weight",),

@@ -95,10 +95,7 @@ def test_a_prompt_ends_with_the_first_end_of_text(
     ending = tmp_path / "ending"
     shutil.copytree(target, ending)
     for name in ("config.json", "generation_config.json"):
-        keys = json.loads((ending / name).read_text(encoding="utf-8"))
-        (ending / name).write_text(
-            json.dumps(keys | {"eos_token_id": [end, VOCAB - 1]}), encoding="utf-8"
-        )
+        edit_json(ending / name, eos_token_id=[end, VOCAB - 1])
     cut = record_traces(ending, PROMPTS, tmp_path / "cut", max_new_tokens=12, dtype="float64")
     shorter = 0
     for got, full in zip(cut, traces, strict=True):
@@ -117,27 +114,6 @@ def test_a_prompt_ends_with_the_first_end_of_text(
     assert on.manifest.ignore_eos
     with pytest.raises(TraceError, match="another decoding than"):
         merge_traces([cut, on], tmp_path / "merged")
-
-
-def test_fused_features_are_fc_of_the_aux_features(
-    target: Path, tmp_path: Path, traces: TraceFolder
-) -> None:
-    draft = load_draft(save_draft(tmp_path / "draft", target), dtype=torch.float64)
-    fused = record_traces(
-        target, PROMPTS, tmp_path / "fused", max_new_tokens=12, fuse_with=draft, dtype="float64"
-    )
-    assert fused.manifest.features.kind == "fused"
-    assert fused.manifest.features.fusion_sha256 == draft.fusion_sha256
-    for got, aux in zip(fused, traces, strict=True):
-        expected = aux.features @ draft.weights["fc.weight"].T
-        torch.testing.assert_close(got.features, expected, rtol=0, atol=1e-4)
-    check_trace_fits(draft, fused)
-    check_trace_fits(draft, traces)
-    with pytest.raises(TraceError, match="load the draft in the dtype"):
-        record_traces(target, PROMPTS, tmp_path / "x", max_new_tokens=3, fuse_with=draft)
-    other = load_draft(save_draft(tmp_path / "other", target, seed=5), dtype=torch.float64)
-    with pytest.raises(TraceError, match="the fc of another draft fused"):
-        check_trace_fits(other, fused)
 
 
 @torch.no_grad()
@@ -199,15 +175,6 @@ def test_arguments_that_do_not_fit_the_target(target: Path, tmp_path: Path) -> N
         with pytest.raises(TraceError, match=message):
             record_traces(target, prompts, tmp_path / "out", **arguments)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_prompt_may_fill_the_positions_of_the_target(target: Path, tmp_path: Path) -> None:
-    """512 positions: 509 tokens and 3 new ones fit, one more does not."""
-    full = Prompt(id="full", category="a", token_ids=prompt_tokens(1, 509)[0])
-    (trace,) = record_traces(target, [full], tmp_path / "out", max_new_tokens=3)
-    assert trace.num_tokens == 512
-    with pytest.raises(TraceError, match="prompt full: 513 tokens, prompt and continuation"):
-        record_traces(target, [full], tmp_path / "more", max_new_tokens=4)
 
 
 def test_targets_that_cannot_be_loaded(target: Path, tmp_path: Path) -> None:
@@ -275,7 +242,7 @@ def test_a_target_that_cannot_feed_the_draft(pair: Path, tmp_path: Path) -> None
 
 def test_all_prompts_that_do_not_fit_are_named_at_once(pair: Path, tmp_path: Path) -> None:
     target = bare(pair, tmp_path / "bare")
-    prompts = prompt_file(tmp_path, 600, 4, 511, 512)
+    prompts = prompt_file(tmp_path, 600, 510, 511, 512)
     with pytest.raises(TraceError) as caught:
         dq.record(target, prompts, tmp_path / "out", max_new_tokens=2, aux_layer_ids=(1,))
     said = str(caught.value)
@@ -283,10 +250,6 @@ def test_all_prompts_that_do_not_fit_are_named_at_once(pair: Path, tmp_path: Pat
     for line in ("p0: 602 tokens", "p2: 513 tokens", "p3: 514 tokens"):
         assert line in said
     assert 'too_long="skip"' in said
-
-
-def prompt(name: str, *token_ids: int) -> Prompt:
-    return Prompt(id=name, category="a", token_ids=token_ids)
 
 
 @pytest.mark.parametrize("how", ["skip", "truncate"])

@@ -122,10 +122,6 @@ def test_what_a_draft_is_replaces_every_remedy(
         assert check_draft(draft, engine=REFUSED[case]).verdict == "REFUSED"
 
 
-def renamed(folder: Path, name: str) -> None:
-    edit_json(folder / "config.json", architectures=[name])
-
-
 def unnested(folder: Path) -> None:
     outer = json.loads((folder / "config.json").read_text("utf-8"))
     inner = outer.pop("model")
@@ -139,7 +135,9 @@ def stripped(folder: Path, root: str) -> None:
 
 FOLLOWED: Mapping[str, Callable[..., None]] = {
     r"move the keys of 'model' to the top level": unnested,
-    r"set architectures to (\w+)": renamed,
+    r"set architectures to (\w+)": lambda at, name: edit_json(
+        at / "config.json", architectures=[name]
+    ),
     r"set model_type to .*?(qwen3$|kimi_k2|llama)": lambda at, name: edit_json(
         at / "config.json", model_type=name
     ),

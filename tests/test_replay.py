@@ -212,6 +212,13 @@ def test_fused_traces_replay_like_aux_traces(folder: Path, tmp_path: Path) -> No
     (from_aux,) = replay_drafts([draft], TraceFolder.open(traces), num_draft_tokens=3)
     (from_fused,) = replay_drafts([draft], fused, num_draft_tokens=3)
     assert from_aux.prompts == from_fused.prompts
+    for got, aux in zip(fused, TraceFolder.open(traces), strict=True):
+        expected = aux.features @ draft.weights["fc.weight"].T
+        torch.testing.assert_close(got.features, expected, rtol=0, atol=1e-4)
+    fusion = fused.manifest.features
+    assert (fusion.kind, fusion.fusion_sha256) == ("fused", draft.fusion_sha256)
+    with pytest.raises(TraceError, match="load the draft in the dtype"):
+        record_traces(folder / "target", prompts, tmp_path / "x", max_new_tokens=3, fuse_with=draft)
     for quantized, said in (((), "the fc of another draft"), (("fc",), "its fc is quantized")):
         other = dataclasses.replace(draft, fusion_sha256="0" * 64, quantized=quantized)
         with pytest.raises(TraceError, match=said):

@@ -12,12 +12,10 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from draftquant.quantize.files.hub import recorded_argv
 from draftquant.recipes.errors import GateError
 from draftquant.scripts.cli import main
 from draftquant.validate.comparison.sources import ReplayedDraft, ReplayedPrompt
 from draftquant.validate.judging.judgement import GateReport
-from draftquant.validate.measure.measurement_file import line_of
 from draftquant.validate.parity.finding import to_mapping
 from draftquant.validate.report import document as document_module
 from draftquant.validate.report.document import (
@@ -29,7 +27,7 @@ from draftquant.validate.report.document import (
 )
 from draftquant.validate.runs.report_pages import annotation
 from draftquant.validate.served.joint_report import JointReport
-from handmade_measurements import alternating, measurement
+from handmade_measurements import losing, written
 from handmade_reports import DRAFTS, ENGINES, EVIL, comparison, document, joint, mapping_of, text_of
 
 ROOT = Path(__file__).parents[1]
@@ -226,7 +224,6 @@ def test_every_key_is_documented() -> None:
 
 Capsys = pytest.CaptureFixture[str]
 
-
 REFUSED: tuple[tuple[list[str], str], ...] = (
     (["gate", "nowhere", "none", "--traces", "t", "--html", "x.json"], "name ending in .html or"),
     (["gate", "nowhere", "none", "--traces", "t", "--junit", "none/x.xml"], "the folder of this"),
@@ -261,11 +258,8 @@ def test_outputs_are_refused_before_any_work(
 def test_github_gets_a_summary_and_an_annotation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
-    summary, runs = tmp_path / "summary.md", []
-    for name, drop in (("a", 0), ("b", 1)):
-        one = measurement([alternating(200, 80 + i % 5 + drop) for i in range(40)])
-        (tmp_path / name).write_text("".join(map(line_of, (one.setup, *one.records))), "utf-8")
-        runs.append(str(tmp_path / name))
+    summary = tmp_path / "summary.md"
+    runs = [str(written(tmp_path / name, losing(drop))) for drop, name in enumerate("ab")]
     summary.write_text("before\n", encoding="utf-8")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
     gate = ["gate", "--measured", *runs, "--github", "--json", "--max-relative-drop", "0.001"]
@@ -287,13 +281,6 @@ def test_an_annotation_is_one_line_and_as_red_as_the_job() -> None:
     ):  # fmt: skip
         found = annotation(verdict, "why", inconclusive_fails=fails)
         assert found.startswith(f"::{level} title=")
-
-
-def test_report_files_are_no_part_of_a_recorded_command() -> None:
-    argv = ["draftquant", "gate", "/a/b", "--html", "/x/g.html", "--mark", "m.md", "--junit=/j.xml"]
-    assert recorded_argv([*argv, "--max-relative-drop", "1%"]) == (
-        "draftquant", "gate", "b", "--max-relative-drop", "1%",
-    )  # fmt: skip
 
 
 def test_reports_are_compared_for_a_traffic(tmp_path: Path, capsys: Capsys) -> None:

@@ -204,10 +204,6 @@ def of(svg: str, tag: str, look: str) -> list[dict[str, str]]:
     ]
 
 
-def words_of(svg: str) -> list[str]:
-    return [element.text or "" for element in drawn(svg).iter("text")]
-
-
 ROWS = (
     plots.Interval(label="all prompts", estimate=-0.002, lower=-0.006, upper=0.002, limit=-0.01,
              whole=True),
@@ -231,7 +227,7 @@ def test_a_forest_has_a_row_for_each_interval() -> None:
     limits = of(svg, "line", "limit")
     assert len(limits) == 4 + 1  # and the legend's
     assert float(limits[1]["x1"]) > float(limits[2]["x1"])  # -1 % lies right of -3 %
-    assert {"not judged", "no bounds"} <= set(words_of(svg))
+    assert {"not judged", "no bounds"} <= {element.text for element in drawn(svg).iter("text")}
     spans = of(svg, "line", "span candidate")
     assert all(0 <= float(line[x]) <= WIDTH for line in spans for x in ("x1", "x2"))
     assert "chat: -1.00% (-2.00% to +0.00%)" in (drawn(svg).findtext("desc") or "")

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.quantize.drafts import read_draft
+from by_recipe import draft_of
 from draftquant.quantize.drafts.maths import rotate
 from draftquant.quantize.drafts.rope import RopeConfig, Unreplayed, read_rope, rope_frequencies
-from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes.errors import CheckpointError
 from tiny_mla import tiny_eagle3_mla
@@ -68,6 +67,6 @@ def test_what_is_not_replayed_says_why() -> None:
 
 def test_latent_attention_is_served_with_yarn_whatever_the_type(tmp_path: Path) -> None:
     folder = tiny_eagle3_mla(tmp_path / "draft", config={"rope_scaling": CASES["llama3"]})
-    assert read_draft(Checkpoint.open(folder)).rows
+    assert draft_of(folder).rows
     with pytest.raises(CheckpointError, match="expected 'default' or 'yarn': engines take any"):
         load_draft(folder)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from by_recipe import planned, quantized
+from by_recipe import dimensions, planned, quantized
 from data_free import LAYERS_ALONE
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
@@ -22,7 +22,6 @@ from draftquant.recipes.schema import BackendName
 from draftquant.scripts.cli import main
 from tiny import Stored, read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_mla import tiny_eagle3_mla
-from wide import dimensions
 
 Q_PROJ = "midlayer.self_attn.q_proj.weight"
 

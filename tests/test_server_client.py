@@ -4,17 +4,16 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler
 from typing import Any, TypeVar
 
 import pytest
 from draftquant.calibration import server_client as client_module
 from draftquant.calibration.server_client import Patience, ServerClient
 from draftquant.recipes.errors import ServerError
-from local_http import listening
+from local_http import Quiet, listening
 
 T = TypeVar("T")
-Answers = Callable[[BaseHTTPRequestHandler, int], None]
+Answers = Callable[[Quiet, int], None]
 
 
 class Site:
@@ -30,16 +29,11 @@ class Site:
 def site() -> Iterator[Site]:
     found = Site()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         def answered(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
             found.times.append(time.monotonic())
             found.answer(self, len(found.times))
-
-        do_GET = do_POST = answered  # noqa: N815 - names of the base class
-
-        def log_message(self, *_: Any) -> None:
-            """Quietly."""
 
     with listening(Handler) as found.url:
         yield found
@@ -47,16 +41,7 @@ def site() -> Iterator[Site]:
 
 def says(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Answers:
     """Always the same."""
-
-    def answer(handler: BaseHTTPRequestHandler, _number: int) -> None:
-        handler.send_response(status)
-        handler.send_header("Content-Length", str(len(body)))
-        for name, value in (headers or {}).items():
-            handler.send_header(name, value)
-        handler.end_headers()
-        handler.wfile.write(body)
-
-    return answer
+    return lambda handler, _number: handler.answer(status, body, headers)
 
 
 def first_then(count: int, bad: Answers, good: Answers) -> Answers:
@@ -107,7 +92,7 @@ def test_addresses_that_are_none() -> None:
 def test_keys_are_sent_and_never_shown(site: Site) -> None:
     seen: list[str | None] = []
 
-    def answer(handler: BaseHTTPRequestHandler, number: int) -> None:
+    def answer(handler: Quiet, number: int) -> None:
         seen.append(handler.headers["Authorization"])
         says(b"no", 401)(handler, number)
 
@@ -178,7 +163,7 @@ def test_the_server_says_how_long_to_wait(site: Site, monkeypatch: pytest.Monkey
 
 
 def test_answers_that_never_end_do(site: Site) -> None:
-    def drips(handler: BaseHTTPRequestHandler, _number: int) -> None:
+    def drips(handler: Quiet, _number: int) -> None:
         handler.send_response(200)
         handler.end_headers()
         with suppress(BrokenPipeError, ConnectionResetError):  # nobody waits any longer

@@ -22,7 +22,7 @@ from draftquant.recipes.errors import TraceError
 from draftquant.recipes.listener import Listener
 from draftquant.scripts.cli import main
 from safetensors.torch import load_file, save_file
-from test_traces import AUX, TARGET, TRACES, WIDTH, same
+from test_traces import AUX, TARGET, TRACES, WIDTH, equal
 from torch import Tensor
 
 SHARD = "traces-00001.safetensors"
@@ -92,7 +92,7 @@ def test_stored_another_way_and_back(tmp_path: Path) -> None:
     report = store_traces(exact, tmp_path / "packed", "zstd")
     assert report.nbytes == (tmp_path / "packed" / SHARD).stat().st_size
     assert report.nbytes_before == (tmp_path / "exact" / SHARD).stat().st_size
-    assert all(same(got, wanted) for got, wanted in zip(report.traces, TRACES, strict=True))
+    assert all(equal(got, wanted) for got, wanted in zip(report.traces, TRACES, strict=True))
     store_traces(report.traces, tmp_path / "back", "exact")
     assert files(tmp_path / "back") == files(tmp_path / "exact")
     rounded = store_traces(report.traces, tmp_path / "rounded", "fp8-per-token").traces
@@ -150,7 +150,6 @@ def frame(content: bytes, **how: Any) -> Mapping[str, Tensor]:
 
 
 OWN = 3 * WIDTH * 2  # bytes of b's features
-
 
 LIES: Sequence[tuple[FeatureStorage, Callable[[dict[str, Tensor]], object], str]] = (
     ("fp8-per-token", put("b.feature_scales", 1, 0.0), "expected positive numbers"),

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.decoding import GREEDY
 from draftquant.calibration.traces.manifest import (
     FeatureSpec,
@@ -26,9 +25,7 @@ from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.traces.trace_info import trace_info
 from draftquant.calibration.traces.writer import trace_output
 from draftquant.recipes.errors import OutputError, TraceError
-from recorded import record_traces
 from safetensors.torch import load_file, save_file
-from tied_pair import prompt_tokens, save_target
 
 TARGET = TargetIdentity(
     name="tiny", config_sha256="a" * 64, weights_sha256="b" * 64, num_layers=8, vocab_size=50
@@ -62,18 +59,8 @@ TRACES = [make_trace("json/tool.py:12"), make_trace("b", 1, 3, seed=1), make_tra
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    with trace_output(tmp_path / "traces", GREEDY.manifest(TARGET, AUX)) as writer:
-        for position, trace in reversed(list(enumerate(TRACES))):
-            writer.add(trace, position=position)
+    write(tmp_path / "traces", *((trace, i) for i, trace in reversed(list(enumerate(TRACES)))))
     return tmp_path / "traces"
-
-
-def same(got: PromptTrace, expected: PromptTrace) -> bool:
-    fields = ("id", "category", "prompt_length")
-    tensors = ("token_ids", "features", "target_top1")
-    return all(getattr(got, f) == getattr(expected, f) for f in fields) and all(
-        torch.equal(getattr(got, t), getattr(expected, t)) for t in tensors
-    )
 
 
 def test_what_is_written_is_read(folder: Path) -> None:
@@ -81,7 +68,7 @@ def test_what_is_written_is_read(folder: Path) -> None:
     assert len(traces) == 3
     assert traces.manifest.target == TARGET
     assert traces.manifest.features == AUX
-    assert all(same(got, expected) for got, expected in zip(traces, TRACES, strict=True))
+    assert all(equal(got, expected) for got, expected in zip(traces, TRACES, strict=True))
     assert traces.sha256 == hashlib.sha256((folder / "trace.json").read_bytes()).hexdigest()
     assert [len(trace.continuation) for trace in traces] == [6, 3, 6]
 
@@ -276,30 +263,14 @@ def sampled_trace(name: str = "a") -> PromptTrace:
 def write_sampled(
     out: Path, trace: PromptTrace, logprobs: LogprobSpec | None = SPEC
 ) -> TraceFolder:
-    head = TraceManifest(
-        target=TARGET,
-        features=AUX,
-        temperature=0.6,
-        sampling=SAMPLING,
-        logprobs=logprobs,
-        recorded_by="vllm 0.32.0",
-    )
-    with trace_output(out, head) as writer:
-        writer.add(trace, position=0)
-    return TraceFolder.open(out)
+    how = {"sampling": SAMPLING, "logprobs": logprobs, "recorded_by": "vllm 0.32.0"}
+    return written(out, [trace], temperature=0.6, **how)
 
 
 def test_sampled_text_is_written_and_read(tmp_path: Path) -> None:
     trace = sampled_trace()
     traces = write_sampled(tmp_path / "traces", trace)
-    (read,) = traces
-    for field in dataclasses.fields(trace):
-        given, found = getattr(trace, field.name), getattr(read, field.name)
-        if isinstance(given, torch.Tensor):
-            assert torch.equal(given, found)
-            assert given.dtype == found.dtype
-        else:
-            assert given == found
+    assert [equal(trace, read) for read in traces] == [True]
     manifest = traces.manifest
     assert (manifest.temperature, manifest.sampling) == (0.6, SAMPLING)
     assert (manifest.logprobs, manifest.recorded_by) == (SPEC, "vllm 0.32.0")
@@ -382,7 +353,10 @@ def equal(one: PromptTrace, other: PromptTrace) -> bool:
     pairs = [
         (getattr(one, field.name), getattr(other, field.name)) for field in dataclasses.fields(one)
     ]
-    return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)
+    return all(
+        a.dtype == b.dtype and torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+        for a, b in pairs
+    )
 
 
 # ---- split
@@ -446,16 +420,6 @@ def test_what_belongs_together_stays_together(tmp_path: Path) -> None:
     hashes = [{prompt.hashes[1] for prompt in recorded_prompts(side)} for side in
               (report.first, report.second)]  # fmt: skip
     assert not hashes[0] & hashes[1]
-
-
-def record(out: Path, seed: int = 0, **asked: Any) -> TraceFolder:
-    """Of a target of this seed, if it is not there yet."""
-    target = out.with_name(f"target{seed}")
-    if not target.exists():
-        save_target(target, seed=seed)
-    prompts = [Prompt(id=f"{out.name}{i}", category="a", token_ids=ids)
-               for i, ids in enumerate(prompt_tokens(3, 9, seed=len(out.name)))]  # fmt: skip
-    return record_traces(target, prompts, out, max_new_tokens=2, **asked)
 
 
 def test_splits_that_are_none(tmp_path: Path) -> None:

@@ -8,9 +8,8 @@ from pathlib import Path
 import corpus
 import pytest
 import torch
+from by_recipe import draft_of
 from draftquant import api as dq
-from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.scripts.dev.training.__main__ import FAMILIES
 from draftquant.scripts.dev.training.corpus import SourceFile, standard_library
 from draftquant.scripts.dev.training.draft import fresh_draft, ship_draft, shipped_draft
@@ -82,7 +81,7 @@ def read_lines(path: Path) -> list[dict[str, object]]:
 def test_a_trained_pair_is_one_of_its_family_with_prompts_of_no_training_text(
     name: str, pair: Path, files: tuple[SourceFile, ...]
 ) -> None:
-    draft = read_draft(Checkpoint.open(pair / "draft"))
+    draft = draft_of(pair / "draft")
     assert draft.family.name == name
     assert {row.tensor.dtype for row in draft.rows} == {"BF16"}
     tokenizer = AutoTokenizer.from_pretrained(pair / "target")
@@ -194,4 +193,4 @@ def test_a_draft_of_part_of_the_vocabulary_ships_its_head_and_map(tmp_path: Path
     assert torch.equal(stored["d2t"] + torch.arange(len(vocabulary)), vocabulary)
     assert torch.equal(stored["lm_head.weight"], head[vocabulary])
     assert "embed_tokens.weight" not in stored
-    assert read_draft(Checkpoint.open(tmp_path / "draft")).geometry.draft_vocab_size == 256
+    assert draft_of(tmp_path / "draft").geometry.draft_vocab_size == 256

@@ -10,14 +10,12 @@ from draftquant.quantize.files.checkpoint import PROVENANCE_FILE, Checkpoint
 from draftquant.quantize.stored.layouts.scheme import DeclaredScheme
 from draftquant.quantize.stored.stored_declaration import declared_scheme
 from draftquant.quantize.verify import verify
-from draftquant.recipes import WeightFormat, load_recipe
+from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import VerifyError
 from tiny import read_tensors, tiny_eagle3_llama
 from verify_cases import edit, edit_declaration, flip_bit, quantized_folder
+from weight_formats import TWO_STAGES
 
-TWO_STAGES = WeightFormat(
-    dtype="int4", granularity="channel", symmetric=True, first_stage="fp8_e4m3"
-)
 RECIPE = dataclasses.replace(load_recipe("mi325x-w4a8"), backend="torch", weights=TWO_STAGES)
 UP = "midlayer.mlp.up_proj"
 

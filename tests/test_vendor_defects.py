@@ -19,12 +19,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from vendors import needs
+from weight_formats import FP8_CHANNEL, FP8_TENSOR, INT4, MXFP4, NVFP4
 
-INT4 = WeightFormat(dtype="int4", granularity="channel", symmetric=True)
-FP8_TENSOR = WeightFormat(dtype="fp8_e4m3", granularity="tensor", symmetric=True)
-FP8_CHANNEL = WeightFormat(dtype="fp8_e4m3", granularity="channel", symmetric=True)
-MXFP4 = WeightFormat(dtype="mxfp4", granularity="group", group_size=32, symmetric=True)
-NVFP4 = WeightFormat(dtype="nvfp4", granularity="group", group_size=16, symmetric=True)
 LINEAR = "model.layers.0.self_attn.q_proj"
 ORDER, REORDER = (0, 1, 2, 3, 4, 5, 6, 7), (0, 2, 4, 6, 1, 3, 5, 7)
 

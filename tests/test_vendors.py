@@ -40,13 +40,21 @@ from rounding_pairs import make_pair
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from vendors import needs
-from weight_formats import FP8_CHANNEL, FP8_TENSOR, INT4, INT4_GROUPS, MXFP4, NVFP4, TWO_STAGES
+from weight_formats import (
+    FP8_CHANNEL,
+    FP8_TENSOR,
+    INT4,
+    INT4_GROUPS,
+    MXFP4,
+    NVFP4,
+    PER_TOKEN,
+    STATIC,
+    TWO_STAGES,
+)
 
 pytestmark = [pytest.mark.vendor, pytest.mark.filterwarnings("ignore")]  # the toolkits' own
 needs_quark, needs_modelopt = needs("quark"), needs("modelopt")
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
-PER_TOKEN = ActivationFormat(dtype="fp8_e4m3", granularity="token", dynamic=True)
-STATIC = ActivationFormat(dtype="fp8_e4m3", granularity="tensor", dynamic=False)
 
 
 def case(name: BackendName, weights: WeightFormat) -> Any:
@@ -160,7 +168,9 @@ EDGES: dict[str, Callable[[torch.dtype], Tensor]] = {
     "negative zeros": lambda _: -torch.zeros(8, 16),
     "tiny row": lambda _: with_row(gaussian(1, 16, seed=1)[0] * 1e-10),
     "subnormal row": lambda d: with_row(gaussian(1, 16)[0] * 40 * torch.finfo(d).smallest_normal),
-    "smallest subnormal": lambda d: signs(16).expand(8, 16) * smallest_subnormal(d),
+    "smallest subnormal": lambda d: (
+        signs(16).expand(8, 16) * torch.finfo(d).smallest_normal * torch.finfo(d).eps
+    ),
     "ties of int4": lambda _: torch.cat([torch.arange(-7.5, 8.0), torch.zeros(8)]).expand(3, 24),
     "ties of fp8": lambda _: torch.tensor(
         [448.0, 17.0, 19.0, 21.0, -17.0, 2.0**-10, 3 * 2.0**-10, -5 * 2.0**-10, 0.53125, 432.0]
@@ -171,10 +181,6 @@ EDGES: dict[str, Callable[[torch.dtype], Tensor]] = {
     "near the largest number": lambda d: gaussian(8, 16).sign() * torch.finfo(d).max,
     "every half step": lambda _: torch.linspace(-1, 1, 897).reshape(1, -1).expand(4, 897),
 }
-
-
-def smallest_subnormal(dtype: torch.dtype) -> float:
-    return torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
 
 
 def same_bits(ours: QuantizedWeight, theirs: QuantizedWeight) -> bool:

@@ -3,14 +3,22 @@
 import math
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import draftquant.quantize.making.execute as executing
+import numpy as np
 import pytest
+from draftquant.quantize.files.provenance import Method
 from draftquant.quantize.verify import verify
-from draftquant.recipes.errors import CheckpointError
+from draftquant.quantize.verify.scales import FOREIGN, rule_of
+from draftquant.recipes import ActivationFormat, Algorithm, Recipe, WeightFormat, load_recipe
+from draftquant.recipes.errors import CheckpointError, VerifyError
 from handmade import MADE, encode, quantize_by_hand
-from tiny import INDEX_FILE, Stored, edit_json, store, tiny_eagle3_llama, values_of
+from tiny import INDEX_FILE, Stored, edit_json, read_tensors, store, tiny_eagle3_llama, values_of
 from verify_cases import (
+    ACTIVATIONS,
     ATTENTION,
     Q,
     Tensors,
@@ -20,6 +28,7 @@ from verify_cases import (
     faults_of,
     flip_bit,
     method_of,
+    quantized,
     set_scale,
 )
 
@@ -242,3 +251,220 @@ def test_folders_that_are_no_input(made: dict[str, Path], source: Path, tmp_path
         verify(made["quark-int4"], tmp_path / "absent", foreign=True)
     with pytest.raises(CheckpointError, match="give the floating-point draft"):
         verify(made["quark-fp8"], made["quark-fp8"], foreign=True)
+
+
+# ---- folders of ours, to the last bit
+
+
+O = f"{ATTENTION}o_proj"  # noqa: E741 - not fused with anything
+
+
+def weights(dtype: Any, granularity: Any, size: int | None = None, **more: Any) -> WeightFormat:
+    return WeightFormat(
+        dtype=dtype, granularity=granularity, symmetric=True, group_size=size, **more
+    )
+
+
+INT4, GROUPS = weights("int4", "channel"), weights("int4", "group", 32)
+TWO_STAGES = weights("int4", "channel", first_stage="fp8_e4m3")
+ROWS, MATRIX = weights("fp8_e4m3", "channel"), weights("fp8_e4m3", "tensor")
+BLOCKS = weights("fp8_e4m3", "block", 128)
+NVFP4, MXFP4 = weights("nvfp4", "group", 16), weights("mxfp4", "group", 32)
+HALVES = weights("int4", "group", 32, scale_dtype="float16")
+TOKEN, TENSOR = ACTIVATIONS["token-dynamic"], ACTIVATIONS["tensor-static"]
+CASES: dict[str, tuple[Any, WeightFormat, ActivationFormat | None]] = {
+    "quark-int4": ("quark", INT4, None),
+    "quark-two-stages": ("quark", TWO_STAGES, TOKEN),
+    "ct-int4": ("compressed-tensors", INT4, None),
+    "ct-int4-group": ("compressed-tensors", GROUPS, None),
+    "ct-int4-f16": ("compressed-tensors", HALVES, None),
+    "ct-fp8": ("compressed-tensors", ROWS, TOKEN),
+    "ct-mxfp4": ("compressed-tensors", MXFP4, None),
+    "modelopt-fp8": ("modelopt", MATRIX, TENSOR),
+    "modelopt-nvfp4": ("modelopt", NVFP4, ACTIVATIONS["nvfp4"]),
+    "fp8-block": ("fp8", BLOCKS, ACTIVATIONS["group-dynamic"]),
+}
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows that are no whole blocks, and a weight with zero rows and groups."""
+    folder = tiny_eagle3_llama(
+        tmp_path_factory.mktemp("exact") / "source", hidden=128, intermediate=256, heads=8
+    )
+
+    def zeros(tensors: Tensors) -> None:
+        values = values_of(tensors[f"{O}.weight"]).copy()
+        values[3] = 0
+        values[:, 32:64] = 0
+        values[5, 7], values[6, 8] = -0.0, -1e-30  # signs of zero, and of what rounds to it
+        tensors[f"{O}.weight"] = store(values, "BF16")
+
+    edit(folder, zeros)
+    return folder
+
+
+def recipe_of(name: str, algorithm: Algorithm | None = None) -> Recipe:
+    layout, chosen, inputs = CASES[name]
+    base = load_recipe("fp8-ptpc")
+    return replace(
+        base,
+        layout=layout,
+        weights=chosen,
+        activations=inputs,
+        algorithm=algorithm or base.algorithm,
+    )
+
+
+def run(odd: Path, out: Path, recipe: Recipe) -> Method:
+    """Quantize, and forget what was recorded."""
+    method = quantized(odd, out, recipe, scale=0.3, allow_zero_rows=True)
+    (out / "draftquant.json").unlink()
+    return method
+
+
+Made = Callable[..., tuple[Path, Method]]
+
+
+@pytest.fixture
+def exact(odd: Path, tmp_path: Path) -> Made:
+    """A correct folder."""
+
+    def make(name: str, algorithm: Algorithm | None = None) -> tuple[Path, Method]:
+        out = tmp_path / name
+        return out, run(odd, out, recipe_of(name, algorithm))
+
+    return make
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("fp8-block", "F32"), ("ct-int4", "F16")])
+def test_other_dtypes_and_blocks_at_the_edge(name: str, dtype: str, tmp_path: Path) -> None:
+    odd = tiny_eagle3_llama(tmp_path / "source", hidden=72, intermediate=200, dtype=dtype)
+    method = run(odd, tmp_path / "out", recipe_of(name))
+    assert verify(tmp_path / "out", odd, method=method).faults == ()
+
+
+def test_a_run_without_the_scale_of_a_linear(exact: Made, odd: Path) -> None:
+    out, method = exact("modelopt-fp8")
+    scales = {module: scale for module, scale in method.input_scales.items() if module != O}
+    report = verify(out, odd, method=replace(method, input_scales=scales))
+    assert_only_fault(report, "draftquant.json: input_scales", f"expected one of {O}, got none")
+    out, method = exact("ct-fp8")
+    report = verify(out, odd, method=replace(method, input_scales={O: 1.0}))
+    assert_only_fault(report, "draftquant.json: input_scales", f"expected none (recipe), got {O}")
+
+
+def test_the_pipeline_hands_its_own_scales_to_verify(
+    odd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer that stores other input scales than the run was given: nothing is published."""
+    execute = executing.execute
+
+    def wrong(*arguments: Any, measured: Any, **options: Any) -> None:
+        thousandfold = {m: 1000 * scale for m, scale in measured.input_scales.items()}
+        execute(*arguments, measured=replace(measured, input_scales=thousandfold), **options)
+
+    monkeypatch.setattr(executing, "execute", wrong)
+    with pytest.raises(VerifyError, match=r"input_scale: expected 0\.3.*that of the run"):
+        run(odd, tmp_path / "out", recipe_of("modelopt-fp8"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["ct-fp8", "modelopt-nvfp4", "ct-mxfp4"])
+def test_the_sign_of_a_zero(exact: Made, odd: Path, name: str) -> None:
+    out, method = exact(name)
+    stored = read_tensors(out)
+    key = next(f"{O}.{s}" for s in ("weight_packed", "weight") if f"{O}.{s}" in stored)
+    width = len(stored[key].data) // stored[key].shape[0]
+    at = 8 * (5 * width + 40 * width // 128)  # in a column of zeros
+    for bit in (7,) if name == "ct-fp8" else (3, 7):
+        edit(out, lambda t, bit=bit: t.update({key: flip_bit(stored[key], at + bit)}))
+        assert_only_fault(verify(out, odd, method=method), key, "1 other(s), first at row 5")
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "words"),
+    [
+        ("ct-int4", "quark-int4", "layout quark"),
+        ("ct-int4", "ct-int4-group", "granularity group"),
+        ("ct-int4-group", "ct-int4-f16", "expected F16"),
+        ("quark-int4", "quark-two-stages", "first stage fp8_e4m3"),
+    ],
+)
+def test_a_folder_that_is_not_what_its_recipe_says(
+    exact: Made, odd: Path, name: str, other: str, words: str
+) -> None:
+    out, method = exact(name)
+    report = verify(out, odd, method=replace(method, recipe=recipe_of(other)))
+    assert words in faults_of(report)
+
+
+def test_a_folder_that_declares_nothing_and_one_of_other_groups(exact: Made, odd: Path) -> None:
+    out, method = exact("ct-int4-group")
+    wide = replace(method.recipe, weights=weights("int4", "group", 64))
+    found = faults_of(verify(out, odd, method=replace(method, recipe=wide)))
+    assert "quantization_config: expected group size 64 of recipe fp8-ptpc, got 32" in found
+    found = faults_of(verify(odd, odd, method=method))
+    assert "quantization_config: expected that of recipe fp8-ptpc, got none" in found
+    assert f"{Q}: expected quantized (recipe fp8-ptpc), got kept" in found
+
+
+def test_what_the_recipe_keeps_and_the_dtype_of_its_scales(exact: Made, odd: Path) -> None:
+    out, method = exact("ct-fp8")
+    keep = replace(method.recipe.rules[0], role=(), tensor=("*.o_proj.weight",), action="keep")
+    recipe = replace(method.recipe, rules=(*method.recipe.rules, keep))
+    report = verify(out, odd, method=replace(method, recipe=recipe))
+    assert_only_fault(report, O, "expected kept (recipe fp8-ptpc), got quantized")
+    key = f"{O}.weight_scale"
+    edit(out, lambda t: t.update({key: store(values_of(t[key]), "BF16")}))
+    assert key not in {fault.where for fault in verify(out, odd, foreign=True).faults}
+    assert_only_fault(verify(out, odd, method=method), key, "expected F32 [128, 1]")
+
+
+def compensated(method: Method) -> Method:
+    """The same run by an algorithm whose codes do not follow from the weight alone."""
+    algorithm = method.recipe.algorithm
+    changed: Any = replace(algorithm, rounding="gptq")  # type: ignore[arg-type]
+    return replace(method, recipe=replace(method.recipe, algorithm=changed))
+
+
+def test_codes_that_make_up_for_others_need_only_be_near(exact: Made, odd: Path) -> None:
+    out, method = exact("ct-fp8")
+    key = f"{O}.weight"
+    edit(out, lambda t: t.update({key: flip_bit(t[key], 8 * 50 + 1)}))
+    assert not verify(out, odd, method=method).ok
+    report = verify(out, odd, method=compensated(method))
+    assert report.faults == ()
+    assert report.rule == (
+        "exact absmax scales, quantized values with at most 4 times the error of the nearest"
+    )
+    assert all(linear.relative_l2_error > 0.01 for linear in report.linears)
+    nan = read_tensors(out)[key]
+    data = nan.data[:300] + b"\x7f" + nan.data[301:]
+    edit(out, lambda t: t.update({key: nan._replace(data=data)}))
+    report = verify(out, odd, method=compensated(method))
+    assert_only_fault(report, key, "1 NaN(s), first at row 2, column 44")
+    width = nan.shape[1]
+    for rows, got in ((slice(5 * width, 6 * width), "in row 5"), (slice(None), "times")):
+        far = np.frombuffer(nan.data, np.uint8).copy()
+        far[rows] ^= 0x80  # the sign
+        far = nan._replace(data=far.tobytes())
+        edit(out, lambda t, far=far: t.update({key: far}))
+        report = verify(out, odd, method=compensated(method))
+        assert_only_fault(report, key, got)
+        assert "times the error of the nearest" in str(report.faults[0])
+        assert ("in row" in str(report.faults[0])) == (got != "times")
+    scale = f"{O}.weight_scale"
+    edit(out, lambda t: t.update({scale: store(-values_of(t[scale]), "F32")}))
+    assert scale in {f.where for f in verify(out, odd, method=compensated(method)).faults}
+
+
+def test_an_algorithm_that_is_not_known(exact: Made, odd: Path) -> None:
+    out, method = exact("ct-fp8")
+    algorithm: Any = replace(method.recipe.algorithm, rounding="guess")  # type: ignore[arg-type]
+    unknown = replace(method, recipe=replace(method.recipe, algorithm=algorithm))
+    with pytest.raises(VerifyError, match="rounding 'guess'"):
+        rule_of(unknown)
+    report = verify(out, odd, method=unknown)
+    assert_only_fault(report, "recipe.algorithm", "what its codes must be is not known")
+    assert rule_of(None) == FOREIGN

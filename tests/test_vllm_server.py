@@ -238,7 +238,6 @@ BESIDE = {"token_id:7": -0.5, "token_id:8": -0.6}
 FEW = {"token_logprobs": [-0.5] * 5, "top_logprobs": [BESIDE] * 6}
 FEW_BESIDE = {"token_logprobs": [-0.5] * 6, "top_logprobs": [{"token_id:7": -0.5}] * 6}
 
-
 ANSWERS: list[tuple[Change, str, str]] = [
         (edited(token_ids=[9] * 5), "asked for 6 tokens, got 5 and 'length'", "--override-gener"),
         (edited(finish_reason="abort"), "the engine ended it with 'abort'", "own messages"),

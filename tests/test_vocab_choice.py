@@ -58,10 +58,9 @@ def choosing(folder: Path, draft: str = "draft", **given: Path | None) -> Choosi
     return choosing_of(source, TraceFolder.open(folder / "traces"), **arguments)
 
 
-def text(ids: list[int], group: int, category: str = "a") -> SaidText:
-    empty = np.empty(0, dtype=np.int64)
-    said = np.array(ids, dtype=np.int64)
-    return SaidText(id=str(group), category=category, group=group, prompt=empty, token_ids=said)
+def text(ids: list[int], group: int, category: str = "a", prompt: Sequence[int] = ()) -> SaidText:
+    before, said = (np.array(some, dtype=np.int64) for some in (prompt, ids))
+    return SaidText(id=str(group), category=category, group=group, prompt=before, token_ids=said)
 
 
 def test_held_out_coverage_by_hand() -> None:
@@ -166,21 +165,12 @@ def test_general_counts_order_what_was_never_said(folder: Path, tmp_path: Path) 
 def counted(
     said: dict[str, list[int]], vocab: int = 8, prompt: tuple[int, ...] = ()
 ) -> TokenCounts:
-    texts = [
-        SaidText(
-            id=category,
-            category=category,
-            group=i,
-            prompt=np.array(prompt, dtype=np.int64),
-            token_ids=np.array(ids, dtype=np.int64),
-        )
-        for i, (category, ids) in enumerate(said.items())
-    ]
-    return TokenCounts.of(texts, vocab)
+    each = enumerate(said.items())
+    return TokenCounts.of([text(ids, i, of, prompt) for i, (of, ids) in each], vocab)
 
 
-def order(*args: object, **kwargs: object) -> list[int]:
-    return row_order(*args, **kwargs).token_ids.tolist()  # type: ignore[arg-type]
+def order(counts: TokenCounts, **chooser: Any) -> list[int]:
+    return row_order(counts, **chooser).token_ids.tolist()
 
 
 def test_what_is_counted_is_what_a_draft_is_to_propose(tmp_path: Path) -> None:

@@ -4,8 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.files.checkpoint import Checkpoint
+from by_recipe import draft_of
 from wild_answers import TABLE_FILE, ask, table
 from wild_drafts import shapes_of, wild_drafts
 
@@ -40,14 +39,14 @@ def test_every_draft_is_read_or_told_what_it_is(tmp_path: Path) -> None:
         named = draft.tensors["kind"]
         why = REFUSED_FOR_A_KEY.get(draft.name)
         if why is None:
-            read = read_draft(Checkpoint.open(folder))
+            read = draft_of(folder)
             expected = "unknown" if named in UNKNOWN else FAMILIES.get(named, named)
             assert read.family.name == expected, draft.name
             assert all(row.given is None or row.given for row in read.rows), draft.name
             assert {row.tensor.name for row in read.rows} == set(shapes_of(draft, draft.config))
             continue
         with pytest.raises(Exception) as caught:  # noqa: PT011 - which one, the text says
-            read_draft(Checkpoint.open(folder))
+            draft_of(folder)
         assert why in str(caught.value), draft.name
 
 

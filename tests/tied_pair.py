@@ -92,16 +92,6 @@ def noise_of(seed: int) -> Noise:
     return noise
 
 
-def trunk_weights(target: LlamaForCausalLM, noise: Noise) -> dict[str, Tensor]:
-    """What stands around the layers."""
-    return {
-        "embed_tokens.weight": target.model.embed_tokens.weight,
-        "fc.weight": noise(HIDDEN, 3 * HIDDEN) * 2,
-        "norm.weight": target.model.norm.weight,
-        "lm_head.weight": target.lm_head.weight,
-    }
-
-
 def layer_weights(prefix: str, index: int, noise: Noise) -> dict[str, Tensor]:
     """MLP and norms of a layer."""
     names = ("input_layernorm", "post_attention_layernorm", "hidden_norm")
@@ -122,7 +112,12 @@ def write_layers(
 ) -> Path:
     """A draft whose layers' attention has the weights `first`, and after the first one `later`."""
     noise = noise_of(seed)
-    weights = trunk_weights(target, noise)
+    weights: dict[str, Tensor] = {
+        "embed_tokens.weight": target.model.embed_tokens.weight,
+        "fc.weight": noise(HIDDEN, 3 * HIDDEN) * 2,
+        "norm.weight": target.model.norm.weight,
+        "lm_head.weight": target.lm_head.weight,
+    }
     for i in range(keys["num_hidden_layers"]):
         prefix = "midlayer." if i == 0 else f"layers.{i}."
         attention = first(noise) if i == 0 else later(noise)

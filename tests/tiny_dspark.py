@@ -25,7 +25,6 @@ def tiny_dspark(
     layout: Layout = "flat",
     rank: int = 16,
     confidence: bool = True,
-    from_anchor: bool = True,
     dtype: str = "BF16",
     sharded: bool = False,
     config: Mapping[str, Any] | None = None,
@@ -40,7 +39,6 @@ def tiny_dspark(
             as that with ModelOpt's names.
         rank: of the Markov head.
         confidence: with a confidence head.
-        from_anchor: the anchor's slot proposes a token.
     """
     tiny_dflash(folder, seed=seed, dtype=dtype, **body)
     keys = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -59,8 +57,6 @@ def tiny_dspark(
     if layout == "modelopt":
         keys["architectures"] = ["DFlashDraftModel"]
         keys["dflash_config"]["shift_label"] = True
-    if not from_anchor:
-        keys["sample_from_anchor"] = False
     (folder / "config.json").write_text(json.dumps(keys | dict(config or {}), indent=2) + "\n")
     tensors = read_tensors(folder)
     for name, tensor in Drawn(seed + 1, dtype).tensors(shapes).items():

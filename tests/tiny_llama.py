@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tiny import Drawn, edit_json, optional, publish, read_tensors, size_keys, store, write_tensors
+from tiny import Drawn, edit_json, publish, read_tensors, size_keys, store, write_tensors
 from tiny_shapes import causal_lm
 
 
@@ -13,10 +13,6 @@ def tiny_language_model(
     folder: Path,
     *,
     kind: str = "Llama",
-    tied: bool = False,
-    seed: int = 0,
-    dtype: str = "BF16",
-    sharded: bool = False,
     config: Mapping[str, Any] | None = None,
     **sizes: int,
 ) -> Path:
@@ -25,19 +21,16 @@ def tiny_language_model(
     Args: see `tiny_eagle3_llama`, and
 
         kind: "Llama", "Qwen2" (biased queries, keys and values) or "Qwen3" (normed heads).
-        tied: the head is the embedding.
     """
-    keys = size_keys(dtype=dtype, **sizes) | {
+    keys = size_keys(**sizes) | {
         "architectures": [f"{kind}ForCausalLM"],
         "hidden_act": "silu",
         "max_position_embeddings": 2048,
         "model_type": kind.lower(),
-        "tie_word_embeddings": tied,
     }
-    has = optional(embed_tokens=True, lm_head=not tied)
+    has = {"embed_tokens", "lm_head"}
     shapes = causal_lm(keys, has, biased=kind == "Qwen2", normed=kind == "Qwen3")
-    tensors = Drawn(seed, dtype).tensors(shapes)
-    return publish(folder, keys | dict(config or {}), tensors, sharded=sharded)
+    return publish(folder, keys | dict(config or {}), Drawn(0).tensors(shapes))
 
 
 def with_mask_hidden(folder: Path, *, num_features: int = 192, seed: int = 5) -> Path:

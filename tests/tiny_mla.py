@@ -15,7 +15,6 @@ MODELOPT_EXTRAS: dict[str, Any] = {
 }  # fmt: skip
 """Keys that ModelOpt's export keeps from its template: a mixture of experts that is not there."""
 
-
 LATENT = {"q_lora_rank": 48, "kv_lora_rank": 136, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16,
           "v_head_dim": 32}  # fmt: skip
 """Like the published 576 (512 + 64), the rows of kv_a_proj_with_mqa are 152 (136 + 16): more than

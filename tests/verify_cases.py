@@ -8,13 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import by_recipe
 import numpy as np
-from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.files.provenance import Method
-from draftquant.quantize.making.quantize_draft import quantize_draft
-from draftquant.quantize.planning.quantization_plan import Measured, make_plan
 from draftquant.quantize.stored.stored_declaration import declared_scheme
 from draftquant.quantize.verify import VerifyReport
 from draftquant.recipes import ActivationFormat, Algorithm, Recipe, WeightFormat, load_recipe
@@ -110,15 +107,10 @@ def quantized(
     source: Path, out: Path, recipe: str | Recipe, *, scale: float = 0.375, **options: Any
 ) -> Method:
     """Quantize in torch's arithmetic, under one static scale of every input that needs one."""
-    chosen = load_recipe(recipe) if isinstance(recipe, str) else recipe
-    plan = make_plan(replace(chosen, backend="torch"), read_draft(Checkpoint.open(source)))
-    modules = [step.row.module for step in plan.quantized] if chosen.needs_input_scales else []
-    scales = dict.fromkeys(modules, scale)
-    measured = Measured(input_scales=scales)
-    report = quantize_draft(
-        plan, out, source=DraftSource(folder=source), measured=measured, **options
-    )
-    return Method(recipe=plan.recipe, input_scales=scales, balanced=report.balanced)
+    report = by_recipe.quantized(source, recipe, out, scale=scale, **options)
+    own, static = report.plan.recipe, report.plan.recipe.needs_input_scales
+    scales = {step.row.module: scale for step in report.plan.quantized if static}
+    return Method(recipe=own, input_scales=scales, balanced=report.balanced)
 
 
 def quantized_folder(source: Path, out: Path, recipe: str | Recipe, **options: Any) -> Path:

@@ -14,18 +14,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from by_recipe import draft_of, planned, quantized
 from draftquant.calibration.passes.draft_inputs import default_aux_layer_ids
-from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.family import Draft
 from draftquant.quantize.engines.contract import EngineName
 from draftquant.quantize.engines.engine_check import check_draft
-from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.lints.catalogue import find_lints
-from draftquant.quantize.making.quantize_draft import quantize_draft
-from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
-from draftquant.recipes import DraftQuantError, load_recipe
+from draftquant.recipes import DraftQuantError
 from draftquant.validate.counting.trace_replay import replay_drafts
 from said_traces import write_said
 from wild_drafts import DRAFTS_FILE, WildDraft, wild_drafts
@@ -109,24 +104,19 @@ def _said(command: object, *arguments: object) -> Answer:
     return answer
 
 
-def _read(folder: Path) -> Draft:
-    return read_draft(Checkpoint.open(folder))
-
-
 def _inspect(folder: Path) -> Answer:
-    draft = _read(folder)
+    draft = draft_of(folder)
     names = sorted(lint.name for lint in find_lints(draft))
     return Answer(True, ", ".join([draft.family.name, *names]))
 
 
 def _plan(folder: Path, recipe: str) -> Answer:
-    plan = make_plan(load_recipe(recipe), _read(folder))
+    plan = planned(folder, recipe)
     return Answer(True, f"{plan.bytes_after / plan.bytes_before:.0%}")
 
 
 def _quantize(folder: Path, out: Path) -> Answer:
-    plan = make_plan(load_recipe("fp8-ptpc"), _read(folder))
-    quantize_draft(plan, out, source=DraftSource(folder=folder))
+    quantized(folder, "fp8-ptpc", out)
     return Answer(True, "verified")
 
 
@@ -137,7 +127,7 @@ def _check(folder: Path, engine: EngineName) -> Answer:
 
 
 def _replay(folder: Path, traces: Path) -> Answer:
-    geometry = _read(folder).geometry
+    geometry = draft_of(folder).geometry
     hidden = geometry.hidden_size
     shared = {
         "embed_tokens.weight": torch.randn(geometry.vocab_size, hidden),

@@ -19,11 +19,11 @@ from draftquant.validate.measure.measurement import ServerIdentity, Speculation
 from draftquant.validate.measure.server_answers import Ask, Completion, get_protocol
 from recorded import record_traces
 from replay_proof import replayed_steps
-from stand.decoder import AUX_LAYER_IDS, PAIRS, Decoder, PairName, loaded_draft
+from stand.decoder import AUX_LAYER_IDS, PAIR, Decoder, loaded_draft
 from stand.server import Stand
 
 NUM_TOKENS = 32
-PROMPTS = read_prompts(PAIRS / "eagle3-llama" / "prompts.jsonl")[:6]
+PROMPTS = read_prompts(PAIR / "prompts.jsonl")[:6]
 IMPATIENT = Patience(attempts=3, first_pause=0.01, seconds=60)
 
 
@@ -102,17 +102,15 @@ def record_of(answer: Completion) -> str:
 class Replayed:
     """draftquant's own replay of the same prompts: tokens, and rounds in order."""
 
-    def __init__(
-        self, folder: Path, pair: PairName, prompts: Sequence[Prompt], num_draft_tokens: int
-    ) -> None:
+    def __init__(self, folder: Path, num_draft_tokens: int) -> None:
         traces = record_traces(
-            PAIRS / pair / "target",
-            prompts,
+            PAIR / "target",
+            PROMPTS,
             folder / "traces",
             max_new_tokens=NUM_TOKENS,
             aux_layer_ids=AUX_LAYER_IDS,
         )
-        draft = loaded_draft(pair)
+        draft = loaded_draft()
         self.token_ids: list[tuple[int, ...]] = []
         self.rounds: list[tuple[int, ...]] = []
         for trace in TraceFolder.open(traces.folder):
@@ -124,13 +122,13 @@ class Replayed:
 @functools.cache
 def shared_decoder() -> Decoder:
     """One for all tests: every prompt is decoded once."""
-    return Decoder("eagle3-llama", num_draft_tokens=3)
+    return Decoder(num_draft_tokens=3)
 
 
 @functools.cache
 def _replayed() -> Replayed:
     with tempfile.TemporaryDirectory() as folder:
-        return Replayed(Path(folder), "eagle3-llama", PROMPTS, 3)
+        return Replayed(Path(folder), 3)
 
 
 @pytest.fixture

@@ -8,22 +8,18 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from block_loop import speculative_block_decode
 from block_pair import shared_tables
-from draftquant.quantize.drafts.shared.block_layers import DFlashGeometry
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from engine_loop import EngineRun, speculative_decode
-from reference_dflash import ReferenceDFlash
 from reference_draft import ReferenceDraft
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-PairName = Literal["eagle3-llama", "dflash"]
-PAIRS = Path(__file__).parents[1] / "pairs"
-AUX_LAYER_IDS = (0, 1, 2)  # of both drafts
+PAIR = Path(__file__).parents[1] / "pairs" / "eagle3-llama"
+AUX_LAYER_IDS = (0, 1, 2)
 END = 0  # the end-of-text token of the shipped targets
 _AHEAD = 48  # tokens that a prompt is decoded to at once
 
@@ -49,20 +45,19 @@ class Written:
         return (self.first, *(token for chunk in self.chunks for token in chunk))
 
 
-def loaded_draft(pair: PairName) -> LoadedDraft:
-    """Of a shipped pair, with the tables that it shares with its target."""
-    shared = shared_tables(PAIRS / pair / "target")
-    return load_draft(PAIRS / pair / "draft", dtype=torch.float32, shared=shared)
+def loaded_draft() -> LoadedDraft:
+    """The pair's, with the tables that it shares with its target."""
+    shared = shared_tables(PAIR / "target")
+    return load_draft(PAIR / "draft", dtype=torch.float32, shared=shared)
 
 
 class Decoder:
-    """A pair's target and draft; every prompt is decoded once."""
+    """The pair's target and draft; every prompt is decoded once."""
 
-    def __init__(self, pair: PairName, num_draft_tokens: int) -> None:
-        target = PAIRS / pair / "target"
+    def __init__(self, num_draft_tokens: int) -> None:
         self.num_draft_tokens = num_draft_tokens
-        self._target = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
-        self._draft = loaded_draft(pair)
+        self._target = AutoModelForCausalLM.from_pretrained(PAIR / "target", dtype=torch.float32)
+        self._draft = loaded_draft()
         self._runs: dict[tuple[int, ...], EngineRun] = {}
         self._lock = threading.Lock()  # hooks of the target belong to one prompt at a time
 
@@ -96,19 +91,14 @@ class Decoder:
     def _run(self, prompt: tuple[int, ...], num_tokens: int) -> EngineRun:
         run = self._runs.get(prompt)
         if run is None or len(run.token_ids) < len(prompt) + num_tokens:
-            geometry, weights = self._draft.geometry, self._draft.weights
-            options: dict[str, Any] = {
-                "aux_layer_ids": AUX_LAYER_IDS,
-                "num_draft_tokens": self.num_draft_tokens,
-                "num_tokens": len(prompt) + max(num_tokens, _AHEAD),
-            }
-            if isinstance(geometry, DFlashGeometry):
-                block_draft = ReferenceDFlash(geometry, weights)
-                run = speculative_block_decode(self._target, block_draft, prompt, **options)
-            else:
-                chain_draft = ReferenceDraft(geometry, weights)
-                run = speculative_decode(self._target, chain_draft, prompt, **options)
-            self._runs[prompt] = run
+            run = self._runs[prompt] = speculative_decode(
+                self._target,
+                ReferenceDraft(self._draft.geometry, self._draft.weights),
+                prompt,
+                aux_layer_ids=AUX_LAYER_IDS,
+                num_draft_tokens=self.num_draft_tokens,
+                num_tokens=len(prompt) + max(num_tokens, _AHEAD),
+            )
         return run
 
     @staticmethod

@@ -3,17 +3,17 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
 from typing import Any, TypeVar
 
 from draftquant.validate.measure.measurement import EngineName
-from local_http import listening
+from local_http import Quiet, listening
 
 Object = dict[str, Any]
 _GONE = (BrokenPipeError, ConnectionResetError)  # the client has given up
+_LONG_AGO = "Thu, 01 Jan 1970 00:00:00 GMT"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,17 +22,11 @@ class Fault:
 
     Attributes:
         status: of the answer; 0 = the connection ends without one.
-        headers: of such an answer.
         events: of the stream that are still sent before the connection ends; None = all.
-        seconds: to wait before the first byte.
-        text: sent as the answer; None = the engine's own.
     """
 
     status: int = 200
-    headers: Mapping[str, str] = field(default_factory=dict)
     events: int | None = None
-    seconds: float = 0
-    text: str | None = None
 
 
 @dataclass
@@ -43,9 +37,7 @@ class Stand:
         faults: by the number of the POST request, from 1. status: of those without a fault.
         change: of the answer's events (of the one object, if it is not streamed).
         during: called while a request runs. seconds: that a stream takes.
-        asked: bodies of all POST requests. got: paths of all GET requests.
-        began: when each POST came, by the monotonic clock. most_running: of them at a time.
-        keys: of all requests.
+        asked: bodies of all POST requests. got: paths of all GET requests. keys: of all requests.
     """
 
     faults: dict[int, Fault] = field(default_factory=dict)
@@ -55,10 +47,8 @@ class Stand:
     seconds: float = 0.0
     asked: list[Object] = field(default_factory=list)
     got: list[str] = field(default_factory=list)
-    began: list[float] = field(default_factory=list)
     keys: set[str | None] = field(default_factory=set)
     running: int = 0
-    most_running: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
     url: str = ""
     engine: EngineName = "vllm"
@@ -85,8 +75,11 @@ StandT = TypeVar("StandT", bound=Stand)
 def served(stand: StandT, port: int = 0) -> Iterator[StandT]:
     """The stand at a port; 0 = a free one."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+    class Handler(Quiet):
+        def answered(self) -> None:
+            if self.command == "POST":
+                self._posted()
+                return
             stand.got.append(self.path)
             stand.keys.add(self.headers["Authorization"])
             try:
@@ -95,25 +88,18 @@ def served(stand: StandT, port: int = 0) -> Iterator[StandT]:
                 answer = None
             self._send(404 if answer is None else 200, answer)
 
-        def do_POST(self) -> None:
+        def _posted(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             with stand.lock:
                 stand.asked.append(body)
-                stand.began.append(time.monotonic())
                 stand.running += 1
-                stand.most_running = max(stand.most_running, stand.running)
                 number = len(stand.asked)
             fault = stand.faults.get(number, Fault(status=stand.status(number)))
-            time.sleep(fault.seconds)
-            is_answered = fault.status == 200 and fault.text is None
             refusal = {"message": "the server says no"}
             try:
-                lines = stand.lines(self.path, body, number) if is_answered else []
+                lines = stand.lines(self.path, body, number) if fault.status == 200 else []
             except ValueError as exc:
-                lines, fault = (
-                    [],
-                    Fault(status=400, text=json.dumps({"error": {"message": str(exc)}})),
-                )
+                lines, fault, refusal = [], Fault(status=400), {"message": str(exc)}
             if lines and body.get("stream"):
                 self._stream(lines if fault.events is None else lines[: fault.events])
                 return
@@ -124,12 +110,15 @@ def served(stand: StandT, port: int = 0) -> Iterator[StandT]:
             elif lines:
                 self._send(200, lines[0])
             else:
-                self._send(fault.status, fault.text or {"error": refusal}, fault.headers)
+                self._send(fault.status, {"error": refusal})
 
         def _stream(self, lines: list[Any]) -> None:
             """Server-sent events; the request has ended before the client knows it."""
             stand.during(stand)
-            self._head(200, {"Content-Type": "text/event-stream"})
+            self.send_response_only(200)
+            for name, value in (("Date", _LONG_AGO), ("Content-Type", "text/event-stream")):
+                self.send_header(name, value)
+            self.end_headers()
             for line in lines[:-1]:
                 time.sleep(stand.seconds / len(lines))
                 self._write(line)
@@ -143,23 +132,9 @@ def served(stand: StandT, port: int = 0) -> Iterator[StandT]:
             with suppress(*_GONE):
                 self.wfile.write(f"data: {data}\n\n".encode())
 
-        def _send(
-            self, status: int, answer: object, headers: Mapping[str, str] | None = None
-        ) -> None:
+        def _send(self, status: int, answer: object) -> None:
             data = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
-            self._head(status, {"Content-Length": str(len(data)), **(headers or {})})
-            with suppress(*_GONE):
-                self.wfile.write(data)
-
-        def _head(self, status: int, headers: Mapping[str, str]) -> None:
-            self.send_response_only(status)
-            self.send_header("Date", "Thu, 01 Jan 1970 00:00:00 GMT")
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-
-        def log_message(self, *_: Any) -> None:
-            """Quietly."""
+            self.answer(status, data, {"Date": _LONG_AGO})
 
     with listening(Handler, port) as stand.url:
         yield stand

@@ -29,7 +29,6 @@ class TensorRTLLMStand(Stand):
     Attributes:
         decoder: what it serves. drafts: whether it was started with a draft.
         config_info: whether /prometheus/metrics tells how it was started (1.3).
-        iteration_stats: whether /metrics has any (enable_iter_perf_stats).
         stream_interval: steps between two events.
         keeps_stop: whether the token that ends the output stays in it.
         labels: instead of those of trtllm_speculative_config_info; None = it is absent.
@@ -40,7 +39,6 @@ class TensorRTLLMStand(Stand):
     decoder: Decoder
     drafts: bool = True
     config_info: bool = True
-    iteration_stats: bool = True
     stream_interval: int = 1
     keeps_stop: bool = True
     labels: dict[str, str | None] = field(default_factory=dict)
@@ -111,12 +109,8 @@ class TensorRTLLMStand(Stand):
         if body.get("stream_options", {}).get("include_usage"):
             told = sum(len(e["choices"][0]["token_ids"]) for e in events)
             prompt = len(body["prompt"])
-            usage = {
-                "prompt_tokens": prompt,
-                "completion_tokens": told,
-                "total_tokens": prompt + told,
-            }
-            events.append(self._chunk([], usage))
+            usage = {"prompt_tokens": prompt, "completion_tokens": told}
+            events.append(self._chunk([], usage | {"total_tokens": prompt + told}))
         return events
 
     @staticmethod
@@ -152,7 +146,7 @@ class TensorRTLLMStand(Stand):
     def _count(self, written: Written, num_rounds: int) -> None:
         """Iterations have zeros where nothing is drafted: in prefill, or without a draft."""
         drafted = written.rounds if self.drafts else ()
-        for i in range(num_rounds + 1 if self.iteration_stats else 0):
+        for i in range(num_rounds + 1):
             stats: Object = {"iter": i, "iterLatencyMS": 1.5, "numActiveRequests": 1}
             if self.drafts:
                 stats["specDecodingStats"] = self._specdec(drafted[i - 1] if i else None)
