@@ -85,6 +85,8 @@ def test_engines_that_serve_fewer_positions_are_named(tmp_path: Path) -> None:
         )
     unsaid = limited(tmp_path / "unsaid", rope_scaling=YARN, max_position_embeddings=None)
     assert heard(33, unsaid).warnings == []
+    unlike = limited(tmp_path / "unlike", rope_scaling=YARN | {"rope_type": "linear"})
+    assert "vLLM" not in heard(33, unlike).warnings[0]
     twice = limited(tmp_path / "linear", rope_scaling={"rope_type": "linear", "factor": 2.0})
     assert heard(64, twice).warnings == []
     assert heard(65, twice).warnings

@@ -84,6 +84,8 @@ def test_what_reports_say(work: Path, gate: Any) -> None:
         assert len(shown) <= 300
         assert "object at" not in shown
     assert f"change {percent(gate.relative_change)}; bounds " in " ".join(repr(gate).split())
+    before, after = (float(one.split()[-1]) for one in repr(found[1][1]).split(" MB")[:2])
+    assert before > after
     assert "; prompts 12; tokens " in " ".join(repr(info.traces).split())
     assert (megabytes(300_000), megabytes(12_345_678)) == ("0.3 MB", "12 MB")
     assert (megabytes(3.24e9), percent(None)) == ("3.2 GB", None)

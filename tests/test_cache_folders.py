@@ -181,6 +181,8 @@ def test_verify_and_reading_refuse_scales_that_are_none(
     for out in (tmp_path / "other", tmp_path / "absent"):  # and beside what it was made from
         found = verify_transcoded(StoredDraft.read(Checkpoint.open(folder)), out).faults
         assert "config.json: KV cache" in {fault.where for fault in found}
+    more = verify_transcoded(StoredDraft.read(Checkpoint.open(source)), folder).faults
+    assert "q_proj" in next(fault.got for fault in more if fault.expected == "the same linears")
 
 
 def test_scales_of_heads_that_are_not_there_are_refused(

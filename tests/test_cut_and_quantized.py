@@ -95,6 +95,12 @@ def test_either_order_gives_equal_bytes_and_whole_records(
         assert found is not None
         assert found.recipe == recipe
         assert tensor_digests(Checkpoint.open(source)) in list(sources_of(record))
+    (tmp_path / "quantized" / "draftquant.json").unlink()
+    other = ["transcode", str(tmp_path / "quantized"), "--layout", "quark"]
+    assert main([*other, "--out", str(tmp_path / "other"), "--quiet"]) == 0
+    cut(tmp_path / "other", tmp_path / "other-cut")
+    with pytest.raises(CheckpointError, match="after another tool had quantized it"):
+        verify(tmp_path / "other-cut", source)
 
 
 def shared(recipe: Recipe, **weights: Any) -> Recipe:

@@ -177,7 +177,8 @@ def test_inputs_are_rounded_by_the_columns_of_blocks(source: Path, tmp_path: Pat
         out = changed(source, tmp_path / wanted, "fp8-block", "weight_block_size", sizes)
         found = scheme_of(out)
         assert found is not None
-        assert found.activations == wanted
+        shown = "of {}x{}, ".format(*sizes) in str(found)
+        assert (found.activations, shown) == (wanted, True)
 
 
 def of_targets(*targets: str) -> DeclaredScheme:

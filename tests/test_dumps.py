@@ -97,7 +97,7 @@ def test_an_imported_dump_is_what_our_recorder_writes(
     assert (report.num_samples, report.num_off_policy, report.num_without_answer) == (4, 0, 0)
     assert traces.manifest.target == recorded.manifest.target
     assert traces.manifest.features.aux_layer_ids == LAYERS
-    assert traces.manifest.recorded_by == f"dump of {name}"
+    assert (traces.manifest.temperature, traces.manifest.recorded_by) == (0, f"dump of {name}")
     for ours, theirs in zip(recorded, traces, strict=False):
         assert torch.equal(theirs.token_ids, ours.token_ids)
         assert theirs.prompt_length == ours.prompt_length

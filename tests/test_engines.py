@@ -135,6 +135,10 @@ def test_a_layer_number_of_the_target_is_unknown(workshop: Workshop) -> None:
         known = check_draft(folder, engine="vllm", arch="sm90", target_layers=layers)
         assert known.verdict == verdict
     assert check_draft(folder, engine="sglang", arch="sm90", target_layers=61).verdict == "LOADS"
+    turned = {"R1": {"apply": [{"targets": ["Linear"], "location": "output"}]}}
+    config["quantization_config"]["transform_config"] = {"config_groups": turned}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert check_draft(folder, engine="vllm", arch="sm90", target_layers=60).verdict == "UNKNOWN"
 
 
 def test_target_layers_agrees_with_config(tmp_path: Path) -> None:

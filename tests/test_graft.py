@@ -258,6 +258,15 @@ def test_excludes_of_the_target_that_mean_the_layer_are_narrowed(
     assert not excluded("model.layers.1.self_attn.q_proj")
 
 
+def test_both_lists_of_floats_name_the_layer(folders: Path, tmp_path: Path) -> None:
+    floats = {"ignored_layers": ["lm_head"], "modules_to_not_convert": ["lm_head"]}
+    declared = {"quant_method": "fp8", "activation_scheme": "dynamic", **floats}
+    target, _ = declaring("bf16", quantization_config=declared)(folders, tmp_path)
+    assert graft(target, folders / "mimo", tmp_path / "out", "--subtree", MTP["mimo"]) == 0
+    found = config_of(tmp_path / "out")["quantization_config"]
+    assert found["ignored_layers"] == found["modules_to_not_convert"] != ["lm_head"]
+
+
 WRONG: dict[str, Callable[[Path], object]] = {
     "a byte of a copied shard": lambda out: flip(out / "model-00001-of-00003.safetensors"),
     "a byte of the layer": lambda out: flip(out / "mtp.safetensors"),
@@ -307,3 +316,6 @@ def test_groups_of_the_target_by_name_are_asked_after_the_layers(
     assert list(groups) == ["mtp_0", "by_name"]
     stored = StoredDraft.read(Checkpoint.open(tmp_path / "out", subtree=MTP["mimo"]))
     assert all("int4" in scheme for scheme in of_linears(stored).values())
+    changed = copied(folders / "mimo-int4", tmp_path / "changed")  # since it was quantized
+    flip(next(changed.glob("*.safetensors")))
+    assert graft(folders / "mimo-ct-fp8", changed, tmp_path / "none") == 2

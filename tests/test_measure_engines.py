@@ -330,6 +330,7 @@ WRONG_LOGPROBS: tuple[tuple[str, Change, str], ...] = (
     ("sglang", finished(output_top_logprobs=[]), "output_top_logprobs: expected 8 lists, got []"),
     ("sglang", finished(output_top_logprobs=[[[-0.5, 3, None]]] * 8), "at least 2 most likely"),
     ("trtllm", choices(3, logprobs=None), "token_logprobs: expected 1 values, got None"),
+    ("trtllm", top(token_logprobs=[-1.5, -1.5]), "token_logprobs: expected 1 values, got [-1.5, "),
     ("trtllm", top(token_logprobs=["?"]), "token_logprobs: expected a number, got '?'"),
     ("trtllm", top(top_logprobs=[None]), "top_logprobs: expected objects, got None"),
     ("trtllm", top(top_logprobs=[{"a": -1.5}]), "expected at least 2 most likely tokens, got 1"),

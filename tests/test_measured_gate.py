@@ -430,6 +430,7 @@ def test_noise_parity_and_a_replay_enter_the_verdict(tmp_path: Path, capsys: Cap
                     reason="Too much was lost.")  # fmt: skip
     write_findings(tmp_path / "parity.json", [found])
     parity = ["--parity", str(tmp_path / "parity.json"), "--json"]
+    assert [main(["gate", *runs, *parity]), capsys.readouterr()][0] == 1
     assert main(["gate", *runs, *again, *parity]) == 1
     told = json.loads(capsys.readouterr().out)
     assert (told["verdict"], told["served"]["verdict"]) == ("FAIL", "PASS")

@@ -170,6 +170,9 @@ def test_a_target_whose_quantizer_dropped_the_layer(tmp_path: Path) -> None:
     dropped = next(f for f in pair.findings if f.subject == "mtp")
     assert "promises 1 MTP layer, and its shards have none" in dropped.text
     assert "draftquant graft" in dropped.remedy
+    next(beside.glob("*.safetensors")).unlink()
+    unknown = check_pair(tmp_path / "draft", beside)
+    assert "dropped" not in " ".join(finding.text for finding in unknown.findings)
     whole = tiny_mimo_mtp(tmp_path / "whole", inside_target=True)
     inside = check_pair(whole, whole, subtree="model.mtp_layers.0")
     assert not [f for f in inside.findings if f.subject == "mtp"]

@@ -100,6 +100,7 @@ def test_no_pattern_takes_long(pattern: str) -> None:
     [
         ("(" * 5000 + ")" * 5000, "more than 500 characters"),
         ("*fc", "nothing to repeat"),
+        ("a{99999999999}", "repetition number is too large"),
         ("a++", "possessive"),
         (r"(a)\1", "groupref"),
         ("(?i)fc", "flags are not understood"),

@@ -161,6 +161,7 @@ LIES: Sequence[tuple[FeatureStorage, Callable[[dict[str, Tensor]], object], str]
     ("zstd", longer(-2), "prompt b: a zstd frame is damaged"),
     ("zstd", longer(2), "prompt b: a zstd frame is damaged"),
     ("zstd", put("b.feature_frames", 0, -1), "feature_frames: -1 bytes"),
+    ("zstd", put("b.feature_frames", 0, 5), "feature_frames: 5 bytes, but"),
     ("zstd", instead(**frame(bytes(OWN + 1))), f"declares {OWN + 1} bytes, expected {OWN}"),
     ("zstd", instead(**frame(b"x" * OWN, write_content_size=False)), "not declare its size"),
 )

@@ -153,8 +153,11 @@ def test_traces_that_say_nothing_of_two_targets(tmp_path: Path) -> None:
     sampled.manifest = dataclasses.replace(sampled.manifest, **drawn)
     with pytest.raises(DraftQuantError, match=r"was sampled at temperature 0\.7"):
         check_targets(TraceFolder.open(first()), sampled)
-    one, _ = sides()
+    one, other = sides()
+    entries = other.traces.manifest.prompts
+    later = tuple(dataclasses.replace(e, prompt_length=e.prompt_length - 1) for e in entries)
     for changes, said in (
+        ({"prompts": later}, "hold the targets' own answers"),
         ({"ignore_eos": True}, "ignore_eos: False, True"),
         ({"recorded_by": "vllm 0.33.0"}, "recorded by: 'transformers', 'vllm 0.33.0'"),
     ):

@@ -180,8 +180,9 @@ def test_changed_tensor_bytes_are_noticed(folder: Path) -> None:
         TraceFolder.open(folder)
 
 
-def test_a_link_out_of_the_folder_is_not_followed(folder: Path, tmp_path: Path) -> None:
-    path = folder / "traces-00001.safetensors"
+@pytest.mark.parametrize("file", ["traces-00001.safetensors", "trace.json"])
+def test_a_link_out_of_the_folder_is_not_followed(file: str, folder: Path, tmp_path: Path) -> None:
+    path = folder / file
     path.symlink_to(path.rename(folder / "own"))
     TraceFolder.open(folder)
     path.unlink()

@@ -123,7 +123,7 @@ def test_the_second_nearest_code_is_a_fault(
     store_instead(out, right._replace(codes=wrong), made)
     report = checked(out, source, own)
     assert_only_fault(report, codes_name(made), "1 other(s), ")
-    assert f" at row {row}, column {column}: code" in str(report.faults[0])
+    assert f" at row {row}, column {column}: code" in report.faults[0].got
 
 
 def almost_between(x: Array, codes: Array, made: Made, least: float | None) -> tuple[int, int, int]:

@@ -315,7 +315,7 @@ def test_what_cannot_be_recorded(running: StatesServer, target: Path, tmp_path: 
     assert "--max-model-len 16" in caught.value.fix
     with pytest.raises(OutputError, match="already exists"):
         record(running, tmp_path, plan(target))
-    nowhere = Served(urls=[running.url], folder=tmp_path / "nowhere")
+    nowhere = Served(urls=[running.url], folder=target / "config.json")
     with pytest.raises(TraceError, match=r"--shared: .* is no folder"):
         record_with_vllm(plan(target), nowhere, tmp_path / "out")
     running.models = lambda: {"data": []}  # type: ignore[method-assign]

@@ -298,7 +298,6 @@ def quantized_linear(
     """Facts of a module that is stored quantized, with [rows, columns] of its parts in a shard."""
     columns = shapes[0][1]
     group = scheme.group_size or columns  # inputs of one group; all where there are no groups
-    whole = columns * (question.tp if module.sharding == "row" else 1)
     return {
         "question": question,
         "module": module,
@@ -308,7 +307,7 @@ def quantized_linear(
         "fused": len(shapes) > 1,
         "concatenated": concatenated().get(scheme.signature),
         "group": group,
-        "group_or_row": "row" if group in (columns, whole) else group,
+        "group_or_row": "row" if group == columns else group,
         "cut_group": columns % group != 0,
         "less_than_a_group": columns < group,
         "cut_columns": columns % BLOCK != 0,
