@@ -165,8 +165,9 @@ def test_the_picture_says_what_it_shows(curve: SizeCurve) -> None:
     described = ElementTree.fromstring(svg).findtext("{*}desc") or ""
     for one in curve.chosen.whole:
         shown = f"{one.relative_change:+.2%} ({one.lower:+.2%} to {one.upper:+.2%})"
-        assert f"{one.size:,} ({one.coverage:.2%}): {shown}" in described
-    assert "rows chosen by other categories" in svg
+        where = f"{one.size:,} ({one.coverage:.2%}), rows chosen by all categories"
+        assert f"{where}: {shown}; its worst category: " in described
+    assert "; rows chosen by other categories: " in described
 
 
 # ---- what is estimated of a size

@@ -34,7 +34,7 @@ def forest(
     """The element `svg`: rows from top to bottom, beside the limits that they must clear."""
     names = 18.0 * len(series) if len(series) > 1 else 0.0
     height = _TOP + names + _ROW * len(rows) + _FOOT + 14
-    said = "; ".join(f"{row.label}: {_in_figures(row)}" for row in rows)
+    said = "; ".join(f"{_named(row, series)}: {_in_figures(row)}" for row in rows)
     drawing = Drawing(key, height, title=title, described=f"Lines are {bounds}. {said}.")
     scale = Scale(*domain(rows), _LABELS + 8, WIDTH - _RIGHT)
     _legend(drawing, rows, bounds, series)
@@ -49,6 +49,11 @@ def forest(
             drawing.line(0, top + _ROW * number, WIDTH, top + _ROW * number, "grid")
         _row(drawing, scale, row, top + _ROW * (number + 0.5), series)
     return drawing.to_text()
+
+
+def _named(row: Interval, series: Sequence[str]) -> str:
+    parts = (row.label, series[row.series] if len(series) > 1 else "")
+    return ", ".join(part for part in parts if part)
 
 
 def _row(drawing: Drawing, scale: Scale, row: Interval, y: float, series: Sequence[str]) -> None:
