@@ -183,10 +183,10 @@ SUMS = {
     "product folders": 47,
     "lines of scripts": 5_427,
     "developers' tools, lines": 6_033,
-    "lines of tests": 50_700,
+    "lines of tests": 50_741,
     "pairs of a test file and an internal module": 939,
     "verbs": 25,
-    "words of pages by hand": 24_747,
+    "words of pages by hand": 24_789,
 }
 SLACK = 0.01
 """Share by which a sum may fall before its line here has to follow."""

@@ -34,7 +34,7 @@ def forest(
     """The element `svg`: rows from top to bottom, beside the limits that they must clear."""
     names = 18.0 * len(series) if len(series) > 1 else 0.0
     height = _TOP + names + _ROW * len(rows) + _FOOT + 14
-    said = "; ".join(f"{_named(row, series)}: {_in_figures(row)}" for row in rows)
+    said = "; ".join(_in_figures(row, series) for row in rows)
     drawing = Drawing(key, height, title=title, described=f"Lines are {bounds}. {said}.")
     scale = Scale(*domain(rows), _LABELS + 8, WIDTH - _RIGHT)
     _legend(drawing, rows, bounds, series)
@@ -49,11 +49,6 @@ def forest(
             drawing.line(0, top + _ROW * number, WIDTH, top + _ROW * number, "grid")
         _row(drawing, scale, row, top + _ROW * (number + 0.5), series)
     return drawing.to_text()
-
-
-def _named(row: Interval, series: Sequence[str]) -> str:
-    parts = (row.label, series[row.series] if len(series) > 1 else "")
-    return ", ".join(part for part in parts if part)
 
 
 def _row(drawing: Drawing, scale: Scale, row: Interval, y: float, series: Sequence[str]) -> None:
@@ -118,12 +113,13 @@ def domain(rows: Sequence[Interval]) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _in_figures(row: Interval) -> str:
+def _in_figures(row: Interval, series: Sequence[str]) -> str:
+    name = ", ".join(filter(None, (row.label, *series[row.series :][:1])))
     if row.estimate is None:
-        return "too few prompts"
-    if row.lower is None or row.upper is None:
-        return f"{row.estimate:+.2%}"
-    return f"{row.estimate:+.2%} ({row.lower:+.2%} to {row.upper:+.2%})"
+        return f"{name}: too few prompts"
+    both = row.lower is not None and row.upper is not None
+    bounds = f" ({row.lower:+.2%} to {row.upper:+.2%})" if both else ""
+    return f"{name}: {row.estimate:+.2%}{bounds}"
 
 
 _EDGE = 10.0
