@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from by_recipe import quantized
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.backends import quark_backend as quark_import
 from draftquant.recipes.errors import BackendError
 from draftquant.recipes.schema import BackendName, WeightFormat
+from tiny import tiny_eagle3_llama
 from weight_formats import FP8_BLOCK, FP8_CHANNEL, FP8_TENSOR, INT4, INT4_F16, MXFP4, NVFP4
 
 DISTRIBUTIONS = {"quark": "amd-quark", "modelopt": "nvidia-modelopt"}
@@ -35,15 +37,21 @@ def report_version(monkeypatch: pytest.MonkeyPatch, distribution: str, version: 
 
 @pytest.mark.parametrize("name", ["quark", "modelopt"])
 def test_missing_toolkit_names_the_extra(
-    name: BackendName, monkeypatch: pytest.MonkeyPatch
+    name: BackendName, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A backend is constructed without its toolkit, and what it cannot do refused."""
+    draft, stages = tiny_eagle3_llama(tmp_path / "draft"), list[str]()
+    told: dict[str, Any] = {"backend": name, "on_stage": stages.append}
     monkeypatch.setitem(sys.modules, name, None)  # to import it is an error
     report_version(monkeypatch, DISTRIBUTIONS[name], None)
-    for asked in (lambda: get_backend(name).check(FP8_TENSOR), get_backend(name).versions):
+    for asked in (
+        lambda: get_backend(name).check(FP8_TENSOR), get_backend(name).versions,
+        lambda: quantized(draft, "fp8-ptpc", tmp_path / "out", **told),
+    ):  # fmt: skip
         with pytest.raises(BackendError, match="not installed") as caught:
             asked()
         assert caught.value.fix.startswith(INSTALLED_BY[name])
+    assert not stages  # before any work
     for other in ("0.11.1", "0.13.1", "0.470.0"):
         report_version(monkeypatch, DISTRIBUTIONS[name], other)
         with pytest.raises(BackendError, match=f"got {other}, whose results were never verified"):

@@ -261,6 +261,11 @@ def test_an_answer_that_is_given_goes_on(target: Path, tmp_path: Path) -> None:
     assert encoder.answer(found.token_ids).endswith("user: def f():\nassistant:     return 1")
     plain = PromptEncoder(target).messages([user])
     assert found.token_ids[: len(plain) - 1] == tuple(plain[:-1])
+    command = ["record", "--target", str(target), "--prompts", str(path), "--aux-layers", "0,1,2"]
+    command += ["--max-new-tokens", "2", "--continue", "--out", str(tmp_path / "out")]
+    assert main(command) == 0
+    (trace,) = TraceFolder.open(tmp_path / "out")
+    assert tuple(trace.token_ids[: trace.prompt_length].tolist()) == found.token_ids
     for messages in ([user], [user, {"role": "assistant", "content": " "}]):
         with pytest.raises(LineProblem, match="expected the beginning of an assistant's answer"):
             encoder.messages(messages)

@@ -29,6 +29,7 @@ from draftquant.scripts.dev.real_shapes.drafts import REAL_DRAFTS
 from draftquant.scripts.dev.real_shapes.generate import write_sparse_model
 from tiny import tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
+from tiny_mtp import tiny_mimo_mtp
 
 LLAMA = "kimi-k2.5-eagle3"
 PUBLISHED = {
@@ -41,10 +42,11 @@ PUBLISHED = {
 """Family, tensors and parameters of each draft."""
 
 
-def write_headers(folder: Path, name: str) -> Checkpoint:
+def write_headers(folder: Path, name: str, prefix: str = "") -> Checkpoint:
     """A published draft without data."""
     config = REAL_DRAFTS[name].config(1)
-    return write_sparse_model(folder, config, REAL_DRAFTS[name].shapes(config))
+    shapes = REAL_DRAFTS[name].shapes(config)
+    return write_sparse_model(folder, config, {prefix + one: shapes[one] for one in shapes})
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +125,12 @@ def test_windows_and_pruned_vocabularies_are_read_in_part(tmp_path: Path) -> Non
     step = round_of(read_draft(Checkpoint.open(folder))).step
     assert step.nbytes(1, "other") == 8  # one I64 of d2t; t2d is not read
     assert step.nbytes(1, "head") == 48 * 64 * 2
+
+
+def test_a_layer_of_its_target_drafts_one_token_a_pass(tmp_path: Path) -> None:
+    draft = read_draft(Checkpoint.open(tiny_mimo_mtp(tmp_path / "mtp")))
+    steps = [(one.name, one.repeats) for one in round_of(draft, k=3).passes]
+    assert steps == [("features", 1), ("first step", 1), ("step", 2)]
 
 
 # ---- shards

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import draftquant.api as dq
 import pytest
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
@@ -84,8 +85,9 @@ def test_target_and_layer_each_in_its_own_format(
     assert index["metadata"]["total_size"] == sum(len(t.data) for t in tensors.values())
     assert set(index["weight_map"]) == set(tensors)
     assert config_of(out)["num_nextn_predict_layers"] == 1
-    against = ["verify", str(out), "--against", str(target)]
-    assert main(against) == main([*against, "--layer", str(own)]) == 0
+    alone, own_bytes = dq.verify(out, against=target), (len(t.data) for t in layer_alone.values())
+    assert (alone.ok, alone.to_mapping()["bytes_compared"]) == (True, sum(own_bytes))
+    assert main(["verify", str(out), "--against", str(target), "--layer", str(own)]) == 0
     stored = StoredDraft.read(Checkpoint.open(out, subtree=MTP[kind]))
     apart = StoredDraft.read(Checkpoint.open(own))
     assert stored.modules == apart.modules

@@ -261,6 +261,9 @@ def test_rounds_have_places_where_they_wrote_the_output() -> None:
         (left_out | {"num_cut_rounds": 1}, None),  # 3 tokens; cut rounds have at most K
     ):  # fmt: skip
         assert common_steps.step_starts(dataclasses.replace(one, **changes), 2) == starts
+    for cut, unwritten in ((0, 3), (1, 0)):  # K without a draft at the end, and K of a cut round
+        longer = dataclasses.replace(one, token_ids=tuple(range(11)), num_cut_rounds=cut)
+        assert common_steps.num_unwritten(longer, 2) == unwritten
 
 
 def test_servers_that_were_started_differently_are_named() -> None:

@@ -206,10 +206,11 @@ def test_logits_and_gradients_are_those_of_one_row_at_a_time(
 
 
 def test_a_window_counts_the_row_itself() -> None:
-    attention, nothing = chain.ChainAttention(6, window=2), torch.zeros(1, 1, 6, 4)
+    attention, nothing = chain.ChainAttention(6, window=2), torch.zeros(1, 1, 6, 4).bfloat16()
     attention.begin(range(6), 0)
-    seen = attention(0, nothing, nothing, torch.eye(6)[None, None], 1.0)[0, 0] > 0
-    assert torch.equal(seen, torch.ones(6, 6).tril().triu(-1) > 0)
+    mixed = attention(0, nothing, nothing, torch.eye(6)[None, None].bfloat16(), 1.0)[0, 0]
+    assert torch.equal(mixed > 0, torch.ones(6, 6).tril().triu(-1) > 0)
+    assert mixed.dtype == torch.bfloat16  # which o_proj multiplies
 
 
 # ---- activations

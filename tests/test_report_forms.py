@@ -74,6 +74,8 @@ def test_a_page_is_whole() -> None:
                 labels = (attributes["aria-labelledby"] or "").split()
                 assert len(labels) == 2
                 assert set(labels) <= set(ids)
+            if tag == "rect" and "x" in attributes:
+                assert float(attributes["x"] or 0) + float(attributes["width"] or 0) <= WIDTH
 
 
 def test_hostile_text_is_text_in_every_form() -> None:
@@ -94,7 +96,8 @@ def test_hostile_text_is_text_in_every_form() -> None:
     assert {row.count("|") for row in rows} == {9, 4}
 
 
-def test_prompts_in_words() -> None:
+def test_prompts_and_hashes_in_words() -> None:
+    assert words.digest("0123456789ab" + "f" * 52) == "0123456789ab"
     counted = [words.prompts(96, 0), words.prompts(96, 1, 95), words.prompts(96, 0, 96)]
     assert counted == ["96", "95 (96 recorded + 1 too short)", "96"]
 

@@ -174,8 +174,8 @@ def test_the_picture_says_what_it_shows(curve: SizeCurve) -> None:
 
 
 def test_a_cut_head_by_hand(tmp_path: Path) -> None:
-    """Of headers alone, as published: 163,840 rows of 7,168."""
-    draft = read_draft(write_headers(tmp_path / "kimi", "kimi-k2.5-eagle3"))
+    """Of headers alone, as published but for a prefix: 163,840 rows of 7,168."""
+    draft = read_draft(write_headers(tmp_path / "kimi", "kimi-k2.5-eagle3", "draft_model."))
     cut = with_vocabulary(draft, 32_000)
     before, after = (
         draft_round(one, plain_weights(one), VerifyStep(3, 4096)).step for one in (draft, cut)

@@ -213,8 +213,8 @@ def test_no_category_starves() -> None:
     # Behind [0] the small category has 0 of 40 %, behind [0, 5, 1] it has 60 of 76 %.
     assert order(counted(said), floor=0.95)[:5] == [0, 5, 1, 6, 2]
     assert order(counted(said), floor=0.75)[:5] == [0, 5, 1, 2, 6]
-    lacking = {"large": [0] * 40 + [1] * 30, "small": [5] * 6}
-    assert order(counted(lacking), offered=[0, 1, 2]) == [0, 1, 2]
+    lacking = {"large": [0] * 40 + [1] * 30, "small": [5] * 6, "tiny": [2] * 3}
+    assert order(counted(lacking), offered=[0, 1, 2]) == [0, 2, 1]  # nothing of the small one's
 
 
 # ---- acceptance at every size in one replay, against drafts that are really cut
