@@ -96,7 +96,8 @@ def test_either_order_gives_equal_bytes_and_whole_records(
         assert found.recipe == recipe
         assert tensor_digests(Checkpoint.open(source)) in list(sources_of(record))
     (tmp_path / "quantized" / "draftquant.json").unlink()
-    other = ["transcode", str(tmp_path / "quantized"), "--layout", "quark"]
+    layout = "quark" if draft == "dspark" else "modelopt"  # quark stores no quantized head
+    other = ["transcode", str(tmp_path / "quantized"), "--layout", layout]
     assert main([*other, "--out", str(tmp_path / "other"), "--quiet"]) == 0
     cut(tmp_path / "other", tmp_path / "other-cut")
     with pytest.raises(CheckpointError, match="after another tool had quantized it"):
