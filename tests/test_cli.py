@@ -65,7 +65,10 @@ def test_gate_passes_a_baseline_that_is_what_is_expected(
     assert judged["verdict"] == "PASS"
     known = judged["baseline"]["mean_acceptance_length"]
     capsys.readouterr()
-    assert main([*gate, "--expect-baseline", f"{1.06 * known}"]) == 3
+    more = ["--expect-baseline", f"{1.06 * known}", "--look", "1/2", "--every-category-passes"]
+    assert main([*gate, *more, "--report", str(tmp_path / "2.json")]) == 3
+    judged = json.loads((tmp_path / "2.json").read_text(encoding="utf-8"))
+    assert (judged["look"]["number"], judged["policy"]["every_category_passes"]) == (1, True)
     assert "(a difference of 5% is allowed)" in said(capsys)
 
 
