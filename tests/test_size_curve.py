@@ -120,11 +120,15 @@ def test_off_domain_is_by_the_other_categories_where_there_are_any(
     assert (found.off_domain, found.chosen.categories) == (None, ((),))
     assert found.chosen.worst(0) is None
     assert "rows chosen by other categories" not in drawing(found, "draft")
-    one = {"categories": ("prose",), "favourite": FAVOURITE}
-    judging = write_said(tmp_path / "t", prompts=4, seed=2, **one)  # type: ignore[arg-type]
-    found = size_curve(draft, CHOOSER, traces["choosing"], judging, sizes=(12,), num_draft_tokens=K)
-    assert found.off_domain is not None
-    assert found.off_domain.whole[0].coverage < found.chosen.whole[0].coverage
+    for names in (("chat",), ("chat", "prose")):
+        said = write_said(
+            tmp_path / "-".join(names), prompts=4, seed=2, categories=names, favourite=FAVOURITE
+        )
+        found = size_curve(
+            draft, CHOOSER, traces["choosing"], said, sizes=(12,), num_draft_tokens=K
+        )
+        assert found.off_domain is not None
+        assert found.off_domain.whole[0].coverage < found.chosen.whole[0].coverage
 
 
 def test_speed_weighs_what_is_read_against_what_is_lost(curve: SizeCurve) -> None:
