@@ -186,7 +186,7 @@ SUMS = {
     "lines of tests": 50_779,
     "pairs of a test file and an internal module": 939,
     "verbs": 25,
-    "words of pages by hand": 24_789,
+    "words of pages by hand": 24_799,
 }
 SLACK = 0.01
 """Share by which a sum may fall before its line here has to follow."""
