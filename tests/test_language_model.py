@@ -212,6 +212,7 @@ def test_what_vllm_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("one_thread")
+@pytest.mark.slow
 def test_what_is_replayed_and_judged_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -118,6 +118,7 @@ def test_experts_are_quantized_and_routers_kept(family: str, recipe: str, tmp_pa
     assert {"gate_proj", "up_proj", "down_proj", "o_proj"} < leaves
 
 
+@pytest.mark.slow
 def test_subtree_is_the_layer_alone(tmp_path: Path) -> None:
     target = tiny_deepseek_mtp(tmp_path / "target", inside_target=True)
     alone = tiny_deepseek_mtp(tmp_path / "alone")
