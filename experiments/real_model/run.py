@@ -120,10 +120,10 @@ STAGES: dict[str, tuple[Callable[[Work], None], str]] = {
     "prompts": (_prompts, "4 minutes"),
     "long-prompts": (_long_prompts, "3 minutes"),
     "states": (_states, "2 minutes a shard of 32,768 tokens"),
-    "record": (_record, "30 minutes"),
+    "record": (_record, "an hour"),
     "train": (_train, "an hour a draft"),
     "loop": (_loop, "10 minutes"),
-    "gate": (_gate, "40 minutes"),
+    "gate": (_gate, "an hour and a half"),
     "curve": (_curve, "20 minutes"),
 }
 """Name -> what is done, and how long it takes on two cores."""
@@ -133,7 +133,7 @@ def main() -> int:
     """Run every stage that is not done; see the module."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--work", type=Path, required=True, help="folder outside the tree")
-    parser.add_argument("--shards", type=int, default=16, help="of training text")
+    parser.add_argument("--shards", type=int, default=12, help="of training text")
     parser.add_argument("--drafts", nargs="+", choices=NUM_STEPS, default=tuple(NUM_STEPS))
     parser.add_argument("--only", nargs="+", choices=STAGES, default=tuple(STAGES))
     asked = parser.parse_args()
