@@ -262,6 +262,28 @@ def test_import_says_what_it_found(
     assert any("recomputed by the target" in sentence for sentence in found["findings"])
 
 
+@pytest.mark.parametrize(("off", "warned"), [(0.017, False), (0.0401, True), (0.079, True)])
+def test_states_of_other_weights_are_noticed(
+    off: float, warned: bool, texts: list[Text], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two engines' arithmetic, and an INT4 target's, by the differences that were measured."""
+    torch.manual_seed(0)
+
+    def noisy(state: Tensor) -> Tensor:
+        noise = torch.randn_like(state)
+        return state + off * noise * state.norm(dim=1, keepdim=True) / noise.norm(dim=1)[:, None]
+
+    few = [dataclasses.replace(text, layers=tuple(map(noisy, text.layers))) for text in texts[:2]]
+    dump = str(modelopt(few, tmp_path / "dump"))
+    arguments = ["traces", "import", dump, "--from", "modelopt", "--target", str(TARGET)]
+    assert main([*arguments, "--out", str(tmp_path / "out")]) == 0
+    warning = " ".join(capsys.readouterr().err.split())
+    assert ("what the target computes by" in warning) == warned
+    if warned:
+        assert f"by {off:.{2 if off < 0.041 else 1}%} in the median" in warning
+        assert "by less than 4%: probably the target was dumped with other weights" in warning
+
+
 def test_split_and_merge(
     recorded: TraceFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from ...recipes.brief import apart
 from ..prompts.prompt_file import Prompt
 from ..traces.target_tables import FINAL_NORM, HEAD, SharedTables
 from ..traces.trace_info import MIN_AGREEMENT, normalized
@@ -143,7 +144,8 @@ class TargetHead:
             beside = f"shifted by {shift:+d} token" if shift else "at the positions of their tokens"
             facts = {"count": len(answers), "norm": norm, "beside": beside, "least": MIN_AGREEMENT}
             why = "answers-of-others" if share >= _OFF_POLICY else "states-of-others"
-            raise refusal(answers[0][0].sample.file.parent, why, share=share, **facts)
+            told = apart(share, MIN_AGREEMENT, ".0%")
+            raise refusal(answers[0][0].sample.file.parent, why, share=told, **facts)
         return HeadFinding(norm=best[0], shift=best[1], share=share)
 
     def share(self, answer: Answer, last: Tensor, norm: str, shift: int) -> float:

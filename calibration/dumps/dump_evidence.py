@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ...quantize.drafts.forward import whole_rows
 from ...quantize.stored.loading import LoadedDraft
+from ...recipes.brief import apart
 from ...recipes.errors import CheckpointError, TraceError
 from ..passes.proposals import MAX_LOGITS, batch_proposals
 from ..recording.target_model import ON_CPU, RecordedTarget, decoder_layers, loaded_target
@@ -36,6 +37,8 @@ RUNNABLE_SHARE = 0.4  # of the memory: larger weights are not loaded to recomput
 MAX_TEXTS, MAX_TOKENS = 4, 160
 MAX_DIFFERENCE = 0.1
 """Relative, median over positions. Engines in BF16 differ by at most 0.02, other layers by 0.2."""
+USUAL_DIFFERENCE = 0.04
+"""Above, there is a warning. FP8 per token adds 0.02 or so to 0.02; an INT4 target had 0.08."""
 CLEARLY = 2.0  # how many times farther the next best layer is
 MAX_WORK = 3e13
 """Tokens times bytes of the target's weights: about as many operations in BF16, some five minutes
@@ -338,7 +341,7 @@ class DraftSteps:
         others = [hits[other, shift] for other in self._orders if other != self._as_they_stand]
         next_best = max(others, key=lambda other: float(other.mean()), default=0 * stand)
         share = {"best": hits[best], "stand": stand, "next": next_best}
-        shares = {name: f"{float(some.mean()):.0%}" for name, some in share.items()}
+        shares = {n: apart(float(s.mean()), MIN_ACCEPTED, ".0%") for n, s in share.items()}
         step, whole = f"the first step of {self._draft.name}", "give the target's whole folder"
         fix = f"{whole}, so that the target can recompute its hidden states"
         if len(stand) < MIN_POSITIONS:

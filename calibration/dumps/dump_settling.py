@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...quantize.stored.loading import LoadedDraft
+from ...recipes.brief import apart
 from ...recipes.errors import TraceError
 from ...recipes.packages import table_beside
 from ..passes.draft_inputs import check_reads_layers, default_aux_layer_ids
@@ -16,6 +17,7 @@ from ..traces.prompt_trace import FEATURE_DTYPES
 from . import refusal
 from .dump_answers import Answer, Answers, HeadFinding, TargetHead
 from .dump_evidence import (
+    USUAL_DIFFERENCE,
     DraftFinding,
     DraftSteps,
     RecomputedFinding,
@@ -86,6 +88,14 @@ class Layout:
             yield said["last_in_aux"]
         elif self.recomputed and self.layer_ids[-1] == self.recomputed.target.num_layers - 1:
             yield said["last_layer"]
+
+    def doubt(self) -> str | None:
+        """Why the dump is perhaps not of this target, without a full stop; None where it is."""
+        found = self.recomputed
+        if found is None or found.difference <= USUAL_DIFFERENCE:
+            return None
+        difference = apart(found.difference, USUAL_DIFFERENCE, ".1%")
+        return _FINDINGS["doubt"].format(difference=difference, usual=USUAL_DIFFERENCE)
 
 
 def feature_dtype(sample: Sample) -> FeatureDtype:
@@ -256,7 +266,8 @@ class Settling:
             assert target.tables is not None
             return TargetHead(target.tables.shared()).settle(with_last)
         if recomputed and recomputed.own is not None and recomputed.own < MIN_OWN:
-            raise refusal(self._dump, "written-by-another", own=recomputed.own, least=MIN_OWN)
+            own = apart(recomputed.own, MIN_OWN, ".0%")
+            raise refusal(self._dump, "written-by-another", own=own, least=MIN_OWN)
         if self._said.greedy:
             return None
         lacking = target.without_tables or "no norm.weight"

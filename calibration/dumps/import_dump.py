@@ -12,7 +12,7 @@ from typing_extensions import override
 from ...quantize.files.hub import Reference, folder_of
 from ...quantize.files.staging import check_output
 from ...quantize.stored.loading import LoadedDraft, load_draft
-from ...recipes.brief import Brief
+from ...recipes.brief import Brief, apart
 from ...recipes.errors import CheckpointError, TraceError
 from ..passes.draft_inputs import mask_token_ids
 from ..prompts.prompt_file import read_prompts
@@ -88,6 +88,8 @@ def import_asked(asked: DumpImport) -> ImportReport:
     with asked.listener.bar("import", len(pendings)) as bar:
         layout = Settling(dump, pendings, facts, declared, Answers(facts.ends, prompts)).layout()
         first, run = pendings[0].read(), layout.recomputed
+        if doubt := layout.doubt():
+            asked.listener.warning(f"{dump}: {doubt}")
         conversion = _Conversion(layout, facts, first, Answers(facts.ends, prompts))
         with (
             trace_output(
@@ -205,7 +207,8 @@ class _Conversion:
         kept = self._num_kept
         if self.num_off_policy and (not leave_out_off_policy or not kept):
             total = kept + self.num_off_policy
-            facts = {"number": self.num_off_policy, "total": total, "lowest": self._lowest}
+            lowest = apart(self._lowest, MIN_AGREEMENT, ".0%")
+            facts = {"number": self.num_off_policy, "total": total, "lowest": lowest}
             raise refusal(dump, "off-policy", least=MIN_AGREEMENT, kept=kept, **facts)
         if not kept:
             raise no_answer(dump)
