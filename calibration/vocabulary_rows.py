@@ -155,6 +155,7 @@ class Choosing:
             coverage_reached=rows.coverage,
             calibration_prompts=seen.sha256,
             calibration_sketches=seen.sketches,
+            calibration_target=seen.target,
         )
 
 

@@ -12,6 +12,8 @@ _LONGEST, _LONGEST_CELL = 60, 300
 """Characters of one value, in a line and in a table."""
 _WIDTH = 99
 """Columns of each of at most three lines; with line ends that is at most 300 characters."""
+_MOST_DIGITS = 13
+"""Digits of a figure: more are its rounding."""
 _TONES = {
     "PASS": "#0a8f63", "LOADS": "#0a8f63", "verified": "#0a8f63",
     "FAIL": "#d1443a", "REFUSED": "#d1443a", "WRONG": "#d1443a",
@@ -71,6 +73,16 @@ def megabytes(nbytes: float) -> str:
 def percent(share: float | None) -> str | None:
     """A relative change as people write it: -0.35%; None if it is not known."""
     return None if share is None else f"{share:+.2%}"
+
+
+def apart(value: float, limit: float | None, form: str) -> str:
+    """A figure in a form such as ".1f" or "+.2%", with the digits that tell it from its limit."""
+    flags, digits, kind = form.partition(".")[0], int(form[form.index(".") + 1]), form[-1]
+    longer = [f"{flags}.{number}{kind}" for number in range(digits, _MOST_DIGITS)]
+    if limit is None:
+        return format(value, form)
+    told = (text for each in longer if (text := format(value, each)) != format(limit, each))
+    return next(told, format(value, form))
 
 
 def _shown(brief: Mapping[str, object], longest: int) -> list[tuple[str, str]]:

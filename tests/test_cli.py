@@ -7,7 +7,8 @@ from pathlib import Path
 import corpus
 import pytest
 from draftquant.scripts.cli import main
-from tiny import change
+from tiny import change, edit_json
+from verify_cases import reseal
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 DRAFT, TARGET = str(PAIR / "draft"), str(PAIR / "target")
@@ -95,6 +96,43 @@ def test_gate_refuses_the_traces_that_calibrated_the_draft(
     static = corpus.quantized(LLAMA, "blackwell-fp8", pair=True, measured=True)
     assert main(["gate", DRAFT, str(static), *traces]) == 2
     assert "12 of its 12 prompts were used to calibrate the candidate" in capsys.readouterr().err
+
+
+OTHER_TARGETS: tuple[tuple[dict[str, str | None], int, str], ...] = (
+    ({}, 0, ""),
+    (
+        {"weights_sha256": "0" * 64},
+        3,
+        "ANOMALOUS: The candidate was calibrated on traces of",
+    ),
+    ({"config_sha256": "0" * 64}, 3, ", not target ("),
+    ({"weights_sha256": None}, 0, "nothing shows that the candidate was calibrated beside the"),
+)
+
+
+def test_a_candidate_is_judged_beside_the_target_that_calibrated_it(
+    traces: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its own, other weights, another config, and a record that does not say all."""
+    static = shutil.copytree(
+        corpus.quantized(LLAMA, "blackwell-fp8", pair=True, measured=True), tmp_path / "static"
+    )
+    known = json.loads((static / "draftquant.json").read_text())["calibration_target"]
+    recorded = json.loads((Path(traces[1]) / "trace.json").read_text())["target"]
+    assert known == {name: recorded[name] for name in known}
+    capsys.readouterr()
+    for changes, code, expected in OTHER_TARGETS:
+        edit_json(
+            static / "draftquant.json",
+            calibration_prompts=["0" * 64],
+            calibration_sketches=None,
+            calibration_target={k: v for k, v in (known | changes).items() if v},
+        )
+        reseal(static)
+        assert main(["gate", DRAFT, str(static), *traces, *WIDE]) == code
+        judged = said(capsys)
+        assert expected in judged
+        assert ("nothing shows that the candidate was cal" in judged) == (None in changes.values())
 
 
 def test_a_folder_without_its_record_is_no_release(

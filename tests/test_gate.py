@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from draftquant.calibration.traces.trace_info import FeatureEvidence
 from draftquant.recipes import load_recipe
+from draftquant.recipes.brief import apart
 from draftquant.recipes.errors import GateError
 from draftquant.scripts.verbs.gate import print_gate
 from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
@@ -118,10 +119,18 @@ VERDICTS: dict[str, tuple[Callable[[], GateReport], str, tuple[str, ...]]] = {
         "ANOMALOUS", ("shifted by +1 against their tokens",),
     ),
     "another target": (lambda: judged(3, 4, head_agreement=0.97), "ANOMALOUS", ("only 97.0%",)),
+    "nearly its target": (
+        lambda: judged(3, 4, head_agreement=0.97996), "ANOMALOUS", ("only 97.996% of",),
+    ),
+    "calibrated beside another target": (
+        lambda: judged(40, 4, other_target="a (01), not b (02)"), "ANOMALOUS",
+        ("on traces of another target than it is judged on: a (01), not b (02).", "Calibrate it"),
+    ),
     "its target": (lambda: judged(3, 4, head_agreement=0.98), "PASS", ()),
     "short baseline": (
         lambda: of(OTHER_TARGET, OTHER_TARGET), "ANOMALOUS",
-        ("length of only 1.9285. With K = 3", "at least 2.02", "--expect-baseline AL"),
+        ("length of only 1.9285. With K = 3, drafts that we know", "at least 2.02", "weak draft",
+         "--expect-baseline AL"),
     ),
     "known baseline": (lambda: of(OTHER_TARGET, OTHER_TARGET, expected_baseline=1.9), "PASS", ()),
     "another baseline": (
@@ -191,6 +200,43 @@ def test_a_recipe_that_may_lose_less_is_named() -> None:
         made_by: Any = SimpleNamespace(recipe=load_recipe(recipe))
         assert (_algorithm_to_try(made_by), _recipes_to_try(made_by)) == found
     assert (_algorithm_to_try(None), _recipes_to_try(None)) == (None, ())
+
+
+SAID_APART = [
+    (29.97, 30, ".1f", "29.97"), (30.04, 30, ".1f", "30.04"), (30, 30, ".1f", "30.0"),
+    (28.96, 30, ".1f", "29.0"), (-0.009996, -0.01, "+.2%", "-0.9996%"),
+    (0.9796, 0.98, ".0%", "97.96%"), (0.90004, 0.9, ".4g", "0.90004"),
+    (0.5, None, "+.2%", "+50.00%"), (0.3, 0.1 + 0.2, ".1f", "0.3"),
+]  # fmt: skip
+
+
+def test_a_figure_is_told_from_its_limit() -> None:
+    for value, limit, form, text in SAID_APART:
+        assert apart(value, limit, form) == text
+    same = [AcceptanceCounts(histogram=(5, 5))] * 2
+    bounds = paired_change(same, same, confidence=0.95)
+    near = dataclasses.replace(bounds, log_ratio=0.0, lower=math.log1p(-0.009999), upper=0.0)
+    assert near.in_percent(0.01) == ("+0.00%", "-0.9999%", "+0.00%")
+    assert near.in_percent() == ("+0.00%", "-1.00%", "+0.00%")
+
+
+def test_a_sample_just_too_small_is_told_from_what_the_policy_needs() -> None:
+    """In the reason, on the terminal and on the page: 29.97 is not 30."""
+    *most, last = spread(600, 30)
+    rows = [*most, tuple(int(1.18 * steps) for steps in last)]
+    report = of(rows, rows)
+    assert report.change is not None
+    assert 29.95 < report.change.effective_num_prompts < 30
+    effective = f"{report.change.effective_num_prompts:.2f}"
+    assert f"an effective sample size of {effective}, and the policy 'release'" in report.reason
+    assert f"effective sample size {effective}," in page(document(report))
+
+
+def test_an_expected_baseline_is_said_with_every_verdict() -> None:
+    found = of(OTHER_TARGET, OTHER_TARGET, expected_baseline=1.9)
+    (said,) = [one for one in found.warnings if "--expect-baseline" in one]
+    assert found.verdict == "PASS"
+    assert said.startswith("whether the baseline's acceptance length, 1.9285, is that of right")
 
 
 def test_the_limit_is_exactly_the_margin() -> None:

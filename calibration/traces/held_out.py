@@ -80,9 +80,7 @@ def _made(
         for cut in cuts
     ]
     if candidate is not None:
-        sha256, sketches = candidate.calibration_prompts, candidate.calibration_sketches
-        own = SeenPrompts(sha256=sha256, sketches=sketches)
-        made.append((own, "were used to calibrate the candidate"))
+        made.append((candidate.prompts, "were used to calibrate the candidate"))
     return made
 
 

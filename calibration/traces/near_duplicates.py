@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from ...quantize.files.provenance import SeenPrompts, Sketches
+from ...quantize.files.provenance import SeenPrompts, SeenTarget, Sketches
 from .manifest import TraceEntry
 from .prompt_trace import PromptTrace, prompt_sha256
 from .trace_folder import TraceFolder
@@ -405,6 +405,15 @@ def seen_prompts(traces: TraceFolder) -> SeenPrompts:
             minima=_minima([prompt.text.shingled(PROMPT_WIDTH) for prompt in prompts]),
             continuations=_minima([prompt.text.shingled(None) for prompt in prompts]),
         ),
+        target=seen_target(traces),
+    )
+
+
+def seen_target(traces: TraceFolder) -> SeenTarget:
+    """The target of a folder, for the same record."""
+    own = traces.manifest.target
+    return SeenTarget(
+        name=own.name, config_sha256=own.config_sha256, weights_sha256=own.weights_sha256
     )
 
 

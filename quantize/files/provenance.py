@@ -113,14 +113,35 @@ class Sketches:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SeenTarget:
+    """The target whose traces were used, as their trace.json names it; None = it does not say."""
+
+    name: str
+    config_sha256: Annotated[str | None, HEX_64] = None
+    weights_sha256: Annotated[str | None, HEX_64] = None
+
+    def __str__(self) -> str:
+        return f"{self.name} ({(self.weights_sha256 or self.config_sha256 or 'unknown')[:12]})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SeenPrompts:
-    """Prompts that were used: sha256 of each and of its first turn, ascending."""
+    """Prompts that were used: sha256 of each and of its first turn, ascending; and their target."""
 
     sha256: Annotated[tuple[str, ...], HEX_64] = ()
     sketches: Sketches | None = None
+    target: SeenTarget | None = None
 
 
 NO_PROMPTS = SeenPrompts()
+
+
+def _seen(record: "VocabularyChoice | QuantizedProvenance") -> SeenPrompts:
+    return SeenPrompts(
+        sha256=record.calibration_prompts,
+        sketches=record.calibration_sketches,
+        target=record.calibration_target,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,11 +161,12 @@ class VocabularyChoice:
     coverage_reached: float
     calibration_prompts: Annotated[tuple[str, ...], HEX_64]
     calibration_sketches: Sketches | None = None
+    calibration_target: SeenTarget | None = None
 
     @property
     def prompts(self) -> SeenPrompts:
         """The prompts that chose the rows."""
-        return SeenPrompts(sha256=self.calibration_prompts, sketches=self.calibration_sketches)
+        return _seen(self)
 
     def problem(self) -> str | None:
         """What two keys say differently about one thing, or None."""
@@ -255,6 +277,7 @@ class QuantizedProvenance:
         dropped: table of the source that is not stored -> the equal tensor of the target.
         input_scale_origin: None = not recorded, "" = there are none.
         calibration_prompts, calibration_sketches: by which the gate recognises prompts.
+        calibration_target: whose traces these are; None also in records of earlier versions.
         gptq: None = there are none, or an earlier build used float64.
         cuts: of the vocabulary of the source, in order, before it was quantized.
         made_by: the first run, where the folder was transcoded later.
@@ -284,6 +307,7 @@ class QuantizedProvenance:
     roles: tuple[str, ...] = ()
     calibration_prompts: tuple[str, ...] = ()
     calibration_sketches: Sketches | None = None
+    calibration_target: SeenTarget | None = None
     gptq: GptqFactors | None = None
     learned: LearnedRounding | None = None
     cuts: tuple[VocabularyCut, ...] = ()
@@ -296,6 +320,11 @@ class QuantizedProvenance:
     def method(self) -> Method:
         """How the codes were found."""
         return Method(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Method)})
+
+    @property
+    def prompts(self) -> SeenPrompts:
+        """The prompts that calibrated it."""
+        return _seen(self)
 
     def problem(self) -> str | None:
         """What two keys say differently about one thing, or None."""

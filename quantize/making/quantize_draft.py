@@ -269,6 +269,7 @@ class _Quantization(Rewrite[VerifyReport]):
             input_scale_origin=measured.input_scale_origin if measured.input_scales else "",
             calibration_prompts=measured.prompts.sha256,
             calibration_sketches=measured.prompts.sketches,
+            calibration_target=measured.prompts.target,
             gptq=measured.statistics.factors if measured.statistics else None,
             learned=measured.found.origin if measured.found else None,
             cuts=self.cuts,

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from ...recipes.brief import apart
 from ...validate.runs.judging_asked import GateRun
 from ..frame import reports
 from ..frame.console import print_table, stdout, table
@@ -16,7 +17,6 @@ from ..frame.verb import Command, verb
 from .replay import print_replays
 
 if TYPE_CHECKING:
-    from ...validate.counting.paired_change import PairedChange
     from ...validate.judging.judgement import GateReport
     from ...validate.runs.gate_run import Judged
     from ...validate.served.joint_report import JointReport
@@ -77,10 +77,10 @@ def print_figures(report: "GateReport", comparison: str = "") -> None:
         found.row(
             report.policy.name,
             f"{-report.policy.max_relative_drop:+.2%}",
-            *bounds(report.change),
+            *report.change.in_percent(report.policy.max_relative_drop),
             f"{report.change.confidence:.2%}",
             words.prompts(report.num_prompts, report.num_short_prompts, report.num_clusters),
-            f"{report.change.effective_num_prompts:.1f}",
+            apart(report.change.effective_num_prompts, report.policy.min_prompts, ".1f"),
         )
         print_table(found)
     if report.parts.all:
@@ -143,7 +143,7 @@ def print_served(report: "GateReport") -> None:
     others = (("whole outputs", served.whole_change), ("identical text only", served.common_change))
     for name, change in others:
         if change is not None:
-            by, lower, upper = bounds(change)
+            by, lower, upper = change.in_percent()
             out.line(f"  by {name}: {by}, bounds {lower} and {upper}")
 
 
@@ -169,7 +169,7 @@ def _print_parts(report: "GateReport") -> None:
             own.category,
             str(own.num_prompts),
             f"{-own.max_relative_drop:+.2%}",
-            *(bounds(own.change) if own.change else ("", "", "")),
+            *(own.change.in_percent(own.max_relative_drop) if own.change else ("", "", "")),
             own.outcome or "too few prompts",
         )
     print_table(found)
@@ -190,12 +190,6 @@ def _print_ways_out(action: str | None, places: Places) -> None:
             stdout().line(f"      {known}")
 
 
-def bounds(change: "PairedChange") -> tuple[str, str, str]:
-    """A change and both of its bounds, in percent."""
-    lower, upper = change.relative_bounds
-    return f"{change.relative_change:+.2%}", f"{lower:+.2%}", f"{upper:+.2%}"
-
-
 def _short(sha256: str | None) -> str:
     return sha256[:12] if sha256 else "not known"
 
@@ -212,7 +206,7 @@ def print_joint(report: "JointReport", places: Places) -> None:
         found = table("The baseline measured again", "run", *BOUNDS, "equal outputs")
         found.row(
             report.noise.name,
-            *bounds(report.noise.change),
+            *report.noise.change.in_percent(),
             f"{report.noise.served.identical_share:.1%}",
         )
         print_table(found)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
+from ...recipes.brief import apart
 from .acceptance_counts import AcceptanceCounts
 
 Floats = NDArray[np.float64]
@@ -136,6 +137,14 @@ class PairedChange:
     def relative_bounds(self) -> tuple[float, float]:
         """Both bounds as shares."""
         return relative(self.lower), relative(self.upper)
+
+    def in_percent(self, max_drop: float | None = None) -> tuple[str, str, str]:
+        """The change and both bounds, told from the limit of a drop."""
+        limit = None if max_drop is None else -max_drop
+        change, lower, upper = (
+            apart(share, limit, "+.2%") for share in (self.relative_change, *self.relative_bounds)
+        )
+        return change, lower, upper
 
     def num_prompts_for(self, effective: int) -> int:
         """The number of prompts like these with this effective sample size."""

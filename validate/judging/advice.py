@@ -18,6 +18,7 @@ from .policy import Look, Policy, Wording
 class Background:
     """What was checked before the two drafts were replayed; None = not known.
 
+    `other_target` names the target that calibrated the candidate where it is not the traces'.
     `head_agreement` is the share of recorded tokens that the target's head reproduces. A run with
     an entry in `not_compared` cannot pass; `to_compare` says how those tools record it.
     """
@@ -25,6 +26,7 @@ class Background:
     baseline_sha256: str | None = None
     candidate_sha256: str | None = None
     head_agreement: float | None = None
+    other_target: str = ""
     expected_baseline: float | None = None
     unrelated: bool = False
     unrecorded: bool = False
@@ -225,10 +227,10 @@ def findings(found: Sequence[CategoryFigures]) -> str:
     said = []
     for one in found:
         assert one.change is not None  # it has an outcome, or would have one
-        lower, upper = one.change.relative_bounds
+        change, lower, upper = one.change.in_percent(one.max_relative_drop)
         said.append(
-            f"{one.category!r} ({one.num_prompts} prompts) changed by"
-            f" {one.change.relative_change:+.2%}, bounds {lower:+.2%} and {upper:+.2%}"
+            f"{one.category!r} ({one.num_prompts} prompts) changed by {change},"
+            f" bounds {lower} and {upper}"
         )
     return "; ".join(said)
 

@@ -1,4 +1,4 @@
-"""Whether a candidate comes from the baseline's weights.
+"""Whether a candidate comes from the baseline's weights, and from calibration beside the target.
 
 A record (draftquant.json) counts as far as its hashes are those of the tensors on both sides. For a
 folder without a record the weights decide: tensors that it keeps must equal the baseline's, and
@@ -20,6 +20,7 @@ from ...quantize.files.provenance import (
     DequantizedProvenance,
     Provenance,
     QuantizedProvenance,
+    SeenTarget,
     VocabularyCut,
 )
 from ...quantize.files.provenance_file import (
@@ -44,6 +45,11 @@ _UNRELATED = (
     "two different drafts are compared (--unrelated), so the change is not the effect of"
     " quantization, and nothing ties the candidate to the baseline"
 )
+_UNKNOWN_TARGET = (
+    "draftquant.json or trace.json does not record the whole target, so nothing shows that the"
+    " candidate was calibrated beside the target on whose traces it is judged"
+)
+_IDENTITY = ("config_sha256", "weights_sha256")
 _SIZES = ("draft_vocab_size", "truncated_vocab_size")
 _COPIED = ("embed_tokens.weight", "lm_head.weight", "fc.weight", "d2t", "t2d")
 """Tensors that a candidate shares with the baseline unless it quantizes them."""
@@ -138,6 +144,27 @@ def check_loaded(
         " that the change is not the effect of quantization alone: give the baseline the same"
         " values (quantize --fix-config changes the quantized draft only)",
     )
+
+
+def calibrated_elsewhere(candidate: DraftFolder, judge: SeenTarget) -> tuple[str, tuple[str, ...]]:
+    """The target that made the candidate, if it is not `judge`, else ""; and what is not known."""
+    made = [cut.choice.prompts for cut in candidate.cuts]
+    made += [candidate.quantized_by.prompts] if candidate.quantized_by else []
+    unknown = False
+    for seen in made:
+        if not seen.sha256:
+            continue
+        known = _pairs(seen.target, judge)
+        if any(one != other for one, other in known):
+            return f"{seen.target}, not {judge}", ()
+        unknown |= len(known) < len(_IDENTITY)
+    return "", (_UNKNOWN_TARGET,) * unknown
+
+
+def _pairs(one: SeenTarget | None, other: SeenTarget) -> list[tuple[str, str]]:
+    """The digests that both record."""
+    both = [(getattr(one, name, None), getattr(other, name)) for name in _IDENTITY]
+    return [pair for pair in both if None not in pair]
 
 
 def _check_candidate(baseline: DraftFolder, candidate: DraftFolder) -> None:

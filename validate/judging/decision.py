@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from ...calibration.traces.trace_info import MIN_AGREEMENT
+from ...recipes.brief import apart
 from ...recipes.packages import said, table_beside
 from ..counting.draft_counts import DraftCounts
 from ..counting.paired_change import PairedChange, RequiredPrompts, required_prompts
@@ -85,7 +86,13 @@ def _another_target(evidence: Evidence) -> Decision | None:
     agreement = evidence.background.head_agreement
     if agreement is None or agreement >= MIN_AGREEMENT:
         return None
-    return _decided(evidence, "another_target", agreement=agreement, least=MIN_AGREEMENT)
+    told = apart(agreement, MIN_AGREEMENT, ".1%")
+    return _decided(evidence, "another_target", agreement=told, least=MIN_AGREEMENT)
+
+
+def _calibrated_elsewhere(evidence: Evidence) -> Decision | None:
+    targets = evidence.background.other_target
+    return _decided(evidence, "calibrated_elsewhere", targets=targets) if targets else None
 
 
 def _impossible_length(evidence: Evidence, role: str) -> Decision | None:
@@ -95,9 +102,8 @@ def _impossible_length(evidence: Evidence, role: str) -> Decision | None:
     if length < evidence.policy.min_acceptance_length:
         return _decided(evidence, "nothing_accepted", role=role, length=length)
     if length > ceiling:
-        return _decided(
-            evidence, "at_the_ceiling", role=role, length=length, most=most, ceiling=ceiling
-        )
+        facts = {"length": apart(length, ceiling, ".4f"), "most": most, "ceiling": ceiling}
+        return _decided(evidence, "at_the_ceiling", role=role, **facts)
     return None
 
 
@@ -117,14 +123,13 @@ def _doubtful_baseline(evidence: Evidence) -> Decision | None:
         return _decided(evidence, "features_of_other_text", fault=f"{fault[0].upper()}{fault[1:]}")
     floor = min_baseline_length(baseline, evidence.policy)
     if length < floor:
-        return _decided(
-            evidence, "short_baseline", length=length, k=baseline.num_draft_tokens, floor=floor
-        )
+        facts = {"length": apart(length, floor, ".4f"), "k": baseline.num_draft_tokens}
+        return _decided(evidence, "short_baseline", floor=floor, **facts)
     return None
 
 
 def min_baseline_length(baseline: DraftCounts, policy: Policy) -> float:
-    """Shortest mean acceptance length that a working baseline has: 1 + a + a^2 + ... + a^K.
+    """Mean acceptance length below which a baseline is doubted: 1 + a + a^2 + ... + a^K.
 
     Drawn text is harder to guess: a draft that proposes its most likely token is right at best as
     often as that token is drawn, which is at least the mean probability of the drawn tokens. So a
@@ -158,7 +163,8 @@ def _too_few_prompts(evidence: Evidence) -> Decision | None:
     unequal = effective < _USUAL_WEIGHTS * count
     weight = ", because a few of them hold most verify steps" if unequal else ""
     least = change.num_prompts_for(policy.min_prompts)
-    return _undecided("too_few_prompts", evidence, change, least, weight=weight)
+    told = apart(effective, policy.min_prompts, ".1f")
+    return _undecided("too_few_prompts", evidence, change, least, effective=told, weight=weight)
 
 
 def _too_large_a_gain(evidence: Evidence) -> Decision | None:
@@ -197,7 +203,7 @@ def _beyond_the_limit(evidence: Evidence) -> Decision | None:
         *ways,
         limit=limit,
         confidence=confidence,
-        whole=_whole(change),
+        whole=_whole(change, limit),
         also=also,
     )
 
@@ -212,7 +218,7 @@ def _limit_between_the_bounds(evidence: Evidence) -> Decision | None:
     change, limit = evidence.change, evidence.policy.max_relative_drop
     if change is None or outcome(change, limit) != "INCONCLUSIVE":
         return None
-    return _undecided("limit_between_the_bounds", evidence, change, whole=_whole(change))
+    return _undecided("limit_between_the_bounds", evidence, change, whole=_whole(change, limit))
 
 
 def _a_part_is_open(evidence: Evidence) -> Decision | None:
@@ -267,7 +273,7 @@ def _passed(evidence: Evidence) -> Decision | None:
             f", but {evidence.counted} (effective sample size {effective:.1f}) do not exclude a"
             " loss that is confined to few prompts"
         )
-    confidence, whole = in_percent(change.confidence), _whole(change)
+    confidence, whole = in_percent(change.confidence), _whole(change, limit)
     found = _decided(evidence, "passed", confidence=confidence, limit=limit, rare=rare, whole=whole)
     return replace(found, action=None)
 
@@ -275,6 +281,7 @@ def _passed(evidence: Evidence) -> Decision | None:
 LADDER: tuple[Callable[[Evidence], Decision | None], ...] = (
     _different_things,
     _another_target,
+    _calibrated_elsewhere,
     partial(_impossible_length, role="baseline"),
     _doubtful_baseline,
     partial(_impossible_length, role="candidate"),
@@ -306,9 +313,9 @@ def _undecided(
     return _decided(evidence, row, ways, required=required, policy=policy, change=change, **facts)
 
 
-def _whole(change: PairedChange) -> str:
-    lower, upper = change.relative_bounds
+def _whole(change: PairedChange, limit: float) -> str:
+    by, lower, upper = change.in_percent(limit)
     return (
-        f"the mean acceptance length changed by {change.relative_change:+.2%} (one-sided"
-        f" {in_percent(change.confidence)} bounds {lower:+.2%} and {upper:+.2%})"
+        f"the mean acceptance length changed by {by} (one-sided"
+        f" {in_percent(change.confidence)} bounds {lower} and {upper})"
     )

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from ...calibration.passes import DraftSampling
 from ...calibration.traces.near_duplicates import suggested_clusters
-from ...recipes.brief import percent
+from ...recipes.brief import apart, percent
 from ...recipes.errors import GateError
 from ...recipes.packages import table_beside
 from ..counting.acceptance_counts import CONVENTION, estimand
@@ -95,6 +95,9 @@ def report_warnings(evidence: Evidence) -> Iterator[str]:
         if found.outcome == "INCONCLUSIVE" and drop > found.max_relative_drop:
             kind = "" if found.is_context_bin else "category "
             yield said["may_be_chance"].format(kind=kind, found=found)
+    if (expected := evidence.background.expected_baseline) is not None:
+        length = evidence.baseline.counts.mean_acceptance_length
+        yield said["expected"].format(expected=expected, length=length)
     if evidence.look:
         yield said["look"].format(look=evidence.look)
 
@@ -237,7 +240,7 @@ class GateReport(Published):
             "verdict": self.verdict,
             "acceptance length": " -> ".join(f"{length:.4f}" for length in lengths),
             "change": percent(self.relative_change),
-            "bounds": change and "{:+.2%} to {:+.2%}".format(*change.relative_bounds),
+            "bounds": change and " to ".join(change.in_percent(self.policy.max_relative_drop)[1:]),
             "limit": f"-{self.policy.max_relative_drop:.2%}",
             "prompts": self.num_prompts,
             "warnings": len(self.warnings) or None,
@@ -369,7 +372,8 @@ def _recorded_pairs(
     """The prompts with verify steps; GateError: K leaves too few of them on average."""
     k, average = baseline.num_draft_tokens, baseline.counts.num_steps / len(baseline.prompts)
     if average < MIN_STEPS_PER_PROMPT:
-        what = f"K = {k} leaves {average:.1f} verify steps per prompt on average"
+        told = apart(average, MIN_STEPS_PER_PROMPT, ".1f")
+        what = f"K = {k} leaves {told} verify steps per prompt on average"
         what = f"{what}, expected at least {MIN_STEPS_PER_PROMPT}"
         raise GateError("--num-draft-tokens", what, fix=wording.longer)
     return recorded_pairs(baseline, candidate)

@@ -38,8 +38,8 @@ class Policy:
         min_prompts: the effective sample size; 30 takes 35 prompts of similar lengths, and up to 60
             of different lengths.
         min_step_acceptance: a; a baseline whose mean acceptance length is below 1 + a + ... + a^K
-            does not get the inputs that it was trained on. Published EAGLE-3 drafts lie above 2.3
-            for K = 3, this floor at 2.02; a wrong target of the same family gave 1.87.
+            is doubted. Published EAGLE-3 drafts lie above 2.3 for K = 3, this floor at 2.02; a
+            wrong target of the same family gave 1.87, and a weak draft with right inputs 1.77.
         max_ceiling_share: share of K + 1 above which an acceptance length is an anomaly.
     """
 

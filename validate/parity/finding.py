@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from typing_extensions import override
 
 from ...quantize.files.report_files import write_reports
-from ...recipes.brief import Brief
+from ...recipes.brief import Brief, apart
 from ...recipes.decode import CONFIDENCE
 from ...recipes.errors import ParityError, refused
 from ...recipes.regular_file import read_text
@@ -189,7 +189,12 @@ def judged(
     """A finding about one figure; `unit` is what a cluster is, `remedy` what would settle it."""
     verdict, why = _verdict(found, allowed, unit, remedy)
     spread = found.has_spread
-    bounds = f", bounds {found.lower:.4g} and {found.upper:.4g}" if spread else ""
+    given = [limit for limit in (allowed.least, allowed.most) if limit is not None]
+    estimate, lower, upper = (
+        apart(one, min(given, key=lambda limit: abs(limit - one), default=None), ".4g")
+        for one in (found.estimate, found.lower, found.upper)
+    )
+    bounds = f", bounds {lower} and {upper}" if spread else ""
     return Finding(
         check=check,
         what=what,
@@ -197,9 +202,9 @@ def judged(
         lower=found.lower if spread else None,
         upper=found.upper if spread else None,
         confidence=found.confidence if spread else None,
-        threshold=allowed.most if allowed.least is None else allowed.least,
+        threshold=given[0] if given else None,
         verdict=verdict,
-        reason=f"{found.estimate:.4g}{bounds}, over {found.num_clusters:,} {unit}: {why}.",
+        reason=f"{estimate}{bounds}, over {found.num_clusters:,} {unit}: {why}.",
         details=tuple(details),
     )
 

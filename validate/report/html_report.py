@@ -8,6 +8,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ...quantize.gpus import gpu_name
+from ...recipes.brief import apart
 from ...recipes.errors import visible
 from ...recipes.packages import package_version
 from ..counting.acceptance_counts import AcceptanceCounts
@@ -107,6 +108,7 @@ def render(template: str, *loaders: PackageLoader, **values: Any) -> str:
     )
     style, _, _ = own.get_source(environment, "page.css")
     named = {name: getattr(words, name) for name in WORDS} | {
+        "apart": apart,
         "confidence": in_percent,
         "gpu_name": gpu_name,
     }

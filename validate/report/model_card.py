@@ -89,8 +89,7 @@ def _table(found: GateReport) -> str:
     for one in words.rows(found):
         change = ("", "", "")
         if one.change is not None:
-            lower, upper = one.change.relative_bounds
-            change = (f"{one.change.relative_change:+.2%}", f"{lower:+.2%}", f"{upper:+.2%}")
+            change = one.change.in_percent(one.limit)
         rows.append(
             (prose(one.name or "all"), f"{one.num_prompts:,}", f"{one.before:.4f}",
              f"{one.after:.4f}", *change, words.limit(one.limit), one.outcome or "too few prompts")

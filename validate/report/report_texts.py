@@ -153,10 +153,11 @@ def _junit_report_categories(group: str, found: GateReport) -> Iterator[Case]:
     for own in found.parts.all:
         if own.outcome is None:
             continue
+        drop = own.max_relative_drop
         reason = (
             f"The acceptance length on {own.num_prompts} prompts changed by"
-            f" {words.change(own.change)} (bounds {words.bounds(own.change)}, limit"
-            f" {words.limit(own.max_relative_drop)})."
+            f" {words.change(own.change, drop)} (bounds {words.bounds(own.change, drop)}, limit"
+            f" {words.limit(drop)})."
         )
         required = found.policy.every_category_passes
         yield Case(group, own.category, own.outcome, reason, required)

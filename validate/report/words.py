@@ -16,17 +16,14 @@ NONE = "\u2013"
 _COMMAND = ": draftquant "
 
 
-def change(found: PairedChange | None) -> str:
-    """A change in percent, `NONE` where there is none."""
-    return NONE if found is None else f"{found.relative_change:+.2%}"
+def change(found: PairedChange | None, max_drop: float | None = None) -> str:
+    """A change in percent, told from the limit of a drop; `NONE` where there is none."""
+    return NONE if found is None else found.in_percent(max_drop)[0]
 
 
-def bounds(found: PairedChange | None) -> str:
-    """Both bounds of a change in percent."""
-    if found is None:
-        return NONE
-    lower, upper = found.relative_bounds
-    return f"{lower:+.2%} to {upper:+.2%}"
+def bounds(found: PairedChange | None, max_drop: float | None = None) -> str:
+    """Both bounds in the same way."""
+    return NONE if found is None else " to ".join(found.in_percent(max_drop)[1:])
 
 
 def limit(max_relative_drop: float) -> str:
@@ -92,7 +89,8 @@ class Row:
     def cells(self) -> tuple[str, ...]:
         """Prompts, both lengths, change, bounds and limit."""
         lengths = length(self.before), length(self.after)
-        return self.prompts, *lengths, change(self.change), bounds(self.bounds), limit(self.limit)
+        found = change(self.change, self.limit), bounds(self.bounds, self.limit)
+        return self.prompts, *lengths, *found, limit(self.limit)
 
 
 def rows(found: GateReport) -> Iterator[Row]:

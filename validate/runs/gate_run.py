@@ -16,6 +16,7 @@ from typing import Any
 from ...calibration.passes.loaded_drafts import load_for_replay
 from ...calibration.passes.on_traces import open_for_drafts, origin_warnings
 from ...calibration.traces.held_out import check_held_out, check_held_out_measured
+from ...calibration.traces.near_duplicates import seen_target
 from ...calibration.traces.trace_info import head_agreement
 from ...quantize.files.hub import folder_of, running_argv
 from ...quantize.files.provenance import QuantizedProvenance
@@ -27,7 +28,12 @@ from ..counting.replaying import replay_loaded
 from ..foreign.foreign_formats import read_foreign_pair
 from ..foreign.foreign_measurement import ForeignPair
 from ..judging.advice import Background
-from ..judging.candidate_origin import DraftFolder, check_folders, check_loaded
+from ..judging.candidate_origin import (
+    DraftFolder,
+    calibrated_elsewhere,
+    check_folders,
+    check_loaded,
+)
 from ..judging.judgement import GateReport, judge
 from ..judging.policy import Look, Policy, parse_look, resolve_policy
 from ..measure.measurement import Measurement
@@ -156,7 +162,8 @@ def replayed(asked: GateRun, policy: str) -> DraftsJudged:
     traces, _, of_traces = open_for_drafts(asked.traces, folders, asked.listener)
     warnings += of_traces
     warnings += check_held_out(candidate.quantized_by, traces, candidate.cuts)
-    of_text = origin_warnings(asked.target, traces)
+    other_target, unknown = calibrated_elsewhere(candidate, seen_target(traces))
+    of_text = unknown + origin_warnings(asked.target, traces)
     loaded = load_for_replay(folders, traces, asked)
     warnings += check_loaded(*loaded.both, candidate, unrelated=unrelated) + of_text
     warnings += _policy_warnings(candidate.quantized_by, policy) + _served_warnings(asked.served)
@@ -164,6 +171,7 @@ def replayed(asked: GateRun, policy: str) -> DraftsJudged:
     background = dataclasses.replace(
         _background(asked, baseline, candidate, warnings),
         head_agreement=head_agreement(traces, loaded.tables),
+        other_target=other_target,
         unrecorded=not unrelated and not same and not candidate.is_recorded,
         algorithm_to_try=_algorithm_to_try(candidate.quantized_by),
     )

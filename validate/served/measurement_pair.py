@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ...recipes.brief import apart
 from ...recipes.errors import GateError, refused
 from ...recipes.packages import table_beside
 from ..counting.acceptance_counts import (
@@ -183,7 +184,8 @@ def unaccounted(runs: Sequence[tuple[str, Sequence[int], Iterable[AcceptanceCoun
         if share < 0:
             return _WHY["too_many"].format(name=name)
         if share > MOST_UNDRAFTED:
-            return _WHY["undrafted"].format(share=share, name=name, most=MOST_UNDRAFTED)
+            told = apart(share, MOST_UNDRAFTED, ".1%")
+            return _WHY["undrafted"].format(share=told, name=name, most=MOST_UNDRAFTED)
     if abs(shares[0] - shares[1]) > MOST_UNDRAFTED_APART:
         return _WHY["apart"].format(shares=shares, names=names)
     return ""
@@ -202,7 +204,8 @@ def other_target(num_parted: int, num_common: float) -> str:
     chance = _share(num_parted, num_parted + num_common)
     if chance <= MOST_PARTING:
         return ""
-    return _WHY["targets"].format(chance=chance, most=MOST_PARTING)
+    told = apart(chance, MOST_PARTING, ".1%")
+    return _WHY["targets"].format(chance=told, most=MOST_PARTING)
 
 
 def _served_draft(

@@ -209,10 +209,9 @@ def judged_noise(
     """Verdict, reason and action; `drift` is `change` at `DRIFT_CONFIDENCE`."""
     limit, found = policy.max_relative_drop, ""
     if change is not None:
-        lower, upper = change.relative_bounds
         found = (
-            f"the second measurement of the baseline differs from the first by"
-            f" {change.relative_change:+.2%} (bounds {lower:+.2%} and {upper:+.2%})"
+            "the second measurement of the baseline differs from the first by"
+            " {} (bounds {} and {})".format(*change.in_percent())
         )
     if incomparable:
         case = "another_run"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ...calibration.traces.manifest import TraceManifest
 from ...calibration.traces.trace_folder import TraceFolder
+from ...recipes.brief import apart
 from ...recipes.errors import GateError, refused, short
 from ...recipes.packages import package_version
 from ..counting.acceptance_counts import estimand, pooled
@@ -174,7 +175,8 @@ def _parting(outputs: Sequence[PairedOutputs]) -> str:
     chance = parted / max(1, parted + sum(one.num_common for one in outputs))
     if chance <= MOST_PARTING:
         return ""
-    return str(SENTENCES["targets"]["parting"].format(chance=chance, most=MOST_PARTING))
+    told = apart(chance, MOST_PARTING, ".1%")
+    return str(SENTENCES["targets"]["parting"].format(chance=told, most=MOST_PARTING))
 
 
 def _counted(
