@@ -7,17 +7,26 @@ from html.parser import HTMLParser
 from typing import Any
 from xml.etree import ElementTree
 
+import corpus
 import pytest
+from draftquant.quantize.drafts.recognition import read_draft
+from draftquant.quantize.engines.plan_verdicts import planned_verdicts
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.planning.quantization_plan import make_plan
+from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import visible
+from draftquant.validate.judging.candidate_origin import DraftFolder
 from draftquant.validate.judging.judgement import GateReport, judge
 from draftquant.validate.report import plots, words
 from draftquant.validate.report.document import Judgement
+from draftquant.validate.report.facts import engine_facts, folder_facts
 from draftquant.validate.report.html_report import page
 from draftquant.validate.report.report_texts import code, escaped, junit, markdown
 from draftquant.validate.report.svg import WIDTH
 from draftquant.validate.report.words import NONE
 from handmade_replays import RELEASE, noisy, replay, spread
 from handmade_reports import EVIL, comparison, document, evil_document, joint, served
+from test_gate_parts import clustered
 
 KINDS: dict[str, Callable[[], Judgement]] = {
     "PASS": comparison,
@@ -98,8 +107,44 @@ def test_hostile_text_is_text_in_every_form() -> None:
 
 def test_prompts_and_hashes_in_words() -> None:
     assert words.digest("0123456789ab" + "f" * 52) == "0123456789ab"
-    counted = [words.prompts(96, 0), words.prompts(96, 1, 95), words.prompts(96, 0, 96)]
-    assert counted == ["96", "95 (96 recorded + 1 too short)", "96"]
+    assert comparison().sample == "40"
+
+
+def test_prompts_are_one_number_in_every_form() -> None:
+    """Of 42, one is a copy, one has no verify step, and three are related."""
+    rows, texts = [(0, 0), *spread(600, 41)], [50, 7, 7, *range(8, 47)]
+    clusters = [f"c{max(i, 5)}" for i in range(42)]
+    found = judge(
+        *(clustered(replay(each, texts=texts), clusters) for each in (rows, rows)), RELEASE
+    )
+    assert (found.num_prompts, found.num_clusters, found.sample) == (40, 37, "37 (42 recorded)")
+    judged = document(found)
+    for text in (page(judged), markdown(judged)):
+        assert "37 (42 recorded)" in text
+        assert not re.search(r"\b40\b", text)
+    assert "1 of the 42 prompts is left out" in Page(page(judged)).text
+
+
+def test_a_figure_that_is_too_long_for_a_phone_goes_on_in_the_next_line() -> None:
+    """In two columns of 185 pixels, less a name of 90; else it lies over the next figure."""
+    style = page(document(comparison()))
+    wide, narrow = style.split("@media (max-width: 46rem)", 1)
+    assert ".number { white-space: nowrap; }" in wide
+    assert ".number { white-space: normal; }" in narrow
+
+
+def test_a_report_has_the_engines_and_the_roles_that_quantize_named() -> None:
+    made = corpus.quantized("eagle3-llama", "fp8-ptpc", pair=True)
+    plan = make_plan(
+        load_recipe("fp8-ptpc"), read_draft(Checkpoint.open(corpus.PAIRS / "eagle3-llama/draft"))
+    )
+    asked = [(one.engine, one.arch) for one in planned_verdicts(plan)]
+    assert [(one.engine, one.arch) for one in engine_facts(made, "fp8")] == asked
+    facts = folder_facts("fp8", DraftFolder.read(made)).quantized
+    assert facts is not None
+    roles = {role for rule in facts.rules for role in rule.tensors.split(", ")}
+    assert roles == {row.role for row in plan.draft.rows}
+    assert {"kv_up", "mask"} & {role for rule in plan.recipe.rules for role in rule.role}
 
 
 def test_text_means_nothing_in_markdown() -> None:

@@ -53,7 +53,7 @@ def changed_norms(recipe: Recipe, draft: Draft, claimed: Sequence[int]) -> dict[
 
 def _claim(recipe: Recipe, draft: Draft, row: Row) -> int:
     """Index of the rule that claims a tensor: patterns (exceptions) take precedence over roles."""
-    by_name = [i for i, rule in enumerate(recipe.rules) if _names(rule, row)]
+    by_name = [i for i, rule in enumerate(recipe.rules) if names_row(rule, row)]
     named = any("router" in rule.role for rule in recipe.rules)
     as_norms = (row.role == "router" and not named) or row.role == "other"
     role: Role = "norm" if as_norms else row.role  # kept, as norms are
@@ -69,7 +69,7 @@ def _claim(recipe: Recipe, draft: Draft, row: Row) -> int:
     return claims[0]
 
 
-def _names(rule: Rule, row: Row) -> bool:
+def names_row(rule: Rule, row: Row) -> bool:
     """True if one of the rule's patterns matches the tensor's on-disk or canonical name."""
     names = (row.tensor.name, row.canonical)
     return any(fnmatch.fnmatchcase(name, p) for p in rule.tensor for name in names)

@@ -66,8 +66,6 @@ def print_gate(report: "GateReport", places: Places = NOTHING) -> None:
 
 def print_figures(report: "GateReport", comparison: str = "") -> None:
     """Print the statistic, the categories and the compared drafts."""
-    from ...validate.report import words
-
     out = stdout()
     if report.change is not None:
         look = report.look
@@ -79,7 +77,7 @@ def print_figures(report: "GateReport", comparison: str = "") -> None:
             f"{-report.policy.max_relative_drop:+.2%}",
             *report.change.in_percent(report.policy.max_relative_drop),
             f"{report.change.confidence:.2%}",
-            words.prompts(report.num_prompts, report.num_short_prompts, report.num_clusters),
+            report.sample,
             apart(report.change.effective_num_prompts, report.policy.min_prompts, ".1f"),
         )
         print_table(found)
@@ -118,8 +116,7 @@ def print_served(report: "GateReport") -> None:
     positions = [f"pos {i + 1}" for i in range(report.num_draft_tokens)]
     numbers = ("acceptance length", "as compared", *positions)
     found = table(
-        f"{by}, K = {report.num_draft_tokens},"
-        f" {words.prompts(report.num_prompts, report.num_short_prompts)} prompts",
+        f"{by}, K = {report.num_draft_tokens}, {report.sample} prompts",
         "run",
         *numbers,
         right=numbers,

@@ -70,10 +70,10 @@ def report_warnings(evidence: Evidence) -> Iterator[str]:
         yield said["short"].format(number=num_short_prompts, count=count, verb=verb)
     if num_copies := len(evidence.recorded) - num_prompts:
         kind = "is a copy" if num_copies == 1 else "are copies"
-        yield said["copies"].format(number=num_copies, kind=kind, distinct=num_prompts)
+        yield said["copies"].format(number=num_copies, kind=kind)
     alike = evidence.baseline.text.num_near_duplicates
     if len(evidence.prompts) < num_prompts:
-        yield said["clusters"].format(distinct=num_prompts, clusters=len(evidence.prompts))
+        yield said["clusters"].format(number=num_prompts - len(evidence.prompts))
     elif alike:
         yield said["alike"].format(number=alike)
     yield from _wider_of_two(evidence)
@@ -212,6 +212,13 @@ class GateReport(Published):
         """What was judged besides the whole."""
         return Parts(categories=self.categories, context_bins=self.context_bins)
 
+    @property
+    def sample(self) -> str:
+        """How many prompts were judged, related ones as one; and recorded: 95 (96 recorded)."""
+        judged = self.num_prompts if self.num_clusters is None else self.num_clusters
+        recorded = self.num_prompts + self.num_copies + self.num_short_prompts
+        return f"{judged:,}" + (f" ({recorded:,} recorded)" if recorded != judged else "")
+
     def problem(self) -> str:
         """Which counts are invalid; empty if none: all other figures have to follow from them."""
         k = self.num_draft_tokens
@@ -242,7 +249,7 @@ class GateReport(Published):
             "change": percent(self.relative_change),
             "bounds": change and " to ".join(change.in_percent(self.policy.max_relative_drop)[1:]),
             "limit": f"-{self.policy.max_relative_drop:.2%}",
-            "prompts": self.num_prompts,
+            "prompts": self.sample,
             "warnings": len(self.warnings) or None,
         }
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 
+from ...quantize.drafts import Draft
 from ...quantize.drafts.draft_cache import scale_origin
 from ...quantize.drafts.geometry import vocabulary_share
 from ...quantize.engines.contract import EngineCheck
@@ -18,9 +19,11 @@ from ...quantize.engines.engine_check import check_checkpoint
 from ...quantize.engines.versions import newest_engines
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.provenance import QuantizedProvenance
+from ...quantize.planning.claims import names_row
 from ...quantize.stored.layouts import HF_QUANT_CONFIG
 from ...quantize.stored.stored_declaration import declared_scheme
 from ...quantize.stored.stored_draft import StoredDraft
+from ...quantize.stored.stored_tables import EMBEDDING, HEAD
 from ...recipes.errors import GateError, refused
 from ...recipes.formats import AS_STORED, ServedForm
 from ...recipes.packages import package_version
@@ -29,6 +32,7 @@ from ..measure.measurement import Measurement
 
 _EPOCH, _DATE = "SOURCE_DATE_EPOCH", "%Y-%m-%dT%H:%M:%SZ"
 _MOST_DIGITS = 11  # of seconds: enough until the year 5138
+_TABLES = (("embedding", EMBEDDING), ("head", HEAD))
 PACKAGES = ("torch", "numpy", "scipy", "safetensors", "transformers")
 """Packages that figures of a replay depend on."""
 
@@ -127,7 +131,7 @@ def folder_facts(name: str, folder: DraftFolder, form: ServedForm = AS_STORED) -
         family=stored.draft.family.name,
         num_bytes=sum(tensor.nbytes for tensor in checkpoint.tensors.values()),
         quantization=form.label(declared if record is None else record.recipe.name),
-        quantized=None if record is None else _quantization(record),
+        quantized=None if record is None else _quantization(record, stored.draft),
         hub_id=None if record is None else record.source.hub_id,
         revision=None if record is None else record.source.revision,
         vocabulary=vocabulary_share(stored.draft.geometry),
@@ -152,7 +156,7 @@ def engine_checks(checkpoint: Checkpoint, name: str) -> Iterator[EngineCheck]:
     has_side_file = (checkpoint.folder / HF_QUANT_CONFIG).is_file()
     how = Serving(draft=name)
     for one in newest_engines():
-        for arch in one.archs:
+        for arch in one.gpus:
             yield check_checkpoint(
                 checkpoint, engine=one.name, arch=arch, has_side_file=has_side_file, serving=how
             )
@@ -196,7 +200,19 @@ def environment() -> Mapping[str, str]:
     }
 
 
-def _quantization(record: QuantizedProvenance) -> QuantizationFacts:
+def _rules(record: QuantizedProvenance, draft: Draft) -> Iterator[RuleFacts]:
+    """The rules by which the draft has tensors, or had those that were dropped, and their roles."""
+    roles: set[str] = {row.role for row in draft.rows}
+    roles |= {"norm"} if roles & {"other", "router"} else set()
+    roles |= {role for name in record.dropped for role, of in _TABLES if name.endswith(of)}
+    for one in record.recipe.rules:
+        held = [role for role in one.role if role in roles]
+        held += one.tensor if any(names_row(one, row) for row in draft.rows) else ()
+        if held:
+            yield RuleFacts(tensors=", ".join(held), action=one.action, why=one.why)
+
+
+def _quantization(record: QuantizedProvenance, draft: Draft) -> QuantizationFacts:
     recipe = record.recipe
     before, after = record.source.tensor_digests, record.tensor_digests
     changed = {name for name, digest in before.items() if after.get(name) != digest}
@@ -209,10 +225,7 @@ def _quantization(record: QuantizedProvenance) -> QuantizationFacts:
         layout=recipe.layout,
         backend=recipe.backend,
         backend_versions=record.backend_versions,
-        rules=tuple(
-            RuleFacts(tensors=", ".join(one.role or one.tensor), action=one.action, why=one.why)
-            for one in recipe.rules
-        ),
+        rules=tuple(_rules(record, draft)),
         num_quantized=len(quantized),
         num_kept=len(before) - len(quantized) - len(record.dropped),
         bytes_before=record.tensor_bytes.before,

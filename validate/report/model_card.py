@@ -91,7 +91,7 @@ def _table(found: GateReport) -> str:
         if one.change is not None:
             change = one.change.in_percent(one.limit)
         rows.append(
-            (prose(one.name or "all"), f"{one.num_prompts:,}", f"{one.before:.4f}",
+            (prose(one.name or "all"), one.prompts, f"{one.before:.4f}",
              f"{one.after:.4f}", *change, words.limit(one.limit), one.outcome or "too few prompts")
         )  # fmt: skip
     head = ("category", "prompts", "unquantized", "this draft", "change", "lower bound",

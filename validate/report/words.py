@@ -63,20 +63,11 @@ def digest(sha256: str | None) -> str:
     return "not known" if sha256 is None else sha256[:12]
 
 
-def prompts(number: int, num_short: int, num_clusters: int | None = None) -> str:
-    """Distinct prompts, or clusters, and how many more were too short to count."""
-    counted = number if num_clusters is None else num_clusters
-    notes = [f"{count(number)} recorded"] if counted != number else []
-    notes += [f"+ {count(num_short)} too short"] if num_short else []
-    return f"{count(counted)} ({' '.join(notes)})" if notes else count(counted)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """A line in the table of a comparison: the whole, whose name is "", or a part."""
 
     name: str
-    num_prompts: int
     prompts: str
     before: float
     after: float
@@ -97,8 +88,7 @@ def rows(found: GateReport) -> Iterator[Row]:
     """The whole of a comparison, then its parts."""
     yield Row(
         name="",
-        num_prompts=found.num_prompts,
-        prompts=prompts(found.num_prompts, found.num_short_prompts, found.num_clusters),
+        prompts=found.sample,
         before=found.baseline.mean_acceptance_length,
         after=found.candidate.mean_acceptance_length,
         change=found.change,
@@ -109,7 +99,6 @@ def rows(found: GateReport) -> Iterator[Row]:
     for own in found.parts.all:
         yield Row(
             name=own.category,
-            num_prompts=own.num_prompts,
             prompts=count(own.num_prompts),
             before=own.baseline_mean_acceptance_length,
             after=own.candidate_mean_acceptance_length,
