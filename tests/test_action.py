@@ -173,6 +173,7 @@ def test_the_verdict_decides_with_or_without_a_card(workspace: Workspace) -> Non
     run = workspace.ask(quantized="q", codes={"card": "2"})
     assert (run.code, run.outputs["verdict"], run.outputs["card"]) == (0, "PASS", "")
     assert run.obeyed == ["::warning title=draftquant::no model card"]
+    assert not list(workspace.folder.rglob("*-card.md"))
 
 
 OPTIONS = {

@@ -132,6 +132,9 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert found["draft_sampling"] == "probabilistic"
     assert found["estimand"].startswith("sampled (temperature 1) speculative decoding")
     assert found["traces"]["sampling"] == {"top_p": 1.0, "top_k": 0, "seed": 5}
+    for rule in ("greedy", "probabilistic", "block"):
+        assert main([*replay, "--draft-sampling", rule]) == 0
+        assert f"at temperature 1 (proposals: {rule})" in " ".join(capsys.readouterr().out.split())
 
 
 Table = dict[tuple[int, ...], npt.NDArray[np.float64]]

@@ -62,7 +62,8 @@ def print_replays(replays: "Sequence[DraftReplay]") -> None:
     positions = [f"pos {i + 1}" for i in range(num_draft_tokens)]
     numbers = ("acceptance length", "change", "verify steps", "accepted", *positions, "agreement")
     traces = replays[0].traces
-    drawn = "" if traces.sampling is None else f" at temperature {traces.temperature:g}"
+    drawn = f" at temperature {traces.temperature:g} (proposals: {replays[0].draft_sampling})"
+    drawn = "" if traces.sampling is None else drawn
     prompts = replays[0].prompts
     short = sum(not prompt.counts.num_steps for prompt in prompts)
     left_out = f" ({short} too short for a verify step)" if short else ""
