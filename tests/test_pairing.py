@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from draftquant.quantize.stored.loading import load_draft
+from draftquant.quantize.verify.verification import verify
 from draftquant.recipes.errors import CheckpointError, GateError
 from draftquant.scripts.cli import main
 from draftquant.validate.judging.candidate_origin import DraftFolder, check_folders, check_loaded
@@ -61,6 +62,14 @@ UNQUANTIZED = "expected the unquantized draft as the baseline, but this one "
 def test_anything_else_is_refused(work: Path, baseline: str, candidate: str, message: str) -> None:
     with pytest.raises(GateError, match=message):
         check(work, baseline, candidate)
+
+
+def test_digests_of_another_source_take_three_lines(work: Path) -> None:
+    said = [str(one) for one in verify(work / "fp8", work / "other").faults]
+    first, second, more = (one for one in said if "source.tensor_digests" in one)
+    for line, name in ((first, "embed_tokens"), (second, "fc")):
+        assert line.startswith(f"draftquant.json: source.tensor_digests.{name}.weight: expected bl")
+    assert more.endswith("tensor_digests of 12 more tensors: expected as computed, got others")
 
 
 def test_without_a_record_the_verdict_says_so(work: Path) -> None:

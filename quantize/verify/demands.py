@@ -56,12 +56,23 @@ def recorded(pairs: Mapping[str, tuple[object, object]]) -> list[Fault]:
     return differing(f"{PROVENANCE_FILE}: ", pairs)
 
 
+_MOST_NAMED = 3
+"""Lines on digests: of another draft all differ."""
+
+
 def digest_pairs(
     key: str, computed: Mapping[str, str], said: Mapping[str, str]
 ) -> dict[str, tuple[object, object]]:
-    """Both digests of every tensor that one of them names."""
+    """Both digests of tensors on which they disagree: of two, and how many more there are."""
     names = sorted(said.keys() | computed.keys())
-    return {f"{key}.{name}": (computed.get(name), said.get(name)) for name in names}
+    wrong = [name for name in names if computed.get(name) != said.get(name)]
+    named = wrong if len(wrong) <= _MOST_NAMED else wrong[: _MOST_NAMED - 1]
+    pairs: dict[str, tuple[object, object]] = {
+        f"{key}.{name}": (computed.get(name), said.get(name)) for name in named
+    }
+    if more := len(wrong) - len(named):
+        pairs[f"{key} of {more} more tensors"] = "as computed", "others"
+    return pairs
 
 
 def read_record(folder: Path) -> Record | CutProvenance | None:
