@@ -14,7 +14,7 @@ from ..quantize.files.hub import DraftSource, running_argv
 from ..quantize.files.staging import check_output
 from ..quantize.inspection import open_draft
 from ..quantize.lints.catalogue import find_lints
-from ..quantize.making.preparing import check_tables
+from ..quantize.making.preparing import check_tables, checked_measured
 from ..quantize.making.quantize_draft import QuantizeReport, quantize_draft
 from ..quantize.planning.quantization_plan import NOTHING_MEASURED, Measured, Plan, Step, make_plan
 from ..recipes.chosen_recipe import chosen_recipe
@@ -54,13 +54,17 @@ def _quantized(
 ) -> QuantizeReport:
     out, target, listener = Path(asked.out), optional_path(asked.target), asked.listener
     proven = check_tables(plan, target)
+    scale = asked.input_scale
+    constant = NOTHING_MEASURED if scale is None else constant_scales(plan, scale)
+    if asked.traces is None:
+        checked_measured(plan, constant)  # before a list of what else might be asked for
     verdicts = planned_verdicts(plan, fix_config=asked.fix_config)
     lints = tuple(find_lints(plan.draft))
     if (problem := nothing_loads(plan, verdicts)) is not None:
         listener.warning(problem)
     check_output(out, plan.draft.checkpoint.folder)  # before anything that takes long
     phases = Phases(plan, listener)
-    measured = _measured(stack, plan, asked, phases.measured)
+    measured = _measured(stack, plan, asked, constant, phases.measured)
     bar = phases.bar = stack.enter_context(listener.bar("check", None))
     report = quantize_draft(
         plan,
@@ -82,10 +86,11 @@ def _quantized(
     return dataclasses.replace(report, loads=verdicts, lints=lints)
 
 
-def _measured(stack: ExitStack, plan: Plan, asked: Quantizing, measuring: Progress) -> Measured:
+def _measured(
+    stack: ExitStack, plan: Plan, asked: Quantizing, constant: Measured, measuring: Progress
+) -> Measured:
     """What the recipe needs about inputs, or the algorithm; it exists until the stack is left."""
-    listener, scale = asked.listener, asked.input_scale
-    constant = NOTHING_MEASURED if scale is None else constant_scales(plan, scale)
+    listener = asked.listener
     if asked.traces is None:
         return constant
     if reason := why_unused(plan, constant):

@@ -405,6 +405,15 @@ class Recipe(Brief):
         return dataclasses.replace(self, weights=self.weights.stored)
 
     @property
+    def is_for_the_plugin(self) -> bool:
+        """Whether engines load its result with draftquant installed: see `quantize/plugins`."""
+        weights, inputs = self.weights, self.activations
+        stored = (weights.dtype, weights.granularity, weights.carrier, weights.first_stage)
+        if (self.layout, *stored) != ("quark", "int4", "channel", None, None):
+            return False
+        return inputs is not None and inputs.dtype == "fp8_e4m3"
+
+    @property
     def needs_input_scales(self) -> bool:
         """True if a quantized linear stores a scale of its input, or one over its groups."""
         return any(form.needs_input_scale for form in self.formats)

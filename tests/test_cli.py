@@ -135,6 +135,19 @@ def test_a_candidate_is_judged_beside_the_target_that_calibrated_it(
         assert ("nothing shows that the candidate was cal" in judged) == (None in changes.values())
 
 
+@pytest.mark.parametrize(
+    "recipe", ["int4-channel-gptq", "mi325x-w4a8-gptq", "blackwell-nvfp4-learned", "blackwell-fp8"]
+)
+def test_traces_that_a_recipe_needs_are_asked_for_before_anything_else(
+    recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where no stock engine loads its result, which is a list of engines and recipes."""
+    assert main(["quantize", DRAFT, "--recipe", recipe, "--out", str(tmp_path / "out")]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"error: recipe {recipe}: ")
+    assert second.startswith("  fix: pass --traces CALIBRATION")
+
+
 def test_a_folder_without_its_record_is_no_release(
     traces: list[str], fp8: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

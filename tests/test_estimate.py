@@ -114,6 +114,28 @@ def test_quantized_inputs_of_a_block_draft_lose_the_fused_context(drafts: dict[s
     assert flops == [16 * 2 * n * 5 * 2304 * 2304 for n in (2, 3)]
 
 
+def test_int4_with_fp8_inputs_is_half_a_byte_on_disk_and_one_in_memory(tmp_path: Path) -> None:
+    """Our plugin unpacks it; W4A16 stays packed. Beside it are float32 scales of its rows."""
+    folder = tiny_eagle3_llama(tmp_path / "draft")
+    names = ["fp8-ptpc", "mi325x-w4a8", "mi325x-w4a8-gptq", "int4-channel"]
+    of_name = {one.name: one for one in dq.estimate(folder, recipes=names).candidates}
+    read = {name: parts(one.round.step)["mlp"] for name, one in of_name.items()}
+    weights = read["BF16"] // 2
+    halves = {name: round(2 * nbytes / weights) for name, nbytes in read.items()}
+    assert halves == {"BF16": 4, "fp8-ptpc": 2, **dict.fromkeys(names[1:3], 2), "int4-channel": 1}
+    stored = {name: one.stored_bytes for name, one in of_name.items()}
+    assert stored["mi325x-w4a8"] == stored["mi325x-w4a8-gptq"] < 0.9 * stored["fp8-ptpc"]
+
+
+def test_a_mark_is_explained_where_it_stands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(tiny_eagle3_llama(tmp_path / "draft"))
+    for recipe, marks in (("fp8-ptpc", 0), ("mi325x-w4a8", 2)):
+        assert main(["estimate", folder, "--gpu", "mi325x", "--recipe", recipe]) == 0
+        assert capsys.readouterr().out.count("†") == marks
+
+
 def test_windows_and_pruned_vocabularies_are_read_in_part(tmp_path: Path) -> None:
     config = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 100}
     folder = tiny_dflash(tmp_path / "sliding", num_layers=2, config=config)

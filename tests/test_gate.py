@@ -16,7 +16,7 @@ from draftquant.scripts.verbs.gate import print_gate
 from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
 from draftquant.validate.counting.draft_counts import FirstStepAgreement
 from draftquant.validate.counting.paired_change import RequiredPrompts, paired_change
-from draftquant.validate.judging.advice import Background
+from draftquant.validate.judging.advice import Background, lose_less
 from draftquant.validate.judging.categories import outcome
 from draftquant.validate.judging.decision import min_baseline_length
 from draftquant.validate.judging.judgement import GateReport, judge
@@ -65,10 +65,10 @@ VERDICTS: dict[str, tuple[Callable[[], GateReport], str, tuple[str, ...]]] = {
         lambda: judged(3, 4), "PASS",
         ("smaller than the limit of 1.00%, but 40 distinct prompts (effective sample size 40.0)",),
     ),
-    "larger drop": (lambda: judged(40, 4), "FAIL", ("larger than the limit", "a wider format")),
+    "larger drop": (lambda: judged(40, 4), "FAIL", ("larger than the limit", "in BF16: no")),
     "the point alone": (
         lambda: judged(10, 60), "INCONCLUSIVE",
-        ("do not decide", "Record about", "only once", "--look 1/3", "Or use a wider format."),
+        ("do not decide", "Record about", "only once", "--look 1/3", "Or keep the draft in BF16"),
     ),
     "beyond": (lambda: judged(17, 60), "INCONCLUSIVE", ("will most likely not help", "compare")),
     "near": (lambda: judged(15, 90, 200), "INCONCLUSIVE", ("hardly help", "more than 10,000")),
@@ -187,6 +187,9 @@ OTHERS: dict[str, tuple[str | None, tuple[str, ...]]] = {
     "mi325x-w4a8": ("gptq", ("mi325x-w4a8-gptq", "mi325x-fp8")),
     "blackwell-nvfp4": ("gptq", ("blackwell-nvfp4-learned", "blackwell-fp8-mla")),
     "fp8-ptpc": (None, ()),
+    "mi325x-fp8": (None, ()),
+    "fp8-ptpc-head": (None, ("fp8-ptpc",)),
+    "int4-channel-gptq-head": (None, ("fp8-ptpc",)),
 }
 
 
@@ -199,7 +202,10 @@ def test_a_recipe_that_may_lose_less_is_named() -> None:
     for recipe, found in OTHERS.items():
         made_by: Any = SimpleNamespace(recipe=load_recipe(recipe))
         assert (_algorithm_to_try(made_by), _recipes_to_try(made_by)) == found
-    assert (_algorithm_to_try(None), _recipes_to_try(None)) == (None, ())
+    assert (_algorithm_to_try(None), _recipes_to_try(None)) == (None, ("fp8-ptpc",))
+    ways = lose_less(Background(recipes_to_try=("fp8-ptpc",)))
+    command = "draftquant quantize BF16 --recipe fp8-ptpc --out OUT"
+    assert ways[0] == f"Take a wider format, the recipe fp8-ptpc: {command}"
 
 
 SAID_APART = [

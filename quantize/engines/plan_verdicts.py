@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ...recipes import Recipe, built_in_recipes, load_recipe
+from ...recipes import built_in_recipes, load_recipe
 from ...recipes.errors import DraftQuantError
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
@@ -97,7 +97,7 @@ def nothing_loads(plan: Plan, verdicts: Sequence[EngineCheck]) -> str | None:
     lines = [f"no known engine loads what recipe {plan.recipe.name} makes of this draft:"]
     lines += verdict_lines(verdicts)
     lines += dict.fromkeys(map(_why, verdicts))
-    if is_for_the_plugin(plan.recipe):
+    if plan.recipe.is_for_the_plugin:
         lines.append("with draftquant installed beside them (its plugin), vLLM and SGLang load it")
     for arch, recipes in _alternatives(plan).items():
         lines.append(f"on {gpu_name(arch)} these load: {', '.join(recipes)}")
@@ -107,19 +107,6 @@ def nothing_loads(plan: Plan, verdicts: Sequence[EngineCheck]) -> str | None:
 def _why(one: EngineCheck) -> str:
     title, reason = TITLES[one.engine], one.error or ""
     return reason if title in reason else f"{title}: {reason}"
-
-
-_OF_THE_PLUGIN = ("quark", "int4", "channel", None, None)
-"""Layout, dtype, granularity, carrier and first stage of the weights that it loads."""
-
-
-def is_for_the_plugin(recipe: Recipe) -> bool:
-    """Whether engines load its result with draftquant installed: see `quantize/plugins`."""
-    weights, inputs = recipe.weights, recipe.activations
-    stored = (weights.dtype, weights.granularity, weights.carrier, weights.first_stage)
-    if (recipe.layout, *stored) != _OF_THE_PLUGIN:
-        return False
-    return inputs is not None and inputs.dtype == "fp8_e4m3"
 
 
 def _alternatives(plan: Plan) -> Mapping[str, list[str]]:

@@ -32,7 +32,7 @@ _PARTS: dict[str, Part] = {
 
 
 class Weight(NamedTuple):
-    """A tensor of a draft: the bytes that store it, and the dtype in which it is multiplied."""
+    """A tensor of a draft: its bytes in memory, and the dtype in which it is multiplied."""
 
     row: Row
     nbytes: int
@@ -41,7 +41,7 @@ class Weight(NamedTuple):
 
     @property
     def is_quantized(self) -> bool:
-        """True if other bytes than its own store it."""
+        """True if it has other bytes than its own."""
         return self.nbytes != self.row.tensor.nbytes
 
 
@@ -51,13 +51,17 @@ def plain_weights(draft: Draft) -> tuple[Weight, ...]:
 
 
 def planned_weights(plan: Plan) -> tuple[Weight, ...]:
-    """The tensors as a plan stores them, without dropped ones; scales count with their linear."""
+    """The tensors as engines hold a plan's, without dropped ones; scales count with their linear.
+
+    That is as stored, but where our plugin unpacks INT4 to FP8, a byte each, as it loads.
+    """
     found = []
     for step in plan.steps:
         if step.action == "quantize":
             recipe = plan.recipe_of(step)
             precision, is_fp4 = multiplied_as(recipe), recipe.weights.number.is_fp4
-            found.append(Weight(step.row, step.bytes_after, precision, is_fp4))
+            unpacked = step.row.tensor.numel // 2 if recipe.is_for_the_plugin else 0
+            found.append(Weight(step.row, step.bytes_after + unpacked, precision, is_fp4))
         elif step.action != "drop":
             found.append(Weight(step.row, step.bytes_after, "bf16"))
     return tuple(found)

@@ -38,7 +38,7 @@ def candidates_of(draft: Draft, plans: Sequence[Plan], served: VerifyStep) -> tu
             raise EstimateError("--recipe", what, fix="rename one of them")
         found[name] = Candidate(
             name=name,
-            stored_bytes=sum(weight.nbytes for weight in weights),
+            stored_bytes=plan.bytes_after if plan else sum(row.tensor.nbytes for row in draft.rows),
             round=draft_round(draft, weights, served, cache.dtype if cache else None),
         )
     return tuple(found.values())

@@ -12,7 +12,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from ...recipes.errors import PASS_TRACES, BackendError, refused
+from ...recipes.errors import BackendError, refused
 from ...recipes.schema import Recipe
 from ..algorithms import InputMoments
 from ..backends import Backend, get_backend
@@ -127,10 +127,7 @@ class _Execution:
         if self.backend.needs == "none" or (self.backend.needs == "codes" and found is not None):
             self._run_stage(self.plan.steps, on_progress)
             return
-        if statistics is None:
-            where = f"recipe {self.plan.recipe.name}"
-            facts = {"algorithm": self.plan.recipe.algorithm, "fix": PASS_TRACES}
-            raise refused(BackendError, where, __file__, "inputs-unknown", **facts)
+        assert statistics is not None  # `checked_measured` refused
         statistics.measure(self._names_of_need(self.plan.quantized))
         for stage in self.plan.stages():
             names = self._names_of_need([step for step in stage if step.action == "quantize"])

@@ -16,8 +16,8 @@ from ..files.provenance import CutProvenance, VocabularyCut
 from ..files.provenance_file import check_seal, read_provenance
 from ..files.publish import check_no_other_weights
 from ..lints.value_lints import balance_exponent, half_ratios
-from ..planning.outputs import ONLY_OF_CODES
-from ..planning.quantization_plan import Plan
+from ..planning.outputs import ONLY_OF_CODES, checked_cache_scales
+from ..planning.quantization_plan import Measured, Plan
 from ..stored.decoded_numbers import floats, read_whole
 from ..stored.stored_declaration import looks_quantized, raw_declaration
 from ..stored.stored_tables import EMBEDDING, StoredTables, first_differing_row
@@ -84,6 +84,16 @@ def check_source(plan: Plan) -> tuple[tuple[str, ...], tuple[VocabularyCut, ...]
     if where is not None:
         raise CheckpointError(where, f"the source {what}", fix="start from the BF16 draft")
     return tuple(file for file in side_files if file not in ONLY_OF_CODES), cuts
+
+
+def checked_measured(plan: Plan, measured: Measured) -> tuple[dict[str, float], dict[str, float]]:
+    """Static input scales, and those of the cache; BackendError where the recipe needs traces."""
+    recipe, known = plan.recipe, measured.statistics or measured.found
+    if recipe.algorithm.rounding != "nearest" and known is None:
+        facts = {"algorithm": recipe.algorithm, "fix": PASS_TRACES}
+        raise refused(BackendError, f"recipe {recipe.name}", __file__, "inputs-unknown", **facts)
+    scales = checked_scales(plan, measured.input_scales)
+    return scales, checked_cache_scales(recipe, plan.draft, measured.cache_scales)
 
 
 def checked_scales(plan: Plan, scales: Mapping[str, float] | None) -> dict[str, float]:

@@ -23,7 +23,7 @@ from ..files.provenance_file import check_recorded, read_provenance
 from ..files.publish import Rewrite, config_and_index, json_texts, publish
 from ..layouts import get_layout
 from ..lints.catalogue import fixed_config, output_changes
-from ..planning.outputs import checked_cache_scales, files_of, opened
+from ..planning.outputs import files_of, opened
 from ..planning.quantization_plan import NOTHING_MEASURED, Measured, Plan, Step
 from ..verify import VerifyReport, check_faults, verify
 from .folder_card import CardFacts, least_card
@@ -33,7 +33,7 @@ from .preparing import (
     check_backends,
     check_source,
     check_tables,
-    checked_scales,
+    checked_measured,
     learned_norms,
 )
 
@@ -137,8 +137,7 @@ def quantize_draft(
     # 1. Check that what is asked for can be done.
     if plan.recipe.backend != "torch":  # torch is installed, and takes a second to import
         check_backends(plan.recipe)
-    scales = checked_scales(plan, measured.input_scales)
-    cache_scales = checked_cache_scales(plan.recipe, plan.draft, measured.cache_scales)
+    scales, cache_scales = checked_measured(plan, measured)
     # 2. Find what changes beside the quantized weights.
     balanced = balanced_norms(plan)
     method = Method(

@@ -47,7 +47,9 @@ def _show(report: EstimateReport, _settings: object) -> None:
         what = "Break-even: the largest loss of acceptance length at which quantizing pays"
         verify = f"{1e3 * report.verify_seconds:g}"
         _print_by_gpu(report, f"{what}, beside a verify step of {verify} ms {at}", _loss)
-    out.line("† no stock engine is known to load it there (draftquant check)")
+    by_gpu = report.loaded_by.values()
+    if any(engines == [] for by_name in by_gpu for engines in by_name.values()):
+        out.line("† no stock engine is known to load it there (draftquant check)")
     out.line("Assumed", style="bold")
     for line in assumptions(report):
         out.line(f"  {line}")

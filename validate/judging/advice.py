@@ -123,7 +123,7 @@ def lose_less(background: Background) -> tuple[str, ...]:
     if background.cut:
         ways.append(_MORE_ROWS)
     if not recipes:
-        ways.append("Use a wider format.")
+        ways.append("Keep the draft in BF16: no recipe is wider than this one.")
     ways.append(_compare((*fp4_weights, *recipes)))
     return tuple(ways)
 
@@ -164,7 +164,7 @@ def fresh_prompts(number: str, wording: Wording) -> str:
 def _promise(recipe: str) -> str:
     if recipe.endswith(_NEEDS_TRACES):
         return f"Take the recipe {recipe}, whose rounding is calibrated on traces"
-    return "Take a wider format, FP8"
+    return f"Take a wider format, the recipe {recipe}"
 
 
 def _options(recipe: str) -> str:

@@ -181,7 +181,11 @@ def replayed(asked: GateRun, policy: str) -> DraftsJudged:
 def named(asked: GateRun, measured: Measured, policy: str) -> DraftsJudged:
     """Both drafts where only servers were measured, as far as they are named."""
     if not asked.references:
-        background = Background(expected_baseline=asked.expect_baseline, unrelated=asked.unrelated)
+        background = Background(
+            expected_baseline=asked.expect_baseline,
+            unrelated=asked.unrelated,
+            recipes_to_try=_recipes_to_try(None),
+        )
         return DraftsJudged(folders=(), background=background)
     baseline, candidate = (DraftFolder.read(folder_of(name)) for name in asked.references)
     warnings = check_folders(baseline, candidate, unrelated=asked.unrelated)
@@ -254,10 +258,16 @@ def _algorithm_to_try(candidate: QuantizedProvenance | None) -> str | None:
 
 
 def _recipes_to_try(candidate: QuantizedProvenance | None) -> tuple[str, ...]:
-    """Built-in recipes with which the candidate may lose less: its own calibrated, then FP8."""
-    if candidate is None or candidate.recipe.weights.number.is_fp8:
+    """Built-in recipes with which the candidate may lose less: its own calibrated, then FP8.
+
+    None is wider than FP8 that leaves the head in BF16.
+    """
+    if candidate is None:
+        return (aliases()["h200"],)
+    recipe, name = candidate.recipe, candidate.recipe.name
+    rounded = {role for rule in recipe.rules if rule.action == "quantize" for role in rule.role}
+    if recipe.weights.number.is_fp8 and rounded.isdisjoint(("head", "fusion")):
         return ()
-    name = candidate.recipe.name
     gpu = next((gpu for start, gpu in _GPUS.items() if name.startswith(start)), "h200")
     return tuple(filter(None, (calibrated(name), aliases()[gpu])))
 

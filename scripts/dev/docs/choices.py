@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ....quantize.drafts import read_draft
 from ....quantize.engines.contract import TITLES, EngineName
-from ....quantize.engines.plan_verdicts import is_for_the_plugin, planned_verdicts
+from ....quantize.engines.plan_verdicts import planned_verdicts
 from ....quantize.engines.versions import choose
 from ....quantize.files.checkpoint import Checkpoint
 from ....quantize.gpus import GPUS, architecture
@@ -134,7 +134,7 @@ def _advised(
     int4 = _best((name for name in small if not _is_fp4(name)), arch, family)
     if int4 is not None or UNPACKED not in here:
         return fp8, int4, False, fp4
-    unpacked = (name for name in loading if is_for_the_plugin(_recipe(name)))
+    unpacked = (name for name in loading if _recipe(name).is_for_the_plugin)
     return fp8, _best(unpacked, arch, family), True, fp4
 
 
