@@ -154,17 +154,11 @@ def calibrated_elsewhere(candidate: DraftFolder, judge: SeenTarget) -> tuple[str
     for seen in made:
         if not seen.sha256:
             continue
-        known = _pairs(seen.target, judge)
-        if any(one != other for one, other in known):
+        both = [(getattr(seen.target, name, None), getattr(judge, name)) for name in _IDENTITY]
+        if any(None not in pair and pair[0] != pair[1] for pair in both):
             return f"{seen.target}, not {judge}", ()
-        unknown |= len(known) < len(_IDENTITY)
+        unknown |= any(None in pair for pair in both)
     return "", (_UNKNOWN_TARGET,) * unknown
-
-
-def _pairs(one: SeenTarget | None, other: SeenTarget) -> list[tuple[str, str]]:
-    """The digests that both record."""
-    both = [(getattr(one, name, None), getattr(other, name)) for name in _IDENTITY]
-    return [pair for pair in both if None not in pair]
 
 
 def _check_candidate(baseline: DraftFolder, candidate: DraftFolder) -> None:

@@ -102,8 +102,10 @@ def _impossible_length(evidence: Evidence, role: str) -> Decision | None:
     if length < evidence.policy.min_acceptance_length:
         return _decided(evidence, "nothing_accepted", role=role, length=length)
     if length > ceiling:
-        facts = {"length": apart(length, ceiling, ".4f"), "most": most, "ceiling": ceiling}
-        return _decided(evidence, "at_the_ceiling", role=role, **facts)
+        told = apart(length, ceiling, ".4f")
+        return _decided(
+            evidence, "at_the_ceiling", role=role, length=told, most=most, ceiling=ceiling
+        )
     return None
 
 
@@ -123,8 +125,8 @@ def _doubtful_baseline(evidence: Evidence) -> Decision | None:
         return _decided(evidence, "features_of_other_text", fault=f"{fault[0].upper()}{fault[1:]}")
     floor = min_baseline_length(baseline, evidence.policy)
     if length < floor:
-        facts = {"length": apart(length, floor, ".4f"), "k": baseline.num_draft_tokens}
-        return _decided(evidence, "short_baseline", floor=floor, **facts)
+        told, k = apart(length, floor, ".4f"), baseline.num_draft_tokens
+        return _decided(evidence, "short_baseline", length=told, k=k, floor=floor)
     return None
 
 

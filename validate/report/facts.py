@@ -206,7 +206,7 @@ def _rules(record: QuantizedProvenance, draft: Draft) -> Iterator[RuleFacts]:
     roles |= {"norm"} if roles & {"other", "router"} else set()
     roles |= {role for name in record.dropped for role, of in _TABLES if name.endswith(of)}
     for one in record.recipe.rules:
-        held = [role for role in one.role if role in roles]
+        held: list[str] = [role for role in one.role if role in roles]
         held += one.tensor if any(names_row(one, row) for row in draft.rows) else ()
         if held:
             yield RuleFacts(tensors=", ".join(held), action=one.action, why=one.why)

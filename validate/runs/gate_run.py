@@ -358,7 +358,9 @@ def _judge(
         replayed_alone = judge(baseline, candidate, policy, look=look, background=background)
         if measured.nothing:
             return replayed_alone
-        background = dataclasses.replace(background, head_agreement=None, warnings=())
+        background = dataclasses.replace(
+            background, head_agreement=None, other_target="", warnings=()
+        )
     return judge_jointly(
         measured.runs,
         measured.again,
