@@ -342,7 +342,7 @@ def with_chosen_rows(
         written = write_rows(
             choosing, rows, own, wanted, listener=listener, on_stage=lambda _stage: None
         )
-        for warning in (*choosing.warnings_of(written.size), *written.warnings):
+        for warning in choosing.warnings_of(written.size):
             listener.warning(warning)
         if rows.more_than_asked:
             listener.note(rows.more_than_asked)

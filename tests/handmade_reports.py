@@ -5,7 +5,7 @@ from typing import Any
 
 from draftquant.validate.counting.draft_counts import DraftReplay
 from draftquant.validate.judging.advice import Background
-from draftquant.validate.judging.judgement import judge
+from draftquant.validate.judging.judgement import GateReport, judge
 from draftquant.validate.judging.policy import resolve_policy
 from draftquant.validate.parity.finding import Finding
 from draftquant.validate.report.document import (
@@ -22,7 +22,7 @@ from draftquant.validate.report.facts import (
     QuantizationFacts,
     RuleFacts,
 )
-from draftquant.validate.served.joint_report import joint_report
+from draftquant.validate.served.joint_report import joint_report, judge_jointly
 from draftquant.validate.served.served_gate import judge_measured, server_noise
 from handmade_measurements import losing
 from handmade_replays import BASELINE, RELEASE, noisy, replay
@@ -54,6 +54,16 @@ ENGINES = (
 )  # fmt: skip
 DROPS = {"PASS": (3, 4), "FAIL": (40, 4), "INCONCLUSIVE": (10, 60), "ANOMALOUS": (-90, 4)}
 """Verdict -> how many tokens of 1000 steps the candidate loses, and the noise between prompts."""
+KNOWN = Background(
+    baseline_sha256="a" * 64, candidate_sha256="b" * 64, head_agreement=0.9995,
+    expected_baseline=2.0, unrelated=True, unrecorded=True, algorithm_to_try="gptq",
+    recipes_to_try=("fp8-ptpc",), cut=True, quantized=False, not_compared=("the moon",),
+    to_compare=("look up",), warnings=("nothing is what it seems",),
+)  # fmt: skip
+ONE_BY_ONE = [
+    Background(**{field.name: getattr(KNOWN, field.name)}) for field in dataclasses.fields(KNOWN)
+]
+"""What may be known before drafts are judged, each thing alone; no judge may lose it."""
 HASHES = Background(baseline_sha256="1" * 64, candidate_sha256="2" * 64)
 
 
@@ -85,6 +95,23 @@ def joint() -> Judgement:
     return joint_report(
         served=served(), replayed=found, noise=server_noise(*again, RELEASE), parity=(finding,)
     )
+
+
+def jointly(runs: Any, known: Background, replayed: GateReport | None = None) -> Any:
+    """What measurements give, by this tool or another, and a replay beside them."""
+    return judge_jointly(runs, None, replayed, (), RELEASE, look=None, background=known)
+
+
+def lost(known: Background, report: GateReport) -> list[str]:
+    """What was known before, and a report, written and read again, does not say."""
+    (_, read), *_ = document(report).comparisons
+    missing = []
+    for name, value in dataclasses.asdict(known).items():
+        if value != getattr(Background(), name):
+            told = getattr(read.background, name)
+            kept = {*value} <= {*told} if isinstance(value, tuple) else value == told
+            missing += [] if kept else [name]
+    return missing + [f"warning: {said}" for said in {*known.warnings} - {*read.warnings}]
 
 
 def mapping_of(judged: Judgement, **changes: Any) -> dict[str, Any]:

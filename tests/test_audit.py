@@ -19,6 +19,7 @@ from draftquant.quantize.verify import verify
 from draftquant.quantize.verify.audit import Audit, LinearAudit, audit_checkpoint
 from draftquant.recipes import ActivationFormat, WeightFormat, load_recipe
 from draftquant.recipes.schema import LayoutName
+from draftquant.scripts.cli import main
 from handmade import MADE, by_hand, quantize_by_hand, stored_parts
 from handmade_numbers import Rounded, codes_under
 from test_formats import CASES, recipe
@@ -270,6 +271,25 @@ def test_scales_fit_whose_largest_code_is_the_top_one(copy_of: Copy, source: Pat
     found = linear_of(audited(out)).codes
     assert found is not None
     assert found.scales_fit == 0.5
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.01])
+def test_a_half_that_one_scale_rounded_away_is_advised_on(
+    factor: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The embedding's half of the concat input, which is far smaller than the other."""
+    draft = tiny_eagle3_llama(tmp_path / "draft")
+
+    def smaller(tensors: Tensors) -> None:
+        values = values_of(tensors[f"{Q}.weight"]).copy()
+        values[:, : values.shape[1] // 2] *= factor
+        tensors[f"{Q}.weight"] = store(values, "BF16")
+
+    edit(draft, smaller)
+    out = quantize_by_hand(draft, tmp_path / "out", MADE["ct-int4"])
+    assert main(["inspect", str(out)]) == 0
+    (said,) = (line for line in capsys.readouterr().out.splitlines() if f"{Q}: " in line)
+    assert ("rounded the smaller one away" in said) is (factor < 1)
 
 
 # ---- one scale for linears that engines fuse: what `verify` says of other ones

@@ -91,6 +91,14 @@ def test_a_recipe_that_does_not_fit_and_a_full_disk_come_before_anything_is_writ
     assert not list(tmp_path.iterdir())
 
 
+def test_what_no_choice_can_mend_is_warned(folder: Path, tmp_path: Path) -> None:
+    """Of a draft whose head was cut before."""
+    draft = tiny_eagle3_llama(tmp_path / "draft", pruned_vocabulary=True)
+    arguments: dict[str, Any] = {"traces": folder / "traces", "vocab_size": SIZE}
+    with pytest.warns(dq.DraftQuantWarning, match="have no row in the draft, which has 48"):
+        dq.quantize(draft, "fp8-ptpc", tmp_path / "out", **arguments)
+
+
 def test_by_coverage_and_with_the_targets_head(folder: Path, tmp_path: Path) -> None:
     draft, model = tiny_dflash(tmp_path / "dflash"), target(tmp_path / "target")
     asked: dict[str, Any] = {"target": model, "out": tmp_path / "out"}

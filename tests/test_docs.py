@@ -77,6 +77,8 @@ def test_readme_is_one_screen_and_a_half() -> None:
     assert f"[all {len(built_in_recipes())}]" in text
     assert len(text.splitlines()) <= 70
     assert max(map(len, text.splitlines())) <= 120
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert max(len(line) for block in blocks for line in block.splitlines()) <= 88  # of a column
 
 
 def test_the_demo_shows_each_verdict() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from draftquant import api as dq
 from draftquant.quantize.engines import versions
 from draftquant.quantize.engines.built_linears import without_ones
 from draftquant.quantize.engines.contract import ENGINE_NAMES, Scheme, UnsureError, version_rows
@@ -70,6 +71,24 @@ def test_ones_behind_a_shape_do_not_count() -> None:
     """A row of four scales is no column of them."""
     shapes = {(4, 1): (4,), (1, 4): (1, 4), (1, 1): (), (): (), (4,): (4,)}
     assert {shape: without_ones(shape) for shape in shapes} == shapes
+
+
+WRONG_TOKENS = {95: "", 96: "target id 96, outside the vocabulary of 96", -1: "target id -1,",
+                94: "1 of 48 rows of d2t stand for a token"}  # fmt: skip
+"""Token of the last row of a head of 48, of which another row stands for 94."""
+
+
+@pytest.mark.parametrize("token", WRONG_TOKENS)
+def test_a_map_to_tokens_that_do_not_exist_loads_wrongly(token: int, tmp_path: Path) -> None:
+    folder = tiny_eagle3_llama(tmp_path / "draft", pruned_vocabulary=True)
+    tensors = read_tensors(folder)
+    offsets = tensors["d2t"].data[:-8] + (token - 47).to_bytes(8, "little", signed=True)
+    tensors["d2t"] = tensors["d2t"]._replace(data=offsets)
+    write_tensors(folder, tensors, metadata={"format": "pt"})
+    for engine in ("vllm", "sglang"):
+        found = dq.check(folder, engine=engine, gpu="h200")
+        assert found.verdict == ("LOADS BUT WRONG" if WRONG_TOKENS[token] else "LOADS")
+        assert WRONG_TOKENS[token] in (found.answer.error or "")
 
 
 def test_a_broken_regular_expression_is_unsure() -> None:

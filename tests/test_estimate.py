@@ -149,6 +149,15 @@ def test_windows_and_pruned_vocabularies_are_read_in_part(tmp_path: Path) -> Non
     assert step.nbytes(1, "head") == 48 * 64 * 2
 
 
+def test_a_cache_of_eight_bits_is_half_as_many_bytes(tmp_path: Path) -> None:
+    recipe = tmp_path / "cached.yaml"
+    text = "schema_version: 1\nname: cached\nsummary: s\nextends: fp8-ptpc\n"
+    recipe.write_text(f"{text}kv_cache: {{dtype: fp8_e4m3, scales: unit}}\n", encoding="utf-8")
+    plain, cached = dq.estimate(DRAFT, recipes=[recipe], gpus=["h200"]).candidates
+    before, after = (parts(one.round.step)["kv_cache"] for one in (plain, cached))
+    assert before == 2 * after > 0
+
+
 def test_a_layer_of_its_target_drafts_one_token_a_pass(tmp_path: Path) -> None:
     draft = read_draft(Checkpoint.open(tiny_mimo_mtp(tmp_path / "mtp")))
     steps = [(one.name, one.repeats) for one in round_of(draft, k=3).passes]
@@ -280,10 +289,16 @@ def test_the_command_says_what_was_measured(
     assert (
         main(["estimate", str(DRAFT), "--gpu", "h200", "--recipe", "fp8-ptpc", *shape, *given]) == 0
     )
-    printed = " ".join(capsys.readouterr().out.split())
+    said = capsys.readouterr().out
+    printed = " ".join(said.split())
     assert "/ 500 measured" in printed
     assert "/ 300 measured" in printed
     assert "a verify step of 8,000.0 µs, 400 positions per sequence on average" in printed
+    rows = re.findall(r"│ (?:BF16|fp8-ptpc) +│((?: +[\d.]+ MB │){6})", said)
+    assert len(rows) == 2
+    for row in rows:
+        _, *by_part, step = (float(cell) for cell in re.findall(r"[\d.]+", row))
+        assert sum(by_part) == pytest.approx(step, abs=0.005 * 5)  # each printed to 0.01 MB
     emulated = ["--recipe", "mi355-mxfp4", "--gpu", "mi325x", "--target-step-ms", "8"]
     assert main(["estimate", str(DRAFT), *emulated]) == 0
     assert re.search(r"slower by \d+\.\d\d%", capsys.readouterr().out)

@@ -12,8 +12,14 @@ from draftquant.api import DraftQuantWarning, compare, gate
 from draftquant.api import report as make_report
 from draftquant.recipes.errors import CompareError, GateError, GoldenError, MeasureError
 from draftquant.scripts.frame.reports import GateReport
-from draftquant.validate.foreign.foreign_formats import AVERAGES, FORMATS, read_foreign
+from draftquant.validate.foreign.foreign_formats import (
+    AVERAGES,
+    FORMATS,
+    read_foreign,
+    read_foreign_pair,
+)
 from handmade_foreign import FOREIGN
+from handmade_reports import ONE_BY_ONE, jointly, lost
 
 DOCS = Path(__file__).parents[1] / "docs" / "servers.md"
 REAL = {
@@ -157,6 +163,8 @@ REFUSED: tuple[tuple[str, Callable[[Any], object], str], ...] = (
     ("guidellm", cut_off("incomplete"), "1 requests are incomplete"),
     ("answers", lambda lines: lines[1]["choices"][0].update(finish_reason="abort"),
      "jsonl:2: finish_reason: .*abort"),
+    ("answers", lambda lines: lines[1]["choices"][0].update(finish_reason="error"),
+     "jsonl:2: finish_reason: .*error"),
     ("answers", lambda lines: lines.append({"error": {"message": "out of memory"}}),
      "the request failed: .*out of memory"),
     ("aiperf", lambda lines: lines[2]["metadata"].update(was_cancelled=True), ":3: was_cancelled"),
@@ -190,6 +198,12 @@ def test_what_was_cut_contradicts_itself_or_is_huge_is_refused(tmp_path: Path) -
         place = tmp_path / "a" / f"cut{found[kind].suffix}"
         with pytest.raises(MeasureError, match=said):
             read_foreign(changed(found[kind], place, change))
+
+
+def test_what_was_known_before_reaches_the_report() -> None:
+    runs = read_foreign_pair(*both(REAL["guidellm"]))
+    for known in ONE_BY_ONE:
+        assert lost(known, jointly(runs, known)) == []
 
 
 def test_what_a_file_cannot_show_keeps_a_draft_from_passing(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tiny import edit_json, read_tensors
 from tiny_target import FORMS, MTP, quantized_target, tiny_target, write_shards
 from verify_cases import edit_declaration
 
-INDEX = "model.safetensors.index.json"
+INDEX, SIDE = "model.safetensors.index.json", "hf_quant_config.json"
 LAYER_RECIPES = {"int4": "int4-group128", "fp8": "fp8-ptpc"}
 
 
@@ -267,6 +267,18 @@ def test_both_lists_of_floats_name_the_layer(folders: Path, tmp_path: Path) -> N
     assert graft(target, folders / "mimo", tmp_path / "out", "--subtree", MTP["mimo"]) == 0
     found = config_of(tmp_path / "out")["quantization_config"]
     assert found["ignored_layers"] == found["modules_to_not_convert"] != ["lm_head"]
+
+
+def test_modelopts_nested_declarations_name_the_layer(folders: Path, tmp_path: Path) -> None:
+    """In config.json and beside it."""
+    inner = {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+    declared = {"quant_method": "modelopt", "quantization": inner}
+    target, _ = declaring("bf16", quantization_config=declared)(folders, tmp_path)
+    write_text(target / SIDE, json.dumps({"quantization": inner}))
+    assert graft(target, folders / "mimo", tmp_path / "out", "--subtree", MTP["mimo"]) == 0
+    side = json.loads((tmp_path / "out" / SIDE).read_text(encoding="utf-8"))
+    for found in (config_of(tmp_path / "out")["quantization_config"], side):
+        assert f"{MTP['mimo']}.*" in found["quantization"]["exclude_modules"]
 
 
 WRONG: dict[str, Callable[[Path], object]] = {

@@ -409,7 +409,7 @@ def test_lossy_settings_are_told(sglang: SGLangStand) -> None:
 def test_draws_are_not_measured_where_verification_is_greedy(sglang: SGLangStand) -> None:
     aiter = {"attention_backend": "aiter"}
     for info, refuses in (
-        ({"device": "cpu"}, True), (aiter, True),
+        ({"device": "cpu"}, True), ({"device": "xpu"}, True), (aiter, True),
         (aiter | {"speculative_use_rejection_sampling": True}, False),
     ):  # fmt: skip
         sglang.info = info

@@ -21,6 +21,7 @@ from draftquant.validate.served.served_gate import judge_measured, server_noise
 from handmade_measurements import alternating, measurement, record, written
 from handmade_measurements import losing as run
 from handmade_replays import RELEASE, noisy, replay, spread
+from handmade_reports import KNOWN, ONE_BY_ONE, jointly, lost
 
 Capsys = pytest.CaptureFixture[str]
 A, B = {"draft_sha256": "a" * 64}, {"draft_sha256": "b" * 64}
@@ -115,6 +116,18 @@ def test_a_verdict_on_two_measurements() -> None:
         assert said in f"{report.reason}\n{report.action}"
     mapping = json.loads(json.dumps(report.to_mapping(), allow_nan=False))
     assert mapping["traces"] is mapping["first_step"] is mapping["draft_sampling"] is None
+
+
+def test_what_was_known_before_reaches_the_report() -> None:
+    """By replay and by servers, each thing alone; and of both what a reader must know."""
+    replays = replay(spread(600)), replay(noisy(3, 4))
+    for known in ONE_BY_ONE:
+        assert known != Background(), "give KNOWN a value of each new field"
+        assert lost(known, judge(*replays, RELEASE, background=known)) == []
+        assert lost(known, jointly((run(**A), run(0, 1, **B)), known)) == []
+    other = judge(*replays, RELEASE, background=dataclasses.replace(KNOWN, warnings=("so",)))
+    both = jointly((run(**A), run(0, 1, **B)), KNOWN, replayed=other)
+    assert {"so", *KNOWN.warnings} <= {*both.warnings}
 
 
 def test_runs_that_differ_in_what_must_be_alike_are_anomalous() -> None:

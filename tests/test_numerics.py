@@ -212,6 +212,9 @@ def test_no_nvfp4_scale_that_can_be_stored_is_better(weighted: bool) -> None:
     """Of all 126 positive numbers of FP8_CHANNEL those from 1 to 1.5 of the absmax scale."""
     w = some_weight(8, 64, seed=5)
     w[0, :16] = 2.0**-20  # the smallest scale there is
+    w[7, -1] = 2688 * 2.0**-9  # so that the matrix has the scale 2**-9
+    # Under 1.302, which rounds to 1.25: the last number to try, six further, is 2, and is best.
+    w[1, :16] = torch.tensor([7.8125, *[1.0, 2.0, 3.0, 4.0, 6.0] * 3]).bfloat16() * 2.0**-9
     moments = importance(64) if weighted else None
     algorithm = row_algorithm(MSE)
     found = algorithm.quantize(w, NVFP4, absmax=None, moments=moments)

@@ -269,15 +269,16 @@ def test_other_drafts_or_traces_at_the_same_paths_are_refused(
     assert ray.asked["num_cpus"] == 1
 
 
-def test_batches_of_two_targets_are_not_one_recording() -> None:
-    def batch(weights: str) -> RecordedBatch:
+def test_batches_of_two_targets_or_of_other_features_are_not_one_recording() -> None:
+    def batch(weights: str, kind: str = "aux") -> RecordedBatch:
         target: Any = SimpleNamespace(name="T", weights_sha256=weights)
-        features: Any = "features"
+        features: Any = kind
         return RecordedBatch(identity=target, features=features, traces=())
 
     writer: Any = None
-    with pytest.raises(TraceError, match=r"target T: not all .*: weights b, expected a"):
-        write_recorded(writer, [batch("a"), batch("b")], 2, lambda *_: None)
+    for other in (batch("b"), batch("a", "last")):
+        with pytest.raises(TraceError, match="target T: not all prompts were recorded of"):
+            write_recorded(writer, [batch("a"), other], 2, lambda *_: None)
 
 
 # ---- Ray itself

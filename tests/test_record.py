@@ -112,6 +112,15 @@ def test_a_prompt_ends_with_the_first_end_of_text(
     )  # fmt: skip
     assert [one.continuation for one in on] == [one.continuation for one in traces]
     assert on.manifest.ignore_eos
+    with pytest.warns(dq.DraftQuantWarning, match=f"{shorter} of {len(cut)} texts end with the"):
+        longer = dq.record(
+            ending, cut.folder, tmp_path / "longer", max_new_tokens=2, continued=True
+        )
+    assert len(longer) == len(cut) - shorter
+    whole = dq.record(
+        ending, cut.folder, tmp_path / "whole", max_new_tokens=2, continued=True, ignore_eos=True
+    )
+    assert len(whole) == len(cut)
     with pytest.raises(TraceError, match="another decoding than"):
         merge_traces([cut, on], tmp_path / "merged")
 

@@ -22,7 +22,9 @@ from draftquant.validate.comparison.right_sizes import right_sizes
 from draftquant.validate.comparison.scopes import bonferroni
 from draftquant.validate.comparison.size_curve import SizeCurve, drawing, size_curve, usual_sizes
 from draftquant.validate.comparison.size_estimate import (
+    MachineSpeeds,
     Serving,
+    SizeSpeed,
     checked_concurrencies,
     parse_step_times,
     size_speeds,
@@ -162,6 +164,17 @@ def test_speed_weighs_what_is_read_against_what_is_lost(curve: SizeCurve) -> Non
     assert [one.pays_below for one in found.speeds] == [*[math.inf] * len(SIZES), None]
     (found,) = size_speeds(curve.num_rows, curve.chosen, of_each, serving)
     assert (found.recommended, found.range, found.speeds[0].speed_up) == (None, (), None)
+
+
+def test_the_range_is_from_the_lower_bounds_best_to_the_upper_bounds() -> None:
+    rows = ((1, 0.0, -0.1, 0.1), (2, 0.2, 0.15, 0.25), (3, 0.1, -0.2, 0.4))
+    speeds = tuple(
+        SizeSpeed(size=size, drafting=1e-3, pays_below=None, verify=1e-2, speed_up=speed_up,
+                  lower=lower, upper=upper)
+        for size, speed_up, lower, upper in rows
+    )  # fmt: skip
+    found = MachineSpeeds(gpu="h200", concurrency=1, speeds=speeds)
+    assert (found.recommended, found.range) == (speeds[1], (2, 3))
 
 
 def test_the_picture_says_what_it_shows(curve: SizeCurve) -> None:

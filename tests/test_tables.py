@@ -167,6 +167,15 @@ def test_an_entry_or_a_file_that_lies_is_refused(folder: Path) -> None:
         TraceFolder.open(folder)
 
 
+def reseal(folder: Path) -> None:
+    """Give trace.json the size and the hash of an edited table file."""
+    path = folder / "tables.safetensors"
+    manifest = json.loads((folder / "trace.json").read_text(encoding="utf-8"))
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    manifest["tables"] |= {"nbytes": path.stat().st_size, "sha256": digest}
+    (folder / "trace.json").write_text(json.dumps(manifest), encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("name", "index", "value", "message"),
     [
@@ -182,12 +191,24 @@ def test_contents_that_contradict_beside_a_hash_that_fits(
     tensors = load_file(path)
     tensors[name].view(-1)[index] = value
     save_file(tensors, path)
-    manifest = json.loads((folder / "trace.json").read_text(encoding="utf-8"))
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    manifest["tables"] |= {"nbytes": path.stat().st_size, "sha256": digest}
-    (folder / "trace.json").write_text(json.dumps(manifest), encoding="utf-8")
+    reseal(folder)
     with pytest.raises(TraceError, match=message):
         TraceFolder.open(folder).tables()[HEAD if name == "lm_head" else EMBEDDING]
+
+
+def test_tables_that_contradict_each_other_are_not_merged(
+    target: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One row of the embedding, under all hashes that fit."""
+    given: Any = {"max_new_tokens": 12, "table_ids": (0, 95)}
+    other = record_traces(target, PROMPTS[2:4], tmp_path / "other", **given).folder
+    path = folder / "tables.safetensors"
+    tensors = load_file(path)
+    tensors["embed_tokens"][-1, -1] += 1  # of token 95, which both hold
+    save_file(tensors, path)
+    reseal(folder)
+    assert main(["traces", "merge", *map(str, (other, folder)), "--out", str(tmp_path / "m")]) == 2
+    assert "its embedding and head differ from those of" in capsys.readouterr().err
 
 
 def test_tables_that_cannot_be_carried_leave_nothing(

@@ -17,6 +17,7 @@ from draftquant.scripts.cli import main
 from draftquant.validate.report.document import read_report
 from draftquant.validate.served.target_pair import BesideTarget, check_targets, judge_targets
 from handmade_replays import RELEASE
+from handmade_reports import KNOWN, ONE_BY_ONE, lost
 from safetensors.torch import load_file, save_file
 
 from benchmarks import targets
@@ -107,6 +108,15 @@ def test_a_fail_names_the_target_and_not_the_draft() -> None:
     report = judge_targets(one, dataclasses.replace(other, replay=broken), RELEASE)
     assert (report.verdict, report.exit_code) == ("ANOMALOUS", 3)
     assert "Beside the target of the candidate, almost no token" in report.reason
+
+
+def test_what_was_known_before_reaches_the_report() -> None:
+    one, other = sides()
+    traces = dataclasses.replace(one.replay.traces, repeated_8gram_share=0.5)
+    looping = dataclasses.replace(other, replay=dataclasses.replace(other.replay, traces=traces))
+    for known in ONE_BY_ONE:
+        assert lost(known, judge_targets(one, other, RELEASE, background=known)) == []
+    assert lost(KNOWN, judge_targets(one, looping, RELEASE, background=KNOWN)) == []
 
 
 def test_text_that_repeats_itself_more_does_not_pass() -> None:

@@ -172,6 +172,7 @@ def test_a_matrix_without_a_rule_stops_until_it_is_named(tmp_path: Path) -> None
         record = json.loads((made / "draftquant.json").read_text(encoding="utf-8"))
         assert record["roles"] == roles
         assert dq.verify(made, against=source).ok
+        assert dq.inspect(made).audit.faults == ()  # type: ignore[union-attr]
     assert not out.exists()
 
 
@@ -214,6 +215,7 @@ OTHERS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "a tensor more": ({}, {"model.more.weight": ["BF16", 384]}),
     "another shape": ({}, FC),
     "another width in config.json": ({"hidden_size": 512}, {}),
+    "another dtype": ({}, {"model.mtp_emb_norm.0.weight": ["F32", 384]}),
     "a flag": ({"tie_word_embeddings": True}, {}),
     "a class": ({"hidden_act": "gelu"}, {}),
     "a declaration": ({"quantization_config": {"quant_method": "fp8"}}, {}),

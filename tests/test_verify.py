@@ -232,6 +232,16 @@ def test_what_is_stored_is_not_what_is_declared(
     assert found.count("config.json declares no quantization, got a quantized weight") == 7
 
 
+def test_a_source_without_numbers_is_a_fault_of_what_was_not_compared(
+    copy_of: Callable[[str], Path], source: Path, tmp_path: Path
+) -> None:
+    broken, out = Path(shutil.copytree(source, tmp_path / "broken")), copy_of("ct-int4")
+    edit(broken, put("fc.weight", lambda tensor: set_scale(tensor, math.nan)))
+    edit(out, without("fc.weight"))
+    found = faults_of(verify(out, broken, foreign=True))
+    assert "fc.weight: expected finite numbers, got NaN or infinity in 1 of 12,288 values" in found
+
+
 def test_wide_scales_of_quark(copy_of: Callable[[str], Path], source: Path) -> None:
     """Quark 0.13 from file to file stores scales in F32, a folder of ours never does."""
     out = copy_of("quark-int4")

@@ -136,7 +136,7 @@ def verify_graft(
     own = {name: t for name, t in before.tensors.items() if not name.startswith(starts)}
     both = before.headers.keys() & after.headers.keys()
     same = {file for file in both if (before.folder / file).samefile(after.folder / file)}
-    linked = {n for n, t in own.items() if t.file in same and after.tensors.get(n) == t}
+    linked = {name for name, tensor in own.items() if tensor.file in same}
     others = [tensor for name, tensor in own.items() if name not in linked]
     sides = Sides(before, after, progress.add)
     of_target = compare_all(others, partial(_compare, sides))

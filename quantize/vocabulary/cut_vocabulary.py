@@ -76,7 +76,6 @@ class VocabularyReport(Brief):
     bytes_before: int
     bytes_after: int
     verification: VerifyReport
-    warnings: tuple[str, ...] = ()
 
     @override
     def brief(self) -> Mapping[str, object]:
@@ -86,7 +85,6 @@ class VocabularyReport(Brief):
             "vocabulary": f"{self.size:,} of {self.vocabulary:,}",
             "rows before": f"{self.size_before:,}",
             "size": f"{megabytes(self.bytes_before)} -> {megabytes(self.bytes_after)}",
-            "warnings": len(self.warnings) or None,
         }
 
 
@@ -189,24 +187,17 @@ class _Cutting(OutputRewrite[VerifyReport]):
     def report(self, found: VerifyReport) -> VocabularyReport:
         """What was written, from what verification found."""
         plan = self.plan
-        size, missing = len(plan.kept.rows), plan.kept.missing
-        lacking = (
-            f"{missing:,} of the {size + missing:,} chosen tokens have no row in this draft, whose"
-            f" vocabulary was cut before, and no row can be made of nothing: {size:,} rows are"
-            " kept. Cut the draft that has the whole vocabulary, if there is one"
-        )
         return VocabularyReport(
             out=self.out,
             family=plan.source.draft.family.name,
             vocabulary=plan.source.draft.geometry.vocab_size,
             size_before=plan.kept.size_before,
-            size=size,
-            missing=missing,
+            size=len(plan.kept.rows),
+            missing=plan.kept.missing,
             head_from=plan.tables.lm_head.name if plan.tables else None,
             bytes_before=plan.source.checkpoint.nbytes,
             bytes_after=plan.bytes_after,
             verification=replace(found, output=str(self.out)),
-            warnings=(lacking,) if missing else (),
         )
 
 

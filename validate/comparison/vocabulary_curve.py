@@ -64,7 +64,7 @@ def vocabulary_as_asked(asked: VocabRun) -> VocabReport:
     wanted = RowsAsked(size=asked.size, coverage=asked.coverage, target=target)
     rows, out = wanted.of(choosing), Path(asked.out)
     cut = write_rows(choosing, rows, out, wanted, listener=listener, on_stage=listener.stage)
-    warnings = (*choosing.warnings_of(len(rows.target_ids)), *cut.warnings)
+    warnings = choosing.warnings_of(len(rows.target_ids))
     return VocabReport(choosing=choosing, rows=rows, cut=cut, warnings=warnings)
 
 

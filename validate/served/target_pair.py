@@ -110,7 +110,11 @@ def judge_targets(
     if shares[1] - shares[0] > MOST_REPEATS_MORE:
         said = SENTENCES["targets"]
         repeats, how = said["repeats"].format(shares=shares), said["to_compare"]
-        background = dataclasses.replace(background, not_compared=(repeats,), to_compare=(how,))
+        background = dataclasses.replace(
+            background,
+            not_compared=(*background.not_compared, repeats),
+            to_compare=(*background.to_compare, how),
+        )
     report = judge_counts(
         _counted(both[0], weighted, outputs, 0),
         _counted(both[1], weighted, outputs, 1),
