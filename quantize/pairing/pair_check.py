@@ -41,7 +41,7 @@ from .pair import (
     in_order,
     tensor_parallel_size,
 )
-from .target import Target, Tokenizer
+from .target import Target, Tokenizer, check_operands
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -89,6 +89,7 @@ def check_as_asked(asked: Checking, largest_feature: Callable[[], float | None])
     arch = architecture(asked.gpu) if asked.gpu else None
     if asked.target is not None:
         target = resolve_target(str(asked.target))
+        check_operands(target, folder)  # what the Hub delivered too
         pair = check_pair(folder, target, asked, arch=arch, largest_feature=largest_feature())
         return CheckReport(answer=pair.engines[0].answer, pair=pair)
     assert asked.engine is not None  # the caller refuses this
