@@ -191,7 +191,7 @@ def test_every_kind_of_draft_is_known_from_its_target(tmp_path: Path) -> None:
 def test_what_belongs_together_is_asked_for() -> None:
     draft = LLAMA / "draft"
     for given, what in (
-        ({}, r"check\(engine=\): is missing"),
+        ({"version": "1.0"}, "is of one engine, and all are asked"),
         ({"engine": "vllm", "target_args": "--dtype half"}, "without target=, no pair"),
         ({"target": "no/such/folder"}, "no such folder, and no Hub id"),
         ({"target": draft, "version": "1.0"}, "is of one engine, and all are asked"),
