@@ -79,6 +79,25 @@ def test_a_target_hands_out_its_layers_or_not(
         assert of_target[0].text.endswith("[RuntimeError: Model does not support EAGLE3 interface]")
 
 
+def test_quantize_judges_the_pair_where_a_target_is_given(tmp_path: Path) -> None:
+    draft, target = (
+        LLAMA / "draft",
+        other_target(tmp_path / "t", architectures=["Gemma3ForCausalLM"]),
+    )
+    alone = dq.quantize(draft, "fp8-ptpc", tmp_path / "alone")
+    with pytest.warns(dq.DraftQuantWarning, match="(?s)REFUSED in vLLM .*with SGLang"):
+        beside = dq.quantize(draft, "fp8-ptpc", tmp_path / "beside", target=target)
+    assert {one.verdict for one in alone.loads if one.engine == "vllm"} == {"LOADS"}
+    assert {one.verdict for one in beside.loads if one.engine == "vllm"} == {"REFUSED"}
+    for engine in ("sglang", "tensorrt-llm"):
+        said = [[o.verdict for o in r.loads if o.engine == engine] for r in (alone, beside)]
+        assert said[0] == said[1]
+    edit_json(target / "config.json", hidden_size="wide")
+    with pytest.warns(dq.DraftQuantWarning, match="the draft alone: .*hidden_size: expected"):
+        unread = dq.quantize(draft, "fp8-ptpc", tmp_path / "unread", target=target)
+    assert unread.loads == alone.loads
+
+
 def test_a_draft_of_a_target_of_other_depth(tmp_path: Path) -> None:
     pair = check_pair(DFLASH / "draft", other_target(tmp_path / "t", DFLASH, num_hidden_layers=40))
     assert "names a target of 4 decoder layers, and this one has 40" in said(pair, "layers")[0][1]

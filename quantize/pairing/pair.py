@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, get_args
 
 from typing_extensions import override
@@ -246,6 +246,16 @@ class EnginePair:
         """The worse of the draft's own and the pair's."""
         found = [_OF_LEVELS[each.level] for each in self.findings if each.level in _OF_LEVELS]
         return min([self.answer.verdict, *found], key=FROM_WORST.index)
+
+    @property
+    def judged(self) -> EngineCheck:
+        """The answer for the draft alone, or where its target makes it worse, for the pair."""
+        if self.verdict == self.answer.verdict:
+            return self.answer
+        worst = self.findings[0]
+        return replace(
+            self.answer, verdict=self.verdict, error=worst.text, remedy=worst.remedy, launch=None
+        )
 
     def to_mapping(self) -> dict[str, Any]:
         """What `--json` prints for it."""

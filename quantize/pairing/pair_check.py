@@ -27,6 +27,7 @@ from ..engines.contract import (
 )
 from ..engines.engine import Serving
 from ..engines.engine_check import check_checkpoint, with_values
+from ..engines.versions import newest_engines
 from ..files.checkpoint import Checkpoint
 from ..files.digests import not_finite
 from ..files.hub import resolve_draft, resolve_target
@@ -153,12 +154,58 @@ def check_pair(
         CheckpointError: a folder cannot be read as a draft or as a target, or the words of
             `target_args` are not understood.
     """
-    args, subtree = TargetArgs.parse(asked.target_args), asked.subtree
+    args = TargetArgs.parse(asked.target_args)
     tp = tensor_parallel_size(asked.tp, args)
+    pair = _pair(draft, target, asked, args, tp, largest_feature)
+    answers = _answers(
+        pair.draft,
+        asked,
+        arch,
+        tp,
+        _target_layers(pair),
+        lambda engine: _serving(pair, engine, str(asked.draft)),
+    )
+    engines, findings = _beside(pair, answers)
+    return PairCheck(
+        draft=str(asked.draft),
+        target=pair.target.named,
+        engines=engines,
+        findings=findings,
+        tensor_parallel=serving_limits.sizes_of_both(pair),
+        not_compared=tuple(_not_compared(pair)),
+    )
+
+
+def loads_beside(folder: Path, target: Path) -> tuple[EnginePair, ...]:
+    """What each known engine does with a draft beside its target, on each of the engine's GPUs."""
+    pair = _pair(folder, target, Checking(folder, target=target), TargetArgs(), 1, None)
+    answers = [
+        check_checkpoint(
+            pair.draft,
+            engine=engine.name,
+            arch=arch,
+            target_layers=_target_layers(pair),
+            has_side_file=(folder / HF_QUANT_CONFIG).is_file(),
+        )
+        for engine in newest_engines()
+        for arch in engine.gpus
+    ]
+    return _beside(pair, answers)[0]
+
+
+def _pair(
+    draft: Path,
+    target: Path,
+    asked: Checking,
+    args: TargetArgs,
+    tp: int,
+    largest_feature: float | None,
+) -> Pair:
+    subtree = asked.subtree
     checkpoint = Checkpoint.open(draft, subtree=subtree, is_target=subtree is not None)
     kind = other_kind(checkpoint)  # each engine's answer says it
     family, geometry = read_config(checkpoint, as_declared=bool(kind and not kind.in_config))
-    pair = Pair(
+    return Pair(
         draft=checkpoint,
         config=with_text_config(checkpoint.config),
         family=family,
@@ -170,33 +217,29 @@ def check_pair(
         target_tokenizer=Tokenizer.read(target),
         largest_feature=largest_feature,
     )
-    known = target_layers_named(checkpoint.config) in (None, pair.target.num_layers)
-    answers = _answers(
-        checkpoint,
-        asked,
-        arch,
-        tp,
-        pair.target.num_layers if known else None,
-        lambda engine: _serving(pair, engine, str(asked.draft)),
-    )
-    engines = tuple(each.engine for each in answers)
-    findings = list(_findings(pair, engines))
+
+
+def _target_layers(pair: Pair) -> int | None:
+    """None where config.json names a target of another depth."""
+    known = target_layers_named(pair.draft.config) in (None, pair.target.num_layers)
+    return pair.target.num_layers if known else None
+
+
+def _beside(
+    pair: Pair, answers: Sequence[EngineCheck]
+) -> tuple[tuple[EnginePair, ...], tuple[PairFinding, ...]]:
+    """The answers for the draft alone, each with what is found of the pair in its engine; all."""
+    findings = list(_findings(pair, tuple(dict.fromkeys(each.engine for each in answers))))
     findings += [each for answer in answers for each in features.handed_out(pair, answer)]
-    return PairCheck(
-        draft=str(asked.draft),
-        target=pair.target.named,
-        engines=tuple(
-            EnginePair(
-                answer=each,
-                findings=in_order(f for f in findings if f.engine in (None, each.engine)),
-                launch=each.launch,
-            )
-            for each in answers
-        ),
-        findings=in_order(findings),
-        tensor_parallel=serving_limits.sizes_of_both(pair),
-        not_compared=tuple(_not_compared(pair)),
+    engines = tuple(
+        EnginePair(
+            answer=each,
+            findings=in_order(f for f in findings if f.engine in (None, each.engine)),
+            launch=each.launch,
+        )
+        for each in answers
     )
+    return engines, in_order(findings)
 
 
 def _findings(pair: Pair, engines: Sequence[EngineName]) -> Iterator[PairFinding]:
