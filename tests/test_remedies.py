@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +123,16 @@ def test_what_a_draft_is_replaces_every_remedy(
         assert check_draft(draft, engine=REFUSED[case]).verdict == "REFUSED"
 
 
+# ---- A remedy that is followed: until the draft loads, or what is told ends in the folder
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
+    return found
+
+
 def unnested(folder: Path) -> None:
-    outer = json.loads((folder / "config.json").read_text("utf-8"))
+    outer = config_of(folder)
     inner = outer.pop("model")
     written(folder, {**outer, **inner})
 
@@ -133,24 +142,93 @@ def stripped(folder: Path, root: str) -> None:
     write_tensors(folder, {name.removeprefix(root): tensors[name] for name in tensors})
 
 
+def without(folder: Path, name: str) -> None:
+    write_tensors(folder, {n: t for n, t in read_tensors(folder).items() if n != name})
+
+
+def put(folder: Path, key: str, value: object) -> None:
+    """Where the key stands, or at the top; None takes it away."""
+    config = config_of(folder)
+    layers_of = config.get("transformer_layer_config", {})
+    for section in [layers_of] if key in layers_of and key != "model_type" else [config]:
+        section[key] = value
+        if value is None:
+            del section[key]
+    written(folder, config)
+
+
+def declared(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the declaration, the flat one or its nested section."""
+    config = config_of(folder)
+    outer = config.get("quantization_config") or {}
+    change(outer.get("quantization", outer))
+    written(folder, {**config, "quantization_config": outer})
+
+
+EXCLUDES = {"compressed-tensors": "ignore", "quark": "exclude", "modelopt": "ignore"}
+
+
+def exclude(folder: Path, names: str) -> None:
+    def change(said: dict[str, Any]) -> None:
+        named = re.findall("'(.*?)'", names)
+        if said.get("quant_method") in ("auto-round", "inc"):
+            said["extra_config"] = {**(said.get("extra_config") or {}), **{n: WHOLE for n in named}}
+            return
+        key = EXCLUDES.get(said.get("quant_method", "modelopt"), "modules_to_not_convert")
+        key = "exclude_modules" if "exclude_modules" in said else key
+        said[key] = [*(said.get(key) or []), *named]
+
+    declared(folder, change)
+
+
+WHOLE = {"bits": 16}
+
+
+def include(folder: Path, name: str) -> None:
+    def change(said: dict[str, Any]) -> None:
+        for key, names in said.items():
+            if isinstance(names, list) and all(isinstance(one, str) for one in names):
+                said[key] = [one for one in names if not matches(one, name)]
+
+    declared(folder, change)
+
+
+def matches(pattern: str, name: str) -> bool:
+    if pattern.startswith("re:"):
+        return re.match(pattern[3:], name) is not None
+    return fnmatch(name, pattern) or pattern in name
+
+
+def layers(folder: Path, top: str, nested: str) -> None:
+    config = config_of(folder)
+    section = {**(config.get("eagle_config") or {}), LAYERS: json.loads(nested)}
+    written(folder, config | {LAYERS: json.loads(top), "eagle_config": section})
+
+
+LAYERS = "eagle_aux_hidden_state_layer_ids"
 FOLLOWED: Mapping[str, Callable[..., None]] = {
     r"move the keys of 'model' to the top level": unnested,
-    r"set architectures to (\w+)": lambda at, name: edit_json(
-        at / "config.json", architectures=[name]
+    r"(?:set architectures to|add its architecture to config.json) \(?(\w+)": lambda at, name: put(
+        at, "architectures", [name]
     ),
-    r"set model_type to .*?(qwen3$|kimi_k2|llama)": lambda at, name: edit_json(
-        at / "config.json", model_type=name
-    ),
-    r"remove (quantization_config)": lambda at, key: edit_json(at / "config.json", **{key: None}),
+    r"set model_type to .*?(\w+)(?:$|[,:;])": lambda at, name: put(at, "model_type", name),
+    r"^set (\w+) in config.json to \d+, or remove it": lambda at, key: put(at, key, None),
+    r"^remove (\w+)(?:$|:| from config.json)": lambda at, key: put(at, key, None),
+    r"^remove ([\w.]+\.\w+)(?: only if| if|:)": without,
     r"strip '(.+?)' from the names": stripped,
-    r"correct num_hidden_layers: the tensors are those of (\d+)": lambda at, n: edit_json(
-        at / "config.json", num_hidden_layers=int(n)
+    r"correct num_hidden_layers: the tensors are those of (\d+)": lambda at, n: put(
+        at, "num_hidden_layers", int(n)
     ),
-    r"set tie_word_embeddings to false": lambda at: edit_json(
-        at / "config.json", tie_word_embeddings=False
-    ),
+    r"set tie_word_embeddings to false": lambda at: put(at, "tie_word_embeddings", False),
+    r"^exclude \w+ so that \w+ matches it as ('.*')$": exclude,
+    r"as quantized: an exclude matches '(.*)'": include,
+    rf"set {LAYERS} in config.json to (\[.*\]) at the top level, and to (\[.*\]) in": layers,
+    r"name the 5 layers": lambda at: layers(at, "[2, 4, 5, 6, 7]", "[1, 3, 4, 5, 6]"),
 }
 """A remedy, and what whoever follows it does."""
+OTHER_ENGINE = re.compile(
+    r"serve (?:it|the draft|a draft of speculators)[^;]*? with (vLLM|SGLang)\b"
+)
 LLAMA, DFLASH = tiny_eagle3_llama, tiny_dflash
 MISTAKES: Mapping[str, Build] = {
     "P-EAGLE's name": made(LLAMA, name="PeagleLlamaForCausalLM"),
