@@ -221,9 +221,9 @@ def remedy_of_layers(
 ) -> str:
     """What config.json must say so that every runner captures the layers that the draft reads.
 
-    `num_fused`: for how many layers fc is built, if for more or fewer than are the default.
+    `num_fused`: for how many layers fc is built; None = for as many as the draft reads.
     """
-    if after is None and num_fused not in (None, _DEFAULT_COUNT):
+    if num_fused not in (None, _DEFAULT_COUNT if after is None else len(after)):
         return (
             f"name the {num_fused} layers that the draft was trained on, as its trainer's config"
             f" does: {KEY} of config.json lists their numbers plus one at the top level, and their"

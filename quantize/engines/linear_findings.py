@@ -292,7 +292,7 @@ def _declare(walk: Walk, module: Module) -> str:
         return asked or f"keep {module.leaf} in BF16: {engine.title} never quantizes it"
     if module.leaf == "lm_head" and walk.question.method in NAMED_HEADS:
         return f"{declare}: no target names it, such as 're:.*lm_head$'"
-    if _is_excluded(engine, walk.question, module, ()):
+    if _is_excluded(engine, walk.question, module, ()) or not _is_meant(walk.question, module):
         return (
             "store it in layout compressed-tensors (draftquant transcode), or quantize the draft"
             f" again: {engine.title} leaves {module.prefix!r} out, and no exclude names it"
@@ -322,6 +322,13 @@ def _alike(walk: Walk, module: Module) -> str | None:
     )
 
 
+def _is_meant(question: Question, module: Module) -> bool:
+    """Whether a target of the declaration means it."""
+    with suppress(UnsureError):
+        return scheme_of(question, module) is not None
+    return True
+
+
 def _is_excluded(
     engine: Engine, question: Question, module: Module, names: tuple[str, ...]
 ) -> bool:
@@ -347,6 +354,9 @@ def excluding(engine: Engine, question: Question, module: Module) -> str:
         graft = f"{GRAFT}, and " if question.method in GRAFTED else ""
         what = f"{engine.title} knows the layer's linears by names that others of the target have"
         return f"{graft}serve it with another engine: {what}"
+    if question.method == "gptq":  # whose excludes are rules
+        rule = f"-:{module.prefix}"
+        return f"exclude {module.leaf}: add {rule!r}: {{}} to dynamic of quantization_config"
     said = ", ".join(map(repr, names))
     return f"exclude {module.leaf} so that {engine.title} matches it as {said}"
 
