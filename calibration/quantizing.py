@@ -16,8 +16,10 @@ from ..quantize.inspection import open_draft
 from ..quantize.lints.catalogue import find_lints
 from ..quantize.making.preparing import check_tables, checked_measured
 from ..quantize.making.quantize_draft import QuantizeReport, quantize_draft
+from ..quantize.pairing.pair_check import loads_beside
 from ..quantize.planning.quantization_plan import NOTHING_MEASURED, Measured, Plan, Step, make_plan
 from ..recipes.chosen_recipe import chosen_recipe
+from ..recipes.errors import CheckpointError
 from ..recipes.listener import Bar, Listener, Progress, beyond_kept
 from ..recipes.regular_file import optional_path
 from .linear_inputs.plan_inputs import few_for_correction, measured_inputs, need_of, why_unused
@@ -44,9 +46,26 @@ def quantize_as_asked(asked: Quantizing) -> QuantizeReport:
             source, opened = stack.enter_context(with_chosen_rows(source, recipe, asked))
         plan = make_plan(recipe, opened, target_layers=asked.target_layers)
         report = _quantized(stack, plan, source, asked)
+    if asked.target is not None:
+        report = _beside_target(report, Path(asked.target), listener)
     if left := lints_left(asked.draft, report.lints, fix_config=asked.fix_config):
         listener.warning(left)
     return report
+
+
+def _beside_target(report: QuantizeReport, target: Path, listener: Listener) -> QuantizeReport:
+    """The report with what engines do with the pair, if the target's config.json can be read."""
+    try:
+        pairs = loads_beside(report.out, target)
+    except CheckpointError as exc:
+        listener.warning(f"engines were asked about the draft alone: {exc.where}: {exc.what}")
+        return report
+    answers = tuple(each.judged for each in pairs)
+    changed = (now for each, now in zip(pairs, answers, strict=True) if now is not each.answer)
+    for one in {(now.engine, now.error): now for now in changed}.values():
+        text = f"beside {target}: {one.verdict} in {one.title}: {one.error}"
+        listener.warning(f"{text}\n  what to do: {one.remedy}" if one.remedy else text)
+    return dataclasses.replace(report, loads=answers)
 
 
 def _quantized(

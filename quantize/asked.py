@@ -1,6 +1,5 @@
 """What a caller asks of a run over drafts, and who hears of it; settings of verbs explain it."""
 
-import typing
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 
@@ -116,7 +115,7 @@ class Listing(Heard):
 
 @dataclass(frozen=True)
 class Checking(Heard):
-    """Which draft, in which engine, on which GPU; None = the usual one, or all for a pair.
+    """Which draft, in which engine, on which GPU; None = all engines, the usual GPUs.
 
     Attributes:
         target_args: flags of the target's launch line, in any engine's spelling.
@@ -138,18 +137,10 @@ class Checking(Heard):
 
     @override
     def check(self) -> None:
-        """An engine or a target is named; options of a pair are only given for a pair."""
-        first, *others = typing.get_args(EngineName)
-        if self.engine is None and self.target is None:
-            raise CheckpointError(
-                "--engine",
-                "is missing",
-                fix=f"add --engine {first} (or {', '.join(others)}), or --target TARGET for all"
-                " engines",
-            )
+        """A version is of one engine; options of a pair are only given for a pair."""
         if self.engine is None and self.version is not None:
             what = "is of one engine, and all are asked"
-            raise CheckpointError("--version", what, fix=f"add --engine {first}")
+            raise CheckpointError("--version", what, fix="add --engine vllm")
         of_pairs = {"target-args": self.target_args, "traces": self.traces, "subtree": self.subtree}
         given = next((name for name, value in of_pairs.items() if value is not None), None)
         if self.target is None and given is not None:

@@ -183,7 +183,7 @@ MISTAKES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] 
     "expected a finite number": (
         dq.quantize, ("DRAFT", "int4-channel", "x"), {"input_scale": float("nan")}),
     r"estimate\(draft=\): it is missing": (dq.estimate, (), {"gpu": "h200"}),
-    r"check\(engine=\): is missing": (dq.check, ("OUT",), {}),
+    r"check\(version=\): is of one engine": (dq.check, ("OUT",), {"version": "1"}),
     "got no candidate=, traces=": (dq.gate, ("DRAFT",), {}),
     r"gate\(policy=\): expected one of 'release', 'screening', got 'mine'": (
         dq.gate, ("DRAFT", "DRAFT", "TRACES"), {"policy": "mine"}),

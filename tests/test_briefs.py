@@ -70,6 +70,7 @@ def test_what_reports_say(work: Path, gate: Any) -> None:
         ("verified, every byte; folder ", dq.verify(out, draft)),
         ("", dq.dequantize(out, work / "plain")),
         ("LOADS; engine vLLM ", dq.check(out, "vllm", gpu="h200")),
+        ("LOADS; vLLM ", dq.check(out)),
         ("acceptance length ", dq.replay(draft, traces)[0]),
         ("2 recipes on 6 GPUs; K 3", dq.estimate(draft, recipes=["fp8-ptpc", "int4-channel"])),
         ("fp8-ptpc; summary ", dq.recipes_show("fp8-ptpc")),

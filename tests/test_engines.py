@@ -14,7 +14,13 @@ import pytest
 from draftquant import api as dq
 from draftquant.quantize.engines import versions
 from draftquant.quantize.engines.built_linears import without_ones
-from draftquant.quantize.engines.contract import ENGINE_NAMES, Scheme, UnsureError, version_rows
+from draftquant.quantize.engines.contract import (
+    ENGINE_NAMES,
+    FROM_WORST,
+    Scheme,
+    UnsureError,
+    version_rows,
+)
 from draftquant.quantize.engines.engine import Engine
 from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.engines.excludes import exact_or_regex
@@ -238,6 +244,36 @@ def test_the_command(
     out = capsys.readouterr().out
     for part in parts:
         assert part in out
+
+
+@pytest.mark.parametrize(
+    ("config", "code", "verdicts"),
+    [
+        ({}, 0, ["LOADS", "LOADS", "UNKNOWN"]),
+        ({"model_type": "nonsense"}, 3, ["REFUSED", "REFUSED", "UNKNOWN"]),
+        ({"quantization_config": {"quant_method": "quark", "surprise": 1}}, 3, ["UNKNOWN"] * 3),
+    ],
+)
+def test_without_an_engine_all_answer_in_a_line_each(
+    config: dict[str, Any],
+    code: int,
+    verdicts: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tiny_eagle3_llama(tmp_path / "d", pruned_vocabulary=True, config=config)
+    assert main(["check", str(folder)]) == code
+    *lines, hint = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[0] for line in lines] == verdicts
+    assert "--engine" in hint
+    assert main(["check", str(folder), "--json"]) == code
+    found = json.loads(capsys.readouterr().out)
+    assert found["verdict"] == max(verdicts, key=FROM_WORST.index)
+    for engine, line, answer in zip(ENGINE_NAMES, lines, found["engines"], strict=True):
+        alone = check_draft(folder, engine=engine)
+        assert (answer["engine"], answer["verdict"]) == (engine, alone.verdict)
+        assert f"{alone.title} on {alone.gpu}" in line
+        assert (alone.error or "") in line
 
 
 def test_check_imports_no_torch(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from draftquant.quantize.drafts.recognition import plain_config
 from draftquant.quantize.lints.catalogue import find_lints, fixed_config
 from draftquant.quantize.lints.value_lints import HalfRatio, check_vocabulary_map, half_ratios
 from draftquant.recipes.errors import CheckpointError
+from draftquant.scripts.cli import main
 from draftquant.scripts.dev.docs.lints import messages
 from tiny import Stored, read_tensors, tiny_eagle3_llama, values_of, write_tensors
 from tiny_dflash import tiny_dflash
@@ -349,3 +350,12 @@ def test_limit_of_harm() -> None:
     limits = {4.0: True, 3.996: False, 0.25: True, 0.2503: False}
     for ratio, harmful in limits.items():
         assert HalfRatio(name="q", ratio=ratio, num_rows=1).harmful is harmful
+
+
+def test_inspect_says_of_how_many_rows_it_looked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(llama(tmp_path / "wide", heads=20, head_dim=32))]) == 0
+    shown = capsys.readouterr().out
+    assert "(256 of 640 rows): balanced enough" in shown
+    assert "(64 rows): balanced enough" in shown

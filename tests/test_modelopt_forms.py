@@ -100,6 +100,7 @@ def test_a_nested_form_that_is_not_understood(
 
 NO_ALGORITHM = {"producer": {"name": "modelopt", "version": "0.35.0"},
                 "quantization": {"quant_algo": None, "kv_cache_quant_algo": None}}  # fmt: skip
+CACHE_ALONE = {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
 FLAT_NULL = {"quant_method": "modelopt", "quant_algo": None, "exclude_modules": ["lm_head"]}
 
 
@@ -110,6 +111,9 @@ FLAT_NULL = {"quant_method": "modelopt", "quant_algo": None, "exclude_modules": 
         (None, {}, "LOADS", "LOADS"),
         (NO_ALGORITHM, None, "LOADS", "REFUSED"),
         (FLAT_NULL, NO_ALGORITHM, "REFUSED", "REFUSED"),
+        (None, CACHE_ALONE, "LOADS", "LOADS"),
+        (CACHE_ALONE, None, "LOADS", "REFUSED"),
+        ({**FLAT_NULL, **CACHE_ALONE["quantization"]}, None, "REFUSED", "REFUSED"),
         ({}, None, "LOADS", "REFUSED"),
         ({"quant_method": ""}, None, "LOADS", "REFUSED"),
         ({"quant_method": None}, None, "REFUSED", "REFUSED"),
@@ -129,7 +133,7 @@ def test_a_declaration_without_an_algorithm_is_that_of_a_bf16_draft(
     for engine, verdict in (("vllm", vllm), ("sglang", sglang)):
         assert check_draft(folder, engine=engine, arch="sm90").verdict == verdict  # type: ignore[arg-type]
     assert declared_scheme(Checkpoint.open(folder)) is None
-    if declared is not FLAT_NULL:
+    if declared is not FLAT_NULL and beside is not CACHE_ALONE:
         return
     out = tmp_path / "out"
     assert main(["quantize", str(folder), "--recipe", "fp8-ptpc", "--out", str(out)]) == 0

@@ -14,6 +14,7 @@ import pytest
 import tied_pair
 import torch
 from by_recipe import quantized
+from draftquant import api as dq
 from draftquant.calibration.passes.draft_inputs import first_hidden
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.trace_folder import TraceFolder
@@ -45,6 +46,7 @@ from tiny_mtp import (
     tiny_qwen3_next_mtp,
     tiny_step3p5_mtp,
 )
+from tiny_target import MTP, tiny_target
 from torch import Tensor
 
 BUILDERS: dict[str, Callable[..., Path]] = {
@@ -143,6 +145,24 @@ def test_absent_subtree_names_the_layers_that_are_there(tmp_path: Path) -> None:
     assert "this folder has no MTP layer" in caught.value.fix
     with pytest.raises(CheckpointError, match="all its shards would be downloaded"):
         resolve_draft("deepseek-ai/DeepSeek-V3", "model.layers.61")
+
+
+@pytest.mark.parametrize("kind", MTP)
+def test_a_target_is_called_one_whatever_is_left_of_its_layer(kind: str, tmp_path: Path) -> None:
+    target, prefix = tiny_target(tmp_path / "target", kind), f"{MTP[kind]}."
+    whole = read_tensors(target)
+    for shard in target.glob("model*"):
+        shard.unlink()
+    for kept, said in (
+        ((), "no tensor of one is stored"),
+        (("eh_proj", "input_proj"), MTP[kind]),
+        (("",), MTP[kind]),
+    ):
+        left = {n: t for n, t in whole.items() if not n.startswith(prefix) or n[:-7].endswith(kept)}
+        write_tensors(target, left)
+        with pytest.raises(CheckpointError, match="is a whole target") as caught:
+            dq.inspect(target)
+        assert said in str(caught.value)
 
 
 def test_router_and_experts_are_refused_what_they_cannot(tmp_path: Path) -> None:

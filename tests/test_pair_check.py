@@ -10,11 +10,15 @@ import pytest
 from asked_pairs import check_pair
 from draftquant import api as dq
 from draftquant.quantize.pairing.pair import PairCheck
+from draftquant.quantize.pairing.target import check_operands
 from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
 from said_traces import write_said
 from tiny import edit_json, read_tensors, store, tiny_eagle3_llama, write_tensors
 from tiny_dflash import MASK_TOKEN_ID, tiny_dflash
+from tiny_llama import tiny_language_model
+from tiny_speculators import tiny_speculators_eagle3
+from tiny_target import tiny_target
 
 PAIRS = Path(__file__).parent / "pairs"
 LLAMA, DFLASH = PAIRS / "eagle3-llama", PAIRS / "dflash"
@@ -73,6 +77,25 @@ def test_a_target_hands_out_its_layers_or_not(
         assert pair.of(each.engine).verdict == verdict
     if found and name == "Gemma3ForCausalLM":
         assert of_target[0].text.endswith("[RuntimeError: Model does not support EAGLE3 interface]")
+
+
+def test_quantize_judges_the_pair_where_a_target_is_given(tmp_path: Path) -> None:
+    draft, target = (
+        LLAMA / "draft",
+        other_target(tmp_path / "t", architectures=["Gemma3ForCausalLM"]),
+    )
+    alone = dq.quantize(draft, "fp8-ptpc", tmp_path / "alone")
+    with pytest.warns(dq.DraftQuantWarning, match="(?s)REFUSED in vLLM .*with SGLang"):
+        beside = dq.quantize(draft, "fp8-ptpc", tmp_path / "beside", target=target)
+    assert {one.verdict for one in alone.loads if one.engine == "vllm"} == {"LOADS"}
+    assert {one.verdict for one in beside.loads if one.engine == "vllm"} == {"REFUSED"}
+    for engine in ("sglang", "tensorrt-llm"):
+        said = [[o.verdict for o in r.loads if o.engine == engine] for r in (alone, beside)]
+        assert said[0] == said[1]
+    edit_json(target / "config.json", hidden_size="wide")
+    with pytest.warns(dq.DraftQuantWarning, match="the draft alone: .*hidden_size: expected"):
+        unread = dq.quantize(draft, "fp8-ptpc", tmp_path / "unread", target=target)
+    assert unread.loads == alone.loads
 
 
 def test_a_draft_of_a_target_of_other_depth(tmp_path: Path) -> None:
@@ -142,10 +165,52 @@ def test_a_target_of_no_model_is_bad_input(tmp_path: Path) -> None:
         assert what in str(caught.value)
 
 
+SWAPPED = (
+    "check {t} --target {d}",
+    "quantize {t} --recipe fp8-ptpc --target {d} --out {out}",
+    "record --target {d} --draft {t} --prompts {t} --out {out}",
+    "gate {t} {t} --traces {t} --target {d}",
+    "graft {d} {t} --out {out}",
+)
+
+
+@pytest.mark.parametrize("words", SWAPPED)
+def test_a_draft_is_no_target(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draft, target, out = LLAMA / "draft", LLAMA / "target", tmp_path / "out"
+    assert main(words.format(d=draft, t=target, out=out).split()) == 2
+    said = capsys.readouterr().err
+    assert "is a draft itself: eagle3-llama; the draft and its target are swapped" in said
+    assert f"give {draft} as the draft, and {target} as the target" in said
+    assert not out.exists()
+
+
+def test_every_kind_of_draft_is_known_from_its_target(tmp_path: Path) -> None:
+    glm, mimo = tiny_target(tmp_path / "glm", "glm"), tiny_target(tmp_path / "mimo", "mimo")
+    small = tiny_language_model(tmp_path / "small")
+    large = other_target(tmp_path / "large", LLAMA, hidden_size=4096)
+    kinds = {
+        tiny_dflash(tmp_path / "dflash"): "itself: dflash",
+        tiny_speculators_eagle3(tmp_path / "speculators"): "itself: a draft in the speculators",
+        tmp_path / "glm-layer": "itself: an MTP layer",
+        tmp_path / "mimo-layer": "itself: an MTP layer",
+        small: "has fewer and narrower layers than",
+    }
+    for folder, kind in kinds.items():
+        with pytest.raises(CheckpointError, match=kind) as caught:
+            check_operands(folder, large)
+        assert "are swapped" in caught.value.what
+    for target in (glm, mimo, large):
+        check_operands(target, small)
+        check_operands(target, target)
+    check_operands("nobody/on-the-hub", glm)
+
+
 def test_what_belongs_together_is_asked_for() -> None:
     draft = LLAMA / "draft"
     for given, what in (
-        ({}, r"check\(engine=\): is missing"),
+        ({"version": "1.0"}, "is of one engine, and all are asked"),
         ({"engine": "vllm", "target_args": "--dtype half"}, "without target=, no pair"),
         ({"target": "no/such/folder"}, "no such folder, and no Hub id"),
         ({"target": draft, "version": "1.0"}, "is of one engine, and all are asked"),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from by_recipe import WIDE, draft_of
 from draftquant.quantize.drafts import Draft
+from draftquant.quantize.engines.plan_verdicts import nothing_loads, planned_verdicts
 from draftquant.quantize.planning.quantization_plan import Plan, make_plan
 from draftquant.recipes import Expectation, Format, Recipe, Rule, built_in_recipes, load_recipe
 from draftquant.recipes.errors import LayoutError, PlanError
@@ -191,6 +192,22 @@ for command in {commands!r}:
 def wide_draft(tmp_path: Path) -> Draft:
     folder = tiny_eagle3_llama(tmp_path / "draft", **WIDE["eagle3-llama"])
     return draft_of(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus"),
+    [("mi325x-w4a8", {"MI325X"}), ("w4a8", {"H200", "B200", "A100", "MI325X", "MI355X"})],
+)
+def test_recipes_are_listed_for_the_gpu_that_is_asked_for(
+    name: str, gpus: set[str], draft: Draft
+) -> None:
+    recipe = dataclasses.replace(load_recipe("mi325x-w4a8"), name=name)
+    plan = make_plan(recipe, draft)
+    said = nothing_loads(plan, planned_verdicts(plan)) or ""
+    lists = [line for line in said.splitlines() if "these load" in line]
+    assert {line.split()[1] for line in lists} == gpus
+    assert any("on MI325X (gfx942) these load: mi325x-w4a8-fp8, int4-" in line for line in lists)
+    assert all(line.count(",") < 5 for line in lists)
 
 
 def test_every_linear_has_the_format_of_its_rule(wide_draft: Draft) -> None:

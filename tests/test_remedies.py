@@ -1,22 +1,32 @@
 """What a draft is comes before what its tensors lack, and a remedy that is followed helps."""
 
 import json
+import random
 import re
-from collections.abc import Callable, Mapping
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import pytest
 from draftquant import api as dq
-from draftquant.quantize.engines.contract import ENGINE_NAMES, EngineName
-from draftquant.quantize.engines.engine_check import check_draft
+from draftquant.quantize.engines.contract import ENGINE_NAMES, EngineCheck, EngineName
+from draftquant.quantize.engines.engine_check import check_checkpoint, check_draft
+from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.recipes.errors import DraftQuantError
 from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark
-from tiny_llama import with_mask_hidden
+from tiny_llama import tiny_language_model, with_mask_hidden
 from tiny_mla import tiny_eagle3_mla
+from tiny_mtp import tiny_glm4_moe_mtp
+from tiny_speculators import tiny_speculators_dflash, tiny_speculators_eagle3
 from tiny_target import tiny_target
+
+sys.path.append(str(Path(__file__).parents[1] / "experiments" / "engines"))  # stands alone
+from folder_rows import FILES, read_rows, write_folder
 
 Build = Callable[[Path], Path]
 MLX = {"group_size": 64, "bits": 4, "mode": "affine"}
@@ -122,8 +132,16 @@ def test_what_a_draft_is_replaces_every_remedy(
         assert check_draft(draft, engine=REFUSED[case]).verdict == "REFUSED"
 
 
+# ---- A remedy that is followed: until the draft loads, or what is told ends in the folder
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
+    return found
+
+
 def unnested(folder: Path) -> None:
-    outer = json.loads((folder / "config.json").read_text("utf-8"))
+    outer = config_of(folder)
     inner = outer.pop("model")
     written(folder, {**outer, **inner})
 
@@ -133,24 +151,96 @@ def stripped(folder: Path, root: str) -> None:
     write_tensors(folder, {name.removeprefix(root): tensors[name] for name in tensors})
 
 
+def without(folder: Path, name: str) -> None:
+    write_tensors(folder, {n: t for n, t in read_tensors(folder).items() if n != name})
+
+
+def put(folder: Path, key: str, value: object) -> None:
+    """Where the key stands, or at the top; None takes it away."""
+    config = config_of(folder)
+    layers_of = config.get("transformer_layer_config", {})
+    for section in [layers_of] if key in layers_of and key != "model_type" else [config]:
+        section[key] = value
+        if value is None:
+            del section[key]
+    written(folder, config)
+
+
+def declared(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the declaration, the flat one or its nested section."""
+    config = config_of(folder)
+    outer = config.get("quantization_config") or {}
+    change(outer.get("quantization", outer))
+    written(folder, {**config, "quantization_config": outer})
+
+
+EXCLUDES = {"compressed-tensors": "ignore", "quark": "exclude", "modelopt": "ignore"}
+
+
+def exclude(folder: Path, names: str) -> None:
+    def change(said: dict[str, Any]) -> None:
+        named = re.findall("'(.*?)'", names)
+        if said.get("quant_method") in ("auto-round", "inc"):
+            said["extra_config"] = {**(said.get("extra_config") or {}), **{n: WHOLE for n in named}}
+            return
+        key = EXCLUDES.get(said.get("quant_method", "modelopt"), "modules_to_not_convert")
+        key = "exclude_modules" if "exclude_modules" in said else key
+        said[key] = [*(said.get(key) or []), *named]
+
+    declared(folder, change)
+
+
+WHOLE = {"bits": 16}
+
+
+def include(folder: Path, name: str) -> None:
+    def change(said: dict[str, Any]) -> None:
+        for key, names in said.items():
+            if isinstance(names, list) and all(isinstance(one, str) for one in names):
+                said[key] = [one for one in names if not matches(one, name)]
+
+    declared(folder, change)
+
+
+def matches(pattern: str, name: str) -> bool:
+    if pattern.startswith("re:"):
+        return re.match(pattern[3:], name) is not None
+    return fnmatch(name, pattern) or pattern in name
+
+
+def layers(folder: Path, top: str, nested: str) -> None:
+    config = config_of(folder)
+    section = {**(config.get("eagle_config") or {}), LAYERS: json.loads(nested)}
+    written(folder, config | {LAYERS: json.loads(top), "eagle_config": section})
+
+
+LAYERS = "eagle_aux_hidden_state_layer_ids"
 FOLLOWED: Mapping[str, Callable[..., None]] = {
     r"move the keys of 'model' to the top level": unnested,
-    r"set architectures to (\w+)": lambda at, name: edit_json(
-        at / "config.json", architectures=[name]
+    r"(?:set architectures to|add its architecture to config.json) \(?(\w+)": lambda at, name: put(
+        at, "architectures", [name]
     ),
-    r"set model_type to .*?(qwen3$|kimi_k2|llama)": lambda at, name: edit_json(
-        at / "config.json", model_type=name
-    ),
-    r"remove (quantization_config)": lambda at, key: edit_json(at / "config.json", **{key: None}),
+    r"set model_type to .*?(\w+)(?:$|[,:;])": lambda at, name: put(at, "model_type", name),
+    r"^set (\w+) in config.json to \d+, or remove it": lambda at, key: put(at, key, None),
+    r"^remove (\w+)(?:$|:| from config.json)": lambda at, key: put(at, key, None),
+    r"^remove ([\w.]+\.\w+)(?: only if| if|:)": without,
     r"strip '(.+?)' from the names": stripped,
-    r"correct num_hidden_layers: the tensors are those of (\d+)": lambda at, n: edit_json(
-        at / "config.json", num_hidden_layers=int(n)
+    r"correct num_hidden_layers: the tensors are those of (\d+)": lambda at, n: put(
+        at, "num_hidden_layers", int(n)
     ),
-    r"set tie_word_embeddings to false": lambda at: edit_json(
-        at / "config.json", tie_word_embeddings=False
+    r"set tie_word_embeddings to false": lambda at: put(at, "tie_word_embeddings", False),
+    r"^exclude \w+ so that \w+ matches it as ('.*')$": exclude,
+    r"^exclude \w+: add '(.*)': {} to dynamic": lambda at, rule: declared(
+        at, lambda said: said.update(dynamic={**(said.get("dynamic") or {}), rule: {}})
     ),
+    r"as quantized: an exclude matches '(.*)'": include,
+    rf"set {LAYERS} in config.json to (\[.*\]) at the top level, and to (\[.*\]) in": layers,
+    r"name the 5 layers": lambda at: layers(at, "[2, 4, 5, 6, 7]", "[1, 3, 4, 5, 6]"),
 }
 """A remedy, and what whoever follows it does."""
+OTHER_ENGINE = re.compile(
+    r"serve (?:it|the draft|a draft of speculators)[^;]*? with (vLLM|SGLang)\b"
+)
 LLAMA, DFLASH = tiny_eagle3_llama, tiny_dflash
 MISTAKES: Mapping[str, Build] = {
     "P-EAGLE's name": made(LLAMA, name="PeagleLlamaForCausalLM"),
@@ -172,32 +262,147 @@ MISTAKES: Mapping[str, Build] = {
 }  # fmt: skip
 
 
-@pytest.mark.some(6)
-@pytest.mark.parametrize("first", ENGINE_NAMES[:2])
-@pytest.mark.parametrize("case", MISTAKES)
-def test_a_remedy_that_is_followed_helps(case: str, first: EngineName, tmp_path: Path) -> None:
-    draft, engine = MISTAKES[case](tmp_path / "draft"), first
-    seen: set[tuple[str, str]] = set()
+def end_of(draft: Path, engine: str, **asked: Any) -> tuple[str, str]:
+    """The verdict and the remedy that are left when every remedy that is an edit was followed."""
+    seen: set[tuple[str, str, str]] = set()
     while True:
         try:
-            answer = check_draft(draft, engine=engine)
-            error, remedy = answer.error or "", answer.remedy or ""
-            if answer.verdict == "LOADS":
-                return
+            answer = answered(draft, engine, **asked)
+            verdict, error, remedy = answer.verdict, answer.error or "", answer.remedy or ""
         except DraftQuantError as exc:
-            error, remedy = exc.what, exc.fix
-        assert (engine, error) not in seen, "the remedy did not help"
-        seen.add((engine, error))
-        steps = [
-            (do, found) for words, do in FOLLOWED.items() if (found := re.search(words, remedy))
-        ]
-        for do, found in steps:
-            do(draft, *found.groups())
-        if remedy.startswith("serve it with vLLM"):
-            engine = "vllm"
-        elif not steps:
-            assert remedy.endswith("only if the draft was trained without it")
-            return
+            verdict, error, remedy = "bad input", exc.what, exc.fix
+        if verdict == "LOADS":
+            return verdict, ""
+        assert remedy, error
+        assert (engine, error, remedy) not in seen, "the remedy did not help"
+        seen.add((engine, error, remedy))
+        steps = ((do, re.search(words, remedy)) for words, do in FOLLOWED.items())
+        step = next(((do, found) for do, found in steps if found), None)
+        if step is not None:
+            step[0](draft, *step[1].groups())
+        elif (other := OTHER_ENGINE.search(remedy)) is not None:
+            engine = other[1].lower()
+        else:
+            return verdict, remedy
+
+
+def answered(
+    draft: Path, engine: str, subtree: str | None = None, target_layers: int | None = None
+) -> EngineCheck:
+    return check_checkpoint(
+        Checkpoint.open(draft, subtree=subtree, is_target=subtree is not None),
+        engine=engine,  # type: ignore[arg-type]
+        arch="sm90",
+        target_layers=target_layers,
+        has_side_file=(draft / "hf_quant_config.json").is_file(),
+    )
+
+
+@pytest.mark.some(6)
+@pytest.mark.parametrize("engine", ENGINE_NAMES[:2])
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_remedy_that_is_followed_helps(case: str, engine: str, tmp_path: Path) -> None:
+    verdict, remedy = end_of(MISTAKES[case](tmp_path / "draft"), engine)
+    assert verdict == "LOADS" or remedy.endswith("as the draft was trained")
+
+
+def layers_unnamed(folder: Path, **named: object) -> Path:
+    """An fc for the outputs of five layers, of which none is named, or only three."""
+    tensors = read_tensors(LLAMA(folder))
+    fc = tensors["fc.weight"]
+    rows, columns = fc.shape[0], fc.shape[0] * 5
+    tensors["fc.weight"] = fc._replace(shape=(rows, columns), data=bytes(2 * rows * columns))
+    write_tensors(folder, tensors)
+    keys = {LAYERS: None, "eagle_config": None, "num_aux_hidden_states": 5, **named}
+    edit_json(folder / "config.json", **keys)
+    return folder
+
+
+def unlike_layers(folder: Path) -> Path:
+    """One layer's o_proj in BF16, which SGLang's excludes cannot tell from the other's."""
+    source = tiny_dflash(folder.with_name("source"), num_layers=2, config={"dtype": "bfloat16"})
+    dq.quantize(source, recipe="fp8-ptpc", out=folder)
+    tensors, before = read_tensors(folder), read_tensors(source)
+    name = "layers.1.self_attn.o_proj.weight"
+    del tensors[f"{name}_scale"]
+    write_tensors(folder, {**tensors, name: before[name]})
+    declared(folder, lambda said: said["ignore"].append(name.removesuffix(".weight")))
+    return folder
+
+
+ENDS: Mapping[str, tuple[Build, str, str]] = {
+    "vllm names five": (layers_unnamed, "vllm", ""),
+    "sglang names five": (layers_unnamed, "sglang", ""),
+    "three named": (lambda at: layers_unnamed(at, **{LAYERS: [2, 4, 5]}), "vllm", ""),
+    "layers alike": (unlike_layers, "sglang", "quantize o_proj in every layer or in none"),
+    "another activation": (made(LLAMA, hidden_act="gelu", model_type="qwen3"), "vllm", "try it"),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_no_remedy_leads_to_itself(case: str, tmp_path: Path) -> None:
+    build, engine, end = ENDS[case]
+    verdict, remedy = end_of(build(tmp_path / "draft"), engine)
+    assert (verdict == "LOADS") == (not end)
+    assert remedy.startswith(end)
+
+
+CORPUS = [row for file in FILES.values() for row in read_rows(file)]
+DRAWN: Mapping[str, Sequence[object]] = {
+    "num_aux_hidden_states": (1, 2, 5), "num_hidden_layers": (1, 2, 61), LAYERS: ([1, 2], None),
+    "tie_word_embeddings": (True,), "draft_vocab_size": (None, 48), "vocab_size": (50, 200),
+    "eagle_config": (None, {LAYERS: [1, 3, 4]}, {LAYERS: []}), "head_dim": (8, None),
+    "target_hidden_size": (32, 128, None), "num_key_value_heads": (1, 4), "hidden_act": ("gelu",),
+    "attention_bias": (True, None), "model_type": ("llama", "qwen3", "kimi_k2", "eagle", None),
+    "architectures": (None, ["LlamaForCausalLM"], ["Qwen3ForCausalLM"], ["DFlashDraftModel"],
+                      ["PEagleDraftModel"], ["Nobody"]),
+    "quantization_config": ({}, {"quant_method": "fp8"}, {"quant_method": "gptq", "bits": 4},
+                            {"quant_method": "nope"}, {"group_size": 64, "bits": 4}),
+    "layer_types": (["full_attention"], ["sliding_attention"] * 2), "mask_token_id": (5, None),
+    "num_target_layers": (2, None), "max_position_embeddings": (None,),
+}  # fmt: skip
+BUILDS: Sequence[Build] = (
+    LLAMA, tiny_eagle3_mla, DFLASH, tiny_dspark, tiny_language_model, tiny_glm4_moe_mtp,
+    tiny_speculators_eagle3, tiny_speculators_dflash,
+)  # fmt: skip
+
+
+def drawn(folder: Path, seed: int) -> Path:
+    """A draft of some family with up to three keys of others, and a tensor less or more."""
+    rng = random.Random(seed)
+    rng.choice(BUILDS)(folder)
+    for key in rng.sample(sorted(DRAWN), rng.randint(1, 3)):
+        put(folder, key, rng.choice(DRAWN[key]))
+    tensors, change = read_tensors(folder), rng.random()
+    if change < 0.3:
+        del tensors[rng.choice(sorted(tensors))]
+    elif change < 0.5:
+        tensors[f"{rng.choice(sorted(tensors)).rpartition('.')[0]}.bias"] = Stored(
+            "BF16", (16,), bytes(32)
+        )
+    write_tensors(folder, tensors)
+    return folder
+
+
+@pytest.mark.parametrize("step", [101, pytest.param(1, marks=pytest.mark.slow)])
+def test_every_remedy_of_the_corpus_ends(step: int, tmp_path: Path) -> None:
+    loaded = 0
+    for number, row in enumerate(CORPUS[::step]):
+        for engine in ENGINE_NAMES[:2]:
+            folder = write_folder(row, tmp_path / f"{number}-{engine}")
+            asked = {"subtree": row.get("subtree"), "target_layers": row.get("target_layers", 8)}
+            loaded += end_of(folder, engine, **asked)[0] == "LOADS"
+            shutil.rmtree(folder)
+    assert loaded > len(CORPUS[::step]) / 2
+
+
+@pytest.mark.parametrize("count", [40, pytest.param(400, marks=pytest.mark.slow)])
+def test_every_remedy_of_a_drawn_draft_ends(count: int, tmp_path: Path) -> None:
+    for seed in range(count):
+        for engine in ENGINE_NAMES[:2]:
+            folder = drawn(tmp_path / f"{seed}-{engine}", seed)
+            end_of(folder, engine)
+            shutil.rmtree(folder)
 
 
 def test_a_folder_of_mlx_in_which_nothing_is_packed_is_a_bf16_draft(tmp_path: Path) -> None:

@@ -84,6 +84,8 @@ def read_draft(checkpoint: Checkpoint) -> Draft:
     family, geometry = read_config(checkpoint)
     if checkpoint.roles:
         raise refusal("--role", "role-of-family", family=family.name)
+    if family.inside_target and checkpoint.subtree is None:
+        _refuse_target(checkpoint)
     _check_marks(checkpoint, family)
     specs = family.tensor_specs(geometry)
     rows: dict[str, Row] = {}
@@ -218,7 +220,8 @@ def unknown_kind(checkpoint: Checkpoint) -> str | None:
         if not name or any(name in family.architectures for family in FAMILIES):
             return None
         kind = kinds.Kind(f"of architecture {name!r}", "", "", in_config=True)
-    whole = kind.name == kinds.WHOLE_MODEL or _has_other_layers(checkpoint)
+    around = bool(mtp_layers(checkpoint.tensors)) and _has_other_layers(checkpoint.tensors)
+    whole = kind.name == kinds.WHOLE_MODEL or around
     packed = kinds.packed_by_mlx(checkpoint.tensors) is not None
     return None if whole or packed or fitting_name(checkpoint) is not None else kind.name
 
@@ -231,11 +234,26 @@ def plain_name(checkpoint: Checkpoint) -> Mapping[str, Any]:
     return {}
 
 
-def _has_other_layers(checkpoint: Checkpoint) -> bool:
-    """True of a target that has its MTP layer inside."""
-    inside = tuple(f"{layer}." for layer in mtp_layers(checkpoint.tensors))
-    layers = [name for name in checkpoint.tensors if _OF_TARGET.match(name)]
-    return bool(inside) and any(not name.startswith(inside) for name in layers)
+def _has_other_layers(names: Collection[str]) -> bool:
+    """True of a target, with its MTP layer inside or without."""
+    inside = tuple(f"{layer}." for layer in mtp_layers(names))
+    return any(_OF_TARGET.match(name) and not name.startswith(inside) for name in names)
+
+
+def kind_of_draft(config: Mapping[str, Any], names: Collection[str]) -> str | None:
+    """What draft a folder holds, by its config.json and its tensors' names.
+
+    None of a language model, a target around its MTP layer or without it, and what nobody knows.
+    """
+    if (kind := kinds.kind_by_config(config, names)) is not None:
+        return kind.name
+    if is_speculators(config):
+        return "a draft in the speculators layout"
+    if mtp_layers(names) and not _has_other_layers(names):
+        return "an MTP layer"
+    name = kinds.declared_architecture(kinds.with_family_name(config, names, _PROJECTORS))
+    drafts = (each for each in FAMILIES if not (each.inside_target or each.is_whole_model))
+    return next((each.name for each in drafts if name in each.architectures), None)
 
 
 def refuse_other_kinds(checkpoint: Checkpoint) -> None:
@@ -373,14 +391,23 @@ def _check(checkpoint: Checkpoint, tensor: TensorInfo, spec: TensorSpec) -> None
         raise refusal(where, "dtype", got=tensor.dtype, **facts)
 
 
+def _refuse_target(checkpoint: Checkpoint) -> None:
+    """Say where a target's MTP layer is, or that it stores none, before anything of its tensors."""
+    if not _has_other_layers(checkpoint.tensors):
+        return
+    layers = mtp_layers(checkpoint.tensors)
+    what = "is a whole target, and a draft is expected"
+    fix = f"read its MTP layer alone: --subtree {','.join(layers)}"
+    if not layers:
+        what += "; config.json promises an MTP layer, and no tensor of one is stored"
+        fix = "give a folder that has the layer, with --subtree, or its draft's own folder"
+    raise CheckpointError(checkpoint.folder, what, fix=fix)
+
+
 def _unknown(
     checkpoint: Checkpoint, family: Family, name: str, canonical: str, known: list[str]
 ) -> CheckpointError:
-    layers = mtp_layers(checkpoint.tensors) if checkpoint.subtree is None else ()
     facts = {"name": name, "family": family.name}
-    if layers and name.startswith("model."):
-        told = {"layers": " or ".join(layers), "subtree": ",".join(layers)}
-        return refusal(checkpoint.folder, "inside-target", **facts, **told)
     near = ", ".join(difflib.get_close_matches(canonical, known, n=3)) or "none"
     fix = _renaming(checkpoint) or (
         f"correct {family.layer_keys} or architectures in config.json; remove the tensor only if"

@@ -60,7 +60,10 @@ def as_class_reads(config: Mapping[str, Any], engine: Source) -> Mapping[str, An
         return said(f"{engine}-no-type", model_type=model_type, remedy=remedy)
     if (problem := _size_problem(config)) is not None or traits is None or row is None:
         return problem or config
-    named = {"model_type": model_type, "usual": traits.usual_type}
+    usual, remedy = traits.usual_type, "try it in the server"
+    if model_type != usual:
+        remedy = f"set model_type to {usual}, whose layers the draft has"
+    named = {"model_type": model_type, "remedy": remedy}
     if isinstance(row, str):
         return said("unread-type", **named)
     if traits.latent:
@@ -129,6 +132,7 @@ def null_findings(question: Question, *, has_class: bool) -> Iterator[Finding]:
 
 _DFLASH_SECTION, _DFLASH_KEY = "dflash_config", "target_layer_ids"
 _WIDTH = "target_hidden_size"
+_DEFAULT_COUNT = 3  # of layers, where config.json names none
 _MOST_LAYERS = 1024  # of any target: fc and its norms are compared with a table of this many
 
 
@@ -190,7 +194,7 @@ def misread_layers(
     """
     if capture.inputs == ():
         return f"{capture.runner} captures no layer for an empty list, and fails when it serves"
-    count = 3 if capture.inputs is None else len(set(capture.inputs))
+    count = _DEFAULT_COUNT if capture.inputs is None else len(set(capture.inputs))
     if num_fused not in (None, count):
         return (
             f"{capture.runner} hands the draft {count} layers of the target, builds fc for"
@@ -212,8 +216,19 @@ def misread_layers(
     )
 
 
-def remedy_of_layers(config: Mapping[str, Any], after: tuple[int, ...] | None) -> str:
-    """What config.json must say so that every runner captures the layers that the draft reads."""
+def remedy_of_layers(
+    config: Mapping[str, Any], after: tuple[int, ...] | None, num_fused: int | None = None
+) -> str:
+    """What config.json must say so that every runner captures the layers that the draft reads.
+
+    `num_fused`: for how many layers fc is built; None = for as many as the draft reads.
+    """
+    if num_fused not in (None, _DEFAULT_COUNT if after is None else len(after)):
+        return (
+            f"name the {num_fused} layers that the draft was trained on, as its trainer's config"
+            f" does: {KEY} of config.json lists their numbers plus one at the top level, and their"
+            f" numbers in {SECTION}"
+        )
     if after is None:
         return f"set {KEY} in {SECTION} of config.json to null, which means the default layers"
     if any(config.get(key) for key in (_DFLASH_SECTION, _DFLASH_KEY)):
@@ -234,7 +249,8 @@ def remedy_of_fc(config: Mapping[str, Any], fusion: Fusion, read: Any, built: An
     if built.num_aux_layers == count:
         if built.target_hidden_size != read.target_hidden_size:
             return "serve it with vLLM"
-        return f"correct the layers that config.json names, or {_WIDTH}, as the draft was trained"
+        layers = f"{'name' if read.aux_layer_ids is None else 'correct'} the draft's layers"
+        return f"{layers} in config.json, or correct {_WIDTH}, as the draft was trained"
     for key in fusion.counted_by:
         if config.get(key) not in (None, count) and type(config[key]) is not list:
             return f"set {key} in config.json to {count}, or remove it"

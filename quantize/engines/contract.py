@@ -26,6 +26,9 @@ TITLES: Mapping[EngineName, str] = {
 Verdict = Literal["LOADS", "LOADS BUT WRONG", "REFUSED", "UNKNOWN"]
 EXIT_CODES: Mapping[Verdict, int] = {"LOADS": 0, "LOADS BUT WRONG": 1, "REFUSED": 1, "UNKNOWN": 3}
 
+FROM_WORST: tuple[Verdict, ...] = ("REFUSED", "LOADS BUT WRONG", "UNKNOWN", "LOADS")
+"""A certain fault decides what is said of one engine, the best what is said of several."""
+
 STAGES: tuple[Stage, ...] = ("config", "init", "load", "unknown", "wrong", "after load")
 """Findings in the order in which they decide. An unknown may be an error of loading, so it precedes
 silent faults; only drafts that loaded well reach a step after loading."""

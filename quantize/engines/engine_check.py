@@ -309,7 +309,7 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
     fused = geometry.num_aux_layers if fusion else None
     ids = read.aux_layer_ids
     misread = [misread_layers(each, ids, place.first_layer, fused) for each in captures]
-    layers_remedy = remedy_of_layers(config, ids)
+    layers_remedy = remedy_of_layers(config, ids, fused)
     if misread and misread[0] is not None:
         findings = [*findings, Finding("wrong", misread[0], layers_remedy)]
     serving = place.serving or Serving(draft=str(checkpoint.folder))

@@ -156,7 +156,7 @@ class Walk(Folder):
             "floats",
             module,
             weight.name,
-            _exclude(self.engine, self.question, module, mixed=mixed),
+            _exclude(self, module, mixed=mixed),
             weight,
             codes.shape if codes else weight.shape,
             scheme=scheme,
@@ -292,27 +292,58 @@ def _declare(walk: Walk, module: Module) -> str:
         return asked or f"keep {module.leaf} in BF16: {engine.title} never quantizes it"
     if module.leaf == "lm_head" and walk.question.method in NAMED_HEADS:
         return f"{declare}: no target names it, such as 're:.*lm_head$'"
-    return f"{declare}: an exclude matches {module.prefix!r}"
+    if _is_excluded(engine, walk.question, module, ()) or not _is_meant(walk.question, module):
+        return (
+            "store it in layout compressed-tensors (draftquant transcode), or quantize the draft"
+            f" again: {engine.title} leaves {module.prefix!r} out, and no exclude names it"
+        )
+    return _alike(walk, module) or f"{declare}: an exclude matches {module.prefix!r}"
 
 
-def _exclude(engine: Engine, question: Question, module: Module, *, mixed: bool) -> str:
+def _exclude(walk: Walk, module: Module, *, mixed: bool) -> str:
+    question = walk.question
     unread = question.declaration and question.declaration.exclude_remedy
     if unread:
         return unread
     if mixed:
         return f"quantize all parts of {module.leaf} or none: they are fused"
-    return excluding(engine, question, module)
+    return _alike(walk, module) or excluding(walk.engine, question, module)
+
+
+def _alike(walk: Walk, module: Module) -> str | None:
+    """What to do where excludes cannot tell layers apart that are stored in two ways."""
+    alike = [each for each in walk.engine.modules(walk.question) if each.prefix == module.prefix]
+    stored = {_is_float(walk.stored.get(part, {})) for each in alike for part in each.parts}
+    if len(stored) < 2:
+        return None
+    return (
+        f"quantize {module.leaf} in every layer or in none: {walk.engine.title} compares excludes"
+        f" with {module.prefix!r}, the name that it has in all of them"
+    )
+
+
+def _is_meant(question: Question, module: Module) -> bool:
+    """Whether a target of the declaration means it."""
+    with suppress(UnsureError):
+        return scheme_of(question, module) is not None
+    return True
+
+
+def _is_excluded(
+    engine: Engine, question: Question, module: Module, names: tuple[str, ...]
+) -> bool:
+    """Whether it would be, if these were the excludes."""
+    declared = question.declaration and replace(question.declaration, excludes=names)
+    with suppress(UnsureError):
+        return engine.is_excluded(replace(question, declaration=declared), module) is True
+    return False
 
 
 def excluding(engine: Engine, question: Question, module: Module) -> str:
     """What excludes a module: its own name, or those of its parts, if no other layer has them."""
 
     def excluded(asked: Module, names: tuple[str, ...]) -> bool:
-        declared = question.declaration and replace(question.declaration, excludes=names)
-        with suppress(UnsureError):
-            answer = engine.is_excluded(replace(question, declaration=declared), asked)
-            return answer is True
-        return False
+        return _is_excluded(engine, question, asked, names)
 
     names: tuple[str, ...] = (module.prefix,)
     shared = (twin := of_other_layer(question, module)) == module
@@ -323,6 +354,9 @@ def excluding(engine: Engine, question: Question, module: Module) -> str:
         graft = f"{GRAFT}, and " if question.method in GRAFTED else ""
         what = f"{engine.title} knows the layer's linears by names that others of the target have"
         return f"{graft}serve it with another engine: {what}"
+    if question.method == "gptq":  # whose excludes are rules
+        rule = f"-:{module.prefix}"
+        return f"exclude {module.leaf}: add {rule!r}: {{}} to dynamic of quantization_config"
     said = ", ".join(map(repr, names))
     return f"exclude {module.leaf} so that {engine.title} matches it as {said}"
 

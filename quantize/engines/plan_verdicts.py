@@ -4,10 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ...recipes import built_in_recipes, load_recipe
+from ...recipes.brief import first_of
 from ...recipes.errors import DraftQuantError
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
-from ..gpus import gpu_name
+from ..gpus import ARCHITECTURES, GPUS, gpu_name
 from ..layouts import get_layout
 from ..planning.quantization_plan import Plan, make_plan
 from .contract import TITLES, EngineCheck
@@ -100,8 +101,18 @@ def nothing_loads(plan: Plan, verdicts: Sequence[EngineCheck]) -> str | None:
     if plan.recipe.is_for_the_plugin:
         lines.append("with draftquant installed beside them (its plugin), vLLM and SGLang load it")
     for arch, recipes in _alternatives(plan).items():
-        lines.append(f"on {gpu_name(arch)} these load: {', '.join(recipes)}")
+        lines.append(f"on {gpu_name(arch)} these load: {first_of(recipes, _FIRST)}")
     return "\n  ".join(lines)
+
+
+_FIRST = 5
+
+
+def _asked_for(recipe: str) -> set[str]:
+    """The architecture of the GPU after which a recipe is called; of none, all that are known."""
+    word = recipe.partition("-")[0]
+    named = {gpu.arch for gpu in GPUS.values() if gpu.name in (word, f"{word}x")}
+    return named or set(ARCHITECTURES)
 
 
 def _why(one: EngineCheck) -> str:
@@ -111,16 +122,18 @@ def _why(one: EngineCheck) -> str:
 
 def _alternatives(plan: Plan) -> Mapping[str, list[str]]:
     """GPU -> built-in recipes whose result loads there; equal bits and inputs come first."""
-    found: dict[str, list[str]] = {}
+    asked, found = _asked_for(plan.recipe.name), dict[str, list[str]]()
     for name in sorted(built_in_recipes(), key=lambda name: _distance(plan, name)):
         try:
             other = make_plan(load_recipe(name), plan.draft, target_layers=plan.target_layers)
         except DraftQuantError:
             continue  # a recipe that does not fit this draft does not help
-        for one in planned_verdicts(other):
-            if one.arch and one.verdict == "LOADS" and name not in found.setdefault(one.arch, []):
-                found[one.arch].append(name)
-    return {arch: recipes for arch, recipes in found.items() if recipes}
+        for arch in dict.fromkeys(
+            one.arch for one in planned_verdicts(other) if one.verdict == "LOADS"
+        ):
+            if arch in asked:
+                found.setdefault(arch, []).append(name)
+    return found
 
 
 def _distance(plan: Plan, name: str) -> tuple[bool, bool, str]:

@@ -63,7 +63,9 @@ def _matrices(tensor: TensorInfo) -> Iterator[TensorInfo]:
         )
 
 
-_MTP = re.compile(r"(.*\.eh_proj|model\.mtp_layers\.\d+\.input_proj|mtp\.fc)\.weight")
+_MTP = re.compile(
+    r"(.*\.eh_proj|model\.mtp_layers\.\d+\.input_proj|mtp\.fc)\.(weight(_packed)?|qweight)"
+)
 """The linear with which an MTP layer, and no other layer, reads the embedding and the state."""
 
 

@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, get_args
 
 from typing_extensions import override
@@ -13,7 +13,7 @@ from ...recipes.errors import CheckpointError, reason, short
 from ...recipes.strict_json import JsonProblem, parse_json
 from ..drafts import Family
 from ..drafts.geometry import Geometry
-from ..engines.contract import EXIT_CODES, TITLES, EngineCheck, EngineName, Verdict
+from ..engines.contract import EXIT_CODES, FROM_WORST, TITLES, EngineCheck, EngineName, Verdict
 from ..files.checkpoint import Checkpoint
 from .target import Rotation, Target, Tokenizer
 
@@ -164,8 +164,6 @@ _OF_LEVELS: Mapping[Level, Verdict] = {
     "wrong": "LOADS BUT WRONG",
     "unknown": "UNKNOWN",
 }
-_VERDICTS: tuple[Verdict, ...] = ("REFUSED", "LOADS BUT WRONG", "UNKNOWN", "LOADS")
-"""The worst first. A certain fault of a pair decides, whatever is unknown about loading."""
 
 
 class PairFinding(NamedTuple):
@@ -247,7 +245,17 @@ class EnginePair:
     def verdict(self) -> Verdict:
         """The worse of the draft's own and the pair's."""
         found = [_OF_LEVELS[each.level] for each in self.findings if each.level in _OF_LEVELS]
-        return min([self.answer.verdict, *found], key=_VERDICTS.index)
+        return min([self.answer.verdict, *found], key=FROM_WORST.index)
+
+    @property
+    def judged(self) -> EngineCheck:
+        """The answer for the draft alone, or where its target makes it worse, for the pair."""
+        if self.verdict == self.answer.verdict:
+            return self.answer
+        worst = self.findings[0]
+        return replace(
+            self.answer, verdict=self.verdict, error=worst.text, remedy=worst.remedy, launch=None
+        )
 
     def to_mapping(self) -> dict[str, Any]:
         """What `--json` prints for it."""
@@ -290,7 +298,7 @@ class PairCheck(Brief):
     @property
     def verdict(self) -> Verdict:
         """With one engine its verdict; with several the best: the pair can be served there."""
-        return max((each.verdict for each in self.engines), key=_VERDICTS.index)
+        return max((each.verdict for each in self.engines), key=FROM_WORST.index)
 
     @property
     def remedy(self) -> str | None:

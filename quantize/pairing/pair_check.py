@@ -18,6 +18,7 @@ from ..drafts.runtime_names import target_layers_named
 from ..engines.contract import (
     ENGINE_NAMES,
     EXIT_CODES,
+    FROM_WORST,
     TITLES,
     EngineCheck,
     EngineName,
@@ -25,7 +26,8 @@ from ..engines.contract import (
     Verdict,
 )
 from ..engines.engine import Serving
-from ..engines.engine_check import check_checkpoint, check_draft, with_values
+from ..engines.engine_check import check_checkpoint, with_values
+from ..engines.versions import newest_engines
 from ..files.checkpoint import Checkpoint
 from ..files.digests import not_finite
 from ..files.hub import resolve_draft, resolve_target
@@ -41,20 +43,25 @@ from .pair import (
     in_order,
     tensor_parallel_size,
 )
-from .target import Target, Tokenizer
+from .target import Target, Tokenizer, check_operands
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CheckReport(Brief):
-    """What an engine does with a draft.
+    """What engines do with a draft.
 
     Attributes:
-        answer: the engine's answer.
+        answers: one for each engine that was asked.
         pair: what the engines do with the draft beside its target; None without `target=`.
     """
 
-    answer: EngineCheck
+    answers: tuple[EngineCheck, ...]
     pair: PairCheck | None = None
+
+    @property
+    def answer(self) -> EngineCheck:
+        """The best of the answers, the first of equal ones."""
+        return max(self.answers, key=lambda each: FROM_WORST.index(each.verdict))
 
     @property
     def verdict(self) -> Verdict:
@@ -68,40 +75,65 @@ class CheckReport(Brief):
 
     @property
     def exit_code(self) -> int:
-        """0 LOADS, 1 LOADS BUT WRONG or REFUSED, 3 UNKNOWN."""
+        """0 LOADS in one of the engines, 1 LOADS BUT WRONG or REFUSED in all, 3 UNKNOWN."""
         return EXIT_CODES[self.verdict]
 
     def to_mapping(self) -> dict[str, Any]:
         """What `--json` prints."""
         if self.pair is not None:
             return self.pair.to_mapping()
-        findings = [finding._asdict() for finding in self.answer.findings]
-        return {**dataclasses.asdict(self.answer), "findings": findings}
+        answers = [dataclasses.asdict(each) for each in self.answers]
+        for each in answers:
+            each["findings"] = [finding._asdict() for finding in each["findings"]]
+        return answers[0] if len(answers) == 1 else {"verdict": self.verdict, "engines": answers}
 
     @override
     def brief(self) -> Mapping[str, object]:
-        return self.pair.brief() if self.pair is not None else self.answer.brief()
+        if self.pair is not None:
+            return self.pair.brief()
+        if len(self.answers) == 1:
+            return self.answer.brief()
+        return {"verdict": self.verdict, **{one.title: one.verdict for one in self.answers}}
 
 
 def check_as_asked(asked: Checking, largest_feature: Callable[[], float | None]) -> CheckReport:
-    """The answer for the draft alone, in the first requested engine, and for the pair."""
+    """The answers of the engines for the draft alone, and for the pair."""
     folder = resolve_draft(str(asked.draft), asked.subtree).folder
     arch = architecture(asked.gpu) if asked.gpu else None
     if asked.target is not None:
         target = resolve_target(str(asked.target))
+        check_operands(target, folder)  # what the Hub delivered too
         pair = check_pair(folder, target, asked, arch=arch, largest_feature=largest_feature())
-        return CheckReport(answer=pair.engines[0].answer, pair=pair)
-    assert asked.engine is not None  # the caller refuses this
-    answer = check_draft(
-        folder,
-        engine=asked.engine,
-        version=asked.version,
-        arch=arch,
-        tp=asked.tp or 1,
-        target_layers=asked.target_layers,
-        asked=asked.gpu,
-    )
-    return CheckReport(answer=answer)
+        return CheckReport(answers=tuple(each.answer for each in pair.engines), pair=pair)
+    answers = _answers(Checkpoint.open(folder), asked, arch, asked.tp or 1, asked.target_layers)
+    return CheckReport(answers=answers)
+
+
+def _answers(
+    checkpoint: Checkpoint,
+    asked: Checking,
+    arch: str | None,
+    tp: int,
+    target_layers: int | None,
+    serving: Callable[[EngineName], Serving | None] = lambda _engine: None,
+) -> tuple[EngineCheck, ...]:
+    """What each engine that is asked does with the draft alone, its values included."""
+    answers = [
+        check_checkpoint(
+            checkpoint,
+            engine=each,
+            version=asked.version,
+            arch=arch,
+            tp=tp,
+            target_layers=target_layers,
+            asked=asked.gpu,
+            has_side_file=(checkpoint.folder / HF_QUANT_CONFIG).is_file(),
+            serving=serving(each),
+        )
+        for each in (ENGINE_NAMES if asked.engine is None else (asked.engine,))
+    ]
+    broken = not_finite(checkpoint)
+    return tuple(with_values(answer, broken) for answer in answers)
 
 
 def check_pair(
@@ -122,12 +154,58 @@ def check_pair(
         CheckpointError: a folder cannot be read as a draft or as a target, or the words of
             `target_args` are not understood.
     """
-    args, subtree = TargetArgs.parse(asked.target_args), asked.subtree
+    args = TargetArgs.parse(asked.target_args)
     tp = tensor_parallel_size(asked.tp, args)
+    pair = _pair(draft, target, asked, args, tp, largest_feature)
+    answers = _answers(
+        pair.draft,
+        asked,
+        arch,
+        tp,
+        _target_layers(pair),
+        lambda engine: _serving(pair, engine, str(asked.draft)),
+    )
+    engines, findings = _beside(pair, answers)
+    return PairCheck(
+        draft=str(asked.draft),
+        target=pair.target.named,
+        engines=engines,
+        findings=findings,
+        tensor_parallel=serving_limits.sizes_of_both(pair),
+        not_compared=tuple(_not_compared(pair)),
+    )
+
+
+def loads_beside(folder: Path, target: Path) -> tuple[EnginePair, ...]:
+    """What each known engine does with a draft beside its target, on each of the engine's GPUs."""
+    pair = _pair(folder, target, Checking(folder, target=target), TargetArgs(), 1, None)
+    answers = [
+        check_checkpoint(
+            pair.draft,
+            engine=engine.name,
+            arch=arch,
+            target_layers=_target_layers(pair),
+            has_side_file=(folder / HF_QUANT_CONFIG).is_file(),
+        )
+        for engine in newest_engines()
+        for arch in engine.gpus
+    ]
+    return _beside(pair, answers)[0]
+
+
+def _pair(
+    draft: Path,
+    target: Path,
+    asked: Checking,
+    args: TargetArgs,
+    tp: int,
+    largest_feature: float | None,
+) -> Pair:
+    subtree = asked.subtree
     checkpoint = Checkpoint.open(draft, subtree=subtree, is_target=subtree is not None)
     kind = other_kind(checkpoint)  # each engine's answer says it
     family, geometry = read_config(checkpoint, as_declared=bool(kind and not kind.in_config))
-    pair = Pair(
+    return Pair(
         draft=checkpoint,
         config=with_text_config(checkpoint.config),
         family=family,
@@ -139,41 +217,29 @@ def check_pair(
         target_tokenizer=Tokenizer.read(target),
         largest_feature=largest_feature,
     )
-    engines: tuple[EngineName, ...] = ENGINE_NAMES if asked.engine is None else (asked.engine,)
-    known = target_layers_named(checkpoint.config) in (None, pair.target.num_layers)
-    broken = not_finite(checkpoint)
-    alone = (
-        check_checkpoint(
-            checkpoint,
-            engine=each,
-            version=asked.version,
-            arch=arch,
-            tp=tp,
-            target_layers=pair.target.num_layers if known else None,
-            asked=asked.gpu,
-            has_side_file=(checkpoint.folder / HF_QUANT_CONFIG).is_file(),
-            serving=_serving(pair, each, str(asked.draft)),
-        )
-        for each in engines
-    )
-    answers = [with_values(answer, broken) for answer in alone]
-    findings = list(_findings(pair, engines))
+
+
+def _target_layers(pair: Pair) -> int | None:
+    """None where config.json names a target of another depth."""
+    known = target_layers_named(pair.draft.config) in (None, pair.target.num_layers)
+    return pair.target.num_layers if known else None
+
+
+def _beside(
+    pair: Pair, answers: Sequence[EngineCheck]
+) -> tuple[tuple[EnginePair, ...], tuple[PairFinding, ...]]:
+    """The answers for the draft alone, each with what is found of the pair in its engine; all."""
+    findings = list(_findings(pair, tuple(dict.fromkeys(each.engine for each in answers))))
     findings += [each for answer in answers for each in features.handed_out(pair, answer)]
-    return PairCheck(
-        draft=str(asked.draft),
-        target=pair.target.named,
-        engines=tuple(
-            EnginePair(
-                answer=each,
-                findings=in_order(f for f in findings if f.engine in (None, each.engine)),
-                launch=each.launch,
-            )
-            for each in answers
-        ),
-        findings=in_order(findings),
-        tensor_parallel=serving_limits.sizes_of_both(pair),
-        not_compared=tuple(_not_compared(pair)),
+    engines = tuple(
+        EnginePair(
+            answer=each,
+            findings=in_order(f for f in findings if f.engine in (None, each.engine)),
+            launch=each.launch,
+        )
+        for each in answers
     )
+    return engines, in_order(findings)
 
 
 def _findings(pair: Pair, engines: Sequence[EngineName]) -> Iterator[PairFinding]:

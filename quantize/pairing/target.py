@@ -7,6 +7,7 @@ names come from its index.
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ from typing import Any
 from ...recipes.brief import counted
 from ...recipes.errors import CheckpointError, short
 from ...recipes.regular_file import read_text
-from ..drafts.config_reader import object_at
+from ..drafts.config_reader import object_at, with_text_config
+from ..drafts.recognition import kind_of_draft
 from ..drafts.rope import DEFAULT_THETA
 from ..engines.contract import EngineName
 from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint, mtp_layers, read_json_object
-from ..files.hub import no_target
+from ..files.hub import Reference, no_target
 from ..stored.stored_declaration import COMPANIONS, quantized_looking
 
 # ---- How a model rotates positions, and for how many it is made, as engines derive it
@@ -171,7 +173,7 @@ class Target:
         sections = (config.get(name) for name in _TEXT_SECTIONS)
         text = {**config, **next((each for each in sections if isinstance(each, Mapping)), {})}
         _check_keys(text, where)
-        checkpoint, names = _tensors(folder)
+        checkpoint, names = stored_tensors(folder)
         return cls(
             folder=folder,
             named=named or str(folder),
@@ -237,10 +239,7 @@ class Target:
     @property
     def stored_mtp_layers(self) -> tuple[str, ...]:
         """Prefixes of the MTP layers that it stores."""
-        # a layer is found by a weight, even one stored as `X.weight_packed` and the like
-        parts = (name.rpartition(".") for name in self.names)
-        modules = {module for module, _, suffix in parts if suffix in COMPANIONS}
-        return mtp_layers(self.names | {f"{module}.weight" for module in modules})
+        return mtp_layers(self.names)
 
     def is_stored_quantized(self, table: str) -> bool | None:
         """Whether its lm_head or embed_tokens is stored quantized; None = not known.
@@ -263,7 +262,7 @@ def declared_dtype(config: Mapping[str, Any]) -> str | None:
     return said.removeprefix("torch.") if isinstance(said, str) else None
 
 
-def _tensors(folder: Path) -> tuple[Checkpoint | None, frozenset[str]]:
+def stored_tensors(folder: Path) -> tuple[Checkpoint | None, frozenset[str]]:
     """Headers and names; only names where the index exists and no shard does."""
     if any(folder.glob("*.safetensors")):
         checkpoint = Checkpoint.open(folder, is_target=True)
@@ -290,6 +289,47 @@ def _check_keys(config: Mapping[str, Any], where: Path) -> None:
     for key in _DECLARATIONS:
         if not isinstance(value := config.get(key), Mapping | None):
             raise _unfit(where, key, "an object", value)
+
+
+# ---- Which of two folders drafts for the other
+
+_GROWS = ("num_hidden_layers", "hidden_size")
+_Operand = tuple[str | None, Mapping[str, Any]]
+"""What draft a folder holds, None = no draft or an unknown one; and the keys of its config.json."""
+
+
+def check_operands(target: Reference, draft: Reference | None) -> None:
+    """Refuse a draft in the place of its target, and a language model that outgrows its target.
+
+    What cannot be read here, as an id on the Hub, is left to whoever reads it.
+    """
+    theirs, own = _operand(target), _operand(draft) if draft is not None else None
+    if theirs is None:
+        return
+    if theirs[0] is not None:
+        what = f"it is given as the target, and is a draft itself: {theirs[0]}"
+    elif own is not None and own[0] is None and _outgrows(own[1], theirs[1]):
+        what = f"it is given as the target, and has fewer and narrower layers than {draft}"
+    else:
+        return
+    fix = "give the folder of the model that the draft proposes for"
+    if own is not None and own[0] is None:
+        what += "; the draft and its target are swapped"
+        fix = f"give {target} as the draft, and {draft} as the target"
+    raise CheckpointError(target, what, fix=fix)
+
+
+def _operand(reference: Reference) -> _Operand | None:
+    folder = Path(reference)
+    with suppress(CheckpointError):
+        config = read_json_object(folder / CONFIG_FILE, no_target(folder))
+        return kind_of_draft(config, stored_tensors(folder)[1]), with_text_config(config)
+    return None
+
+
+def _outgrows(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    sizes = [(own.get(key), theirs.get(key)) for key in _GROWS]
+    return all(type(a) is int and type(b) is int and a > b for a, b in sizes)
 
 
 # ---- A tokenizer by what distinguishes it: its tokens and merges, not its file

@@ -72,7 +72,10 @@ def quantized_looking(tensors: Iterable[TensorInfo]) -> set[str]:
 
 
 _DECLARATION, _NESTED = "quantization_config", "quantization"
-_OF_NO_SCHEME = ("quant_method", "producer", "version", "exclude_modules", "ignore", "group_size")
+_OF_NO_SCHEME = (
+    "quant_method", "producer", "version", "exclude_modules", "ignore", "group_size",
+    "kv_cache_quant_algo",
+)  # fmt: skip
 Form = Literal["flat", "nested", "side file"]
 
 

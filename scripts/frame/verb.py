@@ -79,6 +79,7 @@ def verb(
             words = Keywords(form)
             try:
                 settings = form.from_arguments(given)
+                _check_operands(settings)
                 ears = Ears(settings.listener, words)
                 report = run(dataclasses.replace(settings, listener=ears))
             except DraftQuantError as exc:
@@ -107,6 +108,17 @@ def verb(
         return typing.cast("Verb[P, R]", found)
 
     return made
+
+
+def _check_operands(settings: Heard) -> None:
+    """No verb takes a draft for its target, or begins with the two swapped."""
+    target = getattr(settings, "target", None)
+    if target is None:
+        return
+    from ...quantize.pairing.target import check_operands
+
+    drafts = (getattr(settings, field, None) for field in ("draft", "baseline", "layer"))
+    check_operands(target, next(filter(None, drafts), None))
 
 
 def _to_mapping(report: Any, _settings: Any) -> Any:
@@ -140,6 +152,7 @@ class Command:
 
     def run(self, settings: Any, *, as_json: bool) -> int:
         """Run the verb and print what it returns; the exit code."""
+        _check_operands(settings)
         report = (self.run_whole or self.verb.run)(settings)
         self.tell(report, settings, as_json=as_json)
         return self.exit_code(report)

@@ -24,7 +24,7 @@ _GPUS = [f"{gpu_names(each.archs)} in {TITLES[each.name]}" for each in newest_en
 
 @verb(Checking, exclusive=("target", "target_layers"), figures={"usual_gpus": "; ".join(_GPUS)})
 def check(settings: Checking) -> "reports.CheckReport":
-    """Predict what an engine does with a draft, quantized or not. No engine and no GPU is needed.
+    """Predict what engines do with a draft, quantized or not. No engine and no GPU is needed.
 
     Example:
         >>> answer = dq.check("OUT", "vllm", gpu="h200")
@@ -32,8 +32,8 @@ def check(settings: Checking) -> "reports.CheckReport":
         ('LOADS', None)
 
     Returns:
-        The engine's answer (LOADS, LOADS BUT WRONG, REFUSED or UNKNOWN), the reasons, and what to
-        do.
+        LOADS, LOADS BUT WRONG, REFUSED or UNKNOWN by the engine, or by the best of all, the
+        reasons, and what to do.
 
     Raises:
         CheckpointError: the folder holds no draft, or there is no engine or GPU of this name.
@@ -77,13 +77,30 @@ _WORDS = {"refused": "error"}
 def _show(report: "reports.CheckReport", _settings: object) -> None:
     if report.pair is not None:
         _print_pair(report.pair)
-    else:
+    elif len(report.answers) == 1:
         _print(report.answer)
+    else:
+        _print_lines(report.answers)
+
+
+def _print_lines(answers: "Iterable[EngineCheck]") -> None:
+    """One line for each engine: where it loads the draft, or why not."""
+    out = stdout()
+    for one in answers:
+        why = f": {one.error}" if one.error else ""
+        out.line(
+            (one.verdict, f"bold {_COLOURS[one.verdict]}"), f": {one.title} on {_where(one)}{why}"
+        )
+    out.line("add --engine for reasons, what to do, and how to serve it", style="dim")
+
+
+def _where(one: "EngineCheck") -> str:
+    return one.gpu if one.tp == 1 else f"{one.tp} x {one.gpu}"
 
 
 def _print(answer: "EngineCheck") -> None:
     out = stdout()
-    where = answer.gpu if answer.tp == 1 else f"{answer.tp} x {answer.gpu}"
+    where = _where(answer)
     if answer.layers:
         found = table(f"{answer.title} on {where}", "module in the engine", "taken as",
                       "parameter", "shape", "filled by", spare=("shape", "taken as"))  # fmt: skip
@@ -132,9 +149,8 @@ def _print_pair(pair: "PairCheck") -> None:
 
 def _print_engine(pair: "EnginePair") -> None:
     out, alone = stdout(), pair.answer
-    where = alone.gpu if alone.tp == 1 else f"{alone.tp} x {alone.gpu}"
     colour = f"bold {_COLOURS[pair.verdict]}"
-    out.line((pair.verdict, colour), f": {alone.title} on {where}")
+    out.line((pair.verdict, colour), f": {alone.title} on {_where(alone)}")
     for finding in alone.findings:
         out.line(f"  the draft alone: {finding.text}")
         out.line(f"    what to do: {finding.remedy}")

@@ -77,7 +77,10 @@ def _print(found: dict[str, Any], vocabulary: str | None, *, known: bool) -> Non
         else:
             savings.row(name, megabytes(after), f"{after / found['bytes']:.1%}")
     print_table(savings)
+    shapes = {t["name"]: t["shape"] for t in found["tensors"]}
     for ratio in found["concat_half_ratio"]:
+        rows, whole = ratio["rows"], shapes[ratio["name"]][0]
+        of_rows = f"{rows} rows" if rows == whole else f"{rows} of {whole} rows"
         size = "infinite" if ratio["ratio"] is None else f"{ratio['ratio']:.2f}"
         advice = "balanced enough for one scale per row"
         if ratio["harmful"]:
@@ -85,10 +88,7 @@ def _print(found: dict[str, Any], vocabulary: str | None, *, known: bool) -> Non
                 "one INT4 scale per row would round the smaller half to zero: use a recipe with"
                 " balance_concat: auto (int4-channel, mi325x-w4a8)"
             )
-        out.line(
-            f"{ratio['name']}: hidden half / embedding half = {size}"
-            f" ({ratio['rows']} rows): {advice}"
-        )
+        out.line(f"{ratio['name']}: hidden half / embedding half = {size} ({of_rows}): {advice}")
     if known:
         _print_lints(found["lints"])
 

@@ -57,7 +57,7 @@ def _show(report: "reports.QuantizeReport", settings: Quantizing) -> None:
     kept = len(plan.remaining.rows) - changed
     out.line(
         (str(report.out), "bold"),
-        f": {len(plan.quantized)} linears quantized, "
+        f": {len(plan.quantized)} linears quantized by {plan.recipe.backend}, "
         f"{kept} tensors kept byte for byte, "
         f"{megabytes(plan.bytes_before)} -> {megabytes(plan.bytes_after)}, verified ({times})",
     )
