@@ -155,7 +155,8 @@ def replayed(asked: GateRun, policy: str) -> DraftsJudged:
     warnings = check_folders(baseline, candidate, unrelated=unrelated, same=same)
     traces, _, of_traces = open_for_drafts(asked.traces, folders, asked.listener)
     warnings += of_traces
-    warnings += check_held_out(candidate.quantized_by, traces, candidate.cuts)
+    held_out = check_held_out(candidate.quantized_by, traces, candidate.cuts)
+    warnings += held_out.unknown
     of_text = origin_warnings(asked.target, traces)
     loaded = load_for_replay(folders, traces, asked)
     warnings += check_loaded(*loaded.both, candidate, unrelated=unrelated) + of_text
@@ -165,6 +166,7 @@ def replayed(asked: GateRun, policy: str) -> DraftsJudged:
         _background(asked, baseline, candidate, warnings),
         head_agreement=head_agreement(traces, loaded.tables),
         unrecorded=not unrelated and not same and not candidate.is_recorded,
+        seen_continuations=held_out.continuations,
         algorithm_to_try=_algorithm_to_try(candidate.quantized_by),
     )
     return DraftsJudged(folders=(baseline, candidate), background=background, replays=replays)
@@ -265,8 +267,11 @@ def beside_targets(asked: GateRun) -> tuple[DraftsJudged, tuple[BesideTarget, Be
     ]
     check_targets(opened[0][0], opened[1][0])
     warnings, agreements, sides = tuple[str, ...](), list[float](), list[BesideTarget]()
+    seen: dict[str, None] = {}
     for traces, _, of_traces in opened:
-        warnings += of_traces + check_held_out(draft.quantized_by, traces, draft.cuts)
+        held_out = check_held_out(draft.quantized_by, traces, draft.cuts)
+        seen |= dict.fromkeys(held_out.continuations)
+        warnings += of_traces + held_out.unknown
         warnings += origin_warnings(None, traces)
         loaded = load_for_replay([folder], traces, asked)
         (replay,) = replay_loaded(loaded, asked)
@@ -278,6 +283,7 @@ def beside_targets(asked: GateRun) -> tuple[DraftsJudged, tuple[BesideTarget, Be
         candidate_sha256=draft.sha256,
         head_agreement=min(agreements, default=None),
         expected_baseline=asked.expect_baseline,
+        seen_continuations=tuple(seen),
         warnings=tuple(dict.fromkeys(warnings)),
     )
     both = (sides[0], sides[1])
