@@ -347,7 +347,7 @@ def judge_counts(
         baseline=draft_figures(baseline),
         candidate=draft_figures(candidate),
         change=evidence.change,
-        change_without_seen=unseen and unseen.change,
+        change_without_seen=None if unseen is None else unseen.change,
         required_num_prompts=decision.required_num_prompts,
         first_step=None,
         categories=evidence.parts.categories,
