@@ -8,8 +8,8 @@ from draftquant.calibration.traces.related_prompts import (
     alike_groups,
     num_near_duplicates,
     related_groups,
+    suggested_clusters,
 )
-from draftquant.calibration.traces.suggested_clusters import suggested_clusters
 
 TEMPLATE = tuple(range(900, 1000))
 

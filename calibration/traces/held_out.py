@@ -7,7 +7,7 @@ seen are judged both ways, with them and without, as long as they are few.
 """
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...quantize.files.provenance import (
@@ -19,7 +19,7 @@ from ...quantize.files.provenance import (
 from ...recipes.errors import GateError
 from .manifest import TraceEntry
 from .prompt_trace import prompt_sha256
-from .related_prompts import PromptText, TextSketches, text_of
+from .related_prompts import PromptText, related, sketched, text_of
 from .trace_folder import TraceFolder
 
 MOST_SEEN_SHARE = 0.2
@@ -85,13 +85,13 @@ def _begins_with(token_ids: Sequence[int], digest: str) -> bool:
 def seen_prompts(traces: TraceFolder) -> SeenPrompts:
     """The prompts of a folder, for the record of what they make."""
     prompts = recorded_prompts(traces)
-    kept = TextSketches.of([prompt.text for prompt in prompts])
+    texts = [prompt.text for prompt in prompts]
     return SeenPrompts(
         sha256=tuple(sorted({digest for prompt in prompts for digest in prompt.hashes})),
         sketches=Sketches(
             method="64 minima of 4-token shingles, of 16-token ones of continuations, 2",
-            minima=_by_category(kept.prompts),
-            continuations=_by_category(kept.continuations),
+            minima=_by_category(sketched(texts, continued=False)),
+            continuations=_by_category(sketched(texts, continued=True)),
         ),
     )
 
@@ -101,6 +101,10 @@ def _by_category(kept: Collection[tuple[str, str]]) -> dict[str, tuple[str, ...]
     for category, text in sorted(kept):
         found[category] = (*found.get(category, ()), text)
     return found
+
+
+def _stored(sketches: Mapping[str, Sequence[str]]) -> dict[tuple[str, str], int]:
+    return {(category, text): 0 for category, own in sketches.items() for text in own}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,27 +189,27 @@ def seen_continuations(
         "merge the traces of the first turns (traces merge), or record the conversations whole"
         " (record --turns all)",
     )
-    continued: dict[int, str] = {}
+    again_said: dict[int, str] = {}
     for seen, what in made:
         known = set(seen.sha256)
         again = [prompt.entry.id for prompt in prompts if known.intersection(prompt.hashes)]
         _refuse_any(where, again, total, what, _OTHERS)
         if seen.sketches is None:
             continue
-        kept = TextSketches.stored(seen.sketches)
-        near = {position for _, position in kept.related(texts, continued=False)}
+        prompts_known, answers = map(_stored, (seen.sketches.minima, seen.sketches.continuations))
+        near = sorted({i for _, i in related(prompts_known, texts, continued=False)})
+        own = sorted({i for _, i in related(answers, texts, continued=True)})
         share = "share 90% or more of their text (4-token shingles) with prompts that"
-        _refuse_any(where, [ids[i] for i in sorted(near)], total, f"{share} {what}", _OTHERS)
-        own = kept.related(texts, continued=True)
-        continued |= dict.fromkeys((position for _, position in own), what)
-    found = [ids[i] for i in sorted(continued)]
+        _refuse_any(where, [ids[i] for i in near], total, f"{share} {what}", _OTHERS)
+        again_said |= dict.fromkeys(own, what)
+    found = [ids[i] for i in sorted(again_said)]
     if len(found) > MOST_SEEN_SHARE * total:
         _refuse_any(
             where,
             found,
             total,
             "share 90% or more of their continuations (16-token shingles) with prompts that"
-            f" {', or '.join(dict.fromkeys(continued.values()))}, more than the"
+            f" {', or '.join(dict.fromkeys(again_said.values()))}, more than the"
             f" {MOST_SEEN_SHARE:.0%} that are judged with and without them",
             _OTHERS,
         )

@@ -19,7 +19,7 @@ from ...recipes.decode import encode
 from ...recipes.errors import TraceError, refused, short
 from .manifest import Sampling, StorageChoice, TooLongPrompts, TraceManifest, is_printable_name
 from .prompt_trace import PromptTrace
-from .related_prompts import PromptText, TextSketches, prompt_text, related_groups, united
+from .related_prompts import PromptText, prompt_text, related, related_groups, sketched, united
 from .stored_features import storage_of
 from .trace_folder import TraceFolder
 from .writer import CarriedTables, TraceWriter, trace_output
@@ -138,9 +138,12 @@ def _seen(
     texts: Sequence[PromptText], known: Sequence[int], judged: Sequence[int]
 ) -> set[tuple[int, int]]:
     """Positions of related texts, as a gate on some of them sees those that calibrated a draft."""
-    kept, own = TextSketches.of([texts[i] for i in known]), [texts[i] for i in judged]
-    found = (kept.related(own, continued=continued) for continued in (False, True))
-    return {(known[one], judged[other]) for pairs in found for one, other in pairs}
+    made, own = [texts[i] for i in known], [texts[i] for i in judged]
+    return {
+        (known[one], judged[other])
+        for continued in (False, True)
+        for one, other in related(sketched(made, continued=continued), own, continued=continued)
+    }
 
 
 def _chosen(manifest: TraceManifest, groups: Groups, count: int, seed: int) -> set[int]:

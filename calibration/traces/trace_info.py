@@ -22,8 +22,12 @@ from ...quantize.drafts.maths import linear
 from ...quantize.files.torch_file import row_blocks
 from ...recipes.brief import Brief, megabytes
 from .prompt_trace import PromptTrace
-from .related_prompts import num_near_duplicates, prompt_text, related_groups
-from .suggested_clusters import suggested_clusters
+from .related_prompts import (
+    num_near_duplicates,
+    prompt_text,
+    related_groups,
+    suggested_clusters,
+)
 from .target_tables import FINAL_NORM, HEAD, SharedTables
 from .trace_folder import TraceFolder
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from ...calibration.passes import DraftSampling
-from ...calibration.traces.suggested_clusters import suggested_clusters
+from ...calibration.traces.related_prompts import suggested_clusters
 from ...recipes.brief import percent
 from ...recipes.errors import GateError
 from ...recipes.packages import table_beside
