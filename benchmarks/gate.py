@@ -3,8 +3,9 @@
     python -m benchmarks.gate [--runs 2000] [--seed 0] [--only losses looks] [--json]
 
 Scenarios: drafts of several changes; a loss that lies in some prompts; prompts of very different
-lengths; copies of prompts, and prompts that share an effect; categories and context bins that lose
-more than the whole; repeated looks at a growing set of prompts. Rates are shares of the runs.
+lengths; copies of prompts, and prompts that share an effect; targets that recite; categories and
+context bins that lose more than the whole; repeated looks at a growing set of prompts. Rates are
+shares of the runs.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from draftquant.scripts.frame.console import stderr
+from draftquant.validate.judging.advice import Background
 from draftquant.validate.judging.judgement import GateReport, judge
 from draftquant.validate.judging.policy import POLICIES, Look, Spending
 
@@ -118,7 +120,8 @@ def _once(draw: Draw, truth: float | None = None) -> Scenario:
 
 
 def _judge(recorded: Recorded, look: Look | None = None) -> GateReport:
-    return judge(*replays(recorded), RELEASE, look=look)
+    background = Background(seen_continuations=tuple(map(str, recorded.seen)))
+    return judge(*replays(recorded), RELEASE, look=look, background=background)
 
 
 def _plain(count: int, change: float, **how: typing.Any) -> Scenario:
@@ -179,6 +182,42 @@ def together() -> Mapping[str, Scenario]:
 
 def _grouped(count: int, change: float) -> Scenario:
     return _once(lambda g: record(g, count, change, group=5).as_groups(5), change)
+
+
+def recited() -> Mapping[str, Scenario]:
+    """100 prompts of a target that recites a few texts, or texts that made the candidate."""
+    found = {}
+    for share, texts in ((0.05, 1), (0.2, 2), (0.5, 5)):
+        name = f"{share:.0%} of the prompts recite {texts} texts"
+        found[f"{name}, {LIMIT:+.1%}, each as one"] = _once(
+            lambda g, of=(share, texts): record(g, 100, LIMIT).reciting(*of).each_as_one(), LIMIT
+        )
+        for change in (LIMIT, 0.0):
+            found[f"{name}, {change:+.1%}, the gate"] = _once(
+                lambda g, of=(share, texts), c=change: record(g, 100, c).reciting(*of), change
+            )
+    for share in (0.05, 0.2):
+        found[f"{share:.0%} were seen and lose nothing, {LIMIT:+.1%} elsewhere, all"] = _once(
+            lambda g, s=share: dataclasses.replace(_overfitted(g, s), seen=())
+        )
+        found[f"{share:.0%} were seen and lose nothing, {LIMIT:+.1%} elsewhere, the gate"] = _once(
+            lambda g, s=share: _overfitted(g, s)
+        )
+        found[f"the {share:.0%} that lose most were seen, {LIMIT:+.1%}, without them"] = _once(
+            lambda g, s=share: record(g, 100, LIMIT).losing_most(s).without_seen()
+        )
+        for change in (LIMIT, 0.0):
+            found[f"the {share:.0%} that lose most were seen, {change:+.1%}, the gate"] = _once(
+                lambda g, s=share, c=change: record(g, 100, c).losing_most(s)
+            )
+    return found
+
+
+def _overfitted(generator: np.random.Generator, share: float) -> Recorded:
+    """A share of 100 prompts made the candidate, which lost nothing on them."""
+    count = round(100 * share)
+    drawn = record(generator, count, 0.0) + record(generator, 100 - count, LIMIT)
+    return dataclasses.replace(drawn, seen=range(count))
 
 
 def categories() -> Mapping[str, Scenario]:
@@ -270,7 +309,8 @@ def _first_decided(reports: Iterator[GateReport]) -> GateReport:
 
 
 SCENARIOS: Mapping[str, Callable[[], Mapping[str, Scenario]]] = {
-    one.__name__: one for one in (changes, losses, lengths, together, categories, contexts, looks)
+    one.__name__: one
+    for one in (changes, losses, lengths, together, recited, categories, contexts, looks)
 }
 
 if __name__ == "__main__":

@@ -75,6 +75,7 @@ class Recorded:
         baseline, candidate: [N, K + 1] rounds by number of accepted tokens.
         prompts: [N] equal numbers are copies of one prompt. categories: [N].
         declared: [N] cluster that the prompt file names; none where it names none.
+        seen: numbers of the prompts whose continuation made the candidate.
         contexts: [N] of each prompt the rounds of its context bins under both drafts, baseline
             first, each [bins, K + 1]; none where all rounds lie in the first bin.
     """
@@ -85,6 +86,7 @@ class Recorded:
     categories: Sequence[str]
     contexts: Sequence[tuple[Ints, Ints]] = ()
     declared: Sequence[str] = ()
+    seen: Sequence[int] = ()
 
     def __add__(self, more: "Recorded") -> "Recorded":
         """Further prompts, different from these."""
@@ -124,14 +126,52 @@ class Recorded:
             self, prompts=range(count), declared=[str(i // size) for i in range(count)]
         )
 
+    def reciting(self, share: float, texts: int) -> "Recorded":
+        """This share of the prompts repeats the last `texts` others in turn; each a cluster."""
+        count = len(self.prompts)
+        own = round(count * (1 - share))
+        source = [i if i < own else i % texts - texts for i in range(count)]
+        return dataclasses.replace(
+            self,
+            baseline=self.baseline[source],
+            candidate=self.candidate[source],
+            declared=[str(i) if i < own else f"text {i % texts}" for i in range(count)],
+        )
+
+    def each_as_one(self) -> "Recorded":
+        """The same prompts without clusters."""
+        return dataclasses.replace(self, declared=())
+
+    def losing_most(self, share: float) -> "Recorded":
+        """The same prompts, of which the candidate has seen those where it loses most."""
+        rank = _changes(self).argsort()
+        return dataclasses.replace(self, seen=rank[: round(share * len(rank))].tolist())
+
+    def without_seen(self) -> "Recorded":
+        """The other prompts alone."""
+        rest = [i for i in range(len(self.prompts)) if i not in set(self.seen)]
+        return Recorded(
+            baseline=self.baseline[rest],
+            candidate=self.candidate[rest],
+            prompts=rest,
+            categories=[self.categories[i] for i in rest],
+        )
+
     def paired_by_counts(self) -> "Recorded":
         """Clusters of two that hide the spread: who lost most with who gained most."""
-        tokens = np.arange(1, NUM_DRAFT_TOKENS + 2)
-        before, after = (one @ tokens / one.sum(axis=1) for one in (self.baseline, self.candidate))
-        rank = (after - before).argsort().argsort()
+        rank = _changes(self).argsort().argsort()
         return dataclasses.replace(
             self, declared=[str(one) for one in np.minimum(rank, len(rank) - 1 - rank)]
         )
+
+
+def _changes(recorded: Recorded) -> Floats:
+    """[N] change of each prompt's acceptance length."""
+    tokens = np.arange(1, NUM_DRAFT_TOKENS + 2)
+    both = (recorded.baseline, recorded.candidate)
+    before, after = (one @ tokens / one.sum(axis=1) for one in both)
+    changes: Floats = after - before
+    return changes
 
 
 def record(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..recipes.errors import CalibrationError, refused, short
 from ..recipes.regular_file import read_text
 from ..recipes.strict_json import parse_json, reading
-from .traces.near_duplicates import independent_groups, text_of
+from .traces.related_prompts import related_groups, text_of
 from .traces.trace_folder import TraceFolder
 
 # A verify step follows a token that is already committed, so the first token of a continuation,
@@ -69,7 +69,7 @@ class TokenCounts:
 def said_texts(traces: TraceFolder) -> list[SaidText]:
     """What the target said on every prompt, in order; reads only token ids."""
     read = [(entry, ids.numpy().astype(np.int64)) for entry, ids in traces.token_ids()]
-    groups = independent_groups([text_of(entry, ids.tolist()) for entry, ids in read])
+    groups = related_groups([text_of(entry, ids.tolist()) for entry, ids in read])
     group_of = {place: number for number, group in enumerate(groups) for place in group}
     return [
         SaidText(

@@ -34,7 +34,7 @@ from .row_choice import (
     read_general_counts,
     said_texts,
 )
-from .traces.near_duplicates import seen_prompts
+from .traces.held_out import seen_prompts
 from .traces.trace_folder import TraceFolder, file_sha256
 
 _KEYS = ("eos_token_id", "bos_token_id")

@@ -15,13 +15,23 @@ class DraftQuantError(Exception):
     """Base of every error that a user can cause or mend: where, what (expected, got), and the fix.
 
     Each text is one line of bounded length and holds no control characters, whatever it quotes.
+    `ids`: of all prompts that it is about, where `what` names the first ones.
     """
 
-    def __init__(self, where: object, what: str, *, fix: str, details: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        where: object,
+        what: str,
+        *,
+        fix: str,
+        details: Sequence[str] = (),
+        ids: Sequence[str] = (),
+    ) -> None:
         self.where = _field(str(where))
         self.what = _field(what)
         self.fix = _field(fix)
         self.details = tuple(map(_field, details))
+        self.ids = tuple(ids)
         first = f"{self.where}: {self.what}"
         super().__init__("\n".join([first, *self.details, f"  fix: {self.fix}"]))
 

@@ -60,6 +60,9 @@ def test_the_gate_is_simulated() -> None:
     groups = "300 prompts in groups of five, -1.0%"
     assert simulated("together", f"{groups}, each as one", 300).passed > 0.07  # 0.05 is promised
     assert simulated("together", f"{groups}, as groups", 300).passed < 0.09
+    seen = "the 20% that lose most were seen, -1.0%"
+    assert simulated("recited", f"{seen}, without them").passed > 0.8
+    assert simulated("recited", f"{seen}, the gate").passed < 0.1
     lost = simulated("categories", "10 categories, one loses 4%")
     assert lost.passed < 0.75 < 0.8 < lost.part_found
     assert simulated("contexts", "longest bin loses 8%").failed > 0.95

@@ -94,8 +94,12 @@ def test_gate_refuses_the_traces_that_calibrated_the_draft(
     traces: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     static = corpus.quantized(LLAMA, "blackwell-fp8", pair=True, measured=True)
-    assert main(["gate", DRAFT, str(static), *traces]) == 2
-    assert "12 of its 12 prompts were used to calibrate the candidate" in capsys.readouterr().err
+    assert main(["gate", DRAFT, str(static), *traces, "--json"]) == 2
+    out, err = capsys.readouterr()
+    refused = json.loads(out)["error"]
+    assert "12 of its 12 prompts were used to calibrate the candidate" in err
+    assert len(refused["ids"]) == 12
+    assert f": {', '.join(refused['ids'][:10])}, ...\n" in err
 
 
 OTHER_TARGETS: tuple[tuple[dict[str, str | None], int, str], ...] = (

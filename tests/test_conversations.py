@@ -14,7 +14,7 @@ import pytest
 from draftquant.calibration.prompts.prompt_file import PromptEncoder, read_prompts
 from draftquant.calibration.prompts.prompt_forms import ChosenPrompts
 from draftquant.calibration.recording.conversations import record_conversations, recorded_texts
-from draftquant.calibration.traces.near_duplicates import recorded_prompts, seen_prompts
+from draftquant.calibration.traces.held_out import recorded_prompts, seen_prompts
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.recipes.errors import LineProblem, PromptError
 from draftquant.scripts.cli import main

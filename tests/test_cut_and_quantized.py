@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cuts import CHOICE, IDS, cut, target
-from draftquant.calibration.traces.near_duplicates import seen_prompts
+from draftquant.calibration.traces.held_out import seen_prompts
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.digests import tensor_digests

@@ -14,6 +14,7 @@ from draftquant.validate.counting.acceptance_counts import (
     ContextCounts,
 )
 from draftquant.validate.counting.draft_counts import DraftReplay
+from draftquant.validate.judging.advice import Background
 from draftquant.validate.judging.judgement import GateReport, judge
 from draftquant.validate.judging.policy import Policy
 from draftquant.validate.report.document import parse_report
@@ -255,6 +256,38 @@ def test_clusters_that_were_chosen_by_the_counts_narrow_no_bound() -> None:
         assert (report.num_clusters, report.change.effective_num_prompts) == (50, 50.0)
         assert "the lower one is that without, the upper one that without" in report.warnings[1]
         assert document(report).judgement == report
+        shown = (
+            dataclasses.replace(
+                each, prompts=tuple(dataclasses.replace(p, alike=p.cluster) for p in each.prompts)
+            )
+            for each in (clustered(one, pairs) for one in drafts)
+        )
+        by_texts = judge(*shown, RELEASE)
+        assert by_texts.change is not None
+        assert by_texts.change.relative_bounds == alone.change.relative_bounds
+
+
+@pytest.mark.parametrize(("of_seen", "of_rest", "verdicts"), [
+    (0, 0, ("PASS", "PASS", "PASS")),
+    (160, 3, ("FAIL", "PASS", "FAIL")),
+    (-70, 22, ("PASS", "FAIL", "FAIL")),
+    (-30, 16, ("PASS", "INCONCLUSIVE", "INCONCLUSIVE")),
+])  # fmt: skip
+def test_seen_continuations_are_judged_both_ways(
+    of_seen: int, of_rest: int, verdicts: tuple[str, str, str]
+) -> None:
+    """The worse verdict counts: neither prompts that gained nor leaving out losers helps."""
+    noise, seen = 8, tuple(f"p{i}" for i in range(20))
+    rows = noisy(of_seen, noise, 20) + noisy(of_rest, noise, 80)
+    without = judge(replay(spread(600, 80)), replay(noisy(of_rest, noise, 80)), RELEASE)
+    drafts = replay(spread(600, 100)), replay(rows)
+    plain = judge(*drafts, RELEASE)
+    report = judge(*drafts, RELEASE, background=Background(seen_continuations=seen))
+    assert (plain.verdict, without.verdict, report.verdict) == verdicts
+    assert (report.change, report.change_without_seen) == (plain.change, without.change)
+    assert report.reason.startswith("Without the 20 prompts") == (plain.verdict != report.verdict)
+    assert "continuations of 20 of the 100 prompts are among those" in report.warnings[-1]
+    assert document(report).judgement == report
 
 
 @pytest.mark.parametrize(("count", "lost", "clusters", "verdict", "outcome"), [

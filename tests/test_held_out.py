@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import random
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -9,9 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 from draftquant.calibration.recording.decoding import GREEDY
-from draftquant.calibration.traces.held_out import check_held_out
-from draftquant.calibration.traces.near_duplicates import seen_prompts
+from draftquant.calibration.traces.held_out import (
+    HeldOut,
+    check_held_out,
+    seen_continuations,
+    seen_prompts,
+)
 from draftquant.calibration.traces.prompt_trace import PromptTrace, prompt_sha256
+from draftquant.calibration.traces.related_prompts import prompt_text, related_groups
+from draftquant.calibration.traces.sets import merge_traces, split_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.traces.writer import trace_output
 from draftquant.quantize.files.provenance import QuantizedProvenance
@@ -63,6 +70,38 @@ def with_prompt(trace: PromptTrace, token_ids: Sequence[int], **changes: object)
         ),
         **changes,
     )
+
+
+def answering(trace: PromptTrace, token_ids: Sequence[int]) -> PromptTrace:
+    """The trace with these tokens where its continuation begins."""
+    first, length = trace.prompt_length, len(token_ids)
+    trace.token_ids[first : first + length] = torch.tensor(token_ids)
+    trace.target_top1[first - 1 : first - 1 + length] = torch.tensor(token_ids)
+    return trace
+
+
+def reciting(seed: int, count: int = 40) -> list[PromptTrace]:
+    """Prompts of a drawn target, which recites: parts of few texts, behind a common beginning.
+
+    Some prompts begin with a common text of their category, and some are cut or changed copies.
+    """
+    draw = random.Random(seed)
+    texts = [[draw.randrange(50) for _ in range(160)] for _ in range(draw.randint(2, 6))]
+    share, system = draw.choice([0.2, 0.5, 0.8]), draw.random()
+    found: list[PromptTrace] = []
+    for number in range(count):
+        length = draw.choice([31, 48, 80, 96])
+        own = make_trace(f"p{number}", draw.randint(20, 60), length, seed=1000 * seed + number)
+        if draw.random() < system:
+            own.token_ids[:16] = torch.tensor(texts[0][:16])
+        if found and draw.random() < 0.1:
+            old = draw.choice(found).token_ids[:19]
+            own.token_ids[: len(old)] = old
+        if draw.random() < share:
+            text, first = draw.choice(texts), draw.choice([0, 0, 8, 40])
+            answering(own, [*texts[1][: draw.choice([0, 0, 20])], *text[first:]][:length])
+        found.append(own)
+    return found
 
 
 def prompt_of(trace: PromptTrace) -> list[int]:
@@ -117,7 +156,7 @@ def test_a_continuation_that_calibrated_is_known(
     traces = folder_of([with_prompt(seen, ids, id="near")], tmp_path / "traces")
     message = r"1 of its 1 prompts share 90% or more of their continuations \(16-token shingles\)"
     with pytest.raises(GateError, match=message) if known else nullcontext():
-        assert check_held_out(candidate, traces) == ()
+        assert check_held_out(candidate, traces) == HeldOut()
 
 
 @pytest.mark.parametrize("name", ["random", "of another first turn"])
@@ -138,7 +177,7 @@ def test_a_conversation_that_was_one_prompt_is_known_turn_by_turn(tmp_path: Path
     candidate = calibrated_on(folder_of([whole], tmp_path / "calibration"), tmp_path)
     begun = prompt_sha256(prompt_of(whole)[:12])  # the first turn need not be in the folder
     known = dataclasses.replace(whole, conversation_sha256=begun)
-    assert check_held_out(None, folder_of([known], tmp_path / "begun")) == ()
+    assert check_held_out(None, folder_of([known], tmp_path / "begun")) == HeldOut()
     first = make_trace("first", 12, seed=6)
     later = dataclasses.replace(whole, id="later", conversation_sha256=first.prompt_sha256)
     with pytest.raises(
@@ -159,7 +198,7 @@ def test_a_prompt_that_calibrated_is_refused(tmp_path: Path) -> None:
 
 def test_a_record_without_sketches_or_prompts_says_so(tmp_path: Path) -> None:
     fresh = folder_of(TRACES[2:], tmp_path / "fresh")
-    (warning,) = check_held_out(record(tmp_path, calibration_prompts=[SEEN]), fresh)
+    (warning,) = check_held_out(record(tmp_path, calibration_prompts=[SEEN]), fresh).unknown
     assert "near copies of them among the gate's prompts are not noticed" in warning
     later = dataclasses.replace(make_trace("later", 30, seed=5), conversation_sha256=SEEN)
     begun = dataclasses.replace(TRACES[1], conversation_sha256=None)
@@ -170,6 +209,51 @@ def test_a_record_without_sketches_or_prompts_says_so(tmp_path: Path) -> None:
         )
     traces = folder_of(TRACES, tmp_path / "traces")
     for origin in (None, f"traces sha256 {'0' * 64}, num_draft_tokens 3"):
-        (warning,) = check_held_out(record(tmp_path, input_scale_origin=origin), traces)
+        (warning,) = check_held_out(record(tmp_path, input_scale_origin=origin), traces).unknown
         assert "does not record on which prompts" in warning
-    assert check_held_out(record(tmp_path, input_scale_origin="--input-scale"), traces) == ()
+    assert check_held_out(record(tmp_path, input_scale_origin="--input-scale"), traces) == HeldOut()
+
+
+@pytest.mark.parametrize(("seed", "count"), [(1, 30), (8, 30), (18, 30), (23, 20), (45, 20)])
+def test_what_a_split_separates_no_gate_calls_seen(seed: int, count: int, tmp_path: Path) -> None:
+    """In both directions, also where a side has templates of its own, as in these draws."""
+    outs = tmp_path / "first", tmp_path / "second"
+    traces = reciting(seed)
+    report = split_traces(folder_of(traces, tmp_path / "all"), *outs, count=count, seed=seed)
+    assert report.num_groups < len(related_groups([prompt_text(one) for one in traces])) < 40
+    for one, other in (outs, outs[::-1]):
+        made = [(seen_prompts(TraceFolder.open(one)), "made it")]
+        assert seen_continuations(TraceFolder.open(other), made) == ()
+
+
+def test_the_remedy_of_what_was_seen_works(tmp_path: Path) -> None:
+    """Every id is in the error, ten in its text; merged and split as it says, nothing is seen."""
+    traces = [make_trace(f"p{i}", 30, 64, seed=i) for i in range(24)]
+    used, judged = traces[:12], traces[12:]
+    for known, other in zip(used, judged, strict=True):
+        answering(other, known.token_ids[30:].tolist())
+    folders = folder_of(used, tmp_path / "used"), folder_of(judged, tmp_path / "judged")
+    with pytest.raises(GateError, match=r"share 90% or more of their continuations") as caught:
+        check_held_out(calibrated_on(folders[0], tmp_path), folders[1])
+    assert caught.value.ids == tuple(f"p{i}" for i in range(12, 24))
+    assert caught.value.what.count(", p") == 9
+    assert caught.value.what.endswith(", ...")
+    assert "traces merge USED THESE --out ALL" in caught.value.fix
+    assert "traces split ALL --fraction 0.3 --out" in caught.value.fix
+    everything = merge_traces(folders, tmp_path / "all").traces
+    split = split_traces(everything, tmp_path / "used2", tmp_path / "these2", count=7)
+    assert check_held_out(calibrated_on(split.first, tmp_path), split.second) == HeldOut()
+
+
+@pytest.mark.parametrize(("halves", "seen"), [(1, ("near",)), (2, ())])
+def test_few_seen_continuations_are_named_and_a_union_of_two_is_none(
+    halves: int, seen: tuple[str, ...], tmp_path: Path
+) -> None:
+    """One prompt in five is judged both ways; what only two texts hold together was not seen."""
+    known = [make_trace(f"c{i}", 30, 64, seed=50 + i) for i in range(2)]
+    candidate = calibrated_on(folder_of(known, tmp_path / "calibration"), tmp_path)
+    text = [t for one in known[:halves] for t in one.token_ids[30 : 30 + 64 // halves].tolist()]
+    others = [make_trace(f"o{i}", 30, 64, seed=90 + i) for i in range(4)]
+    near = answering(make_trace("near", 30, 64, seed=80), text)
+    found = check_held_out(candidate, folder_of([*others, near], tmp_path / "five"))
+    assert found == HeldOut(continuations=seen)

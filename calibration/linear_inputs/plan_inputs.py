@@ -41,7 +41,7 @@ from ...quantize.stored.online_rounding import InputRounding, kernel_scale
 from ...recipes.errors import CalibrationError
 from ...recipes.listener import Progress, unseen
 from ..passes.draft_inputs import DraftRun
-from ..traces.near_duplicates import seen_prompts
+from ..traces.held_out import seen_prompts
 from .static_scales import balanced_run, calibrated_scales, never_run, run_over_traces
 
 _ROWS = 2048  # inputs multiplied at a time

@@ -21,8 +21,8 @@ from ...recipes import ActivationFormat
 from ...recipes.errors import BackendError, CalibrationError, refused
 from ...recipes.listener import Progress, unseen
 from ..passes.draft_inputs import DraftRun, first_hidden_of_batch, work_of
+from ..traces.held_out import seen_prompts
 from ..traces.manifest import TraceEntry
-from ..traces.near_duplicates import seen_prompts
 
 MAX_TOKENS = 2048  # of prompts that go through a draft together
 

@@ -39,8 +39,8 @@ from ...recipes.schema import Algorithm, RoundingChoice, recipe_sha256
 from ..linear_inputs.plan_inputs import MomentsAlongTraces, corrected_linears, served_rounding
 from ..linear_inputs.static_scales import balanced_run
 from ..passes.draft_inputs import MAX_TOKENS, DraftRun
+from ..traces.held_out import seen_prompts
 from ..traces.manifest import TraceEntry
-from ..traces.near_duplicates import seen_prompts
 from .latents import Latent, LatentNorm, LatentOptimiser, LatentWeight
 from .learned_state import (
     KeptRounding,

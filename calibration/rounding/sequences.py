@@ -16,7 +16,7 @@ from ...quantize.stored.loading import LoadedDraft
 from ...recipes.errors import CalibrationError, refused
 from ..passes.draft_inputs import filled_up, first_hidden, rows_along
 from ..traces.manifest import TraceEntry
-from ..traces.near_duplicates import independent_groups, prompt_text
+from ..traces.related_prompts import prompt_text, related_groups
 from ..traces.trace_folder import TraceFolder
 
 MIN_GROUPS = 4
@@ -58,7 +58,7 @@ def split_prompts(
             drawn = hashlib.sha256(f"{seed}:{trace.token_ids.tolist()}".encode()).hexdigest()
             entries.append((drawn, entry))
             texts.append(prompt_text(trace))
-    groups = [sorted(entries[i] for i in group) for group in independent_groups(texts)]
+    groups = [sorted(entries[i] for i in group) for group in related_groups(texts)]
     if len(groups) < MIN_GROUPS:
         facts = {"least": MIN_GROUPS, "num_draft_tokens": num_draft_tokens, "groups": len(groups)}
         raise refused(CalibrationError, traces.folder, __file__, "few-groups", **facts)

@@ -2,53 +2,150 @@
 
 Neither on those that calibrated its quantization, nor on those that chose the rows of its head
 (`draftquant vocab`). A prompt is recognised by its token ids, by those of the first turn of its
-conversation, and, if it was slightly changed, by its sketch and that of its continuation.
+conversation, and by the sketches of related prompts. Prompts of which only the continuation was
+seen are judged both ways, with them and without, as long as they are few.
 """
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ...quantize.files.provenance import QuantizedProvenance, SeenPrompts, VocabularyCut
-from ...recipes.errors import GateError, refused
-from .near_duplicates import (
-    PROMPT_WIDTH,
-    SHARED_SHARE,
-    WIDTH,
-    Overlaps,
-    RecordedPrompt,
-    Shingled,
-    Templates,
-    largest_known,
-    parsed_sketch,
-    recorded_prompts,
+from ...quantize.files.provenance import (
+    QuantizedProvenance,
+    SeenPrompts,
+    SeenTarget,
+    Sketches,
+    VocabularyCut,
 )
+from ...recipes.errors import GateError
+from .manifest import TraceEntry
+from .prompt_trace import prompt_sha256
+from .related_prompts import PromptText, related, sketched, text_of
 from .trace_folder import TraceFolder
 
-_OTHERS = "record traces of other prompts for the gate"
+MOST_SEEN_SHARE = 0.2
+"""Share of the prompts whose continuation may have been seen; simulated up to half of them."""
+_NAMED = 10
+_OTHERS = (
+    "record other prompts; or split all of them anew, because a split keeps related ones on one"
+    " side, and make the candidate again with the first part: draftquant traces merge USED THESE"
+    " --out ALL (two folders only), draftquant traces split ALL --fraction 0.3 --out USED2 THESE2"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedPrompt:
+    """One prompt of a folder.
+
+    `conversation_known`: it is a first turn, or the folder has the first turn that it names, or its
+    own token ids begin with that.
+    """
+
+    entry: TraceEntry
+    text: PromptText
+    sha256: str
+    conversation_known: bool
+
+    @property
+    def hashes(self) -> tuple[str, str]:
+        """Hashes of its own token ids, and of the first turn of its conversation."""
+        return self.sha256, self.entry.conversation_sha256 or self.sha256
+
+
+def recorded_prompts(traces: TraceFolder) -> list[RecordedPrompt]:
+    """Every prompt, in order; reads token ids only."""
+    texts = [(entry, text_of(entry, ids.tolist())) for entry, ids in traces.token_ids()]
+    own = [prompt_sha256(text.prompt) for _, text in texts]
+    first_turns = {
+        digest
+        for (entry, _), digest in zip(texts, own, strict=True)
+        if entry.conversation_sha256 is None
+    }
+    return [
+        RecordedPrompt(
+            entry=entry,
+            text=text,
+            sha256=digest,
+            conversation_known=(conversation := entry.conversation_sha256 or digest) in first_turns
+            or _begins_with(text.prompt, conversation),
+        )
+        for (entry, text), digest in zip(texts, own, strict=True)
+    ]
+
+
+def _begins_with(token_ids: Sequence[int], digest: str) -> bool:
+    """Whether `digest` is the `prompt_sha256` of the first of these tokens, however many."""
+    hashed = hashlib.sha256()
+    for place, token in enumerate(token_ids):
+        hashed.update(f"{',' if place else ''}{token}".encode())
+        if hashed.hexdigest() == digest:
+            return True
+    return False
+
+
+def seen_prompts(traces: TraceFolder) -> SeenPrompts:
+    """The prompts of a folder, for the record of what they make."""
+    prompts = recorded_prompts(traces)
+    texts = [prompt.text for prompt in prompts]
+    return SeenPrompts(
+        sha256=tuple(sorted({digest for prompt in prompts for digest in prompt.hashes})),
+        sketches=Sketches(
+            method="64 minima of 4-token shingles, of 16-token ones of continuations, 2",
+            minima=_by_category(sketched(texts, continued=False)),
+            continuations=_by_category(sketched(texts, continued=True)),
+        ),
+        target=seen_target(traces),
+    )
+
+
+def seen_target(traces: TraceFolder) -> SeenTarget:
+    """The target of a folder, for the same record."""
+    own = traces.manifest.target
+    return SeenTarget(
+        name=own.name, config_sha256=own.config_sha256, weights_sha256=own.weights_sha256
+    )
+
+
+def _by_category(kept: Collection[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for category, text in sorted(kept):
+        found[category] = (*found.get(category, ()), text)
+    return found
+
+
+def _stored(sketches: Mapping[str, Sequence[str]]) -> dict[tuple[str, str], int]:
+    return {(category, text): 0 for category, own in sketches.items() for text in own}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """What a gate has to know of its prompts.
+
+    Attributes:
+        continuations: ids of prompts whose continuation made the draft; at most one in five.
+        unknown: what could not be compared with anything, in sentences without a full stop.
+    """
+
+    continuations: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
 
 
 def check_held_out(
     candidate: QuantizedProvenance | None, traces: TraceFolder, cuts: Sequence[VocabularyCut] = ()
-) -> tuple[str, ...]:
-    """Compare the prompts of the traces, by their token ids, with those that made a draft.
+) -> HeldOut:
+    """Compare the prompts of the traces with those that made a draft.
 
-    Returns what could not be compared with anything, in sentences without a full stop.
+    GateError: one of them was seen itself, or the continuations of too many were.
     """
-    prompts = recorded_prompts(traces)
-    _check_conversations(prompts, traces)
     made = _made(candidate, cuts)
-    for seen, what in made:
-        _check_unseen(prompts, seen, what, traces)
-    said = _unsaid(candidate) if candidate and not candidate.calibration_prompts else ()
+    unknown = _unsaid(candidate) if candidate and not candidate.calibration_prompts else ()
     if any(seen.sha256 and seen.sketches is None for seen, _ in made):
-        said += (
+        unknown += (
             "the candidate's draftquant.json was written by an earlier version and has no sketches"
             " of the calibration prompts: near copies of them among the gate's prompts are not"
             " noticed",
         )
-    return said
+    return HeldOut(continuations=seen_continuations(traces, made), unknown=unknown)
 
 
 def check_held_out_measured(
@@ -61,14 +158,13 @@ def check_held_out_measured(
     made = _made(candidate, cuts)
     for seen, what in made:
         known = set(seen.sha256)
-        if ids := [id_ for id_, digest in prompts if digest in known]:
-            fix = "measure both servers on other prompts"
-            raise _refused(name, "seen", ids, len(prompts), what=what, fix=fix)
+        ids = [id_ for id_, digest in prompts if digest in known]
+        _refuse_any(name, ids, len(prompts), what, "measure both servers on other prompts")
     if not any(seen.sha256 for seen, _ in made):
         return ()
     return (
-        "measurements hold hashes of the prompts, not their text, so near copies of the prompts"
-        " that calibrated or chose the candidate are not noticed",
+        "measurements hold hashes of the prompts, not their text, so prompts that are related to"
+        " those that calibrated or chose the candidate are not noticed",
     )
 
 
@@ -84,66 +180,55 @@ def _made(
     return made
 
 
-def check_apart(traces: TraceFolder, seen: SeenPrompts, what: str) -> None:
-    """Refuse traces that contain seen prompts, or near duplicates of them."""
-    others = "judge by traces of other prompts"
-    _check_unseen(recorded_prompts(traces), seen, what, traces, others)
-
-
-def _check_conversations(prompts: Sequence[RecordedPrompt], traces: TraceFolder) -> None:
-    """A prompt does not become another by naming a conversation that it does not belong to."""
+def seen_continuations(
+    traces: TraceFolder, made: Sequence[tuple[SeenPrompts, str]]
+) -> tuple[str, ...]:
+    """Refuse traces with prompts that were seen; the ids of those whose continuation was."""
+    prompts = recorded_prompts(traces)
+    where, total = traces.folder, len(prompts)
+    ids, texts = [prompt.entry.id for prompt in prompts], [prompt.text for prompt in prompts]
     strange = [prompt.entry.id for prompt in prompts if not prompt.conversation_known]
-    if strange:
-        raise _refused(traces.folder, "no-first-turn", strange, len(prompts))
+    _refuse_any(
+        where,
+        strange,
+        total,
+        "name a conversation (conversation_sha256) whose first turn is not in the folder, and their"
+        " tokens do not begin with any first turn",
+        "merge the traces of the first turns (traces merge), or record the conversations whole"
+        " (record --turns all)",
+    )
+    again_said: dict[int, str] = {}
+    for seen, what in made:
+        known = set(seen.sha256)
+        again = [prompt.entry.id for prompt in prompts if known.intersection(prompt.hashes)]
+        _refuse_any(where, again, total, what, _OTHERS)
+        if seen.sketches is None:
+            continue
+        prompts_known, answers = map(_stored, (seen.sketches.minima, seen.sketches.continuations))
+        near = sorted({i for _, i in related(prompts_known, texts, continued=False)})
+        own = sorted({i for _, i in related(answers, texts, continued=True)})
+        share = "share 90% or more of their text (4-token shingles) with prompts that"
+        _refuse_any(where, [ids[i] for i in near], total, f"{share} {what}", _OTHERS)
+        again_said |= dict.fromkeys(own, what)
+    found = [ids[i] for i in sorted(again_said)]
+    if len(found) > MOST_SEEN_SHARE * total:
+        _refuse_any(
+            where,
+            found,
+            total,
+            "share 90% or more of their continuations (16-token shingles) with prompts that"
+            f" {', or '.join(dict.fromkeys(again_said.values()))}, more than the"
+            f" {MOST_SEEN_SHARE:.0%} that are judged with and without them",
+            _OTHERS,
+        )
+    return tuple(found)
 
 
-def _check_unseen(
-    prompts: Sequence[RecordedPrompt],
-    seen: SeenPrompts,
-    what: str,
-    traces: TraceFolder,
-    others: str = _OTHERS,
-) -> None:
-    known = set(seen.sha256)
-    ids = [prompt.entry.id for prompt in prompts if known.intersection(prompt.hashes)]
+def _refuse_any(where: object, ids: Sequence[str], total: int, what: str, fix: str) -> None:
     if ids:
-        raise _refused(traces.folder, "seen", ids, len(prompts), what=what, fix=others)
-    if seen.sketches is None:
-        return
-    for own, minima, of in (
-        (PROMPT_WIDTH, seen.sketches.minima, f"text ({PROMPT_WIDTH}"),
-        (None, seen.sketches.continuations, f"continuations ({WIDTH}"),
-    ):
-        shares = _overlaps([one.text.shingled(own) for one in prompts], minima)
-        near = [p.entry.id for p, s in zip(prompts, shares, strict=True) if s >= SHARED_SHARE]
-        if near:
-            facts = {"share": SHARED_SHARE, "of": of, "what": what, "others": others}
-            raise _refused(traces.folder, "nearly-seen", near, len(prompts), **facts)
-
-
-def _overlaps(
-    texts: Sequence[Shingled], minima: Mapping[str, Sequence[str]]
-) -> NDArray[np.float64]:
-    """[N] the largest estimated share of the shorter that a text and a seen one have in common.
-
-    Templates on either side are not counted.
-    """
-    sketches = {name: [parsed_sketch(text) for text in of] for name, of in minima.items()}
-    templates = Templates(texts, sketches)
-    overlaps = Overlaps([templates.own(each.values, each.category) for each in texts])
-    largest = np.zeros(len(texts))
-    for category, of_category in sketches.items():
-        for sketch in of_category:
-            known = largest_known(sketch)
-            own = templates.own(sketch, category, sample=known is not None)
-            largest = np.maximum(largest, overlaps.with_sketch(own, largest=known))
-    return largest
-
-
-def _refused(where: object, row: str, ids: Sequence[str], total: int, **facts: object) -> GateError:
-    named = ", ".join(ids[:3]) + (", ..." if len(ids) > 3 else "")
-    counts = {"count": len(ids), "total": total}
-    return refused(GateError, where, __file__, row, named=named, **counts, **facts)
+        named = ", ".join(ids[:_NAMED]) + (", ..." if len(ids) > _NAMED else "")
+        found = f"{len(ids)} of its {total} prompts {what}: {named}"
+        raise GateError(where, found, fix=fix, ids=ids)
 
 
 def _unsaid(candidate: QuantizedProvenance) -> tuple[str, ...]:

@@ -1,12 +1,12 @@
 """Trace folders, split and merged: what may be together, and what must not be apart.
 
-A split leaves no prompt on both sides, nor its copies, its near duplicates, or other turns of its
-conversation: what calibrates a draft must not judge it. A merge joins equally recorded traces.
+A split leaves no related prompts on both sides: what calibrates a draft must not judge it. A merge
+joins equally recorded traces.
 """
 
 import random
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,8 +18,8 @@ from ...recipes.brief import Brief, megabytes
 from ...recipes.decode import encode
 from ...recipes.errors import TraceError, refused, short
 from .manifest import Sampling, StorageChoice, TooLongPrompts, TraceManifest, is_printable_name
-from .near_duplicates import independent_groups, prompt_text
 from .prompt_trace import PromptTrace
+from .related_prompts import PromptText, prompt_text, related, related_groups, sketched, united
 from .stored_features import storage_of
 from .trace_folder import TraceFolder
 from .writer import CarriedTables, TraceWriter, trace_output
@@ -33,13 +33,20 @@ class SplitReport(Brief):
         first: the first folder that was written, opened.
         second: the second one.
         by_category: category -> number of its prompts in the first and in the second folder.
-        num_kept_together: prompts that were moved because they belong to the group of another one.
+        num_groups: groups of related prompts, each of them on one side.
+        largest_group: prompts of the largest one.
     """
 
     first: TraceFolder
     second: TraceFolder
     by_category: Mapping[str, tuple[int, int]]
-    num_kept_together: int
+    num_groups: int
+    largest_group: int
+
+    @property
+    def lopsided(self) -> bool:
+        """Whether one group holds most prompts, so that only the side with it can be large."""
+        return 2 * self.largest_group > len(self.first) + len(self.second)
 
     @override
     def brief(self) -> Mapping[str, object]:
@@ -66,15 +73,22 @@ def split_traces(
         check_output(out, traces.folder)
     if first.absolute() == second.absolute():
         raise TraceError(second, "given twice", fix="name two folders")
-    texts = [prompt_text(trace) for trace in traces]
-    groups = independent_groups(texts)
-    if count is None:
-        chosen, wanted = _of_categories(traces, groups, categories), ", ".join(categories)
-    else:
-        chosen, wanted = _chosen(traces.manifest, groups, count, seed), str(count)
+
+    def choose(groups: Groups) -> set[int]:
+        if count is None:
+            return _of_categories(traces, groups, categories)
+        return _chosen(traces.manifest, groups, count, seed)
+
+    groups, chosen = _apart([prompt_text(trace) for trace in traces], choose)
     if not 0 < len(chosen) < len(traces):
-        facts = {"count": len(chosen), "total": len(traces), "first": first, "wanted": wanted}
-        raise refused(TraceError, traces.folder, __file__, "not-apart", groups=len(groups), **facts)
+        wanted = ", ".join(categories) if count is None else str(count)
+        raise TraceError(
+            traces.folder,
+            f"{len(chosen)} of its {len(traces)} prompts would be in {first}, with {wanted} wanted:"
+            f" they are {len(groups)} groups of related prompts, the largest of"
+            f" {max(map(len, groups))}",
+            fix="ask for others, or record more prompts, which the target answers differently",
+        )
     entries = list(enumerate(traces.manifest.prompts))
     sides = (
         (first, [e for e in entries if e[0] in chosen]),
@@ -90,13 +104,49 @@ def split_traces(
         first=TraceFolder.open(first),
         second=TraceFolder.open(second),
         by_category={name: (one[name], other[name]) for name in sorted(one | other)},
-        num_kept_together=len(traces) - len(groups),
+        num_groups=len(groups),
+        largest_group=max(map(len, groups)),
     )
 
 
-def _chosen(
-    manifest: TraceManifest, groups: Sequence[Sequence[int]], count: int, seed: int
-) -> set[int]:
+Groups = Sequence[Sequence[int]]
+
+
+def _apart(
+    texts: Sequence[PromptText], choose: Callable[[Groups], set[int]]
+) -> tuple[Groups, set[int]]:
+    """Groups of related texts and the chosen positions: no side has sketches of the other's texts.
+
+    What most of a side's texts have is a template there. So two texts may be related by what is
+    kept of one side, and not by all texts together.
+    """
+    groups = related_groups(texts)
+    while True:
+        chosen = choose(groups)
+        sides = (
+            [i for i in range(len(texts)) if i in chosen],
+            [i for i in range(len(texts)) if i not in chosen],
+        )
+        across = {pair for own, other in (sides, sides[::-1]) for pair in _seen(texts, own, other)}
+        if not across:
+            return groups, chosen
+        whole = ((group[0], member) for group in groups for member in group)
+        groups = united(range(len(texts)), (*whole, *across))
+
+
+def _seen(
+    texts: Sequence[PromptText], known: Sequence[int], judged: Sequence[int]
+) -> set[tuple[int, int]]:
+    """Positions of related texts, as a gate on some of them sees those that calibrated a draft."""
+    made, own = [texts[i] for i in known], [texts[i] for i in judged]
+    return {
+        (known[one], judged[other])
+        for continued in (False, True)
+        for one, other in related(sketched(made, continued=continued), own, continued=continued)
+    }
+
+
+def _chosen(manifest: TraceManifest, groups: Groups, count: int, seed: int) -> set[int]:
     """Positions of the first side: for each category its share, in whole groups."""
     strata: dict[str, list[Sequence[int]]] = {}
     for group in groups:
@@ -115,9 +165,7 @@ def _chosen(
     return chosen
 
 
-def _of_categories(
-    traces: TraceFolder, groups: Sequence[Sequence[int]], categories: Collection[str]
-) -> set[int]:
+def _of_categories(traces: TraceFolder, groups: Groups, categories: Collection[str]) -> set[int]:
     prompts = traces.manifest.prompts
     known = sorted({entry.category for entry in prompts})
     for category in categories:

@@ -21,13 +21,13 @@ from typing_extensions import override
 from ...quantize.drafts.maths import linear
 from ...quantize.files.torch_file import row_blocks
 from ...recipes.brief import Brief, megabytes
-from .near_duplicates import (
-    independent_groups,
+from .prompt_trace import PromptTrace
+from .related_prompts import (
     num_near_duplicates,
     prompt_text,
+    related_groups,
     suggested_clusters,
 )
-from .prompt_trace import PromptTrace
 from .target_tables import FINAL_NORM, HEAD, SharedTables
 from .trace_folder import TraceFolder
 
@@ -368,7 +368,8 @@ class TraceInfo(Brief):
         num_copies: prompts with the same token ids as an earlier one.
         num_later_turns: prompts that continue a conversation.
         num_near_duplicates: prompts that share most of their text with an earlier one.
-        num_independent: groups of prompts that share no text; a split keeps each group together.
+        num_independent: groups of related prompts; a split keeps each group together.
+        largest_group: prompts of the largest group.
         num_clusters: groups of prompts that the prompt file declares.
         suggested_clusters: groups that ids or categories suggest and that are not declared, in
             one sentence; empty if there are none.
@@ -385,6 +386,7 @@ class TraceInfo(Brief):
     num_later_turns: int
     num_near_duplicates: int
     num_independent: int
+    largest_group: int
     num_clusters: int
     suggested_clusters: str
     known_top1: float
@@ -412,6 +414,7 @@ def trace_info(traces: TraceFolder) -> TraceInfo:
         evidence.add(trace)
         top1 = trace.target_top1[: trace.prompt_length - 1]
         known, positions = known + int((top1 >= 0).sum()), positions + len(top1)
+    groups = related_groups(texts)
     files = [shard.nbytes for shard in traces.manifest.shards]
     tables = traces.manifest.tables
     return TraceInfo(
@@ -421,7 +424,8 @@ def trace_info(traces: TraceFolder) -> TraceInfo:
         num_copies=len(texts) - len({text.prompt for text in texts}),
         num_later_turns=sum(e.conversation_sha256 is not None for e in traces.manifest.prompts),
         num_near_duplicates=num_near_duplicates(texts),
-        num_independent=len(independent_groups(texts)),
+        num_independent=len(groups),
+        largest_group=max(map(len, groups)),
         num_clusters=len({entry.cluster for entry in traces.manifest.prompts if entry.cluster}),
         suggested_clusters=suggested_clusters(
             [(one.id, one.category) for one in traces.manifest.prompts if one.cluster is None]

@@ -97,7 +97,7 @@ class GptqFactors:
 
 # A prompt is recognised by the sha256 of its token ids, and a near duplicate by its sketch
 # and that of its continuation: the smallest values of a hash of their shingles
-# (`calibration.traces.near_duplicates` computes them).
+# (`calibration.traces.related_prompts` computes them).
 
 _SKETCH = Spelled("(?:[0-9a-f]{8}){1,64}", "1 to 64 values of 8 hex digits")
 SketchMethod = Literal["64 minima of 4-token shingles, of 16-token ones of continuations, 2"]

@@ -56,7 +56,7 @@ def print_error(exc: BaseException, *, as_json: bool = False) -> None:
     for line in rest:
         stderr().line(line)
     if as_json:
-        keys = ("where", "what", "fix", "details")
+        keys = ("where", "what", "fix", "details", *(["ids"] if getattr(exc, "ids", ()) else []))
         print_json({"error": {key: getattr(exc, key, "") for key in keys}})
 
 

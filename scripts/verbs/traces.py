@@ -184,9 +184,9 @@ def _lines(info: "TraceInfo") -> Iterator[str]:
     for dataset in manifest.datasets or ():
         yield f"prompts of the data set {dataset}"
     yield (
-        f"{info.num_independent} independent prompts; besides them {info.num_copies} copies,"
-        f" {info.num_later_turns} later turns, {info.num_near_duplicates} near duplicates,"
-        f" {info.num_clusters} declared clusters"
+        f"{info.num_independent} groups of related prompts, the largest of {info.largest_group};"
+        f" {info.num_copies} copies, {info.num_later_turns} later turns,"
+        f" {info.num_near_duplicates} near duplicates, {info.num_clusters} declared clusters"
     )
     if info.suggested_clusters:
         yield info.suggested_clusters
@@ -234,6 +234,7 @@ def _plain(part: Any) -> Any:
 def _mapping(info: "TraceInfo", _settings: object) -> dict[str, Any]:
     manifest = info.traces.manifest
     kept = ("nbytes", "num_copies", "num_later_turns", "num_near_duplicates", "num_independent",
+            "largest_group",
             "num_clusters", "suggested_clusters", "known_top1", "head_agreement")  # fmt: skip
     of_manifest = ("target", "recorded_by", "features", "temperature", "sampling", "ignore_eos",
                    "logprobs", "too_long")  # fmt: skip
@@ -313,7 +314,8 @@ def _parted(report: "reports.SplitReport", _settings: object) -> dict[str, Any]:
         "first": written(report.first),
         "second": written(report.second),
         "by_category": {name: list(counts) for name, counts in report.by_category.items()},
-        "kept_together": report.num_kept_together,
+        "groups": report.num_groups,
+        "largest_group": report.largest_group,
     }
 
 
@@ -325,10 +327,14 @@ def _show_parted(report: "reports.SplitReport", settings: TracesSplitSettings) -
         found.row(category, str(first), str(second))
     found.row("sum", str(len(report.first)), str(len(report.second)), style="bold")
     print_table(found)
-    if report.num_kept_together:
+    stdout().line(
+        f"{report.num_groups} groups of related prompts, each on one side; the largest has"
+        f" {report.largest_group}"
+    )
+    if report.lopsided:
         stdout().line(
-            f"{report.num_kept_together} prompts are on the same side as a related one: copies,"
-            " near duplicates and turns of one conversation are kept together"
+            "more than half of the prompts are related, and the gate counts them as one: record"
+            " prompts that differ more, and that the target answers with other texts"
         )
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from ...calibration.passes.loaded_drafts import load_for_replay
 from ...calibration.passes.on_traces import chosen_num_draft_tokens, open_traces
-from ...calibration.traces.held_out import check_apart
-from ...calibration.traces.near_duplicates import seen_prompts
+from ...calibration.traces.held_out import seen_continuations, seen_prompts
 from ...calibration.vocabulary_rows import (
     Choosing,
     RowsAsked,
@@ -69,15 +68,19 @@ def vocabulary_as_asked(asked: VocabRun) -> VocabReport:
 
 
 def _curve(choosing: Choosing, asked: VocabRun) -> VocabReport:
-    traces, judge = choosing.traces, None
+    traces, judge, warnings = choosing.traces, None, tuple[str, ...]()
     sizes = _sizes(asked, choosing)
     serving = _serving(asked)
     if asked.judge is not None:
         judge = open_traces(asked.judge, asked.listener)
         check_same_target(traces, judge)
-        check_apart(judge, seen_prompts(traces), "are among those that choose the rows")
-        for cut in choosing.cuts:
-            check_apart(judge, cut.choice.prompts, "chose the rows that the draft has")
+        made = [(seen_prompts(traces), "are among those that choose the rows")]
+        made += [(cut.choice.prompts, "chose the rows that the draft has") for cut in choosing.cuts]
+        if again := seen_continuations(judge, made):
+            warnings = (
+                f"the target's continuations of {len(again)} of the {len(judge)} prompts of"
+                f" {judge.folder.name} are among those that choose the rows",
+            )
     loaded = load_for_replay([choosing.source.folder], judge or traces, asked)
     with asked.listener.bar("replay", len(judge or traces), "work") as bar:
         curve = size_curve(
@@ -93,13 +96,14 @@ def _curve(choosing: Choosing, asked: VocabRun) -> VocabReport:
         )
     if asked.plot is not None:
         write_reports({Path(asked.plot): drawing(curve, choosing.source.folder.name)})
-    found = VocabReport(choosing=choosing, curve=curve)
+    found = VocabReport(choosing=choosing, curve=curve, warnings=warnings)
     if choosing.is_quantized:
-        return replace(found, warnings=(_UNQUANTIZED,))
+        return replace(found, warnings=(*warnings, _UNQUANTIZED))
     try:
         return replace(found, estimate=size_estimate(choosing.draft, curve, serving))
     except EstimateError as exc:
-        return replace(found, warnings=(f"bytes and times are not estimated: {exc.what}",))
+        what = f"bytes and times are not estimated: {exc.what}"
+        return replace(found, warnings=(*warnings, what))
 
 
 def _sizes(asked: VocabRun, choosing: Choosing) -> tuple[int, ...]:

@@ -135,6 +135,13 @@ def undeclared(recorded: Sequence[RecordedPair]) -> list[RecordedPair]:
     return [(replace(one, cluster=one.alike), other) for one, other in recorded]
 
 
+def ungrouped(recorded: Sequence[RecordedPair]) -> list[RecordedPair]:
+    """The same prompts, with their copies only; none where no others belong together."""
+    if not any(one.cluster for one, _ in recorded):
+        return []
+    return [(replace(one, cluster=""), other) for one, other in recorded]
+
+
 def distinct_prompts(recorded: Iterable[RecordedPair]) -> tuple[PromptPair, ...]:
     """One pair per cluster, in the order of their first prompts."""
     found: dict[str, PromptPair] = {}

@@ -38,14 +38,14 @@ from ...calibration.passes.draft_inputs import (
     work_of,
 )
 from ...calibration.passes.proposals import Proposals, num_draft_tokens_fault
-from ...calibration.traces.near_duplicates import (
+from ...calibration.traces.prompt_trace import PromptTrace
+from ...calibration.traces.related_prompts import (
     PromptText,
     alike_groups,
-    independent_groups,
     num_near_duplicates,
     prompt_text,
+    related_groups,
 )
-from ...calibration.traces.prompt_trace import PromptTrace
 from ...calibration.traces.trace_folder import TraceFolder
 from ...calibration.traces.trace_info import FeatureTally
 from ...quantize.drafts.draft_cache import scale_origin
@@ -250,7 +250,7 @@ def replay_drafts(
     if kept_in is not None and recalled is None:
         kept_in.keep(asked, [own for _, own in sorted(reference.items())])
     texts = [text for _, text in sorted(by_position.items())]
-    groups = independent_groups(texts), alike_groups(texts)
+    groups = related_groups(texts), alike_groups(texts)
     if not any(one.counts.num_steps for tally in tallies for one in tally.prompts.values()):
         what = f"no continuation is longer than num_draft_tokens = {num_draft_tokens}"
         raise ReplayError(traces.folder, what, fix="record longer continuations")

@@ -21,6 +21,8 @@ class Background:
     `other_target` names the target that calibrated the candidate where it is not the traces'.
     `head_agreement` is the share of recorded tokens that the target's head reproduces. A run with
     an entry in `not_compared` cannot pass; `to_compare` says how those tools record it.
+    `seen_continuations`: ids of prompts that are judged both ways, because what the target wrote
+    there made the candidate too.
     """
 
     baseline_sha256: str | None = None
@@ -34,6 +36,7 @@ class Background:
     recipes_to_try: tuple[str, ...] = ()
     cut: bool = False
     quantized: bool = True
+    seen_continuations: tuple[str, ...] = ()
     not_compared: tuple[str, ...] = ()
     to_compare: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()

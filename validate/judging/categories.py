@@ -22,6 +22,7 @@ from ..counting.draft_counts import (
     distinct_prompts,
     in_context_bin,
     undeclared,
+    ungrouped,
 )
 from ..counting.paired_change import PairedChange, paired_change
 from .policy import Policy
@@ -85,13 +86,16 @@ def outcome(change: PairedChange, max_relative_drop: float) -> Outcome:
 
 
 def widest_change(recorded: Sequence[RecordedPair], confidence: float) -> PairedChange | None:
-    """The paired change over clusters, with the wider bound with or without declared clusters.
+    """The paired change over clusters, with the widest bounds of three ways to count prompts.
 
-    So clusters that were chosen by the counts narrow no bound.
+    In clusters, in those that texts show, and each alone: so clusters that were chosen by the
+    counts narrow no bound.
     """
     change = change_of(distinct_prompts(recorded), confidence)
-    alone = change_of(distinct_prompts(undeclared(recorded)), confidence)
-    return change.widened(alone) if change and alone else change
+    for other in (undeclared(recorded), ungrouped(recorded)):
+        alone = change_of(distinct_prompts(other), confidence)
+        change = change.widened(alone) if change and alone else change
+    return change
 
 
 def change_of(prompts: Sequence[PromptPair], confidence: float) -> PairedChange | None:

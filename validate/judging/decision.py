@@ -33,7 +33,7 @@ from .advice import (
     number_of,
 )
 from .categories import outcome
-from .policy import Policy, Verdict, in_percent
+from .policy import Policy, Verdict, in_percent, worst
 
 EXPECTED_WITHIN = 0.05
 """Relative difference up to which `--expect-baseline` confirms a measured acceptance length."""
@@ -57,6 +57,11 @@ class Decision:
 def decide(evidence: Evidence) -> Decision:
     """The first rung that applies."""
     return next(found for rung in LADDER if (found := rung(evidence)))
+
+
+def worse(one: Decision, other: Decision) -> Decision:
+    """The decision with the worse verdict, else the first."""
+    return one if worst((one.verdict, other.verdict)) == one.verdict else other
 
 
 def _decided(
@@ -205,7 +210,7 @@ def _beyond_the_limit(evidence: Evidence) -> Decision | None:
         *ways,
         limit=limit,
         confidence=confidence,
-        whole=_whole(change, limit),
+        whole=whole_change(change, limit),
         also=also,
     )
 
@@ -220,7 +225,9 @@ def _limit_between_the_bounds(evidence: Evidence) -> Decision | None:
     change, limit = evidence.change, evidence.policy.max_relative_drop
     if change is None or outcome(change, limit) != "INCONCLUSIVE":
         return None
-    return _undecided("limit_between_the_bounds", evidence, change, whole=_whole(change, limit))
+    return _undecided(
+        "limit_between_the_bounds", evidence, change, whole=whole_change(change, limit)
+    )
 
 
 def _a_part_is_open(evidence: Evidence) -> Decision | None:
@@ -275,7 +282,7 @@ def _passed(evidence: Evidence) -> Decision | None:
             f", but {evidence.counted} (effective sample size {effective:.1f}) do not exclude a"
             " loss that is confined to few prompts"
         )
-    confidence, whole = in_percent(change.confidence), _whole(change, limit)
+    confidence, whole = in_percent(change.confidence), whole_change(change, limit)
     found = _decided(evidence, "passed", confidence=confidence, limit=limit, rare=rare, whole=whole)
     return replace(found, action=None)
 
@@ -315,7 +322,8 @@ def _undecided(
     return _decided(evidence, row, ways, required=required, policy=policy, change=change, **facts)
 
 
-def _whole(change: PairedChange, limit: float) -> str:
+def whole_change(change: PairedChange, limit: float) -> str:
+    """A change and its bounds in words, told from the limit."""
     by, lower, upper = change.in_percent(limit)
     return (
         f"the mean acceptance length changed by {by} (one-sided"

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from ...calibration.passes import DraftSampling
-from ...calibration.traces.near_duplicates import suggested_clusters
+from ...calibration.traces.related_prompts import suggested_clusters
 from ...recipes.brief import apart, percent
 from ...recipes.errors import GateError
 from ...recipes.packages import table_beside
@@ -38,7 +38,7 @@ from .categories import (
     judge_parts,
     widest_change,
 )
-from .decision import decide
+from .decision import Decision, decide, whole_change, worse
 from .figures import (
     MOST_DRAFT_TOKENS,
     DraftFigures,
@@ -162,6 +162,8 @@ class GateReport(Published):
         baseline: the figures of the BF16 draft.
         candidate: the figures of the quantized draft.
         change: the relative change with its bounds; None where the drafts cannot be compared.
+        change_without_seen: the same without the prompts of `background.seen_continuations`, where
+            there are any: the worse of both verdicts counts.
         required_num_prompts: how many prompts would decide, where these were too few.
         first_step: how often both drafts propose the same first token; None for served drafts.
         categories: the same comparison in each category.
@@ -201,6 +203,7 @@ class GateReport(Published):
     categories: tuple[CategoryFigures, ...]
     served: ServedFigures | None
     prompts: tuple[PromptFigures, ...]
+    change_without_seen: PairedChange | None = None
     num_clusters: int | None = None
     context_edges: tuple[int, ...] = ()
     context_bins: tuple[ContextBinFigures, ...] = ()
@@ -331,12 +334,14 @@ def judge_counts(
         background=background,
         wording=wording,
     )
-    decision = decide(evidence)
+    decision, unseen = decide(evidence), _without_seen(evidence, confidence)
+    if unseen is not None:
+        decision = worse(decision, _of_the_rest(decide(unseen), evidence, unseen))
     return GateReport(
         verdict=decision.verdict,
         reason=decision.reason,
         action=decision.action,
-        warnings=(*background.warnings, *report_warnings(evidence)),
+        warnings=(*background.warnings, *report_warnings(evidence), *_both_ways(evidence, unseen)),
         policy=policy,
         looser_than_release=looser_than_release(policy),
         look=look,
@@ -352,6 +357,7 @@ def judge_counts(
         baseline=draft_figures(baseline),
         candidate=draft_figures(candidate),
         change=evidence.change,
+        change_without_seen=None if unseen is None else unseen.change,
         required_num_prompts=decision.required_num_prompts,
         first_step=None,
         categories=evidence.parts.categories,
@@ -363,6 +369,37 @@ def judge_counts(
         exit_code=EXIT_CODES[decision.verdict],
         relative_change=evidence.change.relative_change if evidence.change else None,
     )
+
+
+def _without_seen(evidence: Evidence, confidence: float) -> Evidence | None:
+    """The evidence of the other prompts; None where no continuation was seen."""
+    seen = set(evidence.background.seen_continuations)
+    rest = [pair for pair in evidence.recorded if pair[0].id not in seen]
+    if len(rest) == len(evidence.recorded):
+        return None
+    return dataclasses.replace(
+        evidence,
+        recorded=rest,
+        prompts=distinct_prompts(rest),
+        change=widest_change(rest, confidence),
+        parts=judge_parts(rest, evidence.policy, confidence),
+    )
+
+
+def _of_the_rest(decision: Decision, evidence: Evidence, unseen: Evidence) -> Decision:
+    number = len(evidence.recorded) - len(unseen.recorded)
+    what = f"Without the {number} prompts whose continuations made the candidate too: "
+    return dataclasses.replace(decision, reason=what + decision.reason)
+
+
+def _both_ways(evidence: Evidence, unseen: Evidence | None) -> Iterator[str]:
+    if unseen is not None:
+        number = len(evidence.recorded) - len(unseen.recorded)
+        limit = evidence.policy.max_relative_drop
+        changes = [one and whole_change(one, limit) for one in (evidence.change, unseen.change)]
+        yield _WARNINGS["both_ways"].format(
+            number=number, count=len(evidence.recorded), all=changes[0], rest=changes[1]
+        )
 
 
 def _check_expected(expected: float | None, num_draft_tokens: int) -> None:

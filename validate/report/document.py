@@ -37,7 +37,7 @@ Judgement = GateReport | JointReport
 _INCOMPARABLE = ": no comparison is possible."
 _FOLLOWING = (
     "verdict", "looser_than_release", "num_prompts", "num_copies", "num_short_prompts",
-    "baseline", "candidate", "change", "required_num_prompts", "categories",
+    "baseline", "candidate", "change", "change_without_seen", "required_num_prompts", "categories",
     "context_bins", "prompts",
     "num_clusters", "relative_change", "exit_code",
 )  # fmt: skip

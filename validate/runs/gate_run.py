@@ -15,8 +15,7 @@ from typing import Any
 
 from ...calibration.passes.loaded_drafts import load_for_replay
 from ...calibration.passes.on_traces import open_for_drafts, origin_warnings
-from ...calibration.traces.held_out import check_held_out, check_held_out_measured
-from ...calibration.traces.near_duplicates import seen_target
+from ...calibration.traces.held_out import check_held_out, check_held_out_measured, seen_target
 from ...calibration.traces.trace_info import head_agreement
 from ...quantize.files.hub import folder_of, running_argv
 from ...quantize.files.provenance import QuantizedProvenance
@@ -161,8 +160,9 @@ def replayed(asked: GateRun, policy: str) -> DraftsJudged:
     warnings = check_folders(baseline, candidate, unrelated=unrelated, same=same)
     traces, _, of_traces = open_for_drafts(asked.traces, folders, asked.listener)
     warnings += of_traces
-    warnings += check_held_out(candidate.quantized_by, traces, candidate.cuts)
+    held_out = check_held_out(candidate.quantized_by, traces, candidate.cuts)
     other_target, unknown = calibrated_elsewhere(candidate, seen_target(traces))
+    warnings += held_out.unknown
     of_text = unknown + origin_warnings(asked.target, traces)
     loaded = load_for_replay(folders, traces, asked)
     warnings += check_loaded(*loaded.both, candidate, unrelated=unrelated) + of_text
@@ -173,6 +173,7 @@ def replayed(asked: GateRun, policy: str) -> DraftsJudged:
         head_agreement=head_agreement(traces, loaded.tables),
         other_target=other_target,
         unrecorded=not unrelated and not same and not candidate.is_recorded,
+        seen_continuations=held_out.continuations,
         algorithm_to_try=_algorithm_to_try(candidate.quantized_by),
     )
     return DraftsJudged(folders=(baseline, candidate), background=background, replays=replays)
@@ -283,8 +284,11 @@ def beside_targets(asked: GateRun) -> tuple[DraftsJudged, tuple[BesideTarget, Be
     ]
     check_targets(opened[0][0], opened[1][0])
     warnings, agreements, sides = tuple[str, ...](), list[float](), list[BesideTarget]()
+    seen: dict[str, None] = {}
     for traces, _, of_traces in opened:
-        warnings += of_traces + check_held_out(draft.quantized_by, traces, draft.cuts)
+        held_out = check_held_out(draft.quantized_by, traces, draft.cuts)
+        seen |= dict.fromkeys(held_out.continuations)
+        warnings += of_traces + held_out.unknown
         warnings += origin_warnings(None, traces)
         loaded = load_for_replay([folder], traces, asked)
         (replay,) = replay_loaded(loaded, asked)
@@ -296,6 +300,7 @@ def beside_targets(asked: GateRun) -> tuple[DraftsJudged, tuple[BesideTarget, Be
         candidate_sha256=draft.sha256,
         head_agreement=min(agreements, default=None),
         expected_baseline=asked.expect_baseline,
+        seen_continuations=tuple(seen),
         warnings=tuple(dict.fromkeys(warnings)),
     )
     both = (sides[0], sides[1])
