@@ -52,7 +52,7 @@ def test_what_is_not_replayed_says_why() -> None:
     mrope = {**CASES["yarn"], "mrope_section": [4, 2, 2]}
     for section, what in (
         ({"rope_type": "longrope"}, "'longrope'"), ({"type": "su"}, "'su'"), (ntk, "'ntk'"),
-        ({"type": 7}, "7"), (mrope, "'yarn with mrope_section'"),
+        ({"type": 7}, "7"), (mrope, "'yarn' with mrope_section"),
     ):  # fmt: skip
         with pytest.raises(CheckpointError) as caught:
             rope_frequencies(read(section), 16)
@@ -61,7 +61,7 @@ def test_what_is_not_replayed_says_why() -> None:
         assert "measure this draft on a server" in caught.value.fix
     part = read(None, partial_rotary_factor=0.75).scaling
     assert isinstance(part, Unreplayed)
-    assert part.what.startswith("partial_rotary_factor 0.75 is not replayed")
+    assert part.what.startswith("a part of each head is rotated")
     assert read(None, partial_rotary_factor=1.0).scaling is None
 
 

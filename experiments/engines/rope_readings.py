@@ -241,11 +241,12 @@ def _vllm(folder: Path, target: Path, method: str) -> Any:
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.utils.torch_utils import set_default_torch_dtype
-    from vllm_loader import speculating
+    from vllm_loader import of_its_own, speculating
 
     config = speculating(target, model=str(folder), method=method, num_speculative_tokens=3)
     vllm_platform.become_rank(1, 0)
     draft = config.speculative_config.draft_model_config
+    config = of_its_own(config) if method == "draft_model" else config
     with set_current_vllm_config(config), set_default_torch_dtype(torch.float32):
         return _rope_in(initialize_model(vllm_config=config, model_config=draft, prefix="draft"))
 

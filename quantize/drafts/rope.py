@@ -1,20 +1,20 @@
-"""Rotary position embedding: reading its config, and its frequencies.
+"""Rotary position embedding: reading its keys, which nothing else does, and its frequencies.
 
 Sources: transformers `modeling_rope_utils`; vLLM 0.33 `rotary_embedding/__init__.py`; SGLang 0.5.23
-`rotary_embedding/factory.py` and `rope_variant.py`. Both spellings of the config are read:
-`rope_theta` + `rope_scaling` (transformers 4) and `rope_parameters` (transformers 5).
+`rotary_embedding/factory.py` and `rope_variant.py`.
 
 Only replay computes with it. So a scaling unknown here, or served unalike, is no error before.
 """
 
+import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...recipes.errors import CheckpointError, short
 from ...recipes.packages import said
-from .config_reader import ConfigReader
+from .config_reader import ConfigReader, object_at
 
 if TYPE_CHECKING:
     import torch
@@ -85,24 +85,136 @@ Scaling = Linear | Llama3 | NtkAlpha | Unreplayed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """Base of the frequencies and, for long contexts, their scaling: yarn or another, or none."""
+    """Base of the frequencies and, for long contexts, their scaling: yarn or another, or none.
+
+    `part`: of each head, its first elements, that is rotated.
+    """
 
     theta: float
     yarn: Yarn | None
     scaling: Scaling | None = None
+    part: float = 1.0
 
 
-def read_rope(config: Mapping[str, Any], where: object) -> RopeConfig:
-    """Read the rope keys of a draft's config."""
-    keys = ConfigReader(config, where)
-    modern = keys.section("rope_parameters")
-    scaling = keys.section("rope_scaling") if config.get("rope_scaling") else modern
-    has_theta = modern.config.get("rope_theta") is not None
-    theta = (modern if has_theta else keys).number("rope_theta", DEFAULT_THETA)
-    found = _part_of_heads(keys, modern, scaling) or _scaling(scaling)
-    if isinstance(found, Yarn):
-        return RopeConfig(theta=theta, yarn=found)
-    return RopeConfig(theta=theta, yarn=None, scaling=found)
+SECTIONS = ("rope_scaling", "rope_parameters")
+"""Where transformers 4 and 5 put the rope; the first one counts, unless it is empty."""
+_KEEP_LENGTH = ("llama3", "yarn", "longrope")
+"""Types to which transformers adds the positions before scaling where the section has none."""
+
+
+class Declared(NamedTuple):
+    """The rope keys of a config.json in one place, where both engines find them.
+
+    Attributes:
+        place: the section that they stand in, or would.
+        keys: that section, completed by keys of the top level; without rope_theta where nobody
+            names a base.
+        by_layer: there is a section for each type of layer, which both engines refuse in a draft;
+            `keys` are those of the draft's layers.
+        is_clear: its layers are of one type, or all have the same section.
+    """
+
+    place: str
+    keys: Mapping[str, Any]
+    by_layer: bool = False
+    is_clear: bool = True
+
+
+def declared(config: Mapping[str, Any]) -> Declared:
+    """Read them as transformers does, through which both engines read config.json.
+
+    Source: `convert_rope_params_to_dict` and `standardize_rope_params` of transformers 5.20
+    `modeling_rope_utils.py`; executed (`experiments/engines/rope_readings.py`).
+    """
+    place = next((name for name in SECTIONS if config.get(name)), SECTIONS[-1])
+    said = object_at(config, place)
+    by_layer = any(isinstance(each, Mapping) for each in said.values())
+    own: list[Any] = []
+    if by_layer:
+        types = config.get("layer_types")
+        own = [said.get(str(each)) for each in types] if isinstance(types, list) else []
+        own = own or [said.get("full_attention")]
+        said = own[0] if isinstance(own[0], Mapping) else {}
+    keys = dict(said)
+    if "rope_theta" in config:
+        keys.setdefault("rope_theta", config["rope_theta"])
+    if config.get("partial_rotary_factor") is not None:
+        keys.setdefault("partial_rotary_factor", config["partial_rotary_factor"])
+    keys.setdefault("rope_type", keys.get("type", "default"))
+    if keys["rope_type"] in _KEEP_LENGTH:
+        before = "original_max_position_embeddings"
+        outer = config.get(before)
+        keys = {before: config.get("max_position_embeddings"), **keys}
+        keys |= {before: outer} if outer is not None else {}
+    is_clear = all(each == said for each in own)
+    return Declared(place, keys, by_layer, is_clear)
+
+
+def read_rope(config: Mapping[str, Any], where: object, part: float | None = None) -> RopeConfig:
+    """Read the rope keys of a draft's config.
+
+    Args:
+        part: of a head that is rotated where config.json names none; None = the family computes
+            whole heads only.
+    """
+    for name in SECTIONS:
+        ConfigReader(config, where).section(name)
+    found = declared(config)
+    keys = ConfigReader(found.keys, f"{where}: {found.place}")
+    theta = ConfigReader(found.keys, where).number("rope_theta", DEFAULT_THETA)
+    rotated = keys.number("partial_rotary_factor", part or 1.0)
+    keys.check(rotated <= 1, "rotary-part", got=rotated)
+    rope = RopeConfig(theta=theta, yarn=None, part=rotated)
+    if not found.is_clear:
+        return dataclasses.replace(rope, scaling=Unreplayed.of(keys.where, "rope-by-layer"))
+    if part is None and (rotated != 1 or keys.config.get("rope_dim") is not None):
+        row = Unreplayed.of(keys.where, "part-of-heads")
+        return dataclasses.replace(rope, scaling=row)
+    scaling = _scaling(keys)
+    if isinstance(scaling, Yarn):
+        return dataclasses.replace(rope, yarn=scaling)
+    return dataclasses.replace(rope, scaling=scaling)
+
+
+_UNLIKE: Mapping[str, tuple[str, str]] = {
+    "partial_rotary_factor": (
+        "rotates that part of each head",
+        "the whole head, as Transformers does in layers of Llama and Qwen3",
+    ),
+    "rope_dim": ("rotates so many elements of each head", "the whole head"),
+    "attention_factor": ("multiplies cos and sin by it", "by a factor of its own"),
+    "attn_factor": ("does not read it", "multiplies cos and sin by it"),
+    "mrope_section": ("scales by the rope type, too", "does not, or otherwise"),
+    "original_max_position_embeddings": (
+        "takes that of the top level",
+        f"that of {' or '.join(SECTIONS)}",
+    ),
+    "factor": ("has the plain angles of dynamic scaling", "those of the longest context"),
+}
+"""Key -> what vLLM 0.33 and SGLang 0.5.23 compute where they read it differently; executed."""
+
+
+def read_unlike(config: Mapping[str, Any], *, in_blocks: bool) -> Iterator[tuple[str, str, str]]:
+    """Keys that engines read differently in a draft that both load, and what each computes.
+
+    `in_blocks`: it is DFlash or one of its kin, whose class in SGLang is not Llama's.
+    """
+    found = declared(config)
+    keys = found.keys
+    kind, has_width = keys["rope_type"], "rope_dim" in keys
+    inner = object_at(config, found.place).get("original_max_position_embeddings")
+    unlike = {
+        "partial_rotary_factor": keys.get("partial_rotary_factor", 1) != 1 and not has_width,
+        "rope_dim": has_width and not in_blocks,
+        "attention_factor": kind == "yarn" and keys.get("attention_factor") is not None,
+        "attn_factor": kind == "yarn" and keys.get("attn_factor") not in (None, 1),
+        "mrope_section": "mrope_section" in keys and kind not in _PLAIN,
+        "original_max_position_embeddings": in_blocks
+        and kind in _KEEP_LENGTH
+        and config.get("original_max_position_embeddings") not in (None, inner),
+        "factor": kind == "dynamic" and "alpha" not in keys,
+    }
+    return ((key, *_UNLIKE[key]) for key, differs in unlike.items() if differs)
 
 
 def check_replayed(rope: RopeConfig) -> RopeConfig:
@@ -114,11 +226,11 @@ def check_replayed(rope: RopeConfig) -> RopeConfig:
 
 
 def _scaling(keys: ConfigReader) -> Yarn | Scaling | None:
-    kind = keys.config.get("rope_type", keys.config.get("type", "default"))
-    if kind == "yarn" and "mrope_section" in keys.config:
-        kind = "yarn with mrope_section"
+    kind = keys.config["rope_type"]
     if kind in _PLAIN:
         return None
+    if "mrope_section" in keys.config:
+        return Unreplayed.of(keys.where, "rope-type", kind=f"{short(kind)} with mrope_section")
     if kind == "linear":
         return Linear(factor=keys.number("factor"))
     if kind == "dynamic" and keys.config.get("alpha") is not None:
@@ -155,14 +267,6 @@ def _yarn(keys: ConfigReader) -> Yarn:
     )
 
 
-def _part_of_heads(*sections: ConfigReader) -> Unreplayed | None:
-    for keys in sections:
-        part = keys.number("partial_rotary_factor", 1.0)
-        if part != 1:
-            return Unreplayed.of(keys.where, "part-of-heads", part=part)
-    return None
-
-
 def of_latent_attention(rope: RopeConfig, where: object) -> RopeConfig:
     """A rope that engines serve alike: plain, or DeepSeek's yarn, which any other type becomes.
 
@@ -174,7 +278,7 @@ def of_latent_attention(rope: RopeConfig, where: object) -> RopeConfig:
         row = "latent-rope-type"
     else:
         return rope
-    return RopeConfig(theta=rope.theta, yarn=None, scaling=Unreplayed.of(where, row))
+    return dataclasses.replace(rope, yarn=None, scaling=Unreplayed.of(where, row))
 
 
 def yarn_mscale(factor: float, mscale: float) -> float:

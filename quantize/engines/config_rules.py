@@ -1,5 +1,6 @@
 """What engines make of config.json: its class in Transformers, nulls, and the captured layers."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -8,7 +9,8 @@ from ..drafts.architectures import declared_architecture
 from ..drafts.config_defaults import ClassDefaults, Source, absent_keys, class_defaults
 from ..drafts.config_reader import DEEPSEEK_TYPES, KEY, SECTION, layers_in_both_places, object_at
 from ..drafts.engine_traits import EngineTraits, Finding, Fusion
-from .contract import Capture, Captures, Question, data_file, said
+from ..drafts.rope import DEFAULT_THETA, declared
+from .contract import TITLES, Capture, Captures, Facts, Question, data_file, said
 from .engine import TRAITS
 
 BIAS_KEYS = ("attention_bias", "mlp_bias")
@@ -63,6 +65,8 @@ def as_class_reads(config: Mapping[str, Any], engine: Source) -> Mapping[str, An
     named = {"model_type": model_type, "usual": traits.usual_type}
     if isinstance(row, str):
         return said("unread-type", **named)
+    if "rope_parameters" in row.changes and model_type in _EXECUTED:  # one for each kind of layer
+        return said("class-by-layer", engine=TITLES[engine], **named)
     if traits.latent:
         row = row.without(_OF_HEADS)
     read = {**config, **absent_keys(config, row), **row.changes}
@@ -77,8 +81,7 @@ def _is_unread(
     """Whether the class has what Llama's layers lack, or lacks what engines read."""
     needed = {key for key in row.lacks if engine == "sglang" or key in _NEEDED_BY_BOTH}
     return (
-        "rope_parameters" in row.changes  # one for each kind of layer
-        or None in row.changes.values()
+        None in row.changes.values()
         or read.get("hidden_act", "silu") != "silu"
         or bool((needed | row.unclear) - config.keys())
     )
@@ -104,7 +107,7 @@ def _size_problem(config: Mapping[str, Any]) -> Finding | None:
 # Executed with vLLM 0.33.0 and SGLang 0.5.23; for types that are not in the rows, read from the
 # fields of every config class of Transformers 5.20.
 
-_NULLS = ("auto_map", "rope_theta", *BIAS_KEYS)
+_NULLS = ("auto_map", *BIAS_KEYS)
 _NULLS_OF_BLOCKS = ("eagle_config", "dflash_config")
 
 
@@ -123,6 +126,35 @@ def null_findings(question: Question, *, has_class: bool) -> Iterator[Finding]:
             yield said("null-key", key=key)
     if question.fuses and object_at(config, SECTION).get("use_aux_hidden_state", True) is None:
         yield said("null-key", key="use_aux_hidden_state")
+
+
+_OTHER_NAMES = {"su": "longrope", "mrope": "default"}
+"""Older names of rope types, beside which the new ones may stand."""
+
+
+def rope_facts(question: Question) -> Facts:
+    """Facts on the rope of a draft, for rows of rules.toml."""
+    found, traits = declared(question.config), question.traits
+    keys, kind = found.keys, found.keys["rope_type"]
+    legacy, other = keys.get("type", kind), _OTHER_NAMES.get(str(kind))
+    needed = ("factor", "original_max_position_embeddings")
+    ordinary = not (question.is_latent or traits.drafts_blocks or traits.whole_model)
+    section = f"{json.dumps(found.keys)}, as quantize --fix-config does"
+    return {
+        "place": found.place,
+        "by_layer": found.by_layer,
+        "section": section if found.is_clear else "of those that the draft was trained with",
+        "outer_theta": question.config.get("rope_theta", DEFAULT_THETA),
+        "null_theta": keys.get("rope_theta", 0) is None,
+        "kind": kind,
+        "legacy": legacy,
+        "two_types": kind not in (legacy, _OTHER_NAMES.get(str(legacy))),
+        "usual": other or "of the scaling that the draft was trained with",
+        "lacks": next((key for key in needed if keys.get(key) is None), None),
+        "has_parts": "mrope_section" in keys,
+        "is_latent": question.is_latent,
+        "is_llamas_eagle3": ordinary,
+    }
 
 
 # ---- the layers that an engine passes to a draft, counted as "input of layer k" as vLLM does

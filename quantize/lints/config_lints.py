@@ -15,7 +15,7 @@ from ..drafts.architectures import (
 from ..drafts.config_defaults import absent_keys, as_read, class_defaults
 from ..drafts.family import LAYER_CONFIG, Lint, told
 from ..drafts.recognition import layers_of_one
-from ..drafts.rope import DEFAULT_THETA, Unreplayed
+from ..drafts.rope import DEFAULT_THETA, SECTIONS, Unreplayed, declared, read_unlike
 from ..drafts.shared.eagle3 import eagle3
 from ..files.checkpoint import CONFIG_FILE
 
@@ -26,12 +26,10 @@ _INJECTED = (32, 2048)
 def facts(draft: Draft) -> Mapping[str, Any]:
     """Facts for rows of lints.toml."""
     own, geometry, config = eagle3(draft), draft.geometry, draft.checkpoint.config
-    scaling = geometry.rope and geometry.rope.scaling
     aux_layers = _spelled(draft)
     return {
         "draft": draft,
         "eagle3": own,
-        "unreplayed": scaling if isinstance(scaling, Unreplayed) else None,
         "first_layer": aux_layers and aux_layers.after and aux_layers.after[0],
         "is_deepseek": config.get("model_type") in reader.DEEPSEEK_TYPES,
         "embedding": draft.row("embed_tokens.weight"),
@@ -69,14 +67,40 @@ def rope_default(draft: Draft) -> Iterator[Lint]:
     if draft.geometry.rope is None:
         return
     config = draft.layer_config
-    nested = config.get("rope_parameters") or {}
-    if config.get("rope_theta") is None and nested.get("rope_theta") is None:
+    keys = declared(config).keys
+    if keys.get("rope_theta") is None:
         theta, model_type = draft.geometry.rope.theta, config.get("model_type")
         by_class = f", which model_type {model_type} fills in" if theta != DEFAULT_THETA else ""
-        if "rope_theta" in config:
+        if "rope_theta" in keys:
             yield told("rope-theta-null")
         else:
             yield told("rope-theta-missing", theta=theta, whose=by_class)
+
+
+def rope_by_layer(draft: Draft) -> Iterator[Lint]:
+    """Source: `get_rope` of vLLM 0.33 and SGLang 0.5.23, which hash the section; executed."""
+    found = declared(draft.layer_config)
+    if found.by_layer and not draft.family.inside_target:
+        place = f"{LAYER_CONFIG}." if draft.in_speculators_layout else ""
+        spelled = {name: None for name in SECTIONS if name in draft.layer_config}
+        fix = {f"{place}{k}": v for k, v in (spelled | {SECTIONS[1]: dict(found.keys)}).items()}
+        section = json.dumps(found.keys) if found.is_clear else "that of the draft's layers"
+        yield told("rope-by-layer", fix if found.is_clear else {}, place=found.place, section=section)
+
+
+def rope_unlike(draft: Draft) -> Iterator[Lint]:
+    """Source: `read_unlike`; one engine alone reads speculators' layout."""
+    rope = draft.geometry.rope
+    if rope is None or draft.family.inside_target:
+        return
+    config, in_blocks = as_read(draft.layer_config), draft.family.engine_traits.drafts_blocks
+    unlike = () if draft.in_speculators_layout else read_unlike(config, in_blocks=in_blocks)
+    is_replayed, found = not isinstance(rope.scaling, Unreplayed), list(unlike)
+    for key, vllm, sglang in found:
+        replay = "follows vLLM" if is_replayed else "computes neither"
+        yield told("rope-unlike", key=key, vllm=vllm, sglang=sglang, replay=replay)
+    if isinstance(rope.scaling, Unreplayed) and not found:
+        yield told("rope-unreplayed", what=rope.scaling.what, fix=rope.scaling.fix)
 
 
 def rope_injected(draft: Draft) -> Iterator[Lint]:
