@@ -44,7 +44,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "model": {"architectures": ["LlamaForCausalLM"]},
 }  # fmt: skip
 TYPES = {
-    "eagle3": ("llama",) * 6 + ("qwen3", "glm4_moe", "nemotron", "gpt_oss", "cohere2", "gemma3_text"),
+    "eagle3": ("llama",) * 6
+    + ("qwen3", "glm4_moe", "nemotron", "gpt_oss", "cohere2", "gemma3_text"),
     "dflash": ("qwen3",) * 4 + ("llama", "gemma3_text"),
     "latent": ("kimi_k2",),
     "model": ("llama",),
@@ -105,7 +106,9 @@ def drawn_case(seed: int) -> Case:
     if r.random() < 0.5:
         scaling["rope_theta"] = r.choice((10000.0, 2e6, 1e7, None if r.random() < 0.3 else 5e6))
     if r.random() < 0.2:
-        (case if r.random() < 0.5 else scaling)["partial_rotary_factor"] = r.choice((0.25, 0.5, 1.0))
+        (case if r.random() < 0.5 else scaling)["partial_rotary_factor"] = r.choice(
+            (0.25, 0.5, 1.0)
+        )
     if r.random() < 0.05:
         scaling["rope_dim"] = 16
     if r.random() < 0.12:
@@ -115,7 +118,9 @@ def drawn_case(seed: int) -> Case:
         scaling = {name: {**scaling, "rope_theta": r.choice((1e4, 1e6))} for name in kinds}
         if r.random() < 0.5:
             case["layer_types"] = [r.choice(kinds)]
-    places = r.choice((("rope_scaling",), ("rope_parameters",), ("rope_scaling", "rope_parameters")))
+    places = r.choice(
+        (("rope_scaling",), ("rope_parameters",), ("rope_scaling", "rope_parameters"))
+    )
     for place in places:
         case[place] = scaling
     if len(places) == 2:

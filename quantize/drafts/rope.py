@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ...recipes.errors import CheckpointError, short
 from ...recipes.packages import said
 from .config_reader import ConfigReader, object_at
+from .engine_traits import EngineTraits
 
 if TYPE_CHECKING:
     import torch
@@ -167,7 +168,7 @@ def read_rope(config: Mapping[str, Any], where: object, part: float | None = Non
     rope = RopeConfig(theta=theta, yarn=None, part=rotated)
     if not found.is_clear:
         return dataclasses.replace(rope, scaling=Unreplayed.of(keys.where, "rope-by-layer"))
-    if part is None and (rotated != 1 or keys.config.get("rope_dim") is not None):
+    if part is None and (rotated != 1 or keys.positives("rope_dim")):
         row = Unreplayed.of(keys.where, "part-of-heads")
         return dataclasses.replace(rope, scaling=row)
     scaling = _scaling(keys)
@@ -194,24 +195,21 @@ _UNLIKE: Mapping[str, tuple[str, str]] = {
 """Key -> what vLLM 0.33 and SGLang 0.5.23 compute where they read it differently; executed."""
 
 
-def read_unlike(config: Mapping[str, Any], *, in_blocks: bool) -> Iterator[tuple[str, str, str]]:
-    """Keys that engines read differently in a draft that both load, and what each computes.
-
-    `in_blocks`: it is DFlash or one of its kin, whose class in SGLang is not Llama's.
-    """
-    found = declared(config)
-    keys = found.keys
+def read_unlike(config: Mapping[str, Any], traits: EngineTraits) -> Iterator[tuple[str, str, str]]:
+    """Keys that engines read differently in a draft that both load, and what each computes."""
+    found, in_blocks = declared(config), traits.drafts_blocks
+    keys, before = found.keys, "original_max_position_embeddings"
     kind, has_width = keys["rope_type"], "rope_dim" in keys
-    inner = object_at(config, found.place).get("original_max_position_embeddings")
+    inner = object_at(config, found.place).get(before)
+    # SGLang's class of EAGLE-3 takes no scaling beside mrope_section.
+    as_plain = not (in_blocks or traits.whole_model) and kind not in _PLAIN
     unlike = {
         "partial_rotary_factor": keys.get("partial_rotary_factor", 1) != 1 and not has_width,
         "rope_dim": has_width and not in_blocks,
-        "attention_factor": kind == "yarn" and keys.get("attention_factor") is not None,
+        "attention_factor": kind == "yarn" and keys.get("attention_factor") and not traits.latent,
         "attn_factor": kind == "yarn" and keys.get("attn_factor") not in (None, 1),
-        "mrope_section": "mrope_section" in keys and kind not in _PLAIN,
-        "original_max_position_embeddings": in_blocks
-        and kind in _KEEP_LENGTH
-        and config.get("original_max_position_embeddings") not in (None, inner),
+        "mrope_section": "mrope_section" in keys and (as_plain or kind == "yarn"),
+        before: in_blocks and kind in _KEEP_LENGTH and config.get(before) not in (None, inner),
         "factor": kind == "dynamic" and "alpha" not in keys,
     }
     return ((key, *_UNLIKE[key]) for key, differs in unlike.items() if differs)

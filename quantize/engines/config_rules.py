@@ -10,7 +10,7 @@ from ..drafts.config_defaults import ClassDefaults, Source, absent_keys, class_d
 from ..drafts.config_reader import DEEPSEEK_TYPES, KEY, SECTION, layers_in_both_places, object_at
 from ..drafts.engine_traits import EngineTraits, Finding, Fusion
 from ..drafts.rope import DEFAULT_THETA, declared
-from .contract import TITLES, Capture, Captures, Facts, Question, data_file, said
+from .contract import TITLES, Capture, Captures, EngineName, Facts, Question, data_file, said
 from .engine import TRAITS
 
 BIAS_KEYS = ("attention_bias", "mlp_bias")
@@ -65,7 +65,7 @@ def as_class_reads(config: Mapping[str, Any], engine: Source) -> Mapping[str, An
     named = {"model_type": model_type, "usual": traits.usual_type}
     if isinstance(row, str):
         return said("unread-type", **named)
-    if "rope_parameters" in row.changes and model_type in _EXECUTED:  # one for each kind of layer
+    if list(row.changes) == ["rope_parameters"] and model_type in _EXECUTED:
         return said("class-by-layer", engine=TITLES[engine], **named)
     if traits.latent:
         row = row.without(_OF_HEADS)
@@ -132,7 +132,7 @@ _OTHER_NAMES = {"su": "longrope", "mrope": "default"}
 """Older names of rope types, beside which the new ones may stand."""
 
 
-def rope_facts(question: Question) -> Facts:
+def rope_facts(question: Question, engine: EngineName) -> Facts:
     """Facts on the rope of a draft, for rows of rules.toml."""
     found, traits = declared(question.config), question.traits
     keys, kind = found.keys, found.keys["rope_type"]
@@ -140,6 +140,8 @@ def rope_facts(question: Question) -> Facts:
     needed = ("factor", "original_max_position_embeddings")
     ordinary = not (question.is_latent or traits.drafts_blocks or traits.whole_model)
     section = f"{json.dumps(found.keys)}, as quantize --fix-config does"
+    pairs, parts = _rotated_pairs(question, keys, engine), keys.get("mrope_section")
+    factors = keys.get("short_factor") if kind in ("longrope", "su") else None
     return {
         "place": found.place,
         "by_layer": found.by_layer,
@@ -152,9 +154,25 @@ def rope_facts(question: Question) -> Facts:
         "usual": other or "of the scaling that the draft was trained with",
         "lacks": next((key for key in needed if keys.get(key) is None), None),
         "has_parts": "mrope_section" in keys,
+        "has_mscale": not {"mscale", "mscale_all_dim"}.isdisjoint(keys),
+        "parts_misfit": isinstance(parts, list)
+        and sum(i for i in parts if type(i) is int) != pairs,
+        "factors_misfit": isinstance(factors, list) and len(factors) != pairs,
+        "pairs": pairs,
+        "in_blocks": traits.drafts_blocks,
         "is_latent": question.is_latent,
         "is_llamas_eagle3": ordinary,
     }
+
+
+def _rotated_pairs(question: Question, keys: Mapping[str, Any], engine: EngineName) -> int:
+    """Of one head; SGLang's drafts rotate it whole."""
+    config = question.config
+    name = "qk_rope_head_dim" if question.is_latent else "head_dim"
+    width = config.get(name) or config["hidden_size"] // config["num_attention_heads"]
+    if engine == "vllm":
+        width = keys.get("rope_dim") or int(width * keys.get("partial_rotary_factor", 1))
+    return int(width) // 2
 
 
 # ---- the layers that an engine passes to a draft, counted as "input of layer k" as vLLM does

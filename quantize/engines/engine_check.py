@@ -92,11 +92,14 @@ def check_draft(folder: Path, **asked: Unpack[Asked]) -> EngineCheck:
             `target_layers` is not what config.json says.
     """
     from ..files.digests import not_finite  # numpy, which help does not need
+    from ..lints.catalogue import lints_of_maths
 
     _check_asked(asked)
     checkpoint = Checkpoint.open(folder)
     has_side_file = (folder / HF_QUANT_CONFIG).is_file()
     answer = check_checkpoint(checkpoint, has_side_file=has_side_file, **asked)
+    said = [f"{lint.cause}: {lint.remedy}" for lint in lints_of_maths(checkpoint)]
+    answer = replace(answer, notes=(*answer.notes, *said))
     return with_values(answer, not_finite(checkpoint))
 
 
@@ -317,7 +320,7 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
     serving = serving.with_cache(declaration.cache_dtype if declaration else None)
     launch = engine.launch(question, usual_draft_tokens(geometry), serving)
     nulls = null_findings(question, has_class=not is_speculators(written))
-    rotation = None if own.mtp else engine.rule("rope", **rope_facts(question))
+    rotation = None if own.mtp else engine.rule("rope", **rope_facts(question, engine.name))
     findings = [*nulls, *filter(None, (rotation, problem)), *findings]
     answer = _answer(place, findings, layers, launch or None)
     notes = [f"{text}: {layers_remedy}" for text in misread[1:] if text is not None]
@@ -328,7 +331,9 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
 
 def _without_biases(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The config.json as every family reads it."""
-    return {key: value for key, value in config.items() if key not in BIAS_KEYS or value is not True}
+    return {
+        key: value for key, value in config.items() if key not in BIAS_KEYS or value is not True
+    }
 
 
 def _absent_tables(engine: Engine, question: Question, family: Family) -> list[str]:

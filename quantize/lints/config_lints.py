@@ -85,7 +85,9 @@ def rope_by_layer(draft: Draft) -> Iterator[Lint]:
         spelled = {name: None for name in SECTIONS if name in draft.layer_config}
         fix = {f"{place}{k}": v for k, v in (spelled | {SECTIONS[1]: dict(found.keys)}).items()}
         section = json.dumps(found.keys) if found.is_clear else "that of the draft's layers"
-        yield told("rope-by-layer", fix if found.is_clear else {}, place=found.place, section=section)
+        yield told(
+            "rope-by-layer", fix if found.is_clear else {}, place=found.place, section=section
+        )
 
 
 def rope_unlike(draft: Draft) -> Iterator[Lint]:
@@ -93,9 +95,9 @@ def rope_unlike(draft: Draft) -> Iterator[Lint]:
     rope = draft.geometry.rope
     if rope is None or draft.family.inside_target:
         return
-    config, in_blocks = as_read(draft.layer_config), draft.family.engine_traits.drafts_blocks
-    unlike = () if draft.in_speculators_layout else read_unlike(config, in_blocks=in_blocks)
-    is_replayed, found = not isinstance(rope.scaling, Unreplayed), list(unlike)
+    unlike = read_unlike(as_read(draft.layer_config), draft.family.engine_traits)
+    found = [] if draft.in_speculators_layout else list(unlike)
+    is_replayed = not isinstance(rope.scaling, Unreplayed)
     for key, vllm, sglang in found:
         replay = "follows vLLM" if is_replayed else "computes neither"
         yield told("rope-unlike", key=key, vllm=vllm, sglang=sglang, replay=replay)

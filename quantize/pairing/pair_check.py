@@ -30,6 +30,7 @@ from ..files.checkpoint import Checkpoint
 from ..files.digests import not_finite
 from ..files.hub import resolve_draft, resolve_target
 from ..gpus import architecture
+from ..lints.catalogue import lints_of_maths
 from ..stored.layouts import HF_QUANT_CONFIG
 from . import dtypes, features, inherited, serving_limits
 from .pair import (
@@ -159,6 +160,8 @@ def check_pair(
     answers = [with_values(answer, broken) for answer in alone]
     findings = list(_findings(pair, engines))
     findings += [each for answer in answers for each in features.handed_out(pair, answer)]
+    for lint in lints_of_maths(checkpoint):
+        findings.append(PairFinding(lint.level, lint.name, lint.cause, lint.remedy))
     return PairCheck(
         draft=str(asked.draft),
         target=pair.target.named,
