@@ -195,7 +195,7 @@ def answers(reader: str) -> dict[str, Any]:
             except Exception as exc:  # noqa: BLE001  whatever it raises is its answer
                 lines = [line.strip() for line in str(exc).splitlines() if line.strip()] or [""]
                 text = lines[1] if len(lines) > 1 and "validation error" in lines[0] else lines[0]
-                found[name] = {"error": f"{type(exc).__name__}: {text[:90]}"}
+                found[name] = {"refused": f"{type(exc).__name__}: {text[:90]}"}
     return found
 
 

@@ -98,21 +98,21 @@ class RopeConfig:
 
 
 SECTIONS = ("rope_scaling", "rope_parameters")
-"""Where transformers 4 and 5 put the rope; the first one counts, unless it is empty."""
+"""Where transformers 4 and 5 put the rope; the first counts, unless it is empty."""
+_ORIGINAL = "original_max_position_embeddings"
 _KEEP_LENGTH = ("llama3", "yarn", "longrope")
-"""Types to which transformers adds the positions before scaling where the section has none."""
+"""Types that get the positions before scaling where the section has none."""
 
 
 class Declared(NamedTuple):
-    """The rope keys of a config.json in one place, where both engines find them.
+    """The rope keys of a config.json in one place.
 
     Attributes:
         place: the section that they stand in, or would.
-        keys: that section, completed by keys of the top level; without rope_theta where nobody
-            names a base.
-        by_layer: there is a section for each type of layer, which both engines refuse in a draft;
-            `keys` are those of the draft's layers.
-        is_clear: its layers are of one type, or all have the same section.
+        keys: that section, completed by keys of the top level; without rope_theta where there is
+            no base.
+        by_layer: there is a section for each type of layer; `keys` are those of the draft's.
+        is_clear: its layers all have the same section.
     """
 
     place: str
@@ -124,95 +124,81 @@ class Declared(NamedTuple):
 def declared(config: Mapping[str, Any]) -> Declared:
     """Read them as transformers does, through which both engines read config.json.
 
-    Source: `convert_rope_params_to_dict` and `standardize_rope_params` of transformers 5.20
-    `modeling_rope_utils.py`; executed (`experiments/engines/rope_readings.py`).
+    Source: `standardize_rope_params` of transformers 5.20; executed
+    (`experiments/engines/rope_readings.py`).
     """
     place = next((name for name in SECTIONS if config.get(name)), SECTIONS[-1])
     said = object_at(config, place)
-    by_layer = any(isinstance(each, Mapping) for each in said.values())
-    own: list[Any] = []
+    by_layer, own = any(isinstance(each, Mapping) for each in said.values()), [said]
     if by_layer:
         types = config.get("layer_types")
-        own = [said.get(str(each)) for each in types] if isinstance(types, list) else []
-        own = own or [said.get("full_attention")]
-        said = own[0] if isinstance(own[0], Mapping) else {}
-    keys = dict(said)
+        types = types if isinstance(types, list) and types else ["full_attention"]
+        own = [object_at(said, str(each)) for each in types]
+    keys = dict(own[0])
     if "rope_theta" in config:
         keys.setdefault("rope_theta", config["rope_theta"])
     if config.get("partial_rotary_factor") is not None:
         keys.setdefault("partial_rotary_factor", config["partial_rotary_factor"])
     keys.setdefault("rope_type", keys.get("type", "default"))
     if keys["rope_type"] in _KEEP_LENGTH:
-        before = "original_max_position_embeddings"
-        outer = config.get(before)
-        keys = {before: config.get("max_position_embeddings"), **keys}
-        keys |= {before: outer} if outer is not None else {}
-    is_clear = all(each == said for each in own)
+        keys.setdefault(_ORIGINAL, config.get("max_position_embeddings"))
+        keys[_ORIGINAL] = config.get(_ORIGINAL) or keys[_ORIGINAL]
+    is_clear = not by_layer or (bool(own[0]) and all(each == own[0] for each in own))
     return Declared(place, keys, by_layer, is_clear)
 
 
 def read_rope(config: Mapping[str, Any], where: object, part: float | None = None) -> RopeConfig:
-    """Read the rope keys of a draft's config.
+    """Read the rope of a draft.
 
     Args:
-        part: of a head that is rotated where config.json names none; None = the family computes
-            whole heads only.
+        part: of a head, rotated where config.json names none; None = only whole heads are computed.
     """
     for name in SECTIONS:
         ConfigReader(config, where).section(name)
     found = declared(config)
     keys = ConfigReader(found.keys, f"{where}: {found.place}")
-    theta = ConfigReader(found.keys, where).number("rope_theta", DEFAULT_THETA)
     rotated = keys.number("partial_rotary_factor", part or 1.0)
     keys.check(rotated <= 1, "rotary-part", got=rotated)
-    rope = RopeConfig(theta=theta, yarn=None, part=rotated)
+    scaling: Yarn | Scaling | None
     if not found.is_clear:
-        return dataclasses.replace(rope, scaling=Unreplayed.of(keys.where, "rope-by-layer"))
-    if part is None and (rotated != 1 or keys.positives("rope_dim")):
-        row = Unreplayed.of(keys.where, "part-of-heads")
-        return dataclasses.replace(rope, scaling=row)
-    scaling = _scaling(keys)
-    if isinstance(scaling, Yarn):
-        return dataclasses.replace(rope, yarn=scaling)
-    return dataclasses.replace(rope, scaling=scaling)
+        what = "the types of the draft's layers have different sections, and replay knows one rope"
+        scaling = Unreplayed(where=keys.where, what=what, fix="write the one that all layers have")
+    elif part is None and (rotated != 1 or keys.positives("rope_dim")):
+        scaling = Unreplayed.of(keys.where, "part-of-heads")
+    else:
+        scaling = _scaling(keys)
+    yarn = scaling if isinstance(scaling, Yarn) else None
+    return RopeConfig(
+        theta=ConfigReader(found.keys, where).number("rope_theta", DEFAULT_THETA),
+        yarn=yarn,
+        scaling=None if isinstance(scaling, Yarn) else scaling,
+        part=rotated,
+    )
 
 
-_UNLIKE: Mapping[str, tuple[str, str]] = {
-    "partial_rotary_factor": (
-        "rotates that part of each head",
-        "the whole head, as Transformers does in layers of Llama and Qwen3",
-    ),
-    "rope_dim": ("rotates so many elements of each head", "the whole head"),
-    "attention_factor": ("multiplies cos and sin by it", "by a factor of its own"),
-    "attn_factor": ("does not read it", "multiplies cos and sin by it"),
-    "mrope_section": ("scales by the rope type, too", "does not, or otherwise"),
-    "original_max_position_embeddings": (
-        "takes that of the top level",
-        f"that of {' or '.join(SECTIONS)}",
-    ),
-    "factor": ("has the plain angles of dynamic scaling", "those of the longest context"),
-}
-"""Key -> what vLLM 0.33 and SGLang 0.5.23 compute where they read it differently; executed."""
-
-
-def read_unlike(config: Mapping[str, Any], traits: EngineTraits) -> Iterator[tuple[str, str, str]]:
-    """Keys that engines read differently in a draft that both load, and what each computes."""
+def followed_by_one(config: Mapping[str, Any], traits: EngineTraits) -> Iterator[tuple[str, str]]:
+    """Keys that only one engine follows in a draft that both load, and its name; executed."""
     found, in_blocks = declared(config), traits.drafts_blocks
-    keys, before = found.keys, "original_max_position_embeddings"
-    kind, has_width = keys["rope_type"], "rope_dim" in keys
-    inner = object_at(config, found.place).get(before)
-    # SGLang's class of EAGLE-3 takes no scaling beside mrope_section.
-    as_plain = not (in_blocks or traits.whole_model) and kind not in _PLAIN
-    unlike = {
-        "partial_rotary_factor": keys.get("partial_rotary_factor", 1) != 1 and not has_width,
-        "rope_dim": has_width and not in_blocks,
-        "attention_factor": kind == "yarn" and keys.get("attention_factor") and not traits.latent,
-        "attn_factor": kind == "yarn" and keys.get("attn_factor") not in (None, 1),
-        "mrope_section": "mrope_section" in keys and (as_plain or kind == "yarn"),
-        before: in_blocks and kind in _KEEP_LENGTH and config.get(before) not in (None, inner),
-        "factor": kind == "dynamic" and "alpha" not in keys,
-    }
-    return ((key, *_UNLIKE[key]) for key, differs in unlike.items() if differs)
+    keys, kind, has_width = found.keys, found.keys["rope_type"], "rope_dim" in found.keys
+    inner = object_at(config, found.place).get(_ORIGINAL)
+    vllm, sglang = "vLLM 0.33", "SGLang 0.5.23"
+    if keys.get("partial_rotary_factor", 1) != 1 and not has_width:
+        yield "partial_rotary_factor", vllm
+    if has_width and not in_blocks:
+        yield "rope_dim", vllm
+    if kind == "yarn" and keys.get("attention_factor") and not traits.latent:
+        yield "attention_factor", vllm
+    if kind == "yarn" and keys.get("attn_factor") not in (None, 1):
+        yield "attn_factor", sglang
+    if kind == "dynamic" and "alpha" not in keys:
+        yield "factor", sglang
+    if "mrope_section" in keys and kind not in _PLAIN:
+        if not (in_blocks or traits.whole_model):  # SGLang's class of EAGLE-3 overwrites the type
+            yield "rope_type", vllm
+        elif kind == "yarn":
+            yield "mrope_section", sglang
+    if in_blocks and kind in _KEEP_LENGTH and config.get(_ORIGINAL) not in (None, inner):
+        yield _ORIGINAL, vllm
 
 
 def check_replayed(rope: RopeConfig) -> RopeConfig:

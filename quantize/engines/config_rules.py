@@ -9,7 +9,7 @@ from ..drafts.architectures import declared_architecture
 from ..drafts.config_defaults import ClassDefaults, Source, absent_keys, class_defaults
 from ..drafts.config_reader import DEEPSEEK_TYPES, KEY, SECTION, layers_in_both_places, object_at
 from ..drafts.engine_traits import EngineTraits, Finding, Fusion
-from ..drafts.rope import DEFAULT_THETA, declared
+from ..drafts.rope import declared
 from .contract import TITLES, Capture, Captures, EngineName, Facts, Question, data_file, said
 from .engine import TRAITS
 
@@ -128,40 +128,40 @@ def null_findings(question: Question, *, has_class: bool) -> Iterator[Finding]:
         yield said("null-key", key="use_aux_hidden_state")
 
 
-_OTHER_NAMES = {"su": "longrope", "mrope": "default"}
-"""Older names of rope types, beside which the new ones may stand."""
+_ROPES = frozenset(["default", "dynamic", "linear", "llama3", "longrope", "proportional", "yarn"])
+_ONLY_IN_VLLM = {"mrope": "default", "ntk": "of another scaling", "su": "longrope"}
+"""Types that SGLang lacks, or has under another name."""
 
 
 def rope_facts(question: Question, engine: EngineName) -> Facts:
     """Facts on the rope of a draft, for rows of rules.toml."""
-    found, traits = declared(question.config), question.traits
+    found, traits, latent = declared(question.config), question.traits, question.is_latent
     keys, kind = found.keys, found.keys["rope_type"]
-    legacy, other = keys.get("type", kind), _OTHER_NAMES.get(str(kind))
-    needed = ("factor", "original_max_position_embeddings")
-    ordinary = not (question.is_latent or traits.drafts_blocks or traits.whole_model)
+    legacy, parts = keys.get("type", kind), keys.get("mrope_section")
+    # SGLang's class of EAGLE-3 overwrites the type.
+    plain = parts is not None and not (latent or traits.drafts_blocks or traits.whole_model)
+    known = {*_ROPES, *(_ONLY_IN_VLLM if engine == "vllm" else ())} - {None if parts else "mrope"}
     section = f"{json.dumps(found.keys)}, as quantize --fix-config does"
-    pairs, parts = _rotated_pairs(question, keys, engine), keys.get("mrope_section")
-    factors = keys.get("short_factor") if kind in ("longrope", "su") else None
     return {
         "place": found.place,
         "by_layer": found.by_layer,
         "section": section if found.is_clear else "of those that the draft was trained with",
-        "outer_theta": question.config.get("rope_theta", DEFAULT_THETA),
         "null_theta": keys.get("rope_theta", 0) is None,
         "kind": kind,
-        "legacy": legacy,
-        "two_types": kind not in (legacy, _OTHER_NAMES.get(str(legacy))),
-        "usual": other or "of the scaling that the draft was trained with",
-        "lacks": next((key for key in needed if keys.get(key) is None), None),
-        "has_parts": "mrope_section" in keys,
-        "has_mscale": not {"mscale", "mscale_all_dim"}.isdisjoint(keys),
-        "parts_misfit": isinstance(parts, list)
-        and sum(i for i in parts if type(i) is int) != pairs,
-        "factors_misfit": isinstance(factors, list) and len(factors) != pairs,
-        "pairs": pairs,
-        "in_blocks": traits.drafts_blocks,
-        "is_latent": question.is_latent,
-        "is_llamas_eagle3": ordinary,
+        "known": latent or kind in tuple(known) or (engine == "sglang" and plain),
+        "usual": _ONLY_IN_VLLM.get(str(kind), "that the draft was trained with"),
+        "clashes": legacy != kind and _ONLY_IN_VLLM.get(str(legacy)) != kind,
+        "lacks": next(
+            (
+                key
+                for key in ("factor", "original_max_position_embeddings")
+                if keys.get(key) is None
+            ),
+            None,
+        ),
+        "pairs": (pairs := _rotated_pairs(question, keys, engine)),
+        "unequal": _numbers(keys, engine, latent) not in (None, pairs),
+        "is_latent": latent,
     }
 
 
@@ -173,6 +173,17 @@ def _rotated_pairs(question: Question, keys: Mapping[str, Any], engine: EngineNa
     if engine == "vllm":
         width = keys.get("rope_dim") or int(width * keys.get("partial_rotary_factor", 1))
     return int(width) // 2
+
+
+def _numbers(keys: Mapping[str, Any], engine: EngineName, latent: bool) -> int | None:
+    """For how many pairs a rope type has numbers; None = for any. SGLang corrects mrope's."""
+    kind, parts, factors = keys["rope_type"], keys.get("mrope_section"), keys.get("short_factor")
+    if kind in ("longrope", "su") and isinstance(factors, list) and not latent:
+        return len(factors)
+    mixes = ("default", "mrope") if latent else ("default", "mrope", "yarn")
+    if engine == "vllm" and kind in mixes and isinstance(parts, list):
+        return sum(part for part in parts if type(part) is int)
+    return None
 
 
 # ---- the layers that an engine passes to a draft, counted as "input of layer k" as vLLM does

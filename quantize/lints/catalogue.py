@@ -17,7 +17,7 @@ CHECKS: tuple[Callable[[Draft], Iterator[Lint]] | str, ...] = (
     config.rope_injected,
     config.rope_default,
     config.rope_by_layer,
-    config.rope_unlike,
+    config.rope_read,
     config.aux_layer_ids,
     config.aux_layer_list,
     config.layers_of_fc,

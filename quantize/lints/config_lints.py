@@ -15,7 +15,7 @@ from ..drafts.architectures import (
 from ..drafts.config_defaults import absent_keys, as_read, class_defaults
 from ..drafts.family import LAYER_CONFIG, Lint, told
 from ..drafts.recognition import layers_of_one
-from ..drafts.rope import DEFAULT_THETA, SECTIONS, Unreplayed, declared, read_unlike
+from ..drafts.rope import DEFAULT_THETA, SECTIONS, Unreplayed, declared, followed_by_one
 from ..drafts.shared.eagle3 import eagle3
 from ..files.checkpoint import CONFIG_FILE
 
@@ -78,31 +78,28 @@ def rope_default(draft: Draft) -> Iterator[Lint]:
 
 
 def rope_by_layer(draft: Draft) -> Iterator[Lint]:
-    """Source: `get_rope` of vLLM 0.33 and SGLang 0.5.23, which hash the section; executed."""
+    """Source: `get_rope` of vLLM 0.33 and SGLang 0.5.23; executed."""
     found = declared(draft.layer_config)
-    if found.by_layer and not draft.family.inside_target:
-        place = f"{LAYER_CONFIG}." if draft.in_speculators_layout else ""
-        spelled = {name: None for name in SECTIONS if name in draft.layer_config}
-        fix = {f"{place}{k}": v for k, v in (spelled | {SECTIONS[1]: dict(found.keys)}).items()}
-        section = json.dumps(found.keys) if found.is_clear else "that of the draft's layers"
-        yield told(
-            "rope-by-layer", fix if found.is_clear else {}, place=found.place, section=section
-        )
-
-
-def rope_unlike(draft: Draft) -> Iterator[Lint]:
-    """Source: `read_unlike`; one engine alone reads speculators' layout."""
-    rope = draft.geometry.rope
-    if rope is None or draft.family.inside_target:
+    if not found.by_layer or draft.family.inside_target:
         return
-    unlike = read_unlike(as_read(draft.layer_config), draft.family.engine_traits)
-    found = [] if draft.in_speculators_layout else list(unlike)
-    is_replayed = not isinstance(rope.scaling, Unreplayed)
-    for key, vllm, sglang in found:
-        replay = "follows vLLM" if is_replayed else "computes neither"
-        yield told("rope-unlike", key=key, vllm=vllm, sglang=sglang, replay=replay)
-    if isinstance(rope.scaling, Unreplayed) and not found:
-        yield told("rope-unreplayed", what=rope.scaling.what, fix=rope.scaling.fix)
+    place = f"{LAYER_CONFIG}." if draft.in_speculators_layout else ""
+    flat = {**dict.fromkeys(draft.layer_config.keys() & {*SECTIONS}), SECTIONS[1]: dict(found.keys)}
+    fix = {f"{place}{key}": value for key, value in flat.items()} if found.is_clear else {}
+    yield told("rope-by-layer", fix, place=found.place)
+
+
+def rope_read(draft: Draft) -> Iterator[Lint]:
+    """Source: `followed_by_one`; one engine alone reads speculators' layout."""
+    rope, traits = draft.geometry.rope, draft.family.engine_traits
+    if rope is None:
+        return
+    of_both = not (draft.family.inside_target or draft.in_speculators_layout)
+    found = list(followed_by_one(as_read(draft.layer_config), traits)) if of_both else []
+    unknown = rope.scaling if isinstance(rope.scaling, Unreplayed) else None
+    for key, who in found:
+        yield told("rope-unlike", key=key, who=who, replay="neither" if unknown else "vLLM's")
+    if unknown and not found:
+        yield told("rope-unreplayed", what=unknown.what, fix=unknown.fix)
 
 
 def rope_injected(draft: Draft) -> Iterator[Lint]:
