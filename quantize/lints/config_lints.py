@@ -64,17 +64,12 @@ def rope_base(draft: Draft) -> Iterator[Lint]:
 
 def rope_default(draft: Draft) -> Iterator[Lint]:
     """Source: `DEFAULT_THETA`; SpecForge's and AngelSlim's draft models train with it as well."""
-    if draft.geometry.rope is None:
+    keys, rope = declared(draft.layer_config).keys, draft.geometry.rope
+    if rope is None or keys.get("rope_theta") is not None:
         return
-    config = draft.layer_config
-    keys = declared(config).keys
-    if keys.get("rope_theta") is None:
-        theta, model_type = draft.geometry.rope.theta, config.get("model_type")
-        by_class = f", which model_type {model_type} fills in" if theta != DEFAULT_THETA else ""
-        if "rope_theta" in keys:
-            yield told("rope-theta-null")
-        else:
-            yield told("rope-theta-missing", theta=theta, whose=by_class)
+    filled = f", which model_type {draft.layer_config.get('model_type')} fills in"
+    use = f"use base {rope.theta:g}{filled if rope.theta != DEFAULT_THETA else ''}"
+    yield told("rope-theta-missing", do="refuse the null" if "rope_theta" in keys else use)
 
 
 def rope_by_layer(draft: Draft) -> Iterator[Lint]:
