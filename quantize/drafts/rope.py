@@ -162,7 +162,9 @@ def read_rope(config: Mapping[str, Any], where: object, part: float | None = Non
     scaling: Yarn | Scaling | None
     if not found.is_clear:
         what = "the types of the draft's layers have different sections, and replay knows one rope"
-        scaling = Unreplayed(where=keys.where, what=what, fix="write the one that all layers have")
+        scaling = Unreplayed(
+            where=str(keys.where), what=what, fix="write the one that all layers have"
+        )
     elif part is None and (rotated != 1 or keys.positives("rope_dim")):
         scaling = Unreplayed.of(keys.where, "part-of-heads")
     else:
