@@ -266,9 +266,20 @@ def test_layers_of_several_types_are_not_fixed_nor_replayed(tmp_path: Path) -> N
         rope_frequencies(draft_of(folder).geometry.rope, 32)
 
 
-def test_check_repeats_lints_on_what_is_computed(tmp_path: Path) -> None:
-    folder = tiny_eagle3_llama(tmp_path / "draft", config={"partial_rotary_factor": 0.5})
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"partial_rotary_factor": 0.5}, "only vLLM 0.33 follows partial_rotary_factor"),
+        ({"model_type": "glm4_moe"}, "only vLLM 0.33 follows partial_rotary_factor"),
+        ({"model_type": "cohere2"}, "its config class fills in sliding_window 4096"),
+    ],
+)
+def test_check_repeats_lints_on_what_is_computed(
+    keys: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    config = {"hidden_act": "silu", **keys}
+    folder = tiny_eagle3_llama(tmp_path / "draft", config=config)
     for engine in BOTH:
         answer = check_draft(folder, engine=engine, arch="sm90", target_layers=8)
         assert answer.verdict == "LOADS"
-        assert any("only vLLM 0.33 follows partial_rot" in note for note in answer.notes)
+        assert any(said in note for note in answer.notes)

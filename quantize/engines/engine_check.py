@@ -98,7 +98,8 @@ def check_draft(folder: Path, **asked: Unpack[Asked]) -> EngineCheck:
     checkpoint = Checkpoint.open(folder)
     has_side_file = (folder / HF_QUANT_CONFIG).is_file()
     answer = check_checkpoint(checkpoint, has_side_file=has_side_file, **asked)
-    said = [f"{lint.cause}: {lint.remedy}" for lint in lints_of_maths(checkpoint)]
+    lints = lints_of_maths(checkpoint) if answer.verdict != "REFUSED" else ()
+    said = (f"{lint.cause}: {lint.remedy}" for lint in lints)
     answer = replace(answer, notes=(*answer.notes, *said))
     return with_values(answer, not_finite(checkpoint))
 
