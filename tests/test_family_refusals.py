@@ -104,7 +104,6 @@ CONFIGS: Mapping[str, Sequence[tuple[dict[str, Any], str, str]]] = {
           for key, value, place in (
             ("attention_bias", True, ""), ("mlp_bias", True, ""), ("hidden_act", "gelu", ""),
             ("use_gemma_norm", True, ""), ("is_neox_style", False, ""), ("use_swa", True, ""),
-            ("partial_rotary_factor", 0.5, "rope_parameters."), ("rope_dim", 8, "rope_parameters."),
             ("attention_sink_bias", True, ""), ("attention_value_scale", 0.7, ""),
             ("use_aux_hidden_state", False, ""), ("sample_from_anchor", True, ""),
             ("shift_label", True, "dflash_config."), ("projector_type", "gru", "dflash_config."),

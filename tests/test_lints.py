@@ -28,6 +28,10 @@ from tiny_mla import tiny_eagle3_mla
 from tiny_speculators import tiny_speculators_dflash, tiny_speculators_eagle3
 
 PORTABLE: dict[str, Any] = {KEY: [2, 4, 5], SECTION: {KEY: [1, 3, 4]}}
+BY_LAYER = {
+    "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
 YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 2048}
 ABSENT = object()
 FULL, SLIDING = ["full_attention"] * 2, ["sliding_attention"] * 2
@@ -148,7 +152,16 @@ TRIGGERS: dict[str, list[Callable[[Path], Path]]] = {
     ],
     "rope-injected": [lambda to: llama(to, {"rope_scaling": YARN})],
     "rope-theta-missing": [lambda to: set_keys(llama(to), rope_theta=ABSENT)],
-    "rope-unreplayed": [lambda to: llama(to, {"partial_rotary_factor": 0.5})],
+    "rope-unreplayed": [lambda to: llama(to, {"rope_scaling": {"rope_type": "longrope"}})],
+    "rope-unlike": [
+        lambda to: llama(to, {"partial_rotary_factor": 0.5}),
+        lambda to: dflash(to, rope_parameters={"rope_theta": 5e5, "partial_rotary_factor": 0.25}),
+        lambda to: llama(to, {"rope_scaling": YARN | {"attention_factor": 1.5}}),
+    ],
+    "rope-by-layer": [
+        lambda to: llama(to, {"rope_parameters": BY_LAYER}),
+        lambda to: dflash(to, rope_scaling=BY_LAYER, rope_parameters=None),
+    ],
     "aux-layer-ids": [
         lambda to: llama(to, {KEY: None}),
         lambda to: llama(to, {SECTION: {KEY: [2, 4, 5]}}),
@@ -293,7 +306,7 @@ FIXABLE = {
     "aux-layer-ids", "draft-vocab-size-missing", "lm-head-missing", "dflash-causal",
     "model-type", "dtype-missing", "dtype-mismatch", "aux-layer-ids-empty", "architecture-name",
     "dspark-keys-nested", "layers-of-target", "head-tied", "aux-layer-count",
-    "target-hidden-size-null",
+    "target-hidden-size-null", "rope-by-layer",
 }  # fmt: skip
 
 

@@ -1,29 +1,47 @@
-"""Rope scalings in replay, against both engines' own modules and against transformers.
+"""The rope: what is read of config.json, and how replay turns by it, against both engines' own
+modules and against transformers.
 
-Tolerance: engines compute angles in float32. At position 500 an angle is at most 500, with an error
-of 500 * 2^-24 = 3e-5 from its rounding and as much from that of the frequency; values of up to 1.5
-turn by that, and are recorded to 6 digits: 1e-4 bounds it. A pair that is scaled wrongly turns by
-another angle altogether: more than 0.01 in some pair.
+Tolerance of angles: engines compute them in float32. At position 500 an angle is at most 500, with
+an error of 500 * 2^-24 = 3e-5 from its rounding and as much from that of the frequency; values of
+up to 1.5 turn by that, and are recorded to 6 digits: 1e-4 bounds it. A pair that is scaled wrongly
+turns by another angle altogether: more than 0.01 in some pair. Frequencies are recorded to 4
+digits.
 """
 
 import json
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from by_recipe import draft_of
+from draftquant.quantize.drafts.config_defaults import as_read
 from draftquant.quantize.drafts.maths import rotate
-from draftquant.quantize.drafts.rope import RopeConfig, Unreplayed, read_rope, rope_frequencies
-from draftquant.quantize.stored.loading import load_draft
+from draftquant.quantize.drafts.rope import (
+    RopeConfig,
+    Unreplayed,
+    declared,
+    followed_by_one,
+    read_rope,
+    rope_frequencies,
+)
+from draftquant.quantize.engines.engine_check import check_checkpoint, check_draft
+from draftquant.quantize.lints.catalogue import find_lints
 from draftquant.recipes.errors import CheckpointError
+from tiny import edit_json, tiny_eagle3_llama
+from tiny_dflash import tiny_dflash
+from tiny_llama import tiny_language_model
 from tiny_mla import tiny_eagle3_mla
 
 sys.path.append(
     str(Path(__file__).resolve().parents[1] / "experiments" / "engines")
 )  # its modules stand alone
 
+import rope_readings
 from ropes import CASES, OUT, POSITIONS, THETA, head
 
 TOLERANCE = 1e-4
@@ -52,7 +70,7 @@ def test_what_is_not_replayed_says_why() -> None:
     mrope = {**CASES["yarn"], "mrope_section": [4, 2, 2]}
     for section, what in (
         ({"rope_type": "longrope"}, "'longrope'"), ({"type": "su"}, "'su'"), (ntk, "'ntk'"),
-        ({"type": 7}, "7"), (mrope, "'yarn with mrope_section'"),
+        ({"type": 7}, "7"), (mrope, "'yarn' with mrope_section"),
     ):  # fmt: skip
         with pytest.raises(CheckpointError) as caught:
             rope_frequencies(read(section), 16)
@@ -61,7 +79,7 @@ def test_what_is_not_replayed_says_why() -> None:
         assert "measure this draft on a server" in caught.value.fix
     part = read(None, partial_rotary_factor=0.75).scaling
     assert isinstance(part, Unreplayed)
-    assert part.what.startswith("partial_rotary_factor 0.75 is not replayed")
+    assert part.what.startswith("a part of each head is rotated")
     assert read(None, partial_rotary_factor=1.0).scaling is None
 
 
@@ -69,4 +87,199 @@ def test_latent_attention_is_served_with_yarn_whatever_the_type(tmp_path: Path) 
     folder = tiny_eagle3_mla(tmp_path / "draft", config={"rope_scaling": CASES["llama3"]})
     assert draft_of(folder).rows
     with pytest.raises(CheckpointError, match="expected 'default' or 'yarn': engines take any"):
-        load_draft(folder)
+        rope_frequencies(draft_of(folder).geometry.rope, 16)
+
+
+# ---- What config.json says, as transformers and both engines read it (`rope_readings.json`)
+
+BOTH: Any = ("vllm", "sglang")
+
+
+class Asked(NamedTuple):
+    name: str
+    case: dict[str, Any]
+    read: dict[str, dict[str, Any]]
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return as_read(rope_readings.config_of(self.case))
+
+    @property
+    def loads(self) -> bool:
+        return not any("refused" in self.read[engine] for engine in BOTH)
+
+
+@cache
+def asked() -> tuple[Asked, ...]:
+    rows = json.loads(rope_readings.OUT.read_text(encoding="utf-8"))
+    return tuple(
+        Asked(
+            row.pop("name"),
+            read={who: said for key, said in row.pop("read").items() for who in key.split()},
+            case=row,
+        )
+        for row in rows
+    )
+
+
+NO_ROW = "134"
+"""DFlash with yarn, mrope_section and mscale, for which SGLang's class lacks an argument."""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    root = tmp_path_factory.mktemp("ropes")
+    made = {
+        "eagle3": tiny_eagle3_llama(root / "eagle3", embed=False, head_dim=32),
+        "dflash": tiny_dflash(root / "dflash", num_layers=1),
+        "latent": tiny_eagle3_mla(root / "latent", embed=False, qk_rope_head_dim=32),
+        "model": tiny_language_model(root / "model", head_dim=32),
+    }
+    return {kind: draft_of(folder) for kind, folder in made.items()}
+
+
+def test_what_is_kept_was_asked_of_every_published_and_of_300_drawn_drafts() -> None:
+    assert {row.name: row.case for row in asked()} == dict(rope_readings.cases())
+    assert len(rope_readings.wild_cases()) > 80
+
+
+def test_the_base_is_the_one_that_transformers_hands_to_engines() -> None:
+    for row in asked():
+        found = declared(row.config)
+        for reader, said in row.read.items():
+            latent = row.case["kind"] == "latent"  # SGLang looks beside the sections by layer
+            if "refused" in said or (found.by_layer and (reader == "transformers" or latent)):
+                continue
+            assert not found.by_layer, (row.name, reader)
+            assert found.keys.get("rope_theta", 10000.0) == said["theta"], (row.name, reader)
+
+
+def test_replay_has_the_frequencies_of_the_engines(folders: dict[str, Any]) -> None:
+    """Where they differ and replay computes it all the same, those of vLLM."""
+    computed = 0
+    for row in asked():
+        rope = read_rope(row.config, "config.json")
+        if isinstance(rope.scaling, Unreplayed) or row.case["kind"] == "latent":
+            continue  # `test_eagle3_forward.py` has the ropes of MLA
+        angles, factor = rope_frequencies(rope, 32)
+        same = not [*followed_by_one(row.config, folders[row.case["kind"]].family.engine_traits)]
+        for engine in BOTH if same and not declared(row.config).by_layer else BOTH[:1]:
+            if "refused" not in (said := row.read[engine]):
+                assert said["rotated"] == 32, row.name
+                assert factor == pytest.approx(said["factor"], rel=1e-4), row.name
+                kept = pytest.approx(said["frequencies"], rel=1e-3)
+                assert angles[::2].tolist() == kept, row.name
+                computed += 1
+    assert computed > 300
+
+
+def test_what_engines_read_differently_is_found_and_nothing_else(
+    folders: dict[str, Any],
+) -> None:
+    for row in asked():
+        if row.loads:
+            found = [
+                key
+                for key, *_ in followed_by_one(
+                    row.config, folders[row.case["kind"]].family.engine_traits
+                )
+            ]
+            assert bool(found) == (row.read["vllm"] != row.read["sglang"]), (row.name, found)
+
+
+def test_check_refuses_what_an_engine_refuses(folders: dict[str, Any]) -> None:
+    """An answer may be UNKNOWN for the class of a model_type, or wrong for its biases."""
+    unknown = 0
+    for row in asked():
+        if row.case["kind"] == "model" or row.name == NO_ROW:
+            continue
+        draft = folders[row.case["kind"]].checkpoint
+        kept = {k: v for k, v in draft.config.items() if not k.startswith(("rope_", "layer_t"))}
+        config = {**kept, "max_position_embeddings": 2048, "sliding_window": 64, **row.case}
+        for engine in BOTH:
+            answer = check_checkpoint(
+                replace(draft, config=config), has_side_file=False, engine=engine, arch="sm90"
+            )
+            unknown += answer.verdict == "UNKNOWN"
+            refused = "refused" in row.read[engine]
+            expected = ("REFUSED",) if refused else ("LOADS", "LOADS BUT WRONG")
+            assert answer.verdict in (*expected, "UNKNOWN"), (row.name, engine, answer.error)
+    assert unknown < 40
+
+
+PLAIN, BARE = {"rope_type": "default", "rope_theta": 1e6}, {"rope_type": "default"}
+LAYERS = {"full_attention": PLAIN, "sliding_attention": {**PLAIN, "rope_theta": 1e4}}
+SPELLED: dict[str, tuple[dict[str, Any], float]] = {
+    "nowhere": ({}, 1e4),
+    "top": ({"rope_theta": 1e6}, 1e6),
+    "parameters": ({"rope_parameters": PLAIN}, 1e6),
+    "parameters without it": ({"rope_theta": 1e6, "rope_parameters": BARE}, 1e6),
+    "scaling": ({"rope_scaling": PLAIN}, 1e6),
+    "scaling and top": ({"rope_scaling": PLAIN, "rope_theta": 1e4}, 1e6),
+    "both sections": ({"rope_scaling": PLAIN, "rope_parameters": {"rope_theta": 3e6}}, 1e6),
+    "no scaling": ({"rope_scaling": None, "rope_parameters": PLAIN, "rope_theta": 1e4}, 1e6),
+    "by layer": ({"rope_parameters": LAYERS}, 1e6),
+    "by layer, sliding": (
+        {"rope_scaling": LAYERS, "layer_types": ["sliding_attention"], "sliding_window": 64}, 1e4),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SPELLED)
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_replay_check_lints_and_the_fix_agree_on_the_base(
+    kind: str, name: str, tmp_path: Path
+) -> None:
+    keys, base = SPELLED[name]
+    make = tiny_eagle3_llama if kind == "eagle3" else tiny_dflash
+    folder = make(tmp_path / "draft", num_layers=1)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    del config["rope_theta"]
+    config.pop("layer_types", None)
+    (folder / "config.json").write_text(json.dumps(config | keys), encoding="utf-8")
+    lints = {lint.name: lint for lint in find_lints(draft_of(folder))}
+    by_layer = name.startswith("by layer")
+    assert draft_of(folder).geometry.rope.theta == base
+    assert ("rope-theta-missing" in lints) == (name == "nowhere")
+    assert ("rope-by-layer" in lints) == by_layer
+    for engine in BOTH:
+        answer = check_draft(folder, engine=engine, arch="sm90", target_layers=8)
+        assert answer.verdict == ("REFUSED" if by_layer else "LOADS")
+        assert not by_layer or f'"rope_theta": {base}' in str(answer.remedy)
+    if by_layer:
+        edit_json(folder / "config.json", **lints["rope-by-layer"].fix)
+        assert draft_of(folder).geometry.rope.theta == base
+        for engine in BOTH:
+            answer = check_draft(folder, engine=engine, arch="sm90", target_layers=8)
+            assert answer.verdict == "LOADS"
+
+
+def test_layers_of_several_types_are_not_fixed_nor_replayed(tmp_path: Path) -> None:
+    types = ["full_attention", "sliding_attention"]
+    keys = {"rope_parameters": LAYERS, "layer_types": types, "sliding_window": 64}
+    folder = tiny_dflash(tmp_path / "draft", num_layers=2, config=keys)
+    lints = {lint.name: lint for lint in find_lints(draft_of(folder))}
+    assert not lints["rope-by-layer"].fix
+    answer = check_draft(folder, engine="vllm", arch="sm90", target_layers=8)
+    assert answer.verdict == "REFUSED"
+    assert "of those that the draft was trained with" in str(answer.remedy)
+    with pytest.raises(CheckpointError, match="have different sections"):
+        rope_frequencies(draft_of(folder).geometry.rope, 32)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"partial_rotary_factor": 0.5}, "only vLLM 0.33 follows partial_rotary_factor"),
+        ({"model_type": "glm4_moe"}, "only vLLM 0.33 follows partial_rotary_factor"),
+        ({"model_type": "cohere2"}, "its config class fills in sliding_window 4096"),
+    ],
+)
+def test_check_repeats_lints_on_what_is_computed(
+    keys: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    config = {"hidden_act": "silu", **keys}
+    folder = tiny_eagle3_llama(tmp_path / "draft", config=config)
+    for engine in BOTH:
+        answer = check_draft(folder, engine=engine, arch="sm90", target_layers=8)
+        assert answer.verdict == "LOADS"
+        assert any(said in note for note in answer.notes)

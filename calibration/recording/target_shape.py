@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...quantize.drafts.config_reader import with_text_config
+from ...quantize.drafts.rope import declared
 from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
 from ...quantize.files.hub import no_target
 from ...quantize.files.staging import check_output
@@ -64,7 +65,8 @@ class TargetShape:
             vocab_size=_size(text, "vocab_size", path),
             hidden_size=_size(text, "hidden_size", path),
             max_positions=longest if type(longest) is int else None,
-            plain_latent_rope="kv_lora_rank" in text and not _scales_rope(text),
+            plain_latent_rope="kv_lora_rank" in text
+            and declared(text).keys["rope_type"] == "default",
         )
 
 
@@ -80,14 +82,6 @@ def has_bf16_weights(target: Path) -> bool:
     sections = [config, *(config.get(name) for name in _TEXT_SECTIONS)]
     said = [s.get(key) for s in sections if isinstance(s, Mapping) for key in _DTYPE_KEYS]
     return "bfloat16" in said
-
-
-def _scales_rope(config: Mapping[str, Any]) -> bool:
-    for key in ("rope_scaling", "rope_parameters"):  # transformers 4 and 5
-        rope = config.get(key)
-        if isinstance(rope, Mapping):
-            return bool(rope.get("rope_type", rope.get("type", "default")) != "default")
-    return False
 
 
 def _size(config: Mapping[str, Any], key: str, path: Path) -> int:

@@ -54,7 +54,9 @@ def loaded(
     return said
 
 
-def of_both(script: str, answers: Callable[[str], object]) -> dict[str, Any] | None:
+def of_both(
+    script: str, answers: Callable[[str], object], readers: Sequence[str] = ENGINES
+) -> dict[str, Any] | None:
     """Engine -> what a script of here answers in it, each in a process of its own.
 
     In that process, which has the engine's name for an argument, it is printed: None.
@@ -64,7 +66,7 @@ def of_both(script: str, answers: Callable[[str], object]) -> dict[str, Any] | N
         print(json.dumps(answers(sys.argv[1])))
         return None
     found = {}
-    for engine in ENGINES:
+    for engine in readers:
         command = [python(), script, engine]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         found[engine] = json.loads(done.stdout.splitlines()[-1])
@@ -78,7 +80,7 @@ def install(engine: str) -> None:
         import vllm_platform
 
         vllm_platform.install("sm90")
-    else:
+    elif engine == "sglang":
         import sglang_platform
 
         sglang_platform.install("sm90")

@@ -43,7 +43,7 @@ def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
     asked = tp == 1 and speculative.method not in ("draft_model", "mtp")
     dtype = config.model_config.dtype
     return _shard(
-        _of_its_own(config) if whole else config,
+        of_its_own(config) if whole else config,
         speculative.draft_model_config,
         read_tensors(draft),
         rank,
@@ -109,7 +109,7 @@ def _captures(speculative: Any) -> Captured:
     return vllm_captures(speculative) if reads_layers(speculative.method) else {}
 
 
-def _of_its_own(config: Any) -> Any:
+def of_its_own(config: Any) -> Any:
     """A whole model as a draft gets a config of its own: `DraftModelProposer`.
 
     Source: `_create_draft_vllm_config` of `v1/spec_decode/draft_model.py`, and `load_draft_model`

@@ -1,20 +1,21 @@
-"""Rotary position embedding: reading its config, and its frequencies.
+"""Rotary position embedding: reading its keys, which nothing else does, and its frequencies.
 
 Sources: transformers `modeling_rope_utils`; vLLM 0.33 `rotary_embedding/__init__.py`; SGLang 0.5.23
-`rotary_embedding/factory.py` and `rope_variant.py`. Both spellings of the config are read:
-`rope_theta` + `rope_scaling` (transformers 4) and `rope_parameters` (transformers 5).
+`rotary_embedding/factory.py` and `rope_variant.py`.
 
 Only replay computes with it. So a scaling unknown here, or served unalike, is no error before.
 """
 
+import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...recipes.errors import CheckpointError, short
 from ...recipes.packages import said
-from .config_reader import ConfigReader
+from .config_reader import ConfigReader, object_at
+from .engine_traits import EngineTraits
 
 if TYPE_CHECKING:
     import torch
@@ -85,24 +86,121 @@ Scaling = Linear | Llama3 | NtkAlpha | Unreplayed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """Base of the frequencies and, for long contexts, their scaling: yarn or another, or none."""
+    """Base of the frequencies and, for long contexts, their scaling: yarn or another, or none.
+
+    `part`: of each head, its first elements, that is rotated.
+    """
 
     theta: float
     yarn: Yarn | None
     scaling: Scaling | None = None
+    part: float = 1.0
 
 
-def read_rope(config: Mapping[str, Any], where: object) -> RopeConfig:
-    """Read the rope keys of a draft's config."""
-    keys = ConfigReader(config, where)
-    modern = keys.section("rope_parameters")
-    scaling = keys.section("rope_scaling") if config.get("rope_scaling") else modern
-    has_theta = modern.config.get("rope_theta") is not None
-    theta = (modern if has_theta else keys).number("rope_theta", DEFAULT_THETA)
-    found = _part_of_heads(keys, modern, scaling) or _scaling(scaling)
-    if isinstance(found, Yarn):
-        return RopeConfig(theta=theta, yarn=found)
-    return RopeConfig(theta=theta, yarn=None, scaling=found)
+SECTIONS = ("rope_scaling", "rope_parameters")
+"""Where transformers 4 and 5 put the rope; the first counts, unless it is empty."""
+_ORIGINAL = "original_max_position_embeddings"
+_KEEP_LENGTH = ("llama3", "yarn", "longrope")
+"""Types that get the positions before scaling where the section has none."""
+
+
+class Declared(NamedTuple):
+    """The rope keys of a config.json in one place.
+
+    Attributes:
+        place: the section that they stand in, or would.
+        keys: that section, completed by keys of the top level; without rope_theta where there is
+            no base.
+        by_layer: there is a section for each type of layer; `keys` are those of the draft's.
+        is_clear: its layers all have the same section.
+    """
+
+    place: str
+    keys: Mapping[str, Any]
+    by_layer: bool = False
+    is_clear: bool = True
+
+
+def declared(config: Mapping[str, Any]) -> Declared:
+    """Read them as transformers does, through which both engines read config.json.
+
+    Source: `standardize_rope_params` of transformers 5.20; executed
+    (`experiments/engines/rope_readings.py`).
+    """
+    place = next((name for name in SECTIONS if config.get(name)), SECTIONS[-1])
+    said = object_at(config, place)
+    by_layer, own = any(isinstance(each, Mapping) for each in said.values()), [said]
+    if by_layer:
+        types = config.get("layer_types")
+        types = types if isinstance(types, list) and types else ["full_attention"]
+        own = [object_at(said, str(each)) for each in types]
+    keys = dict(own[0])
+    if "rope_theta" in config:
+        keys.setdefault("rope_theta", config["rope_theta"])
+    if config.get("partial_rotary_factor") is not None:
+        keys.setdefault("partial_rotary_factor", config["partial_rotary_factor"])
+    keys.setdefault("rope_type", keys.get("type", "default"))
+    if keys["rope_type"] in _KEEP_LENGTH:
+        keys.setdefault(_ORIGINAL, config.get("max_position_embeddings"))
+        keys[_ORIGINAL] = config.get(_ORIGINAL) or keys[_ORIGINAL]
+    is_clear = not by_layer or (bool(own[0]) and all(each == own[0] for each in own))
+    return Declared(place, keys, by_layer, is_clear)
+
+
+def read_rope(config: Mapping[str, Any], where: object, part: float | None = None) -> RopeConfig:
+    """Read the rope of a draft.
+
+    Args:
+        part: of a head, rotated where config.json names none; None = only whole heads are computed.
+    """
+    for name in SECTIONS:
+        ConfigReader(config, where).section(name)
+    found = declared(config)
+    keys = ConfigReader(found.keys, f"{where}: {found.place}")
+    rotated = keys.number("partial_rotary_factor", part or 1.0)
+    keys.check(rotated <= 1, "rotary-part", got=rotated)
+    scaling: Yarn | Scaling | None
+    if not found.is_clear:
+        what = "the types of the draft's layers have different sections, and replay knows one rope"
+        scaling = Unreplayed(
+            where=str(keys.where), what=what, fix="write the one that all layers have"
+        )
+    elif part is None and (rotated != 1 or keys.positives("rope_dim")):
+        scaling = Unreplayed.of(keys.where, "part-of-heads")
+    else:
+        scaling = _scaling(keys)
+    yarn = scaling if isinstance(scaling, Yarn) else None
+    return RopeConfig(
+        theta=ConfigReader(found.keys, where).number("rope_theta", DEFAULT_THETA),
+        yarn=yarn,
+        scaling=None if isinstance(scaling, Yarn) else scaling,
+        part=rotated,
+    )
+
+
+def followed_by_one(config: Mapping[str, Any], traits: EngineTraits) -> Iterator[tuple[str, str]]:
+    """Keys that only one engine follows in a draft that both load, and its name; executed."""
+    found, in_blocks = declared(config), traits.drafts_blocks
+    keys, kind, has_width = found.keys, found.keys["rope_type"], "rope_dim" in found.keys
+    inner = object_at(config, found.place).get(_ORIGINAL)
+    vllm, sglang = "vLLM 0.33", "SGLang 0.5.23"
+    if keys.get("partial_rotary_factor", 1) != 1 and not has_width:
+        yield "partial_rotary_factor", vllm
+    if has_width and not in_blocks:
+        yield "rope_dim", vllm
+    if kind == "yarn" and keys.get("attention_factor") and not traits.latent:
+        yield "attention_factor", vllm
+    if kind == "yarn" and keys.get("attn_factor") not in (None, 1):
+        yield "attn_factor", sglang
+    if kind == "dynamic" and "alpha" not in keys:
+        yield "factor", sglang
+    if "mrope_section" in keys and kind not in _PLAIN:
+        if not (in_blocks or traits.whole_model):  # SGLang's class of EAGLE-3 overwrites the type
+            yield "rope_type", vllm
+        elif kind == "yarn":
+            yield "mrope_section", sglang
+    if in_blocks and kind in _KEEP_LENGTH and config.get(_ORIGINAL) not in (None, inner):
+        yield _ORIGINAL, vllm
 
 
 def check_replayed(rope: RopeConfig) -> RopeConfig:
@@ -114,11 +212,11 @@ def check_replayed(rope: RopeConfig) -> RopeConfig:
 
 
 def _scaling(keys: ConfigReader) -> Yarn | Scaling | None:
-    kind = keys.config.get("rope_type", keys.config.get("type", "default"))
-    if kind == "yarn" and "mrope_section" in keys.config:
-        kind = "yarn with mrope_section"
+    kind = keys.config["rope_type"]
     if kind in _PLAIN:
         return None
+    if "mrope_section" in keys.config:
+        return Unreplayed.of(keys.where, "rope-type", kind=f"{short(kind)} with mrope_section")
     if kind == "linear":
         return Linear(factor=keys.number("factor"))
     if kind == "dynamic" and keys.config.get("alpha") is not None:
@@ -155,14 +253,6 @@ def _yarn(keys: ConfigReader) -> Yarn:
     )
 
 
-def _part_of_heads(*sections: ConfigReader) -> Unreplayed | None:
-    for keys in sections:
-        part = keys.number("partial_rotary_factor", 1.0)
-        if part != 1:
-            return Unreplayed.of(keys.where, "part-of-heads", part=part)
-    return None
-
-
 def of_latent_attention(rope: RopeConfig, where: object) -> RopeConfig:
     """A rope that engines serve alike: plain, or DeepSeek's yarn, which any other type becomes.
 
@@ -174,7 +264,7 @@ def of_latent_attention(rope: RopeConfig, where: object) -> RopeConfig:
         row = "latent-rope-type"
     else:
         return rope
-    return RopeConfig(theta=rope.theta, yarn=None, scaling=Unreplayed.of(where, row))
+    return dataclasses.replace(rope, yarn=None, scaling=Unreplayed.of(where, row))
 
 
 def yarn_mscale(factor: float, mscale: float) -> float:

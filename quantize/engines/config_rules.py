@@ -1,5 +1,6 @@
 """What engines make of config.json: its class in Transformers, nulls, and the captured layers."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -8,7 +9,8 @@ from ..drafts.architectures import declared_architecture
 from ..drafts.config_defaults import ClassDefaults, Source, absent_keys, class_defaults
 from ..drafts.config_reader import DEEPSEEK_TYPES, KEY, SECTION, layers_in_both_places, object_at
 from ..drafts.engine_traits import EngineTraits, Finding, Fusion
-from .contract import Capture, Captures, Question, data_file, said
+from ..drafts.rope import declared
+from .contract import TITLES, Capture, Captures, EngineName, Facts, Question, data_file, said
 from .engine import TRAITS
 
 BIAS_KEYS = ("attention_bias", "mlp_bias")
@@ -66,6 +68,8 @@ def as_class_reads(config: Mapping[str, Any], engine: Source) -> Mapping[str, An
     named = {"model_type": model_type, "remedy": remedy}
     if isinstance(row, str):
         return said("unread-type", **named)
+    if list(row.changes) == ["rope_parameters"] and model_type in _EXECUTED:
+        return said("class-by-layer", engine=TITLES[engine], **named)
     if traits.latent:
         row = row.without(_OF_HEADS)
     read = {**config, **absent_keys(config, row), **row.changes}
@@ -80,8 +84,7 @@ def _is_unread(
     """Whether the class has what Llama's layers lack, or lacks what engines read."""
     needed = {key for key in row.lacks if engine == "sglang" or key in _NEEDED_BY_BOTH}
     return (
-        "rope_parameters" in row.changes  # one for each kind of layer
-        or None in row.changes.values()
+        None in row.changes.values()
         or read.get("hidden_act", "silu") != "silu"
         or bool((needed | row.unclear) - config.keys())
     )
@@ -107,7 +110,7 @@ def _size_problem(config: Mapping[str, Any]) -> Finding | None:
 # Executed with vLLM 0.33.0 and SGLang 0.5.23; for types that are not in the rows, read from the
 # fields of every config class of Transformers 5.20.
 
-_NULLS = ("auto_map", "rope_theta", *BIAS_KEYS)
+_NULLS = ("auto_map", *BIAS_KEYS)
 _NULLS_OF_BLOCKS = ("eagle_config", "dflash_config")
 
 
@@ -126,6 +129,64 @@ def null_findings(question: Question, *, has_class: bool) -> Iterator[Finding]:
             yield said("null-key", key=key)
     if question.fuses and object_at(config, SECTION).get("use_aux_hidden_state", True) is None:
         yield said("null-key", key="use_aux_hidden_state")
+
+
+_ROPES = frozenset(["default", "dynamic", "linear", "llama3", "longrope", "proportional", "yarn"])
+_ONLY_IN_VLLM = {"mrope": "default", "ntk": "of another scaling", "su": "longrope"}
+"""Types that SGLang lacks, or has under another name."""
+
+
+def rope_facts(question: Question, engine: EngineName) -> Facts:
+    """Facts on the rope of a draft, for rows of rules.toml."""
+    found, traits, latent = declared(question.config), question.traits, question.is_latent
+    keys, kind = found.keys, found.keys["rope_type"]
+    legacy, parts = keys.get("type", kind), keys.get("mrope_section")
+    # SGLang's class of EAGLE-3 overwrites the type.
+    plain = parts is not None and not (latent or traits.drafts_blocks or traits.whole_model)
+    known = {*_ROPES, *(_ONLY_IN_VLLM if engine == "vllm" else ())} - {None if parts else "mrope"}
+    section = f"{json.dumps(found.keys)}, as quantize --fix-config does"
+    return {
+        "place": found.place,
+        "by_layer": found.by_layer,
+        "section": section if found.is_clear else "of those that the draft was trained with",
+        "null_theta": keys.get("rope_theta", 0) is None,
+        "kind": kind,
+        "known": latent or kind in tuple(known) or (engine == "sglang" and plain),
+        "usual": _ONLY_IN_VLLM.get(str(kind), "that the draft was trained with"),
+        "clashes": legacy != kind and _ONLY_IN_VLLM.get(str(legacy)) != kind,
+        "lacks": next(
+            (
+                key
+                for key in ("factor", "original_max_position_embeddings")
+                if keys.get(key) is None
+            ),
+            None,
+        ),
+        "pairs": (pairs := _rotated_pairs(question, keys, engine)),
+        "unequal": _numbers(keys, engine, latent) not in (None, pairs),
+        "is_latent": latent,
+    }
+
+
+def _rotated_pairs(question: Question, keys: Mapping[str, Any], engine: EngineName) -> int:
+    """Of one head; SGLang's drafts rotate it whole."""
+    config = question.config
+    name = "qk_rope_head_dim" if question.is_latent else "head_dim"
+    width = config.get(name) or config["hidden_size"] // config["num_attention_heads"]
+    if engine == "vllm":
+        width = keys.get("rope_dim") or int(width * keys.get("partial_rotary_factor", 1))
+    return int(width) // 2
+
+
+def _numbers(keys: Mapping[str, Any], engine: EngineName, latent: bool) -> int | None:
+    """For how many pairs a rope type has numbers; None = for any. SGLang corrects mrope's."""
+    kind, parts, factors = keys["rope_type"], keys.get("mrope_section"), keys.get("short_factor")
+    if kind in ("longrope", "su") and isinstance(factors, list) and not latent:
+        return len(factors)
+    mixes = ("default", "mrope") if latent else ("default", "mrope", "yarn")
+    if engine == "vllm" and kind in mixes and isinstance(parts, list):
+        return sum(part for part in parts if type(part) is int)
+    return None
 
 
 # ---- the layers that an engine passes to a draft, counted as "input of layer k" as vLLM does

@@ -239,8 +239,8 @@ class EngineCheck(Brief):
         findings: everything that was found, the decisive finding first.
         captures: the target's layers that the engine passes to the draft, by its default runner
             first.
-        notes: what another runner of the engine does with the draft, and what replaces tables
-            that the draft does not have.
+        notes: what another runner of the engine does with the draft, what replaces tables that the
+            draft does not have, and lints on what engines compute.
         by_gpu: the verdict for each GPU, where no GPU was named and they differ; empty elsewhere.
     """
 

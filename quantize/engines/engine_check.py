@@ -37,6 +37,7 @@ from .config_rules import (
     null_findings,
     remedy_of_fc,
     remedy_of_layers,
+    rope_facts,
     with_built_fc,
 )
 from .contract import (
@@ -96,7 +97,16 @@ def check_draft(folder: Path, **asked: Unpack[Asked]) -> EngineCheck:
     checkpoint = Checkpoint.open(folder)
     has_side_file = (folder / HF_QUANT_CONFIG).is_file()
     answer = check_checkpoint(checkpoint, has_side_file=has_side_file, **asked)
-    return with_values(answer, not_finite(checkpoint))
+    return with_values(with_maths(answer, checkpoint), not_finite(checkpoint))
+
+
+def with_maths(answer: EngineCheck, checkpoint: Checkpoint) -> EngineCheck:
+    """The answer with the lints on what a draft computes, if the engine computes anything."""
+    from ..lints.catalogue import lints_of_maths
+
+    lints = lints_of_maths(checkpoint) if answer.verdict != "REFUSED" else ()
+    notes = (f"{lint.cause}: {lint.remedy}" for lint in lints)
+    return replace(answer, notes=(*answer.notes, *notes))
 
 
 def with_values(answer: EngineCheck, found: Mapping[str, str]) -> EngineCheck:
@@ -267,7 +277,7 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
         return _answer(place, [as_read])
     checkpoint, declaration = as_read
     config = checkpoint.config
-    plain = replace(checkpoint, config=_of_shapes(checkpoint.config, written))
+    plain = replace(checkpoint, config=_without_biases(config))
     family, read = read_config(plain, as_declared=True)
     own = engine.own(family.engine_traits)
     normed = read.normed_heads
@@ -316,7 +326,8 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
     serving = serving.with_cache(declaration.cache_dtype if declaration else None)
     launch = engine.launch(question, usual_draft_tokens(geometry), serving)
     nulls = null_findings(question, has_class=not is_speculators(written))
-    findings = [*nulls, *([problem] if problem else []), *findings]
+    rotation = None if own.mtp else engine.rule("rope", **rope_facts(question, engine.name))
+    findings = [*nulls, *filter(None, (rotation, problem)), *findings]
     answer = _answer(place, findings, layers, launch or None)
     notes = [f"{text}: {layers_remedy}" for text in misread[1:] if text is not None]
     notes += _absent_tables(engine, question, family)
@@ -324,13 +335,11 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
     return replace(answer, captures=captures, notes=tuple(notes))
 
 
-def _of_shapes(config: Mapping[str, Any], said: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config.json without biases, which every family reads; `said`: as it was before.
-
-    If it is silent about the rotated part, the whole head counts: shapes do not depend on it.
-    """
-    kept = {key: value for key, value in config.items() if not (key in BIAS_KEYS and value is True)}
-    return {**kept, "partial_rotary_factor": said.get("partial_rotary_factor", 1.0)}
+def _without_biases(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config.json as every family reads it."""
+    return {
+        key: value for key, value in config.items() if key not in BIAS_KEYS or value is not True
+    }
 
 
 def _absent_tables(engine: Engine, question: Question, family: Family) -> list[str]:

@@ -4,8 +4,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
+from ...recipes.errors import DraftQuantError
 from ..drafts import Draft
 from ..drafts.family import Lint, told_if
+from ..files.checkpoint import Checkpoint
+from ..stored.stored_draft import StoredDraft
 from . import config_lints as config
 from . import value_lints as values
 
@@ -13,7 +16,8 @@ CHECKS: tuple[Callable[[Draft], Iterator[Lint]] | str, ...] = (
     config.rope_base,
     config.rope_injected,
     config.rope_default,
-    "rope-unreplayed",
+    config.rope_by_layer,
+    config.rope_read,
     config.aux_layer_ids,
     config.aux_layer_list,
     config.layers_of_fc,
@@ -49,6 +53,25 @@ def find_lints(draft: Draft) -> tuple[Lint, ...]:
     facts = config.facts(draft)
     found = (told_if(one, facts) if isinstance(one, str) else one(draft) for one in CHECKS)
     return tuple(chain.from_iterable(found))
+
+
+OF_MATHS = frozenset({
+    "rope-base", "rope-injected", "rope-unlike", "model-type",
+    "norm-before-residual-missing", "norm-before-residual", "norm-output", "eagle3-sliding",
+    "modelopt-double-norm", "dflash-sliding", "dflash-causal", "dflash-speculators-causal",
+    "dflash2-embedding-scale", "dflash2-float16", "d2t-absolute", "d2t-duplicates", "pruned-head",
+    "misspelt-key",
+})  # fmt: skip
+"""Lints on what a draft computes in a server: all others are on what `check` itself answers."""
+
+
+def lints_of_maths(checkpoint: Checkpoint) -> tuple[Lint, ...]:
+    """Warnings of `OF_MATHS` about a folder, quantized or not; none where it cannot be read."""
+    try:
+        found = find_lints(StoredDraft.look(checkpoint).draft)
+    except DraftQuantError:  # `check` says why
+        return ()
+    return tuple(each for each in found if each.name in OF_MATHS and each.level == "warning")
 
 
 def output_changes(before: Draft, after: Draft, *, fix_config: bool) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from ..drafts.architectures import (
 from ..drafts.config_defaults import absent_keys, as_read, class_defaults
 from ..drafts.family import LAYER_CONFIG, Lint, told
 from ..drafts.recognition import layers_of_one
-from ..drafts.rope import DEFAULT_THETA, Unreplayed
+from ..drafts.rope import DEFAULT_THETA, SECTIONS, Unreplayed, declared, followed_by_one
 from ..drafts.shared.eagle3 import eagle3
 from ..files.checkpoint import CONFIG_FILE
 
@@ -26,12 +26,10 @@ _INJECTED = (32, 2048)
 def facts(draft: Draft) -> Mapping[str, Any]:
     """Facts for rows of lints.toml."""
     own, geometry, config = eagle3(draft), draft.geometry, draft.checkpoint.config
-    scaling = geometry.rope and geometry.rope.scaling
     aux_layers = _spelled(draft)
     return {
         "draft": draft,
         "eagle3": own,
-        "unreplayed": scaling if isinstance(scaling, Unreplayed) else None,
         "first_layer": aux_layers and aux_layers.after and aux_layers.after[0],
         "is_deepseek": config.get("model_type") in reader.DEEPSEEK_TYPES,
         "embedding": draft.row("embed_tokens.weight"),
@@ -66,17 +64,37 @@ def rope_base(draft: Draft) -> Iterator[Lint]:
 
 def rope_default(draft: Draft) -> Iterator[Lint]:
     """Source: `DEFAULT_THETA`; SpecForge's and AngelSlim's draft models train with it as well."""
-    if draft.geometry.rope is None:
+    keys, rope = declared(draft.layer_config).keys, draft.geometry.rope
+    if rope is None or keys.get("rope_theta") is not None:
         return
-    config = draft.layer_config
-    nested = config.get("rope_parameters") or {}
-    if config.get("rope_theta") is None and nested.get("rope_theta") is None:
-        theta, model_type = draft.geometry.rope.theta, config.get("model_type")
-        by_class = f", which model_type {model_type} fills in" if theta != DEFAULT_THETA else ""
-        if "rope_theta" in config:
-            yield told("rope-theta-null")
-        else:
-            yield told("rope-theta-missing", theta=theta, whose=by_class)
+    filled = f", which model_type {draft.layer_config.get('model_type')} fills in"
+    use = f"use base {rope.theta:g}{filled if rope.theta != DEFAULT_THETA else ''}"
+    yield told("rope-theta-missing", do="refuse the null" if "rope_theta" in keys else use)
+
+
+def rope_by_layer(draft: Draft) -> Iterator[Lint]:
+    """Source: `get_rope` of vLLM 0.33 and SGLang 0.5.23; executed."""
+    found = declared(draft.layer_config)
+    if not found.by_layer or draft.family.inside_target:
+        return
+    place = f"{LAYER_CONFIG}." if draft.in_speculators_layout else ""
+    flat = {**dict.fromkeys(draft.layer_config.keys() & {*SECTIONS}), SECTIONS[1]: dict(found.keys)}
+    fix = {f"{place}{key}": value for key, value in flat.items()} if found.is_clear else {}
+    yield told("rope-by-layer", fix, place=found.place)
+
+
+def rope_read(draft: Draft) -> Iterator[Lint]:
+    """Source: `followed_by_one`; one engine alone reads speculators' layout."""
+    rope, traits = draft.geometry.rope, draft.family.engine_traits
+    if rope is None:
+        return
+    of_both = not (draft.family.inside_target or draft.in_speculators_layout)
+    found = list(followed_by_one(as_read(draft.layer_config), traits)) if of_both else []
+    unknown = rope.scaling if isinstance(rope.scaling, Unreplayed) else None
+    for key, who in found:
+        yield told("rope-unlike", key=key, who=who, replay="neither" if unknown else "vLLM's")
+    if unknown and not found:
+        yield told("rope-unreplayed", what=unknown.what, fix=unknown.fix)
 
 
 def rope_injected(draft: Draft) -> Iterator[Lint]:

@@ -26,12 +26,13 @@ from ..engines.contract import (
     Verdict,
 )
 from ..engines.engine import Serving
-from ..engines.engine_check import check_checkpoint, with_values
+from ..engines.engine_check import check_checkpoint, with_maths, with_values
 from ..engines.versions import newest_engines
 from ..files.checkpoint import Checkpoint
 from ..files.digests import not_finite
 from ..files.hub import resolve_draft, resolve_target
 from ..gpus import architecture
+from ..lints.catalogue import lints_of_maths
 from ..stored.layouts import HF_QUANT_CONFIG
 from . import dtypes, features, inherited, serving_limits
 from .pair import (
@@ -105,8 +106,9 @@ def check_as_asked(asked: Checking, largest_feature: Callable[[], float | None])
         check_operands(target, folder)  # what the Hub delivered too
         pair = check_pair(folder, target, asked, arch=arch, largest_feature=largest_feature())
         return CheckReport(answers=tuple(each.answer for each in pair.engines), pair=pair)
-    answers = _answers(Checkpoint.open(folder), asked, arch, asked.tp or 1, asked.target_layers)
-    return CheckReport(answers=answers)
+    draft = Checkpoint.open(folder)
+    answers = _answers(draft, asked, arch, asked.tp or 1, asked.target_layers)
+    return CheckReport(answers=tuple(with_maths(each, draft) for each in answers))
 
 
 def _answers(
@@ -231,6 +233,8 @@ def _beside(
     """The answers for the draft alone, each with what is found of the pair in its engine; all."""
     findings = list(_findings(pair, tuple(dict.fromkeys(each.engine for each in answers))))
     findings += [each for answer in answers for each in features.handed_out(pair, answer)]
+    for lint in lints_of_maths(pair.draft):
+        findings.append(PairFinding(lint.level, lint.name, lint.cause, lint.remedy))
     engines = tuple(
         EnginePair(
             answer=each,

@@ -17,7 +17,7 @@ from ...recipes.errors import CheckpointError, short
 from ...recipes.regular_file import read_text
 from ..drafts.config_reader import object_at, with_text_config
 from ..drafts.recognition import kind_of_draft
-from ..drafts.rope import DEFAULT_THETA
+from ..drafts.rope import DEFAULT_THETA, declared
 from ..engines.contract import EngineName
 from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint, mtp_layers, read_json_object
 from ..files.hub import Reference, no_target
@@ -54,22 +54,14 @@ class Rotation:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], where: Path | str = CONFIG_FILE) -> "Rotation":
-        """Read the keys of transformers 5 (rope_parameters) or 4 (rope_theta, rope_scaling).
-
-        A number that cannot rotate positions is a CheckpointError; `where` is its place.
-        """
-        modern = object_at(config, "rope_parameters")
-        scaling = object_at(config, "rope_scaling") or modern
-        kind = scaling.get("rope_type", scaling.get("type"))
-        longest = config.get("max_position_embeddings")
-        originally = scaling.get("original_max_position_embeddings")
+        """Of a config.json; a number that cannot rotate positions is an error at `where`."""
+        keys = declared(config).keys
+        kind, originally = keys["rope_type"], keys.get("original_max_position_embeddings")
         return cls(
             kind=kind if isinstance(kind, str) else "default",
-            theta=_number(
-                modern.get("rope_theta", config.get("rope_theta")), DEFAULT_THETA, where, "theta"
-            ),
-            factor=_number(scaling.get("factor"), 1.0, where, "scaling factor"),
-            positions=_positions(longest, where),
+            theta=_number(keys.get("rope_theta"), DEFAULT_THETA, where, "theta"),
+            factor=_number(keys.get("factor"), 1.0, where, "scaling factor"),
+            positions=_positions(config.get("max_position_embeddings"), where),
             originally=originally if type(originally) is int else None,
         )
 

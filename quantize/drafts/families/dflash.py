@@ -159,8 +159,6 @@ _SERVED: Served = {
     "use_gemma_norm": (False, "norms multiply by 1 + weight"),
     "is_neox_style": (True, "interleaved rotary pairs"),
     "rope_is_neox_style": (True, "interleaved rotary pairs"),
-    "partial_rotary_factor": (1, "a part of each head is rotated"),
-    "rope_dim": (None, "a part of each head is rotated"),
     "use_swa": (False, "only vLLM slides the window over all layers"),
     "attention_sink_bias": (False, "attention sinks"),
     "add_swa_attention_sink_bias": (False, "attention sinks"),
@@ -241,10 +239,7 @@ class DFlash(Family):
     def common_keys(self, keys: ConfigReader) -> dict[str, Any]:
         """The fields of `DFlashGeometry`; `dflash_config` takes precedence over the top level."""
         nested, options = keys.section("dflash_config"), self.options(keys)
-        with_rope = options
-        for section in ("rope_scaling", "rope_parameters"):
-            with_rope = _over(with_rope, with_rope.section(section))
-        ConfigReader(with_rope.config, keys.where).refuse_others(self.served)
+        options.refuse_others(self.served)
         sizes = decoder.read_sizes(keys)
         hidden, vocab = sizes["hidden_size"], sizes["vocab_size"]
         block_size = options.positive("block_size", DEFAULT_BLOCK_SIZE)

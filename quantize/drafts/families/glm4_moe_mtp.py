@@ -46,14 +46,12 @@ class Glm4MoeMtp(mtp.Mtp):
 
     @override
     def geometry(self, keys: ConfigReader) -> mtp.MtpGeometry:
-        part, rest = mtp.rotated_part(keys, 0.5)
-        common = mtp.read_mtp(rest, self.name, several=True)
+        common = mtp.read_mtp(keys, self.name, several=True, part=0.5)
         return mtp.MtpGeometry(
             **common,
             attention=read_heads(
                 keys,
                 common,
-                part,
                 input_bias=keys.flag("attention_bias", False),
                 qk_norm=keys.flag("use_qk_norm", False),
             ),

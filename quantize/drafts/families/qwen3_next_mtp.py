@@ -184,14 +184,13 @@ class Qwen3NextMtp(mtp.Mtp):
         named = {**keys.config, "attn_output_gate": False} if without_gate else keys.config
         ConfigReader(named, keys.where).refuse_others(_SERVED)
         mixture = read_qwen_mixture(keys) if _has_experts(keys) else None
-        part, rest = mtp.rotated_part(keys, 1.0 if trained else 0.25)
         if mixture is not None:
             usual = {"intermediate_size": mixture.width}  # of no module
-            rest = ConfigReader({**usual, **rest.config}, rest.where)
-        common = mtp.read_mtp(rest, self.name)
+            keys = ConfigReader({**usual, **keys.config}, keys.where)
+        common = mtp.read_mtp(keys, self.name, part=1.0 if trained else 0.25)
         return mtp.MtpGeometry(
             **common,
-            attention=read_heads(keys, common, part, qk_norm=True, gate="elements"),
+            attention=read_heads(keys, common, qk_norm=True, gate="elements"),
             mixture=mixture,
         )
 

@@ -120,28 +120,31 @@ def vocabulary_specs(
     }
 
 
-def read_sizes(keys: ConfigReader, layers: int | None = None) -> dict[str, Any]:
-    """The sizes that every geometry has; `layers` is their number, None = by config.json."""
+def read_sizes(
+    keys: ConfigReader, layers: int | None = None, part: float | None = None
+) -> dict[str, Any]:
+    """The sizes that every geometry has; `layers` is their number, None = by config.json.
+
+    `part`: as in `read_rope`.
+    """
     sizes = ("hidden_size", "num_attention_heads", "vocab_size")
     return {
         **{name: keys.positive(name) for name in sizes},
         "num_layers": layers or keys.positive("num_hidden_layers"),
         "intermediate_size": keys.positive("intermediate_size"),
         "rms_norm_eps": keys.number("rms_norm_eps"),
-        "rope": read_rope(keys.config, keys.where),
+        "rope": read_rope(keys.config, keys.where, part),
     }
 
 
-def read_heads(
-    keys: ConfigReader, sizes: Mapping[str, Any], part: float = 1, **how: Any
-) -> GroupedAttention:
-    """Without a key each head has its own keys; part of a head is rotated."""
+def read_heads(keys: ConfigReader, sizes: Mapping[str, Any], **how: Any) -> GroupedAttention:
+    """Without a key each head has its own keys."""
     heads = sizes["num_attention_heads"]
     head_dim = keys.positive("head_dim", sizes["hidden_size"] // heads)
     return GroupedAttention(
         num_key_value_heads=keys.positive("num_key_value_heads", heads),
         head_dim=head_dim,
-        rotary_dim=int(head_dim * part),
+        rotary_dim=int(head_dim * sizes["rope"].part),
         **how,
     )
 

@@ -183,29 +183,20 @@ class Mtp(Family):
         return modules[0] if len(modules) == 1 else MtpModules(modules)
 
 
-def read_mtp(keys: ConfigReader, family: str, *, several: bool = False) -> dict[str, Any]:
+def read_mtp(
+    keys: ConfigReader, family: str, *, several: bool = False, part: float | None = None
+) -> dict[str, Any]:
     """The fields of `MtpGeometry`, from the config.json of the target that the layer belongs to.
 
-    `several`: whether a family's modules are served one per draft step, or only one.
+    `several`: whether a family's modules are served one per draft step, or only one; `part`: as in
+    `read_rope`.
     """
     layers = keys.config.get("num_nextn_predict_layers", 1)
     keys.check(layers != 0 or type(layers) is not int, "mtp-none")
     counts = type(layers) is int and (layers == 1 or (layers > 1 and several))
     keys.check(counts, "mtp-layers", got=layers, family=family)
     decoder.check_silu(keys, family)
-    return last_state(decoder.read_sizes(keys, layers))
-
-
-def rotated_part(keys: ConfigReader, default: float) -> tuple[float, ConfigReader]:
-    """The share of a head that is rotated, and config.json without that key."""
-    key, spelled = "partial_rotary_factor", "rope_parameters"
-    nested = keys.section(spelled)
-    part = nested.number(key, keys.number(key, default))
-    keys.check(part <= 1, "rotary-part", got=part)
-    rest = {name: value for name, value in keys.config.items() if name != key}
-    if keys.config.get(spelled) is not None:
-        rest[spelled] = {n: v for n, v in nested.config.items() if n != key}
-    return part, ConfigReader(rest, keys.where)
+    return last_state(decoder.read_sizes(keys, layers, part))
 
 
 def around_layer(number: int, name: str) -> str:
