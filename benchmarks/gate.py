@@ -16,6 +16,7 @@ import typing
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from draftquant.scripts.frame.console import stderr
@@ -189,35 +190,40 @@ def recited() -> Mapping[str, Scenario]:
     found = {}
     for share, texts in ((0.05, 1), (0.2, 2), (0.5, 5)):
         name = f"{share:.0%} of the prompts recite {texts} texts"
-        found[f"{name}, {LIMIT:+.1%}, each as one"] = _once(
-            lambda g, of=(share, texts): record(g, 100, LIMIT).reciting(*of).each_as_one(), LIMIT
-        )
+        made = partial(Recorded.reciting, share=share, texts=texts)
+        found[f"{name}, {LIMIT:+.1%}, each as one"] = _changed(LIMIT, made, Recorded.each_as_one)
         for change in (LIMIT, 0.0):
-            found[f"{name}, {change:+.1%}, the gate"] = _once(
-                lambda g, of=(share, texts), c=change: record(g, 100, c).reciting(*of), change
-            )
+            found[f"{name}, {change:+.1%}, the gate"] = _changed(change, made)
     for share in (0.05, 0.2):
-        found[f"{share:.0%} were seen and lose nothing, {LIMIT:+.1%} elsewhere, all"] = _once(
-            lambda g, s=share: dataclasses.replace(_overfitted(g, s), seen=())
-        )
-        found[f"{share:.0%} were seen and lose nothing, {LIMIT:+.1%} elsewhere, the gate"] = _once(
-            lambda g, s=share: _overfitted(g, s)
-        )
-        found[f"the {share:.0%} that lose most were seen, {LIMIT:+.1%}, without them"] = _once(
-            lambda g, s=share: record(g, 100, LIMIT).losing_most(s).without_seen()
-        )
+        name = f"{share:.0%} were seen and lose nothing, {LIMIT:+.1%} elsewhere"
+        found[f"{name}, all"] = _once(partial(_overfitted, share=share, seen=False))
+        found[f"{name}, the gate"] = _once(partial(_overfitted, share=share, seen=True))
+        name = f"the {share:.0%} that lose most were seen"
+        made = partial(Recorded.losing_most, share=share)
+        without = _changed(LIMIT, made, Recorded.without_seen)
+        found[f"{name}, {LIMIT:+.1%}, without them"] = without
         for change in (LIMIT, 0.0):
-            found[f"the {share:.0%} that lose most were seen, {change:+.1%}, the gate"] = _once(
-                lambda g, s=share, c=change: record(g, 100, c).losing_most(s)
-            )
+            found[f"{name}, {change:+.1%}, the gate"] = _changed(change, made)
     return found
 
 
-def _overfitted(generator: np.random.Generator, share: float) -> Recorded:
+def _changed(change: float, *made: Callable[[Recorded], Recorded]) -> Scenario:
+    """What is made of 100 distinct prompts, step by step."""
+
+    def draw(generator: np.random.Generator) -> Recorded:
+        recorded = record(generator, 100, change)
+        for step in made:
+            recorded = step(recorded)
+        return recorded
+
+    return _once(draw, change)
+
+
+def _overfitted(generator: np.random.Generator, share: float, *, seen: bool) -> Recorded:
     """A share of 100 prompts made the candidate, which lost nothing on them."""
     count = round(100 * share)
     drawn = record(generator, count, 0.0) + record(generator, 100 - count, LIMIT)
-    return dataclasses.replace(drawn, seen=range(count))
+    return dataclasses.replace(drawn, seen=range(count if seen else 0))
 
 
 def categories() -> Mapping[str, Scenario]:

@@ -25,6 +25,7 @@ from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.traces.trace_info import trace_info
 from draftquant.calibration.traces.writer import trace_output
 from draftquant.recipes.errors import OutputError, TraceError
+from draftquant.scripts.cli import main
 from safetensors.torch import load_file, save_file
 
 TARGET = TargetIdentity(
@@ -458,3 +459,19 @@ def test_folders_that_do_not_fit_together(tmp_path: Path) -> None:
         with pytest.raises(TraceError, match=what):
             merge_traces(folders, tmp_path / "m")
     assert not (tmp_path / "m").exists()
+
+
+def test_a_split_says_what_one_large_group_means(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Six of ten prompts have one continuation."""
+    own = [make_trace(f"p{i}", 20, 40, seed=i) for i in range(10)]
+    for one in own[1:6]:
+        one.token_ids[20:] = own[0].token_ids[20:]
+        one.target_top1[19:] = own[0].target_top1[19:]
+    write(tmp_path / "t", *((trace, i) for i, trace in enumerate(own)))
+    outs = [str(tmp_path / name) for name in "xy"]
+    assert main(["traces", "split", str(tmp_path / "t"), "--out", *outs, "--count", "3"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "5 groups of related prompts, each on one side; the largest has 6" in said
+    assert "more than half of the prompts are related, and the gate counts them as one" in said
