@@ -4,12 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..drafts import Family
 from ..drafts.architectures import declared_architecture
 from ..drafts.config_defaults import ClassDefaults, Source, absent_keys, class_defaults
 from ..drafts.config_reader import DEEPSEEK_TYPES, KEY, SECTION, layers_in_both_places, object_at
 from ..drafts.engine_traits import EngineTraits, Finding, Fusion
 from .contract import Capture, Captures, Question, data_file, said
-from .engine import TRAITS
+from .engine import TRAITS, Engine
 
 BIAS_KEYS = ("attention_bias", "mlp_bias")
 NO_NAME = "config.json has no architectures, by which engines choose the model"
@@ -172,6 +173,27 @@ def with_built_fc(fusion: Fusion, geometry: Any, config: Mapping[str, Any]) -> A
             return said("no-count", count=count)
         changes["num_aux_layers"] = int(count)
     return replace(geometry, **changes)
+
+
+def of_shapes(config: Mapping[str, Any], said: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config.json without biases, which every family reads; `said`: as it was before.
+
+    If it is silent about the rotated part, the whole head counts: shapes do not depend on it.
+    """
+    kept = {key: value for key, value in config.items() if not (key in BIAS_KEYS and value is True)}
+    return {**kept, "partial_rotary_factor": said.get("partial_rotary_factor", 1.0)}
+
+
+def with_norms(engine: Engine, family: Family, geometry: Any, config: Mapping[str, Any]) -> Any:
+    """The norms before fc, of EAGLE-3.1, as an engine requires them."""
+    if not (geometry.fuses and hasattr(geometry, "fc_norm")):
+        return geometry
+    before = {**config, **object_at(config, SECTION)}.get("norm_before_fc", False)
+    return replace(
+        geometry,
+        norm_before_fc=bool(before) and family.engine_traits.norm_before_fc,
+        fc_norm=any(bool(config.get(key)) for key in engine.fc_norm_keys),
+    )
 
 
 def misread_layers(

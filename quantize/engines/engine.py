@@ -136,6 +136,7 @@ class Engine(ABC):
             normed_heads=geometry.normed_heads,
             fuses=geometry.fuses,
             inside_target=checkpoint.subtree is not None,
+            is_mixture=getattr(geometry, "mixture", None) is not None,
             **asked,
         )
 

@@ -17,6 +17,7 @@ from .built_linears import (
     fits,
     holds,
     never_fits,
+    no_parameter,
     of_other_layer,
     one_global_scale,
     other_shape,
@@ -27,7 +28,7 @@ from .built_linears import (
 from .contract import Layer, Module, Question, Scheme, UnsureError, concatenated, said
 from .declared_forms import LinearScheme
 from .engine import Engine
-from .excludes import NAMED_HEADS, gptq_by_rules, scheme_of
+from .excludes import NAMED_EXPERTS, NAMED_HEADS, gptq_by_rules, scheme_of
 from .folder_findings import SHARED, Folder, Stored, built_biases, folder_findings, strangers
 
 
@@ -45,7 +46,7 @@ class Walk(Folder):
             what = declared.problem or f"quant_method {declared.method}"
             return layers, [said("not-executed", what=what)]
         stored, findings = self.stored, list(folder_findings(self))
-        findings += filter(None, [_float_experts(self.engine, self.question)])
+        findings += filter(None, [_experts(self)])
         rows = self._rows(findings)
         built: list[Scheme] = []
         for module in self.engine.modules(self.question):
@@ -56,7 +57,7 @@ class Walk(Folder):
             if module.leaf in SHARED and not any(parts.values()):
                 absent = self._scheme(module, [])
                 signature = absent.signature if absent else ""
-                findings += self.engine.rules("absent_head", signature=signature)
+                findings += self.engine.rules("absent_head", signature=signature, module=module)
                 continue
             scheme = self._scheme(module, findings)
             row = rows.get(scheme.signature) if scheme else None
@@ -332,15 +333,16 @@ def excluding(engine: Engine, question: Question, module: Module) -> str:
 # Executed: `experiments/engines/inside.json`.
 
 
-def _float_experts(engine: Engine, question: Question) -> Finding | None:
-    """What happens to them; None where there are none, or where they are served correctly."""
+def _experts(walk: Walk) -> Finding | None:
+    """What happens to experts that are floats, or some of them; None where that is as declared."""
+    engine, question, tensors = walk.engine, walk.question, walk.checkpoint.tensors
     served, declared = question.own.mtp, question.declaration
-    names = [n for n in question.tensor_names if ROUTED in n and n.endswith(".weight")]
-    codes = any(ROUTED in n and n.rpartition(".")[2] in COMPANIONS for n in question.tensor_names)
-    if served is None or not question.inside_target or declared is None or codes or not names:
+    routed = {n: t for n, t in tensors.items() if ROUTED in n and n.endswith(".weight")}
+    floats = sorted(n for n, t in routed.items() if t.dtype in FLOAT_DTYPES)
+    if served is None or not question.inside_target or declared is None or not floats:
         return None
     first = first_prefix(question, served)
-    single = [f"{first}{n[n.index('mlp.') : -len('.weight')]}" for n in names]
+    single = [f"{first}{n[n.index('mlp.') : -len('.weight')]}" for n in floats]
     whole = single[0].partition(ROUTED)[0] + ROUTED.rstrip(".")
 
     def excluded(name: str) -> bool:
@@ -353,14 +355,31 @@ def _float_experts(engine: Engine, question: Question) -> Finding | None:
         by_whole, by_single = excluded(whole), set(map(excluded, single))
     except UnsureError as exc:
         return said("unsure-experts", why=str(exc))
-    listed = question.method in engine.experts_by_name and set(single) <= set(declared.excludes)
-    named = question.method in engine.experts_by_name - {"compressed-tensors"} and by_whole
-    if listed or named or (by_whole and by_single == {True}):
+    by_name = question.method in engine.experts_by_name
+    own_names = question.method in NAMED_EXPERTS
+    if own_names:
+        taken_as_floats = by_single == {True} and (by_whole or by_name or served.lists_parts)
+    else:
+        taken_as_floats = by_whole or (by_name and set(single) <= set(declared.excludes))
+    if taken_as_floats:
         return None
     remedy = excluding(engine, question, Module(whole, whole, (), "column"))
     if remedy.startswith("exclude"):
         remedy = f"exclude each expert of the layer by its name, and {whole!r}"
         remedy += f"; or {GRAFT}" if question.method in GRAFTED else ""
-    known = question.method in GRAFTED and not (by_whole or True in by_single)
-    name = "float-experts" if known else "unread-experts"
-    return said(name, engine=engine.title, whole=whole, remedy=remedy)
+    scheme, columns = declared.groups[0].scheme, tensors[floats[0]].shape[-1]
+    return engine.rule(
+        "experts",
+        method=question.method,
+        whole=whole,
+        remedy=remedy,
+        is_mixed=own_names and len(by_single) > 1,
+        is_unsure=own_names and by_single == {True},
+        is_packed=scheme.suffix != "weight",
+        is_stacked=walk.checkpoint.stacks_experts,
+        dtype=scheme.weight_dtype,
+        columns=columns,
+        half=columns // 2,
+        layer=served.layer,
+        no_parameter=no_parameter(question, served, floats[0]),
+    )

@@ -114,6 +114,8 @@ def check_pair(
 ) -> PairCheck:
     """Predict what engines do with a draft beside its target, and how to serve the two.
 
+    An engine has an answer for each GPU where none is named and they differ.
+
     Args:
         draft, target: local folders of what `asked` names.
         arch: of the GPU that `asked` names.
@@ -142,21 +144,26 @@ def check_pair(
     engines: tuple[EngineName, ...] = ENGINE_NAMES if asked.engine is None else (asked.engine,)
     known = target_layers_named(checkpoint.config) in (None, pair.target.num_layers)
     broken = not_finite(checkpoint)
-    alone = (
-        check_checkpoint(
+
+    def alone(engine: EngineName, arch: str | None) -> EngineCheck:
+        return check_checkpoint(
             checkpoint,
-            engine=each,
+            engine=engine,
             version=asked.version,
             arch=arch,
             tp=tp,
             target_layers=pair.target.num_layers if known else None,
             asked=asked.gpu,
             has_side_file=(checkpoint.folder / HF_QUANT_CONFIG).is_file(),
-            serving=_serving(pair, each, str(asked.draft)),
+            serving=_serving(pair, engine, str(asked.draft)),
         )
-        for each in engines
-    )
-    answers = [with_values(answer, broken) for answer in alone]
+
+    answers = [
+        with_values(answer, broken)
+        for engine in engines
+        for whole in (alone(engine, arch),)
+        for answer in ([alone(engine, gpu) for gpu in whole.archs] if whole.archs else [whole])
+    ]
     findings = list(_findings(pair, engines))
     findings += [each for answer in answers for each in features.handed_out(pair, answer)]
     return PairCheck(

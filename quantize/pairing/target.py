@@ -17,7 +17,14 @@ from ...recipes.regular_file import read_text
 from ..drafts.config_reader import object_at
 from ..drafts.rope import DEFAULT_THETA
 from ..engines.contract import EngineName
-from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint, mtp_layers, read_json_object
+from ..files.checkpoint import (
+    CONFIG_FILE,
+    INDEX_FILE,
+    Checkpoint,
+    announced_mtp_layers,
+    mtp_layers,
+    read_json_object,
+)
 from ..files.hub import no_target
 from ..stored.stored_declaration import COMPANIONS, quantized_looking
 
@@ -132,8 +139,6 @@ _DIVIDED = {
 }
 """What engines split over GPUs, and its least; a model of experts alone has no width of its own."""
 _DECLARATIONS = ("quantization_config", "compression_config")
-_MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
-"""Keys for the number of a target's MTP layers, as DeepSeek, Qwen and others spell them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,8 +236,7 @@ class Target:
     @property
     def promised_mtp_layers(self) -> int:
         """The number of MTP layers in its config.json."""
-        said = (self.text.get(key) for key in _MTP_KEYS)
-        return next((number for number in said if type(number) is int and number > 0), 0)
+        return announced_mtp_layers(self.text)
 
     @property
     def stored_mtp_layers(self) -> tuple[str, ...]:

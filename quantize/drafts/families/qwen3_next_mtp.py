@@ -71,7 +71,7 @@ def _floats_in_sglang(draft: ServedDraft) -> Mapping[str, str]:
 
 
 _TRAITS = mtp.mtp_traits(
-    frozenset({_NEXT, "Qwen3_5ForConditionalGeneration"}),
+    frozenset({_NEXT, "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"}),
     vllm=MtpLayer(
         layer="model.layers.0.",
         prefix="mtp.layers.0.",
@@ -101,9 +101,8 @@ ENGINE_TRAITS = replace(
     own_types={"qwen3_5_mtp": "set model_type to qwen3_5, its target's"},  # mlx-vlm's
     vllm=replace(
         _TRAITS.vllm,
-        not_executed=frozenset(  # which it rewrites as well: `config/speculative.py:987`
-            {"Qwen3_5MoeForConditionalGeneration", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"}
-        ),
+        # which it rewrites as well: `config/speculative.py:987`
+        not_executed=frozenset({"Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"}),
     ),
 )
 

@@ -1,0 +1,135 @@
+"""The forms of drafts that the engines loaded: `quantize/engines/executed_forms.json`.
+
+Of every folder that an engine was asked for and loaded: the rows of `folder_rows`, the drawn ones,
+the published ones (`tests/wild/drafts.json`, divided), and draftquant's own outputs.
+`experiments/run forms` writes the file anew from the answers that are kept; `--published` asks the
+engines for the published ones again, and `--cases FOLDER` takes the folders of `engines --work`.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests")]
+
+import asking  # noqa: E402
+import drawn  # noqa: E402
+import folder_rows  # noqa: E402
+from draftquant.quantize.engines import executed  # noqa: E402
+from draftquant.quantize.engines.contract import EngineCheck  # noqa: E402
+from draftquant.recipes import DraftQuantError  # noqa: E402
+from predictions import predicted  # noqa: E402
+from results import read_outcomes  # noqa: E402
+from wild_drafts import wild_drafts  # noqa: E402
+
+FILE = Path(executed.__file__).with_name("executed_forms.json")
+PUBLISHED = HERE / "published.json"
+PLATFORMS = ("vllm sm90", "sglang sm90", "sglang gfx942")
+_DIVIDE = 16
+Answered = Iterator[tuple[str, EngineCheck]]
+"""What an engine did, and what `check` says."""
+
+
+def of_rows(work: Path) -> Answered:
+    """Of folders that are kept as rows."""
+    files = [row for file in folder_rows.FILES.values() for row in folder_rows.read_rows(file)]
+    for number, row in enumerate([*files, *drawn.kept_rows()]):
+        try:
+            for _, told, said in folder_rows.predictions(row, work / str(number)):
+                yield told, said
+        except DraftQuantError:  # not read as a draft
+            continue
+
+
+def of_cases(folders: Path) -> Answered:
+    """Of draftquant's own outputs."""
+    for outcome in read_outcomes():
+        if (folders / outcome["draft"]).is_dir():
+            yield outcome["verdict"], predicted(folders / outcome["draft"], outcome)
+
+
+def of_published(work: Path) -> Answered:
+    """Of published drafts, divided."""
+    answers = json.loads(PUBLISHED.read_text(encoding="utf-8"))
+    for name, folder in _published(work).items():
+        for platform, told in answers[name].items():
+            engine, arch = platform.split()
+            outcome = {"draft": folder.name, "engine": engine, "arch": arch, "tp": 1}
+            try:
+                yield told, predicted(folder, {**outcome, "version": None})
+            except DraftQuantError:
+                continue
+
+
+def _published(work: Path) -> dict[str, Path]:
+    """Each in a folder of its own, beside a target of its sizes."""
+    found = {}
+    for number, draft in enumerate(wild_drafts()):
+        place = work / str(number)
+        place.mkdir(parents=True)
+        found[draft.name] = draft.write(place / "draft", divide=_DIVIDE)
+        config = json.loads((found[draft.name] / "config.json").read_text(encoding="utf-8"))
+        row = {"config": config, "tensors": {}}
+        folder_rows.write_target(row, place / asking.TARGET_FOLDER)
+    return found
+
+
+def ask_published() -> dict[str, dict[str, str]]:
+    """What the loaders do with each of them."""
+    answers: dict[str, dict[str, str]] = defaultdict(dict)
+    with tempfile.TemporaryDirectory() as work:
+        folders = _published(Path(work))
+        for platform in PLATFORMS:
+            engine, arch = platform.split()
+            outcomes = asking.loaded(engine, list(folders.values()), arch=arch)
+            for name, outcome in zip(folders, outcomes, strict=True):
+                answers[name][platform] = outcome["verdict"]
+    return answers
+
+
+def collected(answered: Sequence[Answered]) -> dict[str, dict[str, list[str]]]:
+    """Engine -> kind of draft -> the facts of what it loaded."""
+    found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for source in answered:
+        for told, said in source:
+            if told == "LOADS" and said.form is not None:
+                found[said.engine][said.form.draft] |= set(said.form.facts)
+    return {
+        engine: {draft: sorted(facts) for draft, facts in sorted(kinds.items())}
+        for engine, kinds in sorted(found.items())
+    }
+
+
+def write(record: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
+    """A line for each kind of draft."""
+    engines = []
+    for engine, kinds in record.items():
+        lines = ",\n".join(f"{json.dumps(draft)}: {json.dumps(f)}" for draft, f in kinds.items())
+        engines.append(f'"{engine}": {{\n{lines}\n}}')
+    FILE.write_text("{" + ", ".join(engines) + "}\n", encoding="utf-8")
+
+
+def main() -> int:
+    """See the module."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--published", action="store_true")
+    parser.add_argument("--cases", type=Path, help="folders of `experiments/run engines --work`")
+    given = parser.parse_args()
+    if given.published:
+        asking.write_table(PUBLISHED, ask_published())
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        sources: list[Any] = [of_rows(work / "rows"), of_published(work / "published")]
+        sources += [of_cases(given.cases)] if given.cases else []
+        write(collected(sources))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
