@@ -9,12 +9,13 @@ loads, and it does not.
 import argparse
 import copy
 import fnmatch
+import functools
 import json
 import sys
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -31,7 +32,7 @@ from tiny_shapes import Shapes  # noqa: E402
 
 FILE = HERE / "drawn.json"
 COUNT = 240
-PLATFORMS = ("vllm sm90 1", "vllm sm100 1", "sglang sm90 1", "sglang sm100 1", "sglang gfx942 1")
+PLATFORMS = ("vllm sm90 1", "sglang sm90 1")
 TOOLS = (
     "*compressed-tensors--W4A16", "*llm-compressor--FP8_DYNAMIC", "*llm-compressor--w4-channel",
     "*oneshot--W8A8", "*oneshot--NVFP4", "*llm-compressor--NVFP4A16", "*oneshot--FP8_BLOCK",
@@ -113,6 +114,7 @@ def _eagle3(random: Random, *, latent: bool) -> Drawing:
     first = random.choice(["midlayer.", "layers.0."]) if layers == 1 else "layers.0."
     ids = config.get("eagle_config", {}).get(IDS)
     width = 256 * (len(ids) if ids else 3)
+    has = [name for name in has if name != "fc_norm" or width == 768]
     found = shapes.eagle3(config, has, first, latent=latent, features=width)
     for i in range(1, layers):  # exporters call the norm of a later layer's input by either name
         stored = random.choice([["input_layernorm"], ["hidden_norm"], None])
@@ -136,7 +138,7 @@ def _block(random: Random, kind: str) -> Drawing:
     has = _vocabulary(random, config, cut=kind == "dflash") if random.random() < 0.3 else []
     _rope(random, config)
     config |= random.choice([{}, {"layer_types": ["full_attention"] * layers}])
-    if kind == "dflash" and random.random() < 0.3:  # as ModelOpt exports Nemotron's
+    if random.random() < 0.3 and kind == "dflash":  # as ModelOpt exports Nemotron's
         config |= {"has_embed_tokens": True, IDS: [i + 1 for i in ids]}
         section["sample_from_anchor"] = False
         has = ["embed_tokens"]
@@ -225,10 +227,13 @@ SHARES = (6, 3, 4, 2, 1, 2, 4, 2, 2)
 # ---- A tool's declaration, and what it stores
 
 
-def _declarations() -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for row in read_rows():
-        if any(fnmatch.fnmatch(row["draft"], tool) for tool in TOOLS):
-            yield row["draft"].rpartition("/")[2], row["config"]["quantization_config"]
+@functools.cache
+def _declarations() -> Sequence[tuple[str, Mapping[str, Any]]]:
+    return [
+        (row["draft"].rpartition("/")[2], row["config"]["quantization_config"])
+        for row in read_rows()
+        if any(fnmatch.fnmatch(row["draft"], tool) for tool in TOOLS)
+    ]
 
 
 def _linears(found: Shapes) -> list[str]:
@@ -250,9 +255,9 @@ def _quantized(
         return plain
     linears = _linears(found)
     kept = {n for n in linears if n.endswith(("fc", "lm_head", "kv_b_proj", "eh_proj"))}
-    if random.random() < 0.3:  # beyond the layers; the head in a target's folder is the target's
-        more = sorted(name for name in kept if not (inside and name == "lm_head"))
-        kept -= {random.choice(more)} if more else set()
+    if random.random() < 0.3:  # beyond the layers
+        kept -= {random.choice(sorted(kept))} if kept else set()
+    kept |= {"lm_head"} if inside else set()  # in a target's folder it is the target's
     if inside and random.random() < 0.6:  # the layer itself is left as it was
         kept |= {name for name in linears if name.startswith(inside)}
     elif random.random() < 0.25:
@@ -262,7 +267,7 @@ def _quantized(
         kept |= {name for name in linears if name.endswith(ends)}
     declared = copy.deepcopy(dict(declared))
     key = next(k for k in ("ignore", "exclude", "modules_to_not_convert") if k in declared)
-    declared[key] = _excludes(random, sorted(kept), tool)
+    declared[key] = _excludes(random, sorted(kept), tool, inside=bool(inside))
     config["quantization_config"] = declared
     read = read_declaration(
         Checkpoint(folder=HERE, config=config, tensors={}, headers={}, index=None)
@@ -281,7 +286,7 @@ def _quantized(
     return plain
 
 
-def _excludes(random: Random, kept: Sequence[str], tool: str) -> list[str]:
+def _excludes(random: Random, kept: Sequence[str], tool: str, *, inside: bool) -> list[str]:
     """Names as tools spell them; now and then some are missing."""
     ends = sorted({name.rpartition(".")[2] for name in kept})
     if "llm-compressor" in tool or "oneshot" in tool or "compressed" in tool:
@@ -291,7 +296,8 @@ def _excludes(random: Random, kept: Sequence[str], tool: str) -> list[str]:
     spelled = random.choice([list(kept), list(kept), wild, wild, ends])
     if spelled and random.random() < 0.15:
         spelled = [each for each in spelled if each != random.choice(spelled)]
-    return sorted({*spelled, "lm_head"})
+    named = random.random() < 0.7 or inside
+    return sorted({*spelled, "lm_head"} if named else {*spelled})
 
 
 def drawn(number: int) -> dict[str, Any]:

@@ -40,8 +40,10 @@ def of_rows(work: Path) -> Answered:
     """Of folders that are kept as rows."""
     files = [row for file in folder_rows.FILES.values() for row in folder_rows.read_rows(file)]
     for number, row in enumerate([*files, *drawn.kept_rows()]):
+        place = work / str(number)
+        place.mkdir(parents=True)
         try:
-            for _, told, said in folder_rows.predictions(row, work / str(number)):
+            for _, told, said in folder_rows.predictions(row, place):
                 yield told, said
         except DraftQuantError:  # not read as a draft
             continue
@@ -58,7 +60,7 @@ def of_published(work: Path) -> Answered:
     """Of published drafts, divided."""
     answers = json.loads(PUBLISHED.read_text(encoding="utf-8"))
     for name, folder in _published(work).items():
-        for platform, told in answers[name].items():
+        for platform, told in answers.get(name, {}).items():
             engine, arch = platform.split()
             outcome = {"draft": folder.name, "engine": engine, "arch": arch, "tp": 1}
             try:

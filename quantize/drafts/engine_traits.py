@@ -94,6 +94,7 @@ class ServedDraft(ABC):
         normed_heads: each head's query and key is normed, as in layers of Qwen3.
         fuses: it has fc; False where it reads the target's last hidden state.
         tp: tensor-parallel shards.
+        stacks_experts: the experts of a layer are stored in one tensor.
     """
 
     config: Mapping[str, Any]
@@ -103,6 +104,7 @@ class ServedDraft(ABC):
     normed_heads: bool
     fuses: bool
     tp: int
+    stacks_experts: bool = False
 
     @property
     @abstractmethod

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from ..drafts.architectures import declared_architecture
 from ..drafts.engine_traits import MLA_DOWN, Finding
 from ..files.safetensors_header import TensorInfo
 from ..stored.layouts.scheme import FLOAT_DTYPES
@@ -218,7 +219,7 @@ class Walk(Folder):
                 yield from self._parts(module, scheme, tensors, shape, row.not_read)
         shards = [self._shard(module, part) for part in parts]
         linear = quantized_linear(self.question, module, scheme, shards)
-        if (problem := self.engine.rule("linear", **linear)) is not None:
+        if (problem := self.engine.rule("linear", **linear, mixed=mixed)) is not None:
             yield problem
         if len(parts) > 1 and scheme.has_global_scale:
             yield from one_global_scale(self.checkpoint, module, parts, row)
@@ -333,6 +334,10 @@ def excluding(engine: Engine, question: Question, module: Module) -> str:
 # Executed: `experiments/engines/inside.json`.
 
 
+FIRST_EXPERT = f"{ROUTED}0."
+"""The one whose linears decide for all: `unfused_names` of both engines."""
+
+
 def _experts(walk: Walk) -> Finding | None:
     """What happens to experts that are floats, or some of them; None where that is as declared."""
     engine, question, tensors = walk.engine, walk.question, walk.checkpoint.tensors
@@ -352,13 +357,13 @@ def _experts(walk: Walk) -> Finding | None:
         return engine.is_excluded(question, asked) is True
 
     try:
-        by_whole, by_single = excluded(whole), set(map(excluded, single))
+        by_whole = excluded(whole)
+        by_single = {excluded(name) for name in single if FIRST_EXPERT in name}
     except UnsureError as exc:
         return said("unsure-experts", why=str(exc))
     by_name = question.method in engine.experts_by_name
-    own_names = question.method in NAMED_EXPERTS
-    if own_names:
-        taken_as_floats = by_single == {True} and (by_whole or by_name or served.lists_parts)
+    if question.method in NAMED_EXPERTS:
+        taken_as_floats = by_single == {True}
     else:
         taken_as_floats = by_whole or (by_name and set(single) <= set(declared.excludes))
     if taken_as_floats:
@@ -373,10 +378,10 @@ def _experts(walk: Walk) -> Finding | None:
         method=question.method,
         whole=whole,
         remedy=remedy,
-        is_mixed=own_names and len(by_single) > 1,
-        is_unsure=own_names and by_single == {True},
+        name=declared_architecture(question.config),
+        is_mixed=question.method in NAMED_EXPERTS and len(by_single) > 1,
         is_packed=scheme.suffix != "weight",
-        is_stacked=walk.checkpoint.stacks_experts,
+        is_stacked=question.stacks_experts,
         dtype=scheme.weight_dtype,
         columns=columns,
         half=columns // 2,
