@@ -11,7 +11,7 @@ import json
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,49 +30,55 @@ from wild_drafts import wild_drafts  # noqa: E402
 
 FILE = Path(executed.__file__).with_name("executed_forms.json")
 PUBLISHED = HERE / "published.json"
-PLATFORMS = ("vllm sm90", "sglang sm90", "sglang gfx942")
+PLATFORMS = ("vllm sm90", "sglang sm90")
 _DIVIDE = 16
-Answered = Iterator[tuple[str, EngineCheck]]
-"""What an engine did, and what `check` says."""
+Loaded = Iterator[EngineCheck]
+"""What `check` says of folders that an engine loaded."""
 
 
-def of_rows(work: Path) -> Answered:
+def of_rows(work: Path) -> Loaded:
     """Of folders that are kept as rows."""
     files = [row for file in folder_rows.FILES.values() for row in folder_rows.read_rows(file)]
     for number, row in enumerate([*files, *drawn.kept_rows()]):
+        loaded = {asked.rpartition(" ")[0]: asked for asked in row["answers"].get("LOADS", ())}
+        if not loaded:
+            continue
         place = work / str(number)
         place.mkdir(parents=True)
+        asked = {**row, "answers": {"LOADS": list(loaded.values())}}
         try:
-            for _, told, said in folder_rows.predictions(row, place):
-                yield told, said
+            for _, _, said in folder_rows.predictions(asked, place):
+                yield said
         except DraftQuantError:  # not read as a draft
             continue
 
 
-def of_cases(folders: Path) -> Answered:
+def of_cases(folders: Path) -> Loaded:
     """Of draftquant's own outputs."""
+    seen = set()
     for outcome in read_outcomes():
-        if (folders / outcome["draft"]).is_dir():
-            yield outcome["verdict"], predicted(folders / outcome["draft"], outcome)
+        folder = folders / outcome["draft"]
+        one = (outcome["draft"], outcome["engine"], outcome["arch"])
+        if outcome["verdict"] == "LOADS" and one not in seen and folder.is_dir():
+            seen.add(one)
+            yield predicted(folder, outcome)
 
 
-def of_published(work: Path) -> Answered:
+def of_published(work: Path) -> Loaded:
     """Of published drafts, divided."""
     answers = json.loads(PUBLISHED.read_text(encoding="utf-8"))
-    for name, folder in _published(work).items():
+    for name, folder in _published(work, answers).items():
         for platform, told in answers.get(name, {}).items():
             engine, arch = platform.split()
             outcome = {"draft": folder.name, "engine": engine, "arch": arch, "tp": 1}
-            try:
-                yield told, predicted(folder, {**outcome, "version": None})
-            except DraftQuantError:
-                continue
+            if told == "LOADS":
+                yield predicted(folder, {**outcome, "version": None})
 
 
-def _published(work: Path) -> dict[str, Path]:
+def _published(work: Path, names: Collection[str]) -> dict[str, Path]:
     """Each in a folder of its own, beside a target of its sizes."""
     found = {}
-    for number, draft in enumerate(wild_drafts()):
+    for number, draft in enumerate(each for each in wild_drafts() if each.name in names):
         place = work / str(number)
         place.mkdir(parents=True)
         found[draft.name] = draft.write(place / "draft", divide=_DIVIDE)
@@ -82,11 +88,11 @@ def _published(work: Path) -> dict[str, Path]:
     return found
 
 
-def ask_published() -> dict[str, dict[str, str]]:
-    """What the loaders do with each of them."""
+def ask_published(names: Collection[str]) -> dict[str, dict[str, str]]:
+    """What the loaders do with these."""
     answers: dict[str, dict[str, str]] = defaultdict(dict)
     with tempfile.TemporaryDirectory() as work:
-        folders = _published(Path(work))
+        folders = _published(Path(work), names)
         for platform in PLATFORMS:
             engine, arch = platform.split()
             outcomes = asking.loaded(engine, list(folders.values()), arch=arch)
@@ -95,12 +101,12 @@ def ask_published() -> dict[str, dict[str, str]]:
     return answers
 
 
-def collected(answered: Sequence[Answered]) -> dict[str, dict[str, list[str]]]:
+def collected(loaded: Sequence[Loaded]) -> dict[str, dict[str, list[str]]]:
     """Engine -> kind of draft -> the facts of what it loaded."""
     found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for source in answered:
-        for told, said in source:
-            if told == "LOADS" and said.form is not None:
+    for source in loaded:
+        for said in source:
+            if said.form is not None:
                 found[said.engine][said.form.draft] |= set(said.form.facts)
     return {
         engine: {draft: sorted(facts) for draft, facts in sorted(kinds.items())}
@@ -120,11 +126,12 @@ def write(record: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
 def main() -> int:
     """See the module."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--published", action="store_true")
+    parser.add_argument("--published", nargs="+", default=[], help="names to ask the engines for")
     parser.add_argument("--cases", type=Path, help="folders of `experiments/run engines --work`")
     given = parser.parse_args()
     if given.published:
-        asking.write_table(PUBLISHED, ask_published())
+        said = json.loads(PUBLISHED.read_text(encoding="utf-8"))
+        asking.write_table(PUBLISHED, said | ask_published(given.published))
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         sources: list[Any] = [of_rows(work / "rows"), of_published(work / "published")]
