@@ -1,7 +1,7 @@
 """The forms of drafts that the engines loaded: `quantize/engines/executed_forms.json`.
 
 Of every folder that an engine was asked for and loaded: the rows of `folder_rows`, the drawn ones,
-the published ones (`tests/wild/drafts.json`, divided), and draftquant's own outputs.
+the published ones (`tests/wild/drafts.json`, of small sizes), and draftquant's own outputs.
 `experiments/run forms` writes the file anew from the answers that are kept; `--published` asks the
 engines for the published ones again, and `--cases FOLDER` takes the folders of `engines --work`.
 """
@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,14 @@ from wild_drafts import wild_drafts  # noqa: E402
 FILE = Path(executed.__file__).with_name("executed_forms.json")
 PUBLISHED = HERE / "published.json"
 PLATFORMS = ("vllm sm90", "sglang sm90")
-_DIVIDE = 16
+_SMALL: Mapping[str, int] = {
+    "intermediate_size": 512, "vocab_size": 1024, "q_lora_rank": 256, "kv_lora_rank": 128,
+    "num_attention_heads": 4, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 128,
+    "num_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2,
+    "topk_group": 1, "mask_token_id": 511, "pard_token": 511, "markov_rank": 128,
+}  # fmt: skip
+_NOT_USED = {"no-fc": ["sglang sm90 1"]}
+"""Rows of which an engine builds more than the folder has, and uses that as little."""
 Loaded = Iterator[EngineCheck]
 """What `check` says of folders that an engine loaded."""
 
@@ -40,7 +48,8 @@ def of_rows(work: Path) -> Loaded:
     """Of folders that are kept as rows."""
     files = [row for file in folder_rows.FILES.values() for row in folder_rows.read_rows(file)]
     for number, row in enumerate([*files, *drawn.kept_rows()]):
-        loaded = {asked.rpartition(" ")[0]: asked for asked in row["answers"].get("LOADS", ())}
+        said = [*row["answers"].get("LOADS", ()), *_NOT_USED.get(row["draft"], ())]
+        loaded = {asked.rpartition(" ")[0]: asked for asked in said}
         if not loaded:
             continue
         place = work / str(number)
@@ -65,7 +74,7 @@ def of_cases(folders: Path) -> Loaded:
 
 
 def of_published(work: Path) -> Loaded:
-    """Of published drafts, divided."""
+    """Of published drafts, of small sizes."""
     answers = json.loads(PUBLISHED.read_text(encoding="utf-8"))
     for name, folder in _published(work, answers).items():
         for platform, told in answers.get(name, {}).items():
@@ -75,13 +84,30 @@ def of_published(work: Path) -> Loaded:
                 yield predicted(folder, {**outcome, "version": None})
 
 
+def _small(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config of small sizes; what a loader minds besides is left as it is."""
+    found = {key: _small(v) if isinstance(v, Mapping) else v for key, v in config.items()}
+    found |= {key: size for key, size in _SMALL.items() if type(found.get(key)) is int}
+    heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
+    if isinstance(heads, int) and isinstance(hidden, int):
+        own = config.get("head_dim") or hidden // heads
+        found["hidden_size"] = 4 * own if own in (64, 128) else 512
+        if (kept := config.get("num_key_value_heads")) is not None:
+            found["num_key_value_heads"] = 4 if kept == heads else 2
+    if isinstance(wide := config.get("target_hidden_size"), int) and hidden:
+        found["target_hidden_size"] = found["hidden_size"] * wide // hidden
+    if isinstance(cut := config.get("draft_vocab_size"), int):
+        found["draft_vocab_size"] = 1024 if cut == config.get("vocab_size", cut) else 512
+    return found
+
+
 def _published(work: Path, names: Collection[str]) -> dict[str, Path]:
     """Each in a folder of its own, beside a target of its sizes."""
     found = {}
     for number, draft in enumerate(each for each in wild_drafts() if each.name in names):
         place = work / str(number)
         place.mkdir(parents=True)
-        found[draft.name] = draft.write(place / "draft", divide=_DIVIDE)
+        found[draft.name] = replace(draft, config=_small(draft.config)).write(place / "draft")
         config = json.loads((found[draft.name] / "config.json").read_text(encoding="utf-8"))
         row = {"config": config, "tensors": {}}
         folder_rows.write_target(row, place / asking.TARGET_FOLDER)

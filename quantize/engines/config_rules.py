@@ -31,9 +31,6 @@ _OF_DRAFTS = {
 _OF_HEADS = frozenset({"head_dim", "num_key_value_heads"})
 """Keys that nobody reads for MLA."""
 _TYPES = data_file("versions")["types"]
-_EXECUTED = frozenset(_TYPES["executed"].split())
-"""Types of drafts that both engines were asked to load. Classes of other types have more of their
-own than their defaults: sizes under other names (GPT-2), rotations of pictures."""
 _NEEDED_BY_BOTH = frozenset({"hidden_act", "rms_norm_eps"})
 """Attributes that vLLM reads too: it takes as many key heads as heads, and no tied head."""
 _MORE_TYPES_THAN_LAYERS = frozenset().union(*(traits.more_types_than_layers for traits in TRAITS))
@@ -67,9 +64,7 @@ def as_class_reads(config: Mapping[str, Any], engine: Source) -> Mapping[str, An
     if traits.latent:
         row = row.without(_OF_HEADS)
     read = {**config, **absent_keys(config, row), **row.changes}
-    if model_type in _EXECUTED and not _is_unread(config, read, row, engine):
-        return read
-    return said("unread-type", **named)
+    return said("unread-type", **named) if _is_unread(config, read, row, engine) else read
 
 
 def _is_unread(

@@ -43,8 +43,6 @@ def _in_sglang(draft: ServedDraft) -> Finding | None:
         if draft.config.get("num_experts"):
             return engine_error("qwen3-next-sglang-unsure")
         return engine_error("qwen3-next-sglang-dense", tp=draft.tp)
-    if _floats_in_sglang(draft) and any(n.endswith("weight_scale_2") for n in draft.tensor_names):
-        return engine_error("qwen3-next-sglang-nvfp4")
     return None
 
 
