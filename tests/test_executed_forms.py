@@ -122,7 +122,9 @@ def test_a_layer_that_is_announced_and_not_stored_is_named(tmp_path: Path) -> No
     none = folder_rows.write_folder({**row, "tensors": kept}, tmp_path / "none")
     with pytest.raises(CheckpointError, match="announces 1 MTP layer") as caught:
         Checkpoint.open(none, subtree="mtp", is_target=True)
-    assert caught.value.fix == "put the layer back: draftquant graft TARGET LAYER --out O"
+    assert (caught.value.fix or "").endswith(
+        "or put the layer back: draftquant graft TARGET LAYER --out O"
+    )
     edit_json(none / "config.json", text_config={})
     with pytest.raises(CheckpointError) as caught:
         Checkpoint.open(none, subtree="mtp", is_target=True)

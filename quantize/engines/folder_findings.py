@@ -194,7 +194,7 @@ def folder_findings(folder: Folder) -> Iterator[Finding]:
 
 def _partly_kept(folder: Folder) -> Iterator[Finding]:
     """A layer of a target of which its quantizer dropped some tensors."""
-    if not folder.question.inside_target:
+    if not folder.question.traits.is_mtp:
         return
     absent = [
         name
@@ -202,7 +202,7 @@ def _partly_kept(folder: Folder) -> Iterator[Finding]:
         if not spec.optional and name.rpartition(".")[0] not in folder.stored
     ]
     if absent:
-        layer, names = folder.checkpoint.subtree, first_of(absent, 2)
+        layer, names = folder.checkpoint.subtree or "the MTP layer", first_of(absent, 2)
         yield folder.say("partly-kept", layer=layer, count=len(absent), names=names)
 
 

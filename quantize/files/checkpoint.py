@@ -102,7 +102,7 @@ def names_below(
             if announced and not there:
                 what += f", and config.json announces {announced} MTP layer(s): engines refuse the"
                 what += " folder as a draft, or serve memory that nothing was written to"
-                fix = "put the layer back: draftquant graft TARGET LAYER --out O"
+                fix += ", or put the layer back: draftquant graft TARGET LAYER --out O"
             raise CheckpointError(folder, what, fix=fix)
         found |= below
     return frozenset(found)
