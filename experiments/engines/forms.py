@@ -24,10 +24,12 @@ import drawn  # noqa: E402
 import folder_rows  # noqa: E402
 from draftquant.quantize.engines import executed  # noqa: E402
 from draftquant.quantize.engines.contract import EngineCheck  # noqa: E402
+from draftquant.quantize.engines.engine_check import check_draft  # noqa: E402
 from draftquant.recipes import DraftQuantError  # noqa: E402
 from predictions import predicted  # noqa: E402
 from results import read_outcomes  # noqa: E402
-from wild_drafts import wild_drafts  # noqa: E402
+from tiny import edit_json  # noqa: E402
+from wild_drafts import shapes_of, wild_drafts  # noqa: E402
 
 FILE = Path(executed.__file__).with_name("executed_forms.json")
 PUBLISHED = HERE / "published.json"
@@ -38,6 +40,8 @@ _SMALL: Mapping[str, int] = {
     "num_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2,
     "topk_group": 1, "mask_token_id": 511, "pard_token": 511, "markov_rank": 128,
 }  # fmt: skip
+_DEPTH = 128
+"""Layers of a target: as many as any published draft reads."""
 _NOT_USED = {"no-fc": ["sglang sm90 1"]}
 """Rows of which an engine builds more than the folder has, and uses that as little."""
 Loaded = Iterator[EngineCheck]
@@ -79,9 +83,8 @@ def of_published(work: Path) -> Loaded:
     for name, folder in _published(work, answers).items():
         for platform, told in answers.get(name, {}).items():
             engine, arch = platform.split()
-            outcome = {"draft": folder.name, "engine": engine, "arch": arch, "tp": 1}
             if told == "LOADS":
-                yield predicted(folder, {**outcome, "version": None})
+                yield check_draft(folder, engine=engine, arch=arch)
 
 
 def _small(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,8 +112,10 @@ def _published(work: Path, names: Collection[str]) -> dict[str, Path]:
         place.mkdir(parents=True)
         found[draft.name] = replace(draft, config=_small(draft.config)).write(place / "draft")
         config = json.loads((found[draft.name] / "config.json").read_text(encoding="utf-8"))
-        row = {"config": config, "tensors": {}}
-        folder_rows.write_target(row, place / asking.TARGET_FOLDER)
+        target = place / asking.TARGET_FOLDER
+        folder_rows.write_target({"config": config, "tensors": shapes_of(draft, config)}, target)
+        if "-mtp" not in draft.tensors["kind"]:
+            edit_json(target / "config.json", num_hidden_layers=_DEPTH)
     return found
 
 

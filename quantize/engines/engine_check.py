@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Required, TypedDict, Unpack
+from typing import Any, Required, TypedDict, Unpack
 
 from ...recipes.errors import CheckpointError
 from ..drafts import Family, read_config
@@ -276,7 +276,7 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
     has_fc = any(family.canonical_name(name).startswith("fc.") for name in checkpoint.tensors)
     fuses = read.fuses or (own.builds_fc and has_fc)
     fusion = (own.normed_fusion if normed else None) or own.fusion if fuses else None
-    geometry = replace(read, fuses=fuses) if fuses != read.fuses else read
+    geometry: Any = replace(read, fuses=fuses) if fuses != read.fuses else read
     geometry = with_built_fc(fusion, geometry, checkpoint.config) if fusion else geometry
     if isinstance(geometry, Finding):
         return _answer(place, [geometry])
