@@ -8,7 +8,7 @@ from typing import Any
 import draftquant.api as dq
 import numpy as np
 import pytest
-from draftquant.quantize.engines import executed_classes
+from draftquant.quantize.engines import executed
 from draftquant.quantize.engines.engine_check import check_checkpoint
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.safetensors_header import TensorInfo
@@ -208,7 +208,7 @@ def test_what_needs_maths_names_the_way_without(tmp_path: Path) -> None:
     assert "gate --measured" in told.value.fix
 
 
-TABLE = Path(executed_classes.__file__).with_suffix(".json")
+TABLE = Path(executed.__file__).with_name("executed_classes.json")
 EXECUTED = json.loads(TABLE.read_text(encoding="utf-8"))
 FC = {"model.mtp_linear_proj.0.weight": ["BF16", 384, 384]}
 OTHERS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {

@@ -174,11 +174,12 @@ def _config(draft: Path, target: Path) -> Any:
     config = json.loads((draft / "config.json").read_text(encoding="utf-8"))
     architecture, tensors = config["architectures"][0], read_tensors(draft)
     method = method_of(architecture, tensors)
-    # The default where Triton is, without which V1 is taken, which refuses candidate selectors and
-    # DSpark.
+    # The default where Triton is, without which V1 is taken, which refuses candidate selectors,
+    # DSpark and layers of two kinds.
     os.environ.pop("VLLM_USE_V2_MODEL_RUNNER", None)
     heads = ("DFlash2", "LiLiCorr", "XPress")  # beside the layers
-    if any(part in architecture for part in heads) or method == "dspark":
+    slides = "sliding_attention" in (config.get("layer_types") or ())
+    if any(part in architecture for part in heads) or method == "dspark" or slides:
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
     return speculating(
         target,

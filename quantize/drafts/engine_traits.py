@@ -94,6 +94,7 @@ class ServedDraft(ABC):
         normed_heads: each head's query and key is normed, as in layers of Qwen3.
         fuses: it has fc; False where it reads the target's last hidden state.
         tp: tensor-parallel shards.
+        stacks_experts: the experts of a layer are stored in one tensor.
     """
 
     config: Mapping[str, Any]
@@ -103,6 +104,7 @@ class ServedDraft(ABC):
     normed_heads: bool
     fuses: bool
     tp: int
+    stacks_experts: bool = False
 
     @property
     @abstractmethod
@@ -172,6 +174,7 @@ class MtpLayer:
         no_parameter: the error for a stored tensor that has no parameter, with {name}; `no_expert`,
             if it differs, for a tensor of a routed expert, with {experts}, {stacked} and {leaf}.
         own_heads: each module is built with a head of its own, with this name, with {n}.
+        head: what excludes call the head that it builds otherwise, with {n}.
         misconfigured: keys and tensors without which it does not build the layer.
         cache_scales: whether it reads `self_attn.attn.k_scale`, or drops it; None = not executed.
         declared: what it says of a declaration, where it reads the folder's own, not the target's.
@@ -188,6 +191,7 @@ class MtpLayer:
     no_parameter: str = ""
     no_expert: str = ""
     own_heads: str = ""
+    head: str = "lm_head"
     most_modules: int | None = None
     misconfigured: Problem = no_problem
     cache_scales: bool | None = None
@@ -207,13 +211,16 @@ class InEngine:
         problem: its rules for config.json and for names of tensors of these drafts.
         unknown_tensors: what happens to a tensor that has no parameter.
         floats_into_fp8: what happens to a float weight where FP8 is expected.
-        dropped: prefixes of names that it drops, though it refuses others.
+        dropped: prefixes of names that it drops from a draft, though it refuses others.
         shares_tables: embedding and head always come from the target.
         uneven_heads: its error for {heads} that {tp} shards do not divide.
         targets_on_disk: quant_methods whose targets it finds by the parts' names on disk.
         classes_first: targets match a fused linear by its class before they do by its parts' names.
         old_norms: it takes EAGLE-3's norms before fc under their older names.
         normed_fusion: replaces `fusion` for drafts with normed heads.
+        builds_fc: it builds fc also for drafts without one by config.json, and does not use it.
+        quantizes_fc: drafts of which it quantizes fc where it is plain in others, has the embedding
+            from the draft, and compares excludes with whole names.
         mtp: None for drafts with a config.json of their own.
     """
 
@@ -222,7 +229,7 @@ class InEngine:
     problem: Problem = no_problem
     unknown_tensors: Unknown = "unknown"
     floats_into_fp8: Floats = "unknown"
-    dropped: tuple[str, ...] = ()
+    dropped: Callable[[ServedDraft], tuple[str, ...]] = lambda _draft: ()
     roots: Roots = field(default_factory=dict)
     shares_tables: bool = False
     uneven_heads: str = ""
@@ -233,6 +240,8 @@ class InEngine:
     biases: Callable[[ServedDraft], Biases] = lambda _draft: (None, None)
     fusion: Fusion | None = None
     normed_fusion: Fusion | None = None
+    builds_fc: bool = False
+    quantizes_fc: Callable[[ServedDraft], bool] = lambda _draft: False
     mtp: MtpLayer | None = None
 
 

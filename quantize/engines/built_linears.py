@@ -66,30 +66,18 @@ def layer_linears(
     ]
 
 
-EXPERTS_LOADED = frozenset(
-    {
-        "compressed-tensors fp8 channel token-dynamic",
-        "compressed-tensors int4 group128 none",
-        "fp8 fp8 block group-dynamic",
-        "modelopt fp8 tensor tensor-static",
-        "quark fp8 channel token-dynamic",
-    }
-)
-"""Signatures with which both engines loaded routed experts, on H200."""
 GRAFT = "take the layer of the BF16 original: draftquant graft TARGET LAYER --replace --out O"
 GRAFTED = frozenset({"quark", "compressed-tensors", "fp8", "modelopt"})
 """Each quant_method in which graft declares a layer; with float experts all were executed."""
 ROUTED = ".experts."
 """Marks the names of the linears that engines fuse into one module."""
 _ATTENTION = "self_attn."
-_HEAD = Module("lm_head", "lm_head", ("lm_head",), "column")
 
 
 def mtp_modules(question: Question, served: MtpLayer, engine: EngineName) -> tuple[Module, ...]:
     """The linears that may be quantized; fc is plain in both, except Qwen's in vLLM."""
     first = question.config.get("num_hidden_layers", 0)
-    mixture = any(is_expert(name) for name in question.tensor_names)
-    mlp = f"mlp.{question.traits.shared_experts}" if mixture else "mlp"
+    mlp = f"mlp.{question.traits.shared_experts}" if question.is_mixture else "mlp"
     layers = tuple(
         Module(
             served.layer.format(n=first + i) + path.replace(_ATTENTION, served.attention),
@@ -106,7 +94,8 @@ def mtp_modules(question: Question, served: MtpLayer, engine: EngineName) -> tup
         for name in (served.own_heads.format(n=first + i),)
     )
     fc = [Module("model.fc", served.fc, ("fc",), "column")] if served.fc else []
-    return (*layers, *fc, *heads) if served.own_heads else (*layers, *fc, _HEAD)
+    head = Module("lm_head", served.head.format(n=first), ("lm_head",), "column")
+    return (*layers, *fc, *heads) if served.own_heads else (*layers, *fc, head)
 
 
 def built_as_floats(question: Question, module: Module) -> str | None:
@@ -127,41 +116,31 @@ def vllm_problem(question: Question, served: MtpLayer) -> Finding | None:
     if problem is not None or question.declaration is None:
         return problem
     if question.inside_target:
-        return _experts_problem(question)
+        return None
     if served.declared is not None:
         return served.declared(question)
     stored = sorted(n for n in question.tensor_names if n.rpartition(".")[2] in COMPANIONS)
     if not stored:
         return None
-    layer = served.layer.format(n=question.config.get("num_hidden_layers", 0))
-    text = served.no_parameter.format(name=in_engine(stored[0], layer))
-    if served.no_expert and is_expert(stored[0]):  # by `AutoWeightsLoader`, not by the layer's
-        module, _, leaf = stored[0].partition(".experts.")
+    return said("beside-target", text=no_parameter(question, served, stored[0]))
+
+
+def no_parameter(question: Question, served: MtpLayer, name: str) -> str:
+    """Its error for a stored tensor of the layer that has no parameter."""
+    if served.no_expert and is_expert(name):  # by `AutoWeightsLoader`, not by the layer's
+        module, _, leaf = name.partition(ROUTED)
         stacked, leaf = "w2" if ".down_proj." in leaf else "w13", leaf.rpartition(".")[2]
-        names = {"experts": module, "stacked": stacked, "leaf": leaf, "name": stored[0]}
-        text = served.no_expert.format(**names)
-    return said("beside-target", text=text)
+        names = {"experts": module, "stacked": stacked, "leaf": leaf, "name": name}
+        return served.no_expert.format(**names)
+    layer = served.layer.format(n=question.config.get("num_hidden_layers", 0))
+    return served.no_parameter.format(name=in_engine(name, layer))
 
 
 def sglang_problem(question: Question, served: MtpLayer) -> Finding | None:
     """Where SGLang departs from the layer's declaration, or was not seen to accept it."""
     if served.most_modules is not None and question.num_layers > served.most_modules:
         return said("one-mtp-layer")
-    if (problem := served.misconfigured(question)) is not None:
-        return problem
-    if question.declaration is None or not any(map(is_expert, question.tensor_names)):
-        return None
-    if question.inside_target:
-        return _experts_problem(question)
-    return said("experts-beside")
-
-
-def _experts_problem(question: Question) -> Finding | None:
-    """Quantized experts of a layer in its target's folder that nobody has loaded in this format."""
-    groups = question.declaration.groups if question.declaration else ()
-    stored = any(ROUTED in n and n.rpartition(".")[2] in COMPANIONS for n in question.tensor_names)
-    known = bool(groups) and {group.scheme.signature for group in groups} <= EXPERTS_LOADED
-    return said("experts-inside") if stored and not known else None
+    return served.misconfigured(question)
 
 
 def first_prefix(question: Question, served: MtpLayer, layer: int = 0) -> str:

@@ -5,13 +5,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..drafts import Family
 from ..drafts.architectures import declared_architecture
 from ..drafts.config_defaults import ClassDefaults, Source, absent_keys, class_defaults
 from ..drafts.config_reader import DEEPSEEK_TYPES, KEY, SECTION, layers_in_both_places, object_at
 from ..drafts.engine_traits import EngineTraits, Finding, Fusion
 from ..drafts.rope import declared
 from .contract import TITLES, Capture, Captures, EngineName, Facts, Question, data_file, said
-from .engine import TRAITS
+from .engine import TRAITS, Engine
 
 BIAS_KEYS = ("attention_bias", "mlp_bias")
 NO_NAME = "config.json has no architectures, by which engines choose the model"
@@ -32,9 +33,8 @@ _OF_DRAFTS = {
 _OF_HEADS = frozenset({"head_dim", "num_key_value_heads"})
 """Keys that nobody reads for MLA."""
 _TYPES = data_file("versions")["types"]
-_EXECUTED = frozenset(_TYPES["executed"].split())
-"""Types of drafts that both engines were asked to load. Classes of other types have more of their
-own than their defaults: sizes under other names (GPT-2), rotations of pictures."""
+_ROPE_BY_LAYER = ("gemma3_text", "olmo3")
+"""Types of models whose class has a rope for each type of layer, of those that were executed."""
 _NEEDED_BY_BOTH = frozenset({"hidden_act", "rms_norm_eps"})
 """Attributes that vLLM reads too: it takes as many key heads as heads, and no tied head."""
 _MORE_TYPES_THAN_LAYERS = frozenset().union(*(traits.more_types_than_layers for traits in TRAITS))
@@ -68,14 +68,12 @@ def as_class_reads(config: Mapping[str, Any], engine: Source) -> Mapping[str, An
     named = {"model_type": model_type, "remedy": remedy}
     if isinstance(row, str):
         return said("unread-type", **named)
-    if list(row.changes) == ["rope_parameters"] and model_type in _EXECUTED:
+    if list(row.changes) == ["rope_parameters"] and model_type in _ROPE_BY_LAYER:
         return said("class-by-layer", engine=TITLES[engine], **named)
     if traits.latent:
         row = row.without(_OF_HEADS)
     read = {**config, **absent_keys(config, row), **row.changes}
-    if model_type in _EXECUTED and not _is_unread(config, read, row, engine):
-        return read
-    return said("unread-type", **named)
+    return said("unread-type", **named) if _is_unread(config, read, row, engine) else read
 
 
 def _is_unread(
@@ -237,6 +235,25 @@ def with_built_fc(fusion: Fusion, geometry: Any, config: Mapping[str, Any]) -> A
             return said("no-count", count=count)
         changes["num_aux_layers"] = int(count)
     return replace(geometry, **changes)
+
+
+def without_biases(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config.json as every family reads it."""
+    return {
+        key: value for key, value in config.items() if key not in BIAS_KEYS or value is not True
+    }
+
+
+def with_norms(engine: Engine, family: Family, geometry: Any, config: Mapping[str, Any]) -> Any:
+    """The norms before fc, of EAGLE-3.1, as an engine requires them."""
+    if not (geometry.fuses and hasattr(geometry, "fc_norm")):
+        return geometry
+    before = {**config, **object_at(config, SECTION)}.get("norm_before_fc", False)
+    return replace(
+        geometry,
+        norm_before_fc=bool(before) and family.engine_traits.norm_before_fc,
+        fc_norm=any(bool(config.get(key)) for key in engine.fc_norm_keys),
+    )
 
 
 def misread_layers(

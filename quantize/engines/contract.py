@@ -3,13 +3,14 @@
 import functools
 import itertools
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
 from typing_extensions import override
 
-from ...recipes.brief import Brief, first_of
+from ...recipes.brief import Brief, counted, first_of
 from ...recipes.packages import counts, rows_beside
 from ...recipes.schema import EngineName as EngineName
 from ..drafts.architectures import declared_architecture
@@ -29,6 +30,8 @@ EXIT_CODES: Mapping[Verdict, int] = {"LOADS": 0, "LOADS BUT WRONG": 1, "REFUSED"
 FROM_WORST: tuple[Verdict, ...] = ("REFUSED", "LOADS BUT WRONG", "UNKNOWN", "LOADS")
 """A certain fault decides what is said of one engine, the best what is said of several."""
 
+TRY = "try it in the server"
+"""What to do about most of what is UNKNOWN."""
 STAGES: tuple[Stage, ...] = ("config", "init", "load", "unknown", "wrong", "after load")
 """Findings in the order in which they decide. An unknown may be an error of loading, so it precedes
 silent faults; only drafts that loaded well reach a step after loading."""
@@ -101,6 +104,7 @@ class Question(ServedDraft):
         has_side_file: whether there is an hf_quant_config.json.
         first_layer: number of the draft's first among the target's and its own; None = not known.
         inside_target: it is a layer in the folder of its target, whose declaration is read.
+        is_mixture: by config.json its layers have experts.
     """
 
     traits: EngineTraits
@@ -110,6 +114,7 @@ class Question(ServedDraft):
     first_layer: int | None
     arch: str
     inside_target: bool = False
+    is_mixture: bool = False
 
     @property
     @override
@@ -218,6 +223,39 @@ class Layer:
     quantized: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """One form.
+
+    Attributes:
+        draft: its family; of an MTP layer the class of its target.
+        layers: how many there are.
+        linears: module -> the engine's class that takes it, or floats.
+        others: every other fact, in words.
+    """
+
+    draft: str
+    layers: int
+    linears: Mapping[str, str]
+    others: tuple[str, ...]
+
+    @property
+    def facts(self) -> Iterator[str]:
+        """What has to be among the executed ones."""
+        yield "one layer" if self.layers == 1 else "several layers"
+        yield from (f"{module} as {taken}" for module, taken in self.linears.items())
+        yield from self.others
+
+    @property
+    def in_words(self) -> str:
+        """For people: what distinguishes it from others of its kind most."""
+        by_class: dict[str, list[str]] = defaultdict(list)
+        for module, taken in self.linears.items():
+            by_class[taken].append(module)
+        stored = "; ".join(f"{', '.join(names)} as {kind}" for kind, names in by_class.items())
+        return f"{self.draft} with {counted(self.layers, 'layer')} and {stored or 'no linears'}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class EngineCheck(Brief):
     """What one engine does with a draft.
@@ -241,7 +279,9 @@ class EngineCheck(Brief):
             first.
         notes: what another runner of the engine does with the draft, what replaces tables that the
             draft does not have, and lints on what engines compute.
+        form: what of the draft was compared with executed ones; None where no family read it.
         by_gpu: the verdict for each GPU, where no GPU was named and they differ; empty elsewhere.
+        archs: the architectures of those GPUs.
     """
 
     engine: EngineName
@@ -259,7 +299,9 @@ class EngineCheck(Brief):
     findings: tuple[Finding, ...] = ()
     captures: Captures = ()
     notes: tuple[str, ...] = ()
+    form: Form | None = None
     by_gpu: Mapping[str, Verdict] = field(default_factory=dict)
+    archs: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:

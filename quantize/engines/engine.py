@@ -136,6 +136,8 @@ class Engine(ABC):
             normed_heads=geometry.normed_heads,
             fuses=geometry.fuses,
             inside_target=checkpoint.subtree is not None,
+            stacks_experts=checkpoint.stacks_experts,
+            is_mixture=getattr(geometry, "mixture", None) is not None,
             **asked,
         )
 

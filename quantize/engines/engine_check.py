@@ -13,7 +13,6 @@ from ..drafts.architectures import (
     declared_architecture,
     nested_eagle_keys,
 )
-from ..drafts.config_reader import SECTION, object_at
 from ..drafts.engine_traits import Finding
 from ..drafts.geometry import usual_draft_tokens
 from ..drafts.recognition import (
@@ -32,17 +31,19 @@ from ..stored.layouts.declaration_reader import OTHER_WAY, UNREAD_METHODS
 from ..stored.stored_declaration import quantized_looking
 from .class_facts import from_source
 from .config_rules import (
-    BIAS_KEYS,
     misread_layers,
     null_findings,
     remedy_of_fc,
     remedy_of_layers,
     rope_facts,
     with_built_fc,
+    with_norms,
+    without_biases,
 )
 from .contract import (
     ENGINE_NAMES,
     STAGES,
+    TRY,
     VERDICTS,
     EngineCheck,
     EngineName,
@@ -51,12 +52,13 @@ from .contract import (
     Question,
     UnsureError,
     explained,
+    said,
     shown,
 )
 from .declared_forms import Declaration, read_declaration
 from .engine import Engine, Serving
 from .excludes import scheme_of
-from .executed_classes import executed
+from .executed import executed_class, form_of, of_other_form
 from .folder_findings import head_notes
 from .linear_findings import Walk
 from .versions import choose, known_versions, newest_engines
@@ -186,7 +188,7 @@ def _check(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
     kind = other_kind(checkpoint)
     if unknown_kind(checkpoint) is not None:
         asked = f"{place.engine.name} {place.arch} {place.tp}"
-        found = executed(checkpoint, asked)
+        found = executed_class(checkpoint, asked)
         if found is None or any(one.stage == "unknown" for one in found):
             told = from_source(checkpoint, place.engine.name)
             if told is not None:
@@ -277,15 +279,18 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
         return _answer(place, [as_read])
     checkpoint, declaration = as_read
     config = checkpoint.config
-    plain = replace(checkpoint, config=_without_biases(config))
+    plain = replace(checkpoint, config=without_biases(config))
     family, read = read_config(plain, as_declared=True)
     own = engine.own(family.engine_traits)
     normed = read.normed_heads
-    fusion = (own.normed_fusion if normed else None) or own.fusion if read.fuses else None
-    geometry = with_built_fc(fusion, read, checkpoint.config) if fusion else read
+    has_fc = any(family.canonical_name(name).startswith("fc.") for name in checkpoint.tensors)
+    fuses = read.fuses or (own.builds_fc and has_fc)
+    fusion = (own.normed_fusion if normed else None) or own.fusion if fuses else None
+    geometry: Any = replace(read, fuses=fuses) if fuses != read.fuses else read
+    geometry = with_built_fc(fusion, geometry, checkpoint.config) if fusion else geometry
     if isinstance(geometry, Finding):
         return _answer(place, [geometry])
-    geometry = _with_norms(engine, family, geometry, checkpoint.config)
+    geometry = with_norms(engine, family, geometry, checkpoint.config)
     stored = checkpoint.tensors.values()
     heads = (t for t in stored if family.canonical_name(t.name) == "lm_head.weight")
     question = engine.question(
@@ -315,7 +320,9 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
         first = min(findings, key=lambda finding: STAGES.index(finding.stage))
         again = f"correct {family.layer_keys}: the tensors are those of {found} layer(s)"
         findings = [first._replace(remedy=again)]
-    captures = engine.captures(question) if question.fuses else ()
+    if fuses != read.fuses:
+        findings = [*findings, said("unused-fc", engine=engine.title)]
+    captures = engine.captures(question) if read.fuses else ()
     fused = geometry.num_aux_layers if fusion else None
     ids = read.aux_layer_ids
     misread = [misread_layers(each, ids, place.first_layer, fused) for each in captures]
@@ -329,17 +336,21 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
     rotation = None if own.mtp else engine.rule("rope", **rope_facts(question, engine.name))
     findings = [*nulls, *filter(None, (rotation, problem)), *findings]
     answer = _answer(place, findings, layers, launch or None)
+    answer = _as_executed(place, replace(answer, form=form_of(walk, layers, written)))
     notes = [f"{text}: {layers_remedy}" for text in misread[1:] if text is not None]
     notes += _absent_tables(engine, question, family)
     notes += head_notes(walk, answer.verdict)
     return replace(answer, captures=captures, notes=tuple(notes))
 
 
-def _without_biases(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config.json as every family reads it."""
-    return {
-        key: value for key, value in config.items() if key not in BIAS_KEYS or value is not True
-    }
+def _as_executed(place: _Place, answer: EngineCheck) -> EngineCheck:
+    """LOADS for an executed form alone, which the evidence names."""
+    form = answer.form
+    if answer.verdict != "LOADS" or form is None:
+        return answer
+    if (other := of_other_form(place.engine, form)) is None:
+        return replace(answer, evidence=f"{answer.evidence}. Its form: {form.in_words}")
+    return replace(_answer(place, [other], answer.layers, answer.launch), form=form)
 
 
 def _absent_tables(engine: Engine, question: Question, family: Family) -> list[str]:
@@ -349,18 +360,6 @@ def _absent_tables(engine: Engine, question: Question, family: Family) -> list[s
     unshared = engine.rule("unshared_head", question=question) is not None
     own = {"lm_head"} if tied or unshared else set()
     return [said for table, said in engine.absent_tables.items() if table not in stored | own]
-
-
-def _with_norms(engine: Engine, family: Family, geometry: Any, config: Mapping[str, Any]) -> Any:
-    """The norms before fc, of EAGLE-3.1, as an engine requires them."""
-    if not (geometry.fuses and hasattr(geometry, "fc_norm")):
-        return geometry
-    before = {**config, **object_at(config, SECTION)}.get("norm_before_fc", False)
-    return replace(
-        geometry,
-        norm_before_fc=bool(before) and family.engine_traits.norm_before_fc,
-        fc_norm=any(bool(config.get(key)) for key in engine.fc_norm_keys),
-    )
 
 
 def _answer(
@@ -398,7 +397,7 @@ def _answer(
     )
 
 
-def _unknown(place: _Place, why: str, remedy: str = "try it in the server") -> EngineCheck:
+def _unknown(place: _Place, why: str, remedy: str = TRY) -> EngineCheck:
     return _answer(place, [Finding("unknown", why, remedy)])
 
 
@@ -430,6 +429,7 @@ def _agreed(place: _Place, answers: Sequence[EngineCheck]) -> EngineCheck:
         error=finding.text,
         remedy=finding.remedy,
         by_gpu=by_gpu,
+        archs=tuple(answer.arch for answer in answers if answer.arch is not None),
     )
 
 

@@ -33,6 +33,10 @@ vLLM's ParallelLMHead has no "Linear" in its name (`utils.py:73`), SGLang asks n
 (`get_lm_head_scheme`).
 """
 
+NAMED_EXPERTS = NAMED_HEADS
+"""Each quant_method that asks for experts by their own names, and refuses two kinds of them:
+`get_moe_scheme` of SGLang's `compressed_tensors.py:878`, and the same in vLLM."""
+
 
 def is_regex_match(pattern: str, name: str) -> bool:
     """True if a pattern `re:...` matches from the start of the name.

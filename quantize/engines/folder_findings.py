@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ...recipes.brief import first_of
 from ..drafts import Family
 from ..drafts.engine_traits import Finding
 from ..drafts.family import TensorSpec
@@ -150,6 +151,7 @@ def folder_findings(folder: Folder) -> Iterator[Finding]:
     engine, question, stored = folder.engine, folder.question, folder.stored
     checkpoint, specs = folder.checkpoint, folder.specs
     linears = {part for built in engine.modules(question) for part in built.parts}
+    yield from _partly_kept(folder)
     roots = question.own.roots
     for root, finding in roots.items():
         if finding is not None and any(name.startswith(root) for name in checkpoint.tensors):
@@ -190,13 +192,27 @@ def folder_findings(folder: Folder) -> Iterator[Finding]:
     yield from _uneven_shards(folder)
 
 
+def _partly_kept(folder: Folder) -> Iterator[Finding]:
+    """A layer of a target of which its quantizer dropped some tensors."""
+    if not folder.question.traits.is_mtp:
+        return
+    absent = [
+        name
+        for name, spec in folder.specs.items()
+        if not spec.optional and name.rpartition(".")[0] not in folder.stored
+    ]
+    if absent:
+        layer, names = folder.checkpoint.subtree or "the MTP layer", first_of(absent, 2)
+        yield folder.say("partly-kept", layer=layer, count=len(absent), names=names)
+
+
 def _shared_tables(folder: Folder) -> Iterator[Finding]:
     question, stored = folder.question, folder.stored
     if not question.own.shares_tables:
         return
     whole = question.head_rows in (None, question.config.get("vocab_size"))
     pruned = "d2t" in stored.get("", {}) or not whole
-    for module in SHARED:
+    for module in SHARED[1:] if question.own.quantizes_fc(question) else SHARED:
         yield from folder.engine.rules(
             "shared",
             module=module,
@@ -237,9 +253,11 @@ def _later_norms(folder: Folder) -> Iterator[Finding]:
     question, wanted = folder.question, folder.engine.later_norm
     if not question.traits.two_layer_norms or not wanted:
         return
+    names = folder.checkpoint.tensors
     for i in range(1, question.num_layers):
         norm = folder.stored.get(f"layers.{i}.input_layernorm", {}).get("weight")
-        if norm is not None and not norm.name.endswith(f".{wanted}.weight"):
+        has_wanted = any(name.endswith(f"layers.{i}.{wanted}.weight") for name in names)
+        if norm is not None and not has_wanted:
             yield folder.say("later-norm", layer=i, wanted=wanted, name=norm.name)
 
 
@@ -262,7 +280,7 @@ def strangers(engine: Engine, question: Question, tensor: TensorInfo) -> Iterato
         if read is not False:
             return
         remedy = f"remove {name}: without it an FP8 KV cache is served with a scale of 1"
-    dropped = name.startswith(question.own.dropped)
+    dropped = name.startswith(question.own.dropped(question))
     problem = engine.rule(
         "stranger",
         name=name,

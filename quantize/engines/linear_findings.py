@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from ..drafts.architectures import declared_architecture
 from ..drafts.engine_traits import MLA_DOWN, Finding
 from ..files.safetensors_header import TensorInfo
 from ..stored.layouts.scheme import FLOAT_DTYPES
@@ -17,6 +18,7 @@ from .built_linears import (
     fits,
     holds,
     never_fits,
+    no_parameter,
     of_other_layer,
     one_global_scale,
     other_shape,
@@ -27,7 +29,7 @@ from .built_linears import (
 from .contract import Layer, Module, Question, Scheme, UnsureError, concatenated, said
 from .declared_forms import LinearScheme
 from .engine import Engine
-from .excludes import NAMED_HEADS, gptq_by_rules, scheme_of
+from .excludes import NAMED_EXPERTS, NAMED_HEADS, gptq_by_rules, scheme_of
 from .folder_findings import SHARED, Folder, Stored, built_biases, folder_findings, strangers
 
 
@@ -45,7 +47,7 @@ class Walk(Folder):
             what = declared.problem or f"quant_method {declared.method}"
             return layers, [said("not-executed", what=what)]
         stored, findings = self.stored, list(folder_findings(self))
-        findings += filter(None, [_float_experts(self.engine, self.question)])
+        findings += filter(None, [_experts(self)])
         rows = self._rows(findings)
         built: list[Scheme] = []
         for module in self.engine.modules(self.question):
@@ -56,7 +58,7 @@ class Walk(Folder):
             if module.leaf in SHARED and not any(parts.values()):
                 absent = self._scheme(module, [])
                 signature = absent.signature if absent else ""
-                findings += self.engine.rules("absent_head", signature=signature)
+                findings += self.engine.rules("absent_head", signature=signature, module=module)
                 continue
             scheme = self._scheme(module, findings)
             row = rows.get(scheme.signature) if scheme else None
@@ -217,7 +219,7 @@ class Walk(Folder):
                 yield from self._parts(module, scheme, tensors, shape, row.not_read)
         shards = [self._shard(module, part) for part in parts]
         linear = quantized_linear(self.question, module, scheme, shards)
-        if (problem := self.engine.rule("linear", **linear)) is not None:
+        if (problem := self.engine.rule("linear", **linear, mixed=mixed)) is not None:
             yield problem
         if len(parts) > 1 and scheme.has_global_scale:
             yield from one_global_scale(self.checkpoint, module, parts, row)
@@ -366,15 +368,20 @@ def excluding(engine: Engine, question: Question, module: Module) -> str:
 # Executed: `experiments/engines/inside.json`.
 
 
-def _float_experts(engine: Engine, question: Question) -> Finding | None:
-    """What happens to them; None where there are none, or where they are served correctly."""
+FIRST_EXPERT = f"{ROUTED}0."
+"""The one whose linears decide for all: `unfused_names` of both engines."""
+
+
+def _experts(walk: Walk) -> Finding | None:
+    """What happens to experts that are floats, or some of them; None where that is as declared."""
+    engine, question, tensors = walk.engine, walk.question, walk.checkpoint.tensors
     served, declared = question.own.mtp, question.declaration
-    names = [n for n in question.tensor_names if ROUTED in n and n.endswith(".weight")]
-    codes = any(ROUTED in n and n.rpartition(".")[2] in COMPANIONS for n in question.tensor_names)
-    if served is None or not question.inside_target or declared is None or codes or not names:
+    routed = {n: t for n, t in tensors.items() if ROUTED in n and n.endswith(".weight")}
+    floats = sorted(n for n, t in routed.items() if t.dtype in FLOAT_DTYPES)
+    if served is None or not question.inside_target or declared is None or not floats:
         return None
     first = first_prefix(question, served)
-    single = [f"{first}{n[n.index('mlp.') : -len('.weight')]}" for n in names]
+    single = [f"{first}{n[n.index('mlp.') : -len('.weight')]}" for n in floats]
     whole = single[0].partition(ROUTED)[0] + ROUTED.rstrip(".")
 
     def excluded(name: str) -> bool:
@@ -384,17 +391,34 @@ def _float_experts(engine: Engine, question: Question) -> Finding | None:
         return engine.is_excluded(question, asked) is True
 
     try:
-        by_whole, by_single = excluded(whole), set(map(excluded, single))
+        by_whole = excluded(whole)
+        by_single = {excluded(name) for name in single if FIRST_EXPERT in name}
     except UnsureError as exc:
         return said("unsure-experts", why=str(exc))
-    listed = question.method in engine.experts_by_name and set(single) <= set(declared.excludes)
-    named = question.method in engine.experts_by_name - {"compressed-tensors"} and by_whole
-    if listed or named or (by_whole and by_single == {True}):
+    by_name = question.method in engine.experts_by_name
+    if question.method in NAMED_EXPERTS:
+        taken_as_floats = by_single == {True}
+    else:
+        taken_as_floats = by_whole or (by_name and set(single) <= set(declared.excludes))
+    if taken_as_floats:
         return None
     remedy = excluding(engine, question, Module(whole, whole, (), "column"))
     if remedy.startswith("exclude"):
         remedy = f"exclude each expert of the layer by its name, and {whole!r}"
         remedy += f"; or {GRAFT}" if question.method in GRAFTED else ""
-    known = question.method in GRAFTED and not (by_whole or True in by_single)
-    name = "float-experts" if known else "unread-experts"
-    return said(name, engine=engine.title, whole=whole, remedy=remedy)
+    scheme, columns = declared.groups[0].scheme, tensors[floats[0]].shape[-1]
+    return engine.rule(
+        "experts",
+        method=question.method,
+        whole=whole,
+        remedy=remedy,
+        name=declared_architecture(question.config),
+        is_mixed=question.method in NAMED_EXPERTS and len(by_single) > 1,
+        is_packed=scheme.suffix != "weight",
+        is_stacked=question.stacks_experts,
+        dtype=scheme.weight_dtype,
+        columns=columns,
+        half=columns // 2,
+        layer=served.layer,
+        no_parameter=no_parameter(question, served, floats[0]),
+    )

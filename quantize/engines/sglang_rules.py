@@ -231,7 +231,8 @@ class Sglang(Engine):
         leaf, own = path.rpartition(".")[2], question.traits.sglang
         inner = path if leaf == "o_proj" else leaf
         names = {"n": layer, "path": path, "leaf": leaf, "inner": inner}
-        return own.layer_name.format(**names), own.layer_prefix.format(**names)
+        name = own.layer_name.format(**names)
+        return name, name if own.quantizes_fc(question) else own.layer_prefix.format(**names)
 
     @override
     def other_modules(self, question: Question) -> Iterator[Module]:
@@ -259,7 +260,8 @@ class Sglang(Engine):
         head_too = not traits.drafts_blocks and question.method in QUANTIZED_HEADS
         leaves = {"kernel_projection", *(each.leaf for each in traits.extra_linears)}
         leaves |= set() if head_too else {"lm_head"}
-        return frozenset(leaves | {"fc"} if traits.sglang.plain_fc else leaves)
+        plain_fc = traits.sglang.plain_fc and not traits.sglang.quantizes_fc(question)
+        return frozenset(leaves | {"fc"} if plain_fc else leaves)
 
     @override
     def stranger(self, question: Question, name: str) -> str | None:

@@ -75,8 +75,24 @@ def mtp_layers(names: Collection[str]) -> tuple[str, ...]:
     return tuple(sorted(set(found)))
 
 
-def names_below(subtree: str, names: Collection[str], folder: Path) -> frozenset[str]:
-    """The names that begin with a prefix, or one of several between commas, and a dot."""
+MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
+"""Keys for the number of a target's MTP layers, as DeepSeek, Qwen and others spell them."""
+
+
+def announced_mtp_layers(config: Mapping[str, Any]) -> int:
+    """The number of MTP layers by config.json, whose language model may be a section."""
+    sections = [config, *(part for part in config.values() if isinstance(part, Mapping))]
+    said = (section.get(key) for section in sections for key in MTP_KEYS)
+    return next((number for number in said if type(number) is int and number > 0), 0)
+
+
+def names_below(
+    subtree: str, names: Collection[str], folder: Path, announced: int = 0
+) -> frozenset[str]:
+    """The names that begin with a prefix, or one of several between commas, and a dot.
+
+    `announced`: the MTP layers that config.json promises.
+    """
     found: set[str] = set()
     for prefix in subtree.split(","):
         below = {name for name in names if name.startswith(f"{prefix}.")}
@@ -84,7 +100,12 @@ def names_below(subtree: str, names: Collection[str], folder: Path) -> frozenset
             there = ", ".join(mtp_layers(names))
             one = f"give one of the MTP layers of this folder: {there}"
             fix = one if there else "this folder has no MTP layer: give the one that has"
-            raise CheckpointError(folder, f"no tensor lies below {prefix!r} (--subtree)", fix=fix)
+            what = f"no tensor lies below {prefix!r} (--subtree)"
+            if announced and not there:
+                what += f", and config.json announces {announced} MTP layer(s): engines refuse the"
+                what += " folder as a draft, or serve memory that nothing was written to"
+                fix += ", or put the layer back: draftquant graft TARGET LAYER --out O"
+            raise CheckpointError(folder, what, fix=fix)
         found |= below
     return frozenset(found)
 
@@ -110,6 +131,7 @@ class Checkpoint:
             config.json is that of the model that contains them. None = it is whole.
         config_file: `UNVERIFIED_CONFIG_FILE` for a staged folder.
         roles: PATTERN=ROLE, what the user says of tensors of a draft that no family reads.
+        stacks_experts: some are stored in one tensor.
     """
 
     folder: Path
@@ -120,6 +142,7 @@ class Checkpoint:
     subtree: str | None = None
     config_file: str = CONFIG_FILE
     roles: tuple[str, ...] = ()
+    stacks_experts: bool = False
 
     @classmethod
     def open(
@@ -154,11 +177,12 @@ class Checkpoint:
         headers = {file: read_header(folder, file) for file in files}
         if subtree is not None:
             stored = [tensor.name for header in headers.values() for tensor in header.tensors]
-            below = names_below(subtree, stored, folder)
+            below = names_below(subtree, stored, folder, announced_mtp_layers(config))
             headers = {file: header.only(below) for file, header in headers.items()}
         if index is not None:
             _check_index(folder, index["weight_map"], _by_name(folder, headers))
-        headers = {file: unstacked(header) for file, header in headers.items()}
+        apart = {file: unstacked(header) for file, header in headers.items()}
+        headers, stacks = apart, apart != headers
         return cls(
             folder=folder,
             config=config,
@@ -167,6 +191,7 @@ class Checkpoint:
             index=index,
             subtree=subtree,
             config_file=config_file,
+            stacks_experts=stacks,
         )
 
     @property

@@ -282,7 +282,7 @@ class PairCheck(Brief):
 
     Attributes:
         draft, target: their names in the launch lines.
-        engines: one answer for each engine that was asked.
+        engines: an answer for each engine that was asked, for each of its GPUs where they differ.
         findings: all of them, each once, the worst first.
         tensor_parallel: sizes up to 16 that both allow.
         not_compared: what could not be compared, one sentence each.
@@ -328,7 +328,11 @@ class PairCheck(Brief):
 
     @override
     def brief(self) -> Mapping[str, object]:
-        each = {TITLES[one.answer.engine]: one.verdict for one in self.engines}
+        titles = [TITLES[one.answer.engine] for one in self.engines]
+        each = {
+            title if titles.count(title) == 1 else f"{title} on {one.answer.gpu}": one.verdict
+            for title, one in zip(titles, self.engines, strict=True)
+        }
         return {"verdict": self.verdict, **each, "remedy": self.remedy}
 
 

@@ -117,25 +117,36 @@ def _answers(
     arch: str | None,
     tp: int,
     target_layers: int | None,
-    serving: Callable[[EngineName], Serving | None] = lambda _engine: None,
+    serving: Callable[[EngineName], Serving | None] | None = None,
 ) -> tuple[EngineCheck, ...]:
-    """What each engine that is asked does with the draft alone, its values included."""
-    answers = [
-        check_checkpoint(
+    """What each engine that is asked does with the draft alone, its values included.
+
+    With `serving`, GPUs on which an engine differs have an answer each.
+    """
+
+    def answer(engine: EngineName, arch: str | None) -> EngineCheck:
+        return check_checkpoint(
             checkpoint,
-            engine=each,
+            engine=engine,
             version=asked.version,
             arch=arch,
             tp=tp,
             target_layers=target_layers,
             asked=asked.gpu,
             has_side_file=(checkpoint.folder / HF_QUANT_CONFIG).is_file(),
-            serving=serving(each),
+            serving=serving and serving(engine),
         )
-        for each in (ENGINE_NAMES if asked.engine is None else (asked.engine,))
-    ]
+
+    engines = ENGINE_NAMES if asked.engine is None else (asked.engine,)
+    answers = [answer(engine, arch) for engine in engines]
+    if serving is not None:
+        answers = [
+            each
+            for whole in answers
+            for each in [answer(whole.engine, gpu) for gpu in whole.archs] or [whole]
+        ]
     broken = not_finite(checkpoint)
-    return tuple(with_values(answer, broken) for answer in answers)
+    return tuple(with_values(each, broken) for each in answers)
 
 
 def check_pair(
@@ -147,6 +158,8 @@ def check_pair(
     largest_feature: float | None = None,
 ) -> PairCheck:
     """Predict what engines do with a draft beside its target, and how to serve the two.
+
+    An engine has an answer for each GPU where none is named and they differ.
 
     Args:
         draft, target: local folders of what `asked` names.

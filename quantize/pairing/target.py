@@ -19,7 +19,14 @@ from ..drafts.config_reader import object_at, with_text_config
 from ..drafts.recognition import kind_of_draft
 from ..drafts.rope import DEFAULT_THETA, declared
 from ..engines.contract import EngineName
-from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint, mtp_layers, read_json_object
+from ..files.checkpoint import (
+    CONFIG_FILE,
+    INDEX_FILE,
+    Checkpoint,
+    announced_mtp_layers,
+    mtp_layers,
+    read_json_object,
+)
 from ..files.hub import Reference, no_target
 from ..stored.stored_declaration import COMPANIONS, quantized_looking
 
@@ -126,8 +133,6 @@ _DIVIDED = {
 }
 """What engines split over GPUs, and its least; a model of experts alone has no width of its own."""
 _DECLARATIONS = ("quantization_config", "compression_config")
-_MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
-"""Keys for the number of a target's MTP layers, as DeepSeek, Qwen and others spell them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,8 +230,7 @@ class Target:
     @property
     def promised_mtp_layers(self) -> int:
         """The number of MTP layers in its config.json."""
-        said = (self.text.get(key) for key in _MTP_KEYS)
-        return next((number for number in said if type(number) is int and number > 0), 0)
+        return announced_mtp_layers(self.text)
 
     @property
     def stored_mtp_layers(self) -> tuple[str, ...]:

@@ -14,7 +14,8 @@ from typing_extensions import override
 
 from ....recipes.regular_file import MASK_EMBEDDING_FILE, check_own
 from .. import engine_traits as traits
-from ..config_reader import ConfigReader, Served, refusal
+from ..architectures import declared_architecture
+from ..config_reader import KEY, ConfigReader, Served, object_at, refusal
 from ..family import Dim, Draft, Family, Lint, SpeculatorsForm, TensorSpec, Weights, told
 from ..geometry import needed_mask
 from ..shared import layers as decoder
@@ -51,6 +52,23 @@ def block_ids(config: Mapping[str, Any], *needed: str) -> list[int] | traits.Fin
     return [i - 1 for i in ids]
 
 
+def is_nemotron(draft: traits.ServedDraft) -> bool:
+    """Whether SGLang takes it for a draft of Nemotron 3.5: `is_nemotron_35_draft_config`."""
+    config, section = draft.config, object_at(draft.config, "dflash_config")
+    both = {**config, **section}
+    ids, inputs = both.get("target_layer_ids"), config.get(KEY)
+    return (
+        declared_architecture(config) in ("DFlashDraftModel", "Qwen3DSparkModel")
+        and bool(config.get("has_embed_tokens"))
+        and not config.get("has_lm_head")
+        and object_at(config, "quantization_config").get("quant_algo") == "W4A16_NVFP4"
+        and isinstance(ids, list)
+        and bool(ids)
+        and inputs == [i + 1 for i in ids]
+        and both.get("sample_from_anchor") is False
+    )
+
+
 ENGINE_TRAITS = traits.EngineTraits(
     drafts_blocks=True,
     prunes_vocabulary=True,
@@ -79,6 +97,7 @@ ENGINE_TRAITS = traits.EngineTraits(
         layer_name="layers.{n}.{path}",
         layer_prefix="{leaf}",
         fusion=traits.Fusion(counted_by=(), reads_width=False),  # `dflash.py:762`
+        quantizes_fc=is_nemotron,  # `dflash.py:706`
     ),
     tensorrt_llm=traits.InTensorRtLlm(
         architectures=frozenset({"DFlashDraftModel"}), served_as="DFlash"

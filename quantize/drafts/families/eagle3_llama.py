@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from .. import engine_traits as traits
 from ..architectures import declared_architecture
-from ..config_reader import KEY, SECTION, ConfigReader, refusal
+from ..config_reader import KEY, SECTION, ConfigReader, object_at, refusal
 from ..family import Dim, SpeculatorsForm, TensorSpec, Weights
 from ..forward import OnInput
 from ..geometry import needed_mask
@@ -43,6 +43,13 @@ def _in_vllm(draft: traits.ServedDraft) -> traits.Finding | None:
     slides = "sliding_attention" in (draft.config.get("layer_types") or ())
     whole = slides and "sliding_window" not in draft.config
     return traits.engine_error("eagle3-sliding") if whole else None
+
+
+def _dropped_in_vllm(draft: traits.ServedDraft) -> tuple[str, ...]:
+    """`load_weights` of `llama_eagle3.py:462`."""
+    said = {**draft.config, **object_at(draft.config, SECTION)}
+    before = () if said.get("norm_before_fc") else ("input_norm.",)
+    return before if draft.fuses else (*before, "fc.")
 
 
 def _eagle3_in_vllm(config: Mapping[str, Any], layers: Mapping[str, Any]) -> traits.ConfigRead:
@@ -81,7 +88,7 @@ ENGINE_TRAITS = traits.EngineTraits(
     vllm=traits.InVllm(
         architectures=_IN_VLLM,
         problem=_in_vllm,
-        dropped=("input_norm.",),
+        dropped=_dropped_in_vllm,
         roots=traits.refused_roots("LlamaModel", "model", "draft_model", "eagle_module"),
         uneven_heads="AssertionError: vllm/model_executor/models/llama.py:145: assert"
         " self.total_num_heads % tp_size == 0",
@@ -104,6 +111,7 @@ ENGINE_TRAITS = traits.EngineTraits(
         " self.total_num_heads % tp_size == 0",
         old_norms=True,
         fusion=traits.Fusion(),  # `llama_eagle3.py:151`
+        builds_fc=True,
         needs_draft_vocab_size=True,
     ),
     tensorrt_llm=traits.InTensorRtLlm(

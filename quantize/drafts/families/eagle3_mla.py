@@ -44,6 +44,7 @@ ENGINE_TRAITS = traits.EngineTraits(
         fusion=traits.Fusion(  # `kimi_k25_eagle3.py:48,208`
             counted_by=(f"{SECTION}.{KEY}", KEY), counts_empty=True, null_width=""
         ),
+        builds_fc=True,
     ),
     tensorrt_llm=traits.InTensorRtLlm(
         architectures=frozenset({"Eagle3DeepseekV2ForCausalLM", "Eagle3DeepSeekV3ForCausalLM"})

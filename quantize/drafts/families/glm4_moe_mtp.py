@@ -7,30 +7,44 @@ Replay does as vLLM.
 """
 
 import re
+from dataclasses import replace
 
 from typing_extensions import override
 
 from ..config_reader import ConfigReader
-from ..engine_traits import MtpLayer
+from ..engine_traits import Finding, MtpLayer, ServedDraft, engine_error
 from ..shared import mtp
 from ..shared.layers import read_heads
 from ..shared.mixture import read_mixture
 
-ENGINE_TRAITS = mtp.mtp_traits(
+
+def _in_vllm(draft: ServedDraft) -> Finding | None:
+    """A layer before `first_k_dense_replace` has no experts: `glm4_moe.py`."""
+    number, first = draft.config.get("num_hidden_layers"), draft.config.get("first_k_dense_replace")
+    is_dense = type(number) is type(first) is int and number < first
+    return engine_error("glm4-moe-dense") if is_dense else None
+
+
+_TRAITS = mtp.mtp_traits(
     frozenset({"Glm4MoeForCausalLM"}),
     vllm=MtpLayer(
         layer="model.layers.{n}.mtp_block.",
         prefix="model.layers.{n}.",
         no_parameter=mtp.NO_PARAMETER,
         lists_parts=True,
+        misconfigured=_in_vllm,
+        head="model.layers.{n}.head",  # `glm4_moe_mtp.py:73`
     ),
     sglang=MtpLayer(
         layer="model.decoder.",
         prefix="model.decoder.",
         most_modules=1,  # `glm4_moe.py:1080`; executed
+        floats=mtp.floats_beside_nvfp4("model.decoder."),
     ),
     more_in_sglang=frozenset({"Glm4MoeForCausalLMNextN"}),
 )
+# Its head gets the declaration: `glm4_moe_mtp.py:70`.
+ENGINE_TRAITS = replace(_TRAITS, vllm=replace(_TRAITS.vllm, head_declared="always"))
 
 
 class Glm4MoeMtp(mtp.Mtp):

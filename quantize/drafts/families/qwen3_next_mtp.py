@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from ....recipes.errors import short
 from ..architectures import declared_architecture
-from ..config_reader import ConfigReader, Served
+from ..config_reader import ConfigReader, Served, object_at
 from ..engine_traits import Finding, MtpLayer, ServedDraft, engine_error
 from ..family import SpeculatorsForm
 from ..shared import mtp
@@ -37,12 +37,12 @@ def _is_dense(draft: ServedDraft) -> bool:
 
 
 def _in_sglang(draft: ServedDraft) -> Finding | None:
+    if draft.stacks_experts and declared_architecture(draft.config) == _NEXT:
+        return engine_error("qwen3-next-sglang-stacked")
     if _is_dense(draft):
         if draft.config.get("num_experts"):
             return engine_error("qwen3-next-sglang-unsure")
         return engine_error("qwen3-next-sglang-dense", tp=draft.tp)
-    if _floats_in_sglang(draft) and any(n.endswith("weight_scale_2") for n in draft.tensor_names):
-        return engine_error("qwen3-next-sglang-nvfp4")
     return None
 
 
@@ -62,16 +62,18 @@ def _floats_in_vllm(draft: ServedDraft) -> Mapping[str, str]:
 
 
 def _floats_in_sglang(draft: ServedDraft) -> Mapping[str, str]:
-    """`qwen3_5_mtp.py:58`."""
-    is_next = declared_architecture(draft.config) == _NEXT
-    if is_next or not draft.signature.startswith("modelopt nvfp4"):
+    """`_mtp_quant_config` of `qwen3_5_mtp.py:40`."""
+    declared = object_at(draft.config, "quantization_config")
+    named = [name for name in declared.get("exclude") or () if str(name).startswith("mtp.")]
+    if declared_architecture(draft.config) == _NEXT:
         return {}
-    what = "SGLang builds this layer in BF16 where ModelOpt's NVFP4 is declared"
-    return {_LAYER: f"use another format: {what}"}
+    if draft.method == "quark" and any("mlp.experts" in name for name in named):
+        return {_LAYER: "exclude none of its experts: SGLang then builds the whole layer in BF16"}
+    return mtp.floats_beside_nvfp4(_LAYER)(draft)
 
 
 _TRAITS = mtp.mtp_traits(
-    frozenset({_NEXT, "Qwen3_5ForConditionalGeneration"}),
+    frozenset({_NEXT, "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"}),
     vllm=MtpLayer(
         layer="model.layers.0.",
         prefix="mtp.layers.0.",
@@ -101,9 +103,8 @@ ENGINE_TRAITS = replace(
     own_types={"qwen3_5_mtp": "set model_type to qwen3_5, its target's"},  # mlx-vlm's
     vllm=replace(
         _TRAITS.vllm,
-        not_executed=frozenset(  # which it rewrites as well: `config/speculative.py:987`
-            {"Qwen3_5MoeForConditionalGeneration", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"}
-        ),
+        # which it rewrites as well: `config/speculative.py:987`
+        not_executed=frozenset({"Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"}),
     ),
 )
 

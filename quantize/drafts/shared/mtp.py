@@ -15,7 +15,7 @@ was executed with the engines' own classes (`experiments/engines/mtp.json`).
 
 import copy
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from ..architectures import MARKS
 from ..config_reader import ConfigReader
-from ..engine_traits import INPUTS, EngineTraits, InSglang, InVllm, MtpLayer
+from ..engine_traits import INPUTS, EngineTraits, InSglang, InVllm, MtpLayer, ServedDraft
 from ..family import Dim, Family, TensorSpec, Weights
 from ..forward import Attend, DraftForward, OnInput
 from ..geometry import RotatedGeometry, TokenLimit, last_state
@@ -63,6 +63,20 @@ def mtp_traits(
         ),
         **more,
     )
+
+
+def floats_beside_nvfp4(layer: str) -> Callable[[ServedDraft], Mapping[str, str]]:
+    """`MtpLayer.floats` where SGLang takes ModelOpt's NVFP4 to leave the layer out.
+
+    Source: `glm4_moe_nextn.py:52`, `deepseek_nextn.py:75`, `qwen3_5_mtp.py:58`.
+    """
+    what = "SGLang builds this layer in BF16 where ModelOpt's NVFP4 is declared"
+
+    def floats(draft: ServedDraft) -> Mapping[str, str]:
+        is_nvfp4 = draft.signature.startswith("modelopt nvfp4")
+        return {layer: f"use another format: {what}"} if is_nvfp4 else {}
+
+    return floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

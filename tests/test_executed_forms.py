@@ -1,0 +1,130 @@
+"""LOADS is said of executed forms: drawn folders beside what both engines did with them."""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asked_pairs import check_pair
+from draftquant.quantize.engines.engine_check import check_draft
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.recipes.errors import CheckpointError
+from tiny import edit_json, read_tensors, store, tiny_eagle3_llama, values_of, write_tensors
+
+ENGINES_FOLDER = Path(__file__).parents[1] / "experiments" / "engines"
+sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
+
+import drawn  # noqa: E402
+import folder_rows  # noqa: E402
+
+KNOWS_MORE = (
+    "does not use it",  # fc, which a loader sees filled
+    "puts the target's in its place",  # and its rows are those of other tokens
+    "takes the target's head only where",
+)
+"""Parts of the reasons for which `check` says WRONG of what loads: they show when it serves."""
+
+
+def answered(rows: Sequence[Any], folder: Path) -> tuple[Counter[str], list[str]]:
+    """How many answers are right or UNKNOWN, and those that are neither."""
+    counts, wrong = Counter[str](), list[str]()
+    for row in rows:
+        for asked, told, said in folder_rows.predictions(row, folder):
+            more = any(part in (said.error or "") for part in KNOWS_MORE)
+            right = said.verdict == told or (told == "LOADS" and more)
+            counts["right" if right else said.verdict] += 1
+            if not right and said.verdict != "UNKNOWN":
+                wrong.append(f"{row['draft']} {asked}: {said.verdict} ({said.error}), not {told}")
+    return counts, wrong
+
+
+def test_folders_are_drawn_as_they_were_executed() -> None:
+    kept = json.loads(drawn.FILE.read_text(encoding="utf-8"))
+    assert len(kept) == drawn.COUNT
+    assert [drawn.digest(drawn.drawn(i)) for i in range(drawn.COUNT)] == [e["digest"] for e in kept]
+
+
+@pytest.mark.parametrize("start", [3, pytest.param(None, marks=pytest.mark.slow)])
+def test_drawn_folders_are_answered_as_the_engines_did(start: int | None, tmp_path: Path) -> None:
+    rows = drawn.kept_rows()
+    counts, wrong = answered(rows if start is None else rows[start::8], tmp_path)
+    assert (wrong, counts["UNKNOWN"]) == ([], UNKNOWN_OF[start])
+
+
+UNKNOWN_OF = {3: 0, None: 0}
+
+
+IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+@pytest.mark.parametrize(
+    ("config", "other"),
+    [
+        ({"sample_from_anchor": True}, "sample_from_anchor true"),
+        ({"eagle_config": {IDS: [1, 3, 4], "is_causal": True}}, "eagle_config.is_causal true"),
+    ],
+)
+def test_another_key_is_another_form(config: dict[str, Any], other: str, tmp_path: Path) -> None:
+    plain = check_draft(tiny_eagle3_llama(tmp_path / "plain"), engine="vllm", arch="sm90")
+    assert plain.verdict == "LOADS"
+    assert "Its form: eagle3-llama with 1 layer and qkv_proj, o_proj," in plain.evidence
+    answer = check_draft(
+        tiny_eagle3_llama(tmp_path / "d", config=config), engine="vllm", arch="sm90"
+    )
+    assert answer.verdict == "UNKNOWN"
+    assert answer.error == (
+        f"vLLM was executed with other folders of eagle3-llama, and none with {other}"
+    )
+
+
+def test_tensors_of_another_dtype_are_another_form(tmp_path: Path) -> None:
+    folder = tiny_eagle3_llama(tmp_path / "d")
+    tensors = read_tensors(folder)
+    half = store(values_of(tensors["norm.weight"]), "F16")
+    write_tensors(folder, {**tensors, "norm.weight": half}, metadata={"format": "pt"})
+    answer = check_draft(folder, engine="sglang", arch="sm90")
+    assert (answer.verdict, (answer.error or "")[-23:]) == (
+        "UNKNOWN",
+        "with BF16 and F16 in files"[-23:],
+    )
+
+
+def inside(name: str) -> dict[str, Any]:
+    rows = folder_rows.read_rows(folder_rows.FILES["MTP layers in targets"])
+    return dict(next(row for row in rows if row["draft"] == name))
+
+
+def test_a_pair_has_an_answer_for_each_gpu_where_they_differ(tmp_path: Path) -> None:
+    """ModelOpt's FP8, which SGLang has not on ROCm."""
+    row = inside("glm modelopt-fp8: quantized")
+    folder = folder_rows.write_folder(row, tmp_path / "target")
+    asked = check_pair(folder, folder, engine="sglang", subtree=row["subtree"])
+    verdicts = {each.answer.arch: each.verdict for each in asked.engines}
+    assert verdicts == {"sm90": "LOADS", "sm100": "LOADS", "gfx942": "REFUSED"}
+    assert (asked.verdict, asked.exit_code) == ("LOADS", 0)
+    assert asked.brief()["SGLang on MI325X (gfx942)"] == "REFUSED"
+
+
+def test_a_layer_that_is_announced_and_not_stored_is_named(tmp_path: Path) -> None:
+    row = inside("wild q35-no-mlp")
+    folder = folder_rows.write_folder(row, tmp_path / "some")
+    pair = check_pair(folder, folder, engine="vllm", subtree="mtp", arch="sm90")
+    assert pair.verdict == "LOADS BUT WRONG"
+    assert pair.engines[0].answer.error == (
+        "3 tensors of mtp are not stored (layers.0.mlp.gate_proj.weight,"
+        " layers.0.mlp.up_proj.weight and 1 more): vLLM serves memory that nothing was written to"
+    )
+    kept = {name: form for name, form in row["tensors"].items() if not name.startswith("mtp.")}
+    none = folder_rows.write_folder({**row, "tensors": kept}, tmp_path / "none")
+    with pytest.raises(CheckpointError, match="announces 1 MTP layer") as caught:
+        Checkpoint.open(none, subtree="mtp", is_target=True)
+    assert (caught.value.fix or "").endswith(
+        "or put the layer back: draftquant graft TARGET LAYER --out O"
+    )
+    edit_json(none / "config.json", text_config={})
+    with pytest.raises(CheckpointError) as caught:
+        Checkpoint.open(none, subtree="mtp", is_target=True)
+    assert "announces" not in caught.value.what
