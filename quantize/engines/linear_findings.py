@@ -381,7 +381,12 @@ def _experts(walk: Walk) -> Finding | None:
     if served is None or not question.inside_target or declared is None or not floats:
         return None
     first = first_prefix(question, served)
-    single = [f"{first}{n[n.index('mlp.') : -len('.weight')]}" for n in floats]
+
+    def in_engine(name: str) -> str:
+        return f"{first}{name[name.index('mlp.') : -len('.weight')]}"
+
+    single = [in_engine(name) for name in floats]
+    deciding = [in_engine(name) for name in walk.specs if FIRST_EXPERT in name]
     whole = single[0].partition(ROUTED)[0] + ROUTED.rstrip(".")
 
     def excluded(name: str) -> bool:
@@ -392,7 +397,7 @@ def _experts(walk: Walk) -> Finding | None:
 
     try:
         by_whole = excluded(whole)
-        by_single = {excluded(name) for name in single if FIRST_EXPERT in name}
+        by_single = set(map(excluded, deciding))
     except UnsureError as exc:
         return said("unsure-experts", why=str(exc))
     by_name = question.method in engine.experts_by_name
