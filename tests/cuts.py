@@ -7,7 +7,7 @@ from typing import Any
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.files.provenance import VocabularyChoice
 from draftquant.quantize.vocabulary.cut_vocabulary import VocabularyReport, cut_vocabulary
-from tiny import read_tensors, tiny_eagle3_llama, write_tensors
+from tiny import edit_json, read_tensors, tiny_eagle3_llama, write_tensors
 
 CHOICE = VocabularyChoice(
     method="frequency",
@@ -32,4 +32,5 @@ def target(folder: Path, hidden: int = 64, vocab: int = 96) -> Path:
     tensors = read_tensors(model)
     names = ("embed_tokens.weight", "lm_head.weight")
     write_tensors(model, {f"model.{n}": tensors[n] for n in names}, metadata={})
+    edit_json(model / "config.json", architectures=["LlamaForCausalLM"])
     return model

@@ -56,6 +56,7 @@ DROPS = {"PASS": (3, 4), "FAIL": (40, 4), "INCONCLUSIVE": (10, 60), "ANOMALOUS":
 """Verdict -> how many tokens of 1000 steps the candidate loses, and the noise between prompts."""
 KNOWN = Background(
     baseline_sha256="a" * 64, candidate_sha256="b" * 64, head_agreement=0.9995,
+    other_target="target (a), not target (b)", seen_continuations=("a0",),
     expected_baseline=2.0, unrelated=True, unrecorded=True, algorithm_to_try="gptq",
     recipes_to_try=("fp8-ptpc",), cut=True, quantized=False, not_compared=("the moon",),
     to_compare=("look up",), warnings=("nothing is what it seems",),

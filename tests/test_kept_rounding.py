@@ -148,7 +148,7 @@ def test_a_fifth_of_the_prompts_is_held_back_whatever_their_order_and_names(tmp_
         )
     assert found[0] == found[1] == found[2]
     assert {*found[0][0], *found[0][1]} == {f"a{i}" for i in range(20)}
-    copies = [saying(f"{n}{i}", body(i)) for i in range(6) for n in "ab"]
+    copies = [saying(f"{n}{i}", body(i)) for i in range(6) for n in "aq"]
     split = split_prompts(written(tmp_path / "copies", copies), K, share=0.2, seed=0)
     held_back = {entry.id[1:] for entry in split.held_back}
     assert held_back.isdisjoint({entry.id[1:] for entry in split.learned})
