@@ -25,7 +25,7 @@ from torch import Tensor
 from ..quantize.drafts.draft_cache import CacheRounding, CacheScales, cached_layers
 from ..quantize.drafts.forward import DraftForward, OnCache
 from ..quantize.numerics.number_formats import fp8_scale
-from ..recipes.errors import CalibrationError, refused
+from ..recipes.errors import CalibrationError
 from ..recipes.listener import Progress, unseen
 from .linear_inputs.static_scales import octave_above, run_over_traces
 from .passes.draft_inputs import DraftRun, first_hidden
@@ -99,7 +99,11 @@ def measure_cache_ranges(run: DraftRun, on_progress: Progress = unseen) -> Range
     for layer, (of_keys, of_values) in seen.items():
         if of_keys is None:
             where = run.traces.folder
-            raise refused(CalibrationError, where, __file__, "no-keys", steps=run.num_draft_tokens)
+            raise CalibrationError(
+                where,
+                f"no continuation is longer than {run.num_draft_tokens} tokens, so no key was kept",
+                fix="record longer continuations: --max-new-tokens",
+            )
         found[layer] = float(of_keys), None if of_values is None else float(of_values)
     return found
 

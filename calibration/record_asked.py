@@ -1,6 +1,6 @@
 """`RecordRun`: what to record of a target, how its text continues, and who runs it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Literal
@@ -9,7 +9,6 @@ from typing_extensions import override
 
 from ..quantize.files.hub import Reference
 from ..recipes.errors import TraceError
-from ..recipes.packages import counts, rows_beside
 from ..recipes.regular_file import AnyPath
 from .prompts.prompt_forms import ChosenPrompts
 from .traces.manifest import FeatureDtype, StorageChoice, TooLong
@@ -74,7 +73,78 @@ class RecordRun(ChosenPrompts):
     @override
     def check(self) -> None:
         """Refuse settings that do not belong together, and SGLang."""
-        rows = rows_beside(__file__, "record_asked")["misfit"]
-        row = next((row for row in rows if counts(row, self)), None)
-        if row is not None:
-            raise TraceError(row["where"], row["what"].format(asked=self), fix=row["fix"])
+        for option, wrong, what, fix in (*self._of_engines(), *self._of_settings()):
+            if wrong:
+                raise TraceError(option, what, fix=fix)
+
+    def _of_engines(self) -> Iterator[tuple[str, object, str, str]]:
+        """Options, whether they are wrong with this engine, why, and the fix."""
+        # SGLang 0.5.23, srt/arg_groups/fields/exec_.py:130 and validation_hook.py:697 (no pipeline
+        # stages); srt/managers/scheduler_components/batch_result_processor.py:658 and 686
+        # (Tensor.tolist).
+        yield (
+            "--engine sglang",
+            self.engine == "sglang",
+            "SGLang 0.5.23 captures layers without a draft (--enable-return-aux-hidden-states), but"
+            " hands them out as numbers in JSON alone: 0.4 MB of text per token of 3 layers x 7168,"
+            " made by its scheduler while all requests wait",
+            "give --engine vllm, or let SpecForge dump with SGLang and import that: 'draftquant"
+            " traces import --from specforge'",
+        )
+        for option, given in (
+            ("--server", self.server),
+            ("--shared", self.shared),
+            ("--engine-arg", self.engine_args),
+            ("--print-server-args", self.print_server_args),
+        ):
+            wrong = given and self.engine != "vllm"
+            yield option, wrong, f"belongs to vLLM, not to {self.engine}", "add --engine vllm"
+        yield (
+            "--engine-arg",
+            self.server and self.engine_args,
+            "a running server has its arguments already",
+            "leave it out, or give it with --print-server-args",
+        )
+        yield (
+            "--shared",
+            self.shares and not self.shared,
+            "expected the folder that server and recorder share",
+            "add --shared DIR",
+        )
+        yield (
+            "--shared",
+            self.shared and not self.shares,
+            "an engine of our own writes beside the output",
+            "leave it out, or add --server URL",
+        )
+        ours, what = self.engine == "transformers", f"{self.engine} chooses its batches itself"
+        yield "--fixed-batches", self.fixed_batches and not ours, what, "leave it out"
+        yield (
+            "--ray",
+            self.ray and not ours,
+            f"divides what transformers records; {self.engine} spreads a target over GPUs and"
+            " machines itself",
+            "leave it out; give --engine-arg tensor_parallel_size=8, or several addresses behind"
+            " --server",
+        )
+
+    def _of_settings(self) -> Iterator[tuple[str, object, str, str]]:
+        one = "leave one of them out"
+        what = "gives each task one device, and --device-map spreads a target over all"
+        yield "--ray", self.ray and self.device_map, what, one
+        yield (
+            "--ray",
+            self.ray and not self.fixed_batches,
+            "needs fixed batches: in others, what runs beside a prompt depends on those before, and"
+            " so do its bits",
+            "add --fixed-batches",
+        )
+        what = "goes on behind the last turn, and --turns all begins with the first"
+        yield "--continue", self.continued and self.turns == "all", what, one
+        what = "needs the draft whose fc is applied"
+        yield "--fused", self.fused and not self.draft, what, "add --draft DRAFT"
+        what = "says which rows the tables carry"
+        yield "--table-ids", self.table_ids and not self.tables, what, "add --tables"
+        wrong = not self.out and not self.print_server_args
+        fix = "add --out FOLDER, such as --out ./gate-traces"
+        yield "--out", wrong, "expected the folder to create", fix

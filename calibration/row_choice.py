@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..recipes.errors import CalibrationError, refused, short
+from ..recipes.errors import CalibrationError, short
 from ..recipes.regular_file import read_text
 from ..recipes.strict_json import parse_json, reading
 from .traces.related_prompts import related_groups, text_of
@@ -107,8 +107,12 @@ def read_general_counts(path: Path, vocab_size: int) -> Counts:
             what = f"token {token}: expected a whole number from 0 on, got {short(count)}"
             raise CalibrationError(path, what, fix=_FORM)
     if len(counts) != vocab_size:
-        facts = {"expected": vocab_size, "count": len(counts)}
-        raise refused(CalibrationError, path, __file__, "other-counts", **facts)
+        raise CalibrationError(
+            path,
+            f"expected {vocab_size:,} counts, one for each token of the target, got"
+            f" {len(counts):,}",
+            fix="count with the tokenizer of the target, whose config.json says vocab_size",
+        )
     if not any(counts):
         raise CalibrationError(path, "every count is 0", fix="count the tokens of some text")
     return np.array(counts, dtype=np.int64)

@@ -22,7 +22,7 @@ from ..quantize.stored.stored_draft import StoredDraft
 from ..quantize.vocabulary.cut_plan import TREE_WIDTH, check_may_be_cut, plan_cut, stored_target_ids
 from ..quantize.vocabulary.cut_vocabulary import VocabularyReport, cut_vocabulary
 from ..recipes import Recipe
-from ..recipes.errors import CalibrationError, refused
+from ..recipes.errors import CalibrationError
 from ..recipes.listener import Listener
 from ..recipes.regular_file import optional_path
 from .row_choice import (
@@ -139,8 +139,12 @@ class Choosing:
         """Refuse a number of rows that is not a cut of this draft."""
         rows, folder = self.chooser.num_rows, self.source.folder
         if not self.least <= size < rows:
-            facts = {"least": self.least, "rows": rows, "folder": folder, "got": size}
-            raise refused(CalibrationError, option, __file__, "no-cut", **facts)
+            raise CalibrationError(
+                option,
+                f"expected from {self.least:,} (what engines take of one step at most) to fewer"
+                f" than the {rows:,} rows that {folder} has, got {size:,}",
+                fix="ask for another size; draftquant vocab --curve shows what sizes cost",
+            )
 
     def record(
         self, rows: ChosenRows, size: int | None, coverage: float | None
@@ -184,14 +188,22 @@ def chosen_rows(
 
 def _least_size(choosing: Choosing, held_out: HeldOutCoverage, coverage: float, option: str) -> int:
     rows = choosing.chooser.num_rows
-    asked = {"coverage": coverage, "rows": rows}
     found = held_out.least_size(coverage)
     if found is None:
-        facts = {"vocabulary": choosing.chooser.vocab_size, "most": held_out.of(rows)}
-        raise refused(CalibrationError, option, __file__, "out-of-reach", **asked, **facts)
+        raise CalibrationError(
+            option,
+            f"{coverage:.2%} of held-out text cannot be reached: all {rows:,} rows of the draft"
+            f" (of {choosing.chooser.vocab_size:,} tokens) cover {held_out.of(rows):.2%}, and a"
+            " cut makes no row that the draft lacks",
+            fix="ask for less, or cut the draft that has the whole vocabulary",
+        )
     if found >= rows:
-        counts = {"unsaid": held_out.never_said, "total": int(held_out.totals.sum())}
-        raise refused(CalibrationError, option, __file__, "needs-all-rows", **asked, **counts)
+        raise CalibrationError(
+            option,
+            f"{coverage:.2%} of held-out text needs all {rows:,} rows: {held_out.never_said:,} of"
+            f" its {int(held_out.totals.sum()):,} tokens were said by no other part of the traces",
+            fix="ask for less, or record traces of more prompts",
+        )
     return found
 
 
@@ -206,8 +218,12 @@ def choosing_of(
     offered = None if draft.row(MAP) is None else tuple(ids.tolist())
     vocab_size, recorded = draft.geometry.vocab_size, traces.manifest.target
     if recorded.vocab_size != vocab_size:
-        facts = {"got": recorded.vocab_size, "name": recorded.name, "expected": vocab_size}
-        raise refused(CalibrationError, traces.folder, __file__, "other-vocabulary", **facts)
+        raise CalibrationError(
+            traces.folder,
+            f"was recorded with a target of {recorded.vocab_size:,} tokens, {recorded.name}; the"
+            f" draft is for one of {vocab_size:,}",
+            fix="give traces of the draft's own target: ids of another tokenizer are other tokens",
+        )
     configs: list[Mapping[str, Any]] = [draft.checkpoint.config]
     if target is not None:
         _check_target(target, traces)
@@ -221,7 +237,11 @@ def choosing_of(
         general=None if counts is None else read_general_counts(counts, vocab_size),
     )
     if not any(len(text.token_ids) for text in texts):
-        raise refused(CalibrationError, traces.folder, __file__, "says-nothing")
+        raise CalibrationError(
+            traces.folder,
+            "says nothing that a draft is to propose: no continuation has more than one token",
+            fix="record longer continuations (record --max-new-tokens)",
+        )
     cuts = cuts_of(read_provenance(source.folder))
     return Choosing(
         source=source,

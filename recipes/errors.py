@@ -2,9 +2,6 @@
 
 import reprlib
 from collections.abc import Callable, Sequence
-from typing import TypeVar
-
-from .packages import said
 
 _LONGEST_FIELD = 4000  # characters
 _REPR = reprlib.Repr()
@@ -53,18 +50,6 @@ def _error(cls: type[DraftQuantError], text: str, fields: dict[str, object]) -> 
     error = cls.__new__(cls, text)
     error.__dict__.update(fields)
     return error
-
-
-ErrorT = TypeVar("ErrorT", bound=DraftQuantError)
-
-
-def refused(kind: type[ErrorT], where: object, module: str, row: str, /, **facts: object) -> ErrorT:
-    """An error in the words of refusals.toml beside a module of draftquant (its `__file__`).
-
-    `fix` is a fact where the row has none.
-    """
-    texts = {"fix": str(facts.get("fix")), **said(module, "refusals", row, facts)}
-    return kind(where, texts["what"], fix=texts["fix"])
 
 
 class DraftQuantWarning(UserWarning):

@@ -54,12 +54,6 @@ def rows_beside(module: str, table: str) -> Mapping[str, Any]:
     return table_beside(module, table)
 
 
-def said(module: str, table: str, row: str, facts: Mapping[str, object]) -> dict[str, str]:
-    """A row of texts of a table beside a module, with each fact in its placeholder."""
-    texts = rows_beside(module, table)[row].items()
-    return {key: text.format_map(facts) for key, text in texts if isinstance(text, str)}
-
-
 def counts(row: Mapping[str, Any], facts: object) -> bool:
     """Whether the facts meet the condition of a row, and none of its exceptions."""
     excepted = "unless" in row and _holds(facts, row["unless"])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from .errors import CheckpointError, refused
+from .errors import CheckpointError
 
 AnyPath = str | os.PathLike[str]
 """A file or folder as a caller gives it."""
@@ -121,7 +121,11 @@ def looks_like_weights(file: str) -> bool:
 
 def _check(path: Path, problem: str | None) -> None:
     if problem is not None:
-        raise refused(CheckpointError, path, __file__, "outside", problem=problem)
+        raise CheckpointError(
+            path,
+            f"expected a file of the folder, got {problem}",
+            fix="put the file itself there, or move this out of the folder",
+        )
 
 
 def _problem(path: Path, folder: Path) -> str | None:

@@ -1,5 +1,6 @@
 """Reasons of `check` begin with a sentence: what an engine's error means, its own text behind."""
 
+import ast
 import json
 import re
 import tomllib
@@ -30,12 +31,30 @@ def errors_in_the_tables() -> Iterator[str]:
         yield from (filled(text) for _, text, _ in refused.values() if is_raw(text))
     yield from (row["error"] for row in rows["concatenated"])
     rules = tomllib.loads((QUANTIZE / "engines" / "rules.toml").read_text(encoding="utf-8"))
-    said = rules.pop("said")
-    texts = [each["says"][1] for rows in rules.values() for each in rows]
-    texts += [text for _, text, _ in said.values()]
-    for text in map(filled, texts):
+    texts = [filled(each["says"][1]) for rows in rules.values() for each in rows]
+    for text in (*texts, *findings_of_the_modules()):
         if is_raw(text) and not text.startswith("ValidationError"):  # of any method
             yield text
+
+
+def findings_of_the_modules() -> Iterator[str]:
+    """The texts of findings where they are raised, with 7 for what they quote."""
+    for module in (QUANTIZE / "engines").glob("*.py"):
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Call(func=ast.Name("Finding"), args=[_, ast.Constant(str(text)), _]):
+                    yield text
+                case ast.Call(func=ast.Name("Finding"), args=[_, ast.JoinedStr(parts), _]):
+                    yield "".join(map(quoted, parts))
+
+
+def quoted(part: ast.expr) -> str:
+    match part:
+        case ast.Constant(str(text)):
+            return text
+        case ast.FormattedValue(conversion=conversion):
+            return "'7'" if conversion == ord("r") else "7"
+    raise AssertionError(ast.dump(part))
 
 
 def errors_that_were_recorded(value: Any) -> Iterator[str]:

@@ -11,17 +11,12 @@ from typing import Literal
 from typing_extensions import override
 
 from ...quantize.files.hub import Reference
-from ...recipes.errors import TraceError, refused
+from ...recipes.errors import TraceError
 from ...recipes.listener import Heard
 from ...recipes.regular_file import AnyPath
 
 DumpFormat = Literal["specforge", "torchspec", "speculators", "modelopt", "angelslim", "vllm"]
 """Who writes a dump; `dump_layouts.LAYOUTS` has a row for each."""
-
-
-def refusal(where: object, row: str, /, **facts: object) -> TraceError:
-    """An error in the words of refusals.toml; `fix` is a fact where the row has none."""
-    return refused(TraceError, where, __file__, row, **facts)
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from ...recipes.brief import apart
+from ...recipes.errors import TraceError
 from ..prompts.prompt_file import Prompt
 from ..traces.target_tables import FINAL_NORM, HEAD, SharedTables
 from ..traces.trace_info import MIN_AGREEMENT, normalized
-from . import refusal
 from .dump_layouts import Sample
 
 SHIFTS = (-1, 0, 1)  # row i holds the state after token i + shift
@@ -91,7 +91,11 @@ class Answers:
         if answered is None or bool(answered[0]):
             if prompt is None:
                 why = "has no loss mask" if answered is None else "begins with an answer"
-                raise refusal(sample.file, "unknown-prompt", why=why)
+                raise TraceError(
+                    sample.file,
+                    f"the text {why}, so it is unknown where its prompt ends",
+                    fix="give the prompts as they were sent, with their token ids: --prompts P",
+                )
             answered = torch.arange(count) >= len(prompt.token_ids)
         steps = torch.diff(torch.nn.functional.pad(answered.long(), (1, 1)))
         starts, stops = ((steps == sign).nonzero()[:, 0].tolist() for sign in (1, -1))
@@ -112,7 +116,11 @@ class Answers:
             found = self._prompts.get(tuple(sample.token_ids[:length].tolist()))
             if found is not None:
                 return found
-        raise refusal(sample.file, "other-prompts")
+        raise TraceError(
+            sample.file,
+            "the text begins with none of the prompts of --prompts",
+            fix="give the prompts that were sent, with the same token ids: --prompts P",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,10 +150,19 @@ class TargetHead:
         if not _reproduced(shares[best]):
             norm, shift = best
             beside = f"shifted by {shift:+d} token" if shift else "at the positions of their tokens"
-            facts = {"count": len(answers), "norm": norm, "beside": beside, "least": MIN_AGREEMENT}
-            why = "answers-of-others" if share >= _OFF_POLICY else "states-of-others"
-            told = apart(share, MIN_AGREEMENT, ".0%")
-            raise refusal(answers[0][0].sample.file.parent, why, share=told, **facts)
+            probably = (
+                "the text comes from a data set, or was sampled"
+                if share >= _OFF_POLICY
+                else "the tokens are those of another tokenizer, or the states those of another"
+                " target"
+            )
+            raise TraceError(
+                answers[0][0].sample.file.parent,
+                f"the target wrote none of the {len(answers)} answers: at best, its head predicts"
+                f" {apart(share, MIN_AGREEMENT, '.0%')} of their tokens (with the states {norm},"
+                f" {beside}), expected {MIN_AGREEMENT:.0%}. Probably {probably}",
+                fix="dump the target's own greedy answers, and give the target that was dumped",
+            )
         return HeadFinding(norm=best[0], shift=best[1], share=share)
 
     def share(self, answer: Answer, last: Tensor, norm: str, shift: int) -> float:

@@ -29,7 +29,6 @@ from ..traces import files_raise
 from ..traces.manifest import FeatureDtype, TargetIdentity
 from ..traces.prompt_trace import FEATURE_DTYPES
 from ..traces.target_tables import FINAL_NORM, TargetTables
-from . import refusal
 from .dump_answers import SHIFTS, Answer
 from .dump_layouts import TEXT_AGAIN, Pending, Sample
 
@@ -212,8 +211,13 @@ def _check_clear(where: Path, apart: Tensor) -> None:
         nearest = float(ordered.values[0])
         next_best = float(ordered.values[1]) if len(differences) > 1 else float("inf")
         if not nearest <= MAX_DIFFERENCE or next_best < CLEARLY * nearest:
-            facts = {"slot": slot, "layers": len(differences), "layer": int(ordered.indices[0])}
-            raise refusal(where, "no-such-layer", nearest=nearest, next=next_best, **facts)
+            raise TraceError(
+                where,
+                f"slot {slot} of the aux features equals the output of none of the target's"
+                f" {len(differences)} layers: layer {int(ordered.indices[0])} is the nearest, and"
+                f" differs by {nearest:.0%}; the next one by {next_best:.0%}",
+                fix="give the target that was dumped, and a dump of the outputs of its layers",
+            )
 
 
 @dataclass(slots=True)
@@ -340,20 +344,41 @@ class DraftSteps:
         stand = hits[self._as_they_stand, shift]
         others = [hits[other, shift] for other in self._orders if other != self._as_they_stand]
         next_best = max(others, key=lambda other: float(other.mean()), default=0 * stand)
-        share = {"best": hits[best], "stand": stand, "next": next_best}
-        shares = {n: apart(float(s.mean()), MIN_ACCEPTED, ".0%") for n, s in share.items()}
+        best_share, stand_share, next_share = (
+            apart(float(s.mean()), MIN_ACCEPTED, ".0%") for s in (hits[best], stand, next_best)
+        )
         step, whole = f"the first step of {self._draft.name}", "give the target's whole folder"
         fix = f"{whole}, so that the target can recompute its hidden states"
         if len(stand) < MIN_POSITIONS:
-            raise refusal(where, "few-positions", number=len(stand), least=MIN_POSITIONS, fix=fix)
+            raise TraceError(
+                where,
+                f"{len(stand)} positions of answers are too few to find out the order of the"
+                f" layers, expected at least {MIN_POSITIONS}",
+                fix=fix,
+            )
         if float(hits[best].mean()) < MIN_ACCEPTED:
-            least = MIN_ACCEPTED
-            raise refusal(where, "draft-of-others", step=step, least=least, fix=fix, **shares)
+            raise TraceError(
+                where,
+                f"{step} is accepted {best_share} of the time at best, expected"
+                f" {MIN_ACCEPTED:.0%}: the dump holds other layers than this draft reads, or the"
+                " draft belongs to another target",
+                fix=fix,
+            )
         if _standard_errors(next_best, stand) > ERRORS_APART:
             ids = [self._layer_ids[order.index(slot)] for slot in self._as_they_stand]
-            raise refusal(where, "order-by-draft", ids=ids, step=step, **shares)
+            raise TraceError(
+                where,
+                f"the dump holds the layers in the order {ids}: read in that order, {step} is"
+                f" accepted {best_share} of the time, in ascending order {stand_share}",
+                fix="dump the layers in ascending order, as the draft reads them",
+            )
         if others and _standard_errors(stand, next_best) < ERRORS_APART:
-            raise refusal(where, "unclear-order", step=step, fix=fix, **shares)
+            raise TraceError(
+                where,
+                f"the order of the layers remains unclear: {step} is accepted {stand_share} of the"
+                f" time in ascending order, and {next_share} in another order",
+                fix=fix,
+            )
         return DraftFinding(
             shift=shift,
             accepted=float(stand.mean()),

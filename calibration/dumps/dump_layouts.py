@@ -58,7 +58,7 @@ from ...recipes.errors import CheckpointError, TraceError, short, visible
 from ...recipes.regular_file import open_stream, read_text
 from ...recipes.strict_json import JsonProblem, parse_object
 from ..prompts.prompt_file import import_pyarrow
-from . import DumpFormat, refusal
+from . import DumpFormat
 
 AGAIN = "dump again, or give the dump of another trainer its own name: --from"
 TEXT_AGAIN = "dump this text again, with prefix caching and chunked prefill off"
@@ -154,8 +154,12 @@ def _sample(file: Path, dump: Path, read: Callable[[Path], Stored]) -> Sample:
         ("the scales of the hidden states", sample.scales),
     ):
         if rows is not None and len(rows) != len(ids):
-            counts = {"tokens": len(ids), "rows": len(rows)}
-            raise refusal(file, "cut-off", what=what, fix=TEXT_AGAIN, **counts)
+            raise TraceError(
+                file,
+                f"the text has {len(ids)} tokens, but {what} have {len(rows)} rows: the file is"
+                " cut off, or they belong to another text",
+                fix=TEXT_AGAIN,
+            )
     return sample
 
 
@@ -216,9 +220,18 @@ def load_tensors(file: Path) -> Mapping[str, Any]:
     try:
         loaded = load_plain(file)
     except TorchFileProblem as exc:
-        raise refusal(file, "not-plain", why=exc) from exc
+        raise TraceError(
+            file,
+            f"cannot be read as plain tensors: {exc}",
+            fix="remove the file if a run was stopped while writing it; else dump tensors, numbers"
+            " and text only",
+        ) from exc
     if not isinstance(loaded, dict):
-        raise refusal(file, "no-dict", got=type(loaded).__name__, fix=AGAIN)
+        raise TraceError(
+            file,
+            f"expected a dict of tensors, got {type(loaded).__name__}",
+            fix=AGAIN,
+        )
     return loaded
 
 
@@ -237,8 +250,11 @@ def _tensors(file: Path, loaded: Mapping[str, Any], *names: str) -> tuple[Tensor
 def _demand(file: Path, names: Iterable[str], found: Iterable[str]) -> None:
     absent = [name for name in names if name not in found]
     if absent:
-        facts = {"absent": ", ".join(absent), "found": short(sorted(map(str, found)))}
-        raise refusal(file, "absent", fix=AGAIN, **facts)
+        raise TraceError(
+            file,
+            f"holds no {', '.join(absent)}, but {short(sorted(map(str, found)))}",
+            fix=AGAIN,
+        )
 
 
 def load_safetensors(
@@ -253,7 +269,11 @@ def load_safetensors(
             return {name: opened.get_tensor(name) for name in wanted}
     except (CheckpointError, SafetensorError) as exc:
         what = exc.what if isinstance(exc, CheckpointError) else str(exc)
-        raise refusal(file, "unreadable", what=what) from exc
+        raise TraceError(
+            file,
+            what,
+            fix="remove the file if a run was stopped while writing it, or dump this text again",
+        ) from exc
 
 
 def load_states(file: Path) -> Stored:
@@ -286,14 +306,23 @@ def _of_speculators(dump: Path) -> Callable[[Path], Stored]:
         row = _row_of(file)
         found = rows.slice(row, 1).to_pydict()
         if found["input_ids"] != [token_ids.tolist()]:
-            raise refusal(file, "other-tokens", row=row, folder=folder)
+            raise TraceError(
+                file,
+                f"its tokens are not those of row {row} of {folder}",
+                fix="give the dataset that the hidden states were generated from",
+            )
         return torch.tensor(found["loss_mask"][0])
 
     def read(file: Path) -> Stored:
         loaded = load_states(file)
         states = loaded.aux
         if states.dim() != 3 or states.shape[1] < 2:
-            raise refusal(file, "no-last-layer", got=list(states.shape))
+            raise TraceError(
+                file,
+                f"hidden_states: expected [tokens, layers + 1, width], got {list(states.shape)}",
+                fix="start vLLM with the ids of the layers and the number of layers, as"
+                " launch_vllm.py does",
+            )
         return loaded._replace(
             answered=loss_mask(file, loaded.token_ids),
             aux=states[:, :-1].flatten(1),

@@ -1,6 +1,6 @@
 """How to read a dump, settled by a few of its texts. Nothing is taken on trust."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,11 +10,9 @@ from torch import Tensor
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes.brief import apart
 from ...recipes.errors import TraceError
-from ...recipes.packages import table_beside
 from ..passes.draft_inputs import check_reads_layers, default_aux_layer_ids
 from ..traces.manifest import FeatureDtype
 from ..traces.prompt_trace import FEATURE_DTYPES
-from . import refusal
 from .dump_answers import Answer, Answers, HeadFinding, TargetHead
 from .dump_evidence import (
     USUAL_DIFFERENCE,
@@ -50,9 +48,6 @@ class Declared:
         return tuple(ids or default_aux_layer_ids(target.identity.num_layers))
 
 
-_FINDINGS: Mapping[str, str] = table_beside(__file__, "findings")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """How to read the rows of a dump, and how that was settled: row i belongs to token i + shift.
@@ -72,22 +67,48 @@ class Layout:
 
     def sentences(self) -> Iterator[str]:
         """What was found and why, one sentence each, without a full stop."""
-        said, facts = _FINDINGS, {"ids": list(self.layer_ids), "draft": self.draft}
         if self.recomputed:
-            yield said["recomputed"].format(found=self.recomputed, **facts)
+            yield (
+                f"the dump holds layers {list(self.layer_ids)}, counted after the layer:"
+                " recomputed by the target, they differ by at most"
+                f" {self.recomputed.difference:.1%} in the median"
+            )
             if self.rows:
-                yield said["rows"].format(rows=self.rows)
+                yield (
+                    f"{self.rows.num_texts:,} of {self.rows.num_seen:,} texts were recomputed"
+                    f" whole: {self.rows.num_other:,} of their {self.rows.num_positions:,}"
+                    " positions hold other rows"
+                )
             if self.recomputed.own is not None:
-                yield said["own"].format(found=self.recomputed)
+                yield f"{self.recomputed.own:.1%} of the checked tokens are the target's argmax"
         if self.draft:
-            yield said["draft"].format(not_run=self.not_recomputed, **facts)
-        yield said["head" if self.head else "declared"].format(head=self.head)
+            yield (
+                f"the dump holds layers {list(self.layer_ids)} in this order: the draft's first"
+                f" step is accepted {self.draft.accepted:.1%} of the time over"
+                f" {self.draft.positions:,} positions, and {self.draft.next_best:.1%} in the next"
+                f" best order. The target was not run: {self.not_recomputed}"
+            )
+        if self.head:
+            yield (
+                f"the last states are those {self.head.norm}: from them, the target's head"
+                f" predicts {self.head.share:.1%} of the checked tokens"
+            )
+        else:
+            yield "that the target wrote the answers itself was declared (--greedy), not measured"
         if self.shift:
-            yield said["shifted"].format(by=-self.shift)
+            yield (
+                f"the rows were shifted by {-self.shift} against their tokens, and were moved back"
+            )
         if self.last_in_aux:
-            yield said["last_in_aux"]
+            yield (
+                "the last slot holds the last layer, which the draft does not read, and was left"
+                " out"
+            )
         elif self.recomputed and self.layer_ids[-1] == self.recomputed.target.num_layers - 1:
-            yield said["last_layer"]
+            yield (
+                "the last layer is among them: if the draft does not read it, name the draft"
+                " (--draft)"
+            )
 
     def doubt(self) -> str | None:
         """Why the dump is perhaps not of this target, without a full stop; None where it is."""
@@ -95,7 +116,12 @@ class Layout:
         if found is None or found.difference <= USUAL_DIFFERENCE:
             return None
         difference = apart(found.difference, USUAL_DIFFERENCE, ".1%")
-        return _FINDINGS["doubt"].format(difference=difference, usual=USUAL_DIFFERENCE)
+        return (
+            f"its hidden states differ from what the target computes by {difference} in the"
+            f" median, those of one target in two engines by less than {USUAL_DIFFERENCE:.0%}:"
+            " probably the target was dumped with other weights, such as quantized ones. Traces"
+            " stand for the target that wrote them, so give --target the one that was dumped"
+        )
 
 
 def feature_dtype(sample: Sample) -> FeatureDtype:
@@ -128,11 +154,20 @@ def check_sample(sample: Sample, target: TargetFacts, first: Sample) -> None:
     vocab_size, width = target.identity.vocab_size, target.width
     low, high = int(sample.token_ids.min()), int(sample.token_ids.max())
     if low < 0 or high >= vocab_size:
-        raise refusal(sample.file, "other-tokenizer", low=low, high=high, vocab_size=vocab_size)
+        raise TraceError(
+            sample.file,
+            f"its token ids go from {low} to {high}, but the target's vocabulary has {vocab_size}"
+            " tokens: another tokenizer wrote them",
+            fix="give the target that was dumped",
+        )
     wide = sample.aux.shape[1]
     if wide % width or (sample.last is not None and sample.last.shape[1] != width):
         last = "" if sample.last is None else f", last states {sample.last.shape[1]}"
-        raise refusal(sample.file, "other-width", wide=wide, last=last, width=width)
+        raise TraceError(
+            sample.file,
+            f"its aux features are {wide} wide{last}; the target's hidden states are {width} wide",
+            fix="give the target that was dumped",
+        )
     if (found := _form(sample)) != (expected := _form(first)):
         what = f"its aux features {found}, but those of {first.file.name} {expected}"
         raise TraceError(sample.file, what, fix="import dumps of different runs one by one")
@@ -154,8 +189,12 @@ def check_finite(sample: Sample, stop: int, width: int, layer_ids: Sequence[int]
         slot = column // width
         of = f"slot {slot} of the aux" if what == "aux" else "the last"
         layer = f" (layer {layer_ids[slot]})" if what == "aux" and slot < len(layer_ids) else ""
-        facts = {"place": place, "of": of, "layer": layer, "value": float(states[place, column])}
-        raise refusal(sample.file, "not-finite", **facts)
+        raise TraceError(
+            sample.file,
+            f"position {place}: {of} hidden states{layer}: expected finite numbers, got"
+            f" {float(states[place, column])}",
+            fix="dump this text again, in BF16 if F16 overflows, or leave its file out",
+        )
 
 
 class Settling:
@@ -223,8 +262,11 @@ class Settling:
         slots = first.aux.shape[1] // self._target.width
         last_in_aux = first.last is None and slots == len(expected) + 1
         if slots - last_in_aux != len(expected):
-            facts = {"slots": slots, "number": len(expected), "expected": list(expected)}
-            raise refusal(self._dump, "other-number-of-layers", **facts)
+            raise TraceError(
+                self._dump,
+                f"its aux features hold {slots} layers, expected {len(expected)}: {list(expected)}",
+                fix="give the draft and the layers that the dump was made for",
+            )
         return last_in_aux
 
     def _recomputed(self) -> tuple[RecomputedFinding | None, str | None]:
@@ -241,7 +283,13 @@ class Settling:
     def _draft_steps(self, last_in_aux: bool, not_run: str | None) -> DraftFinding:
         """What the draft says; it needs more answers than the target, one in memory at a time."""
         if self._said.draft is None or self._expected is None:
-            raise refusal(self._dump, "unknown-layers", not_run=not_run)
+            raise TraceError(
+                self._dump,
+                "it is unknown which layers the dump holds: the target cannot be run here"
+                f" ({not_run}), and no draft is given",
+                fix="give the target's whole folder, or the draft that reads these features:"
+                " --draft D",
+            )
         steps = DraftSteps(self._said.draft, self._expected)
         for answer in self._look(MAX_DRAFTED):
             cut = split_last(answer.sample, self._target.width) if last_in_aux else answer.sample
@@ -253,9 +301,20 @@ class Settling:
         found = recomputed.layer_ids if recomputed else expected
         assert found is not None
         if list(found) != sorted(set(found)):
-            raise refusal(self._dump, "order-of-layers", found=list(found))
+            raise TraceError(
+                self._dump,
+                f"the dump holds the layers in the order {list(found)}, expected ascending order",
+                fix="dump the layers in ascending order, as engines hand them to drafts",
+            )
         if expected is not None and found != tuple(expected):
-            raise refusal(self._dump, "other-layers", found=list(found), expected=list(expected))
+            raise TraceError(
+                self._dump,
+                f"the dump holds the outputs of layers {list(found)}, expected {list(expected)}."
+                " These ids are counted after the layer; an id that is counted before the layer is"
+                " one larger",
+                fix="dump the layers that the draft reads, or name the layers of the dump:"
+                " --aux-layers",
+            )
         return found
 
     def _head(self, layout: Layout) -> HeadFinding | None:
@@ -267,18 +326,38 @@ class Settling:
             return TargetHead(target.tables.shared()).settle(with_last)
         if recomputed and recomputed.own is not None and recomputed.own < MIN_OWN:
             own = apart(recomputed.own, MIN_OWN, ".0%")
-            raise refusal(self._dump, "written-by-another", own=own, least=MIN_OWN)
+            raise TraceError(
+                self._dump,
+                f"{own} of the checked tokens are the target's argmax, expected {MIN_OWN:.0%}:"
+                " another model wrote these answers, or the target sampled them",
+                fix="dump the target's own greedy answers",
+            )
         if self._said.greedy:
             return None
         lacking = target.without_tables or "no norm.weight"
         missing = f"the target's head and last norm are missing ({lacking})"
         if not with_last:
             missing = "the dump has no last states"
-        raise refusal(self._dump, "unmeasured-answers", missing=missing)
+        raise TraceError(
+            self._dump,
+            f"it cannot be measured whether the target wrote these answers: {missing}",
+            fix="dump the last hidden states too and give the target's head, or declare with"
+            " --greedy that the target wrote the answers at temperature 0",
+        )
 
     def _check_shift(self, layout: Layout) -> None:
         of_last = layout.head.shift if layout.head else layout.shift
         if of_last != layout.shift:
-            raise refusal(self._dump, "two-shifts", shift=layout.shift, of_last=of_last)
+            raise TraceError(
+                self._dump,
+                f"the aux features are shifted by {layout.shift:+d} against their tokens, the last"
+                f" states by {of_last:+d}",
+                fix="dump both at the same positions",
+            )
         if layout.shift > 0:
-            raise refusal(self._dump, "no-first-row")
+            raise TraceError(
+                self._dump,
+                "each row of hidden states belongs to the token after it, so the first token has"
+                " no features",
+                fix="dump the first position too",
+            )

@@ -22,7 +22,7 @@ from ..traces.target_tables import SharedTables, TargetTables
 from ..traces.trace_folder import TraceFolder
 from ..traces.trace_info import MIN_AGREEMENT, FeatureTally
 from ..traces.writer import TraceWriter, trace_output
-from . import DumpFormat, DumpImport, refusal
+from . import DumpFormat, DumpImport
 from .dump_answers import Answer, Answers, TargetHead
 from .dump_evidence import TargetFacts, WholeTexts, read_target, recomputing
 from .dump_layouts import Sample, samples_of
@@ -208,8 +208,14 @@ class _Conversion:
         if self.num_off_policy and (not leave_out_off_policy or not kept):
             total = kept + self.num_off_policy
             lowest = apart(self._lowest, MIN_AGREEMENT, ".0%")
-            facts = {"number": self.num_off_policy, "total": total, "lowest": lowest}
-            raise refusal(dump, "off-policy", least=MIN_AGREEMENT, kept=kept, **facts)
+            raise TraceError(
+                dump,
+                f"the target did not write {self.num_off_policy} of {total} answers greedily: its"
+                f" head predicts as few as {lowest} of their tokens, expected {MIN_AGREEMENT:.0%}."
+                f" Without them {kept} answers remain",
+                fix="dump the target's own greedy answers, or leave these out:"
+                " --leave-out-off-policy",
+            )
         if not kept:
             raise no_answer(dump)
         if problem := self._evidence.evidence().fault():

@@ -18,7 +18,7 @@ from ...quantize.making.preparing import balanced_norms
 from ...quantize.numerics.number_formats import fp8_scale, nvfp4_global_scale
 from ...quantize.planning.quantization_plan import Measured, Plan
 from ...recipes import ActivationFormat
-from ...recipes.errors import BackendError, CalibrationError, refused
+from ...recipes.errors import BackendError, CalibrationError
 from ...recipes.listener import Progress, unseen
 from ..passes.draft_inputs import DraftRun, first_hidden_of_batch, work_of
 from ..traces.held_out import seen_prompts
@@ -74,10 +74,17 @@ def _equally_long(entries: Sequence[TraceEntry]) -> list[list[TraceEntry]]:
 
 def never_run(run: DraftRun, name: str) -> CalibrationError:
     """The error for a linear that no input has reached."""
-    where, steps = f"{run.traces.folder}: {name}", run.num_draft_tokens
-    fused = name == "fc" and run.traces.manifest.features.kind == "fused"
-    row = "only-outputs" if fused else "not-reached"
-    return refused(CalibrationError, where, __file__, row, steps=steps)
+    where = f"{run.traces.folder}: {name}"
+    if name == "fc" and run.traces.manifest.features.kind == "fused":
+        what = "the traces hold the outputs of this linear (fused features), not its inputs"
+        fix = "record traces without --fused, or keep fc in the recipe"
+        return CalibrationError(where, what, fix=fix)
+    return CalibrationError(
+        where,
+        "the traces do not reach this linear: no continuation is longer than"
+        f" {run.num_draft_tokens} tokens",
+        fix="record longer continuations: --max-new-tokens",
+    )
 
 
 def stored_scale(absmax: float, activations: ActivationFormat) -> float:

@@ -16,7 +16,7 @@ from ...quantize.drafts.forward import DraftForward, whole_rows
 from ...quantize.drafts.geometry import Geometry
 from ...quantize.files.torch_file import BLOCK_ROWS, release
 from ...quantize.stored.loading import LoadedDraft
-from ...recipes.errors import CalibrationError, TraceError, refused
+from ...recipes.errors import CalibrationError, TraceError
 from ..traces.manifest import TraceEntry
 from ..traces.prompt_trace import PromptTrace
 from ..traces.target_tables import EMBEDDING
@@ -47,7 +47,11 @@ def mask_token_ids(geometry: Geometry) -> tuple[int, ...]:
 def check_reads_layers(draft: LoadedDraft) -> None:
     """Check that the draft reads only tokens, or outputs of layers, which dumps hold."""
     if draft.geometry.reads_features and not draft.geometry.reads_layers:
-        raise refused(TraceError, f"draft {draft.name}", __file__, "no-fc", last_state=_LAST_STATE)
+        raise TraceError(
+            f"draft {draft.name}",
+            f"it has no fc that fuses layers: it {_LAST_STATE}",
+            fix="record its traces: draftquant record --draft DRAFT --fused",
+        )
 
 
 _LAST_STATE = (
@@ -66,18 +70,9 @@ def check_trace_fits(draft: LoadedDraft, traces: TraceFolder) -> None:
     g, features = draft.geometry, traces.manifest.features
     layers = _layers_read(g, traces)
     width = g.num_aux_layers * g.target_hidden_size if features.kind == "aux" else g.hidden_size
-    if row := _misfit(draft, traces, layers, width):
-        facts = {
-            "draft": draft,
-            "target": traces.manifest.target,
-            "features": features,
-            "held": list(features.aux_layer_ids),
-            "layers": list(layers or ()),
-            "named": ",".join(map(str, layers or ())),
-            "width": width,
-            "last_state": _LAST_STATE,
-        }
-        raise refused(TraceError, traces.folder, __file__, row, **facts)
+    if misfit := _misfit(draft, traces, layers, width):
+        what = f"the draft {draft.name} cannot use them: {misfit[0]}"
+        raise TraceError(traces.folder, what, fix=misfit[1])
     if "mask_embedding" not in draft.weights:  # a side file of the draft comes before the table
         masks = torch.tensor(mask_token_ids(draft.geometry), dtype=torch.int64)
         _check_embedded(draft, masks, traces)
@@ -193,26 +188,52 @@ def _check_embedded(draft: LoadedDraft, token_ids: Tensor, traces: TraceFolder) 
     absent = token_ids[draft.weights[EMBEDDING][token_ids, 0].isnan().to(token_ids.device)]
     if len(absent):
         token = int(absent[0])
-        facts = {"draft": draft.name, "token": token}
-        raise refused(TraceError, traces.folder, __file__, "no-embedding", **facts)
+        raise TraceError(
+            traces.folder,
+            f"the draft {draft.name} reads token {token}, but the traces do not hold that token's"
+            " embedding",
+            fix=f"give the target (--target M), or record again with --tables --table-ids {token}",
+        )
 
 
 def _misfit(
     draft: LoadedDraft, traces: TraceFolder, layers: tuple[int, ...] | None, width: int
-) -> str | None:
+) -> tuple[str, str] | None:
+    """Why the draft cannot use the traces, and the fix."""
     g, features, target = draft.geometry, traces.manifest.features, traces.manifest.target
+    of_its_target = "record traces of the target that this draft was trained for"
     if g.vocab_size != target.vocab_size:
-        return "other-vocabulary"
+        what = f"its vocabulary has {g.vocab_size} tokens, the target's {target.vocab_size}"
+        return what, of_its_target
     if not g.reads_features:
         return None
+    if layers is None and g.reads_layers:
+        return (
+            "it reads the layers that EAGLE-3 drafts of deep targets read by default, but the"
+            f" recorded target has {target.num_layers} layers",
+            "use traces of the target that this draft was trained for, or name its layers:"
+            " eagle_aux_hidden_state_layer_ids in its config.json",
+        )
     if layers is None:
-        return "shallow-target" if g.reads_layers else "no-last-state"
+        return f"it {_LAST_STATE}", "record with --draft DRAFT --fused"
     if layers != features.aux_layer_ids:
-        return "other-layers"
+        return (
+            f"it reads the target layers {list(layers)} (after the layer), but the traces hold"
+            f" {list(features.aux_layer_ids)}",
+            "use traces that were recorded for this draft, or record with --aux-layers"
+            f" {','.join(map(str, layers))}",
+        )
     if features.width != width:
-        return "other-width"
+        what = f"it expects {features.kind} features of width {width}, but the traces hold features"
+        return f"{what} of width {features.width}", of_its_target
     if features.kind == "fused" and features.fusion_sha256 != draft.fusion_sha256:
-        return "quantized-fusion" if "fc" in draft.quantized else "other-fusion"
+        return (
+            "its fc is quantized, but another fc fused the recorded features"
+            if "fc" in draft.quantized
+            else "the fc of another draft fused the recorded features (fusion_sha256 differs)",
+            "record traces without --fused, which fit every draft of this target, or record with"
+            " this draft",
+        )
     return None
 
 

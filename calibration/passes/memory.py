@@ -24,7 +24,7 @@ from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.stored.decoded_numbers import read_rows
 from ...quantize.stored.loading import BLOCK_BYTES, held_dtype
 from ...quantize.stored.stored_draft import StoredDraft
-from ...recipes.errors import DeviceError, refused
+from ...recipes.errors import DeviceError
 from ...recipes.formats import OnlineHead
 from ...recipes.packages import package_version
 from ...recipes.regular_file import open_stream, read_text
@@ -50,7 +50,11 @@ def resolve_device(name: str) -> torch.device:
         return torch.device("cpu")
     kind, _, index = name.partition(":")
     if kind != "cuda" or (name != "cuda" and not index.isdecimal()):
-        raise refused(DeviceError, "--device", __file__, "no-device", name=name)
+        raise DeviceError(
+            "--device",
+            f"expected auto, cpu, cuda or cuda:I, got {name!r}",
+            fix="give one of these",
+        )
     number = int(index or 0)
     if number >= count:
         what = f"there is no {name}: {_what_there_is(count)}"

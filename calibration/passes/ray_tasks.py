@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import torch
 
-from ...recipes.errors import DraftQuantError, first_line, refused
+from ...recipes.errors import DraftQuantError, first_line
 from ...recipes.installing import imported
 from ...recipes.packages import package_version
 from .memory import computing
@@ -139,5 +139,9 @@ def check_equal(what: str, found: Mapping[str, object], expected: Mapping[str, o
     """Refuse a node that would give other results than the machine that started the tasks."""
     if found != expected:
         other = [f"{n} {found[n]}, expected {e}" for n, e in expected.items() if found[n] != e]
-        facts = {"what": what, "others": "; ".join(other)}
-        raise refused(ClusterError, f"node {platform.node()}", __file__, "other-node", **facts)
+        raise ClusterError(
+            f"node {platform.node()}",
+            f"{what} differs from the machine that started its tasks: {'; '.join(other)}",
+            fix="start the command on a machine like the nodes, with the same packages, and let"
+            " the paths of draft, target and traces name the same files everywhere",
+        )

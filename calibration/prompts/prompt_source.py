@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...quantize.files.hub import is_hub_id
-from ...recipes.errors import LineProblem, PromptError, first_line, refused
+from ...recipes.errors import LineProblem, PromptError, first_line
 from ...recipes.installing import imported
 from ...recipes.regular_file import AnyPath
 from ..traces.manifest import DatasetSource
@@ -108,7 +108,11 @@ def _quiet(datasets: Any, reference: str) -> Iterator[None]:
         yield
     except (datasets.exceptions.DatasetsError, OSError, ValueError, RuntimeError) as exc:
         first = first_line(exc)
-        raise refused(PromptError, reference, __file__, "not-read", first=first) from exc
+        raise PromptError(
+            reference,
+            f"the package datasets cannot read it: {first}",
+            fix="write its prompts into a file of JSON lines, and give that",
+        ) from exc
     finally:
         logging.set_verbosity(verbosity)
         if had_bars:
@@ -187,8 +191,11 @@ def _kept_columns(
                 return [*(name for name in marks if name in columns), *beside]
         what = "none of its columns is known to hold prompts"
     known = ", ".join(marks[0] for marks in KNOWN_COLUMNS)
-    facts = {"what": what, "columns": ", ".join(columns), "known": known}
-    raise refused(PromptError, source, __file__, "no-column", **facts)
+    raise PromptError(
+        source,
+        f"{what}; there are {', '.join(columns)}; known are {known}",
+        fix="name the one that holds the prompts: --prompts-column NAME",
+    )
 
 
 def _known_part(row: Mapping[str, Any], column: str | None) -> Mapping[str, Any]:

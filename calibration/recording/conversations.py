@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...quantize.files.staging import check_output, remove_stale, staging_name
-from ...recipes.errors import LineProblem, PromptError, refused
+from ...recipes.errors import LineProblem, PromptError
 from ..prompts.prompt_file import Prompt, PromptEncoder
 from ..prompts.prompt_forms import EVERY_PROMPT, ChosenPrompts
 from ..traces.manifest import LONGEST_NAME, is_printable_name
@@ -58,7 +58,11 @@ def recorded_texts(
     going = [prompt for prompt in found if prompt.token_ids[-1] not in ends]
     ended = tuple(prompt.id.removesuffix(_MORE) for prompt in found if prompt.token_ids[-1] in ends)
     if not going:
-        raise refused(PromptError, traces.folder, __file__, "all-ended", count=len(found))
+        raise PromptError(
+            traces.folder,
+            f"each of its {len(found)} texts ends with the target's end of text",
+            fix="record it with a smaller --max-new-tokens, or go on with --ignore-eos",
+        )
     chosen = choice.taken(traces.folder, len(going))
     return RecordedTexts(prompts=tuple(going[place] for place in chosen), ended=ended)
 
@@ -68,8 +72,11 @@ def _texts(traces: TraceFolder) -> Iterator[Prompt]:
         token_ids = tuple(tensor.tolist())
         first = prompt_sha256(token_ids[: entry.prompt_length])
         if not is_printable_name(name := entry.id + _MORE):
-            facts = {"id": entry.id, "more": _MORE, "longest_name": LONGEST_NAME}
-            raise refused(PromptError, traces.folder, __file__, "long-id", **facts)
+            raise PromptError(
+                traces.folder,
+                f"prompt {entry.id}: with {_MORE!r} its id has more than {LONGEST_NAME} characters",
+                fix="record it from a file, with shorter ids",
+            )
         yield Prompt(
             id=name,
             category=entry.category,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...quantize.files.torch_file import SpooledRows
 from ...recipes.decode import AT_LEAST_0, SHARE_OR_ALL
-from ...recipes.errors import TraceError, refused
+from ...recipes.errors import TraceError
 from ..prompts.prompt_file import Prompt
 from ..traces.manifest import FeatureSpec, LogprobSpec, Sampling, TargetIdentity, TraceManifest
 from ..traces.prompt_trace import PromptTrace, prompt_sha256
@@ -41,7 +41,11 @@ class Decoding:
         ):
             allowed.check(TraceError, name, value, fix=fix)
         if not self.sampled and (self.top_p, self.top_k) != (1, 0):
-            raise refused(TraceError, "--temperature", __file__, "greedy")
+            raise TraceError(
+                "--temperature",
+                "--top-p and --top-k have no effect, because decoding is greedy",
+                fix="give a --temperature above 0, or leave both out",
+            )
 
     @property
     def sampled(self) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...recipes.errors import TraceError, refused
+from ...recipes.errors import TraceError
 from ...recipes.listener import Progress, unseen
 from ..prompts.prompt_file import Prompt
 from ..traces.manifest import FeatureSpec, TargetIdentity
@@ -100,8 +100,12 @@ def write_recorded(
         expected = expected or batch
         if (batch.identity, batch.features) != (expected.identity, expected.features):
             one, other = batch.identity, expected.identity
-            facts = {"got": one.weights_sha256, "expected": other.weights_sha256}
-            raise refused(TraceError, f"target {one.name}", __file__, "several-targets", **facts)
+            raise TraceError(
+                f"target {one.name}",
+                f"not all prompts were recorded of the same target: weights {one.weights_sha256},"
+                f" expected {other.weights_sha256}",
+                fix="let the target's path name the same files wherever it is recorded",
+            )
         for position, trace in batch.traces:
             writer.add(trace, position=position)
         done += len(batch.traces)
@@ -195,8 +199,12 @@ def record_into(
     target, prompts = opened.recorded, batch.prompts
     plan = planned_batch(target, prompts, limits, batch_size, decoding, on_note)
     if all_together and plan.batch_size < (asked := min(batch_size, len(prompts))):
-        facts = {"fit": plan.batch_size, "device": target.device, "asked": asked}
-        raise refused(TraceError, "--fixed-batches", __file__, "batch-too-large", **facts)
+        raise TraceError(
+            "--fixed-batches",
+            f"{plan.batch_size} prompts fit into the memory of {target.device} together, and the"
+            f" batch has {asked}",
+            fix=f"give --batch-size {plan.batch_size}, for all parts of the prompts",
+        )
     work = _Work(prompts, limits, on_progress)
     running = Continuing(
         target,

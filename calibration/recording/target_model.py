@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from ...quantize.stored.loading import CPU, LoadedDraft
-from ...recipes.errors import TraceError, first_line, refused
+from ...recipes.errors import TraceError, first_line
 from ...recipes.installing import install_line
 from ..traces.manifest import FeatureSpec, TargetIdentity
 from ..traces.prompt_trace import FEATURE_DTYPES
@@ -45,7 +45,12 @@ def loaded_target(
         return
     if importlib.util.find_spec("accelerate") is None:
         install = install_line("accelerate")
-        raise refused(TraceError, "--device-map", __file__, "no-accelerate", install=install)
+        raise TraceError(
+            "--device-map",
+            "it needs the package accelerate, which is not installed, to spread a target over"
+            " devices",
+            fix=f"{install}, or choose one --device",
+        )
     limits = dict(placement.max_memory) if placement.max_memory else None
     with TemporaryDirectory(prefix=".offloaded-", dir=beside) as folder:
         spread = {"device_map": placement.device_map, "max_memory": limits}
@@ -56,8 +61,11 @@ def _placed(model: Any, target: Path, device: torch.device) -> Any:
     try:
         return model.to(device)
     except torch.OutOfMemoryError as exc:
-        facts = {"device": device, "dtype": str(model.dtype).removeprefix("torch.")}
-        raise refused(TraceError, target, __file__, "no-room-on-device", **facts) from exc
+        raise TraceError(
+            target,
+            f"the target does not fit on {device} in {str(model.dtype).removeprefix('torch.')}",
+            fix="spread it with --device-map auto, or record in a narrower --dtype",
+        ) from exc
 
 
 def _load(target: Path, dtype: torch.dtype, spread: Mapping[str, Any]) -> Any:
@@ -123,7 +131,11 @@ def decoder_layers(model: Any, target: Path) -> nn.ModuleList:
     """The decoder layers of a loaded target."""
     layers = getattr(model.get_decoder(), "layers", None)
     if not isinstance(layers, nn.ModuleList):
-        raise refused(TraceError, target, __file__, "unknown-model", name=type(model).__name__)
+        raise TraceError(
+            target,
+            f"transformers' {type(model).__name__} has no list of decoder layers to record from",
+            fix="record with vLLM (--engine vllm), or import a dump (draftquant traces import)",
+        )
     return layers
 
 

@@ -16,7 +16,7 @@ from ...quantize.files.staging import check_output
 from ...quantize.pairing.features import OTHER_TARGET, misfits
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes.decode import AT_LEAST_1
-from ...recipes.errors import TraceError, refused, short, visible
+from ...recipes.errors import TraceError, short, visible
 from ..passes.draft_inputs import default_aux_layer_ids
 from ..prompts.prompt_file import Prompt
 from ..traces import files_raise
@@ -139,7 +139,11 @@ def chosen_layers(
     For a draft without fc the last one, after which comes the state that it reads.
     """
     if draft is not None and not draft.geometry.reads_features:
-        raise refused(TraceError, f"draft {draft.name}", __file__, "reads-tokens")
+        raise TraceError(
+            f"draft {draft.name}",
+            "it reads tokens only, so there are no features to fuse",
+            fix="leave --fused out: all traces fit this draft",
+        )
     if draft is not None and not draft.geometry.reads_layers:
         if asked is not None:
             what = f"the draft {draft.name} reads the target's last hidden state, and no layers"
@@ -174,8 +178,11 @@ def feature_spec(
     reads = geometry.num_aux_layers * geometry.target_hidden_size
     if reads != width or draft.dtype != FEATURE_DTYPES[dtype][0]:
         who = "its fc" if draft.geometry.reads_layers else "it"
-        facts = {"who": who, "reads": reads, "dtype": draft.dtype, "width": width, "theirs": dtype}
-        raise refused(TraceError, f"draft {draft.name}", __file__, "other-values", **facts)
+        raise TraceError(
+            f"draft {draft.name}",
+            f"{who} reads {reads} values in {draft.dtype}, but the target gives {width} in {dtype}",
+            fix="load the draft in the dtype of the recording, and give the draft of this target",
+        )
     return FeatureSpec(
         kind="fused",
         width=geometry.hidden_size,
@@ -233,8 +240,12 @@ def _room(shape: TargetShape, max_new_tokens: int) -> int | None:
     room = shape.max_positions - max_new_tokens
     if room < 1:
         where = "--max-new-tokens"
-        facts = {"max_new_tokens": max_new_tokens, "max_positions": shape.max_positions}
-        raise refused(TraceError, where, __file__, "no-room", most=shape.max_positions - 1, **facts)
+        raise TraceError(
+            where,
+            f"{max_new_tokens} new tokens leave no room for a prompt: the target has"
+            f" {shape.max_positions} positions",
+            fix=f"give at most {shape.max_positions - 1}",
+        )
     return room
 
 

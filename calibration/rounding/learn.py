@@ -32,7 +32,7 @@ from ...quantize.numerics.quantized_weight import TORCH_DTYPES
 from ...quantize.planning.quantization_plan import NOTHING_MEASURED, Measured, Plan, Step
 from ...quantize.stored.loading import LoadedDraft
 from ...quantize.stored.online_rounding import InputRounding
-from ...recipes.errors import BackendError, CalibrationError, refused
+from ...recipes.errors import BackendError, CalibrationError
 from ...recipes.listener import Progress, unseen
 from ...recipes.packages import package_version
 from ...recipes.schema import Algorithm, RoundingChoice, recipe_sha256
@@ -401,7 +401,11 @@ def _check(plan: Plan, run: DraftRun, static: Measured) -> None:
         raise BackendError(f"recipe {recipe.name}", what, fix=fix)
     run.check()
     if recipe.needs_input_scales and not static.input_scales:
-        raise refused(CalibrationError, f"recipe {recipe.name}", __file__, "no-scales")
+        raise CalibrationError(
+            f"recipe {recipe.name}",
+            "learning rounds the inputs under static scales, but no scales are given",
+            fix="measure them on the traces first (`measured_inputs`)",
+        )
 
 
 def _weights_sha256(draft: LoadedDraft) -> str:

@@ -26,7 +26,7 @@ from ...quantize.files.provenance import LearnedRounding, SeenPrompts
 from ...quantize.files.safetensors_file import SafetensorsFile
 from ...quantize.files.safetensors_header import Header, StoredTensor, read_header
 from ...quantize.numerics.quantized_weight import QuantizedWeight
-from ...recipes.errors import CalibrationError, CheckpointError, OutputError, refused
+from ...recipes.errors import CalibrationError, CheckpointError, OutputError
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 
 
@@ -243,8 +243,11 @@ class KeptRounding:
             raise OutputError(self._folder, what, fix=fix) from exc
 
     def _damaged(self, file: str, what: str) -> CalibrationError:
-        facts = {"what": what, "folder": self._folder}
-        return refused(CalibrationError, self._folder / file, __file__, "damaged", **facts)
+        return CalibrationError(
+            self._folder / file,
+            f"this is not a state of an unfinished run: {what}",
+            fix=f"rm -r {self._folder}, and run again",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...quantize.stored.loading import LoadedDraft
-from ...recipes.errors import CalibrationError, refused
+from ...recipes.errors import CalibrationError
 from ..passes.draft_inputs import filled_up, first_hidden, rows_along
 from ..traces.manifest import TraceEntry
 from ..traces.related_prompts import prompt_text, related_groups
@@ -60,8 +60,13 @@ def split_prompts(
             texts.append(prompt_text(trace))
     groups = [sorted(entries[i] for i in group) for group in related_groups(texts)]
     if len(groups) < MIN_GROUPS:
-        facts = {"least": MIN_GROUPS, "num_draft_tokens": num_draft_tokens, "groups": len(groups)}
-        raise refused(CalibrationError, traces.folder, __file__, "few-groups", **facts)
+        raise CalibrationError(
+            traces.folder,
+            f"expected at least {MIN_GROUPS} independent prompts with continuations longer than"
+            f" {num_draft_tokens} tokens, some to learn from and some to validate on, got"
+            f" {len(groups)}",
+            fix="record more prompts: at least 48 are recommended",
+        )
     groups.sort(key=lambda group: group[0][0])
     wanted = max(1, round(share * len(entries)))
     held_back: list[TraceEntry] = []

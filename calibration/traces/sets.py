@@ -16,7 +16,7 @@ from typing_extensions import override
 from ...quantize.files.staging import check_output
 from ...recipes.brief import Brief, megabytes
 from ...recipes.decode import encode
-from ...recipes.errors import TraceError, refused, short
+from ...recipes.errors import TraceError, short
 from .manifest import Sampling, StorageChoice, TooLongPrompts, TraceManifest, is_printable_name
 from .prompt_trace import PromptTrace
 from .related_prompts import PromptText, prompt_text, related, related_groups, sketched, united
@@ -277,8 +277,11 @@ def _check_alike(folders: Sequence[TraceFolder]) -> None:
         kind = _kind(folder.manifest)
         for what, ours in _kind(first.manifest).items():
             if (theirs := kind[what]) != ours:
-                facts = {"what": what, "first": first.folder, "how": _difference(ours, theirs)}
-                raise refused(TraceError, folder.folder, __file__, "recorded-otherwise", **facts)
+                raise TraceError(
+                    folder.folder,
+                    f"another {what} than {first.folder}: {_difference(ours, theirs)}",
+                    fix="merge traces of one target that were recorded with the same settings",
+                )
 
 
 def _difference(ours: object, theirs: object) -> str:
@@ -356,7 +359,11 @@ def store_traces(traces: TraceFolder, out: Path, choice: StorageChoice) -> Store
         raise TraceError(traces.folder, f"its features are stored as {choice} already",
                          fix="copy the folder, or choose another --feature-storage")  # fmt: skip
     if spec.storage == "fp8-per-token":
-        raise refused(TraceError, traces.folder, __file__, "rounded-before", choice=choice)
+        raise TraceError(
+            traces.folder,
+            "its features were rounded to FP8: what they were before is lost",
+            fix=f"record the traces again with --feature-storage {choice}",
+        )
     manifest = replace(traces.manifest, features=replace(spec, storage=storage))
     written = copy_traces([traces], out, traces, manifest)
     before, now = (sum(one.nbytes for one in each.manifest.shards) for each in (traces, written))

@@ -37,7 +37,7 @@ from ...quantize.files.safetensors_header import read_header
 from ...quantize.files.torch_file import BLOCK_ROWS, mapped_rows
 from ...quantize.stored.loading import CPU
 from ...recipes.brief import Brief
-from ...recipes.errors import TraceError, refused
+from ...recipes.errors import TraceError
 from ...recipes.regular_file import check_own, open_stream, read_text
 from ...recipes.strict_json import reading
 from . import files_raise
@@ -284,8 +284,11 @@ def _check_header(folder: Path, listed: Shard | TablesFile, expected: TensorTabl
     for name in sorted(expected.keys() | found.keys()):
         wanted, got = expected.get(name), found.get(name)
         if not _fits(wanted, got):
-            facts = {"name": name, "expected": _described(wanted), "got": _described(got)}
-            raise refused(TraceError, path, __file__, "other-tensors", **facts)
+            raise TraceError(
+                path,
+                f"{name}: expected {_described(wanted)}, got {_described(got)}",
+                fix="record the traces again",
+            )
 
 
 def _fits(expected: _Tensor | None, found: _Tensor | None) -> bool:

@@ -15,7 +15,7 @@ from ...quantize.files.safetensors_header import StoredTensor
 from ...quantize.files.staging import check_output, staged_output, write_text
 from ...quantize.files.torch_file import row_blocks
 from ...quantize.numerics.number_formats import FP8
-from ...recipes.errors import TraceError, refused
+from ...recipes.errors import TraceError
 from .manifest import (
     MANIFEST_FILE,
     TABLES_FILE,
@@ -59,7 +59,12 @@ class CarriedTables:
                 same = same and torch.equal(rows.setdefault(token, row), row)
             if not same:
                 where, other = folder.folder, self._folders[0].folder
-                raise refused(TraceError, where, __file__, "other-tables", other=other)
+                raise TraceError(
+                    where,
+                    f"its embedding and head differ from those of {other}: it was recorded from"
+                    " another target",
+                    fix="merge traces of one target",
+                )
         token_ids = sorted(rows)
         tensors |= {
             "token_ids": torch.tensor(token_ids, dtype=torch.int32),

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ...quantize.files.result_cache import resumable_folder, write_whole
-from ...recipes.errors import TraceError, refused, short
+from ...recipes.errors import TraceError, short
 from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..prompts.prompt_file import Prompt
@@ -56,7 +56,12 @@ _OURS = {
 def check_last_norm(plan: RecordingPlan) -> None:
     """Refuse a plan from which the target's last norm cannot be determined."""
     if plan.reads_last_state and plan.decoding.logprob_spec is None:
-        raise refused(TraceError, "--logprobs", __file__, "needs-logprobs")
+        raise TraceError(
+            "--logprobs",
+            "the draft reads the state after the target's last norm, which engines do not return:"
+            " log-probabilities show how the engine computes that norm",
+            fix="add --logprobs",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +117,12 @@ class EngineSetup:
         chosen = config.get("custom_ops", []) if isinstance(config, Mapping) else None
         if not isinstance(config, Mapping) or not isinstance(chosen, list):
             where = "--engine-arg compilation_config"
-            facts = {"rope": _NATIVE_ROPE, "got": short(config)}
-            raise refused(TraceError, where, __file__, "compilation-config", **facts)
+            raise TraceError(
+                where,
+                f"expected an object, to which {_NATIVE_ROPE} is added for this target, got"
+                f" {short(config)}",
+                fix='give it as {"mode": 3}, for example',
+            )
         missing = [] if _NATIVE_ROPE in chosen else [_NATIVE_ROPE]
         return {"compilation_config": {**config, "custom_ops": [*chosen, *missing]}}
 
@@ -141,8 +150,12 @@ class EngineSetup:
         longest, least = given.get("max_model_len"), self.plan.max_model_len
         if longest is not None and (type(longest) is not int or longest < least):
             where = "--engine-arg max_model_len"
-            facts = {"least": least, "got": short(longest)}
-            raise refused(TraceError, where, __file__, "short-context", **facts)
+            raise TraceError(
+                where,
+                f"expected at least {least}, the longest prompt with its continuation, got"
+                f" {short(longest)}",
+                fix="give a larger number, or leave it out",
+            )
 
 
 def plan_json(plan: RecordingPlan, identity: TargetIdentity) -> dict[str, Any]:
@@ -221,8 +234,12 @@ class KeptRecording:
                              fix="see the engine's own messages")  # fmt: skip
         wrong = count < 1 or count > self._plan.max_new_tokens
         if wrong or (answer.ended == "length" and count != self._plan.max_new_tokens):
-            facts = {"asked": self._plan.max_new_tokens, "count": count, "ended": answer.ended}
-            raise refused(TraceError, where, __file__, "other-length", **facts)
+            raise TraceError(
+                where,
+                f"asked for {self._plan.max_new_tokens} tokens, got {count} and {answer.ended!r}",
+                fix="start the engine without a limit of its own, such as max_new_tokens in"
+                " --override-generation-config",
+            )
         vocab_size, asked = self._plan.shape.vocab_size, self._plan.decoding.logprob_spec
         if not all(0 <= token < vocab_size for token in answer.token_ids):
             raise TraceError(where, f"expected token ids in [0, {vocab_size})",
@@ -232,8 +249,12 @@ class KeptRecording:
             places = [len(place) for place in answer.top or ()]
             num_top = asked.num_top
             if given != count or places != [num_top] * (count if num_top else 0):
-                found = {"count": count, "num_top": num_top, "given": given, "top": short(places)}
-                raise refused(TraceError, where, __file__, "few-logprobs", **found)
+                raise TraceError(
+                    where,
+                    f"asked for log-probabilities of {count} tokens and of {num_top} beside each,"
+                    f" got {given} and {short(places)}",
+                    fix="start the engine with at least this --max-logprobs",
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,7 +280,11 @@ def _answered(folder: Path) -> set[str]:
 
 def _file_name(name: str, prompt: Prompt) -> str:
     if Path(name).name != name or not name.endswith(".safetensors"):
-        raise refused(TraceError, f"prompt {prompt.id}", __file__, "no-file", got=short(name))
+        raise TraceError(
+            f"prompt {prompt.id}",
+            f"expected the answer to name a file of hidden states, got {short(name)}",
+            fix="start the engine with the arguments of 'draftquant record --print-server-args'",
+        )
     return name
 
 
@@ -271,7 +296,11 @@ def _wait_for(path: Path, prompt: Prompt) -> None:
             raise TraceError(f"prompt {prompt.id}", f"the engine lost its states: {_why(failed)}",
                              fix="see the engine's own messages, and run again")  # fmt: skip
         if time.monotonic() > end:
-            raise refused(TraceError, path, __file__, "no-states", wait=_WAIT, id=prompt.id)
+            raise TraceError(
+                path,
+                f"did not appear within {_WAIT:.0f} seconds after the answer to prompt {prompt.id}",
+                fix="give --shared the folder that the engine's machine writes into",
+            )
         time.sleep(_POLL)
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ...recipes.errors import NoAnswerError, TraceError, refused
+from ...recipes.errors import NoAnswerError, TraceError
 from ...recipes.installing import install_itself
 from ..prompts.prompt_file import Prompt
 from ..recording.decoding import prompt_seed
@@ -89,7 +89,12 @@ def offline_engine(
 ) -> Iterator["OfflineEngine"]:
     """Start vLLM with these arguments; leaving the block ends it."""
     if importlib.util.find_spec("vllm") is None:
-        raise refused(TraceError, "--engine vllm", __file__, "no-vllm", install=install_itself())
+        raise TraceError(
+            "--engine vllm",
+            "vLLM is not installed beside draftquant",
+            fix=f"install draftquant into vLLM's own environment ({install_itself()}) and record"
+            " there, or give a running server: --server URL",
+        )
     os.environ.update(_ENVIRONMENT)
     import vllm
 
@@ -236,8 +241,12 @@ class ServerEngine:
             raise TraceError(client.url, "serves no model", fix="give the address of a vLLM server")
         longest, needed = served[0].get("max_model_len"), self._plan.max_model_len
         if type(longest) is int and longest < needed:
-            facts = {"longest": longest, "needed": needed}
-            raise refused(TraceError, client.url, __file__, "context-of-server", **facts)
+            raise TraceError(
+                client.url,
+                f"its context has {longest} tokens, the longest prompt with its continuation needs"
+                f" {needed}",
+                fix=f"start it with --max-model-len {needed}, or shorten the prompts",
+            )
         return str(served[0].get("id"))
 
     def submit(self, position: int, prompt: Prompt) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from ...quantize.drafts.config_reader import ConfigReader, with_text_config
 from ...quantize.drafts.maths import linear
 from ...quantize.files.checkpoint import CONFIG_FILE
-from ...recipes.errors import TraceError, refused
+from ...recipes.errors import TraceError
 from ...recipes.listener import Progress, unseen
 from ..passes.draft_inputs import fused_features
 from ..recording.decoding import Decoding, continued, processed_logprobs
@@ -81,7 +81,13 @@ def shown_norm(target: Path, written: Iterable[Written], decoding: Decoding) -> 
 
     norm = min((LastNorm(scale=scale, eps=eps) for scale in (weight, 1 + weight)), key=gap)
     if not gap(norm) <= MAX_GAP:
-        raise refused(TraceError, target, __file__, "other-norm", gap=gap(norm), fix=_FIX)
+        raise TraceError(
+            target,
+            f"computed from the recorded states, the target's tokens are {gap(norm):.2f} nats more"
+            " or less likely than the engine reported: something else than a norm stands between"
+            " its layers and its head",
+            fix=_FIX,
+        )
     return norm
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from ...recipes.errors import PASS_TRACES, BackendError, refused
+from ...recipes.errors import PASS_TRACES, BackendError
 from ...recipes.schema import Algorithm as Choice
 from .algorithm import Algorithm, FoundCodes, InputMoments, Need, RowAlgorithm, Statistics
 from .gptq_rounding import Gptq, Learned
@@ -29,7 +29,11 @@ def row_algorithm(choice: Choice) -> RowAlgorithm:
     algorithm = get_algorithm(choice)
     if not isinstance(algorithm, RowAlgorithm):
         where = f"rounding: {choice.rounding}"
-        raise refused(BackendError, where, __file__, "learned", fix=PASS_TRACES)
+        raise BackendError(
+            where,
+            "learned rounding looks at the whole draft and at traces, not at one weight alone",
+            fix=PASS_TRACES,
+        )
     return algorithm
 
 

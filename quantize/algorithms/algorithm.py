@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from ...recipes.errors import BackendError, refused
+from ...recipes.errors import BackendError
 from ...recipes.schema import WeightFormat
 from ..files.provenance import GptqFactors, LearnedRounding
 from ..numerics.quantized_weight import QuantizedWeight
@@ -165,8 +165,12 @@ class InputMoments:
                 self._on_factor(damping)
                 return factor
         precise = "" if self.precise else "try --precise, which computes it in float64, or "
-        facts = {"dtype": moments.dtype, "damping": self._dampings[-1], "precise": precise}
-        raise refused(BackendError, self.name, __file__, "no-factor", **facts)
+        raise BackendError(
+            self.name,
+            "GPTQ finds no Cholesky factor of the second moments of its inputs, in"
+            f" {moments.dtype}, with {self._dampings[-1]:g} of their mean added to the diagonal",
+            fix=f"{precise}calibrate on more and other prompts, or round this linear to nearest",
+        )
 
     def _ordered(self, order: Tensor) -> Tensor:
         """The moments with rows and columns in an order: a copy, on the device."""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from ...recipes.errors import BackendError, refused
+from ...recipes.errors import BackendError
 from ...recipes.schema import Algorithm, BackendName, WeightFormat
 
 if TYPE_CHECKING:
@@ -69,8 +69,11 @@ class TorchBackend(Backend):
         problem = self._algorithm.problem(weights)
         if problem is not None:
             where = f"algorithm: {self._choice}"
-            facts = {"problem": problem, "weights": weights}
-            raise refused(BackendError, where, __file__, "algorithm", **facts)
+            raise BackendError(
+                where,
+                f"{problem}, got {weights}",
+                fix="use 'scale: absmax' and 'rounding: nearest', or another format",
+            )
 
     @override
     def quantize(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ...recipes.errors import BackendError, refused
+from ...recipes.errors import BackendError
 from ...recipes.schema import Algorithm, BackendName, WeightFormat
 from ..algorithms.algorithm import Absmax, Moments
 from ..numerics.quantized_weight import QuantizedWeight, fp4_codes_of_bytes
@@ -57,12 +57,21 @@ class ModelOptBackend(VendorBackend):
     def check(self, weights: WeightFormat) -> None:
         if weights.dtype not in ("fp8_e4m3", "nvfp4") or weights.granularity == "block":
             where = "backend modelopt"
-            raise refused(BackendError, where, __file__, "modelopt-format", weights=weights)
+            raise BackendError(
+                where,
+                f"expected fp8_e4m3 per channel or tensor, or nvfp4, got {weights}, which this"
+                " backend does not compute",
+                fix="use --backend torch, or --backend quark for int4 and mxfp4 (in a recipe:"
+                " 'backend: torch')",
+            )
         problem = _problem(self._algorithm, weights)
         if problem is not None:
             where = f"backend modelopt, {self._algorithm}"
-            facts = {"problem": problem, "weights": weights, "ours": OURS}
-            raise refused(BackendError, where, __file__, "modelopt-algorithm", **facts)
+            raise BackendError(
+                where,
+                f"{problem}, got {weights}",
+                fix=f"{OURS}, or 'scale: absmax' with 'rounding: nearest'",
+            )
         self.versions()
 
     @override
@@ -82,7 +91,12 @@ class ModelOptBackend(VendorBackend):
         whole = weights.number.global_scale or weights.granularity == "tensor"
         where = f"backend modelopt, weight {list(weight.shape)} {weight.dtype}"
         if (least := float(largest if whole else rows.amin())) < SMALLEST_NORMAL:
-            raise refused(BackendError, where, __file__, "modelopt-vanishing", got=least, ours=OURS)
+            raise BackendError(
+                where,
+                "expected a magnitude of at least 2^-126 in the matrix, or in each row, got"
+                f" {least:g}: ModelOpt has no scale for less",
+                fix=OURS,
+            )
         inputs = gptq_inputs(moments) if self._gptq else None
         with _failing(where), torch.no_grad(), process_state():
             packed = _run_modelopt(covered, weights, self._algorithm, inputs)

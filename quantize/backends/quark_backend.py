@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from ...recipes.errors import BackendError, refused
+from ...recipes.errors import BackendError
 from ...recipes.schema import BackendName, WeightFormat
 from ..algorithms.algorithm import Absmax, Moments
 from ..numerics.number_formats import FP8, FP8_MAX, fp4_codes
@@ -53,7 +53,11 @@ def require_build_tools() -> None:
     compiler = os.environ.get("CXX", "c++")
     built = extension_folder() / EXTENSION / f"{EXTENSION}.so"
     if not built.exists() and not shutil.which(compiler):
-        raise refused(BackendError, "backend quark", __file__, "no-compiler", compiler=compiler)
+        raise BackendError(
+            "backend quark",
+            f"AMD Quark builds a C++ extension at its first import: no compiler {compiler!r} found",
+            fix="install g++ (or set CXX), or use --backend torch (in a recipe: 'backend: torch')",
+        )
 
 
 def extension_folder() -> Path:
@@ -114,7 +118,11 @@ def _path_with_ninja() -> str:
     scripts = sysconfig.get_path("scripts")
     if shutil.which("ninja", path=scripts):
         return os.pathsep.join((scripts, path))
-    raise refused(BackendError, "backend quark", __file__, "no-ninja", scripts=scripts)
+    raise BackendError(
+        "backend quark",
+        f"AMD Quark needs 'ninja' at every import: not found on PATH, nor in {scripts}",
+        fix="pip install ninja, or use --backend torch (in a recipe: 'backend: torch')",
+    )
 
 
 @contextlib.contextmanager
@@ -125,7 +133,12 @@ def _alone_in(folder: Path) -> Iterator[None]:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as exc:
         where = f"backend quark, folder {folder}"
-        raise refused(BackendError, where, __file__, "unbuildable", why=exc.strerror) from exc
+        raise BackendError(
+            where,
+            f"AMD Quark's extension cannot be built there: {exc.strerror}",
+            fix="set TORCH_EXTENSIONS_DIR to a folder that can be written, or use --backend torch"
+            " (in a recipe: 'backend: torch')",
+        ) from exc
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         (folder / EXTENSION / "lock").unlink(missing_ok=True)
@@ -153,21 +166,28 @@ class QuarkBackend(VendorBackend):
 
     @override
     def check(self, weights: WeightFormat) -> None:
-        for more, row in self._problems(weights):
-            facts = {"problem": weights.problem(), "weights": weights, "ours": OURS}
-            raise refused(BackendError, f"backend quark{more}", __file__, row, **facts)
+        for more, what, fix in self._problems(weights):
+            raise BackendError(f"backend quark{more}", what, fix=fix)
         self.versions()
         require_build_tools()
 
-    def _problems(self, weights: WeightFormat) -> Iterator[tuple[str, str]]:
-        if weights.problem():
-            yield "", "quark-weights"
+    def _problems(self, weights: WeightFormat) -> Iterator[tuple[str, str, str]]:
+        if problem := weights.problem():
+            yield "", problem, "correct 'weights' of the recipe"
         if weights.dtype not in _CODES or weights.granularity == "block":
-            yield "", "quark-format"
+            yield "", f"this backend does not compute {weights}", OURS
         if weights.scale_dtype is not None:
-            yield "", "quark-scale-dtype"
+            what = (
+                f"this backend does not compute scale_dtype {weights.scale_dtype}: Quark rounds"
+                " scales to the weight's dtype first"
+            )
+            yield "", what, f"{OURS}, or leave scale_dtype out"
         if self._gptq and weights.first_stage is not None:
-            yield ", rounding gptq", "quark-two-stages"
+            what = (
+                f"expected weights that are rounded once, got {weights}: Quark's GPTQ does not"
+                " round in two stages"
+            )
+            yield ", rounding gptq", what, OURS
 
     @override
     def start(self) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from ...recipes.errors import BackendError, refused
+from ...recipes.errors import BackendError
 from ...recipes.installing import install_line
 from ...recipes.schema import Algorithm, BackendName, WeightFormat
 from ..algorithms.algorithm import Absmax, Moments, Need
@@ -45,12 +45,20 @@ class VendorBackend(Backend):
             version = importlib.metadata.version(self.package)
         except importlib.metadata.PackageNotFoundError as exc:
             where = f"backend {self.name}"
-            facts = {"package": self.package, "install": install_line(self.name)}
-            raise refused(BackendError, where, __file__, "not-installed", **facts) from exc
+            raise BackendError(
+                where,
+                f"expected the package {self.package}, which is not installed",
+                fix=f"{install_line(self.name)}, or let torch compute: --backend torch",
+            ) from exc
         if not fnmatch.fnmatchcase(version, self.wanted):
             where = f"backend {self.name}"
-            facts = {"package": self.package, "wanted": self.wanted, "version": version}
-            raise refused(BackendError, where, __file__, "untested-version", **facts)
+            raise BackendError(
+                where,
+                f"expected {self.package} {self.wanted}, got {version}, whose results were never"
+                " verified",
+                fix=f"pip install '{self.package}=={self.wanted}', or let torch compute: --backend"
+                " torch",
+            )
         return {self.package: version, "torch": torch.__version__}
 
 
@@ -68,11 +76,19 @@ def finite_absmax(backend: BackendName, weight: Tensor) -> Tensor:
     """Largest magnitude per row, [rows, 1], of a finite matrix that a toolkit accepts."""
     where = f"backend {backend}, weight {list(weight.shape)} {weight.dtype}"
     if weight.ndim != 2 or weight.numel() == 0 or weight.dtype not in WEIGHT_DTYPES:
-        raise refused(BackendError, where, __file__, "no-matrix")
+        raise BackendError(
+            where,
+            "expected a non-empty matrix [rows, in_features] of bfloat16, float16 or float32",
+            fix="keep this tensor: only weights of linear layers are quantized",
+        )
     rows = row_absmax(weight)
     if not rows.isfinite().all():
         # Quark 0.13 silently turns inf into NaN, and in FP8 keeps NaN.
-        raise refused(BackendError, where, __file__, "not-finite")
+        raise BackendError(
+            where,
+            "expected finite values, got NaN or inf",
+            fix="repair the source checkpoint",
+        )
     return rows
 
 
@@ -89,8 +105,12 @@ def with_absmax(
     own, wanted = float(row_absmax(weight).amax()), float(absmax)
     if not weights.scales_whole_matrix or wanted < own:
         where = f"backend {backend}, weight {list(weight.shape)} {weight.dtype}"
-        facts = {"own": own, "wanted": wanted, "weights": weights}
-        raise refused(BackendError, where, __file__, "absmax", **facts)
+        raise BackendError(
+            where,
+            f"expected an absmax of at least {own:g}, for one scale of the whole matrix, got"
+            f" {wanted:g} for {weights}",
+            fix="pass the largest magnitude of this weight and of those fused with it",
+        )
     if wanted == own:
         return weight
     row = torch.full((1, weight.shape[1]), wanted)

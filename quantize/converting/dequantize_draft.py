@@ -12,7 +12,7 @@ from typing import Any
 from typing_extensions import override
 
 from ...recipes.brief import Brief, megabytes
-from ...recipes.errors import CheckpointError, refused
+from ...recipes.errors import CheckpointError
 from ...recipes.packages import package_version
 from ..files import provenance as records
 from ..files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, Checkpoint
@@ -94,7 +94,12 @@ def plan_dequantization(checkpoint: Checkpoint, dtype: FloatDtype | None = None)
     source = quantized_source(checkpoint, "dequantize")
     if not source.modules:
         where = checkpoint.folder / CONFIG_FILE
-        raise refused(CheckpointError, where, __file__, "nothing-quantized", scheme=source.scheme)
+        raise CheckpointError(
+            where,
+            f"there is nothing to dequantize: it declares {source.scheme}, but stores no quantized"
+            " linear",
+            fix="remove quantization_config from config.json, or quantize the draft again",
+        )
     chosen = _kept_dtype(source) if dtype is None else dtype
     outputs = []
     for row in source.draft.rows:
@@ -111,7 +116,11 @@ def _kept_dtype(source: StoredDraft) -> FloatDtype:
     floats: list[FloatDtype] = [d for d in typing.get_args(FloatDtype) if d in kept]
     if len(floats) != 1:
         where, got = source.checkpoint.folder, " and ".join(floats) or "none"
-        raise refused(CheckpointError, where, __file__, "kept-dtypes", got=got)
+        raise CheckpointError(
+            where,
+            f"expected kept weights of one dtype, got {got}",
+            fix="choose the dtype of the dequantized ones: --dtype bfloat16 or --dtype float32",
+        )
     return floats[0]
 
 
@@ -141,7 +150,11 @@ def dequantize_draft(
         record = record.quantized_by  # the record of the layer inside its target
     if isinstance(record, records.DequantizedProvenance):
         where = checkpoint.folder / PROVENANCE_FILE
-        raise refused(CheckpointError, where, __file__, "dequantized", config_file=CONFIG_FILE)
+        raise CheckpointError(
+            where,
+            f"the folder was dequantized, but its {CONFIG_FILE} declares codes",
+            fix="copy or quantize the draft again",
+        )
     config = {k: v for k, v in checkpoint.config.items() if k != "quantization_config"}
     dequantization = _Dequantization(
         out=out,

@@ -14,7 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...recipes.brief import Brief, megabytes
-from ...recipes.errors import CheckpointError, LayoutError, refused
+from ...recipes.errors import CheckpointError, LayoutError
 from ...recipes.formats import KvCacheFormat
 from ...recipes.schema import (
     Algorithm,
@@ -97,8 +97,12 @@ def _cache_scales(source: StoredDraft, outputs: Sequence[OutputTensors]) -> dict
         for values in (own.k, own.v):
             if len(values) != 1:
                 where = source.checkpoint.folder
-                facts = {"layer": site.layer, "count": len(values)}
-                raise refused(LayoutError, where, __file__, "scale-of-each-head", **facts)
+                raise LayoutError(
+                    where,
+                    f"layer {site.layer} has {len(values)} scales of its keys or values, one for"
+                    " each head, and other layouts store one",
+                    fix="export the draft with one scale per layer (strategy: tensor)",
+                )
             scales.append(values[0])
     return dict(zip(names, scales, strict=True))
 
@@ -142,7 +146,11 @@ def plan_transcoding(
     record = read_provenance(checkpoint.folder)
     check_seal(checkpoint.folder, record)
     if isinstance(record, records.CutProvenance):
-        raise refused(CheckpointError, checkpoint.folder, __file__, "cut", cut=record.cut)
+        raise CheckpointError(
+            checkpoint.folder,
+            f"its vocabulary was cut after it had been quantized ({record.cut})",
+            fix="transcode first, then cut",
+        )
     found = _recipe(stored, record, layout)
     _check_counts_from_the_middle(stored)
     origin = _origin(record, found, stored, source)
@@ -176,7 +184,11 @@ def _recipe(
     scheme = stored.scheme
     if scheme is None or not stored.modules:
         where = stored.checkpoint.folder / CONFIG_FILE
-        raise refused(CheckpointError, where, __file__, "nothing-stored")
+        raise CheckpointError(
+            where,
+            "there is nothing to transcode: no linear is stored quantized",
+            fix="quantize the draft first",
+        )
     _check_one_format(stored)
     if isinstance(record, records.QuantizedProvenance):
         return record.recipe
@@ -184,7 +196,11 @@ def _recipe(
     own = next((name for name in LAYOUT_NAMES if name == scheme.layout.name), layout)
     if own is None:
         where = stored.checkpoint.folder
-        raise refused(LayoutError, where, __file__, "only-read", name=scheme.layout.name)
+        raise LayoutError(
+            where,
+            f"its layout {scheme.layout.name} is read, but not written",
+            fix="name the layout of the output, for example --layout compressed-tensors",
+        )
     if isinstance(record, records.TranscodedProvenance):
         first = record.transcoded_from.weights
         if first.dtype != weights.dtype:  # the declared format is the carrier of its codes
@@ -347,7 +363,12 @@ def _check_one_format(source: StoredDraft) -> None:
     groups = (scheme, *scheme.others) if scheme is not None else ()
     if len({replace(each, targets=(), others=(), excludes=()) for each in groups}) > 1:
         where = source.checkpoint.folder
-        raise refused(LayoutError, where, __file__, "several-formats", scheme=source.scheme)
+        raise LayoutError(
+            where,
+            "expected one format for all linears, got several, which no other layout holds:"
+            f" {source.scheme}",
+            fix="quantize the BF16 draft with a recipe of the wanted layout",
+        )
 
 
 def _check_counts_from_the_middle(source: StoredDraft) -> None:
@@ -360,7 +381,11 @@ def _check_counts_from_the_middle(source: StoredDraft) -> None:
         asymmetric = zero_points(*of, rows) is not None
         if asymmetric or input_groups(*of, columns) is not None:
             what = "asymmetric codes" if asymmetric else "inputs in the order of their activations"
-            raise refused(LayoutError, f"{row.module}: {what}", __file__, "unwritten")
+            raise LayoutError(
+                f"{row.module}: {what}",
+                "no layout that draftquant writes holds them",
+                fix="`draftquant dequantize` the folder, and quantize the weights with a recipe",
+            )
 
 
 def _recoded_blocks(source: StoredDraft, row: Row, recipe: Recipe) -> Iterator[QuantizedWeight]:
@@ -395,7 +420,11 @@ def _stored_input_scale(source: StoredDraft, row: Row, recipe: Recipe) -> float 
             value = stored_scalar(source.checkpoint, tensor)
             return 1 / value if suffix == INVERSE_INPUT_SCALE else value
     where = source.checkpoint.folder
-    raise refused(CheckpointError, where, __file__, "no-input-scale", module=row.module)
+    raise CheckpointError(
+        where,
+        f"{row.module} has no stored input scale",
+        fix="run `draftquant verify`, then quantize the draft again",
+    )
 
 
 def _codes(linear: StoredLinear, rows: range, weights: WeightFormat) -> Tensor:
@@ -435,6 +464,10 @@ def _scales(source: StoredDraft, row: Row, recipe: Recipe, linear: StoredLinear)
     if len(wrong):
         first = float(exact[tuple(wrong[0])])
         where = f"{row.module}: scales"
-        facts = {"count": len(wrong), "total": exact.numel(), "dtype": dtype, "first": first}
-        raise refused(LayoutError, where, __file__, "inexact-scales", layout=recipe.layout, **facts)
+        raise LayoutError(
+            where,
+            f"{len(wrong)} of {exact.numel()} are not exact in {dtype}, first {first:.9g}: layout"
+            f" {recipe.layout} cannot hold them",
+            fix="choose a layout that keeps their dtype, or quantize the BF16 draft for this one",
+        )
     return scale

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ...recipes.errors import CheckpointError, refused, short
+from ...recipes.errors import CheckpointError, short
 from ...recipes.packages import table_beside
 
 KNOWN = frozenset(table_beside(__file__)["keys"].split())
@@ -28,11 +28,6 @@ def with_text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**object_at(config, "text_config"), **config}
 
 
-def refusal(where: object, row: str, /, **facts: object) -> CheckpointError:
-    """An error in the words of refusals.toml; `fix` is a fact where the row has none."""
-    return refused(CheckpointError, where, __file__, row, **facts)
-
-
 @dataclass(frozen=True, slots=True)
 class ConfigReader:
     """Reads keys of one JSON object. Errors name `where`."""
@@ -50,7 +45,12 @@ class ConfigReader:
     def even(self, key: str) -> int:
         """An even number of rotated dimensions, which turn in pairs."""
         value = self.positive(key)
-        self.check(value % 2 == 0, "odd", key=key, got=value)
+        if value % 2 != 0:
+            raise CheckpointError(
+                self.where,
+                f"{key}: expected an even number, got {value}: dimensions are rotated in pairs",
+                fix=f"correct {key!r}",
+            )
         return value
 
     def number(self, key: str, default: Any = _REQUIRED) -> float:
@@ -89,7 +89,12 @@ class ConfigReader:
         ids = self.layer_ids(key)
         if ids is None:
             return None
-        self.check(ids[0] != 0, "embedding-as-layer", key=key, got=list(ids))
+        if ids[0] == 0:
+            raise CheckpointError(
+                self.where,
+                f"{key}: expected ids from 1 (the output of layer 0), got {list(ids)}",
+                fix="a draft that reads the target's embedding is not supported",
+            )
         return [i - 1 for i in ids]
 
     def positives(self, *names: str) -> dict[str, int]:
@@ -101,8 +106,13 @@ class ConfigReader:
         for key, (expected, meaning) in served.items():
             got = self.config.get(key)
             same = got == expected and isinstance(got, bool) == isinstance(expected, bool)
-            facts = {"key": key, "expected": expected, "got": short(got), "meaning": meaning}
-            self.check(got is None or same, "other-maths", **facts)
+            if got is not None and not same:
+                raise CheckpointError(
+                    self.where,
+                    f"{key}: expected {expected!r}, got {short(got)}: {meaning}",
+                    fix="use another draft: no supported family computes this, so it cannot be"
+                    " quantized or replayed",
+                )
 
     def _get(self, key: str, default: Any) -> Any:
         value = self.config.get(key)
@@ -112,18 +122,13 @@ class ConfigReader:
             near = misspelling_of(key, self.config)
             add = f"add {key!r} as the draft was trained with it"
             fix = f"rename {near!r} to {key!r}" if near else add
-            raise refusal(self.where, "absent", key=key, fix=fix)
+            raise CheckpointError(self.where, f"{key}: missing key", fix=fix)
         return default
 
     def wrong(self, key: str, expected: str, got: Any) -> CheckpointError:
         """The error for a key whose value is not as expected."""
         what = f"{key}: expected {expected}, got {short(got)}"
         return CheckpointError(self.where, what, fix=f"correct {key!r}")
-
-    def check(self, fits: object, row: str, /, **facts: object) -> None:
-        """Refuse what does not fit, in the words of a row of refusals.toml."""
-        if not fits:
-            raise refusal(self.where, row, **facts)
 
 
 def near_key(key: str, config: Mapping[str, Any]) -> str | None:
@@ -191,8 +196,13 @@ def read_aux_layer_ids(config: Mapping[str, Any], where: object) -> AuxLayerIds:
         return AuxLayerIds(after=after, spelling="portable")
     if nested == top:
         return AuxLayerIds(after=after, spelling="equal")
-    facts = {"key": KEY, "section": SECTION, "top": list(top), "nested": list(nested)}
-    raise refusal(where, "layer-ids-of-two-kinds", **facts)
+    raise CheckpointError(
+        where,
+        f"{KEY}: {list(top)} at the top level and {list(nested)} in {SECTION} are not the same"
+        " layers: expected the top level to be one more, or equal",
+        fix=f"write the layers that the draft was trained on: 'after layer k' in {SECTION}, k + 1"
+        " at the top level",
+    )
 
 
 def layers_in_both_places(
@@ -225,11 +235,19 @@ def _ids(keys: ConfigReader) -> tuple[int, ...] | None:
     try:
         return keys.layer_ids(KEY)
     except CheckpointError as exc:
-        raise refusal(exc.where, "layer-ids", what=exc.what, key=KEY) from exc
+        raise CheckpointError(
+            exc.where,
+            exc.what,
+            fix=f"correct {KEY!r}: features are concatenated in the order in which layers run,"
+            " also where ModelOpt 0.44 wrote the ids in another one",
+        ) from exc
 
 
 def _after(inputs: tuple[int, ...], where: object) -> tuple[int, ...]:
     if inputs[0] == 0:
-        facts = {"key": KEY, "inputs": list(inputs), "section": SECTION}
-        raise refusal(where, "layer-ids-of-the-embedding", **facts)
+        raise CheckpointError(
+            where,
+            f"{KEY}: the input of layer 0 is the embedding, not the output of a layer",
+            fix=f"count layers from 1 at the top level: {list(inputs)} may be meant for {SECTION}",
+        )
     return tuple(i - 1 for i in inputs)

@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ...recipes.errors import PlanError, refused
-from .config_reader import refusal
+from ...recipes.errors import CheckpointError, PlanError
 from .family import Draft, Row
 from .geometry import LatentAttention
 from .maths import Tensor, torch
@@ -59,7 +58,11 @@ def cached_layers(names: Iterable[str], draft: object) -> tuple[int, ...]:
     """The numbers N of the layers "layers.N.self_attn." of canonical names, in order."""
     found = {int(match[1]) for name in names if (match := _ATTENTION.match(name))}
     if not found:
-        raise refusal(draft, "no-cache")
+        raise CheckpointError(
+            draft,
+            "no layer of this draft has attention, so there is no KV cache",
+            fix="leave kv_cache (of a recipe) or --kv-cache-dtype out",
+        )
     return tuple(sorted(found))
 
 
@@ -95,15 +98,24 @@ def cache_sites(draft: Draft) -> tuple[CacheSite, ...]:
             " cache, and refuses a draft's folder that stores one"
         )
     if reason is not None:
-        facts = {"family": family.name, "why": reason}
-        raise refused(PlanError, draft.checkpoint.folder, __file__, "no-cache-scales", **facts)
+        raise PlanError(
+            draft.checkpoint.folder,
+            "the recipe stores scales of the KV cache, which engines do not read of"
+            f" {family.name}: {reason}",
+            fix="leave kv_cache out. Served with an FP8 cache nevertheless, its scales are 1:"
+            " 'draftquant replay --kv-cache-dtype fp8_e4m3' counts what that loses",
+        )
     return tuple(_site(draft, layer) for layer in layers)
 
 
 def _site(draft: Draft, layer: int) -> CacheSite:
     keys = draft.row(f"layers.{layer}.self_attn.k_proj.weight")
     if keys is None:
-        raise refused(PlanError, draft.checkpoint.folder, __file__, "no-keys", layer=layer)
+        raise PlanError(
+            draft.checkpoint.folder,
+            f"layer {layer} has no k_proj, so nothing is known of its KV cache",
+            fix="leave kv_cache out of the recipe",
+        )
     return CacheSite(
         layer=layer,
         keys=keys,

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from ...recipes.packages import said
 from .config_reader import KEY, SECTION, object_at
 
 
@@ -77,11 +76,6 @@ class Finding(NamedTuple):
 
 ConfigRead = dict[str, Any] | Finding
 """The keys of a config.json as an engine reads them, or why it does not read them."""
-
-
-def engine_error(row: str, /, **facts: object) -> Finding:
-    """A finding in the words of engine_errors.toml, with the facts that they quote of the draft."""
-    return Finding(**said(__file__, "engine_errors", row, facts))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -405,10 +399,23 @@ class EngineTraits:
 
 def refused_roots(class_name: str, *names: str) -> Roots:
     """For vLLM, which puts "model." before every name except the head's: `llama_eagle3.py:444`."""
-    rows = ((f"{name}.", {"name": name, "module": class_name}) for name in names)
-    return {root: engine_error("refused-root", root=root, **facts) for root, facts in rows}
+    return {
+        f"{name}.": Finding(
+            "load",
+            f"ValueError: There is no module or parameter named '{name}' in {class_name}.",
+            f"strip '{name}.' from the names of the tensors, as its trainer's export does",
+        )
+        for name in names
+    }
 
 
 def dropped_roots(*roots: str) -> Roots:
     """For SGLang, whose loaders skip what they have no parameter for."""
-    return {root: engine_error("dropped-root", root=root) for root in roots}
+    return {
+        root: Finding(
+            "wrong",
+            f"SGLang drops every tensor whose name begins with {root!r}",
+            f"strip {root!r} from the names of the tensors, as its trainer's export does",
+        )
+        for root in roots
+    }

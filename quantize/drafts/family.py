@@ -12,12 +12,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from ...recipes.packages import counts, rows_beside, said
+from ...recipes.errors import CheckpointError
+from ...recipes.packages import counts, rows_beside
 from ...recipes.schema import SHARED_ROLES, Role
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from .architectures import MARKS
-from .config_reader import SECTION, ConfigReader, object_at, refusal, with_text_config
+from .config_reader import SECTION, ConfigReader, object_at, with_text_config
 from .engine_traits import GATE_UP, MLA_DOWN, QKV, EngineTraits, fused_group, fused_linear
 from .forward import DraftForward, OnInput
 from .geometry import Geometry
@@ -45,9 +46,10 @@ class Lint:
 
 def told(row: str, fix: Mapping[str, Any] | None = None, /, **facts: object) -> Lint:
     """A lint in the words of lints.toml, with the facts that they quote of the draft."""
-    texts = {"name": row, **said(__file__, "lints", row, facts)}
-    own = rows_beside(__file__, "lints")[row].get("fix", {})
-    return Lint(**texts, fix=fix or own)  # type: ignore[arg-type]
+    own = rows_beside(__file__, "lints")[row]
+    texts = {key: text.format_map(facts) for key, text in own.items() if isinstance(text, str)}
+    texts["name"] = own.get("name", row)
+    return Lint(**texts, fix=fix or own.get("fix", {}))  # type: ignore[arg-type]
 
 
 def told_if(row: str, facts: Mapping[str, Any]) -> Iterator[Lint]:
@@ -245,7 +247,12 @@ class Family(ABC):
     def need_maths(self, folder: Path) -> None:
         """Refuse what needs to know what a draft computes, of one that no family reads."""
         if not self.has_maths:
-            raise refusal(folder, "no-maths")
+            raise CheckpointError(
+                folder,
+                "no family reads it, so what it computes along traces is not known",
+                fix="serve it: draftquant measure on two servers, with the BF16 draft and with the"
+                " quantized one, then gate --measured",
+            )
 
     def side_weights(self, _geometry: Any, _folder: Path) -> Weights:
         """Weights that engines read from other files of the folder; mostly none."""

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from typing_extensions import override
 
-from ...recipes.errors import ForwardError, refused
+from ...recipes.errors import ForwardError
 from .geometry import Geometry
 from .maths import Product, Tensor, largest_of, linear, rms_norm, sum_of, target_ids, torch
 
@@ -228,7 +228,12 @@ def _raise_first(checks: list[_Check]) -> None:
 
 def not_finite(where: str, what: str) -> ForwardError:
     """The error where something is NaN or infinite."""
-    return refused(ForwardError, where, __file__, "not-finite", what=what)
+    return ForwardError(
+        where,
+        f"{what} are NaN or infinite",
+        fix="its weights are finite, so one is far too large, or an input is: compare norms and"
+        " scales with those that it was exported from",
+    )
 
 
 class ModulesForward(DraftForward):

@@ -6,7 +6,7 @@ A family's own geometry adds fields, and overrides what its drafts do differentl
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from .config_reader import refusal
+from ...recipes.errors import CheckpointError
 from .rope import RopeConfig
 
 CHAIN_LENGTH = 3
@@ -164,7 +164,11 @@ def last_state(sizes: dict[str, Any]) -> dict[str, Any]:
 def needed_mask(geometry: Geometry) -> int:
     """The token in the place of tokens to fill in."""
     if geometry.mask_token_id is None:
-        raise refusal("config.json", "block-mask-missing")
+        raise CheckpointError(
+            "config.json",
+            "mask_token_id: missing key, which says what stands where the draft fills in a token",
+            fix="add 'mask_token_id' as the draft was trained with it",
+        )
     return geometry.mask_token_id
 
 

@@ -22,7 +22,7 @@ from ..files.checkpoint import CONFIG_FILE, Checkpoint, mtp_layers
 from ..files.safetensors_header import TensorInfo
 from . import architectures as kinds
 from .config_defaults import as_read, in_place_of
-from .config_reader import ConfigReader, refusal
+from .config_reader import ConfigReader
 from .families import FAMILIES
 from .family import LAYER_CONFIG, SPECULATORS_MARKS, Draft, Family, Row, SpeculatorsForm, TensorSpec
 from .geometry import Geometry
@@ -49,7 +49,12 @@ def plain_config(config: Mapping[str, Any], where: object) -> Mapping[str, Any]:
     keys = ConfigReader(config, where)
     form = FORMS[_kind(keys)]
     given = config.get(LAYER_CONFIG) is not None
-    keys.check(given, "speculators-without-layers", key=LAYER_CONFIG)
+    if not given:
+        raise CheckpointError(
+            keys.where,
+            f"{LAYER_CONFIG}: missing key, which holds the sizes of the draft's layers",
+            fix="save the draft again with the speculators package",
+        )
     layers = keys.section(LAYER_CONFIG)
     return {
         **layers.config,
@@ -61,13 +66,29 @@ def plain_config(config: Mapping[str, Any], where: object) -> Mapping[str, Any]:
 def _kind(keys: ConfigReader) -> str:
     kind, names = keys.config.get("speculators_model_type"), keys.config.get("architectures")
     known = ", ".join(FORMS)
-    keys.check(kind is not None, "speculators-without-type", known=known)
+    if kind is None:
+        raise CheckpointError(
+            keys.where,
+            "speculators_model_type: missing key",
+            fix=f"supported: {known}",
+        )
     found = kind in tuple(FORMS)  # of any JSON type
-    keys.check(found, "speculators-type", got=short(kind), known=known)
+    if not found:
+        raise CheckpointError(
+            keys.where,
+            f"speculators_model_type: {short(kind)} is not supported",
+            fix=f"supported: {known}",
+        )
     first, *behind = names if isinstance(names, list) and names else [None]
     wanted = FORMS[str(kind)].architectures
     fits = first in wanted and not behind
-    keys.check(fits, "speculators-architecture", first=wanted[0], got=names, kind=kind)
+    if not fits:
+        raise CheckpointError(
+            keys.where,
+            f"architectures: expected [{wanted[0]!r}], got {names!r} beside speculators_model_type"
+            f" {kind!r}",
+            fix="correct the one that the draft was not trained as",
+        )
     return str(kind)
 
 
@@ -83,7 +104,12 @@ def read_draft(checkpoint: Checkpoint) -> Draft:
         return read_unknown(checkpoint, kind)
     family, geometry = read_config(checkpoint)
     if checkpoint.roles:
-        raise refusal("--role", "role-of-family", family=family.name)
+        raise CheckpointError(
+            "--role",
+            f"--role is for drafts that no family reads; this one is of {family.name}, which has a"
+            " role for every tensor",
+            fix="leave --role out, or name tensors in a rule of the recipe",
+        )
     if family.inside_target and checkpoint.subtree is None:
         _refuse_target(checkpoint)
     _check_marks(checkpoint, family)
@@ -94,8 +120,11 @@ def read_draft(checkpoint: Checkpoint) -> Draft:
         if canonical not in specs:
             raise _unknown(checkpoint, family, name, canonical, list(specs))
         if canonical in rows:
-            facts = {"other": rows[canonical].tensor.name, "family": family.name}
-            raise refusal(checkpoint.folder, "doubled", name=name, **facts)
+            raise CheckpointError(
+                checkpoint.folder,
+                f"{name} and {rows[canonical].tensor.name} are the same tensor of {family.name}",
+                fix="remove one of the two spellings",
+            )
         _check(checkpoint, tensor, specs[canonical])
         rows[canonical] = Row(tensor=tensor, canonical=canonical, role=specs[canonical].role)
     missing = [c for c, spec in specs.items() if not spec.optional and c not in rows]
@@ -104,9 +133,11 @@ def read_draft(checkpoint: Checkpoint) -> Draft:
         again = "export the draft again, with all of its tensors"
         if _are_whole_layers(missing, rows):
             again = f"export the draft again, or correct {family.layer_keys} in config.json"
-        facts = {"first": first, "fix": _renaming(checkpoint) or again}
-        of = {"count": len(missing), "family": family.name}
-        raise refusal(checkpoint.folder, "missing-tensors", **of, **facts)
+        raise CheckpointError(
+            checkpoint.folder,
+            f"{len(missing)} tensor(s) of {family.name} are missing: {first}",
+            fix=_renaming(checkpoint) or again,
+        )
     ordered = tuple(sorted(rows.values(), key=lambda row: row.tensor.name))
     return Draft(checkpoint=checkpoint, family=family, geometry=geometry, rows=ordered)
 
@@ -141,18 +172,30 @@ def read_config(checkpoint: Checkpoint, *, as_declared: bool = False) -> tuple[F
 def _read_config(checkpoint: Checkpoint, *, as_declared: bool) -> tuple[Family, Geometry]:
     where = checkpoint.folder / CONFIG_FILE
     if kinds.nested_eagle_keys(checkpoint.config) is not None:
-        raise refusal(where, "nested", fix=missing_name(checkpoint))
+        raise CheckpointError(
+            where,
+            "the keys of the draft stand below 'model', where vLLM's EAGLEConfig puts them",
+            fix=missing_name(checkpoint),
+        )
     spelled = plain_config(checkpoint.config, where)
     config = kinds.with_family_name(spelled, checkpoint.tensors, _PROJECTORS)
     declared = config.get("architectures")
     if not isinstance(declared, list) or len(declared) != 1:
         got = "null" if declared is None else short(declared)
         got = got if "architectures" in config else "no such key"
-        raise refusal(where, "architectures", got=got, fix=missing_name(checkpoint))
+        raise CheckpointError(
+            where,
+            f"architectures: expected a list of one name, got {got}",
+            fix=missing_name(checkpoint),
+        )
     by_config = next((each for each in FAMILIES if declared[0] in each.architectures), None)
     if by_config is None:
         got = short(declared[0])
-        raise refusal(where, "unknown-architecture", got=got, fix=kinds.SUPPORTED)
+        raise CheckpointError(
+            where,
+            f"architectures: no supported draft family has {got}",
+            fix=kinds.SUPPORTED,
+        )
     sizes = where if spelled is checkpoint.config else f"{where}: {LAYER_CONFIG}"
     if spelled is checkpoint.config:  # of speculators, whose config has no class
         config = as_read(config)
@@ -167,9 +210,13 @@ def _read_config(checkpoint: Checkpoint, *, as_declared: bool) -> tuple[Family, 
         raise CheckpointError(exc.where, f"{exc.what} ({filled})", fix=_as_trained(key)) from exc
     most = max(len(checkpoint.tensors), _MOST_LAYERS if as_declared else 0)
     if geometry.num_layers > most:  # before a table of that many layers is made
-        facts = {"layers": geometry.num_layers, "stored": stored_layers(checkpoint, by_config)}
         count = len(checkpoint.tensors)
-        raise refusal(where, "too-many-layers", key=by_config.layer_keys, tensors=count, **facts)
+        raise CheckpointError(
+            where,
+            f"{by_config.layer_keys}: {geometry.num_layers} layers, but {count} tensors in all",
+            fix=f"correct {by_config.layer_keys!r}: the tensors are those of"
+            f" {stored_layers(checkpoint, by_config)} layer(s)",
+        )
     return by_config.of_folder(geometry, checkpoint.tensors), geometry
 
 
@@ -372,23 +419,35 @@ def _check_marks(checkpoint: Checkpoint, declared: Family) -> None:
         fix = _renaming(checkpoint) or (_OTHER_CONFIG if len(marked) == 1 else others)
         names = " and ".join(family.name for family in marked)
         where = checkpoint.folder / CONFIG_FILE
-        raise refusal(where, "other-tensors", family=declared.name, marked=names, fix=fix)
+        raise CheckpointError(
+            where,
+            f"config.json declares {declared.name}, but the tensors are those of {names}",
+            fix=fix,
+        )
 
 
 def _check(checkpoint: Checkpoint, tensor: TensorInfo, spec: TensorSpec) -> None:
     where, expected = checkpoint.folder / tensor.file, [dim.size for dim in spec.shape]
-    facts: dict[str, object] = {"name": tensor.name, "expected": expected}
     if list(tensor.shape) != expected:
         pairs = zip(spec.shape, tensor.shape, strict=False)
-        wrong = [dim for dim, got in pairs if dim.size != got]
+        wrong = [dim for dim, size in pairs if dim.size != size]
         keys = (*wrong, spec.shape[0])[0].follows_from
         filled = in_place_of(checkpoint.config, keys)
         why = filled or f"disagrees with {keys} of config.json"
         fix = _as_trained(keys) if filled else _OTHER_CONFIG
-        raise refusal(where, "shape", got=list(tensor.shape), why=why, fix=fix, **facts)
+        got = list(tensor.shape)
+        raise CheckpointError(
+            where,
+            f"{tensor.name}: expected shape {expected}, got {got} ({why})",
+            fix=fix,
+        )
     if tensor.dtype not in spec.dtypes:
-        facts["expected"] = " or ".join(spec.dtypes)
-        raise refusal(where, "dtype", got=tensor.dtype, **facts)
+        dtypes = " or ".join(spec.dtypes)
+        raise CheckpointError(
+            where,
+            f"{tensor.name}: expected {dtypes}, got {tensor.dtype}",
+            fix="give the floating-point draft: a quantized one cannot be quantized again",
+        )
 
 
 def _refuse_target(checkpoint: Checkpoint) -> None:
@@ -407,13 +466,16 @@ def _refuse_target(checkpoint: Checkpoint) -> None:
 def _unknown(
     checkpoint: Checkpoint, family: Family, name: str, canonical: str, known: list[str]
 ) -> CheckpointError:
-    facts = {"name": name, "family": family.name}
     near = ", ".join(difflib.get_close_matches(canonical, known, n=3)) or "none"
     fix = _renaming(checkpoint) or (
         f"correct {family.layer_keys} or architectures in config.json; remove the tensor only if"
         " the draft was trained without it"
     )
-    return refusal(checkpoint.folder, "unknown-tensor", near=near, fix=fix, **facts)
+    return CheckpointError(
+        checkpoint.folder,
+        f"{name}: no tensor of {family.name} has this name; nearest: {near}",
+        fix=fix,
+    )
 
 
 def _renaming(checkpoint: Checkpoint) -> str | None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...recipes.errors import CheckpointError, short
-from ...recipes.packages import said
 from .config_reader import ConfigReader, object_at
 from .engine_traits import EngineTraits
 
@@ -74,11 +73,6 @@ class Unreplayed:
     where: str
     what: str
     fix: str
-
-    @classmethod
-    def of(cls, where: object, row: str, /, **facts: object) -> "Unreplayed":
-        """Make it in the words of refusals.toml."""
-        return cls(where=str(where), **said(__file__, "refusals", row, facts))
 
 
 Scaling = Linear | Llama3 | NtkAlpha | Unreplayed
@@ -158,7 +152,12 @@ def read_rope(config: Mapping[str, Any], where: object, part: float | None = Non
     found = declared(config)
     keys = ConfigReader(found.keys, f"{where}: {found.place}")
     rotated = keys.number("partial_rotary_factor", part or 1.0)
-    keys.check(rotated <= 1, "rotary-part", got=rotated)
+    if rotated > 1:
+        raise CheckpointError(
+            keys.where,
+            f"partial_rotary_factor: expected at most 1, got {rotated:g}",
+            fix="correct 'partial_rotary_factor'",
+        )
     scaling: Yarn | Scaling | None
     if not found.is_clear:
         what = "the types of the draft's layers have different sections, and replay knows one rope"
@@ -166,7 +165,12 @@ def read_rope(config: Mapping[str, Any], where: object, part: float | None = Non
             where=str(keys.where), what=what, fix="write the one that all layers have"
         )
     elif part is None and (rotated != 1 or keys.positives("rope_dim")):
-        scaling = Unreplayed.of(keys.where, "part-of-heads")
+        scaling = Unreplayed(
+            where=str(keys.where),
+            what="a part of each head is rotated, which is not replayed",
+            fix="measure this draft on a server; if it was trained with another scaling, replay a"
+            " copy that declares it",
+        )
     else:
         scaling = _scaling(keys)
     yarn = scaling if isinstance(scaling, Yarn) else None
@@ -216,7 +220,13 @@ def _scaling(keys: ConfigReader) -> Yarn | Scaling | None:
     if kind in _PLAIN:
         return None
     if "mrope_section" in keys.config:
-        return Unreplayed.of(keys.where, "rope-type", kind=f"{short(kind)} with mrope_section")
+        return Unreplayed(
+            where=str(keys.where),
+            what=f"replay does not compute rope type {short(kind)} with mrope_section, of which"
+            " draftquant knows no formula that engines share",
+            fix="measure this draft on a server; if it was trained with another scaling, replay a"
+            " copy that declares it",
+        )
     if kind == "linear":
         return Linear(factor=keys.number("factor"))
     if kind == "dynamic" and keys.config.get("alpha") is not None:
@@ -230,7 +240,13 @@ def _scaling(keys: ConfigReader) -> Yarn | Scaling | None:
         )
     if kind == "yarn":
         return _yarn(keys)
-    return Unreplayed.of(keys.where, "rope-type", kind=short(kind))
+    return Unreplayed(
+        where=str(keys.where),
+        what=f"replay does not compute rope type {short(kind)}, of which draftquant knows no"
+        " formula that engines share",
+        fix="measure this draft on a server; if it was trained with another scaling, replay a copy"
+        " that declares it",
+    )
 
 
 _PLAIN = (None, "default", "mrope")
@@ -259,12 +275,21 @@ def of_latent_attention(rope: RopeConfig, where: object) -> RopeConfig:
     Source: `deepseek_v2.py` of vLLM 0.33 (1115) and SGLang 0.5.23 (2066).
     """
     if rope.yarn is not None and rope.yarn.attention_factor is not None:
-        row = "latent-attention-factor"
+        unreplayed = Unreplayed(
+            where=str(where),
+            what="attention_factor: expected none, as engines disagree about it in an MLA draft"
+            " (SGLang 0.5.23 ignores it, vLLM 0.33 leaves the softmax unscaled where it is 1)",
+            fix="give mscale and mscale_all_dim, from which the factor follows",
+        )
     elif rope.scaling is not None and not isinstance(rope.scaling, Unreplayed):
-        row = "latent-rope-type"
+        unreplayed = Unreplayed(
+            where=str(where),
+            what="rope type: expected 'default' or 'yarn': engines take any other one for yarn",
+            fix="replay it under the scaling that it was trained with, if that is one of the two",
+        )
     else:
         return rope
-    return dataclasses.replace(rope, yarn=None, scaling=Unreplayed.of(where, row))
+    return dataclasses.replace(rope, yarn=None, scaling=unreplayed)
 
 
 def yarn_mscale(factor: float, mscale: float) -> float:

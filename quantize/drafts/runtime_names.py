@@ -7,9 +7,9 @@ number of layers; a language model is built below its own root and counts from 0
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from ...recipes.errors import CheckpointError
 from ...recipes.schema import QUANTIZABLE
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
-from .config_reader import refusal
 from .engine_traits import fused_names
 from .family import Draft, Family, Row
 
@@ -62,10 +62,18 @@ def known_target_layers(checkpoint: Checkpoint, given: int | None) -> int | None
     if given is None:
         return named
     if not _counts(given):
-        raise refusal("--target-layers", "target-layers", got=given)
+        raise CheckpointError(
+            "--target-layers",
+            f"expected a whole number of at least 1, got {given!r}",
+            fix="give num_hidden_layers of the target's config.json",
+        )
     if named is not None and named != given:
         where = f"{checkpoint.folder / CONFIG_FILE}: {key}"
-        raise refusal(where, "other-target-layers", named=named, given=given)
+        raise CheckpointError(
+            where,
+            f"names a target of {named} decoder layers, --target-layers {given}",
+            fix="leave the option out, or correct config.json",
+        )
     return given
 
 

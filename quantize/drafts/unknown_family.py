@@ -14,12 +14,13 @@ from pathlib import Path
 
 from typing_extensions import override
 
+from ...recipes.errors import CheckpointError
 from ...recipes.packages import table_beside
 from ...recipes.schema import Role
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from ..files.provenance_file import quantization_of, read_provenance
 from ..files.safetensors_header import TensorInfo
-from .config_reader import ConfigReader, refusal, with_text_config
+from .config_reader import ConfigReader, with_text_config
 from .family import Dim, Draft, Family, Row, TensorSpec
 from .geometry import Geometry
 
@@ -42,7 +43,11 @@ class GivenRole:
         pattern, _, role = text.rpartition("=")
         known = typing.get_args(Role)
         if not pattern or role not in known:
-            raise refusal("--role", "role-unread", got=text, known=", ".join(known))
+            raise CheckpointError(
+                "--role",
+                f"{text!r}: expected PATTERN=ROLE, where ROLE is one of {', '.join(known)}",
+                fix="write for example --role '*.dense.weight=mlp'",
+            )
         return cls(pattern, typing.cast(Role, role))
 
 
@@ -133,8 +138,12 @@ def read_unknown(checkpoint: Checkpoint, kind: str) -> Draft:
         if not fnmatch.filter(checkpoint.tensors, one.pattern):
             wanted = one.pattern.replace("*", "")
             near = difflib.get_close_matches(wanted, checkpoint.tensors, 3, cutoff=0.0)
-            facts = {"pattern": one.pattern, "near": ", ".join(near)}
-            raise refusal(checkpoint.folder, "role-of-nothing", **facts)
+            raise CheckpointError(
+                checkpoint.folder,
+                f"--role {one.pattern!r} fits no tensor; nearest: {', '.join(near)}",
+                fix="correct the pattern: * stands for anything, and names are those that inspect"
+                " lists",
+            )
     found = ((tensor, family.role(tensor)) for tensor in checkpoint.tensors.values())
     rows = tuple(
         Row(tensor=tensor, canonical=tensor.name, role=role, given=rule)

@@ -26,7 +26,7 @@ from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.layouts.scheme import FP8_DTYPE
 from ..stored.stored_declaration import COMPANIONS
-from .contract import EngineName, Facts, Module, Parameter, Question, Scheme, concatenated, said
+from .contract import EngineName, Facts, Module, Parameter, Question, Scheme, concatenated
 from .declared_forms import LinearScheme
 
 # ---- The linears of one decoder layer as engines build them: fused, and split by shards
@@ -122,7 +122,12 @@ def vllm_problem(question: Question, served: MtpLayer) -> Finding | None:
     stored = sorted(n for n in question.tensor_names if n.rpartition(".")[2] in COMPANIONS)
     if not stored:
         return None
-    return said("beside-target", text=no_parameter(question, served, stored[0]))
+    return Finding(
+        "load",
+        str(no_parameter(question, served, stored[0])),
+        "put it into the target's folder, whose declaration vLLM reads for an MTP layer:"
+        " draftquant graft TARGET LAYER; or serve it with SGLang",
+    )
 
 
 def no_parameter(question: Question, served: MtpLayer, name: str) -> str:
@@ -139,7 +144,11 @@ def no_parameter(question: Question, served: MtpLayer, name: str) -> str:
 def sglang_problem(question: Question, served: MtpLayer) -> Finding | None:
     """Where SGLang departs from the layer's declaration, or was not seen to accept it."""
     if served.most_modules is not None and question.num_layers > served.most_modules:
-        return said("one-mtp-layer")
+        return Finding(
+            "load",
+            "AssertionError: Only 1 nextn layer is supported",
+            "serve several MTP layers with vLLM, which has a step for each",
+        )
     return served.misconfigured(question)
 
 
@@ -236,13 +245,22 @@ def never_fits(stored: tuple[int, ...], expected: tuple[int, ...]) -> bool:
 
 def refused_shape(tensor: TensorInfo, shape: tuple[int, ...], remedy: str) -> Finding:
     """The assertion with which loaders refuse a tensor of another shape than its parameter."""
-    sizes = {"stored": str(list(tensor.shape))[1:-1], "shape": str(list(shape))[1:-1]}
-    return said("refused-shape", tensor=tensor, remedy=remedy, **sizes)
+    return Finding(
+        "load",
+        f"AssertionError: {tensor.name} is [{str(list(tensor.shape))[1:-1]}], its parameter"
+        f" [{str(list(shape))[1:-1]}]",
+        remedy,
+    )
 
 
 def other_shape(tensor: TensorInfo, shape: tuple[int, ...]) -> Finding:
     """A tensor whose shape a loader treats in an unknown way."""
-    return said("other-shape", tensor=tensor, stored=list(tensor.shape), shape=list(shape))
+    return Finding(
+        "unknown",
+        f"{tensor.name} is stored as {tensor.dtype} {list(tensor.shape)}, where {list(shape)} is"
+        " expected",
+        "make the tensors, quantization_config and config.json agree",
+    )
 
 
 def holds(tensor: TensorInfo, dtypes: Sequence[str]) -> bool:
@@ -263,9 +281,17 @@ def one_global_scale(
     if len({stored_scalar(checkpoint, tensor) for tensor in scales}) < 2:
         return
     if taken.own_global_scales:
-        yield said("own-global-scales", text=taken.own_global_scales)
+        yield Finding(
+            "after load",
+            taken.own_global_scales,
+            "quantize the fused parts with one global scale",
+        )
     else:
-        yield said("one-global-scale", name=module.name)
+        yield Finding(
+            "wrong",
+            f"{module.name} gets one scale, although its parts were quantized with several",
+            "quantize the fused parts with one global scale",
+        )
 
 
 # ---- A quantized linear as the rows of rules.toml see it

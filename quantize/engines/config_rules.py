@@ -9,9 +9,9 @@ from ..drafts import Family
 from ..drafts.architectures import declared_architecture
 from ..drafts.config_defaults import ClassDefaults, Source, absent_keys, class_defaults
 from ..drafts.config_reader import DEEPSEEK_TYPES, KEY, SECTION, layers_in_both_places, object_at
-from ..drafts.engine_traits import EngineTraits, Finding, Fusion
+from ..drafts.engine_traits import INVALID, EngineTraits, Finding, Fusion
 from ..drafts.rope import declared
-from .contract import TITLES, Capture, Captures, EngineName, Facts, Question, data_file, said
+from .contract import TITLES, Capture, Captures, EngineName, Facts, Question, data_file
 from .engine import TRAITS, Engine
 
 BIAS_KEYS = ("attention_bias", "mlp_bias")
@@ -59,21 +59,32 @@ def as_class_reads(config: Mapping[str, Any], engine: Source) -> Mapping[str, An
         remedy = own or f"set model_type to {usual}"
         if model_type == usual:
             remedy = "serve it with vLLM, which has a class of its own for that model_type"
-        return said(f"{engine}-no-type", model_type=model_type, remedy=remedy)
+        text = (
+            f"The checkpoint you are trying to load has model type `{model_type}` but Transformers"
+            " does not recognize this architecture."
+        )
+        text = INVALID.format(text) if engine == "vllm" else f"ValueError: {text}"
+        return Finding("config", text, remedy)
     if (problem := _size_problem(config)) is not None or traits is None or row is None:
         return problem or config
     usual, remedy = traits.usual_type, "try it in the server"
     if model_type != usual:
         remedy = f"set model_type to {usual}, whose layers the draft has"
-    named = {"model_type": model_type, "remedy": remedy}
+    text = f"Loading such a draft of model_type {model_type} was never executed"
+    unread = Finding("unknown", text, remedy)
     if isinstance(row, str):
-        return said("unread-type", **named)
+        return unread
     if list(row.changes) == ["rope_parameters"] and model_type in _ROPE_BY_LAYER:
-        return said("class-by-layer", engine=TITLES[engine], **named)
+        return Finding(
+            "init",
+            f"The class of model_type {model_type} has a rope for each type of layer, and"
+            f" {TITLES[engine]} takes one for a draft [TypeError: unhashable type: 'dict']",
+            remedy,
+        )
     if traits.latent:
         row = row.without(_OF_HEADS)
     read = {**config, **absent_keys(config, row), **row.changes}
-    return said("unread-type", **named) if _is_unread(config, read, row, engine) else read
+    return unread if _is_unread(config, read, row, engine) else read
 
 
 def _is_unread(
@@ -95,12 +106,24 @@ def _size_problem(config: Mapping[str, Any]) -> Finding | None:
     if not isinstance(hidden, int) or not isinstance(heads, int) or heads < 1:
         return None  # not a draft
     if model_type in _WHOLE_HEADS and hidden % heads:
-        return said("cut-hidden-size", hidden=hidden, heads=heads)
+        return Finding(
+            "config",
+            "StrictDataclassClassValidationError: Class validation error for validator"
+            f" 'validate_architecture': ValueError: The hidden size ({hidden}) is not a multiple"
+            f" of the number of attention heads ({heads}).",
+            "train the draft with another size",
+        )
     types, layers = config.get("layer_types"), config.get("num_hidden_layers")
     if model_type in tuple(_MORE_TYPES_THAN_LAYERS):  # of any JSON type
         return None
     if isinstance(types, list) and type(layers) is int and len(types) != layers:
-        return said("layer-types", layers=layers, types=len(types))
+        return Finding(
+            "config",
+            "StrictDataclassClassValidationError: Class validation error for validator"
+            f" 'validate_layer_type': ValueError: `num_hidden_layers` ({layers}) must be equal to"
+            f" the number of `layer_types` ({len(types)})",
+            "correct num_hidden_layers, or layer_types",
+        )
     return None
 
 
@@ -122,11 +145,25 @@ def null_findings(question: Question, *, has_class: bool) -> Iterator[Finding]:
     unclear = (*_NULLS, *(_NULLS_OF_BLOCKS if question.traits.drafts_blocks else ()))
     for key in [key for key, value in config.items() if value is None]:
         if key in kinds:
-            yield said("null-field", key=key, kind=kinds[key])
+            yield Finding(
+                "config",
+                f"StrictDataclassFieldValidationError: Validation error for field '{key}':"
+                f" TypeError: Field '{key}' expected {kinds[key]}, got NoneType (value: None)",
+                f"remove {key} from config.json, or give its value",
+            )
         elif key in unclear:
-            yield said("null-key", key=key)
+            yield null_key(key)
     if question.fuses and object_at(config, SECTION).get("use_aux_hidden_state", True) is None:
-        yield said("null-key", key="use_aux_hidden_state")
+        yield null_key("use_aux_hidden_state")
+
+
+def null_key(key: str) -> Finding:
+    """A null of which nobody knows what it does."""
+    return Finding(
+        "unknown",
+        f"What engines make of a null {key} in config.json was never executed with such a draft",
+        f"remove {key} from config.json, or give its value",
+    )
 
 
 _ROPES = frozenset(["default", "dynamic", "linear", "llama3", "longrope", "proportional", "yarn"])
@@ -228,11 +265,19 @@ def with_built_fc(fusion: Fusion, geometry: Any, config: Mapping[str, Any]) -> A
     """A geometry with the size of fc that an engine reads from config.json, or its error."""
     changes = {} if fusion.reads_width else {_WIDTH: geometry.hidden_size}
     if fusion.null_width and fusion.reads_width and config.get(_WIDTH, 0) is None:
-        return said("null-width", error=fusion.null_width)
+        return Finding(
+            "init",
+            fusion.null_width,
+            "remove target_hidden_size from config.json, or set it",
+        )
     if fusion.counted_by:
         count = fusion.num_layers(config)
         if not isinstance(count, int) or not 0 <= count <= _MOST_LAYERS:
-            return said("no-count", count=count)
+            return Finding(
+                "init",
+                f"TypeError: empty(): argument 'size' got {count!r} for the number of layers",
+                "write num_aux_hidden_states as a whole number",
+            )
         changes["num_aux_layers"] = int(count)
     return replace(geometry, **changes)
 

@@ -431,22 +431,13 @@ def all_rules(engine: EngineName, version: str, about: str, facts: Facts) -> Ite
     """What an engine says about the facts by the rows of rules.toml."""
     for row in data_file("rules")[about]:
         if _is_of(row, engine, version) and counts(row, facts):
-            yield _finding(row["says"], facts)
+            stage, text, remedy = row["says"]
+            yield Finding(stage, text.format_map(facts), remedy.format_map(facts))
 
 
 def _is_of(row: Mapping[str, Any], engine: EngineName, version: str) -> bool:
     """A row without an engine or without versions holds for all."""
     return row.get("engine", engine) == engine and version in row.get("versions", [version])
-
-
-def _finding(says: Sequence[Any], facts: Facts) -> Finding:
-    stage, text, remedy = says
-    return Finding(stage, text.format_map(facts), remedy.format_map(facts))
-
-
-def said(name: str, /, **values: object) -> Finding:
-    """A finding of [said] in rules.toml, with values in its sentences."""
-    return _finding(data_file("rules")["said"][name], values)
 
 
 @functools.cache

@@ -52,7 +52,6 @@ from .contract import (
     Question,
     UnsureError,
     explained,
-    said,
     shown,
 )
 from .declared_forms import Declaration, read_declaration
@@ -321,7 +320,15 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
         again = f"correct {family.layer_keys}: the tensors are those of {found} layer(s)"
         findings = [first._replace(remedy=again)]
     if fuses != read.fuses:
-        findings = [*findings, said("unused-fc", engine=engine.title)]
+        findings = [
+            *findings,
+            Finding(
+                "wrong",
+                f"{engine.title} loads fc and does not use it, because use_aux_hidden_state is"
+                " false: the draft is handed the target's last hidden state",
+                "remove use_aux_hidden_state from eagle_config, if the draft was trained with fc",
+            ),
+        ]
     captures = engine.captures(question) if read.fuses else ()
     fused = geometry.num_aux_layers if fusion else None
     ids = read.aux_layer_ids

@@ -15,7 +15,7 @@ from ..files.safetensors_header import TensorInfo
 from ..stored.stored_declaration import COMPANIONS
 from .built_linears import ROUTED
 from .config_rules import BIAS_KEYS
-from .contract import CutHead, Question, Verdict, said
+from .contract import CutHead, Question, Verdict
 from .engine import TRAITS, Engine
 
 # ---- A head with rows for fewer tokens than the vocabulary
@@ -47,10 +47,6 @@ class Folder:
             module, _, suffix = self.family.canonical_name(name).rpartition(".")
             found.setdefault(module, {})[suffix] = tensor
         return found
-
-    def say(self, name: str, /, **values: object) -> Finding:
-        """A finding whose sentences may name the engine."""
-        return said(name, engine=self.engine.title, **values)
 
 
 def _cut_head(folder: Folder) -> Iterator[Finding]:
@@ -108,12 +104,29 @@ def _wrong_tokens(folder: Folder, vocabulary: int) -> Iterator[Finding]:
     outside = np.flatnonzero((ids < 0) | (ids >= vocabulary))
     repeated = len(ids) - len(np.unique(ids))
     if absolute:
-        yield folder.say("absolute-map")
+        yield Finding(
+            "wrong",
+            f"d2t holds target ids, and {folder.engine.title} adds the number of the row to each:"
+            " the draft proposes other tokens, or fails at the first request",
+            "subtract arange(draft_vocab_size) from d2t",
+        )
     elif len(outside):
         row = int(outside[0])
-        yield folder.say("map-outside", row=row, token=ids[row], vocabulary=vocabulary)
+        yield Finding(
+            "wrong",
+            f"d2t makes row {row} of the head stand for target id {ids[row]}, outside the"
+            f" vocabulary of {vocabulary}: {folder.engine.title} loads the draft, which proposes"
+            " tokens that do not exist, or fails at the first request",
+            "export d2t again: the rows of lm_head and their target ids do not match",
+        )
     elif repeated:
-        yield folder.say("map-repeats", repeated=repeated, count=len(ids))
+        yield Finding(
+            "wrong",
+            f"{repeated} of {len(ids)} rows of d2t stand for a token for which another row stands:"
+            f" {folder.engine.title} loads the draft, which never proposes the tokens that these"
+            " rows were trained for",
+            "export d2t again: the rows of lm_head and their target ids do not match",
+        )
 
 
 def _rows(tensors: Mapping[str, TensorInfo], suffixes: tuple[str, ...]) -> int | None:
@@ -163,7 +176,11 @@ def folder_findings(folder: Folder) -> Iterator[Finding]:
         if not spellings.match(inner) and _OF_LAYERS & set(name.split(".")):
             unusual.add(name)
     for name in sorted(unusual):
-        yield said("unusual-name", name=name)
+        yield Finding(
+            "unknown",
+            f"Loading a tensor called {name} was never executed",
+            "use the names of the published drafts",
+        )
     for module, tensors in stored.items():
         declared = question.traits.is_mtp and question.declaration is not None
         if ROUTED in module and (question.inside_target or declared):
@@ -176,7 +193,12 @@ def folder_findings(folder: Folder) -> Iterator[Finding]:
             if old or not (plain or known or tensor.name in unusual):
                 yield from strangers(engine, question, tensor)
             if plain and linears and module not in linears and tensor.dtype in _CODES:
-                yield folder.say("codes-of-no-linear", tensor=tensor, module=module)
+                yield Finding(
+                    "wrong",
+                    f"{folder.engine.title} reads {tensor.name}, which is stored as"
+                    f" {tensor.dtype}, as plain numbers without scales",
+                    f"keep {module} in BF16",
+                )
     yield from _other_vocabulary(folder)
     yield from _cut_head(folder)
     yield from _later_norms(folder)
@@ -185,7 +207,18 @@ def folder_findings(folder: Folder) -> Iterator[Finding]:
     for name, spec in specs.items():
         module, _, suffix = name.rpartition(".")
         if spec.role == "norm" and not spec.optional and suffix not in stored.get(module, {}):
-            yield said("refused-without-norm" if refused else "absent-norm", name=name)
+            if refused:
+                yield Finding(
+                    "load",
+                    f"ValueError: Following weights were not initialized from checkpoint: {name!r}",
+                    "export the draft again",
+                )
+            else:
+                yield Finding(
+                    "wrong",
+                    f"{name} stays uninitialised, because it is not stored",
+                    "export the draft again",
+                )
     yield from _shared_tables(folder)
     if "lm_head" not in stored:
         yield from engine.rules("unshared_head", question=question)
@@ -203,7 +236,12 @@ def _partly_kept(folder: Folder) -> Iterator[Finding]:
     ]
     if absent:
         layer, names = folder.checkpoint.subtree or "the MTP layer", first_of(absent, 2)
-        yield folder.say("partly-kept", layer=layer, count=len(absent), names=names)
+        yield Finding(
+            "wrong",
+            f"{len(absent)} tensors of {layer} are not stored ({names}): {folder.engine.title}"
+            " serves memory that nothing was written to",
+            "put the whole layer back: draftquant graft TARGET LAYER --replace --out O",
+        )
 
 
 def _shared_tables(folder: Folder) -> Iterator[Finding]:
@@ -258,7 +296,12 @@ def _later_norms(folder: Folder) -> Iterator[Finding]:
         norm = folder.stored.get(f"layers.{i}.input_layernorm", {}).get("weight")
         has_wanted = any(name.endswith(f"layers.{i}.{wanted}.weight") for name in names)
         if norm is not None and not has_wanted:
-            yield folder.say("later-norm", layer=i, wanted=wanted, name=norm.name)
+            yield Finding(
+                "wrong",
+                f"model.layers.{i}.{wanted}.weight stays uninitialised, because the norm is stored"
+                f" as {norm.name}",
+                f"rename it to {wanted} for {folder.engine.title}",
+            )
 
 
 def strangers(engine: Engine, question: Question, tensor: TensorInfo) -> Iterator[Finding]:
@@ -276,7 +319,7 @@ def strangers(engine: Engine, question: Question, tensor: TensorInfo) -> Iterato
         if isinstance(read, Finding):
             yield read
         if read is None:
-            yield said("unread-name", name=name, remedy=remedy)
+            yield Finding("unknown", f"Loading a tensor called {name} was never executed", remedy)
         if read is not False:
             return
         remedy = f"remove {name}: without it an FP8 KV cache is served with a scale of 1"
@@ -303,13 +346,22 @@ def _bias_findings(
 ) -> Iterator[Finding]:
     """Biases that are built and not stored, and keys whose effect is not known."""
     if None in _asked(engine, question):
-        yield said("unread-biases")
+        yield Finding(
+            "unknown",
+            "Loading such a draft with attention_bias or mlp_bias was never executed",
+            "try it, or train the draft without biases",
+        )
     built = built_biases(engine, question)
     for module in engine.modules(question) if built else ():
         for part in module.parts:
             biased = part.rpartition(".")[2] in built
             if biased and part in stored and "bias" not in stored[part]:
-                yield said("absent-bias", name=module.name, part=part)
+                yield Finding(
+                    "wrong",
+                    f"{module.name}.bias stays uninitialised, because {part}.bias is not stored",
+                    "correct attention_bias and mlp_bias of config.json, which are those of its"
+                    " model_type where they are absent",
+                )
 
 
 def _asked(engine: Engine, question: Question) -> list[frozenset[str] | None]:

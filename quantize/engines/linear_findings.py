@@ -26,7 +26,7 @@ from .built_linears import (
     quantized_linear,
     refused_shape,
 )
-from .contract import Layer, Module, Question, Scheme, UnsureError, concatenated, said
+from .contract import Layer, Module, Question, Scheme, UnsureError, concatenated
 from .declared_forms import LinearScheme
 from .engine import Engine
 from .excludes import NAMED_EXPERTS, NAMED_HEADS, gptq_by_rules, scheme_of
@@ -45,14 +45,14 @@ class Walk(Folder):
         declared = self.question.declaration
         if declared is not None and not declared.groups:  # nor which names and shapes it wants
             what = declared.problem or f"quant_method {declared.method}"
-            return layers, [said("not-executed", what=what)]
+            return layers, [_not_executed(what)]
         stored, findings = self.stored, list(folder_findings(self))
         findings += filter(None, [_experts(self)])
         rows = self._rows(findings)
         built: list[Scheme] = []
         for module in self.engine.modules(self.question):
             if any(f"{part}.weight" not in self.specs for part in module.parts):
-                findings.append(said("not-executed", what=f"{module.name} of such a draft"))
+                findings.append(_not_executed(f"{module.name} of such a draft"))
                 continue
             parts = {part: stored.get(part, {}) for part in module.parts}
             if module.leaf in SHARED and not any(parts.values()):
@@ -90,7 +90,7 @@ class Walk(Folder):
         for group in declared.groups if declared else ():
             row = self.engine.row(group.scheme.signature, self.question.arch)
             if row is None:
-                findings.append(said("not-executed", what=group.scheme.signature))
+                findings.append(_not_executed(group.scheme.signature))
             else:
                 found[group.scheme.signature] = row
         return found
@@ -104,7 +104,7 @@ class Walk(Folder):
             excluded = self.engine.is_excluded(question, module)
             scheme = scheme_of(question, module)
         except UnsureError as exc:
-            findings.append(said("unsure-exclude", why=str(exc)))
+            findings.append(Finding("unknown", str(exc), "write excludes without layer numbers"))
             return question.declaration.groups[0].scheme
         if isinstance(excluded, Finding):
             findings.append(excluded)
@@ -119,7 +119,7 @@ class Walk(Folder):
             shape, weight = self._shape(part), tensors.get("weight")
             companions = [t.name for suffix, t in tensors.items() if suffix in COMPANIONS]
             if not tensors:
-                yield said("never-written", module=module, name=f"{part}.weight")
+                yield _never_written(module, f"{part}.weight")
             elif companions or (weight is not None and weight.dtype not in FLOAT_DTYPES):
                 name, remedy = f"{module.name}.weight", _declare(self, module)
                 facts = {"has_companions": bool(companions)}
@@ -211,7 +211,7 @@ class Walk(Folder):
         mixed = len({_is_float(tensors) for tensors in parts.values() if tensors}) > 1
         for (part, tensors), shape in zip(parts.items(), shapes, strict=True):
             if not tensors:
-                yield said("never-written", module=module, name=f"{part}.{scheme.suffix}")
+                yield _never_written(module, f"{part}.{scheme.suffix}")
             elif _is_float(tensors):
                 weight = tensors["weight"]
                 yield self._floats_into_codes(module, scheme, weight, shape, mixed=mixed)
@@ -225,7 +225,12 @@ class Walk(Folder):
             yield from one_global_scale(self.checkpoint, module, parts, row)
         if row.whole_rows and module.sharding == "row" and self.question.tp > 1:
             name = next(t.name for part in parts.values() for t in part.values())
-            yield said("dropped-scales", name=name.rpartition(".")[0])
+            yield Finding(
+                "wrong",
+                f"The zero points and scales of {name.rpartition('.')[0]} are dropped, because a"
+                " row that is split between GPUs has no whole group",
+                "quantize with groups of 128, or serve on one GPU",
+            )
 
     def _parts(
         self,
@@ -240,7 +245,7 @@ class Walk(Folder):
             tensor = tensors.get(suffix)
             if tensor is None:
                 if suffix not in (*scheme.not_read, *not_read):
-                    yield said("never-written", module=module, name=suffix)
+                    yield _never_written(module, suffix)
             elif not (holds(tensor, part.dtypes) and fits(tensor.shape, part.shape)):
                 never = module.sharding == "replicated" or never_fits(tensor.shape, part.shape)
                 remedy = self._reshaped(module) or "quantize the draft again"
@@ -399,7 +404,7 @@ def _experts(walk: Walk) -> Finding | None:
         by_whole = excluded(whole)
         by_single = set(map(excluded, deciding))
     except UnsureError as exc:
-        return said("unsure-experts", why=str(exc))
+        return Finding("unknown", str(exc), "write excludes as plain patterns")
     by_name = question.method in engine.experts_by_name
     if question.method in NAMED_EXPERTS:
         taken_as_floats = by_single == {True}
@@ -426,4 +431,20 @@ def _experts(walk: Walk) -> Finding | None:
         half=columns // 2,
         layer=served.layer,
         no_parameter=no_parameter(question, served, floats[0]),
+    )
+
+
+def _never_written(module: Module, name: str) -> Finding:
+    return Finding(
+        "wrong",
+        f"{module.name} stays uninitialised, because {name} is not stored",
+        "the folder is incomplete: quantize or download it again",
+    )
+
+
+def _not_executed(what: str) -> Finding:
+    return Finding(
+        "unknown",
+        f"Loading this declaration was never executed: {what}",
+        "quantize the draft again, by a built-in recipe",
     )

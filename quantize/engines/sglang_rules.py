@@ -19,7 +19,7 @@ from ..drafts.recognition import is_speculators
 from ..files.safetensors_header import TensorInfo
 from . import built_linears as built
 from .config_rules import NO_NAME, as_class_reads, sglang_captures
-from .contract import Captures, Facts, Module, Question, said
+from .contract import Captures, Facts, Module, Question
 from .declared_forms import Declaration
 from .engine import TRAITS, Engine, Serving, flag
 from .excludes import (
@@ -108,7 +108,16 @@ class Sglang(Engine):
         if not config.get("architectures"):
             return Finding("config", NO_NAME, "")
         known = name in self.architectures or name in self.registered
-        return None if known or not _OF_DRAFTS.match(name) else said("sglang-model", name=name)
+        if known or not _OF_DRAFTS.match(name):
+            return None
+        return Finding(
+            "config",
+            f"ValueError: Cannot find model module. {name!r} is not a registered model in the"
+            " Transformers library (only relevant if the model is meant to be in Transformers) and"
+            " 'AutoModel' is not present in the model config's 'auto_map' (relevant if the model"
+            " is custom).",
+            "",
+        )
 
     @override
     def config_problem(self, question: Question) -> Finding | None:

@@ -21,8 +21,8 @@ from ..drafts.engine_traits import QKV, UNSUPPORTED, EngineTraits, Finding
 from ..drafts.family import LAYER_CONFIG
 from ..files.safetensors_header import TensorInfo
 from .built_linears import vllm_problem
-from .config_rules import NO_NAME, as_class_reads, draft_traits, vllm_captures
-from .contract import UNKNOWN_FIRST_LAYER, Captures, Facts, Module, Question, UnsureError, said
+from .config_rules import NO_NAME, as_class_reads, draft_traits, null_key, vllm_captures
+from .contract import UNKNOWN_FIRST_LAYER, Captures, Facts, Module, Question, UnsureError
 from .declared_forms import Declaration, Group
 from .engine import TRAITS, Engine, Serving, flag
 from .excludes import (
@@ -272,7 +272,12 @@ def _rewritten(traits: EngineTraits | None, config: Mapping[str, Any]) -> Findin
     if not (traits and traits.usual_type) or model_type not in tuple(REWRITTEN_BY_VLLM):
         return None
     name = f"{'DFlash' if traits.drafts_blocks else 'Eagle3'}{REWRITTEN_BY_VLLM[model_type]}"
-    return said("vllm-rewritten", name=name, usual=traits.usual_type, model_type=model_type)
+    return Finding(
+        "config",
+        "ValidationError: 1 validation error for SpeculativeConfig Value error, Model"
+        f" architectures ['{name}'] are not supported for now.",
+        f"set model_type to {traits.usual_type}: {model_type} is rewritten to the MTP model",
+    )
 
 
 def _speculators_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
@@ -280,7 +285,19 @@ def _speculators_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Findin
     kind, layers = config.get("speculators_model_type"), config.get(LAYER_CONFIG)
     if kind not in tuple(_READ):  # of any JSON type
         known = isinstance(kind, str) and kind != "mtp"
-        return said("vllm-speculators-other" if known else "vllm-speculators-no-kind", kind=kind)
+        if known:
+            return Finding(
+                "unknown",
+                f"Loading speculators_model_type {kind} was never executed",
+                "try it",
+            )
+        return Finding(
+            "config",
+            "ValidationError: 1 validation error for SpeculativeConfig Value error, Expected one"
+            " of: ",
+            "add speculators_model_type; of an MTP layer: put it back into its target, by"
+            " scripts/stitch_mtp.py of speculators",
+        )
     if not isinstance(layers, Mapping):
         return Finding("init", _ATTRIBUTE.format("vocab_size"), f"add {LAYER_CONFIG}")
     own = _READ[kind].read(config, layers)
@@ -291,7 +308,7 @@ def _speculators_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Findin
         if key not in layers:
             return Finding("init", _ATTRIBUTE.format(key), f"add {key!r} to {LAYER_CONFIG}")
     if None in (layers.get(key, 0) for key in _NEEDED_BY_QWEN3):
-        return said("null-key", key=" or ".join(_NEEDED_BY_QWEN3))
+        return null_key(" or ".join(_NEEDED_BY_QWEN3))
     shared = {
         "draft_vocab_size": config.get("draft_vocab_size"),
         "quantization_config": config.get("quantization_config")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...recipes.errors import LayoutError, refused
+from ...recipes.errors import LayoutError
 from ..drafts.engine_traits import fused_names
 from ..stored.layouts.module_patterns import PatternProblem, matches
 from ..stored.layouts.scheme import DeclaredScheme
@@ -30,13 +30,30 @@ def merged_declaration(raw: RawDeclaration | None, layer: GraftedLayer) -> Merge
         if layer.declared is None:
             return None
         if layer.method != _COMPRESSED_TENSORS:
-            raise _refused("unquantized-target", layout=layer.method)
+            raise LayoutError(
+                "graft",
+                f"the target is unquantized, and in layout {layer.method} a declaration cannot"
+                " mean the layer alone",
+                fix="draftquant transcode LAYER --layout compressed-tensors, where linears are"
+                " declared by name",
+            )
         return _in_groups(None, layer)
     method = str(raw.value.get("quant_method"))
     if method not in _BY_METHOD:
-        raise _refused("unknown-method", method=method, known=", ".join(sorted(_BY_METHOD)))
+        raise LayoutError(
+            "graft",
+            f"the target's quant_method is {method!r}, whose way to declare one layer is not known"
+            " here",
+            fix=f"known are {', '.join(sorted(_BY_METHOD))}",
+        )
     if layer.declared is not None and layer.method != method:
-        raise _refused("two-methods", method=method, own=layer.method)
+        raise LayoutError(
+            "graft",
+            f"the target's quant_method is {method!r}, the layer's {layer.method!r}: a config.json"
+            " has one, by which engines read all linears",
+            fix=f"draftquant transcode LAYER --layout {method} where the format allows it,"
+            " quantize the layer with a recipe of that layout, or graft it unquantized",
+        )
     if layer.format is not None and method != _COMPRESSED_TENSORS:
         _check_one_format(read_scheme(raw, strictness="engine"), layer.format, layer)
     return _BY_METHOD[method](raw.value, layer)
@@ -45,15 +62,26 @@ def merged_declaration(raw: RawDeclaration | None, layer: GraftedLayer) -> Merge
 def _check_one_format(target: DeclaredScheme, own: DeclaredScheme, layer: GraftedLayer) -> None:
     """For a tool that declares one format for all linears, and one for the KV cache."""
     if own.kv_cache not in (None, target.kv_cache):
-        raise _refused("other-cache")
+        raise _other_cache()
     there, here = (replace(each, excludes=(), kv_cache=None) for each in (target, own))
     if there != here:
-        facts = {"target": there, "layer": layer.scheme, "layout": layer.method}
-        raise _refused("other-format", **facts)
+        raise LayoutError(
+            "graft",
+            f"the target declares {there}, and its tool has one format for all linears; the layer"
+            f" is stored as {layer.scheme}",
+            fix=f"quantize the layer with a recipe of that format in layout {layer.method}, or"
+            " graft it unquantized",
+        )
 
 
-def _refused(row: str, **facts: object) -> LayoutError:
-    return refused(LayoutError, "graft", __file__, row, **facts)
+def _other_cache() -> LayoutError:
+    return LayoutError(
+        "graft",
+        "the layer declares a quantized KV cache (kv_cache_scheme), and the target another one or"
+        " none: one config.json has one for all layers",
+        fix="quantize the layer without kv_cache, and give the engine the dtype of the draft's"
+        " cache on its command line",
+    )
 
 
 def _same_names(layer: GraftedLayer) -> dict[str, str]:
@@ -112,7 +140,11 @@ def _means(target: str, module: str) -> bool:
     try:
         return matches(target[3:], module)
     except PatternProblem as exc:
-        raise _refused("undecidable", pattern=target, why=exc) from exc
+        raise LayoutError(
+            "graft",
+            f"{target!r} in a quantization_config is no pattern that can be decided: {exc}",
+            fix="write it as a plain regular expression, or as names",
+        ) from exc
 
 
 # ---- compressed-tensors: the layer's group before the target's groups, and excludes of the layer
@@ -131,7 +163,7 @@ def _in_groups(target: Mapping[str, Any] | None, layer: GraftedLayer) -> Merged:
     old = dict(target or {**(layer.declared or {}), "config_groups": {}, "ignore": []})
     own = (layer.declared or {}).get("kv_cache_scheme")
     if own is not None and own != old.get("kv_cache_scheme"):
-        raise _refused("other-cache")
+        raise _other_cache()
     begin = f"re:{layer.names.pattern}"
     of_target = {
         name: {**group, "format": group.get("format") or old.get("format")}
@@ -218,7 +250,12 @@ def _wildcards_left(old: list[str], layer: GraftedLayer) -> list[str]:
         if not any(entry in n or fnmatch.fnmatch(n, entry) for n in layer.quantized_names):
             found.append(entry)
         elif not layer.names.contains(entry.rstrip("*.")):
-            raise _refused("wide-exclude", entry=entry)
+            raise LayoutError(
+                "graft",
+                f"the target's exclude {entry!r} means quantized linears of the layer as well, and"
+                " a wildcard cannot except them",
+                fix="name the target's own modules there, or graft the layer unquantized",
+            )
     return found
 
 

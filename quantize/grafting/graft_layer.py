@@ -10,7 +10,7 @@ from typing import Any
 from typing_extensions import override
 
 from ...recipes.brief import Brief, megabytes
-from ...recipes.errors import CheckpointError, LayoutError, refused
+from ...recipes.errors import CheckpointError, LayoutError
 from ...recipes.packages import package_version
 from ..drafts.config_reader import with_text_config
 from ..engines.contract import EngineCheck
@@ -71,7 +71,11 @@ def _check_one_declaration(target: Checkpoint) -> None:
     if nested or target.config.get(_ELSEWHERE) is not None:
         where = target.folder / CONFIG_FILE
         place = f"{_TEXT}.{_DECLARATION}" if nested else _ELSEWHERE
-        raise refused(CheckpointError, where, __file__, "declared-elsewhere", place=place)
+        raise CheckpointError(
+            where,
+            f"declares its quantization in {place}",
+            fix="move it to quantization_config, where engines read it first",
+        )
 
 
 def _declared_documents(
@@ -126,7 +130,7 @@ def _predictions(
     if not any(check.verdict in _GOOD for check in found):
         why = "; ".join(f"{check.title}: {check.error}" for check in found)
         fix = next((check.remedy for check in found if check.remedy), "graft it unquantized")
-        raise refused(LayoutError, "graft", __file__, "no-engine", why=why, fix=fix)
+        raise LayoutError("graft", f"no engine would load the layer in this target: {why}", fix=fix)
     return tuple(found)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ...recipes.errors import CheckpointError, refused
+from ...recipes.errors import CheckpointError
 from ..drafts import Family, read_config
 from ..drafts.architectures import declared_architecture
 from ..drafts.config_reader import with_text_config
@@ -156,11 +156,18 @@ def layer_prefixes(stored: StoredDraft, source: DraftSource) -> tuple[str, ...]:
     found = mtp_layers(names)
     if not found:
         where = source.folder
-        raise refused(CheckpointError, where, __file__, "no-layer", family=stored.draft.family.name)
+        raise CheckpointError(
+            where,
+            f"no MTP layer stands here: it is a draft of family {stored.draft.family.name}",
+            fix="give the folder that `draftquant quantize TARGET --subtree ...` wrote",
+        )
     others = [n for n in _outside(names, found) if not n.endswith(_TABLES)]
     if others:
-        facts = {"first": others[0], "found": ",".join(found)}
-        raise refused(CheckpointError, source.folder, __file__, "more-than-a-layer", **facts)
+        raise CheckpointError(
+            source.folder,
+            f"it holds more than an MTP layer: {others[0]}",
+            fix=f"name what goes in: --subtree {','.join(found)}",
+        )
     return found
 
 
@@ -175,8 +182,13 @@ def check_free(
     """The target's tensors that the layer replaces; refused unless they may go."""
     there = frozenset(names) - frozenset(_outside(names, prefixes))
     if there and not replace:
-        facts = {"count": len(there), "layers": ", ".join(prefixes), "first": min(there)}
-        raise refused(CheckpointError, target.folder, __file__, "layer-there", **facts)
+        raise CheckpointError(
+            target.folder,
+            f"the target has this layer already: {len(there)} tensors below {', '.join(prefixes)},"
+            f" such as {min(there)}",
+            fix="add --replace to put the other one in its place, in a new folder: the target"
+            " itself stays as it is",
+        )
     return there
 
 
@@ -192,15 +204,23 @@ def check_tables(
     for name in sorted(left_out):
         mine, whole = own.tensors[name], _of_target(target, name)
         if whole is None:
-            facts = {"name": name, "folder": target.folder}
-            raise refused(CheckpointError, own.folder, __file__, "table-absent", **facts)
+            raise CheckpointError(
+                own.folder,
+                f"{name} would be left out, and the target {target.folder} has no such table",
+                fix="graft the layer into the target that it was taken from",
+            )
         if mine.dtype != whole.dtype and mine.shape == whole.shape:
             continue  # the target's is quantized, and the layer's was not
         if whole.name.rpartition(".")[2] != _WEIGHT:
             continue  # as above, and packed
         if mine.shape != whole.shape or tensor_digest(own, mine) != tensor_digest(target, whole):
-            facts = {"name": name, "here": _said(mine), "there": _said(whole), "other": whole.name}
-            raise refused(CheckpointError, own.folder, __file__, "other-table", **facts)
+            raise CheckpointError(
+                own.folder,
+                f"{name} is not the target's: {_said(mine)} here, {_said(whole)} there"
+                f" ({whole.name}), or other values",
+                fix="graft the layer into the target that it was taken from; where the target was"
+                " trained on, take the layer from the same version",
+            )
     return left_out
 
 
@@ -233,14 +253,22 @@ def check_fits(target: Checkpoint, config: Mapping[str, Any], stored: StoredDraf
     family, geometry = read_config(inside)
     if family.name != draft.family.name:
         where = target.folder / CONFIG_FILE
-        facts = {"there": family.name, "family": draft.family.name}
-        raise refused(CheckpointError, where, __file__, "other-family", **facts)
+        raise CheckpointError(
+            where,
+            f"is the config.json of a target whose MTP layer is {family.name}; the layer is"
+            f" {draft.family.name}",
+            fix="graft the layer into the target that it was taken from",
+        )
     for name, there in _sizes(geometry).items():
         here = _sizes(draft.geometry).get(name)
         if there != here and name not in _FOLLOWING:
             where = stored.checkpoint.folder / CONFIG_FILE
-            sizes = {"here": here, "folder": target.folder, "there": there}
-            raise refused(CheckpointError, where, __file__, "other-size", name=name, **sizes)
+            raise CheckpointError(
+                where,
+                f"{name}: the layer has {here}, the target {target.folder} {there}",
+                fix="this is the layer of another target: graft it into the one that it was taken"
+                " from",
+            )
 
 
 _FOLLOWING = ("num_layers", "aux_layer_ids")
@@ -263,5 +291,9 @@ def check_numbers(target: Checkpoint, stored: StoredDraft, prefixes: Collection[
     inside = with_text_config(stored.checkpoint.config).get("num_hidden_layers")
     if layers == inside and all(type(layers) is int and number >= layers for number in found):
         return
-    facts = {"numbers": ", ".join(map(str, found)), "layers": layers}
-    raise refused(CheckpointError, stored.checkpoint.folder, __file__, "other-number", **facts)
+    raise CheckpointError(
+        stored.checkpoint.folder,
+        f"the layer is number {', '.join(map(str, found))}; the target has {layers} decoder"
+        f" layers, after which engines look for layer {layers}",
+        fix="graft the layer into the target that it was taken from",
+    )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ...recipes.errors import LayoutError, refused
+from ...recipes.errors import LayoutError
 from ...recipes.schema import LayoutName, Recipe
 from ..drafts.family import Row
 from ..stored.layouts import LAYOUTS
@@ -58,9 +58,18 @@ def check_head(recipe: Recipe, row: Row) -> None:
     named = f"layout {recipe.layout}: {row.tensor.name}"
     able = [n for n in _LAYOUTS if LAYOUTS[n].names_heads or LAYOUTS[n].heads_are_linears]
     if recipe.layout not in able:
-        raise refused(LayoutError, named, __file__, "unloaded-head", able=" or ".join(able))
+        raise LayoutError(
+            named,
+            "engines do not load a quantized head of a draft in this layout",
+            fix=f"keep the head, or use layout {' or '.join(able)}",
+        )
     if recipe.weights.granularity == "block":
-        raise refused(LayoutError, named, __file__, "split-head")
+        raise LayoutError(
+            named,
+            "engines split a head by rows of the vocabulary, which does not work with scales per"
+            " block",
+            fix="give the head a format of its own with scales per channel, or keep it",
+        )
 
 
 def named_heads(recipe: Recipe, rows: Iterable[Row]) -> tuple[OwnFormat, ...]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from typing_extensions import override
 
-from ...recipes.errors import LayoutError, refused
+from ...recipes.errors import LayoutError
 from ...recipes.library import recipe_file
 from ...recipes.packages import table_beside
 from ...recipes.schema import LayoutName, Recipe, WeightFormat
@@ -238,8 +238,12 @@ def last_part(module: str) -> str:
 def check_divides(layout: LayoutName, weight: TensorInfo, axis: int, divisor: int) -> None:
     """Fail if a dimension of a weight does not consist of whole groups or words."""
     if weight.shape[axis] % divisor:
-        facts = {"divisor": divisor, "axis": ("rows", "inputs")[axis], "got": weight.shape[axis]}
-        raise refused(LayoutError, weight.name, __file__, "not-whole", layout=layout, **facts)
+        raise LayoutError(
+            weight.name,
+            f"layout {layout} needs a multiple of {divisor} {('rows', 'inputs')[axis]}, got"
+            f" {weight.shape[axis]}",
+            fix="keep this tensor, or use another group size or layout",
+        )
 
 
 def scalar(value: "float | Tensor", shape: tuple[int, ...]) -> "Tensor":
@@ -275,8 +279,12 @@ def check_groups(recipe: Recipe, claimed: Sequence[tuple[Row, int]]) -> None:
         fitting = [s for s in sorted(known, reverse=True) if not any(row % s for row in rows)]
         what = f"layout {recipe.layout} needs a multiple of {size} inputs, got {tensor.shape[1]}"
         if not fitting:
-            facts = {"what": what, "dtype": weights.dtype}
-            raise refused(LayoutError, tensor.name, __file__, "no-groups", **facts)
+            raise LayoutError(
+                tensor.name,
+                what,
+                fix=f"no groups of {weights.dtype} fit: take a recipe with a scale per channel,"
+                " such as int4-channel-gptq or fp8-ptpc",
+            )
         raise LayoutError(
             tensor.name,
             what,
@@ -370,7 +378,11 @@ class QuarkLayout(Layout):
     def check_shape(self, weight: TensorInfo, weights: WeightFormat) -> None:
         rows = weight.shape[0]
         if weights.number.is_integer and rows % _PER_WORD:
-            raise refused(LayoutError, weight.name, __file__, "zero-points-of-rows", rows=rows)
+            raise LayoutError(
+                weight.name,
+                f"layout quark packs zero points of 8 rows into a word, got {rows} rows",
+                fix="keep this tensor, or use layout compressed-tensors",
+            )
         super().check_shape(weight, weights)
 
 

@@ -12,7 +12,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from ...recipes.errors import BackendError, refused
+from ...recipes.errors import BackendError
 from ...recipes.schema import Recipe
 from ..algorithms import InputMoments
 from ..backends import Backend, get_backend
@@ -66,8 +66,12 @@ def _scaled(values: Tensor, exponent: int, name: str) -> Tensor:
     exact = values.double() * factor
     scaled = exact.to(values.dtype)
     if bool(((scaled.double() != exact) & exact.isfinite()).any()):
-        facts = {"exponent": exponent, "dtype": values.dtype}
-        raise refused(BackendError, name, __file__, "inexact", **facts)
+        raise BackendError(
+            name,
+            f"it cannot be multiplied by 2^{exponent} exactly in {values.dtype}, as balancing the"
+            " two halves of the concatenated input requires",
+            fix="use a recipe with 'balance_concat: off', or store the draft in float32",
+        )
     return scaled
 
 
@@ -223,8 +227,11 @@ class _Execution:
             return None
         whole, tensor = self.measured.found.quantized(step.row.canonical_module), step.row.tensor
         if tuple(whole.codes.shape) != tensor.shape:
-            facts = {"expected": list(tensor.shape), "got": list(whole.codes.shape)}
-            raise refused(BackendError, tensor.name, __file__, "codes-of-another", **facts)
+            raise BackendError(
+                tensor.name,
+                f"expected codes {list(tensor.shape)}, found were {list(whole.codes.shape)}",
+                fix="learn them of this draft",
+            )
         return whole
 
     def _checked_absmax(self, rows: Tensor, name: str, first: int) -> Tensor:
@@ -232,11 +239,19 @@ class _Execution:
         absmax = row_absmax(rows)
         bad = (~absmax.isfinite()).nonzero()
         if len(bad):
-            raise refused(BackendError, name, __file__, "not-finite", row=first + int(bad[0, 0]))
+            raise BackendError(
+                name,
+                f"row {first + int(bad[0, 0])} holds NaN or inf: nothing to quantize",
+                fix="repair the source checkpoint: this draft cannot have been served",
+            )
         zero = (absmax == 0).nonzero()
         if len(zero) and not self.allow_zero_rows:
-            facts = {"count": len(zero), "row": first + int(zero[0, 0])}
-            raise refused(BackendError, name, __file__, "zero-rows", **facts)
+            raise BackendError(
+                name,
+                f"{len(zero)} all-zero row(s) from row {first + int(zero[0, 0])}: usually padding"
+                " or a damaged export",
+                fix="repair the source, or pass --allow-zero-rows to store them as they are",
+            )
         return absmax
 
     def _shared_absmax(self) -> dict[str, Tensor]:

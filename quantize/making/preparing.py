@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from ...recipes.brief import first_of
-from ...recipes.errors import PASS_TRACES, BackendError, CheckpointError, PlanError, refused
+from ...recipes.errors import PASS_TRACES, BackendError, CheckpointError, PlanError
 from ...recipes.schema import Recipe
 from ..algorithms import FoundCodes
 from ..backends import get_backend
@@ -42,13 +42,23 @@ def prove_dropped(draft: Draft, dropped: Collection[Row], target: Path | None) -
         return {}
     if target is None:
         names = " and ".join(row.tensor.name for row in dropped)
-        raise refused(PlanError, draft.checkpoint.folder, __file__, "drops-unproven", names=names)
+        raise PlanError(
+            draft.checkpoint.folder,
+            f"the recipe drops {names}, but without the target it cannot be proven that the target"
+            " has the same tensor",
+            fix="give the target's folder (--target M), or keep it",
+        )
     tables = StoredTables.find(target)
     for row in dropped:
         problem = tables.difference(draft.checkpoint, row.tensor, row.canonical)
         if problem is not None:
             where = f"{draft.checkpoint.folder}: {row.tensor.name}"
-            raise refused(CheckpointError, where, __file__, "drops-another", problem=problem)
+            raise CheckpointError(
+                where,
+                f"{problem}, and only a tensor that equals the target's byte for byte can be"
+                " dropped",
+                fix="keep it, or give the target that this draft was trained for",
+            )
     return {row.tensor.name: tables.table(row.canonical).name for row in dropped}
 
 
@@ -62,7 +72,12 @@ def _check_untied(plan: Plan) -> None:
         source = plan.draft.checkpoint
         if alike and first_differing_row(source, ours, source, other) is None:
             where = f"{source.folder}: {ours.name}"
-            raise refused(PlanError, where, __file__, "tied-by-value", name=other.name)
+            raise PlanError(
+                where,
+                f"the recipe quantizes it, but it equals {other.name} byte for byte: the two are"
+                " tied, and quantizing one would change it without the other",
+                fix="keep the head, or drop both where the target has them (action: drop)",
+            )
 
 
 def check_source(plan: Plan) -> tuple[tuple[str, ...], tuple[VocabularyCut, ...]]:
@@ -90,8 +105,11 @@ def checked_measured(plan: Plan, measured: Measured) -> tuple[dict[str, float], 
     """Static input scales, and those of the cache; BackendError where the recipe needs traces."""
     recipe, known = plan.recipe, measured.statistics or measured.found
     if recipe.algorithm.rounding != "nearest" and known is None:
-        facts = {"algorithm": recipe.algorithm, "fix": PASS_TRACES}
-        raise refused(BackendError, f"recipe {recipe.name}", __file__, "inputs-unknown", **facts)
+        raise BackendError(
+            f"recipe {recipe.name}",
+            f"{recipe.algorithm} must know the inputs of the linears",
+            fix=PASS_TRACES,
+        )
     scales = checked_scales(plan, measured.input_scales)
     return scales, checked_cache_scales(recipe, plan.draft, measured.cache_scales)
 
@@ -101,14 +119,23 @@ def checked_scales(plan: Plan, scales: Mapping[str, float] | None) -> dict[str, 
     modules = [s.row.module for s in plan.quantized if plan.format_of(s).needs_input_scale]
     if not plan.recipe.needs_input_scales:
         if scales:
-            raise refused(BackendError, f"recipe {plan.recipe.name}", __file__, "scales-given")
+            raise BackendError(
+                f"recipe {plan.recipe.name}",
+                "input scales are given, but the recipe's activations are not static",
+                fix="leave --input-scale out, or use a recipe with static activations",
+            )
         return {}
     missing = [module for module in modules if module not in (scales or {})]
     if scales is None or missing:
         static = next(form.activations for form in plan.recipe.formats if form.needs_input_scale)
         where = f"recipe {plan.recipe.name}"
-        facts = {"static": static, "named": first_of(missing), "traces": PASS_TRACES}
-        raise refused(BackendError, where, __file__, "scales-missing", **facts)
+        raise BackendError(
+            where,
+            f"activations are {static}, so each linear needs a static scale of its input. Missing:"
+            f" {first_of(missing)}",
+            fix=f"{PASS_TRACES}. Or use a recipe without static scales (fp8-ptpc), or pass"
+            " --input-scale 1.0",
+        )
     return {module: scales[module] for module in modules}
 
 

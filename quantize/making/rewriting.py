@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeVar
 
 from typing_extensions import override
 
-from ...recipes.errors import CheckpointError, refused
+from ...recipes.errors import CheckpointError
 from ..files.checkpoint import CONFIG_FILE, UNVERIFIED_CONFIG_FILE, Checkpoint
 from ..files.provenance import Provenance
 from ..files.provenance_file import check_recorded
@@ -33,7 +33,11 @@ def quantized_source(checkpoint: Checkpoint, verb: str) -> StoredDraft:
     """A folder that declares codes, opened; CheckpointError where it declares none."""
     if declared_scheme(checkpoint) is None:
         where = checkpoint.folder / CONFIG_FILE
-        raise refused(CheckpointError, where, __file__, "undeclared", verb=verb)
+        raise CheckpointError(
+            where,
+            f"there is nothing to {verb}: it declares no quantization_config",
+            fix="give the output folder of `draftquant quantize`, or another quantized draft",
+        )
     return StoredDraft.read(checkpoint)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...recipes.brief import Brief, megabytes
-from ...recipes.errors import CheckpointError, VerifyError, refused
+from ...recipes.errors import CheckpointError, VerifyError
 from ...recipes.regular_file import (
     MASK_EMBEDDING_FILE,
     SIGNATURE_FILE,
@@ -93,7 +93,11 @@ def unpickle_draft(folder: Path, out: Path) -> Unpickled:
     for file in files:
         for name, tensor in _tensors(folder / file).items():
             if name in tensors:
-                raise refused(CheckpointError, folder / file, __file__, "doubled", name=name)
+                raise CheckpointError(
+                    folder / file,
+                    f"{name} also stands in another of the files",
+                    fix="move weights that are not the draft's out of the folder",
+                )
             tensors[name] = tensor
     stored = [
         StoredTensor(name=name, dtype=_DTYPES[tensor.dtype], shape=tuple(tensor.shape))
@@ -132,7 +136,12 @@ class _Unpickling(Rewrite[None]):
                 pread_exactly(descriptor, memoryview(written), found.start, found.name)
                 read = self.tensors[found.name].contiguous().reshape(-1).view(torch.uint8)
                 if written != read.numpy().tobytes():
-                    raise refused(VerifyError, self.out, __file__, "reads-back", name=found.name)
+                    raise VerifyError(
+                        self.out,
+                        f"{found.name} reads back differently than it was written, so nothing is"
+                        " published",
+                        fix="run again; if it stays, check the disk",
+                    )
 
 
 def _side_files(folder: Path) -> list[str]:
@@ -147,13 +156,24 @@ def _tensors(path: Path) -> Mapping[str, Tensor]:
     try:
         loaded: Any = load_plain(path)
     except TorchFileProblem as exc:
-        raise refused(CheckpointError, path, __file__, "unreadable", why=exc) from exc
+        raise CheckpointError(
+            path,
+            f"not readable as tensors of torch.save: {exc}",
+            fix="download the file again",
+        ) from exc
     if not isinstance(loaded, dict) or not loaded:
-        raise refused(CheckpointError, path, __file__, "no-tensors", kind=type(loaded).__name__)
+        raise CheckpointError(
+            path,
+            f"expected tensors by name, got {type(loaded).__name__}",
+            fix="save the draft's state_dict() itself",
+        )
     for name, tensor in loaded.items():
         named = isinstance(name, str) and isinstance(tensor, Tensor)
         if not named or tensor.layout != torch.strided or tensor.dtype not in _DTYPES:
             got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-            facts = {"name": name, "known": ", ".join(_DTYPES.values()), "got": got}
-            raise refused(CheckpointError, path, __file__, "no-tensor", **facts)
+            raise CheckpointError(
+                path,
+                f"{name!r}: expected a tensor of {', '.join(_DTYPES.values())}, got {got}",
+                fix="save the draft's state_dict() itself, unquantized",
+            )
     return loaded

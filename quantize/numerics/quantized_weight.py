@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...recipes.errors import CheckpointError, refused
+from ...recipes.errors import CheckpointError
 from ...recipes.formats import NUMBER_FORMATS, WeightDtype
 from ..files.safetensors_header import FloatDtype
 from .number_formats import fp4_values
@@ -123,9 +123,18 @@ def rounded(product: Floats, dtype: FloatDtype, name: str, first_row: int) -> Te
         return torch.from_numpy(product).to(TORCH_DTYPES[dtype])
     row = int(bad[0])
     if np.isfinite(magnitude[row]):
-        facts = {"row": first_row + row, "largest": magnitude[row]}
-        raise refused(CheckpointError, name, __file__, "row-out-of-range", dtype=dtype, **facts)
-    raise refused(CheckpointError, name, __file__, "damaged-row", row=first_row + row)
+        raise CheckpointError(
+            name,
+            f"row {first_row + row} holds values up to {magnitude[row]:g}, which {dtype} cannot"
+            " hold",
+            fix="use --dtype float32",
+        )
+    raise CheckpointError(
+        name,
+        f"row {first_row + row} decodes to NaN or infinity: a quantized value or a scale is"
+        " damaged",
+        fix="run `draftquant verify`, then quantize the draft again",
+    )
 
 
 def _fits(magnitude: Floats, dtype: FloatDtype) -> npt.NDArray[np.bool_]:

@@ -5,7 +5,7 @@ import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
-from ...recipes.errors import PlanError, refused
+from ...recipes.errors import PlanError
 from ...recipes.schema import QUANTIZABLE, SHARED_ROLES, Recipe, Role, Rule
 from ..drafts.family import Draft, Row, norms_before
 from ..drafts.shared.mixture import is_expert
@@ -21,12 +21,16 @@ def claims(recipe: Recipe, draft: Draft) -> tuple[int, ...]:
     for row in draft.rows:
         if row.given == "" and len(row.tensor.shape) == 2:
             folder, shape = draft.checkpoint.folder, list(row.tensor.shape)
-            of = {"name": row.tensor.name, "shape": shape}
-            raise refused(PlanError, folder, __file__, "unnamed-matrix", **of)
+            raise PlanError(
+                folder,
+                f"{row.tensor.name} {shape}: no family reads this draft, and no rule for names"
+                " gives this matrix a role",
+                fix=f"say what it is: --role '{row.tensor.name}=ROLE' (attention or mlp, which"
+                " recipes quantize, fusion, ..., or other, which is kept)",
+            )
         index = _claim(recipe, draft, row)
-        for problem, facts in _problems(recipe, recipe.rules[index], draft, row):
-            where, name = f"recipe {recipe.name}", row.tensor.name
-            raise refused(PlanError, where, __file__, problem, name=name, role=row.role, **facts)
+        for what, fix in _problems(recipe, recipe.rules[index], draft, row):
+            raise PlanError(f"recipe {recipe.name}", what, fix=fix)
         found.append(index)
     _check_rules_used(recipe, draft, frozenset(found))
     return tuple(found)
@@ -60,12 +64,18 @@ def _claim(recipe: Recipe, draft: Draft, row: Row) -> int:
     by_role = [i for i, rule in enumerate(recipe.rules) if role in rule.role]
     for claims in (by_name, by_role):
         if len(claims) > 1:
-            facts = {"name": row.tensor.name, "first": claims[0], "second": claims[1]}
-            raise refused(PlanError, f"recipe {recipe.name}", __file__, "claimed-twice", **facts)
+            raise PlanError(
+                f"recipe {recipe.name}",
+                f"{row.tensor.name} is claimed by rules[{claims[0]}] and rules[{claims[1]}]",
+                fix="narrow one of the two patterns",
+            )
     claims = by_name or by_role
     if not claims:
-        facts = {"name": row.tensor.name, "role": row.role, "folder": draft.checkpoint.folder}
-        raise refused(PlanError, f"recipe {recipe.name}", __file__, "unclaimed", **facts)
+        raise PlanError(
+            f"recipe {recipe.name}",
+            f"no rule claims {row.tensor.name} (role {row.role}) of {draft.checkpoint.folder}",
+            fix=f"add a rule for role {row.role!r}",
+        )
     return claims[0]
 
 
@@ -83,8 +93,8 @@ _NEVER_CODES: Mapping[Role, str] = {
 """Why a matrix is not a linear that an engine multiplies by codes."""
 
 
-Problems = Iterator[tuple[str, dict[str, object]]]
-"""For each problem, a row of refusals.toml and the facts that it quotes."""
+Problems = Iterator[tuple[str, str]]
+"""What cannot be done, and the fix."""
 
 
 def _problems(recipe: Recipe, rule: Rule, draft: Draft, row: Row) -> Problems:
@@ -94,13 +104,25 @@ def _problems(recipe: Recipe, rule: Rule, draft: Draft, row: Row) -> Problems:
     if rule.action != "drop":
         return
     if row.role not in SHARED_ROLES:
-        yield "drops-no-table", {}
+        yield (
+            f"{row.tensor.name} (role {row.role}) cannot be dropped: engines take only the"
+            " embedding and the head of a draft from its target",
+            "keep it",
+        )
     if row.role not in draft.family.shared_tables or row.canonical not in (EMBEDDING, HEAD):
-        yield "drops-own-table", {"family": draft.family.name}
+        yield (
+            f"{row.tensor.name} cannot be dropped: engines do not take this table of a"
+            f" {draft.family.name} draft from the target",
+            "keep it",
+        )
     geometry = draft.geometry
     if row.role == "head" and geometry.draft_vocab_size != geometry.vocab_size:
         rows, whole = geometry.draft_vocab_size, geometry.vocab_size
-        yield "drops-pruned-head", {"rows": rows, "whole": whole}
+        yield (
+            f"{row.tensor.name} cannot be dropped: it has {rows:,} of {whole:,} rows, and engines"
+            " cannot take some rows of the target's head",
+            "keep the pruned head; it may be quantized",
+        )
 
 
 def _quantized_problems(recipe: Recipe, rule: Rule, draft: Draft, row: Row) -> Problems:
@@ -108,17 +130,37 @@ def _quantized_problems(recipe: Recipe, rule: Rule, draft: Draft, row: Row) -> P
     if row.role not in QUANTIZABLE or len(row.tensor.shape) != 2:
         reason = _NEVER_CODES.get(row.role, "it is not a linear")
         shape, roles = list(row.tensor.shape), ", ".join(QUANTIZABLE)
-        yield "no-linear", {"shape": shape, "reason": reason, "roles": roles}
+        yield (
+            f"{row.tensor.name} (role {row.role}, shape {shape}) cannot be quantized: {reason}",
+            f"quantize roles {roles} only",
+        )
     if row.role == "head" and is_tied(draft):
-        yield "tied-head", {}
+        yield (
+            f"{row.tensor.name} cannot be quantized, because config.json ties it to the embedding"
+            " (tie_word_embeddings) and engines use the embedding in its place",
+            "keep the head, or train the draft with one of its own",
+        )
     rounding = recipe.of(rule).algorithm.rounding
     if row.role == "fusion" and rounding == "gptq":
         width = row.tensor.shape[1]
-        yield "gptq-of-fc", {"width": width, "gigabytes": 4 * width**2 / 1e9}
+        yield (
+            f"{row.tensor.name}: with rounding gptq it would need the second moments of all"
+            f" {width:,} features ({4 * width**2 / 1e9:.1f} GB) and their factorization",
+            "give fc a format of eight bits, round it to nearest, or keep it",
+        )
     if is_expert(row.canonical) and rounding == "learned":
-        yield "learned-experts", {}
+        yield (
+            f"{row.tensor.name}: rounding learned would keep the weights, gradients and optimizer"
+            " states of all experts in memory at once, and an expert that no token reaches would"
+            " learn nothing",
+            "use 'rounding: gptq' or 'nearest', or give the experts a format of eight bits",
+        )
     if row.role in ("fusion", "head") and recipe.algorithm.rounding == "learned":
-        yield "learned-head", {}
+        yield (
+            f"{row.tensor.name}: rounding learned compares drafts between fc and the head, so it"
+            " cannot learn fc or the head themselves",
+            "keep fc and the head, or use 'rounding: nearest' or, without fc, 'gptq'",
+        )
 
 
 def is_tied(draft: Draft) -> bool:
@@ -142,9 +184,12 @@ def _check_rules_used(recipe: Recipe, draft: Draft, used: frozenset[int]) -> Non
             hint = "without an lm_head of its own the draft has the target's"
         if rule.tensor:
             hint = f"nearest: {', '.join(_nearest(rule.tensor, draft))}"
-        of_draft = {"folder": draft.checkpoint.folder, "family": draft.family.name}
-        facts = {"index": index, "rule": rule, "count": len(draft.rows), "hint": hint, **of_draft}
-        raise refused(PlanError, f"recipe {recipe.name}", __file__, "unused-rule", **facts)
+        raise PlanError(
+            f"recipe {recipe.name}",
+            f"rules[{index}] ({rule}) claims no tensor of {draft.checkpoint.folder}"
+            f" ({draft.family.name}, {len(draft.rows)} tensors); {hint}",
+            fix="correct the rule, mark it 'optional: true', or use the recipe for this family",
+        )
 
 
 def _nearest(patterns: Sequence[str], draft: Draft) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from ...recipes.errors import PASS_TRACES, BackendError, refused
+from ...recipes.errors import PASS_TRACES, BackendError
 from ...recipes.schema import Recipe
 from ..drafts import Draft, Row
 from ..drafts.draft_cache import UNIT, CacheScales, cache_sites
@@ -151,14 +151,23 @@ def checked_cache_scales(
     cache, where = recipe.kv_cache, f"recipe {recipe.name}"
     if cache is None or not cache.needs_traces:
         if scales:
-            raise refused(BackendError, where, __file__, "scales-given", scales=cache or "none")
+            scales_text = cache or "none"
+            raise BackendError(
+                where,
+                f"scales of the KV cache are given, but the recipe's are {scales_text}",
+                fix="leave them out, or write kv_cache: {dtype: fp8_e4m3, scales: measured}",
+            )
         if cache is None:
             return {}
     sites = cache_sites(draft)
     missing = [site.layer for site in sites if site.layer not in scales]
     if cache.needs_traces and missing:
-        facts = {"cache": cache, "missing": ", ".join(map(str, missing)), "traces": PASS_TRACES}
-        raise refused(BackendError, where, __file__, "cache-scales-missing", **facts)
+        raise BackendError(
+            where,
+            f"kv_cache is {cache}, so each layer needs one of its keys and one of its values."
+            f" Missing: {', '.join(map(str, missing))}",
+            fix=f"{PASS_TRACES}. Or take the scales that need no traces (--kv-cache unit)",
+        )
     import numpy as np
 
     found: dict[str, float] = {}
@@ -167,6 +176,10 @@ def checked_cache_scales(
         for name, values in zip(site.recorded, (each.k, each.v), strict=True):
             if len(values) != 1 or not 0 < float(np.float32(values[0])) < float("inf"):
                 where = f"{where}: {name}"
-                raise refused(BackendError, where, __file__, "cache-scale", got=list(values))
+                raise BackendError(
+                    where,
+                    f"expected one positive scale of the KV cache, got {list(values)}",
+                    fix="measure it again, on traces in which the draft computes finite numbers",
+                )
             found[name] = float(np.float32(values[0]))
     return found

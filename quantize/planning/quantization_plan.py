@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...recipes.decode import encode
-from ...recipes.errors import PlanError, refused
+from ...recipes.errors import PlanError
 from ...recipes.schema import LAYER_ROLES, Format, Recipe
 from ..drafts import runtime_names
 from ..drafts.draft_cache import CacheScales
@@ -210,7 +210,14 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
     check_layout(recipe)
     if not draft.family.has_maths and (need := _need_of_maths(recipe)):
         where = draft.checkpoint.folder
-        raise refused(PlanError, where, __file__, "no-maths", need=need)
+        raise PlanError(
+            where,
+            "no family reads this draft: what its linears read is not known, and the recipe needs"
+            f" that ({need})",
+            fix="take a recipe that needs no traces (rounding nearest, scale absmax or mse,"
+            " dynamic inputs), then compare what two servers accept: draftquant measure, then"
+            " gate --measured",
+        )
     layout, steps = get_layout(recipe.layout), []
     claimed = list(zip(draft.rows, claims(recipe, draft), strict=True))
     changed = changed_norms(recipe, draft, [i for _, i in claimed])
@@ -236,8 +243,8 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
         cache=cache_outputs(recipe, draft),
     )
     for check in (_count_problems, _fused_problems, _format_problems, _exclude_problems):
-        for problem, facts in check(plan):
-            raise refused(PlanError, f"recipe {recipe.name}", __file__, problem, **facts)
+        for what, fix in check(plan):
+            raise PlanError(f"recipe {recipe.name}", what, fix=fix)
     _check_names(plan)
     return plan
 
@@ -259,7 +266,11 @@ def _count_problems(plan: Plan) -> Problems:
     found = len({without_expert(name) for name in names})
     if found != each * layers:
         wanted = each * layers
-        yield "count", {"each": each, "layers": layers, "wanted": wanted, "found": found}
+        yield (
+            f"expect: {each} quantized linears in each of {layers} layer(s) make {wanted}, but the"
+            f" rules quantize {found}",
+            "correct the rules or 'expect'",
+        )
 
 
 def _fused_problems(plan: Plan) -> Problems:
@@ -267,7 +278,11 @@ def _fused_problems(plan: Plan) -> Problems:
     for group in plan.draft.scale_groups():
         some = sorted(quantized.intersection(group))
         if 0 < len(some) < len(group):
-            yield "fused-apart", {"group": ", ".join(group), "some": ", ".join(some)}
+            yield (
+                f"every engine fuses {', '.join(group)}, but the rules quantize only"
+                f" {', '.join(some)}",
+                "quantize all of them or none",
+            )
 
 
 def _format_problems(plan: Plan) -> Problems:
@@ -277,14 +292,21 @@ def _format_problems(plan: Plan) -> Problems:
         members = {module: forms[module] for module in group if module in forms}
         if len(set(members.values())) > 1:
             formats = "; ".join(f"{module} {form}" for module, form in members.items())
-            yield "fused-formats", {"group": ", ".join(group), "formats": formats}
+            yield (
+                f"{', '.join(group)} are fused by every engine, but would have several formats:"
+                f" {formats}",
+                "give all of them the same format",
+            )
     first: dict[str, str] = {}
     for module, form in forms.items():
         leaf = last_part(module)
         other = first.setdefault(leaf, module)
         if forms[other] != form:
-            facts = {"other": other, "theirs": forms[other], "module": module, "form": form}
-            yield "formats-of-layers", {**facts, "leaf": leaf}
+            yield (
+                f"{other} would have {forms[other]}, {module} {form}: engines number the layers of"
+                f" a draft in their own way, so a format of {leaf!r} holds for all of them",
+                f"give {leaf!r} the same format in every layer",
+            )
 
 
 def _exclude_problems(plan: Plan) -> Problems:
@@ -292,11 +314,19 @@ def _exclude_problems(plan: Plan) -> Problems:
     kept = {last_part(name): name for name in plan.kept_modules()}
     for module in (step.row.module for step in plan.quantized):
         if (leaf := last_part(module)) in kept:
-            yield "exclude-of-layers", {"module": module, "kept": kept[leaf], "leaf": leaf}
+            yield (
+                f"{module} would be quantized, {kept[leaf]} kept: engines number the layers of a"
+                f" draft in their own way, so an exclude of {leaf!r} holds for all of them",
+                f"quantize {leaf!r} in every layer or in none",
+            )
     numbered = runtime_names.modules_in_layers(plan.kept_matrices())
     first = runtime_names.first_layer(plan.draft.family, plan.target_layers)
     if numbered and first is None and get_layout(plan.recipe.layout).exact_excludes:
-        yield "whole-names", {"numbered": ", ".join(numbered), "layout": plan.recipe.layout}
+        yield (
+            f"{', '.join(numbered)} would be kept, and layout {plan.recipe.layout} excludes whole"
+            " names: vLLM numbers a draft's layers after the target's, whose number is not known",
+            "give it (--target-layers 61), or use a layout with patterns (compressed-tensors)",
+        )
 
 
 def _check_names(plan: Plan) -> None:
@@ -305,8 +335,12 @@ def _check_names(plan: Plan) -> None:
         for tensor in step.stored:
             if tensor.name in owners:
                 where = plan.draft.checkpoint.folder
-                facts = {"source": step.row.tensor.name, "other": owners[tensor.name]}
-                raise refused(PlanError, where, __file__, "name-taken", name=tensor.name, **facts)
+                raise PlanError(
+                    where,
+                    f"{step.row.tensor.name} and {owners[tensor.name]} would both be stored as"
+                    f" {tensor.name}",
+                    fix="rename the stray tensor of the source",
+                )
             owners[tensor.name] = step.row.tensor.name
 
 

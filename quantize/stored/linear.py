@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ...recipes.errors import CheckpointError, refused
+from ...recipes.errors import CheckpointError
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from .decoded_numbers import (
@@ -91,8 +91,12 @@ def zero_points(
     if not found.any():
         return None
     if not scheme.asymmetric and scheme.layout.declares_symmetry:
-        facts = {"name": tensor.name, "middle": 2 ** (scheme.number.bits - 1)}
-        raise refused(CheckpointError, checkpoint.folder, __file__, "not-symmetric", **facts)
+        raise CheckpointError(
+            checkpoint.folder,
+            f"{tensor.name}: symmetric values are declared, whose zero point is"
+            f" {2 ** (scheme.number.bits - 1)}, got others",
+            fix="declare them as they are (sym: false, or checkpoint_format), or quantize again",
+        )
     return found
 
 
@@ -108,7 +112,11 @@ def input_groups(
     if np.array_equal(found, usual):
         return None
     if not scheme.ordered:
-        raise refused(CheckpointError, checkpoint.folder, __file__, "neighbours", name=tensor.name)
+        raise CheckpointError(
+            checkpoint.folder,
+            f"{tensor.name}: groups of neighbours are declared (desc_act: false), got others",
+            fix="declare desc_act: true, which engines look at, or quantize again",
+        )
     if found.min() < 0 or found.max() > usual[-1]:
         what = f"expected groups 0 to {usual[-1]}, got {found.min()} to {found.max()}"
         raise CheckpointError(checkpoint.folder, f"{tensor.name}: {what}", fix=_FIX)

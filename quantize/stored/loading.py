@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...recipes.errors import CheckpointError, refused
+from ...recipes.errors import CheckpointError
 from ...recipes.formats import KvCacheDtype, OnlineHead, ServedForm
 from ...recipes.schema import LAYER_ROLES, QUANTIZABLE
 from ..drafts import Draft, Family, Row
@@ -65,8 +65,11 @@ def read_weight(
         CheckpointError: a tensor that engines never quantize is quantized, or a weight is NaN or
     """
     if stored.is_quantized(row) and row.role not in QUANTIZABLE:
-        facts = {"module": row.module, "role": row.role, "linears": ", ".join(QUANTIZABLE)}
-        raise refused(CheckpointError, stored.checkpoint.folder, __file__, "floats-only", **facts)
+        raise CheckpointError(
+            stored.checkpoint.folder,
+            f"{row.module} is quantized; engines take the {row.role} as floats only",
+            fix=f"quantize {', '.join(QUANTIZABLE)} only",
+        )
     shape = row.tensor.shape
     if twin is not None and (twin.dtype, twin.shape, twin.device.type) == (
         dtype, torch.Size(shape), device.type
@@ -239,9 +242,17 @@ def load_draft(
 
 def _rebased(geometry: Any, rope_theta: float) -> Any:
     if not 1 < rope_theta < float("inf"):
-        raise refused(CheckpointError, "rope_theta", __file__, "rope-base", rope_theta=rope_theta)
+        raise CheckpointError(
+            "rope_theta",
+            f"expected a number above 1, got {rope_theta}",
+            fix="give a rope base that the draft may have been trained with, for example 10000",
+        )
     if geometry.rope is None:
-        raise refused(CheckpointError, "rope_theta", __file__, "no-rope")
+        raise CheckpointError(
+            "rope_theta",
+            "this draft has no attention, so it has no rotary embedding",
+            fix="leave --rope-theta out",
+        )
     rope = dataclasses.replace(geometry.rope, theta=float(rope_theta))
     return dataclasses.replace(geometry, rope=rope)
 
@@ -266,10 +277,17 @@ def _from_target(draft: Draft, shared: Mapping[str, Tensor]) -> dict[str, Tensor
             continue
         shape = tuple(dim.size for dim in spec.shape)
         if name not in shared:
-            raise refused(CheckpointError, draft.checkpoint.folder, __file__, "no-table", name=name)
+            raise CheckpointError(
+                draft.checkpoint.folder,
+                f"the draft does not store {name}, which it shares with the target",
+                fix="give the target (--target M), or traces recorded with --tables",
+            )
         if tuple(shared[name].shape) != shape:
-            facts = {"name": name, "expected": list(shape), "got": list(shared[name].shape)}
-            raise refused(CheckpointError, draft.checkpoint.folder, __file__, "other-size", **facts)
+            raise CheckpointError(
+                draft.checkpoint.folder,
+                f"{name}: expected shape {list(shape)}, the target's is {list(shared[name].shape)}",
+                fix="give the target that this draft was trained for",
+            )
         found[name] = shared[name]
     return found
 

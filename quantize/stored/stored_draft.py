@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...recipes.errors import CheckpointError, LayoutError, refused
+from ...recipes.errors import CheckpointError, LayoutError
 from ...recipes.formats import NUMBER_FORMATS, KvCacheDtype
 from ...recipes.schema import WeightFormat
 from ..drafts import Draft, Family, Row, read_config, read_draft
@@ -94,8 +94,12 @@ def cache_scales(
 ) -> dict[int, CacheScales]:
     """The scales that a folder stores, by layer, declared or not; CheckpointError for bad ones."""
     for where, expected, got in cache_problems(checkpoint, draft, scheme):
-        at, facts = f"{checkpoint.folder}: {where}", {"expected": expected, "got": got}
-        raise refused(CheckpointError, at, __file__, "cache-scale", **facts)
+        at = f"{checkpoint.folder}: {where}"
+        raise CheckpointError(
+            at,
+            f"a scale of the KV cache: expected {expected}, got {got}",
+            fix="run 'draftquant verify', then quantize the draft again",
+        )
     found: dict[int, dict[str, tuple[float, ...]]] = {}
     for layer, of, tensor in cache_tensors(checkpoint, draft.family):
         found.setdefault(layer, {}).update(dict.fromkeys(of, _values(checkpoint, tensor)))
@@ -225,14 +229,23 @@ class StoredDraft:
         for suffix, part in self.parts(row).items():
             expected = constant.get(suffix)
             if expected is not None and (read_whole(self.checkpoint, part) != expected).any():
-                raise refused(CheckpointError, where, __file__, "asymmetric", name=part.name)
+                raise CheckpointError(
+                    where,
+                    f"{part.name}: expected the zero points of symmetric values, got others",
+                    fix="quantize the draft again with symmetric values: asymmetric ones are not"
+                    " supported",
+                )
         linear = StoredLinear(self.checkpoint, scheme, module, in_features=row.tensor.shape[1])
         scale = np.abs(linear.scale) if scheme.has_signed_scales else linear.scale
         bad = np.argwhere(~(np.isfinite(scale) & (scale > 0)))
         if len(bad):
             first = tuple(bad[0])
-            of_bad = {"count": len(bad), "first": linear.scale[first], "row": first[0]}
-            raise refused(CheckpointError, where, __file__, "bad-scales", scales=scales, **of_bad)
+            raise CheckpointError(
+                where,
+                f"{scales}: expected positive scales, got {len(bad)} other(s), first"
+                f" {linear.scale[first]} at row {first[0]}",
+                fix="run `draftquant verify`, then quantize the draft again",
+            )
         return linear
 
     def scheme_of(self, row: Row) -> DeclaredScheme | None:
@@ -265,8 +278,11 @@ def _declared_tensors(
             if not part.fits(tensor):
                 got = f"{tensor.dtype} {list(tensor.shape)}" if tensor else "none"
                 needs = f"{' or '.join(part.dtypes)} {list(part.shape)}"
-                facts = {"name": f"{module}.{suffix}", "scheme": own, "needs": needs, "got": got}
-                raise refused(CheckpointError, checkpoint.folder, __file__, "other-part", **facts)
+                raise CheckpointError(
+                    checkpoint.folder,
+                    f"{module}.{suffix}: {own} needs {needs}, got {got}",
+                    fix="run `draftquant verify`, then quantize the draft again",
+                )
             names |= {tensor.name} if tensor else set()
     return names
 
@@ -352,7 +368,11 @@ def weight_format(stored: StoredDraft, scheme: DeclaredScheme) -> WeightFormat:
     if not is_of_recipes(scheme.weight_dtype) or not known:
         size_of = f" of {scheme.group_size}" if scheme.group_size else ""
         where = f"weights {scheme.weight_dtype} per {scheme.granularity}{size_of}"
-        raise refused(LayoutError, where, __file__, "unwritten")
+        raise LayoutError(
+            where,
+            "no layout that draftquant writes has this format",
+            fix="`draftquant dequantize` the folder, and quantize the weights with a recipe",
+        )
     return WeightFormat(
         dtype=scheme.weight_dtype, granularity=scheme.granularity, symmetric=True,
         group_size=scheme.group_size, scale_dtype="float16" if float16 else None,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...recipes.errors import CheckpointError, refused
+from ...recipes.errors import CheckpointError
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from .layouts.scheme import FLOAT_DTYPES
@@ -38,9 +38,19 @@ class StoredTables:
         checkpoint = Checkpoint.open(target, is_target=True)
         embedding, head = _find(checkpoint, EMBEDDING), _find(checkpoint, HEAD)
         if embedding is None:
-            raise refused(CheckpointError, target, __file__, "no-embedding", embedding=EMBEDDING)
+            raise CheckpointError(
+                target,
+                f"no tensor is called {EMBEDDING}, with or without a prefix",
+                fix="give the folder of the target, with the shard that holds its embedding",
+            )
         if head is None and not _tied(checkpoint):
-            raise refused(CheckpointError, target, __file__, "no-head", head=HEAD)
+            raise CheckpointError(
+                target,
+                f"no tensor is called {HEAD}, and config.json does not say that the target ties it"
+                " to the embedding",
+                fix="give the shard that holds the head, or write tie_word_embeddings: true if"
+                " they are tied",
+            )
         tables = cls(checkpoint=checkpoint, embed_tokens=embedding, lm_head=head or embedding)
         tables._check()
         return tables
@@ -63,12 +73,20 @@ class StoredTables:
         for tensor in (self.embed_tokens, self.lm_head):
             if tensor.dtype not in FLOAT_DTYPES or len(tensor.shape) != 2 or 0 in tensor.shape:
                 got = f"{tensor.dtype} {list(tensor.shape)}"
-                facts = {"name": tensor.name, "dtypes": " or ".join(FLOAT_DTYPES), "got": got}
-                raise refused(CheckpointError, where / tensor.file, __file__, "no-floats", **facts)
+                raise CheckpointError(
+                    where / tensor.file,
+                    f"{tensor.name}: expected {' or '.join(FLOAT_DTYPES)} [vocabulary, width], got"
+                    f" {got}",
+                    fix="give a target whose embedding and head are not quantized",
+                )
         if self.embed_tokens.shape != self.lm_head.shape:
             one, head = self.embed_tokens, self.lm_head
             shapes = f"{one.name} is {list(one.shape)}, {head.name} {list(head.shape)}"
-            raise refused(CheckpointError, where, __file__, "unequal-tables", shapes=shapes)
+            raise CheckpointError(
+                where,
+                f"{shapes}: expected equal shapes",
+                fix="give the target that the draft was trained for",
+            )
 
 
 def first_differing_row(
@@ -98,8 +116,12 @@ def _find(checkpoint: Checkpoint, table: str) -> TensorInfo | None:
         if f".{name}".endswith(f".{table}") and ".layers." not in f".{name}"
     ]
     if len(found) > 1:
-        facts = {"table": table, "names": ", ".join(tensor.name for tensor in found)}
-        raise refused(CheckpointError, checkpoint.folder, __file__, "several-tables", **facts)
+        names = ", ".join(tensor.name for tensor in found)
+        raise CheckpointError(
+            checkpoint.folder,
+            f"several tensors are called {table}: {names}",
+            fix="give a folder that holds only the language model that the draft was trained for",
+        )
     return found[0] if found else None
 
 

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...recipes.errors import CheckpointError, VerifyError, refused
+from ...recipes.errors import CheckpointError, VerifyError
 from ..drafts import Draft, Row, read_config, read_draft
 from ..drafts.geometry import MAP, MASK, SIZE_KEY
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
@@ -154,7 +154,11 @@ def _cut(
         return iter([read_whole(source.checkpoint, tensor)]), tensor.shape
     if scheme.transposed or tensor.shape[0] != whole or part.shape != shape:
         where = f"{source.checkpoint.folder}: {row.module}"
-        raise refused(VerifyError, where, __file__, "not-by-rows", scheme=scheme)
+        raise VerifyError(
+            where,
+            f"{scheme} is not stored row by row, so no rows of it can be compared",
+            fix="cut the BF16 draft, then quantize it, and verify that folder",
+        )
     return _gathered(source.checkpoint, tensor, rows), shape
 
 
@@ -233,11 +237,20 @@ def _tables(
 ) -> StoredTables | None:
     own = draft.row(HEAD)
     if own is not None and own.tensor.name in quantized.dropped:
-        raise refused(CheckpointError, output.folder, __file__, "head-left-out")
+        raise CheckpointError(
+            output.folder,
+            "its head was left to the target when it was quantized, and given back when its"
+            " vocabulary was cut",
+            fix="give the quantized folder that was cut behind --against",
+        )
     if own is not None or "head" not in draft.family.shared_tables:
         return None
     if target is None:
-        raise refused(CheckpointError, output.folder, __file__, "head-of-the-target")
+        raise CheckpointError(
+            output.folder,
+            "the draft behind --against has no head: the rows are its target's",
+            fix="add the target's folder (--target M), or give the folder that it was made from",
+        )
     return StoredTables.find(target)
 
 
@@ -307,7 +320,12 @@ def cut_of(output: Path, source: Checkpoint) -> CutProvenance | None:
         return record
     if isinstance(record.quantized_by, QuantizedProvenance):
         return None  # the whole draft, quantized: see `cut_between`
-    raise refused(CheckpointError, output, __file__, "cut-of-another-tool")
+    raise CheckpointError(
+        output,
+        "its vocabulary was cut after another tool had quantized it, so it is verified against the"
+        " quantized folder",
+        fix="give that folder behind --against",
+    )
 
 
 def verify_cut(

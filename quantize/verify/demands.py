@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...recipes.errors import CheckpointError, refused
+from ...recipes.errors import CheckpointError
 from ...recipes.schema import Format, Recipe, Rule, WeightFormat
 from ..drafts import Draft, Row
 from ..drafts.engine_traits import fused_names
@@ -79,9 +79,17 @@ def read_record(folder: Path) -> Record | CutProvenance | None:
     """The record of a folder, or None; CheckpointError where the record is of another kind."""
     found = read_provenance(folder)
     if isinstance(found, DequantizedProvenance):
-        raise refused(CheckpointError, folder / PROVENANCE_FILE, __file__, "dequantized")
+        raise CheckpointError(
+            folder / PROVENANCE_FILE,
+            "there is nothing to verify: the folder was dequantized, and holds no quantized values",
+            fix="verify the quantized folder that it was made from",
+        )
     if isinstance(found, GraftedProvenance):
-        raise refused(CheckpointError, folder / PROVENANCE_FILE, __file__, "grafted")
+        raise CheckpointError(
+            folder / PROVENANCE_FILE,
+            "the folder is a target's, into which an MTP layer was grafted",
+            fix="draftquant verify it --against the target as it was",
+        )
     return found
 
 

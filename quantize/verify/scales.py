@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from ...recipes.errors import VerifyError, refused
+from ...recipes.errors import VerifyError
 from ...recipes.formats import WeightDtype
 from ...recipes.schema import Recipe
 from ..files.checkpoint import PROVENANCE_FILE, Checkpoint
@@ -133,8 +133,12 @@ def rule_of(method: Method | None) -> CodeRule:
     rule = _RULES.get((algorithm.scale, algorithm.rounding))
     if rule is None:
         where = f"{PROVENANCE_FILE}: recipe.algorithm"
-        facts = {"scale": algorithm.scale, "rounding": algorithm.rounding}
-        raise refused(VerifyError, where, __file__, "unknown-algorithm", **facts)
+        raise VerifyError(
+            where,
+            f"scale {algorithm.scale!r} with rounding {algorithm.rounding!r}: what its codes must"
+            " be is not known",
+            fix="use a version of draftquant that knows this algorithm",
+        )
     return replace(rule, corrected=algorithm.input_correction == "auto")
 
 

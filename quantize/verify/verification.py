@@ -14,7 +14,7 @@ from typing import Any
 from typing_extensions import override
 
 from ...recipes.brief import Brief
-from ...recipes.errors import CheckpointError, VerifyError, refused
+from ...recipes.errors import CheckpointError, VerifyError
 from ...recipes.regular_file import optional_path
 from ..asked import Verifying
 from ..drafts import Draft, Family, read_draft
@@ -143,7 +143,12 @@ class _Comparison:
         self.sorting = sort_tensors(left, output, self.demands, beside)
         quantized = self.sorting.quantized
         if method is None and self.scheme is None and not quantized:
-            raise refused(CheckpointError, output.folder, __file__, "nothing-quantized")
+            raise CheckpointError(
+                output.folder,
+                "there is nothing to verify: it declares no quantization and stores no quantized"
+                " linear",
+                fix="give the quantized folder first, and its source behind --against",
+            )
         self.norms = ChangedNorms.of(method, draft, quantized) if method else ChangedNorms()
         total, tell = draft.checkpoint.nbytes + output.nbytes, self.on_progress
         self.progress = Progress(lambda _: tell(self.progress.done, total) if tell else None)
@@ -287,7 +292,11 @@ def verify_as_asked(asked: Verifying) -> Verification:
     if isinstance(record, records.GraftedProvenance):
         return Verification(comparison=None, graft=_compared_graft(asked, record))
     if asked.layer is not None:
-        raise refused(CheckpointError, "--layer", __file__, "no-target", output=asked.output)
+        raise CheckpointError(
+            "--layer",
+            f"{asked.output} is no target's folder that `draftquant graft` wrote",
+            fix="leave it out",
+        )
     return Verification(comparison=_compared(asked))
 
 
@@ -348,15 +357,23 @@ def _check_sides(output: DraftSource, source: DraftSource, *, foreign: bool) -> 
     given = replace(given, roles=_roles_of(output.folder))
     refuse_other_kinds(given)
     if looks_quantized(given) and not isinstance(record, records.CutProvenance):
-        facts = {"folder": source.folder, "output": output.folder}
-        raise refused(CheckpointError, source.folder, __file__, "other-source", **facts)
+        raise CheckpointError(
+            source.folder,
+            "expected the unquantized draft behind --against, but this one is quantized",
+            fix=f"are the two in the wrong order? Then run draftquant verify {source.folder}"
+            f" --against {output.folder}",
+        )
     family = StoredDraft.look(given).draft.family
     if (
         isinstance(record, records.QuantizedProvenance | records.CutProvenance)
         and record.source.family != family.name
     ):
-        names = {"family": family.name, "output": output.folder, "made_of": record.source.family}
-        raise refused(CheckpointError, source.folder, __file__, "other-family", **names)
+        raise CheckpointError(
+            source.folder,
+            f"is of family {family.name}: {output.folder} was made from one of"
+            f" {record.source.family}",
+            fix="give the draft that it was made from behind --against",
+        )
     if foreign:
         with suppress(CheckpointError):  # a fault of the folder
             declared_scheme(Checkpoint.open(output.folder))

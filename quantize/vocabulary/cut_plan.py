@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...recipes.brief import first_of
-from ...recipes.errors import CheckpointError, LayoutError, PlanError, refused, short
+from ...recipes.errors import CheckpointError, LayoutError, PlanError, short
 from ..drafts import Draft, Row, read_config, read_draft
 from ..drafts.family import LAYER_CONFIG
 from ..drafts.geometry import MAP, MASK, SIZE_KEY
@@ -52,8 +52,11 @@ def check_may_be_cut(draft: Draft) -> None:
     """Refuse a draft of a family whose drafts always have the target's whole vocabulary."""
     why = draft.family.whole_vocabulary
     if why is not None:
-        facts = {"family": draft.family.name, "why": why}
-        raise refused(PlanError, draft.checkpoint.folder, __file__, "whole-vocabulary", **facts)
+        raise PlanError(
+            draft.checkpoint.folder,
+            f"the vocabulary of {draft.family.name} cannot be cut: {why}",
+            fix="quantize the head instead (draftquant recipes list), if it has one of its own",
+        )
 
 
 def stored_target_ids(draft: Draft) -> Ids:
@@ -95,16 +98,28 @@ def kept_rows(draft: Draft, target_ids: Sequence[int]) -> KeptRows:
 def _check_ids(asked: Ids, vocabulary: int, where: object) -> None:
     outside = asked[(asked < 0) | (asked >= vocabulary)]
     if len(outside):
-        facts = {"last": vocabulary - 1, "got": first_of([short(int(one)) for one in outside])}
-        raise refused(PlanError, where, __file__, "ids-outside", **facts)
+        got = first_of([short(int(one)) for one in outside])
+        raise PlanError(
+            where,
+            f"target ids: expected ids from 0 to {vocabulary - 1:,}, got {got}",
+            fix="choose the rows by traces of this draft's target",
+        )
     if len(asked) > vocabulary:
-        facts = {"vocabulary": vocabulary, "count": len(asked)}
-        raise refused(PlanError, where, __file__, "too-many-rows", **facts)
+        raise PlanError(
+            where,
+            f"expected at most {vocabulary:,} rows, as many as the target has tokens, got"
+            f" {len(asked):,}",
+            fix="ask for a smaller size",
+        )
     steps = np.diff(asked)
     if (steps <= 0).any():
         repeated = len(asked) - len(np.unique(asked))
         what = f"{repeated} of {len(asked)} stand there twice" if repeated else "not in that order"
-        raise refused(PlanError, where, __file__, "ids-unsorted", what=what)
+        raise PlanError(
+            where,
+            f"target ids: expected distinct ids in ascending order, but {what}",
+            fix="give each id once, sorted",
+        )
 
 
 def _check_size(draft: Draft, kept: KeptRows) -> None:
@@ -114,10 +129,18 @@ def _check_size(draft: Draft, kept: KeptRows) -> None:
     if kept.missing:
         said += f" ({kept.missing:,} of the asked tokens have none here)"
     if size < least:
-        facts = {"least": least, "said": said, "width": TREE_WIDTH}
-        raise refused(PlanError, where, __file__, "too-few-rows", **facts)
+        raise PlanError(
+            where,
+            f"expected at least {least} kept rows, got {said}: engines take the {TREE_WIDTH} most"
+            " likely tokens of a step, or one for each of K draft tokens",
+            fix="ask for a larger size, or cut the draft that has the whole vocabulary",
+        )
     if size == kept.size_before:
-        raise refused(PlanError, where, __file__, "nothing-to-cut", size=size)
+        raise PlanError(
+            where,
+            f"all of its {size:,} rows would be kept, so there is nothing to cut",
+            fix="ask for a smaller size, or use the draft as it is",
+        )
 
 
 _SHAPE = "weight_shape"  # compressed-tensors: rows and columns of packed codes
@@ -253,21 +276,34 @@ def _check_untied(draft: Draft) -> None:
     config = draft.checkpoint.config
     sections = (config, config.get(LAYER_CONFIG))
     if any(isinstance(each, Mapping) and each.get(_TIED) is True for each in sections):
-        where = draft.checkpoint.folder / CONFIG_FILE
-        tied = "tied" if draft.row(HEAD) is not None else "tied-without-head"
-        raise refused(PlanError, where, __file__, tied)
+        untie = "write tie_word_embeddings: false, if the lm_head of the folder is what was trained"
+        another = "use a draft with a head of its own: this one's cannot be cut"
+        raise PlanError(
+            draft.checkpoint.folder / CONFIG_FILE,
+            "tie_word_embeddings is true: the head is the embedding, which keeps a row for each"
+            " token that the target can write",
+            fix=another if draft.row(HEAD) is None else untie,
+        )
 
 
 def _tables(draft: Draft, target: Path | None) -> StoredTables:
     where = draft.checkpoint.folder
     if target is None:
-        raise refused(PlanError, where, __file__, "no-head")
+        raise PlanError(
+            where,
+            "the draft stores no head: engines lend it the target's, of which they take every row",
+            fix="give the target's folder (--target M): the kept rows of its head are stored in"
+            " the cut draft",
+        )
     tables, g = StoredTables.find(target), draft.geometry
     rows, width = tables.lm_head.shape
     if width != g.hidden_size or rows < g.vocab_size:
-        sizes = {"wanted": g.vocab_size, "hidden": g.hidden_size, "rows": rows, "width": width}
-        facts = {"name": tables.lm_head.name, "draft": where, **sizes}
-        raise refused(PlanError, target, __file__, "other-head", **facts)
+        raise PlanError(
+            target,
+            f"{tables.lm_head.name}: expected at least {g.vocab_size:,} rows of {g.hidden_size:,},"
+            f" got {rows:,} of {width:,}",
+            fix=f"give the target that {where} was trained for",
+        )
     return tables
 
 
@@ -320,7 +356,12 @@ def _cut_part(source: StoredDraft, row: Row, tensor: TensorInfo, size: int) -> _
     if scheme.scales_whole_matrix or scheme.transposed or scheme.granularity == "block":
         why = "one scale for all rows" if scheme.scales_whole_matrix else "several rows together"
         where = f"{source.checkpoint.folder}: {row.module}"
-        raise refused(LayoutError, where, __file__, "shared-scales", scheme=scheme, why=why)
+        raise LayoutError(
+            where,
+            f"{scheme} stores {why}, so the kept rows of this quantized head are not the head of"
+            " the kept rows, quantized",
+            fix="cut first, then quantize",
+        )
     suffix = tensor.name.rpartition(".")[2]
     whole, columns = row.tensor.shape
     before, after = (stored_parts(scheme, n, columns)[suffix].shape for n in (whole, size))

@@ -13,7 +13,7 @@ import torch
 from typing_extensions import override
 
 from ...recipes.brief import Brief, megabytes
-from ...recipes.errors import CheckpointError, refused
+from ...recipes.errors import CheckpointError
 from ...recipes.packages import package_version
 from ..files import provenance as records
 from ..files.card_text import CARD_FILE, is_ours, read_card, split_front
@@ -205,7 +205,11 @@ def _usable(folder: Path, record: records.Provenance | None) -> _Record | None:
     check_seal(folder, record)
     if record is None or isinstance(record, _Record):
         return record
-    raise refused(CheckpointError, folder / PROVENANCE_FILE, __file__, "dequantized")
+    raise CheckpointError(
+        folder / PROVENANCE_FILE,
+        "the folder was dequantized, and its vocabulary cannot be cut any more",
+        fix="cut the draft that it was made of, then make it again",
+    )
 
 
 def _write_rows(content: RowsOf, rows: Ids, name: str, file: SafetensorsFile) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from ...recipes.errors import CompareError, refused
+from ...recipes.errors import CompareError
 from ..counting.draft_counts import PromptCounts
 from ..counting.paired_change import NO_SPREAD, Floats, contributions, relative, sums_without
 
@@ -136,7 +136,11 @@ def count_drafts(contestants: Sequence[Contestant]) -> CountedDrafts:
             categories.setdefault(prompt.counted_with, prompt.category)
     places = {name: place for place, name in enumerate(categories)}
     if len(places) < 2:
-        raise refused(CompareError, "compare", __file__, "too-few-prompts", count=len(places))
+        raise CompareError(
+            "compare",
+            f"expected two distinct prompts or more with verify steps, got {len(places)}",
+            fix="record or measure more prompts, or longer continuations",
+        )
     tokens, steps = (np.zeros((len(contestants), len(places))) for _ in range(2))
     for row, each in enumerate(contestants):
         for prompt in each.prompts:
@@ -155,7 +159,11 @@ def count_drafts(contestants: Sequence[Contestant]) -> CountedDrafts:
 
 def _check_contestants(contestants: Sequence[Contestant]) -> None:
     if len(contestants) < 2:
-        raise refused(CompareError, "compare", __file__, "too-few-drafts", count=len(contestants))
+        raise CompareError(
+            "compare",
+            f"expected two drafts or more, got {len(contestants)}",
+            fix="give another",
+        )
     known: dict[str, str] = {}
     for each in contestants:
         if each.sha256 is not None:
@@ -167,7 +175,11 @@ def _check_contestants(contestants: Sequence[Contestant]) -> None:
     asked = [prompt.identity for prompt in first.prompts]
     for other in others:
         if [prompt.identity for prompt in other.prompts] != asked:
-            raise refused(CompareError, other.name, __file__, "other-prompts", name=first.name)
+            raise CompareError(
+                other.name,
+                f"was counted on other prompts than {first.name}",
+                fix="count all drafts on the same prompts",
+            )
 
 
 def _names(contestants: Sequence[Contestant]) -> tuple[str, ...]:
@@ -287,7 +299,11 @@ def _check_traffic(traffic: Mapping[str, float], drafts: CountedDrafts) -> None:
             raise CompareError("--traffic", what, fix="for example chat=0.7,code=0.3")
     total = sum(traffic.values())
     if abs(total - 1) > _SUM_WITHIN:
-        raise refused(CompareError, "--traffic", __file__, "shares", total=total)
+        raise CompareError(
+            "--traffic",
+            f"expected shares that add up to 1, got {total:g}",
+            fix="for example chat=0.7,code=0.3",
+        )
 
 
 Pair = tuple[int, int]

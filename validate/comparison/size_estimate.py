@@ -25,7 +25,7 @@ from ...quantize.files.safetensors_header import DTYPE_BYTES, TensorInfo
 from ...quantize.vocabulary.cut_vocabulary import VocabularyReport
 from ...recipes.brief import Brief
 from ...recipes.decode import AT_LEAST_1
-from ...recipes.errors import CheckpointError, EstimateError, refused
+from ...recipes.errors import CheckpointError, EstimateError
 from .size_curve import ChoiceCurve, SizeCurve
 
 
@@ -36,7 +36,11 @@ def with_vocabulary(draft: Draft, size: int) -> Draft:
     """
     held = draft.geometry.draft_vocab_size
     if not 0 < size < held:
-        raise refused(EstimateError, "--sizes", __file__, "sizes", held=held, size=size)
+        raise EstimateError(
+            "--sizes",
+            f"expected at least 1 and fewer than the {held:,} rows of the head, got {size:,}",
+            fix="give the number of rows to keep, such as 32000",
+        )
     config = {**draft.checkpoint.config, "draft_vocab_size": size}
     try:
         _, geometry = read_config(replace(draft.checkpoint, config=config))
@@ -44,7 +48,11 @@ def with_vocabulary(draft: Draft, size: int) -> Draft:
         raise EstimateError("--sizes", exc.what, fix="give a draft whose head can be cut") from exc
     specs = draft.family.tensor_specs(geometry)
     if geometry.draft_vocab_size != size or "d2t" not in specs:
-        raise refused(EstimateError, "--sizes", __file__, "no-map", name=draft.family.name)
+        raise EstimateError(
+            "--sizes",
+            f"drafts of {draft.family.name} have no map of a cut vocabulary",
+            fix="give a draft whose head can be cut",
+        )
     rows = {row.canonical: row for row in draft.rows}
     norms = [row for row in draft.rows if row.role == "norm"]
     dtypes = {"lm_head.weight": (*norms, *draft.rows)[0].tensor.dtype, "d2t": "I64", "t2d": "BOOL"}
@@ -95,7 +103,11 @@ def parse_step_times(text: str, concurrencies: Sequence[int]) -> Mapping[int | N
     alone = None in times and len(pairs) > 1
     wrong = any(not 0 < seconds < math.inf for seconds in times.values())
     if not times or alone or wrong or len(times) < len(pairs):
-        raise refused(EstimateError, "--target-step-ms", __file__, "milliseconds", text=text)
+        raise EstimateError(
+            "--target-step-ms",
+            f"expected milliseconds, or CONCURRENCY=MILLISECONDS with commas between, got {text!r}",
+            fix="for example 14.2, or 1=9.5,8=14.2,64=38",
+        )
     stray = [c for c in times if c is not None and c not in concurrencies]
     if stray:
         asked, measured = (",".join(map(str, some)) for some in (concurrencies, times))

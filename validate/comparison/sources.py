@@ -9,7 +9,7 @@ from typing import Any
 from ...calibration.passes import DraftSampling
 from ...quantize.drafts.draft_cache import CacheScaleOrigin
 from ...recipes.decode import encode
-from ...recipes.errors import CompareError, refused
+from ...recipes.errors import CompareError
 from ...recipes.formats import AS_STORED, FP8_CACHE, KvCacheDtype, OnlineHead, ServedForm
 from ...recipes.regular_file import open_stream, read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_json
@@ -177,7 +177,11 @@ def read_replays(path: Path) -> tuple[ReplayedDraft, ...]:
     try:
         found: _Replays = decode(_Replays, {"replays": parse_json(read_text(path))})
     except (OSError, JsonProblem) as exc:
-        raise refused(CompareError, path, __file__, "no-replays", exc=exc) from exc
+        raise CompareError(
+            path,
+            f"is no list of replays: {exc}",
+            fix="give what 'draftquant replay --json' printed",
+        ) from exc
     return found.replays
 
 
@@ -230,7 +234,12 @@ def kind_of(path: Path) -> str:
             return "replay"
         found = parse_json(line.decode("utf-8"))
     except OSError as exc:
-        raise refused(CompareError, path, __file__, "unreadable", exc=exc) from exc
+        raise CompareError(
+            path,
+            f"cannot be read: {exc}",
+            fix="add --traces T to compare drafts; without it, give reports of the gate, replays"
+            " or measurements",
+        ) from exc
     except (UnicodeDecodeError, JsonProblem):
         return "report"
     is_measurement = isinstance(found, dict) and found.get("format") == _MEASUREMENT
@@ -307,9 +316,17 @@ def replayed_comparison(path: Path, document: Document) -> GateReport:
     judgement = document.judgement
     found = judgement.replayed if isinstance(judgement, JointReport) else judgement
     if found is None or found.traces is None or found.served is not None:
-        raise refused(CompareError, path, __file__, "of-servers")
+        raise CompareError(
+            path,
+            "compares servers, whose texts differ from draft to draft",
+            fix="give the measurements themselves",
+        )
     if not found.prompts:
-        raise refused(CompareError, path, __file__, "no-prompts", verdict=found.verdict)
+        raise CompareError(
+            path,
+            f"compares no prompts: it is {found.verdict}",
+            fix="give a report that does",
+        )
     return found
 
 
@@ -337,7 +354,11 @@ def _of_measurements(paths: Sequence[Path]) -> Counted:
 
 def _speculation(measurement: Measurement) -> Speculation:
     if measurement.setup.speculation is None:
-        raise refused(CompareError, measurement.name, __file__, "no-draft")
+        raise CompareError(
+            measurement.name,
+            "its server used no draft",
+            fix="give measurements with a draft",
+        )
     return measurement.setup.speculation
 
 

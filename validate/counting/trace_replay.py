@@ -50,7 +50,7 @@ from ...calibration.traces.trace_folder import TraceFolder
 from ...calibration.traces.trace_info import FeatureTally
 from ...quantize.drafts.draft_cache import scale_origin
 from ...quantize.stored.loading import LoadedDraft
-from ...recipes.errors import ReplayError, refused
+from ...recipes.errors import ReplayError
 from ...recipes.listener import Progress, unseen
 from .acceptance_counts import (
     CONTEXT_BINS,
@@ -301,9 +301,19 @@ def _draft_temperature(traces: TraceFolder, draft_sampling: DraftSampling) -> fl
         return None
     manifest = traces.manifest
     if not manifest.sampled:
-        raise refused(ReplayError, traces.folder, __file__, "greedy-traces")
+        raise ReplayError(
+            traces.folder,
+            "the traces are greedy, and with a greedy target engines let the draft choose greedily"
+            " too",
+            fix="drop --draft-sampling, or record with a --temperature",
+        )
     if not manifest.logprobs_as_sampled:
-        raise refused(ReplayError, traces.folder, __file__, "raw-logprobs")
+        raise ReplayError(
+            traces.folder,
+            "holds raw log-probabilities, but its tokens were drawn from processed ones",
+            fix="record processed ones (vLLM: logprobs_mode processed_logprobs), or drop"
+            " --draft-sampling, because greedy proposals need none",
+        )
     return manifest.temperature
 
 

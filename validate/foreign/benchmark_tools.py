@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...recipes.errors import MeasureError, refused, short
+from ...recipes.errors import MeasureError, short
 from ...recipes.strict_json import parse_json, parse_object
 from ..measure.server_answers import (
     AnswerProblem,
@@ -25,7 +25,6 @@ from ..measure.server_answers import (
     whole,
 )
 from .foreign_measurement import (
-    FIXES,
     PAGE,
     ForeignMeasurement,
     ForeignRequest,
@@ -36,6 +35,17 @@ from .foreign_measurement import (
     vllm_verify_steps,
     with_k,
 )
+
+_RUN_AIPERF = (
+    "start vLLM with --per-request-spec-decode-metrics summary (or detailed) and measure"
+    " again; AIPerf 0.13 reads no other engine's"
+)
+_RUN_AIPERF_RAW = "aiperf profile --export-level raw"
+_RUN_GUIDELLM = (
+    "use GuideLLM 0.8 or later with --backend kind=openai_http, start vLLM with"
+    " --per-request-spec-decode-metrics summary (or detailed), and measure again"
+)
+"""How each tool is run so that its files hold what a verdict needs."""
 
 _AS_SENT = "the prompt as it was sent"
 _PLACE = "benchmarks[0].requests.successful"
@@ -59,7 +69,7 @@ def read_aiperf(path: Path) -> ForeignMeasurement:
     sent = payloads or _inputs(path.with_name("inputs.json"))
     told, engine = [], ""
     for where, line in lines_of(path):
-        with reading(where, FIXES["aiperf"]):
+        with reading(where, _RUN_AIPERF):
             meta = object_(line, "metadata")
             if meta.get("benchmark_phase") == "warmup":
                 continue
@@ -92,7 +102,7 @@ def read_aiperf(path: Path) -> ForeignMeasurement:
         model=", ".join(str(name) for name in names if name),
         num_draft_tokens=most,
         paired_by=_AS_SENT,
-        to_keep_outputs=FIXES["aiperf_raw"],
+        to_keep_outputs=_RUN_AIPERF_RAW,
         requests=requests,
     )
 
@@ -103,17 +113,25 @@ def read_guidellm(path: Path) -> ForeignMeasurement:
     with reading(str(path), PAGE):
         benchmarks = objects(report, "benchmarks")
         if len(benchmarks) != 1:
-            raise refused(MeasureError, path, __file__, "several-benchmarks", count=len(benchmarks))
+            raise MeasureError(
+                path,
+                f"expected one benchmark, got {len(benchmarks)}",
+                fix="run one strategy: --profile kind=concurrent,streams=8, no sweep",
+            )
         requests = object_(benchmarks[0], "requests")
         for kind in ("errored", "incomplete"):
             if count := len(objects({kind: [], **requests}, kind)):
-                raise refused(MeasureError, path, __file__, "lost-requests", count=count, kind=kind)
+                raise MeasureError(
+                    path,
+                    f"{count} requests are {kind}: both runs need the verify steps of every prompt",
+                    fix="end the run by --constraint kind=max_requests, and measure again",
+                )
         version = string(object_(report, "metadata"), "guidellm_version")
         found = objects(requests, "successful")
     places = sorted(range(len(found)), key=lambda i: _began(found[i], f"{path}: {_PLACE}[{i}]"))
     told = []
     for place in places:
-        with reading(f"{path}: {_PLACE}[{place}]", FIXES["guidellm"]):
+        with reading(f"{path}: {_PLACE}[{place}]", _RUN_GUIDELLM):
             told.append(_of_stats(found[place]))
     most, counted = with_k(path, told)
     return ForeignMeasurement(
@@ -157,7 +175,7 @@ def _turn(meta: Fields) -> Turn:
 
 
 def _inputs(path: Path) -> dict[Turn, Sent]:
-    with reading(str(path), f"keep inputs.json beside the records, or use {FIXES['aiperf_raw']}"):
+    with reading(str(path), f"keep inputs.json beside the records, or use {_RUN_AIPERF_RAW}"):
         return {
             (text(session, "session_id"), turn): _sent(payload)
             for session in objects(object_in(path), "data")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from ...recipes.errors import MeasureError, refused, short
+from ...recipes.errors import MeasureError, short
 from ...recipes.strict_json import parse_object
 from ..measure.server_answers import (
     AnswerProblem,
@@ -19,7 +19,6 @@ from ..measure.server_answers import (
     wholes,
 )
 from .foreign_measurement import (
-    FIXES,
     ForeignMeasurement,
     ForeignRequest,
     check_finished,
@@ -32,6 +31,23 @@ from .foreign_measurement import (
     with_copies_together,
     with_k,
 )
+
+_RUN_ANSWERS = (
+    "start vLLM (0.29 or later) with --per-request-spec-decode-metrics detailed, or ask"
+    " SGLang (0.5.23) with return_spec_tokens_details: true; ask without streaming, with"
+    " return_token_ids: true, and write each answer as one line"
+)
+_RUN_BENCH_SERVE = "run vllm bench serve with --save-result --save-detailed"
+_RUN_BENCH_SERVE_TOGETHER = (
+    "vllm bench serve keeps no verify steps of requests: with --max-concurrency 1 events come"
+    " together less often; or start vLLM with --per-request-spec-decode-metrics detailed and"
+    " let GuideLLM, AIPerf or draftquant measure ask it"
+)
+_RUN_SGLANG_RECORDS = (
+    "start SGLang 0.5.10 or later with --export-metrics-to-file --export-metrics-to-file-dir"
+    " DIR, without --log-requests (which cuts prompts), and --speculative-eagle-topk 1"
+)
+"""How each tool is run so that its files hold what a verdict needs."""
 
 _NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
 
@@ -46,7 +62,7 @@ def read_answers(path: Path) -> ForeignMeasurement:
     """
     told, lengths, engines, versions, models = [], [], set(), set(), set()
     for place, (where, line) in enumerate(lines_of(path)):
-        with reading(where, FIXES["answers"]):
+        with reading(where, _RUN_ANSWERS):
             answer = _answer(line)
             choices = objects(answer, "choices")
             if len(choices) != 1:
@@ -76,7 +92,11 @@ def read_answers(path: Path) -> ForeignMeasurement:
             versions.add(_version(answer))
     most, requests = with_k(path, told)
     if len(engines - {""}) != 1:
-        raise refused(MeasureError, path, __file__, "several-engines", engines=sorted(engines))
+        raise MeasureError(
+            path,
+            f"expected answers of one engine, got {sorted(engines)}",
+            fix="keep the answers of one server in one file",
+        )
     (engine,) = engines - {""}
     return ForeignMeasurement(
         name=path.name,
@@ -170,7 +190,7 @@ def read_sglang_records(path: Path) -> ForeignMeasurement:
 
 def _record(where: str, line: Fields) -> tuple[ForeignRequest, int]:
     """A request, its histogram up to the largest number seen, and K; 0 = it has no verify step."""
-    with reading(where, FIXES["sglang_records"]):
+    with reading(where, _RUN_SGLANG_RECORDS):
         parameters = parse_object(string(line, "request_parameters"))
         prompt = {
             key: parameters[key] for key in ("text", "input_ids") if parameters.get(key) is not None
@@ -213,7 +233,7 @@ def read_bench_serve(path: Path) -> ForeignMeasurement:
     """
     result = object_in(path)
     where = str(path)
-    with reading(where, FIXES["bench_serve"]):
+    with reading(where, _RUN_BENCH_SERVE):
         named = {f"itls[{place}]": one for place, one in enumerate(items(result, "itls"))}
         events = [len(items(named, key)) for key in named]
         tokens = wholes(result, "output_lens")
@@ -223,7 +243,7 @@ def read_bench_serve(path: Path) -> ForeignMeasurement:
             raise AnswerProblem("itls, output_lens, input_lens, generated_texts: expected one each")
         if failed := whole({"failed": 0, **result}, "failed"):
             raise AnswerProblem(f"failed: {failed} requests: both runs need all verify steps")
-    with reading(where, FIXES["bench_serve_together"]):
+    with reading(where, _RUN_BENCH_SERVE_TOGETHER):
         most = _num_draft_tokens(result)
         counted = whole(result, "spec_decode_num_drafts")
         if sum(events) != counted:
@@ -245,7 +265,7 @@ def read_bench_serve(path: Path) -> ForeignMeasurement:
                   if key in result},  # the last three as --metadata says them
         paired_by="place in the run, the prompt's length, and the text of the output",
         told_positions=False,
-        to_keep_outputs=FIXES["bench_serve"],
+        to_keep_outputs=_RUN_BENCH_SERVE,
         requests=with_copies_together(requests, prompts),
     )  # fmt: skip
 

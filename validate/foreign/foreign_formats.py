@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...recipes.errors import MeasureError, refused, short
+from ...recipes.errors import MeasureError, short
 from ...recipes.packages import table_beside
 from ...recipes.regular_file import open_stream
 from ...recipes.strict_json import JsonProblem, parse_json
@@ -103,7 +103,11 @@ def read_foreign_pair(baseline: Path, candidate: Path) -> ForeignPair | None:
         first = _first(path) if found is None else None
         if isinstance(first, Mapping | list) and "format" not in first:
             held = "a list" if isinstance(first, list) else f"the keys {short(sorted(first))}"
-            raise refused(MeasureError, path, __file__, "unknown-keys", held=held, fix=PAGE)
+            raise MeasureError(
+                path,
+                f"holds {held}: neither 'draftquant measure' nor a tool that is read writes that",
+                fix=PAGE,
+            )
     if own is None and other is None:
         return None
     if own is not None and own == other:

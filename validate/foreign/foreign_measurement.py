@@ -10,8 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO
 
-from ...recipes.errors import MeasureError, refused, short
-from ...recipes.packages import table_beside
+from ...recipes.errors import MeasureError, short
 from ...recipes.regular_file import open_stream, read_text
 from ...recipes.strict_json import JsonProblem, parse_json, parse_object
 from ...recipes.strict_json import reading as reading_file
@@ -133,7 +132,11 @@ def with_k(
     """The one K of all requests (0 = no step says it), and their histograms with K + 1 columns."""
     sizes = {most for _, most in told if most}
     if len(sizes) != 1:
-        raise refused(MeasureError, path, __file__, "several-k", sizes=sorted(sizes))
+        raise MeasureError(
+            path,
+            f"expected one K in all requests, got {sorted(sizes)}",
+            fix="keep the requests of one server with one K in a file",
+        )
     (most,) = sizes
     wider = ((one, (*one.histogram, *(0,) * (most + 1 - len(one.histogram)))) for one, _ in told)
     return most, tuple(dataclasses.replace(one, histogram=counts) for one, counts in wider)
@@ -158,7 +161,6 @@ def with_copies_together(
 
 _MOST_BYTES = 512 * 2**20  # of a file of lines
 _LONGEST_LINE = 64 * 2**20  # bytes, of a document too: 10,000 requests of GuideLLM have 54 MB
-FIXES: Mapping[str, str] = table_beside(__file__, "fixes")
 PAGE = "docs/servers.md says what is read of each tool, and how it is run for that"
 ONE_A_LINE = "write each object on one line: jq -c 'arrays[], objects' FILE > FILE.jsonl"
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from ...recipes.errors import GoldenError, refused
+from ...recipes.errors import GoldenError
 from ...recipes.packages import package_version
 from ..counting.acceptance_counts import CONTEXT_BINS, ContextCounts, estimand
 from ..counting.draft_counts import DraftReplay, PromptCounts, context_edges
@@ -35,7 +35,11 @@ def golden_of_measurement(measurement: Measurement) -> Golden:
     """Golden acceptance of one measured server: all its verify steps, by its own counters."""
     setup = measurement.setup
     if setup.speculation is None:
-        raise refused(GoldenError, measurement.name, __file__, "nothing-drafted")
+        raise GoldenError(
+            measurement.name,
+            "the server drafted nothing, so that nothing was accepted",
+            fix="give a measurement of a server that drafts",
+        )
     prompts = [
         replace(
             PromptCounts.of(one, one.counts, one.cluster or ""),
@@ -90,9 +94,20 @@ def _replayed(document: Document) -> GateReport:
     found = [one for _, one in document.comparisons if one.traces and not one.served]
     tools = [one.served.tool for _, one in document.comparisons if one.served and one.served.tool]
     if not found and tools:
-        raise refused(GoldenError, "--golden", __file__, "no-owner", tool=tools[0])
+        raise GoldenError(
+            "--golden",
+            f"the report is of measurements by {tools[0]}, which do not record whose acceptance"
+            " they hold",
+            fix="draftquant measure --draft QUANT --golden G.json, of a server with the candidate;"
+            " or replay QUANT --traces T --golden G.json",
+        )
     if not found:
-        raise refused(GoldenError, "--golden", __file__, "weighted")
+        raise GoldenError(
+            "--golden",
+            "the report is of measured servers, and keeps their verify steps weighted for the"
+            " comparison, not as they were counted",
+            fix="draftquant measure --show B.jsonl --golden G.json, of the candidate's measurement",
+        )
     return found[0]
 
 
@@ -102,7 +117,11 @@ def _golden(prompts: Iterable[PromptCounts], draft: str, **known: Any) -> Golden
     counted, digest = golden_prompts(found)
     edges = context_edges(found)
     if not counted:
-        raise refused(GoldenError, "--golden", __file__, "no-step", draft=draft)
+        raise GoldenError(
+            "--golden",
+            f"no prompt of {draft} has a verify step that was counted",
+            fix="see the verdict and its reason, or record longer continuations",
+        )
     return Golden(
         draftquant=package_version("draftquant"),
         draft=draft,

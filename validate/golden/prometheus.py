@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from ...recipes.decode import SHARE
-from ...recipes.errors import GoldenError, refused, short, visible
+from ...recipes.errors import GoldenError, short, visible
 from ...recipes.packages import table_beside
 from ..measure.measurement import EngineName
 from ..measure.server_answers import ENGINE_COUNTERS, MODEL_LABEL, EngineCounters
@@ -66,14 +66,22 @@ def limits_of(
     if by_category:
         names = [name for name in golden.categories if name != ALL]
         if not names:
-            raise refused(GoldenError, "--category-label", __file__, "no-categories")
+            raise GoldenError(
+                "--category-label",
+                "golden has no categories to hold its values against",
+                fix="leave it out, or write golden acceptance of prompts with categories",
+            )
     return tuple(_limit(name, golden.categories[name], max_drop) for name in names)
 
 
 def _limit(category: str, golden: GoldenCategory, max_drop: float) -> Limit:
     where = f"golden, category {category!r}" if category else "golden"
     if not golden.standard_error:
-        raise refused(GoldenError, where, __file__, "no-spread")
+        raise GoldenError(
+            where,
+            "does not say how much requests differ: it has one prompt, or all accept alike",
+            fix="write it of more prompts (draftquant replay --golden)",
+        )
     error = golden.standard_error
     found = Limit(category=category, golden=golden, standard_error=error, max_drop=max_drop)
     if found.lowest <= 1:
@@ -100,7 +108,11 @@ _LABEL = re.compile("(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 def check_window(window: str) -> None:
     """Refuse what Prometheus would not accept as a time."""
     if not _WINDOW.fullmatch(window) or not re.search("[1-9]", window):
-        raise refused(GoldenError, "--window", __file__, "window", window=window)
+        raise GoldenError(
+            "--window",
+            f"expected a time such as 30m or 1h, got {window!r}",
+            fix="give numbers with w, d, h, m or s, once each, in this order",
+        )
 
 
 def label_is(label: str, value: str) -> str:
@@ -133,7 +145,11 @@ class Queries:
             not _LABEL.fullmatch(category_label) or category_label in taken
         ):
             got = short(category_label)
-            raise refused(GoldenError, "--category-label", __file__, "no-label", got=got)
+            raise GoldenError(
+                "--category-label",
+                f"expected a label of the counters that names categories, got {got}",
+                fix="give the name of a label, such as category",
+            )
         return found
 
     @property

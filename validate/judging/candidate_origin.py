@@ -34,7 +34,7 @@ from ...quantize.stored.loading import LoadedDraft
 from ...quantize.stored.stored_declaration import declared_scheme
 from ...quantize.stored.stored_draft import StoredDraft
 from ...quantize.verify.demands import declared_faults
-from ...recipes.errors import GateError, refused
+from ...recipes.errors import GateError
 
 MIN_COSINE = 0.7
 """Cosine of a weight and its quantized values: 0.97 for INT3; about 0 for any other weight."""
@@ -73,14 +73,22 @@ class DraftFolder:
         digests = tensor_digests(checkpoint)
         if record is not None and record.tensor_digests != digests:
             difference = _first(record.tensor_digests, digests)
-            raise refused(GateError, folder, __file__, "belongs-to-another", difference=difference)
+            raise GateError(
+                folder,
+                f"its draftquant.json belongs to other tensors: {difference}",
+                fix="run `draftquant verify`, and quantize the draft again",
+            )
         scheme = declared_scheme(checkpoint)
         made = record.quantized_by if isinstance(record, CutProvenance) else record
         if isinstance(made, QuantizedProvenance):
             draft = StoredDraft.look(checkpoint, scheme).draft
             for fault in declared_faults(made.recipe, scheme, draft):
-                facts = {"where": fault.where, "expected": fault.expected, "got": fault.got}
-                raise refused(GateError, folder, __file__, "another-format", **facts)
+                raise GateError(
+                    folder,
+                    f"{fault.where} declares another format than the one it was quantized to:"
+                    f" expected {fault.expected}, got {fault.got}",
+                    fix="run `draftquant verify`, and quantize the draft again",
+                )
         return cls(
             folder=folder, tensor_digests=digests, quantized=scheme is not None, record=record
         )
@@ -119,7 +127,11 @@ def check_folders(
         return (_UNRELATED,)
     if baseline.quantized or isinstance(baseline.record, DequantizedProvenance):
         held = "is quantized" if baseline.quantized else "holds dequantized values"
-        raise refused(GateError, baseline.folder, __file__, "no-baseline", held=held)
+        raise GateError(
+            baseline.folder,
+            f"expected the unquantized draft as the baseline, but this one {held}",
+            fix="give the BF16 draft first, the quantized one second",
+        )
     if same:
         return ()
     _check_candidate(baseline, candidate)
@@ -215,8 +227,12 @@ def _unverified(baseline: DraftFolder, candidate: DraftFolder) -> Iterator[str]:
 
 
 def _other_draft(candidate: LoadedDraft, what: str) -> GateError:
-    facts = {"what": what, "on_purpose": _ON_PURPOSE}
-    return refused(GateError, candidate.name, __file__, "another-baseline", **facts)
+    return GateError(
+        candidate.name,
+        f"was not quantized from the baseline: {what}",
+        fix="give the BF16 draft from which it was quantized; if its vocabulary was cut, cut the"
+        f" BF16 draft's by `draftquant vocab` and quantize that; {_ON_PURPOSE}",
+    )
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:

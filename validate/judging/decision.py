@@ -11,13 +11,11 @@ Parts are categories of prompts and context bins.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from ...calibration.traces.trace_info import MIN_AGREEMENT
 from ...recipes.brief import apart
-from ...recipes.packages import said, table_beside
 from ..counting.draft_counts import DraftCounts
 from ..counting.paired_change import PairedChange, RequiredPrompts, required_prompts
 from .advice import (
@@ -39,7 +37,6 @@ EXPECTED_WITHIN = 0.05
 """Relative difference up to which `--expect-baseline` confirms a measured acceptance length."""
 _ENOUGH_FOR_RARE_LOSSES = 100
 """Prompts at which a loss in one prompt in twenty passes in 5 % of cases; with 36 it is 9 %."""
-_OF_TARGETS = table_beside(__file__, "of_targets")
 _USUAL_WEIGHTS = 0.9
 """Effective sample size by the number of prompts, where these are of similar length."""
 
@@ -64,27 +61,15 @@ def worse(one: Decision, other: Decision) -> Decision:
     return one if worst((one.verdict, other.verdict)) == one.verdict else other
 
 
-def _decided(
-    evidence: Evidence,
-    row: str,
-    *ways: str,
-    required: RequiredPrompts | None = None,
-    **facts: object,
-) -> Decision:
-    """The verdict and the words of a row of decision.toml; ways out where the row has none.
-
-    Where targets are compared, those of of_targets.toml, as far as it has the row.
-    """
-    own = evidence.wording.of_targets and row in _OF_TARGETS
-    texts: dict[str, Any] = said(__file__, "of_targets" if own else "decision", row, facts)
-    return Decision(**{"action": lines(*ways), **texts}, required_num_prompts=required)
-
-
 def _different_things(evidence: Evidence) -> Decision | None:
     if not (what := evidence.incomparable):
         return None
     what = f"{what[0].upper()}{what[1:]}"
-    return _decided(evidence, "different_things", evidence.wording.both_again, what=what)
+    return Decision(
+        "ANOMALOUS",
+        f"{what}: no comparison is possible.",
+        lines(evidence.wording.both_again),
+    )
 
 
 def _another_target(evidence: Evidence) -> Decision | None:
@@ -92,12 +77,34 @@ def _another_target(evidence: Evidence) -> Decision | None:
     if agreement is None or agreement >= MIN_AGREEMENT:
         return None
     told = apart(agreement, MIN_AGREEMENT, ".1%")
-    return _decided(evidence, "another_target", agreement=told, least=MIN_AGREEMENT)
+    if evidence.wording.of_targets:
+        return Decision(
+            "ANOMALOUS",
+            f"The head of one of the two targets reproduces only {told} of its recorded tokens"
+            " from the recorded features of its last layer, expected at least"
+            f" {MIN_AGREEMENT:.0%}.",
+            "Record both traces again with --tables, each from its own target.",
+        )
+    return Decision(
+        "ANOMALOUS",
+        f"The target's head reproduces only {told} of the recorded tokens from the recorded"
+        f" features of its last layer, expected at least {MIN_AGREEMENT:.0%}. The traces were"
+        " recorded from another target, or their features do not belong to their tokens.",
+        "Record the traces again, and give the same target to --target.",
+    )
 
 
 def _calibrated_elsewhere(evidence: Evidence) -> Decision | None:
     targets = evidence.background.other_target
-    return _decided(evidence, "calibrated_elsewhere", targets=targets) if targets else None
+    if not targets:
+        return None
+    return Decision(
+        "ANOMALOUS",
+        "The candidate was calibrated on traces of another target than it is judged on:"
+        f" {targets}.",
+        "Calibrate it on traces of the target that it will serve, and judge it on other traces of"
+        " that target.",
+    )
 
 
 def _impossible_length(evidence: Evidence, role: str) -> Decision | None:
@@ -105,11 +112,28 @@ def _impossible_length(evidence: Evidence, role: str) -> Decision | None:
     length, most = draft.counts.mean_acceptance_length, draft.num_draft_tokens + 1
     ceiling = evidence.policy.max_ceiling_share * most
     if length < evidence.policy.min_acceptance_length:
-        return _decided(evidence, "nothing_accepted", role=role, length=length)
+        if evidence.wording.of_targets:
+            return Decision(
+                "ANOMALOUS",
+                f"Beside the target of the {role}, almost no token of the draft is accepted (mean"
+                f" acceptance length {length:.4f}). The precision of a target does not do that.",
+                "Check that this target loads with the right scales, and that its traces hold the"
+                " layers that the draft reads (draftquant traces info).",
+            )
+        return Decision(
+            "ANOMALOUS",
+            f"Almost no token of the {role} is accepted (mean acceptance length {length:.4f}). A"
+            " loss of precision does not do that; the draft was probably loaded wrongly.",
+            "Check target layers, rope, tensor names and scales with draftquant inspect and"
+            " draftquant verify.",
+        )
     if length > ceiling:
         told = apart(length, ceiling, ".4f")
-        return _decided(
-            evidence, "at_the_ceiling", role=role, length=told, most=most, ceiling=ceiling
+        return Decision(
+            "ANOMALOUS",
+            f"The mean acceptance length of the {role}, {told}, is too close to the maximum of"
+            f" {most} (a working draft stays below {ceiling:.4f}).",
+            "Look for text that repeats itself, and for prompts that the draft was trained on.",
         )
     return None
 
@@ -122,16 +146,32 @@ def _doubtful_baseline(evidence: Evidence) -> Decision | None:
         if abs(length / expected - 1) <= EXPECTED_WITHIN:
             return None
         within = EXPECTED_WITHIN
-        return _decided(
-            evidence, "unexpected_baseline", length=length, expected=expected, within=within
+        return Decision(
+            "ANOMALOUS",
+            f"The baseline has a mean acceptance length of {length:.4f}, but --expect-baseline"
+            f" says {expected:g} (a difference of {within:.0%} is allowed).",
+            "Check K, the target, the prompts, and the baseline's config.json.",
         )
     fault = baseline.text.fault
     if fault is not None:
-        return _decided(evidence, "features_of_other_text", fault=f"{fault[0].upper()}{fault[1:]}")
+        return Decision(
+            "ANOMALOUS",
+            f"{fault[0].upper()}{fault[1:]}.",
+            "Record the traces again. If you know that they are right, confirm it with the"
+            " acceptance length that the baseline has elsewhere: --expect-baseline AL.",
+        )
     floor = min_baseline_length(baseline, evidence.policy)
     if length < floor:
         told, k = apart(length, floor, ".4f"), baseline.num_draft_tokens
-        return _decided(evidence, "short_baseline", length=told, k=k, floor=floor)
+        return Decision(
+            "ANOMALOUS",
+            f"The baseline has a mean acceptance length of only {told}. With K = {k}, most drafts"
+            f" that we know have at least {floor:.2f} beside their own target and less beside"
+            " another, but a weak draft may have less beside its own.",
+            "Check that the draft was trained for this target and on texts as long as these. If it"
+            " is known to accept so little elsewhere too, give the known figure: --expect-baseline"
+            " AL.",
+        )
     return None
 
 
@@ -155,7 +195,12 @@ def _no_spread(evidence: Evidence) -> Decision | None:
     change = evidence.change
     if change is None or change.has_spread or not change.log_ratio:
         return None
-    return _decided(evidence, "no_spread", change=change)
+    return Decision(
+        "ANOMALOUS",
+        f"Each of the {change.num_prompts} prompts changed by the same"
+        f" {change.relative_change:+.2%}. Different prompts never do that.",
+        "Compare the prompts: they are probably copies of each other.",
+    )
 
 
 def _too_few_prompts(evidence: Evidence) -> Decision | None:
@@ -163,7 +208,12 @@ def _too_few_prompts(evidence: Evidence) -> Decision | None:
     if change is None:
         number = f"{2 * policy.min_prompts} fresh prompts or more"
         ways = fresh_prompts(number, evidence.wording)
-        return _decided(evidence, "hardly_any_prompts", ways, count=count, policy=policy)
+        return Decision(
+            "INCONCLUSIVE",
+            f"There are too few prompts, {count}: the policy {policy.name!r} needs an effective"
+            f" sample size of {policy.min_prompts}.",
+            lines(ways),
+        )
     effective = change.effective_num_prompts
     if effective >= policy.min_prompts:
         return None
@@ -171,29 +221,53 @@ def _too_few_prompts(evidence: Evidence) -> Decision | None:
     weight = ", because a few of them hold most verify steps" if unequal else ""
     least = change.num_prompts_for(policy.min_prompts)
     told = apart(effective, policy.min_prompts, ".1f")
-    return _undecided("too_few_prompts", evidence, change, least, effective=told, weight=weight)
+    return _undecided(
+        f"There are too few prompts: {evidence.counted} have an effective sample size of"
+        f" {told}{weight}, and the policy {evidence.policy.name!r} needs an effective sample"
+        f" size of {evidence.policy.min_prompts}.",
+        evidence,
+        change,
+        least,
+    )
 
 
 def _too_large_a_gain(evidence: Evidence) -> Decision | None:
     change, largest = evidence.change, math.log1p(evidence.policy.max_relative_gain)
     if change is None or change.log_ratio <= largest or evidence.background.unrelated:
         return None
-    return _decided(evidence, "too_large_a_gain", change=change)
+    if evidence.wording.of_targets:
+        return Decision(
+            "ANOMALOUS",
+            f"Beside the second target the acceptance length is {change.relative_change:+.2%}"
+            " above that beside the first. The precision of a target does not do that.",
+            "Read the second target's continuations: text that repeats itself is easy to draft.",
+        )
+    return Decision(
+        "ANOMALOUS",
+        f"The candidate's acceptance length is {change.relative_change:+.2%} above its baseline's."
+        " Rounding cannot do that.",
+        "Check that the baseline is the draft that was quantized, and that all of it loads.",
+    )
 
 
 def _a_part_fails(evidence: Evidence) -> Decision | None:
     failing, change = evidence.parts.with_outcome("FAIL"), evidence.change
     if change is None or not failing:
         return None
-    return _decided(
-        evidence,
-        "a_part_fails",
-        calibrate_on(failing),
-        *lose_less(evidence.background),
-        confidence=in_percent(change.confidence),
-        parts=number_of(failing),
-        limit=evidence.policy.max_category_drop,
-        findings=findings(failing),
+    if evidence.wording.of_targets:
+        return Decision(
+            "FAIL",
+            f"With {in_percent(change.confidence)} confidence {number_of(failing)} lost more than"
+            f" the limit of {evidence.policy.max_category_drop:.2%} beside the second target:"
+            f" {findings(failing)}. The draft is the same on both sides.",
+            "Calibrate the second target on other prompts of the same kind too, and record its"
+            " traces again.",
+        )
+    return Decision(
+        "FAIL",
+        f"With {in_percent(change.confidence)} confidence {number_of(failing)} lost more than the"
+        f" limit of {evidence.policy.max_category_drop:.2%}: {findings(failing)}.",
+        lines(calibrate_on(failing), *lose_less(evidence.background)),
     )
 
 
@@ -204,21 +278,35 @@ def _beyond_the_limit(evidence: Evidence) -> Decision | None:
     failing = evidence.parts.with_outcome("FAIL")
     also = f" Categories beyond their own limit: {names(failing)}." if failing else ""
     ways, confidence = lose_less(evidence.background), in_percent(change.confidence)
-    return _decided(
-        evidence,
-        "beyond_the_limit",
-        *ways,
-        limit=limit,
-        confidence=confidence,
-        whole=whole_change(change, limit),
-        also=also,
+    if evidence.wording.of_targets:
+        return Decision(
+            "FAIL",
+            f"With {confidence} confidence acceptance beside the second target is lower by more"
+            f" than the limit of {limit:.2%}: {whole_change(change, limit)}. The draft is the same"
+            f" on both sides, so the target's precision costs this.{also}",
+            "Quantize the target otherwise, for example with the layers that the draft reads in"
+            " BF16, and record its traces again.\nOr train the draft further on traces of the"
+            " second target.",
+        )
+    return Decision(
+        "FAIL",
+        f"With {confidence} confidence the drop is larger than the limit of {limit:.2%}:"
+        f" {whole_change(change, limit)}.{also}",
+        lines(*ways),
     )
 
 
 def _without_a_record(evidence: Evidence) -> Decision | None:
     if not (evidence.policy.record_required and evidence.background.unrecorded):
         return None
-    return _decided(evidence, "without_a_record")
+    return Decision(
+        "ANOMALOUS",
+        "The candidate's folder has no record (draftquant.json) of how it was quantized. So"
+        " nothing shows that these prompts did not calibrate it, and a draft is judged too well on"
+        " prompts that calibrated it.",
+        "Give the folder as draftquant wrote it, with its draftquant.json.\nIf another tool made"
+        " it, and you know that none of these prompts calibrated it, add --unrecorded.",
+    )
 
 
 def _limit_between_the_bounds(evidence: Evidence) -> Decision | None:
@@ -226,7 +314,10 @@ def _limit_between_the_bounds(evidence: Evidence) -> Decision | None:
     if change is None or outcome(change, limit) != "INCONCLUSIVE":
         return None
     return _undecided(
-        "limit_between_the_bounds", evidence, change, whole=whole_change(change, limit)
+        "These prompts do not decide whether the drop is larger than the limit of"
+        f" {evidence.policy.max_relative_drop:.2%}: {whole_change(change, limit)}.",
+        evidence,
+        change,
     )
 
 
@@ -234,13 +325,21 @@ def _a_part_is_open(evidence: Evidence) -> Decision | None:
     unsettled = evidence.parts.with_outcome("INCONCLUSIVE")
     if not evidence.policy.every_category_passes or not unsettled:
         return None
-    return _decided(
-        evidence,
-        "a_part_is_open",
-        fresh_prompts(f"fresh prompts, with more of {names(unsettled)}", evidence.wording),
-        kinds=kinds_of(evidence.parts.all),
-        limit=evidence.policy.max_category_drop,
-        findings=findings(unsettled),
+    if evidence.wording.of_targets:
+        return Decision(
+            "INCONCLUSIVE",
+            "Acceptance beside the second target holds as a whole, but every"
+            f" {kinds_of(evidence.parts.all)} has to pass, and these prompts do not decide whether"
+            f" a drop is larger than {evidence.policy.max_category_drop:.2%}:"
+            f" {findings(unsettled)}.",
+            "Record more prompts of these parts beside both targets.",
+        )
+    return Decision(
+        "INCONCLUSIVE",
+        f"The draft passes as a whole, but every {kinds_of(evidence.parts.all)} has to pass, and"
+        " these prompts do not decide whether a drop is larger than"
+        f" {evidence.policy.max_category_drop:.2%}: {findings(unsettled)}.",
+        lines(fresh_prompts(f"fresh prompts, with more of {names(unsettled)}", evidence.wording)),
     )
 
 
@@ -251,16 +350,26 @@ def _a_small_part_lost(evidence: Evidence) -> Decision | None:
     policy, least = evidence.policy, evidence.policy.min_category_prompts
     few = f"{least} prompts{' in effect' if any(one.is_context_bin for one in lost) else ''}"
     few += ", or without the declared clusters," if evidence.declared else ""
-    return _decided(
-        evidence,
-        "a_small_part_lost",
-        fresh_prompts(f"fresh prompts, with at least {least} of {names(lost)}", evidence.wording),
-        calibrate_on(lost),
-        *lose_less(evidence.background),
-        parts=number_of(lost),
-        few=few,
-        limit=policy.max_category_drop,
-        findings=findings(lost),
+    if evidence.wording.of_targets:
+        return Decision(
+            "INCONCLUSIVE",
+            f"Acceptance beside the second target holds as a whole, but {number_of(lost)} with"
+            f" fewer than {few} lost more than {policy.max_category_drop:.2%}, more than chance"
+            f" explains among so many small parts: {findings(lost)}.",
+            "Record more prompts of these parts beside both targets.",
+        )
+    return Decision(
+        "INCONCLUSIVE",
+        f"The draft passes as a whole, but {number_of(lost)} with fewer than {few} lost more than"
+        f" {policy.max_category_drop:.2%}, more than chance explains among so many small parts:"
+        f" {findings(lost)}.",
+        lines(
+            fresh_prompts(
+                f"fresh prompts, with at least {least} of {names(lost)}", evidence.wording
+            ),
+            calibrate_on(lost),
+            *lose_less(evidence.background),
+        ),
     )
 
 
@@ -270,7 +379,12 @@ def _not_all_compared(evidence: Evidence) -> Decision | None:
     if not missing:
         return None
     ways = evidence.background.to_compare
-    return _decided(evidence, "not_all_compared", *ways, missing="; ".join(missing))
+    return Decision(
+        "INCONCLUSIVE",
+        "The bounds clear the limit, but these files do not show that the two runs can be"
+        f" compared. Not compared: {'; '.join(missing)}.",
+        lines(*ways),
+    )
 
 
 def _passed(evidence: Evidence) -> Decision | None:
@@ -283,8 +397,17 @@ def _passed(evidence: Evidence) -> Decision | None:
             " loss that is confined to few prompts"
         )
     confidence, whole = in_percent(change.confidence), whole_change(change, limit)
-    found = _decided(evidence, "passed", confidence=confidence, limit=limit, rare=rare, whole=whole)
-    return replace(found, action=None)
+    if evidence.wording.of_targets:
+        return Decision(
+            "PASS",
+            f"With {confidence} confidence acceptance beside the second target is lower by less"
+            f" than the limit of {limit:.2%}{rare}: {whole}.",
+        )
+    return Decision(
+        "PASS",
+        f"With {confidence} confidence the drop is smaller than the limit of {limit:.2%}{rare}:"
+        f" {whole}.",
+    )
 
 
 LADDER: tuple[Callable[[Evidence], Decision | None], ...] = (
@@ -309,17 +432,16 @@ LADDER: tuple[Callable[[Evidence], Decision | None], ...] = (
 
 
 def _undecided(
-    row: str, evidence: Evidence, change: PairedChange, least: int | None = None, **facts: object
+    reason: str, evidence: Evidence, change: PairedChange, least: int | None = None
 ) -> Decision:
-    policy = evidence.policy
     required = required_prompts(
         change,
         max_relative_drop=evidence.policy.max_relative_drop,
         power=evidence.policy.power,
         min_prompts=evidence.policy.min_prompts,
     )
-    ways, facts = more_prompts(evidence, required, least), facts | {"counted": evidence.counted}
-    return _decided(evidence, row, ways, required=required, policy=policy, change=change, **facts)
+    ways = more_prompts(evidence, required, least)
+    return Decision("INCONCLUSIVE", reason, lines(ways), required)
 
 
 def whole_change(change: PairedChange, limit: float) -> str:

@@ -14,7 +14,6 @@ from ...calibration.passes import DraftSampling
 from ...calibration.traces.related_prompts import suggested_clusters
 from ...recipes.brief import apart, percent
 from ...recipes.errors import GateError
-from ...recipes.packages import table_beside
 from ..counting.acceptance_counts import CONVENTION, estimand
 from ..counting.draft_counts import (
     DraftCounts,
@@ -55,51 +54,78 @@ MOST_NAMED = 20
 """Most categories that a sentence names."""
 
 
-_WARNINGS: Mapping[str, str] = table_beside(__file__, "warnings")
-
-
 def report_warnings(evidence: Evidence) -> Iterator[str]:
     """What a reader must know besides the verdict, in sentences without a full stop."""
     num_prompts, num_short_prompts = evidence.num_prompts, evidence.num_short_prompts
-    said, parts, least = _WARNINGS, evidence.parts, evidence.policy.min_category_prompts
+    parts, least = evidence.parts, evidence.policy.min_category_prompts
     looser = looser_than_release(evidence.policy)
     if looser:
-        yield said["looser"].format(looser=", ".join(looser))
+        yield f"the limits are looser than those of the policy 'release': {', '.join(looser)}"
     if num_short_prompts and evidence.prompts:
         verb, count = "is" if num_short_prompts == 1 else "are", len(evidence.baseline.prompts)
-        yield said["short"].format(number=num_short_prompts, count=count, verb=verb)
+        yield (
+            f"{num_short_prompts} of the {count} prompts {verb} left out, too short for a verify"
+            " step"
+        )
     if num_copies := len(evidence.recorded) - num_prompts:
         kind = "is a copy" if num_copies == 1 else "are copies"
-        yield said["copies"].format(number=num_copies, kind=kind)
+        yield f"{num_copies} of the prompts {kind} of others, and not judged again"
     alike = evidence.baseline.text.num_near_duplicates
     if len(evidence.prompts) < num_prompts:
-        yield said["clusters"].format(number=num_prompts - len(evidence.prompts))
+        yield (
+            "related prompts (near duplicates, turns of one conversation, or declared in the"
+            " prompt file) are clusters and count as one each, so the sample is smaller by"
+            f" {num_prompts - len(evidence.prompts)}"
+        )
     elif alike:
-        yield said["alike"].format(number=alike)
+        yield (
+            f"{alike} distinct prompts hardly differ from others (the same beginning or the same"
+            " continuation), so that the true sample is smaller than their number"
+        )
     yield from _wider_of_two(evidence)
     named = [(one.id, one.category) for one in evidence.baseline.prompts if not one.cluster]
     if suggestion := suggested_clusters(named):
         yield suggestion
     if evidence.prompts and all(pair.baseline == pair.candidate for pair in evidence.prompts):
-        yield said["same_counts"]
+        yield (
+            "both drafts accepted the same number of tokens on every prompt: the change of +0.00%"
+            " is exact on these prompts"
+        )
     yield from _unjudged(parts.categories, least)
     if small := [repr(found.category) for found in parts.context_bins if not found.outcome]:
-        yield said["small_bins"].format(bins=", ".join(small), least=least)
+        yield (
+            f"the verify steps in {', '.join(small)} are of an effective sample size below {least}"
+            " prompts and are not judged alone"
+        )
     yield from _falls_with_context(parts.context_bins)
     recorded = evidence.recorded
     placeless = sum(None in (own.contexts, other.contexts) for own, other in recorded)
     if 0 < placeless < len(recorded):
-        yield said["placeless"].format(number=placeless, count=len(recorded))
+        yield (
+            f"no context bin counts {placeless} of the {len(recorded)} prompts: where their verify"
+            " steps began is not known"
+        )
     for found in parts.all:
         drop = -found.change.relative_change if found.change else 0.0
         if found.outcome == "INCONCLUSIVE" and drop > found.max_relative_drop:
             kind = "" if found.is_context_bin else "category "
-            yield said["may_be_chance"].format(kind=kind, found=found)
+            yield (
+                f"{kind}{found.category!r} lost more than its limit of"
+                f" {found.max_relative_drop:.0%}, but that may be chance: record more prompts of"
+                " it"
+            )
     if (expected := evidence.background.expected_baseline) is not None:
         length = evidence.baseline.counts.mean_acceptance_length
-        yield said["expected"].format(expected=expected, length=length)
+        yield (
+            f"whether the baseline's acceptance length, {length:.4f}, is that of right inputs was"
+            f" decided by --expect-baseline {expected:g} alone"
+        )
     if evidence.look:
-        yield said["look"].format(look=evidence.look)
+        yield (
+            f"this is planned interim analysis {evidence.look.number} of {evidence.look.total}"
+            f" ({evidence.look.spending}): its bounds hold only if all of them were planned before"
+            " the first, with equal numbers of prompts added each time"
+        )
 
 
 def _wider_of_two(evidence: Evidence) -> Iterator[str]:
@@ -110,7 +136,10 @@ def _wider_of_two(evidence: Evidence) -> Iterator[str]:
             "with" if getattr(own, bound) == getattr(change, bound) else "without"
             for bound in ("lower", "upper")
         )
-        yield _WARNINGS["wider_of_two"].format(lower=lower, upper=upper)
+        yield (
+            "declared clusters narrow no bound, so the wider of those with and without them count:"
+            f" the lower one is that {lower}, the upper one that {upper} them"
+        )
 
 
 def _unjudged(categories: Sequence[CategoryFigures], min_prompts: int) -> Iterator[str]:
@@ -131,7 +160,12 @@ def _falls_with_context(bins: Sequence[ContextBinFigures]) -> Iterator[str]:
     for one in told:
         length = one.baseline_mean_acceptance_length
         if best is not None and length - 1 < (best.baseline_mean_acceptance_length - 1) / 2:
-            yield _WARNINGS["falls_with_context"].format(one=one, best=best)
+            yield (
+                f"the baseline itself accepts {one.baseline_mean_acceptance_length:.2f} in"
+                f" {one.category!r} and {best.baseline_mean_acceptance_length:.2f} in"
+                f" {best.category!r}: the draft was probably not trained at that length, whatever"
+                " quantization does"
+            )
 
 
 MIN_STEPS_PER_PROMPT = 10
@@ -397,8 +431,10 @@ def _both_ways(evidence: Evidence, unseen: Evidence | None) -> Iterator[str]:
         number = len(evidence.recorded) - len(unseen.recorded)
         limit = evidence.policy.max_relative_drop
         changes = [one and whole_change(one, limit) for one in (evidence.change, unseen.change)]
-        yield _WARNINGS["both_ways"].format(
-            number=number, count=len(evidence.recorded), all=changes[0], rest=changes[1]
+        yield (
+            f"the target's continuations of {number} of the {len(evidence.recorded)} prompts are"
+            " among those that made the candidate; the worse of two verdicts counts: with these"
+            f" prompts {changes[0]}, without them {changes[1]}"
         )
 
 

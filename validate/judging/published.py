@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from ...quantize.files.report_files import ReportFormat, check_reports, write_reports
 from ...recipes.brief import Brief
-from ...recipes.errors import GateError, OutputError, refused
+from ...recipes.errors import GateError, OutputError
 
 AnyPath = str | Path
 Inconclusive = Literal["error", "skipped"]
@@ -48,7 +48,11 @@ class Paged(Brief):
 
     def _text(self, kind: ReportFormat) -> Callable[..., str]:
         if not hasattr(self, "_texts"):
-            raise refused(GateError, type(self).__name__, __file__, "without-files")
+            raise GateError(
+                type(self).__name__,
+                "has no files of its own, because it is a part of another report",
+                fix="take those of the report that the function of draftquant.api returned",
+            )
         texts: Texts = self._texts
         return texts[kind]
 

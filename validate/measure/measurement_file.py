@@ -16,7 +16,7 @@ from typing import Any
 from ...quantize.files.result_cache import differences, refuse_other_work, take_alone
 from ...quantize.files.staging import check_output, sync, write_text
 from ...recipes.decode import encode, problem_of
-from ...recipes.errors import MeasureError, OutputError, refused
+from ...recipes.errors import MeasureError, OutputError
 from ...recipes.regular_file import open_kept, open_stream
 from ...recipes.strict_json import JsonProblem, decode, parse_object, reading
 from .measurement import (
@@ -47,9 +47,9 @@ def read_measurement(path: Path) -> Measurement:
     found = prompts_sha256((r.id, r.category, r.prompt_sha256) for r in records)
     if found != setup.asked.prompts_sha256:
         (most, count), *_ = Counter(record.id for record in records).most_common(1)
-        row = "doubled-id" if count > 1 else "other-prompts"
-        facts = {"most": most, "count": len(records)}
-        raise refused(MeasureError, path, __file__, row, fix=_OURS, **facts)
+        what = f"its {len(records)} records are not those of the prompts that were asked"
+        what = f"id {most!r} stands on two lines" if count > 1 else what
+        raise MeasureError(path, what, fix=_OURS)
     return Measurement(name=path.name, setup=setup, records=tuple(records))
 
 
@@ -215,4 +215,9 @@ def _leaves(value: object, key: str = "") -> Iterator[tuple[str, object]]:
 
 
 def _unwritable(path: Path, exc: OSError) -> OutputError:
-    return refused(OutputError, path, __file__, "unwritable", why=exc.strerror or exc)
+    why = exc.strerror or exc
+    return OutputError(
+        path,
+        f"cannot be written: {why}",
+        fix="free some space or choose another place, and run again: what is kept stays",
+    )

@@ -14,7 +14,7 @@ from ...calibration.traces.prompt_trace import prompt_sha256
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.digests import tensor_digests, tensors_sha256
 from ...quantize.files.staging import check_output
-from ...recipes.errors import CheckpointError, MeasureError, refused, short
+from ...recipes.errors import CheckpointError, MeasureError, short
 from ...recipes.packages import package_version
 from ..counting.acceptance_counts import AcceptanceCounts, pooled
 from .measurement import (
@@ -73,8 +73,12 @@ def identified(
 def _told_by(named: str | None, draft: DraftIdentity) -> ToldBy | None:
     """How it is known that a server, which reports a path or a Hub id, runs this draft."""
     if draft.served_as is not None and draft.served_as != named:
-        facts = {"served": short(named), "got": short(draft.served_as)}
-        raise refused(MeasureError, "--served-as", __file__, "served-as", **facts)
+        raise MeasureError(
+            "--served-as",
+            f"expected what the server calls its draft, {short(named)}, got"
+            f" {short(draft.served_as)}",
+            fix="copy the name as the server reports it, or leave it out",
+        )
     if named is None:
         return None
     if draft.served_as is not None:
@@ -87,8 +91,13 @@ def _told_by(named: str | None, draft: DraftIdentity) -> ToldBy | None:
             return "tensors"
     elif _last_name(named) in map(_last_name, filter(None, (draft.draft, str(draft.folder or "")))):
         return "name"
-    facts = {"served": short(named), "draft": short(draft.draft), "sha256": draft.draft_sha256[:12]}
-    raise refused(MeasureError, "--draft", __file__, "another-draft", named=named, **facts)
+    raise MeasureError(
+        "--draft",
+        f"expected the draft that the server runs, {short(named)}, got {short(draft.draft)}"
+        f" (tensors {draft.draft_sha256[:12]})",
+        fix="give the draft that the server runs, or start the server with this one; if it is the"
+        f" same by another name: --served-as {named}",
+    )
 
 
 def _folder(named: str) -> Path | None:
@@ -151,7 +160,11 @@ class Plan:
 
     def __post_init__(self) -> None:
         if len({prompt.id for prompt in self.prompts}) != len(self.prompts) or not self.prompts:
-            raise refused(MeasureError, "prompts", __file__, "no-prompt")
+            raise MeasureError(
+                "prompts",
+                "expected at least one prompt, and a unique id for each",
+                fix="give a prompt file",
+            )
 
     def setup(
         self, protocol: EngineProtocol, server: ServerIdentity, speculation: Speculation | None
@@ -162,7 +175,11 @@ class Plan:
             raise MeasureError("--model", what, fix="give the --server of that model")
         if self.draft is not None:
             if speculation is None:
-                raise refused(MeasureError, "--draft", __file__, "no-draft")
+                raise MeasureError(
+                    "--draft",
+                    "the server uses no draft",
+                    fix="start it with this draft, or leave --draft out",
+                )
             speculation = identified(speculation, self.draft, server)
         most = protocol.most_in_flight
         decoding = self.ask.decoding
@@ -309,9 +326,13 @@ class _Run:
         expected = speculation.num_draft_tokens if speculation else None
         if completion.num_draft_tokens not in (None, expected):
             where = f"{self._client.url}: prompt {prompt.id}"
-            facts = {"expected": expected, "got": completion.num_draft_tokens}
             kept = self._kept.path
-            raise refused(MeasureError, where, __file__, "changed-k", kept=kept, **facts)
+            raise MeasureError(
+                where,
+                f"the server drafted K = {expected} tokens, and now {completion.num_draft_tokens}:"
+                " it was changed while it was measured",
+                fix=f"measure one server; rm {kept}, and run again",
+            )
         return completion
 
     def _tell(self) -> None:

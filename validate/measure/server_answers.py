@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from ...recipes.errors import MeasureError, refused, short
+from ...recipes.errors import MeasureError, short
 from ...recipes.packages import table_beside
 from ...recipes.strict_json import JsonProblem
 from .measurement import MOST_DRAFT_TOKENS, EngineName, ServerIdentity, Speculation
@@ -153,7 +153,11 @@ class Counters:
             match = _SAMPLE.fullmatch(line.strip()) if len(line) <= _LONGEST_LINE else None
             value = None if match is None else _number(match["value"])
             if match is None or value is None:
-                raise refused(MeasureError, where, __file__, "no-counters", line=short(line))
+                raise MeasureError(
+                    where,
+                    f"expected counters of Prometheus, got {short(line)}",
+                    fix="give the address of an engine's server",
+                )
             found = _LABEL.findall(match["labels"] or "")
             labels = {
                 name: _ESCAPED.sub(lambda m: "\n" if m[1] == "n" else m[1], value)

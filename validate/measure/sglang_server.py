@@ -12,7 +12,7 @@ from typing_extensions import override
 from ...calibration.prompts.prompt_file import Prompt
 from ...calibration.recording.decoding import prompt_seed
 from ...calibration.server_client import PASSING, Event, Reply, ServerClient
-from ...recipes.errors import MeasureError, refused, short
+from ...recipes.errors import MeasureError, short
 from ..counting.acceptance_counts import Verification
 from .measurement import ServerIdentity, Speculation
 from .server_answers import (
@@ -111,7 +111,11 @@ def _histogram(meta: Fields, num_tokens: int, num_draft_tokens: int, where: str)
         return empty
     key = next((key for key in _HISTOGRAMS if key in meta), None)
     if key is None:
-        raise refused(MeasureError, where, __file__, "no-histogram", oldest=OLDEST)
+        raise MeasureError(
+            where,
+            "the server drafts, but its answer has no spec_correct_drafts_histogram",
+            fix=f"use SGLang {OLDEST} or later, and its Python server",
+        )
     counts = wholes(meta, key)
     rounds = sum(counts)
     accepted = sum(j * count for j, count in enumerate(counts))
@@ -200,7 +204,11 @@ class SGLangProtocol(EngineProtocol):
     async def identify(self, client: ServerClient) -> tuple[ServerIdentity, Speculation | None]:
         info = await client.get_object("/server_info")
         if "version" not in info or "speculative_algorithm" not in info:
-            raise refused(MeasureError, client.url, __file__, "not-sglang")
+            raise MeasureError(
+                client.url,
+                "its /server_info is not SGLang's: it has no version and speculative_algorithm",
+                fix="see --engine",
+            )
         named = info.get("served_model_name") is not None
         with reading(client.url, _FIX, "its answer to /server_info is not SGLang's: "):
             identity = ServerIdentity(
@@ -219,7 +227,13 @@ class SGLangProtocol(EngineProtocol):
     async def complete(self, client: ServerClient, prompt: Prompt, ask: Ask) -> Completion:
         if ask.decoding.sampled and self._verifies_greedily:
             temperature = ask.decoding.temperature
-            raise refused(MeasureError, client.url, __file__, "greedy", temperature=temperature)
+            raise MeasureError(
+                client.url,
+                f"temperature is {temperature}, but this server verifies greedily at any"
+                " temperature (CPU, XPU, or ROCm without rejection sampling)",
+                fix="start it with --speculative-use-rejection-sampling, or measure at temperature"
+                " 0",
+            )
         where = f"{client.url}: prompt {prompt.id}"
         body = _request(prompt, ask)
         # Log-probabilities would also be repeated in every event.
@@ -239,9 +253,19 @@ def _speculation(url: str, info: Fields) -> Speculation | None:
     method = text(info, "speculative_algorithm")
     topk = info.get("speculative_eagle_topk")
     if topk not in (None, 1):
-        raise refused(MeasureError, url, __file__, "trees", topk=short(topk))
+        raise MeasureError(
+            url,
+            f"it drafts trees (speculative_eagle_topk = {short(topk)}), whose rounds are not those"
+            " of a chain of K tokens",
+            fix="start it with --speculative-eagle-topk 1 and --speculative-num-draft-tokens one"
+            " more than --speculative-num-steps",
+        )
     if info.get("speculative_adaptive") is True:
-        raise refused(MeasureError, url, __file__, "adaptive")
+        raise MeasureError(
+            url,
+            "it changes the number of drafted tokens while it runs",
+            fix="start it without --speculative-adaptive",
+        )
     key = "speculative_num_draft_tokens"  # K + 1; a chain of S steps proposes K = S
     return Speculation(
         num_draft_tokens=checked_draft_tokens(whole(info, key) - 1, f"{key} - 1"),

@@ -19,7 +19,7 @@ from typing_extensions import override
 from ...calibration.prompts.prompt_file import Prompt
 from ...calibration.recording.decoding import GREEDY
 from ...calibration.server_client import Event, Reply, ServerClient
-from ...recipes.errors import MeasureError, refused, short
+from ...recipes.errors import MeasureError, short
 from ...recipes.strict_json import JsonProblem, parse_json
 from .measurement import ServerIdentity, Speculation
 from .server_answers import (
@@ -103,7 +103,12 @@ def read_answer(reply: Reply, ask: Ask, num_draft_tokens: int | None, where: str
     token_ids = steps.token_ids
     ended = _ended(steps, ask, where)
     if max(steps.steps) > 1:
-        raise refused(MeasureError, where, __file__, "rounds-together", count=max(steps.steps))
+        raise MeasureError(
+            where,
+            f"one event of its stream tells of {max(steps.steps)} rounds together, so that what"
+            " each accepted is not known",
+            fix="start it with `stream_interval: 1`, the default",
+        )
     accepted = _accepted(steps.chunks, len(token_ids), num_draft_tokens)
     num_top, key = ask.decoding.num_top_logprobs, "token_logprobs"
     columns = range(1 + (num_draft_tokens or 0))
@@ -200,7 +205,11 @@ class TensorRTLLMProtocol(EngineProtocol):
         with reading(client.url, _FIX, _NOT_ITS):
             models = objects(await client.get_object("/v1/models"), "data")
             if not models or models[0].get("owned_by") != "tensorrt_llm":
-                raise refused(MeasureError, client.url, __file__, "not-tensorrt-llm")
+                raise MeasureError(
+                    client.url,
+                    "its /v1/models are not owned by tensorrt_llm",
+                    fix="see --engine",
+                )
             self._model = text(models[0], "id")
             version = text(await client.get_object("/version"), "version")
             told = await _told(client)
@@ -220,7 +229,11 @@ class TensorRTLLMProtocol(EngineProtocol):
         where = f"{client.url}: prompt {prompt.id}"
         # _torch/speculative/spec_sampler_base.py, _request_common_handling: the answer breaks off.
         if ask.decoding.num_top_logprobs and self._num_draft_tokens is not None:
-            raise refused(MeasureError, where, __file__, "no-logprobs")
+            raise MeasureError(
+                where,
+                "TensorRT-LLM keeps no log-probabilities while it drafts",
+                fix="ask for none, or a server without a draft",
+            )
         reply = await client.stream(_PATH, _request(self._model, prompt, ask), failed=_failed)
         with reading(where, _FIX, _NOT_ITS):
             return read_answer(reply, ask, self._num_draft_tokens, where)
@@ -236,7 +249,11 @@ class TensorRTLLMProtocol(EngineProtocol):
                 most = checked_draft_tokens(max(ratios), "numDraftTokens per request")
                 return Speculation(num_draft_tokens=most)
         if not iterations or sum(steps.steps) < len(steps.token_ids):
-            raise refused(MeasureError, client.url, __file__, "metrics-off", fix=_METRICS_ON)
+            raise MeasureError(
+                client.url,
+                "it does not tell whether it drafts, and how many tokens: its metrics are off",
+                fix=_METRICS_ON,
+            )
         return None
 
 

@@ -18,7 +18,7 @@ from typing_extensions import override
 from ...calibration.prompts.prompt_file import Prompt
 from ...calibration.recording.decoding import GREEDY
 from ...calibration.server_client import Reply, ServerClient
-from ...recipes.errors import MeasureError, refused, short
+from ...recipes.errors import MeasureError, short
 from ...recipes.strict_json import JsonProblem, decode
 from ..counting.acceptance_counts import Verification
 from .measurement import ServerIdentity, Speculation
@@ -112,7 +112,12 @@ class VLLMProtocol(EngineProtocol):
             is_known = counters.are_there or "speculative_config" in config
             if is_known and not told and counters.num_rounds is None:
                 return None
-            raise refused(MeasureError, client.url, __file__, "no-metrics", detailed=_DETAILED)
+            raise MeasureError(
+                client.url,
+                "its answers have no metrics, and it does not count by position what is accepted"
+                " (--disable-log-stats): whether it drafts, and what is accepted, cannot be known",
+                fix=f"{_DETAILED}, or without --disable-log-stats",
+            )
         method = told.get("rejection_sample_method")
         said = _text(method) or short(method)
         return Speculation(
@@ -144,7 +149,11 @@ async def _version(client: ServerClient) -> str:
     answer = await client.find_object("/version")
     version = answer.get("version") if answer else None
     if not isinstance(version, str) or not version.isprintable():
-        raise refused(MeasureError, client.url, __file__, "no-version")
+        raise MeasureError(
+            client.url,
+            "does not say its version at /version, as vLLM does",
+            fix="give the address of a vLLM server, or its --engine",
+        )
     numbers = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
     if numbers and tuple(int(n or 0) for n in numbers.groups()) < _OLDEST:
         oldest = ".".join(map(str, _OLDEST))
@@ -159,9 +168,17 @@ async def _served(client: ServerClient) -> Mapping[str, Any]:
         raise MeasureError(client.url, "serves no model", fix="give the address of a vLLM server")
     owner, name = models[0].get("owned_by"), models[0].get("id")
     if owner != "vllm":
-        raise refused(MeasureError, client.url, __file__, "another-owner", owner=short(owner))
+        raise MeasureError(
+            client.url,
+            f"expected vLLM, but its model is owned by {short(owner)}",
+            fix="give the --engine that runs there",
+        )
     if not isinstance(name, str) or not name or not name.isprintable():
-        raise refused(MeasureError, client.url, __file__, "no-model-name", name=short(name))
+        raise MeasureError(
+            client.url,
+            f"its model has no name, but {short(name)}",
+            fix="start it with --served-model-name",
+        )
     return models[0]
 
 
@@ -334,7 +351,13 @@ async def counted_steps(
             histogram = _rounds(client, before, after, len(answer.token_ids), num_draft_tokens)
             return replace(answer, histogram=histogram, num_draft_tokens=num_draft_tokens)
         await asyncio.sleep(_BETWEEN)
-    raise refused(MeasureError, client.url, __file__, "no-first-attempt", attempts=_ATTEMPTS)
+    raise MeasureError(
+        client.url,
+        f"none of {_ATTEMPTS} requests was answered at the first attempt, and counters tell only"
+        " of such ones what was accepted",
+        fix="see the server's own messages, then run the same command again: what was measured is"
+        " kept",
+    )
 
 
 async def _idle(client: ServerClient, before: ServerCounters | None = None) -> ServerCounters:
@@ -345,14 +368,22 @@ async def _idle(client: ServerClient, before: ServerCounters | None = None) -> S
     for _ in range(_PATIENCE):
         counters = await read_counters(client)
         if before is not None and any(map(operator.lt, counters.sums, before.sums)):
-            raise refused(MeasureError, client.url, __file__, "counters-went-back")
+            raise MeasureError(
+                client.url,
+                "its counters went back: it was started again meanwhile",
+                fix="run the same command again: what was measured is kept",
+            )
         finished = before is None or counters.num_finished > before.num_finished
         if finished and not counters.num_running:
             return counters
         await asyncio.sleep(_POLL)
     if counters.num_running:
         raise _others(client, f"{counters.num_running} request(s) run there that are not ours")
-    raise refused(MeasureError, client.url, __file__, "never-finished")
+    raise MeasureError(
+        client.url,
+        "answered, but counts no finished request",
+        fix="give the server itself, not a proxy over several",
+    )
 
 
 def _rounds(
@@ -384,5 +415,8 @@ def _rounds(
 
 
 def _others(client: ServerClient, what: str) -> MeasureError:
-    facts = {"what": what, "detailed": _DETAILED}
-    return refused(MeasureError, client.url, __file__, "others-run", **facts)
+    return MeasureError(
+        client.url,
+        f"other requests run there while counters are all that tells what was accepted: {what}",
+        fix=f"{_DETAILED}, or keep others away",
+    )

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from scipy import stats
 
 from ...recipes.decode import ABOVE_0, AT_LEAST_1
-from ...recipes.errors import ParityError, refused
+from ...recipes.errors import ParityError
 from ..judging.policy import Verdict
 from ..measure.measurement import Measurement, RequestRecord, differences
 from .finding import MIN_PROMPTS, Finding
@@ -136,13 +136,27 @@ def _check_comparable(plain: Measurement, other: Measurement) -> None:
     where = check_settings(plain, other, "lengths")
     temperature = plain.setup.asked.temperature
     if temperature != 0:
-        raise refused(ParityError, where, __file__, "drawn", temperature=temperature)
+        raise ParityError(
+            where,
+            f"outputs were drawn at temperature {temperature:g}: drawn text differs from run to"
+            " run",
+            fix="measure at temperature 0, or use 'parity sampled'",
+        )
     keys = [{(r.id, r.prompt_sha256) for r in one.records} for one in (plain, other)]
     if keys[0] != keys[1] or not keys[0]:
         lacking = len(keys[0] ^ keys[1])
-        raise refused(ParityError, where, __file__, "not-in-both", count=lacking or "all")
+        count = lacking or "all"
+        raise ParityError(
+            where,
+            f"{count} prompt(s) are not in both",
+            fix="run the interrupted measurement again to its end",
+        )
     if any(r.top_gap is None or len(r.top_gap) != len(r.token_ids) for r in plain.records):
-        raise refused(ParityError, plain.name, __file__, "no-gaps")
+        raise ParityError(
+            plain.name,
+            "does not say how far apart the two most likely tokens are",
+            fix="measure the plain server with --top-logprobs 2",
+        )
 
 
 TYPICAL_NOISE, LARGEST_NOISE = 0.25, 0.5
@@ -297,14 +311,26 @@ def _check_roles(
 ) -> None:
     for one in (plain, *([again] if again else [])):
         if one.setup.speculation is not None:
-            raise refused(ParityError, one.name, __file__, "plain-drafts")
+            raise ParityError(
+                one.name,
+                "expected a server without a draft, but this one uses a draft",
+                fix="give the plain run first, then speculative ones",
+            )
     in_flight = plain.setup.asked.concurrency
     if again is not None and again.setup.asked.concurrency == in_flight:
-        facts = {"in_flight": in_flight, "name": plain.name}
-        raise refused(ParityError, again.name, __file__, "same-concurrency", **facts)
+        raise ParityError(
+            again.name,
+            f"was measured with {in_flight} requests in flight, as many as {plain.name}, so that"
+            " both runs round alike and show no noise",
+            fix="measure the plain server again with another --concurrency",
+        )
     for one in speculative:
         if one.setup.speculation is None:
-            raise refused(ParityError, one.name, __file__, "nothing-drafted")
+            raise ParityError(
+                one.name,
+                "expected a server with a draft, but this one uses none",
+                fix="a second plain run is --plain-again",
+            )
 
 
 def _check_options(
@@ -323,4 +349,8 @@ def _check_options(
     twice = "2 = twice as often as the plain run"
     ABOVE_0.check(ParityError, "--max-hazard-ratio", max_hazard_ratio, fix=twice)
     if again is None:
-        raise refused(ParityError, "--max-hazard-ratio", __file__, "no-second-run")
+        raise ParityError(
+            "--max-hazard-ratio",
+            "needs a second plain run to compare with",
+            fix="give --plain-again R, measured at another concurrency",
+        )

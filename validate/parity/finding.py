@@ -17,7 +17,7 @@ from typing_extensions import override
 from ...quantize.files.report_files import write_reports
 from ...recipes.brief import Brief, apart
 from ...recipes.decode import CONFIDENCE
-from ...recipes.errors import ParityError, refused
+from ...recipes.errors import ParityError
 from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_object
 from ..judging.policy import EXIT_CODES, Verdict, worst
@@ -107,7 +107,11 @@ def read_parity(path: Path) -> ParityReport:
     try:
         report: _FindingsFile = decode(_FindingsFile, parse_object(read_text(path)))
     except (OSError, JsonProblem) as exc:
-        raise refused(ParityError, path, __file__, "no-report", exc=exc) from exc
+        raise ParityError(
+            path,
+            f"is not a report of 'draftquant parity': {exc}",
+            fix="give what 'draftquant parity' --report wrote",
+        ) from exc
     return ParityReport(path=path, findings=report.findings, drafts_sha256=report.drafts_sha256)
 
 
@@ -171,7 +175,11 @@ def limits(
         return Limits(option=option)
     if not of[0] <= value <= of[1] or math.isinf(value):
         wanted = f"at least {of[0]:g}" if math.isinf(of[1]) else f"from {of[0]:g} to {of[1]:g}"
-        raise refused(ParityError, option, __file__, "out-of-range", wanted=wanted, value=value)
+        raise ParityError(
+            option,
+            f"expected a number {wanted}, got {value}",
+            fix="1 % is written 0.01",
+        )
     lowest, highest = (None if sign is None else sign * value for sign in (least, most))
     return Limits(option=option, least=lowest, most=highest)
 

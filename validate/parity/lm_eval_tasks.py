@@ -27,7 +27,7 @@ from ...calibration.server_client import KEY_VARIABLE, Patience, ServerClient
 from ...quantize.files.result_cache import resumable_folder
 from ...quantize.files.staging import check_output
 from ...recipes.brief import Brief
-from ...recipes.errors import OutputError, ParityError, refused, short
+from ...recipes.errors import OutputError, ParityError, short
 from ...recipes.installing import install_line
 from ...recipes.regular_file import open_stream, read_text
 from ...recipes.strict_json import JsonProblem, parse_json, reading
@@ -89,9 +89,17 @@ def read_samples(path: Path) -> dict[str, TaskSamples]:
     for file in files:
         named = _FILE.fullmatch(file.name)
         if not file.exists():
-            raise refused(ParityError, file, __file__, "no-such-file")
+            raise ParityError(
+                file,
+                "no such file or folder",
+                fix="give what lm_eval wrote with --log_samples",
+            )
         if named is None:
-            raise refused(ParityError, file, __file__, "no-name-of-samples")
+            raise ParityError(
+                file,
+                "expected a name such as samples_TASK_DATE.jsonl",
+                fix="give files as lm_eval names them",
+            )
         task = named["task"]
         if task in found:
             raise ParityError(file, f"is a second run of {task}, beside {found[task].path}",
@@ -232,8 +240,11 @@ class Directions:
             return next(iter(told.values()))
         if metric in _HIGHER | _LOWER:
             return metric in _HIGHER
-        raise refused(
-            ParityError, f"{first.task}, {metric}", __file__, "no-direction", metric=metric
+        raise ParityError(
+            f"{first.task}, {metric}",
+            "it is not recorded whether a higher or a lower score is better: expected"
+            " results_DATE.json beside the samples of one side",
+            fix=f"--higher-is-better {metric}, or --lower-is-better {metric}",
         )
 
 
@@ -289,10 +300,18 @@ def _found_command(command: str) -> list[str]:
     try:
         words = shlex.split(command)
     except ValueError as exc:
-        raise refused(ParityError, "--lm-eval", __file__, "no-command", exc=exc) from exc
+        raise ParityError(
+            "--lm-eval",
+            f"cannot be read as a command: {exc}",
+            fix="quote it as a shell does",
+        ) from exc
     if not words or shutil.which(words[0]) is None:
-        facts = {"command": command, "install": install_line("tasks")}
-        raise refused(ParityError, "--lm-eval", __file__, "no-program", **facts)
+        raise ParityError(
+            "--lm-eval",
+            f"there is no program {command!r}",
+            fix=f"{install_line('tasks')}; or in another environment, with transformers, and give"
+            " its path: --lm-eval VENV/bin/lm_eval",
+        )
     return words
 
 
@@ -310,5 +329,5 @@ def _checked(found: Path) -> dict[str, TaskSamples]:
     samples = read_samples(found) if found.is_dir() else {}
     problem = missing_samples(found, samples) if found.is_dir() else "it is not there"
     if problem:
-        raise refused(ParityError, found, __file__, "not-saved", problem=problem, fix=_GOES_ON)
+        raise ParityError(found, f"lm_eval did not save all that it found: {problem}", fix=_GOES_ON)
     return samples

@@ -18,7 +18,7 @@ from ...calibration.prompts.prompt_file import Prompt
 from ...calibration.recording.target_model import Placement, input_device, loaded_target
 from ...calibration.server_client import Patience, ServerClient
 from ...calibration.traces.prompt_trace import prompt_sha256
-from ...recipes.errors import ParityError, refused, short
+from ...recipes.errors import ParityError, short
 from ..counting.paired_change import pooled_mean
 from ..measure.measurement import Measurement, RequestRecord
 from ..measure.server_answers import get_protocol, section
@@ -103,8 +103,12 @@ def score_by_server(
         ) as client:
             identity, speculation = await get_protocol(engine).identify(client)
             if speculation is not None:
-                facts = {"url": url, "num_draft_tokens": speculation.num_draft_tokens}
-                raise refused(ParityError, "--score-server", __file__, "drafts-itself", **facts)
+                raise ParityError(
+                    "--score-server",
+                    f"{url} uses a draft itself ({speculation.num_draft_tokens} tokens): scores"
+                    " have to come from a server without a draft",
+                    fix="give the server without a draft, or --target M",
+                )
 
             async def score(text: Text) -> Scores:
                 nonlocal done
@@ -216,7 +220,11 @@ def check_sampled(plain: Measurement, speculative: Measurement) -> None:
     """Refuse, before anything is scored, two runs that cannot be compared."""
     where = check_settings(plain, speculative, "sampling")
     if plain.setup.asked.temperature == 0:
-        raise refused(ParityError, where, __file__, "greedy")
+        raise ParityError(
+            where,
+            "outputs were chosen greedily",
+            fix="measure at a --temperature, or use 'parity divergence'",
+        )
     if plain.setup.speculation is not None or speculative.setup.speculation is None:
         drafts = plain if plain.setup.speculation else speculative
         what = "uses a draft, but stands first" if drafts is plain else "drafts nothing"
@@ -237,7 +245,11 @@ def sampled_finding(
     )
     common = [sha256 for sha256 in ours if sha256 in theirs]
     if not common:
-        raise refused(ParityError, speculative.name, __file__, "no-common-output")
+        raise ParityError(
+            speculative.name,
+            "no prompt has output in both runs",
+            fix="measure with a larger --max-new-tokens",
+        )
     found = pooled_mean(
         [theirs[sha256] - ours[sha256] for sha256 in common],
         [1.0] * len(common),

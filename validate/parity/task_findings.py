@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from scipy import optimize, stats
 
-from ...recipes.errors import ParityError, refused
+from ...recipes.errors import ParityError
 from ..counting.paired_change import Bounded, pooled_mean
 from .finding import Finding, Limits, judged, limits
 from .lm_eval_tasks import Directions, Item, TaskSamples
@@ -121,7 +121,11 @@ def task_findings(
     margin = limits("--max-score-drop", max_score_drop, least=-1)
     if first.keys() != second.keys():
         lacking = ", ".join(sorted(first.keys() ^ second.keys()))
-        raise refused(ParityError, "samples", __file__, "other-tasks", lacking=lacking)
+        raise ParityError(
+            "samples",
+            f"tasks that only one of the two has: {lacking}",
+            fix="run the same tasks against both servers",
+        )
     findings = []
     for task, ours in first.items():
         theirs = second[task]
@@ -134,7 +138,11 @@ def task_findings(
                 label = f"{task} {metric}" + ("" if name == "none" else f", {name}")
                 findings.append(_finding(label, pairs, sign, margin, confidence))
     if not findings:
-        raise refused(ParityError, "samples", __file__, "no-metric")
+        raise ParityError(
+            "samples",
+            "no metric is one number per item",
+            fix="compare tasks that score each item",
+        )
     return tuple(findings)
 
 
@@ -148,7 +156,11 @@ def _check_two_runs(first: TaskSamples, second: TaskSamples) -> None:
         why = "so are the results beside them"
     else:
         return
-    raise refused(ParityError, f"{first.path}, {second.path}", __file__, "byte-for-byte", why=why)
+    raise ParityError(
+        f"{first.path}, {second.path}",
+        f"are equal byte for byte, and {why}: a run compared with itself shows nothing",
+        fix="give the samples of the two servers, in the folders that lm_eval wrote",
+    )
 
 
 def _check_same(first: TaskSamples, second: TaskSamples) -> None:
@@ -164,7 +176,12 @@ def _check_same(first: TaskSamples, second: TaskSamples) -> None:
             raise ParityError(where, what, fix=fix)
         for number, item in ours.items():
             if item.sha256 != theirs[number].sha256:
-                raise refused(ParityError, where, __file__, "another-document", number=number)
+                raise ParityError(
+                    where,
+                    f"doc_id {number}: another document, prompt, target or way to generate",
+                    fix="run both with one version of the task, the same few-shot examples, seeds,"
+                    " chat template and generation arguments",
+                )
 
 
 def _metrics(first: TaskSamples, second: TaskSamples, name: str) -> Sequence[str]:
@@ -175,8 +192,12 @@ def _metrics(first: TaskSamples, second: TaskSamples, name: str) -> Sequence[str
         lacking = [(path, item.number) for path, item in sides if metric not in item.scores]
         if lacking:
             path, number = lacking[0]
-            facts = {"number": number, "metric": metric, "have": len(sides) - len(lacking)}
-            raise refused(ParityError, path, __file__, "no-number", all=len(sides), **facts)
+            raise ParityError(
+                path,
+                f"doc_id {number} has no number as {metric}, which {len(sides) - len(lacking)} of"
+                f" the {len(sides)} samples of both sides have",
+                fix="look into this item (an error of the server?), and run the task again",
+            )
     return found
 
 

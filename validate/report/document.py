@@ -16,7 +16,7 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from ...recipes.brief import Brief
-from ...recipes.errors import GateError, refused, short
+from ...recipes.errors import GateError, short
 from ...recipes.packages import package_version
 from ...recipes.regular_file import read_text
 from ...recipes.strict_json import JsonProblem, decode, parse_object
@@ -316,7 +316,11 @@ def parse_report(text: str, where: object) -> Document:
         raise GateError(where, f"is no report of the gate: {exc}", fix=_AGAIN) from exc
     judgement, problem = judged_again(document.judgement)
     if problem := problem or _identity_problem(document):
-        raise refused(GateError, where, __file__, "does-not-follow", problem=problem, again=_AGAIN)
+        raise GateError(
+            where,
+            f"says what does not follow from its own counts: {problem}",
+            fix=f"{_AGAIN}: this file was edited, or another version judged it",
+        )
     return dataclasses.replace(document, judgement=judgement)
 
 
@@ -350,5 +354,9 @@ def _check_version(found: Mapping[str, Any], where: object) -> None:
             what, fix = "is a report of parity, not of the gate", f"gate ... --parity {where}"
         raise GateError(where, what, fix=fix)
     if type(version) is int and version != SCHEMA_VERSION:
-        facts = {"expected": SCHEMA_VERSION, "got": version, "again": _AGAIN}
-        raise refused(GateError, where, __file__, "another-version", **facts)
+        raise GateError(
+            where,
+            "was judged by the rules of another draftquant: expected schema_version"
+            f" {SCHEMA_VERSION}, got {version}",
+            fix=f"{_AGAIN}, or read it with the draftquant that wrote it",
+        )

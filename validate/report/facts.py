@@ -24,7 +24,7 @@ from ...quantize.stored.layouts import HF_QUANT_CONFIG
 from ...quantize.stored.stored_declaration import declared_scheme
 from ...quantize.stored.stored_draft import StoredDraft
 from ...quantize.stored.stored_tables import EMBEDDING, HEAD
-from ...recipes.errors import GateError, refused
+from ...recipes.errors import GateError
 from ...recipes.formats import AS_STORED, ServedForm
 from ...recipes.packages import package_version
 from ..judging.candidate_origin import DraftFolder
@@ -180,7 +180,11 @@ def today() -> str:
         return datetime.now(UTC).strftime(_DATE)
     plain = asked.isascii() and asked.isdigit() and len(asked) <= _MOST_DIGITS
     if not plain:
-        raise refused(GateError, f"${_EPOCH}", __file__, "no-epoch", asked=asked)
+        raise GateError(
+            f"${_EPOCH}",
+            f"expected seconds since 1970, got {asked!r}",
+            fix="unset it, or give for example the time of the commit: git log -1 --format=%ct",
+        )
     return datetime.fromtimestamp(int(asked), UTC).strftime(_DATE)
 
 

@@ -26,7 +26,7 @@ from ...quantize.files.provenance_file import check_seal, quantization_of, read_
 from ...quantize.gpus import gpus_of
 from ...quantize.making.folder_card import CardFacts
 from ...quantize.stored.stored_draft import StoredDraft
-from ...recipes.errors import CardError, CheckpointError, refused
+from ...recipes.errors import CardError, CheckpointError
 from ...recipes.packages import package_version
 from ...recipes.regular_file import open_stream
 from ...recipes.schema import recipe_sha256
@@ -47,7 +47,11 @@ def check_served(measurement: Measurement, candidate_sha256: str) -> Speculation
         raise CardError(measurement.name, what, fix=fix)
     other = speculation.draft_sha256
     if other is None:
-        raise refused(CardError, measurement.name, __file__, "draft-unknown")
+        raise CardError(
+            measurement.name,
+            "does not know which draft was served: its draft_sha256 is null",
+            fix="measure with --draft FOLDER, which names the draft by its tensors",
+        )
     if other != candidate_sha256:
         what = f"is of a draft whose tensors are {other[:12]}, expected {candidate_sha256[:12]}"
         fix = "give a measurement of a server with this folder"
@@ -73,9 +77,17 @@ def read_gate(path: Path, candidate_sha256: str) -> Document:
     for _, each in found.comparisons:
         known = each.background
         if each.served and each.served.of_targets:
-            raise refused(CardError, path, __file__, "of-targets")
+            raise CardError(
+                path,
+                "judges one draft beside two targets, not a quantized draft against its BF16 draft",
+                fix="give a report of 'gate BF16 QUANT'",
+            )
         if known.candidate_sha256 is None or known.baseline_sha256 is None:
-            raise refused(CardError, path, __file__, "drafts-unknown")
+            raise CardError(
+                path,
+                "does not know which drafts it judges: a sha256 of their tensors is null",
+                fix="run the gate on both folders, or on measurements that were taken with --draft",
+            )
     judged = {each.background.candidate_sha256 for _, each in found.comparisons}
     if judged != {candidate_sha256}:
         (other,) = sorted(filter(None, judged - {candidate_sha256}))[:1]
@@ -169,7 +181,11 @@ def _quantization(folder: Path, recorded: Provenance | None) -> QuantizedProvena
     record = None if isinstance(recorded, DequantizedProvenance) else quantization_of(recorded)
     if record is None:
         got = "no such file" if recorded is None else f"format {recorded.format!r}"
-        raise refused(CardError, folder / PROVENANCE_FILE, __file__, "no-record", got=got)
+        raise CardError(
+            folder / PROVENANCE_FILE,
+            f"expected the record of a quantization, got {got}",
+            fix="give a folder that `draftquant quantize` wrote",
+        )
     return record
 
 
@@ -177,15 +193,28 @@ def _front_matter(facts: CardFacts, request: CardRequest) -> dict[str, object]:
     base = request.base_model or facts.hub_id
     for option, name in (("--base-model", base), ("--name", request.name)):
         if name is not None and (not is_hub_id(name) or "@" in name):
-            raise refused(CardError, option, __file__, "no-hub-id", name=name)
+            raise CardError(
+                option,
+                f"expected a Hub id (owner/name), got {name!r}",
+                fix="for example someone/eagle3-draft",
+            )
     if base is None:
         what = f"{PROVENANCE_FILE} says that a local folder was quantized, and names no draft of"
         fix = "add --base-model OWNER/NAME, the draft that was quantized"
         raise CardError("--base-model", f"{what} the Hub", fix=fix)
     if request.license is None and "license" not in facts.inherited:
-        raise refused(CardError, "--license", __file__, "no-licence", card_file=CARD_FILE)
+        raise CardError(
+            "--license",
+            f"neither {CARD_FILE} nor the command line names a licence",
+            fix="add --license ID as the Hub calls that of the draft that was quantized, such as"
+            " apache-2.0, mit or other",
+        )
     if request.license is not None and not _LICENSE.fullmatch(request.license):
-        raise refused(CardError, "--license", __file__, "licence", license=request.license)
+        raise CardError(
+            "--license",
+            f"expected a licence of the Hub, got {request.license!r}",
+            fix="for example apache-2.0, mit or other",
+        )
     return facts.front_matter(base_model=base, license=request.license)
 
 

@@ -19,7 +19,7 @@ from ...calibration.traces.held_out import check_held_out, check_held_out_measur
 from ...calibration.traces.trace_info import head_agreement
 from ...quantize.files.hub import folder_of, running_argv
 from ...quantize.files.provenance import QuantizedProvenance
-from ...recipes.errors import GateError, GoldenError, refused
+from ...recipes.errors import GateError, GoldenError
 from ...recipes.formats import ServedForm
 from ...recipes.library import aliases, calibrated
 from ..counting.draft_counts import DraftReplay
@@ -76,7 +76,12 @@ class Measured:
             runs = runs or (read_measurement(baseline), read_measurement(candidate))
         if asked.baseline_again:
             if not isinstance(runs, tuple):
-                raise refused(GateError, "--baseline-again", __file__, "noise-of-measurements")
+                raise GateError(
+                    "--baseline-again",
+                    "shows the server's noise between measurements of 'draftquant measure'; these"
+                    " are of another tool",
+                    fix="leave it out, or measure all three with 'draftquant measure'",
+                )
             again = read_measurement(Path(asked.baseline_again))
         parity = tuple(read_parity(Path(path)) for path in asked.parity)
         return cls(runs=runs, again=again, parity=parity)

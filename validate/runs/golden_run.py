@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from ...quantize.files.report_files import check_place, write_reports
 from ...recipes.brief import Brief
-from ...recipes.errors import GoldenError, refused
+from ...recipes.errors import GoldenError
 from ..golden.golden_acceptance import ALL, Golden, read_golden
 from ..golden.grafana_dashboard import grafana_dashboard
 from ..golden.prometheus import Queries, check_window, limits_of, prometheus_rules
@@ -67,7 +67,11 @@ def _monitored(asked: GoldenRun, golden: Golden, category: str) -> str:
     measured = None if golden.source == "replay" else golden.source
     engine = asked.engine or measured
     if engine is None:
-        raise refused(GoldenError, "--engine", __file__, "no-engine")
+        raise GoldenError(
+            "--engine",
+            "is needed: a replay does not say whose counters are monitored",
+            fix="give --engine vllm, sglang or tensorrt-llm",
+        )
     check_window(asked.window)
     queries = Queries.of(engine, asked.model, asked.category_label)
     limits = limits_of(

@@ -20,7 +20,6 @@ from ...recipes.errors import (
     GoldenError,
     MeasureError,
     OutputError,
-    refused,
 )
 from ...recipes.formats import KvCacheChoice, OnlineHead, ServedForm, served_form
 from ...recipes.listener import Heard
@@ -65,7 +64,11 @@ class ReportFiles(Heard):
         """
         check_reports(self.files, overwrite=self.overwrite)
         if self.github and not os.environ.get(SUMMARY):
-            raise refused(OutputError, "--github", __file__, "no-github", summary=SUMMARY)
+            raise OutputError(
+                "--github",
+                f"expected a step of GitHub Actions, got no ${SUMMARY}",
+                fix="leave it out, or give --markdown F.md",
+            )
 
     @property
     def wants_pages(self) -> bool:
@@ -150,10 +153,18 @@ class GateRun(_ServedOtherwise, OnTraces, ReportFiles):
         measured_alone = self.measured is not None and missing in (_NAMES, _NAMES[2:])
         if missing and not measured_alone:
             absent = f"add {' '.join(missing).replace('--traces', '--traces T')}"
-            facts = {"missing": ", ".join(missing), "absent": absent}
-            raise refused(GateError, "gate", __file__, "missing", **facts)
+            raise GateError(
+                "gate",
+                f"expected BF16 QUANT --traces T, got no {', '.join(missing)}",
+                fix=f"{absent} (draftquant record writes T); for servers: --measured A B, with"
+                " BF16 and QUANT or without",
+            )
         if self.baseline_again and not self.measured:
-            raise refused(GateError, "--baseline-again", __file__, "again-alone")
+            raise GateError(
+                "--baseline-again",
+                "expected --measured A B beside it",
+                fix="add the two measurements",
+            )
         if missing:
             _refuse_idle(self, GateError, "leave it out, or give BF16 QUANT --traces T too")
         return super().check()
@@ -161,13 +172,29 @@ class GateRun(_ServedOtherwise, OnTraces, ReportFiles):
     def _check_beside_targets(self) -> None:
         """One draft, both traces, and no option of a second draft."""
         if self.baseline is None or self.traces is None:
-            raise refused(GateError, "--traces-of-candidate", __file__, "one-side")
+            raise GateError(
+                "--traces-of-candidate",
+                "expected DRAFT --traces T beside it: one draft, and traces of the same prompts"
+                " beside both targets",
+                fix="gate DRAFT --traces T --traces-of-candidate T2",
+            )
         if self.candidate is not None:
-            raise refused(GateError, "QUANT", __file__, "two-drafts")
+            raise GateError(
+                "QUANT",
+                "expected one draft with --traces-of-candidate, got two: a draft is compared with"
+                " itself beside two targets",
+                fix="leave out the second draft; to judge a quantized draft, leave out"
+                " --traces-of-candidate",
+            )
         for name in _OF_DRAFTS:
             if getattr(self, name) != type(self).__dataclass_fields__[name].default:
                 option = f"--{name.replace('_', '-')}"
-                raise refused(GateError, option, __file__, "of-two-drafts")
+                raise GateError(
+                    option,
+                    "says nothing of one draft beside two targets (--traces-of-candidate)",
+                    fix="leave it out; --report F.json keeps the whole judgement, and tables come"
+                    " from the traces (record --tables)",
+                )
 
     @property
     @override
@@ -333,6 +360,14 @@ class GoldenRun(Heard):
                 raise GoldenError(option, f"is for --for {' and '.join(forms)} alone",
                                   fix="leave it out, or ask for what takes it")  # fmt: skip
         if self.model is not None and not (self.model and self.model.isprintable()):
-            raise refused(GoldenError, "--model", __file__, "no-model-name", model=self.model)
+            raise GoldenError(
+                "--model",
+                f"expected a name, got {self.model!r}",
+                fix="give the name under which the target is served",
+            )
         if self.to is None and self.out is not None:
-            raise refused(GoldenError, "--out", __file__, "out-alone")
+            raise GoldenError(
+                "--out",
+                "needs --for, which says what to write",
+                fix="add --for prometheus, for example",
+            )

@@ -11,7 +11,7 @@ from ...calibration.passes import ComputeDtype
 from ...calibration.prompts.prompt_forms import ChosenPrompts
 from ...quantize.files.hub import Reference
 from ...quantize.files.report_files import check_reports
-from ...recipes.errors import ParityError, refused
+from ...recipes.errors import ParityError
 from ...recipes.listener import Heard
 from ...recipes.regular_file import AnyPath
 from ..parity.finding import DraftLimits, Finding, Findings, write_findings
@@ -100,7 +100,11 @@ class SampledRun(BoundedFindings, ChosenPrompts):
         """Check that exactly one of the two scores."""
         super().check()
         if (self.target is None) == (self.score_server is None):
-            raise refused(ParityError, "--target", __file__, "no-scorer")
+            raise ParityError(
+                "--target",
+                "expected one who scores: --target or --score-server",
+                fix="give --target M, or --score-server URL",
+            )
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from ...calibration.prompts.prompt_file import PromptEncoder
 from ...calibration.prompts.prompt_source import chosen_prompts
 from ...calibration.server_client import KEY_VARIABLE
 from ...quantize.files.hub import folder_of
-from ...recipes.errors import ParityError, refused
+from ...recipes.errors import ParityError
 from ...recipes.listener import Bar
 from ...recipes.regular_file import optional_path
 from ..measure.measurement_file import read_measurement
@@ -126,7 +126,11 @@ def _scorer(asked: SampledRun, engine: str, bar: Bar) -> Scorer:
     server = asked.score_server
     assert server is not None  # see `SampledRun.check`
     if engine not in typing.get_args(ScoringEngine):
-        raise refused(ParityError, "--score-engine", __file__, "no-scores", engine=engine)
+        raise ParityError(
+            "--score-engine",
+            f"{engine} does not score the tokens of a prompt",
+            fix="give --target M, or a server of vLLM or SGLang",
+        )
     return lambda texts: score_by_server(
         server,
         typing.cast(ScoringEngine, engine),

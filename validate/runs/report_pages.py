@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from ...quantize.files.hub import Reference, folder_of, recorded_argv
 from ...quantize.files.report_files import append_text, write_reports
-from ...recipes.errors import GateError, refused, visible
+from ...recipes.errors import GateError, visible
 from ...recipes.regular_file import read_text
 from ..golden.golden_acceptance import golden_document
 from ..golden.golden_sources import golden_of_measurement, golden_of_report
@@ -71,7 +71,11 @@ def _made(text: str, form: Callable[..., str], **given: str) -> str:
 def _check_of_drafts(document: Document) -> Document:
     """Pages name two drafts; GateError: the report is of one, beside two targets."""
     if any(one.served and one.served.of_targets for _, one in document.comparisons):
-        raise refused(GateError, "gate", __file__, "no-pages")
+        raise GateError(
+            "gate",
+            "the report is of one draft beside two targets, and this file is made for two drafts",
+            fix="read the verdict in the JSON report, or run the gate on two drafts",
+        )
     return document
 
 

@@ -4,21 +4,31 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from ...recipes.errors import GateError, refused, short
+from ...recipes.errors import GateError, short
 from ..counting.acceptance_counts import pooled
 from ..counting.draft_counts import CountedDraft, TextFigures
 from ..foreign.foreign_measurement import ForeignMeasurement, ForeignPair, ForeignRequest
 from ..judging.advice import NO_BACKGROUND, Background
 from ..judging.figures import ServedFigures
 from ..judging.judgement import GateReport, judge_counts
-from ..judging.policy import Look, Policy
+from ..judging.policy import Look, Policy, Wording
 from .common_steps import common_length, num_missing
-from .measurement_pair import SENTENCES, num_same_outputs, other_target, unaccounted, unequal
-from .served_gate import drawn_or_greedy, wording
+from .measurement_pair import num_same_outputs, other_target, unaccounted, unequal
+from .served_gate import drawn_or_greedy
 
 MOST_NAMED = 5
 """Most different settings of requests that a sentence names."""
-FOREIGN = wording("foreign")
+FOREIGN = Wording(
+    both_again="Measure both drafts on the same prompts, with one tool, engine, K and settings.",
+    take="Measure both servers on",
+    count="the same tool, with the same options",
+    gate="draftquant gate --measured A B",
+    join=(
+        "Put the prompts of before into the data set too, so that both runs measure all of them.",
+    ),
+    gate_joined="draftquant gate --measured A B",
+    longer="ask for longer outputs, or serve a smaller K",
+)
 
 
 def judge_foreign(
@@ -35,7 +45,12 @@ def judge_foreign(
             raise GateError(one.name, "has no verify step", fix="measure a server that drafts")
     incomparable = incomparability(baseline, candidate)
     if not incomparable and not background.unrelated and _same(baseline, candidate):
-        raise refused(GateError, candidate.name, __file__, "run-twice", name=baseline.name)
+        raise GateError(
+            candidate.name,
+            f"has the same outputs and verify steps as {baseline.name}: it is the same run, or the"
+            " same draft was measured twice",
+            fix="give the run of the BF16 draft, then that of the quantized draft",
+        )
     missing = () if incomparable else tuple(not_compared(baseline, candidate))
     known = dataclasses.replace(
         background,
@@ -133,24 +148,46 @@ def not_compared(
 ) -> Iterator[tuple[str, str]]:
     """What a verdict needs and these files lack, and how their tool can record it."""
     for one in (baseline, candidate):
-        drawn_unnamed = one.has_outputs and one.temperature and not one.model
-        for key, lacks in (
-            ("outputs", not one.has_outputs),
-            ("temperature", not one.has_outputs and one.temperature is None),
-            ("target", drawn_unnamed),
-            ("lengths", not one.has_lengths),
-        ):
-            if lacks:
-                row = SENTENCES["lacks"][key]
-                how = row["how"].format(to_keep_outputs=one.to_keep_outputs)
-                yield row["what"].format(name=one.name), how
+        if not one.has_outputs:
+            yield (
+                f"whether both servers ran one target ({one.name} keeps no texts of outputs)",
+                f"Keep the texts of outputs, and measure again: {one.to_keep_outputs}.",
+            )
+        if not one.has_outputs and one.temperature is None:
+            yield (
+                f"the temperature ({one.name} does not say it, and has no texts that show it)",
+                "Send the temperature with every request, and measure again.",
+            )
+        if one.has_outputs and one.temperature and not one.model:
+            yield (
+                f"whether both servers ran one target ({one.name} does not name it, and texts"
+                " that were sampled do not show it)",
+                "Measure at temperature 0, or with a tool that names the model of the server.",
+            )
+        if not one.has_lengths:
+            yield (
+                f"whether verify steps account for the outputs ({one.name} has no numbers of"
+                " output tokens)",
+                "Let the server report its usage (completion tokens), and measure again.",
+            )
 
 
-def warnings_of(baseline: ForeignMeasurement) -> list[str]:
+def warnings_of(baseline: ForeignMeasurement) -> Iterator[str]:
     """What a reader must know about runs of its tool, sentences without a full stop."""
-    said = SENTENCES["foreign"]
-    sentences = [*said["warnings"], *([] if baseline.told_positions else [said["sums_alone"]])]
-    return [one.format(tool=baseline.tool, paired_by=baseline.paired_by) for one in sentences]
+    tool = baseline.tool
+    yield from (
+        f"{tool}: no record of which draft was served, nor of its tensors, so nothing shows that"
+        " the candidate was quantized from the baseline",
+        f"{tool}: no record of the server's acceptance rule, so settings that change the target's"
+        " outputs would go unnoticed (see `draftquant parity`)",
+        f"requests were paired by {baseline.paired_by}, and whole outputs are compared, with"
+        " wider bounds than measurements of 'draftquant measure' have",
+    )
+    if not baseline.told_positions:
+        yield (
+            f"{tool} keeps how many tokens all verify steps of a request accepted, not how many"
+            " each did: the verdict needs no more, and figures by position say nothing here"
+        )
 
 
 def _same(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> bool:

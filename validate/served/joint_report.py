@@ -17,7 +17,6 @@ from ..judging.published import Published
 from ..measure.measurement import Measurement
 from ..parity.finding import Finding
 from .foreign_gate import judge_foreign
-from .measurement_pair import SENTENCES
 from .served_gate import ServerNoise, judge_measured, server_noise
 
 Part = tuple[str, Verdict, str, str | None]
@@ -125,13 +124,18 @@ def _other_rule(served: GateReport | None, replayed: GateReport | None) -> Itera
     counted: Verification = "block" if replayed.draft_sampling == "block" else "standard"
     rule = served.served.verification
     if rule not in (None, counted):
-        said = SENTENCES["verification"]
         name = "block" if rule == "block" else "probabilistic"
         yield (
             "verification",
             "ANOMALOUS",
-            said["reason"].format(rule=rule, counted=counted),
-            said["action"].format(draft_sampling=name),
+            (
+                f"The servers verified drawn proposals by the {rule} rule, and the replay counts"
+                f" by the {counted} rule."
+            ),
+            (
+                f"Replay with --draft-sampling {name}, or start both servers with the rule that"
+                " you mean."
+            ),
         )
 
 

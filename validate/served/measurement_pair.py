@@ -2,12 +2,11 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ...recipes.brief import apart
-from ...recipes.errors import GateError, refused
-from ...recipes.packages import table_beside
+from ...recipes.errors import GateError
 from ..counting.acceptance_counts import (
     AcceptanceCounts,
     ContextCounts,
@@ -21,8 +20,6 @@ from ..judging.figures import ServedFigures
 from ..measure.measurement import Measurement, differences
 from .common_steps import PairedOutputs, num_unwritten, pair_outputs, whole_counts
 
-SENTENCES = table_beside(__file__, "sentences")
-_WHY: Mapping[str, str] = SENTENCES["incomparable"]
 CountsPair = tuple[AcceptanceCounts, AcceptanceCounts]
 Contexts = Sequence[ContextCounts | None]
 MOST_UNDRAFTED = 0.01
@@ -106,18 +103,30 @@ def pair_measurements(baseline: Measurement, candidate: Measurement) -> ServedPa
     """
     both = (baseline, candidate)
     if baseline.records == candidate.records:
-        raise refused(GateError, candidate.name, __file__, "same-measurement", name=baseline.name)
+        raise GateError(
+            candidate.name,
+            f"is the same measurement as {baseline.name}: even all times are equal",
+            fix="give two runs, the BF16 draft's first",
+        )
     sizes = [_num_draft_tokens(one) for one in both]
     depth = sizes[0] or sizes[1]
     if not depth:
-        raise refused(GateError, baseline.name, __file__, "no-draft", name=candidate.name)
+        raise GateError(
+            baseline.name,
+            f"neither it nor {candidate.name} was measured with a draft",
+            fix="measure servers that draft",
+        )
     counts = [
         [whole_counts(record, size or depth) for record in one.records]
         for one, size in zip(both, sizes, strict=True)
     ]
     for one, own in zip(both, counts, strict=True):
         if not any(each.num_steps for each in own):
-            raise refused(GateError, one.name, __file__, "no-verify-step")
+            raise GateError(
+                one.name,
+                "has no verify step: all of its outputs are one token long",
+                fix="ask for longer outputs (measure --max-new-tokens)",
+            )
     incomparable, outputs = incomparability(baseline, candidate), tuple[PairedOutputs, ...]()
     contexts: list[Contexts] = [[None] * len(one.records) for one in both]
     if not incomparable:
@@ -155,7 +164,10 @@ def incomparability(baseline: Measurement, candidate: Measurement) -> str:
             return f"{one.name} was measured without a draft"
         if one.setup.speculation.lossy:
             settings = ", ".join(one.setup.speculation.lossy)
-            return _WHY["lossy"].format(name=one.name, settings=settings)
+            return (
+                f"the server of {one.name} accepts tokens that its target would not have written"
+                f" ({settings})"
+            )
     sizes = [_num_draft_tokens(one) for one in (baseline, candidate)]
     if found := unequal(sizes, differences(baseline.setup, candidate.setup)):
         return found
@@ -168,9 +180,9 @@ def incomparability(baseline: Measurement, candidate: Measurement) -> str:
 def unequal(sizes: Sequence[int], differing: Iterable[str]) -> str:
     """The K, or else the settings, in which two runs differ; empty if none."""
     if sizes[0] != sizes[1]:
-        return _WHY["sizes"].format(one=sizes[0], other=sizes[1])
+        return f"the two drafts drafted {sizes[0]} and {sizes[1]} tokens per verify step"
     found = "; ".join(differing)
-    return _WHY["settings"].format(found=found) if found else ""
+    return f"the two runs differ in settings that must be equal ({found})" if found else ""
 
 
 def unaccounted(runs: Sequence[tuple[str, Sequence[int], Iterable[AcceptanceCounts]]]) -> str:
@@ -182,12 +194,19 @@ def unaccounted(runs: Sequence[tuple[str, Sequence[int], Iterable[AcceptanceCoun
     shares = [_undrafted_share(unwritten, counts) for _, unwritten, counts in runs]
     for name, share in zip(names, shares, strict=True):
         if share < 0:
-            return _WHY["too_many"].format(name=name)
+            return f"the verify steps of {name} accept more than its outputs have tokens"
         if share > MOST_UNDRAFTED:
             told = apart(share, MOST_UNDRAFTED, ".1%")
-            return _WHY["undrafted"].format(share=told, name=name, most=MOST_UNDRAFTED)
+            return (
+                f"{told} of the steps that wrote the outputs of {name} are no verify steps: its"
+                f" server drafted nothing there, or did not report it ({MOST_UNDRAFTED:.0%} may be"
+                " missing)"
+            )
     if abs(shares[0] - shares[1]) > MOST_UNDRAFTED_APART:
-        return _WHY["apart"].format(shares=shares, names=names)
+        return (
+            f"{shares[0]:.2%} of the steps that wrote the outputs of {names[0]} are no verify"
+            f" steps, and {shares[1]:.2%} of {names[1]}: one server drafted less often"
+        )
     return ""
 
 
@@ -205,7 +224,10 @@ def other_target(num_parted: int, num_common: float) -> str:
     if chance <= MOST_PARTING:
         return ""
     told = apart(chance, MOST_PARTING, ".1%")
-    return _WHY["targets"].format(chance=told, most=MOST_PARTING)
+    return (
+        f"the two targets differ: greedy outputs diverge at {told} of the tokens at which they"
+        f" could, and near ties of one target explain {MOST_PARTING:.0%} at most"
+    )
 
 
 def _served_draft(

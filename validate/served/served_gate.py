@@ -5,25 +5,29 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ...recipes.errors import GateError, refused
+from ...recipes.errors import GateError
 from ..counting.paired_change import PairedChange
 from ..judging.advice import NO_BACKGROUND, Background
 from ..judging.figures import ServedFigures
 from ..judging.judgement import GateReport, judge_counts
 from ..judging.policy import Look, Policy, Verdict, Wording
 from ..measure.measurement import Measurement, differing_arguments
-from .measurement_pair import SENTENCES, ServedPair, pair_measurements
+from .measurement_pair import ServedPair, pair_measurements
 
-
-def wording(*names: str) -> Wording:
-    """A verdict's words for what was done; later names replace words of earlier ones."""
-    rows = [SENTENCES["wording"][name] for name in names]
-    said = {key: value for row in rows for key, value in row.items()}
-    return Wording(**said | {"join": tuple(said["join"])})
-
-
-SERVED = wording("served")
-UNCHANGED = wording("served", "unchanged")
+SERVED = Wording(
+    both_again="Measure both drafts on the same prompts, with one engine, template and K.",
+    take="Measure both servers on",
+    count="draftquant measure --server URL --engine ENGINE --prompts PROMPTS --out A.jsonl",
+    gate="draftquant gate --measured A.jsonl B.jsonl",
+    join=("Put the prompts of before into PROMPTS too, so that both runs measure all of them.",),
+    gate_joined="draftquant gate --measured A.jsonl B.jsonl",
+    longer="ask for longer outputs (measure --max-new-tokens), or serve a smaller K",
+)
+UNCHANGED = dataclasses.replace(
+    SERVED,
+    both_again="Check which draft the candidate's server runs (draftquant measure --show"
+    " B.jsonl), start it with the quantized draft, and measure again.",
+)
 """The phrase for a candidate that does what its baseline did."""
 SAID_FROM = 0.02
 """Share of verify steps with fewer than K proposals at which a warning begins."""
@@ -46,10 +50,20 @@ def judge_measured(
     pair = pair_measurements(baseline, candidate)
     digests = [draft_sha256(one) for one in (baseline, candidate)]
     if None in digests and said_the_same(baseline, candidate):
-        raise refused(GateError, candidate.name, __file__, "never-told-apart", name=baseline.name)
+        raise GateError(
+            candidate.name,
+            f"has the same outputs and verify steps as {baseline.name}, and does not record that"
+            " its server ran another draft: it is the same measurement, or the same draft was"
+            " measured twice",
+            fix="measure each server with --draft, which records the draft it runs",
+        )
     if digests[0] is not None and digests[0] == digests[1] and not background.unrelated:
-        facts = {"name": baseline.name, "sha256": digests[0][:12]}
-        raise refused(GateError, candidate.name, __file__, "draft-given-twice", **facts)
+        raise GateError(
+            candidate.name,
+            f"measured the same draft as {baseline.name} (tensors {digests[0][:12]})",
+            fix="give the measurement of the quantized draft; to show the server's noise, give a"
+            " second measurement of the BF16 draft to --baseline-again",
+        )
     _check_folders(pair, digests, background)
     known = dataclasses.replace(
         background,
@@ -107,34 +121,54 @@ def _check_folders(pair: ServedPair, digests: Sequence[str | None], background: 
     given = (background.baseline_sha256, background.candidate_sha256)
     for measurement, served, folder in zip(pair.measurements, digests, given, strict=True):
         if served is not None and folder is not None and served != folder:
-            facts = {"expected": folder[:12], "got": served[:12]}
-            raise refused(GateError, measurement.name, __file__, "another-draft", **facts)
+            raise GateError(
+                measurement.name,
+                f"was served with another draft: expected tensors {folder[:12]}, got {served[:12]}",
+                fix="give the BF16 draft and its measurement first, the quantized ones second",
+            )
 
 
 def warnings_of(pair: ServedPair) -> Iterator[str]:
     """What a reader must know about two runs, sentences without a full stop."""
-    said = SENTENCES["warnings"]
     if unnamed := [one.name for one in pair.measurements if draft_sha256(one) is None]:
         do = "does" if len(unnamed) == 1 else "do"
-        yield said["unnamed"].format(names=" and ".join(unnamed), do=do)
+        yield (
+            f"{' and '.join(unnamed)} {do} not record which draft was served (measure --draft), so"
+            " nothing shows that the candidate was quantized from the baseline"
+        )
     runs = [(one.name, own) for one in pair.measurements if (own := one.setup.speculation)]
     for name, own in runs:
         if not own.acceptance_told:
-            yield said["acceptance"].format(name=name)
+            yield (
+                f"the server of {name} does not report its acceptance rule, so settings that"
+                " change the target's outputs would go unnoticed (see `draftquant parity`)"
+            )
     if found := differing_arguments(*(one.setup.server for one in pair.measurements)):
-        yield said["started"].format(found="; ".join(found))
+        yield f"the two servers were started differently ({'; '.join(found)})"
     for name, own in runs:
         if own.told_by == "user":
-            yield said["served_as"].format(name=name, served=own.served_draft, draft=own.draft)
+            yield (
+                f"the server of {name} calls its draft {own.served_draft}; only --served-as says"
+                f" that this is {own.draft}"
+            )
     one, other = (measurement.setup.asked.concurrency for measurement in pair.measurements)
     if one != other:
-        yield said["in_flight"].format(one=one, other=other)
+        yield (
+            f"the two runs had {one} and {other} requests in flight, so that their outputs differ"
+            " more often"
+        )
     for measurement in pair.measurements:
         share = _short_share(measurement)
         if share > SAID_FROM:
-            yield said["short"].format(share=share, name=measurement.name)
+            yield (
+                f"in {share:.1%} of the verify steps of {measurement.name} fewer than K tokens"
+                " were proposed, and such steps accept less with any draft"
+            )
     if not pair.incomparable and not any(output.placed for output in pair.outputs):
-        yield said["placeless"]
+        yield (
+            "the runs do not record which verify steps lie in text that both servers wrote, so"
+            " whole outputs are compared, with wider bounds"
+        )
 
 
 def _short_share(measurement: Measurement) -> float:
@@ -189,7 +223,11 @@ def server_noise(baseline: Measurement, again: Measurement, policy: Policy) -> S
     pair = pair_measurements(baseline, again)
     digests = {draft_sha256(one) for one in (baseline, again)} - {None}
     if len(digests) > 1:
-        raise refused(GateError, again.name, __file__, "another-draft-again", name=baseline.name)
+        raise GateError(
+            again.name,
+            f"measured another draft than {baseline.name}, whose noise it should show",
+            fix="--baseline-again takes a second run of the BF16 draft",
+        )
     change, drift = pair.change(policy.confidence), pair.change(DRIFT_CONFIDENCE)
     verdict, reason, action = judged_noise(pair.incomparable, change, drift, policy)
     return ServerNoise(
@@ -214,15 +252,34 @@ def judged_noise(
             " {} (bounds {} and {})".format(*change.in_percent())
         )
     if incomparable:
-        case = "another_run"
-    elif change is None or drift is None:
-        case = "too_few"
-    elif not drift.lower <= 0 <= drift.upper:
-        case = "changed"
-    elif (change.upper - change.lower) / 2 >= -math.log1p(-limit):
-        case = "large"
-    else:
-        case = "small"
-    row, why = SENTENCES["noise"][case], f"{incomparable[:1].upper()}{incomparable[1:]}"
-    reason = row["reason"].format(incomparable=why, found=found, limit=limit)
-    return row["verdict"], reason, row.get("action")
+        why = f"{incomparable[:1].upper()}{incomparable[1:]}"
+        return (
+            "ANOMALOUS",
+            f"{why}: this run does not repeat the first.",
+            "Measure the BF16 draft again, on the same server as before.",
+        )
+    if change is None or drift is None:
+        return (
+            "INCONCLUSIVE",
+            "There are too few prompts to estimate the noise.",
+            "Measure more prompts.",
+        )
+    if not drift.lower <= 0 <= drift.upper:
+        return (
+            "ANOMALOUS",
+            f"The server changed between the two measurements: {found}, and chance does that in"
+            " fewer than one of a hundred pairs of runs.",
+            "Look for a change of the server's load, version or settings, then measure all runs"
+            " again in turns.",
+        )
+    if (change.upper - change.lower) / 2 >= -math.log1p(-limit):
+        return (
+            "INCONCLUSIVE",
+            f"The server's noise is as large as the limit of {limit:.2%}: {found}.",
+            "Measure more prompts or longer outputs, or keep fewer requests in flight.",
+        )
+    return (
+        "PASS",
+        f"The server's noise is smaller than the limit of {limit:.2%}: {found}.",
+        None,
+    )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ...calibration.traces.manifest import TraceManifest
 from ...calibration.traces.trace_folder import TraceFolder
 from ...recipes.brief import apart
-from ...recipes.errors import GateError, refused, short
+from ...recipes.errors import GateError, short
 from ...recipes.packages import package_version
 from ..counting.acceptance_counts import estimand, pooled
 from ..counting.draft_counts import CountedDraft, DraftReplay, PromptCounts, PromptReplay
@@ -20,13 +20,22 @@ from ..judging.advice import NO_BACKGROUND, Background
 from ..judging.categories import widest_change
 from ..judging.figures import REPLAY, ServedFigures
 from ..judging.judgement import GateReport, judge_counts
-from ..judging.policy import Look, Policy
+from ..judging.policy import Look, Policy, Wording
 from ..measure.measurement import RequestRecord
 from .common_steps import PairedOutputs, pair_outputs
-from .measurement_pair import SENTENCES, CountsPair
-from .served_gate import wording
+from .measurement_pair import CountsPair
 
-TARGETS = wording("targets")
+TARGETS = Wording(
+    both_again="Record the same prompts beside both targets, with one tokenizer, engine and"
+    " settings.",
+    take="Record beside both targets",
+    count="draftquant record --target TARGET --draft DRAFT --tables --prompts PROMPTS --out FRESH",
+    gate="draftquant gate DRAFT --traces FRESH --traces-of-candidate FRESH2",
+    join=("Join the traces of each target: draftquant traces merge TRACES FRESH --out ALL",),
+    gate_joined="draftquant gate DRAFT --traces ALL --traces-of-candidate ALL2",
+    longer="record longer continuations (record --max-new-tokens), or judge a smaller K",
+    of_targets=True,
+)
 MOST_PARTING = 0.25
 """Chance that the greedy texts of two precisions part at a token. FP4 weights part at 6 % on the
 shipped targets; an unrelated target at half of the tokens and more."""
@@ -77,13 +86,22 @@ def check_targets(baseline: TraceFolder, candidate: TraceFolder) -> None:
     ours, other = baseline.manifest, candidate.manifest
     digest = ours.target.weights_sha256
     if baseline.sha256 == candidate.sha256 or (digest and digest == other.target.weights_sha256):
-        facts = {"name": baseline.folder, "sha256": (digest or "not known")[:12]}
-        raise refused(GateError, candidate.folder, __file__, "one-target", **facts)
+        sha256 = (digest or "not known")[:12]
+        raise GateError(
+            candidate.folder,
+            f"was recorded from the same target as {baseline.folder} (weights {sha256}), so there"
+            " is nothing to compare",
+            fix="record the same prompts beside the target in its other precision: draftquant"
+            " record --target TARGET2 ...",
+        )
     for traces in (baseline, candidate):
         if traces.manifest.sampled:
             temperature = traces.manifest.temperature
-            raise refused(
-                GateError, traces.folder, __file__, "sampled-traces", temperature=temperature
+            raise GateError(
+                traces.folder,
+                f"was sampled at temperature {temperature:g}: the texts of two targets that draw"
+                " their tokens part at once",
+                fix="record both traces greedily (temperature 0)",
             )
 
 
@@ -108,8 +126,15 @@ def judge_targets(
     weighted = [one.weighted() for one in outputs]
     shares = [one.traces.repeated_8gram_share for one in both]
     if shares[1] - shares[0] > MOST_REPEATS_MORE:
-        said = SENTENCES["targets"]
-        repeats, how = said["repeats"].format(shares=shares), said["to_compare"]
+        repeats = (
+            f"text that does not repeat itself ({shares[0]:.1%} of the 8-grams repeat in the first"
+            f" target's text and {shares[1]:.1%} in the second's, and repeated text is easy to"
+            " draft)"
+        )
+        how = (
+            "Record prompts that were not chosen by one target's text, and read the change by"
+            " identical text."
+        )
         background = dataclasses.replace(
             background,
             not_compared=(*background.not_compared, repeats),
@@ -136,7 +161,6 @@ def judge_targets(
 
 def _unlike(baseline: BesideTarget, candidate: BesideTarget) -> str:
     """In what two sets of traces differ that must be equal; empty if in nothing."""
-    said = SENTENCES["targets"]
     both = [_settings(one.traces.manifest) for one in (baseline, candidate)]
     differing = [
         f"{key}: {short(own)}, {short(both[1][key])}"
@@ -144,19 +168,24 @@ def _unlike(baseline: BesideTarget, candidate: BesideTarget) -> str:
         if own != both[1][key]
     ]
     if differing:
-        return str(said["settings"].format(found="; ".join(differing)))
+        return f"the two sets of traces differ in what must be equal ({'; '.join(differing)})"
     prompts = [[p.identity for p in one.replay.prompts] for one in (baseline, candidate)]
     if prompts[0] != prompts[1]:
         ids = [[id_ for id_, _ in own] for own in prompts]
-        return str(said["tokens" if ids[0] == ids[1] else "prompts"])
+        if ids[0] == ids[1]:
+            return (
+                "equal prompts have other tokens in the two sets of traces: another tokenizer or"
+                " chat template"
+            )
+        return "the two sets of traces hold different prompts"
     starts = [
         [(tokens[: entry.prompt_length].tolist()) for entry, tokens in one.traces.token_ids()]
         for one in (baseline, candidate)
     ]
     if starts[0] != starts[1]:
-        return str(said["later_turns"])
+        return "later turns hold the targets' own answers, which differ (record first turns alone)"
     if fault := candidate.replay.text.fault:  # the baseline's own is looked at by the ladder
-        return str(said["fault"].format(fault=fault))
+        return f"{fault} in the traces of the second target"
     return ""
 
 
@@ -180,7 +209,10 @@ def _parting(outputs: Sequence[PairedOutputs]) -> str:
     if chance <= MOST_PARTING:
         return ""
     told = apart(chance, MOST_PARTING, ".1%")
-    return str(SENTENCES["targets"]["parting"].format(chance=told, most=MOST_PARTING))
+    return (
+        f"the two targets differ by more than their precision: greedy texts part at {told} of the"
+        f" tokens at which they could, expected {MOST_PARTING:.0%} at most"
+    )
 
 
 def _counted(

@@ -11,7 +11,7 @@ import re
 from typing_extensions import override
 
 from ..config_reader import ConfigReader
-from ..engine_traits import Finding, MtpLayer, ServedDraft, engine_error
+from ..engine_traits import Finding, MtpLayer, ServedDraft
 from ..shared.layers import with_latent
 from ..shared.mixture import read_mixture
 from ..shared.mtp import AROUND_DEEPSEEKS, NO_PARAMETER, Mtp, MtpGeometry, mtp_traits, read_mtp
@@ -21,10 +21,19 @@ def _in_vllm(draft: ServedDraft) -> Finding | None:
     number = draft.config.get("num_hidden_layers", 0)
     names = draft.tensor_names
     if not any(name.startswith(f"model.layers.{number}.") for name in names):
-        return engine_error("deepseek-number", number=number)
+        # `deepseek_mtp.py:505`
+        return Finding(
+            "load",
+            f"ValueError: MTP speculative decoding layer {number} weights missing from checkpoint.",
+            f"name the tensors model.layers.{number}, or serve SGLang's export with SGLang",
+        )
     corrected = any(name.endswith("e_score_correction_bias") for name in names)
     if corrected and "topk_method" not in draft.config:
-        return engine_error("deepseek-correction", number=number)
+        return Finding(
+            "load",
+            f"KeyError: 'model.layers.{number}.mtp_block.mlp.gate.e_score_correction_bias'",
+            "add topk_method: noaux_tc to config.json",
+        )
     return None
 
 
@@ -41,7 +50,11 @@ ENGINE_TRAITS = mtp_traits(
         layer="model.decoder.",
         prefix="model.decoder.",
         most_modules=1,  # `deepseek_weight_loader.py:567`; executed
-        misconfigured=lambda _draft: engine_error("deepseek-sglang"),
+        misconfigured=lambda _draft: Finding(
+            "unknown",
+            "Loading kv_b_proj of this draft needs a GPU, and SGLang was executed without one",
+            "try it",
+        ),
     ),
     more_in_sglang=frozenset({"DeepseekV3ForCausalLMNextN"}),
     latent=True,

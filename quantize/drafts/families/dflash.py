@@ -12,10 +12,11 @@ from typing import Any
 
 from typing_extensions import override
 
+from ....recipes.errors import CheckpointError
 from ....recipes.regular_file import MASK_EMBEDDING_FILE, check_own
 from .. import engine_traits as traits
 from ..architectures import declared_architecture
-from ..config_reader import KEY, ConfigReader, Served, object_at, refusal
+from ..config_reader import KEY, ConfigReader, Served, object_at
 from ..family import Dim, Draft, Family, Lint, SpeculatorsForm, TensorSpec, Weights, told
 from ..geometry import needed_mask
 from ..shared import layers as decoder
@@ -45,10 +46,14 @@ def block_ids(config: Mapping[str, Any], *needed: str) -> list[int] | traits.Fin
     """The target's layers, counted after them; or the error where a key is missing or wrong."""
     for key in needed:
         if key not in config:
-            return traits.engine_error("block-key", key=key)
+            return traits.Finding("config", f"KeyError: {key!r}", f"add {key!r}, as it was trained")
     ids = config["aux_hidden_state_layer_ids"]
     if not isinstance(ids, list) or not all(type(i) is int for i in ids):
-        return traits.engine_error("block-layer-ids", kind=type(ids).__name__)
+        return traits.Finding(
+            "config",
+            f"TypeError: '{type(ids).__name__}' object is no list of layers",
+            "correct 'aux_hidden_state_layer_ids'",
+        )
     return [i - 1 for i in ids]
 
 
@@ -108,7 +113,12 @@ ENGINE_TRAITS = traits.EngineTraits(
 def dflash_keys(keys: ConfigReader, _layers: ConfigReader) -> dict[str, Any]:
     """The keys as DFlash reads them, from a config that the speculators package saved."""
     block = block_keys(keys)
-    keys.check(not keys.flag("sample_from_anchor", False), "speculators-anchor")
+    if keys.flag("sample_from_anchor", False):
+        raise CheckpointError(
+            keys.where,
+            "sample_from_anchor: expected false, got true: the anchor's slot predicts as well",
+            fix="this draft cannot be served: vLLM refuses it for DFlash",
+        )
     return {
         "architectures": ["DFlashDraftModel"],
         "dflash_config": {
@@ -126,7 +136,8 @@ def block_keys(keys: ConfigReader) -> dict[str, Any]:
     ids = keys.after_layer(ids_key)
     for key, value in ((ids_key, ids), ("mask_token_id", keys.config.get("mask_token_id"))):
         fix = f"add {key!r} as the draft was trained with it"
-        keys.check(value is not None, "absent", key=key, fix=fix)
+        if value is None:
+            raise CheckpointError(keys.where, f"{key}: missing key", fix=fix)
     return {
         "target_layer_ids": ids,
         "mask_token_id": keys.config["mask_token_id"],
@@ -321,7 +332,12 @@ def _layer_types(keys: ConfigReader, num_layers: int) -> tuple[str, ...] | None:
     fits = isinstance(types, list) and len(types) == num_layers
     fits = fits and all(kind in _LAYER_TYPES for kind in types)
     known = " or ".join(_LAYER_TYPES)
-    keys.check(fits, "block-layer-types", known=known, count=num_layers, got=types)
+    if not fits:
+        raise CheckpointError(
+            keys.where,
+            f"layer_types: expected {known} for each of {num_layers} layers, got {types!r}",
+            fix="correct 'layer_types' or 'num_hidden_layers'",
+        )
     return tuple(types)
 
 
@@ -341,13 +357,26 @@ def _target_layer_ids(options: ConfigReader, *, flat: bool) -> tuple[int, ...]:
     """
     ids = options.layer_ids("target_layer_ids")
     if ids is None:
-        raise refusal(options.where, "block-layer-ids-missing")
+        raise CheckpointError(
+            options.where,
+            "target_layer_ids: missing key (engines guess different layers then)",
+            fix="add 'target_layer_ids' to dflash_config as the draft was trained with it",
+        )
     before = options.layer_ids("eagle_aux_hidden_state_layer_ids")  # vLLM: input of the layer
     if before is not None and before != tuple(i + 1 for i in ids):
-        facts = {"before": list(before), "ids": list(ids)}
-        raise refusal(options.where, "block-layer-ids-of-two-kinds", **facts)
+        raise CheckpointError(
+            options.where,
+            f"eagle_aux_hidden_state_layer_ids: expected target_layer_ids + 1, got {list(before)}"
+            f" beside {list(ids)}: vLLM would read other layers than SGLang",
+            fix="drop the key, or correct one of the two",
+        )
     depth = ids[-1] + 1 if flat else options.positive("num_target_layers", ids[-1] + 1)
-    options.check(ids[-1] < depth, "block-layer-ids", depth=depth, ids=list(ids))
+    if ids[-1] >= depth:
+        raise CheckpointError(
+            options.where,
+            f"target_layer_ids: expected ids below num_target_layers = {depth}, got {list(ids)}",
+            fix="correct 'target_layer_ids' (0-based, counted after the layer)",
+        )
     return ids
 
 
@@ -355,7 +384,12 @@ def _mask_token_id(options: ConfigReader, vocab_size: int) -> int | None:
     """Only a forward pass needs it, so its absence is no error before that."""
     value = options.config.get("mask_token_id")
     fits = value is None or (type(value) is int and 0 <= value < vocab_size)
-    options.check(fits, "block-mask", vocab=vocab_size, got=value)
+    if not fits:
+        raise CheckpointError(
+            options.where,
+            f"mask_token_id: expected a token id in [0, {vocab_size}), got {value!r}",
+            fix="give the 'mask_token_id' that the draft was trained with",
+        )
     return value
 
 

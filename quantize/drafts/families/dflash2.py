@@ -12,8 +12,9 @@ from typing import Any
 
 from typing_extensions import override
 
+from ....recipes.errors import CheckpointError
 from ..config_reader import ConfigReader, Served
-from ..engine_traits import ExtraLinear, Finding, Speculators, engine_error, refused_roots
+from ..engine_traits import ExtraLinear, Finding, Speculators, refused_roots
 from ..family import Dim, Draft, Lint, SpeculatorsForm, TensorSpec, told
 from ..forward import Attend, DraftForward
 from ..maths import Tensor, embedding, linear, torch
@@ -32,7 +33,7 @@ def _read_in_vllm(config: Mapping[str, Any], layers: Mapping[str, Any]) -> dict[
         return plain
     absent = next((key for key in _KEYS if config.get(key) is None), None)
     if absent is not None:
-        return engine_error("dflash2-key", key=absent)
+        return Finding("init", f"KeyError: {absent!r}", f"add {absent!r}, as it was trained")
     return plain | _renamed(plain, {key: config[key] for key in _KEYS})
 
 
@@ -229,7 +230,13 @@ class DFlash2(DFlash):
         if hidden % group_size:
             raise own.wrong("conv_group_size", f"a divisor of hidden_size {hidden}", group_size)
         rows = common["draft_vocab_size"]
-        own.check(rows == vocab, "dflash2-vocabulary", vocab=vocab, got=rows)
+        if rows != vocab:
+            raise CheckpointError(
+                own.where,
+                f"draft_vocab_size: expected vocab_size {vocab}, got {rows}: the selector's"
+                " candidates are tokens of the target",
+                fix="no engine serves a DFlash2 draft of another vocabulary",
+            )
         top_k = own.positive("selector_top_k")
         if top_k > vocab:
             raise own.wrong("selector_top_k", f"at most vocab_size {vocab}", top_k)

@@ -15,10 +15,11 @@ from typing import Any
 
 from typing_extensions import override
 
+from ....recipes.errors import CheckpointError
 from ....recipes.regular_file import MASK_EMBEDDING_FILE
 from .. import engine_traits as traits
 from ..architectures import declared_architecture
-from ..config_reader import ConfigReader, Served, object_at, refusal
+from ..config_reader import ConfigReader, Served, object_at
 from ..family import Dim, Draft, Lint, SpeculatorsForm, TensorSpec, Weights, told
 from ..maths import Product, Tensor, embedding, torch
 from ..shared.block_layers import DFlashForward, DFlashGeometry
@@ -42,13 +43,31 @@ def _in_vllm(draft: traits.ServedDraft) -> traits.Finding | None:
     name, flat = declared_architecture(config), _flat(draft.tensor_names)
     if flat:
         module = "DFlashQwen3Model" if name == "DFlashDraftModel" else "Qwen3DSparkModel"
-        return traits.engine_error("dspark-names", name=flat.rstrip("."), module=module)
+        return traits.Finding(
+            "load",
+            f"ValueError: There is no module or parameter named '{flat.rstrip('.')}' in {module}.",
+            "name the heads as SpecForge does: markov_head.markov_w1, confidence_head.proj",
+        )
     if name == "DFlashDraftModel":
-        return traits.engine_error("dspark-as-dflash")
+        return traits.Finding(
+            "load",
+            "ValueError: There is no module or parameter named 'confidence_head' in"
+            " DFlashQwen3Model.",
+            "set architectures to Qwen3DSparkModel",
+        )
     if name == "DSparkDraftModel" and config.get("model_type") != "qwen3":
-        return traits.engine_error("dspark-model-type", kind=config.get("model_type"))
+        return traits.Finding(
+            "unknown",
+            f"vLLM takes a draft of model_type {config.get('model_type')} for DeepSeek-V4's own",
+            "set architectures to Qwen3DSparkModel",
+        )
     if config.get("markov_rank") is None:
-        return traits.engine_error("dspark-rank")
+        return traits.Finding(
+            "init",
+            "AttributeError: 'Qwen3Config' object has no attribute 'markov_rank'",
+            "write markov_rank, markov_head_type and the keys of the confidence head at the top"
+            " level",
+        )
     return _cut(draft) or other_confidence(draft)
 
 
@@ -58,8 +77,20 @@ def _cut(draft: traits.ServedDraft) -> traits.Finding | None:
     if own in (None, draft.config.get("vocab_size")):
         return None
     if not any("lm_head" in name for name in names):
-        return traits.engine_error("dspark-cut-head")
-    return None if any("d2t" in name for name in names) else traits.engine_error("dspark-cut-map")
+        return traits.Finding(
+            "load",
+            "ValueError: Reduced-vocabulary Qwen3 DSpark checkpoints must include lm_head weights;"
+            " the full target lm_head cannot be shared.",
+            "store the rows of lm_head that d2t stands for",
+        )
+    if any("d2t" in name for name in names):
+        return None
+    return traits.Finding(
+        "load",
+        "ValueError: Reduced-vocabulary Qwen3 DSpark checkpoints must include a d2t mapping so"
+        " sampled draft ids can be converted to target ids.",
+        "export the draft with d2t",
+    )
 
 
 def other_confidence(draft: traits.ServedDraft) -> traits.Finding | None:
@@ -70,25 +101,53 @@ def other_confidence(draft: traits.ServedDraft) -> traits.Finding | None:
     if said or not (stored and config.get("enable_confidence_head")):
         return None
     width, rank = config["hidden_size"], config["markov_rank"]
-    return traits.engine_error("dspark-confidence", stored=width + rank, width=width)
+    return traits.Finding(
+        "load",
+        f"AssertionError: Tried to load weights of size torch.Size([1, {width + rank}])to a"
+        f" parameter of size torch.Size([1, {width}])",
+        "write confidence_head_with_markov: true",
+    )
 
 
 def _in_sglang(draft: traits.ServedDraft) -> traits.Finding | None:
     """Rules of `parse_dspark_draft_config`, `build_markov_head` and the loader."""
     config = draft.config
     if flat := _flat(draft.tensor_names):
-        return traits.engine_error("dspark-sglang-names", name=flat)
+        return traits.Finding(
+            "wrong",
+            f"SGLang drops {flat}*, without which the draft is another one",
+            "name the heads as SpecForge does: markov_head.markov_w1, confidence_head.proj",
+        )
     if declared_architecture(config) == "DFlashDraftModel":
-        return traits.engine_error("dspark-sglang-as-dflash")
+        return traits.Finding(
+            "wrong",
+            "SGLang drops markov_head.*, without which the draft is another one",
+            "set architectures to Qwen3DSparkModel",
+        )
     keys = {**config, **object_at(config, "dflash_config")}
     if keys.get("markov_head_type") is None:
-        return traits.engine_error("dspark-sglang-kind")
+        return traits.Finding(
+            "init",
+            "ValueError: DSpark requires markov_head_type when markov_rank > 0, got None.",
+            "write markov_head_type: vanilla",
+        )
     if config.get("markov_rank") is None:
-        return traits.engine_error("dspark-sglang-rank")
+        return traits.Finding(
+            "init",
+            "ValueError: DSpark requires markov_rank > 0 (the Markov head is the core of the"
+            " semi-AR draft); got markov_rank=0.",
+            "write markov_rank, markov_head_type and the keys of the confidence head at the top"
+            " level",
+        )
     own, vocab = config.get("draft_vocab_size") or draft.head_rows, config.get("vocab_size")
     if own not in (None, vocab):
         rank = config["markov_rank"]
-        return traits.engine_error("dspark-sglang-cut", own=own, rank=rank, vocab=vocab)
+        return traits.Finding(
+            "load",
+            f"AssertionError: Attempted to load weight (torch.Size([{own}, {rank}])) into"
+            f" parameter (torch.Size([{vocab}, {rank}]))",
+            "serve it with vLLM, or train it with the whole vocabulary",
+        )
     return None
 
 
@@ -295,7 +354,11 @@ class DSpark(DFlash):
         # `qwen3_dspark.py` `load_weights`; SGLang 0.5.23 `dflash_worker_v2.py:543`.
         path = folder / MASK_EMBEDDING_FILE
         if path.exists():
-            raise refusal(path, "dspark-mask-embedding")
+            raise CheckpointError(
+                path,
+                "a trained mask embedding, which no engine reads beside a DSpark draft",
+                fix="remove the file: the row of the embedding is served",
+            )
         return {}
 
 
@@ -308,7 +371,13 @@ def _proposes_from_anchor(keys: ConfigReader, options: ConfigReader) -> bool:
         "dspark_bonus_anchor": not keys.flag("dspark_bonus_anchor", not anchor),  # vLLM's
     }
     for key, value in said.items():
-        keys.check(value == anchor, "dspark-anchor", anchor=anchor, key=key, value=value)
+        if value != anchor:
+            raise CheckpointError(
+                keys.where,
+                f"sample_from_anchor: {anchor} at the top level, where engines read it, but {key}"
+                f" says {value}",
+                fix="write sample_from_anchor there as the draft was trained, and drop the other",
+            )
     return anchor
 
 
@@ -322,7 +391,12 @@ def _check_agreement(keys: ConfigReader, options: ConfigReader) -> None:
     for key, other, value in pairs:
         own = keys.config.get(key) if other.startswith(_SECTION) else options.config.get(key)
         agree = value is None or own is None or own == value
-        keys.check(agree, "dspark-two-places", key=key, own=own, other=other, value=value)
+        if not agree:
+            raise CheckpointError(
+                keys.where,
+                f"{key}: {own!r} beside {other}: {value!r}, and engines differ in which they read",
+                fix="write what the draft was trained with in both places",
+            )
 
 
 FAMILY = DSpark()

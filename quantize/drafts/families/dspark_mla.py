@@ -13,6 +13,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from ....recipes.errors import CheckpointError
 from .. import engine_traits as traits
 from ..config_reader import ConfigReader, Served
 from ..family import Draft, Lint, SpeculatorsForm, TensorSpec, told
@@ -30,9 +31,19 @@ def _in_vllm(draft: traits.ServedDraft) -> traits.Finding | None:
     config = draft.config
     for _, canonical in _PREFIXES:
         if any(name.startswith(canonical) for name in draft.tensor_names):
-            return traits.engine_error("dspark-mla-names", name=canonical.rstrip("."))
+            return traits.Finding(
+                "load",
+                "ValueError: There is no module or parameter named"
+                f" 'model.{canonical.rstrip('.')}' in K3DSparkForCausalLM.",
+                "name them as the published draft does: context_proj, context_norm, final_norm",
+            )
     if config.get("model_type") != "k3_dspark":
-        return traits.engine_error("dspark-mla-type", kind=config.get("model_type"))
+        return traits.Finding(
+            "unknown",
+            f"vLLM takes a draft of model_type {config.get('model_type')} for no latent attention,"
+            " or for another",
+            "set model_type to k3_dspark",
+        )
     return dspark.other_confidence(draft)
 
 
@@ -109,10 +120,29 @@ class DSparkMla(DSpark):
     def common_keys(self, keys: ConfigReader) -> dict[str, Any]:
         common = with_latent(keys, super().common_keys(keys))
         own, vocab = common["draft_vocab_size"], common["vocab_size"]
-        keys.check(own == vocab, "dspark-mla-vocabulary", own=own, vocab=vocab)
+        if own != vocab:
+            raise CheckpointError(
+                keys.where,
+                f"draft_vocab_size: expected vocab_size {vocab}, got {own}: vLLM gives a"
+                " K3DSparkModel the target's whole head",
+                fix="no engine serves an MLA DSpark draft of another vocabulary",
+            )
         count, ids = keys.config.get("num_target_layers"), common["aux_layer_ids"]
-        keys.check(count == len(ids), "dspark-mla-layers", count=count, ids=list(ids))
-        keys.check(common["sliding_window"] is None, "dspark-mla-window")
+        if count != len(ids):
+            raise CheckpointError(
+                keys.where,
+                f"num_target_layers: expected the number of target_layer_ids {list(ids)}, got"
+                f" {count}: vLLM sizes context_proj by it",
+                fix="write the number of ids; the target's layers are counted by"
+                " target_num_hidden_layers",
+            )
+        if common["sliding_window"] is not None:
+            raise CheckpointError(
+                keys.where,
+                "layer_types: expected no sliding_attention, which vLLM does not build over latent"
+                " attention",
+                fix="no engine serves this draft: train it with full attention",
+            )
         return common
 
     @override

@@ -10,9 +10,10 @@ from typing import Any
 
 from typing_extensions import override
 
+from ....recipes.errors import CheckpointError
 from .. import engine_traits as traits
 from ..architectures import declared_architecture
-from ..config_reader import KEY, SECTION, ConfigReader, object_at, refusal
+from ..config_reader import KEY, SECTION, ConfigReader, object_at
 from ..family import Dim, SpeculatorsForm, TensorSpec, Weights
 from ..forward import OnInput
 from ..geometry import needed_mask
@@ -39,10 +40,22 @@ _FLAGS = {
 def _in_vllm(draft: traits.ServedDraft) -> traits.Finding | None:
     parallel = any(name.endswith("mask_hidden") for name in draft.tensor_names)
     if parallel and all(draft.config.get(key) is None for key in MASK_KEYS):
-        return traits.engine_error("eagle3-parallel-mask")
+        return traits.Finding(
+            "init",
+            "ValueError: For parallel drafting, the draft model config must have"
+            " `dflash_config.mask_token_id`,",
+            "add 'mask_token_id'",
+        )
     slides = "sliding_attention" in (draft.config.get("layer_types") or ())
     whole = slides and "sliding_window" not in draft.config
-    return traits.engine_error("eagle3-sliding") if whole else None
+    if not whole:
+        return None
+    # `llama.py:205`
+    return traits.Finding(
+        "init",
+        "AttributeError: 'EAGLEConfig' object has no attribute 'sliding_window'",
+        "add sliding_window, or correct layer_types",
+    )
 
 
 def _dropped_in_vllm(draft: traits.ServedDraft) -> tuple[str, ...]:
@@ -55,7 +68,12 @@ def _dropped_in_vllm(draft: traits.ServedDraft) -> tuple[str, ...]:
 def _eagle3_in_vllm(config: Mapping[str, Any], layers: Mapping[str, Any]) -> traits.ConfigRead:
     model_type = layers.get("model_type", "llama")
     if model_type not in tuple(_OF_SPECULATORS):  # of any JSON type
-        return traits.engine_error("eagle3-speculators", kind=model_type)
+        return traits.Finding(
+            "config",
+            "ValidationError: 1 validation error for SpeculativeConfig Value error, Unsupported"
+            f" model_type {model_type} for Eagle3 speculator",
+            "serve a draft with layers of Llama or Qwen3",
+        )
     return {
         "architectures": [_OF_SPECULATORS[model_type]],
         **{key: config.get(key, usual) for key, usual in _FLAGS.items()},
@@ -66,7 +84,11 @@ def _eagle3_in_vllm(config: Mapping[str, Any], layers: Mapping[str, Any]) -> tra
 def _peagle_in_vllm(config: Mapping[str, Any], layers: Mapping[str, Any]) -> traits.ConfigRead:
     """`update_peagle`, whose names of architectures are those of EAGLE-3's classes."""
     if "mask_token_id" not in config:
-        return traits.engine_error("peagle-mask")
+        return traits.Finding(
+            "config",
+            "KeyError: 'mask_token_id'",
+            "add it, as the draft was trained",
+        )
     found = _eagle3_in_vllm(config, layers)
     if isinstance(found, traits.Finding):
         return found
@@ -144,9 +166,19 @@ class PEagleForward(Eagle3Forward):
 def _eagle3(keys: ConfigReader, layers: ConfigReader) -> dict[str, Any]:
     model_type = layers.config.get("model_type")
     known, fits = " or ".join(map(repr, _OF_SPECULATORS)), tuple(_OF_SPECULATORS)
-    layers.check(model_type in fits, "speculators-eagle3-layers", known=known, got=model_type)
+    if model_type not in fits:
+        raise CheckpointError(
+            layers.where,
+            f"model_type: expected {known}, got {model_type!r}",
+            fix="EAGLE-3 in this layout has layers of these two kinds only",
+        )
     flags = {key: keys.flag(key, usual) for key, usual in _FLAGS.items()}
-    keys.check(not (flags["norm_before_fc"] and flags["fc_norm"]), "speculators-two-norms")
+    if flags["norm_before_fc"] and flags["fc_norm"]:
+        raise CheckpointError(
+            keys.where,
+            "norm_before_fc and fc_norm are both true, but exclude each other",
+            fix="keep the one that the draft was trained with",
+        )
     return {
         "architectures": [_OF_SPECULATORS[model_type]],
         **flags,
@@ -192,7 +224,12 @@ class Eagle3Llama(Eagle3):
         common = read_common(keys, self.name)
         name = declared_architecture(keys.config)
         parallel = name in _PARALLEL
-        keys.check(common["fuses"] or not parallel, "peagle-without-fc")
+        if not (common["fuses"]) and parallel:
+            raise CheckpointError(
+                keys.where,
+                "use_aux_hidden_state: expected true of a P-EAGLE draft, got false",
+                fix="correct 'use_aux_hidden_state' of eagle_config",
+            )
         return Eagle3Geometry(
             **common,
             attention=decoder.read_heads(keys, common, qk_norm=name in _NORMED_HEADS),
@@ -214,7 +251,13 @@ class Eagle3Llama(Eagle3):
     def forward(self, geometry: Any, weights: Weights, on_input: OnInput) -> Eagle3Forward:
         window = next(filter(None, geometry.windows), None)
         if window is not None:
-            raise refusal("config.json", "eagle3-sliding", window=window)
+            raise CheckpointError(
+                "config.json",
+                "layer_types: replay does not compute sliding layers of EAGLE-3: vLLM 0.33 serves"
+                f" a window of {window} positions, SGLang 0.5.23 all positions",
+                fix="measure this draft on a server; if it was trained without a window, replay a"
+                " copy whose layer_types are all full_attention",
+            )
         maths = PEagleForward if geometry.parallel else Eagle3Forward
         return maths(geometry, weights, on_input)
 
@@ -227,7 +270,12 @@ def _windows(keys: ConfigReader, num_layers: int) -> tuple[int | None, ...]:
     """
     types = keys.config.get("layer_types") or []
     fits = isinstance(types, list) and all(kind in _ATTENTIONS for kind in types)
-    keys.check(fits, "eagle3-layer-types", known=" or ".join(_ATTENTIONS), got=types)
+    if not fits:
+        raise CheckpointError(
+            keys.where,
+            f"layer_types: expected {' or '.join(_ATTENTIONS)} for every layer, got {types!r}",
+            fix="correct 'layer_types': the layers are those of Llama",
+        )
     if _ATTENTIONS[1] not in types or keys.config.get("sliding_window") is None:
         return ()
     window = keys.positive("sliding_window")

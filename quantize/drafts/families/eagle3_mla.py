@@ -23,7 +23,15 @@ ENGINE_TRAITS = traits.EngineTraits(
     prunes_vocabulary=True,
     vllm=traits.InVllm(
         architectures=_IN_VLLM,
-        problem=lambda draft: None if draft.fuses else traits.engine_error("mla-without-fc"),
+        problem=lambda draft: (
+            None
+            if draft.fuses
+            else traits.Finding(
+                "wrong",
+                "model.fc.weight stays uninitialised: vLLM builds fc for every MLA draft",
+                "serve it with SGLang",
+            )
+        ),
         roots=traits.refused_roots("DeepseekV2Eagle3Model", "model"),
         fusion=traits.Fusion(),  # `deepseek_eagle3.py:189`
         uneven_heads="AssertionError: vllm/model_executor/models/deepseek_v2.py:1041: assert"

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing_extensions import override
 
 from ..config_reader import ConfigReader
-from ..engine_traits import Finding, MtpLayer, ServedDraft, engine_error
+from ..engine_traits import Finding, MtpLayer, ServedDraft
 from ..shared import mtp
 from ..shared.layers import read_heads
 from ..shared.mixture import read_mixture
@@ -22,7 +22,14 @@ def _in_vllm(draft: ServedDraft) -> Finding | None:
     """A layer before `first_k_dense_replace` has no experts: `glm4_moe.py`."""
     number, first = draft.config.get("num_hidden_layers"), draft.config.get("first_k_dense_replace")
     is_dense = type(number) is type(first) is int and number < first
-    return engine_error("glm4-moe-dense") if is_dense else None
+    if not is_dense:
+        return None
+    return Finding(
+        "init",
+        "RuntimeError: No Glm4MoE layer found in model.layers.",
+        "correct first_k_dense_replace in config.json: engines serve GLM's MTP layers with experts"
+        " alone",
+    )
 
 
 _TRAITS = mtp.mtp_traits(

@@ -13,6 +13,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from ....recipes.errors import CheckpointError
 from .. import engine_traits as traits
 from ..architectures import declared_architecture
 from ..config_reader import ConfigReader, Served
@@ -38,7 +39,13 @@ def _without_root(draft: traits.ServedDraft) -> traits.Finding | None:
     """VLLM looks for every name except the head's below "model."."""
     bare = sorted(name for name in draft.tensor_names if name.startswith(_BARE))
     first = bare[0].partition(".")[0] if bare else ""
-    return traits.engine_error("language-model-root", name=first) if bare else None
+    if not bare:
+        return None
+    return traits.Finding(
+        "load",
+        f"ValueError: There is no module or parameter named '{first}'",
+        'put "model." before the names of the tensors',
+    )
 
 
 ENGINE_TRAITS = traits.EngineTraits(
@@ -145,7 +152,13 @@ class LanguageModel(Family):
         layers = architecture.removesuffix("ForCausalLM")
         keys.refuse_others(_SERVED)
         biased = keys.flag("attention_bias", False)
-        keys.check(not (biased and layers == "Qwen3"), "language-model-biases")
+        if biased and layers == "Qwen3":
+            raise CheckpointError(
+                keys.where,
+                "attention_bias: expected false, got true: vLLM 0.33 gives o_proj of such a layer"
+                " no bias, Transformers does",
+                fix="this draft cannot be served as it was trained",
+            )
         sizes = decoder.read_sizes(keys)
         attention = decoder.read_heads(
             keys,
@@ -157,7 +170,13 @@ class LanguageModel(Family):
         hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
         width, whole = attention.head_dim, attention.head_dim * heads == hidden
         fits = whole or layers != "Qwen2"
-        keys.check(fits, "language-model-heads", width=hidden // heads, got=width)
+        if not fits:
+            raise CheckpointError(
+                keys.where,
+                f"head_dim: expected hidden_size / num_attention_heads = {hidden // heads} of such"
+                f" layers, got {width}: vLLM 0.33 does not read the key, SGLang 0.5.23 does",
+                fix="correct 'head_dim', or 'architectures': no width suits both",
+            )
         return LanguageModelGeometry(
             **last_state(sizes), attention=attention, tied=keys.flag("tie_word_embeddings", False)
         )

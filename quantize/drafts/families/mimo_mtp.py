@@ -9,8 +9,9 @@ import re
 
 from typing_extensions import override
 
+from ....recipes.errors import CheckpointError
 from ..config_reader import ConfigReader
-from ..engine_traits import Finding, MtpLayer, ServedDraft, engine_error
+from ..engine_traits import Finding, MtpLayer, ServedDraft
 from ..shared import mtp
 from ..shared.layers import read_heads
 
@@ -20,9 +21,21 @@ def _in_vllm(draft: ServedDraft) -> Finding | None:
         draft.config.get(key) for key in ("hidden_size", "num_attention_heads", "head_dim")
     )
     if type(hidden) is type(heads) is type(size) is int and heads and hidden // heads != size:
-        return engine_error("mimo-heads", hidden=hidden, heads=heads)
+        return Finding(
+            "load",
+            f"RuntimeError: start (0) + length exceeds dimension size: {hidden} / {heads} heads",
+            "serve it with SGLang: vLLM does not read head_dim here",
+        )
     known = draft.config.get("model_type") != "mimo" or "auto_map" in draft.config
-    return None if known else engine_error("mimo-model-type")
+    if known:
+        return None
+    return Finding(
+        "config",
+        "ValidationError: 1 validation error for SpeculativeConfig Value error, The checkpoint you"
+        " are trying to load has model type `mimo` but Transformers does not recognize this"
+        " architecture.",
+        "set model_type to qwen2, whose layers these are",
+    )
 
 
 ENGINE_TRAITS = mtp.mtp_traits(
@@ -62,7 +75,12 @@ class MimoMtp(mtp.Mtp):
 
     @override
     def geometry(self, keys: ConfigReader) -> mtp.MtpGeometry:
-        keys.check(not keys.flag("use_sliding_window", False), "mtp-sliding", family=self.name)
+        if keys.flag("use_sliding_window", False):
+            raise CheckpointError(
+                keys.where,
+                "use_sliding_window: expected false, got true",
+                fix=f"a draft of {self.name} with a sliding window cannot be replayed",
+            )
         common = mtp.read_mtp(keys, self.name)
         # Biases regardless of attention_bias: `qwen2.py` builds them so.
         return mtp.MtpGeometry(**common, attention=read_heads(keys, common, input_bias=True))

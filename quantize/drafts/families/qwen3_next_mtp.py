@@ -17,10 +17,10 @@ from typing import Any
 
 from typing_extensions import override
 
-from ....recipes.errors import short
+from ....recipes.errors import CheckpointError, short
 from ..architectures import declared_architecture
 from ..config_reader import ConfigReader, Served, object_at
-from ..engine_traits import Finding, MtpLayer, ServedDraft, engine_error
+from ..engine_traits import Finding, MtpLayer, ServedDraft
 from ..family import SpeculatorsForm
 from ..shared import mtp
 from ..shared.layers import read_heads
@@ -38,11 +38,23 @@ def _is_dense(draft: ServedDraft) -> bool:
 
 def _in_sglang(draft: ServedDraft) -> Finding | None:
     if draft.stacks_experts and declared_architecture(draft.config) == _NEXT:
-        return engine_error("qwen3-next-sglang-stacked")
+        return Finding(
+            "load",
+            "KeyError: 'model.layers.0.mlp.experts.down_proj'",
+            "store each expert by itself, as the released folders of Qwen3-Next do",
+        )
     if _is_dense(draft):
         if draft.config.get("num_experts"):
-            return engine_error("qwen3-next-sglang-unsure")
-        return engine_error("qwen3-next-sglang-dense", tp=draft.tp)
+            return Finding(
+                "unknown",
+                "Loading a layer of Qwen3-Next without experts was never executed",
+                "engines serve layers of Qwen3-Next with experts alone",
+            )
+        return Finding(
+            "init",
+            f"ValueError: Tensor parallel size {draft.tp} is greater than the number of experts 0.",
+            "engines serve layers of Qwen3-Next with experts alone",
+        )
     return None
 
 
@@ -81,7 +93,15 @@ _TRAITS = mtp.mtp_traits(
         " Qwen3_5MultiTokenPredictor.",
         no_expert="AttributeError: Layer {experts}.experts has no parameter"
         " '{stacked}_{leaf}' for checkpoint weight '{name}'",
-        misconfigured=lambda draft: engine_error("qwen3-next-dense") if _is_dense(draft) else None,
+        misconfigured=lambda draft: (
+            Finding(
+                "init",
+                "RuntimeError: No Qwen3Next layer found in the model.layers.",
+                "engines serve layers of Qwen3-Next with experts alone",
+            )
+            if _is_dense(draft)
+            else None
+        ),
         lists_parts=True,
         fc="mtp.fc",
         floats=_floats_in_vllm,
@@ -116,10 +136,20 @@ _MTP_LAYERS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 def _spelled(keys: ConfigReader, layers: ConfigReader) -> dict[str, Any]:
     """Source: `convert/mtp/converter.py`, whose names `Qwen3NextMtp` knows."""
     count = keys.positive("num_nextn_predict_layers", 1)
-    keys.check(count == 1, "speculators-mtp-layers", got=count)
+    if count != 1:
+        raise CheckpointError(
+            keys.where,
+            f"num_nextn_predict_layers: expected 1, got {count}: the package trains one layer",
+            fix="correct 'num_nextn_predict_layers'",
+        )
     model_type, known = layers.config.get("model_type"), " or ".join(map(repr, _MTP_LAYERS))
     fits = model_type in _MTP_LAYERS
-    layers.check(fits, "speculators-mtp-type", known=known, got=short(model_type))
+    if not fits:
+        raise CheckpointError(
+            layers.where,
+            f"model_type: expected {known}, got {short(model_type)}",
+            fix="no engine has an MTP layer of another kind in this layout",
+        )
     return {"architectures": ["Qwen3NextMTP"], "mtp_num_hidden_layers": count}
 
 

@@ -17,8 +17,9 @@ from typing import Any
 
 from typing_extensions import override
 
-from ..config_reader import ConfigReader, refusal
-from ..engine_traits import Finding, MtpLayer, ServedDraft, engine_error
+from ....recipes.errors import CheckpointError
+from ..config_reader import ConfigReader
+from ..engine_traits import Finding, MtpLayer, ServedDraft
 from ..family import TensorSpec, Weights
 from ..forward import DraftForward, OnInput
 from ..geometry import GroupedAttention
@@ -27,7 +28,14 @@ from ..shared.mtp import NO_PARAMETER, Mtp, MtpGeometry, mtp_traits, read_mtp
 
 def _in_vllm(draft: ServedDraft) -> Finding | None:
     there = any(name.endswith("embed_tokens.weight") for name in draft.tensor_names)
-    return None if there else engine_error("step-absent")
+    if there:
+        return None
+    return Finding(
+        "load",
+        "RuntimeError: Some parameters like model.embed_tokens.weight are not in the checkpoint"
+        " and will falsely use random initialization",
+        "add the target's embedding to the folder",
+    )
 
 
 def _declared(draft: ServedDraft) -> Finding | None:
@@ -38,7 +46,14 @@ def _declared(draft: ServedDraft) -> Finding | None:
     """
     if draft.method != "compressed-tensors":
         return None
-    return engine_error("step-cache", first=draft.config.get("num_hidden_layers", 0))
+    first = draft.config.get("num_hidden_layers", 0)
+    return Finding(
+        "load",
+        "RuntimeError: Some parameters like"
+        f" model.layers.{first}.mtp_block.self_attn.attn.k_zero_point are not in the checkpoint"
+        " and will falsely use random initialization",
+        "use Quark's layout, whose folder loads",
+    )
 
 
 ENGINE_TRAITS = mtp_traits(
@@ -56,7 +71,11 @@ ENGINE_TRAITS = mtp_traits(
         prefix="model.mtp_block.",
         no_parameter=NO_PARAMETER,
         own_heads="model.shared_head.head",
-        misconfigured=lambda _draft: engine_error("step-sglang"),
+        misconfigured=lambda _draft: Finding(
+            "unknown",
+            "SGLang reads this config.json only with the code of its own that it names",
+            "try it",
+        ),
     ),
     more_types_than_layers=frozenset({"step3p5"}),
 )
@@ -129,7 +148,12 @@ class Step3p5Mtp(Mtp):
             types = [*types, *own]
         kind = _same_in_all(keys, types, number, count, "layer_types")
         fits = kind in (_SLIDING, _FULL)
-        keys.check(fits, "step-attention", sliding=_SLIDING, full=_FULL, got=kind)
+        if not fits:
+            raise CheckpointError(
+                keys.where,
+                f"layer_types: expected {_SLIDING!r} or {_FULL!r}, got {kind!r}",
+                fix="no engine serves other attention in these modules",
+            )
         _refuse_others(keys, number, count)
         part = _same_in_all(keys, config.get("partial_rotary_factors"), number, count,
                             "partial_rotary_factors")  # fmt: skip
@@ -146,7 +170,12 @@ class Step3p5Mtp(Mtp):
         }
         common = read_mtp(ConfigReader(flat, keys.where), self.name, several=True)
         head_dim = keys.positive("head_dim", common["hidden_size"] // common["num_attention_heads"])
-        keys.check(part in (None, 0.5, 1), "step-rotary-part", got=part)
+        if part not in (None, 0.5, 1):
+            raise CheckpointError(
+                keys.where,
+                f"partial_rotary_factors: expected 0.5 or 1, got {part!r}",
+                fix="engines serve no other: correct 'partial_rotary_factors'",
+            )
         return MtpStepGeometry(
             **common | {"aux_layer_ids": (number - 1,)},
             target_layers=number,
@@ -175,7 +204,11 @@ class Step3p5Mtp(Mtp):
     @override
     def forward(self, geometry: Any, weights: Weights, on_input: OnInput) -> DraftForward:
         if geometry.num_layers == 1:
-            raise refusal("num_nextn_predict_layers", "step-alone", family=self.name)
+            raise CheckpointError(
+                "num_nextn_predict_layers",
+                f"1: of {self.name} only drafts of several modules can be replayed",
+                fix="replay the modules that the target was released with",
+            )
         return super().forward(geometry, weights, on_input)
 
 
@@ -184,10 +217,20 @@ def _same_in_all(keys: ConfigReader, values: Any, number: int, count: int, key: 
     if values is None:
         return None
     whole = isinstance(values, list) and len(values) >= number + count
-    keys.check(whole, "step-list", key=key, number=number, count=count)
+    if not whole:
+        raise CheckpointError(
+            keys.where,
+            f"{key}: expected a list over {number} layers of the target and {count} of the draft",
+            fix=f"correct {key!r}, num_hidden_layers or num_nextn_predict_layers",
+        )
     first, *others = own = values[number : number + count]
     same = all(other == first and type(other) is type(first) for other in others)
-    keys.check(same, "step-same", key=key, got=own)
+    if not same:
+        raise CheckpointError(
+            keys.where,
+            f"{key}: expected the same of all modules, got {own}",
+            fix="modules that differ in kind are not supported",
+        )
     return first
 
 
@@ -208,7 +251,13 @@ def _refuse_others(keys: ConfigReader, number: int, count: int) -> None:
         "use_head_wise_attn_gate": keys.config.get("use_head_wise_attn_gate") is not True,
     }
     for key, found in refused.items():
-        keys.check(not found, "step-others", key=key, first=own.start, last=own.stop - 1)
+        if found:
+            raise CheckpointError(
+                keys.where,
+                f"{key}: asks of the layers {own.start} to {own.stop - 1} what the released"
+                " modules have not: rope, a gate of each head and a dense MLP without a limit",
+                fix="such a draft cannot be quantized or replayed: no family has these maths",
+            )
 
 
 def _heads(keys: ConfigReader, kind: str) -> int:

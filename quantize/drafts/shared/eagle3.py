@@ -11,6 +11,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from ....recipes.errors import CheckpointError
 from ..config_reader import ConfigReader, read_aux_layer_ids, reads_aux_layers
 from ..family import Concat, Dim, Draft, Family, TensorSpec
 from ..forward import Attend
@@ -164,10 +165,22 @@ def read_common(keys: ConfigReader, family: str) -> dict[str, Any]:
     fuses = reads_aux_layers(keys.config, keys.where)
     ids = read_aux_layer_ids(keys.config, keys.where).after if fuses else None
     fits = fuses or target_hidden == hidden
-    keys.check(fits, "eagle3-without-fc", target=target_hidden, own=hidden)
+    if not fits:
+        raise CheckpointError(
+            keys.where,
+            f"use_aux_hidden_state: false needs a target as wide as the draft: {target_hidden} is"
+            f" not {hidden}",
+            fix="correct 'use_aux_hidden_state' of eagle_config, or 'target_hidden_size'",
+        )
     decoder.check_silu(keys, family)
     for biased in ("attention_bias", "mlp_bias"):
-        keys.check(not keys.flag(biased, False), "eagle3-biases", key=biased, family=family)
+        if keys.flag(biased, False):
+            raise CheckpointError(
+                keys.where,
+                f"{biased}: expected false, got true: {family} linears have no bias",
+                fix="this draft cannot be quantized: its biases would be lost; as it is, check"
+                " says which engine serves it",
+            )
     return {
         **decoder.read_sizes(keys),
         "draft_vocab_size": keys.positive("draft_vocab_size", vocab),

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from typing_extensions import override
 
+from ....recipes.errors import CheckpointError
 from ....recipes.schema import Role
 from ..config_reader import ConfigReader
 from ..family import Dim, TensorSpec
@@ -165,7 +166,12 @@ def with_latent(keys: ConfigReader, sizes: Mapping[str, Any]) -> dict[str, Any]:
 def check_silu(keys: ConfigReader, family: str) -> None:
     """Refuse an activation that engines do not serve."""
     got = keys.config.get("hidden_act", "silu")
-    keys.check(got == "silu", "activation", family=family, got=got)
+    if got != "silu":
+        raise CheckpointError(
+            keys.where,
+            f"hidden_act: expected 'silu', as {family} is served, got {got!r}",
+            fix="use another draft: this one cannot be replayed or served as it was trained",
+        )
 
 
 class Projected(NamedTuple):

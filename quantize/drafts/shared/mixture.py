@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from ....recipes.errors import CheckpointError
 from ..config_reader import ConfigReader
 from ..family import Dim
 from ..forward import ModulesForward, gated_mlp
@@ -52,7 +53,12 @@ def read_mixture(keys: ConfigReader) -> Mixture:
     config = keys.config
     for key, wanted in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
         got = config.get(key, wanted)
-        keys.check(got == wanted, "mixture-routing", key=key, wanted=wanted, got=got)
+        if got != wanted:
+            raise CheckpointError(
+                keys.where,
+                f"{key}: expected {wanted!r}, got {got!r}",
+                fix="a layer with other routing cannot be replayed",
+            )
     width = keys.positive("moe_intermediate_size")
     shared = config.get("n_shared_experts")
     found = Mixture(
@@ -70,8 +76,13 @@ def read_mixture(keys: ConfigReader) -> Mixture:
     in_group, rest = divmod(found.num_experts, found.num_groups)
     chosen, opened = found.per_token, found.groups_per_token
     fits = not rest and opened <= found.num_groups and chosen <= in_group * opened
-    facts = {"experts": found.num_experts, "groups": found.num_groups}
-    keys.check(fits, "mixture-groups", chosen=chosen, open=opened, **facts)
+    if not fits:
+        raise CheckpointError(
+            keys.where,
+            f"{chosen} of {found.num_experts} experts cannot be chosen from {opened} of"
+            f" {found.num_groups} groups",
+            fix="correct num_experts_per_tok, n_routed_experts, n_group or topk_group",
+        )
     return found
 
 
@@ -88,7 +99,12 @@ def read_qwen_mixture(keys: ConfigReader) -> Mixture:
         gates_shared=True,
     )
     experts, chosen = found.num_experts, found.per_token
-    keys.check(chosen <= experts, "mixture-experts", experts=experts, chosen=chosen)
+    if chosen > experts:
+        raise CheckpointError(
+            keys.where,
+            f"num_experts_per_tok: expected at most num_experts, {experts}, got {chosen}",
+            fix="correct 'num_experts_per_tok' or 'num_experts'",
+        )
     return found
 
 

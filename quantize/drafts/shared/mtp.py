@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
+from ....recipes.errors import CheckpointError
 from ..architectures import MARKS
 from ..config_reader import ConfigReader
 from ..engine_traits import INPUTS, EngineTraits, InSglang, InVllm, MtpLayer, ServedDraft
@@ -206,9 +207,20 @@ def read_mtp(
     `read_rope`.
     """
     layers = keys.config.get("num_nextn_predict_layers", 1)
-    keys.check(layers != 0 or type(layers) is not int, "mtp-none")
+    if layers == 0 and type(layers) is int:
+        raise CheckpointError(
+            keys.where,
+            "num_nextn_predict_layers: 0: this is a whole model without an MTP layer, and no draft",
+            fix="give a draft, or a target that has an MTP layer, with --subtree",
+        )
     counts = type(layers) is int and (layers == 1 or (layers > 1 and several))
-    keys.check(counts, "mtp-layers", got=layers, family=family)
+    if not counts:
+        raise CheckpointError(
+            keys.where,
+            f"num_nextn_predict_layers: expected 1, got {layers!r}: engines serve {family} with"
+            " one layer, of which all draft tokens come",
+            fix="correct it to what is stored; several layers of this family no engine serves",
+        )
     decoder.check_silu(keys, family)
     return last_state(decoder.read_sizes(keys, layers, part))
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from typing_extensions import TypeIs
 
-from ....recipes.errors import LayoutError, refused
+from ....recipes.errors import LayoutError
 from ....recipes.formats import (
     NUMBER_FORMATS,
     Granularity,
@@ -166,7 +166,12 @@ class DeclaredScheme:
     def activation_format(self) -> ActivationFormat | None:
         """The format of the inputs, None where they are not rounded; or LayoutError."""
         if self.activations not in _ACTIVATIONS:
-            raise refused(LayoutError, f"activations {self.activations}", __file__, "no-recipe")
+            raise LayoutError(
+                f"activations {self.activations}",
+                "expected FP8 scales per token, or static ones: no recipe has the format of this"
+                " folder",
+                fix="quantize the BF16 draft with a recipe instead",
+            )
         return _ACTIVATIONS[self.activations]
 
     @property
