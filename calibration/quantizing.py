@@ -17,7 +17,13 @@ from ..quantize.lints.catalogue import find_lints
 from ..quantize.making.preparing import check_tables, checked_measured
 from ..quantize.making.quantize_draft import QuantizeReport, quantize_draft
 from ..quantize.pairing.pair_check import loads_beside
-from ..quantize.planning.quantization_plan import NOTHING_MEASURED, Measured, Plan, Step, make_plan
+from ..quantize.planning.quantization_plan import (
+    NOTHING_MEASURED,
+    MeasuredInputs,
+    Plan,
+    Step,
+    make_plan,
+)
 from ..recipes.chosen_recipe import chosen_recipe
 from ..recipes.errors import CheckpointError
 from ..recipes.listener import Bar, Listener, Progress, beyond_kept
@@ -106,8 +112,8 @@ def _quantized(
 
 
 def _measured(
-    stack: ExitStack, plan: Plan, asked: Quantizing, constant: Measured, measuring: Progress
-) -> Measured:
+    stack: ExitStack, plan: Plan, asked: Quantizing, constant: MeasuredInputs, measuring: Progress
+) -> MeasuredInputs:
     """What the recipe needs about inputs, or the algorithm; it exists until the stack is left."""
     listener = asked.listener
     if asked.traces is None:
@@ -260,7 +266,13 @@ FEW_PROMPTS = 128  # with fewer, a warning comes before learning begins
 
 
 def learn(
-    stack: ExitStack, plan: Plan, run: DraftRun, out: Path, *, static: Measured, listener: Listener
+    stack: ExitStack,
+    plan: Plan,
+    run: DraftRun,
+    out: Path,
+    *,
+    static: MeasuredInputs,
+    listener: Listener,
 ) -> LearnedCodes:
     """Learn codes with the default settings; they exist until the stack is left."""
     settings = LearningSettings()

@@ -11,7 +11,7 @@ from draftquant.quantize.drafts.family import Draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.making.quantize_draft import QuantizeReport, quantize_draft
-from draftquant.quantize.planning.quantization_plan import Measured, Plan, make_plan
+from draftquant.quantize.planning.quantization_plan import MeasuredInputs, Plan, make_plan
 from draftquant.recipes import Recipe, load_recipe
 from draftquant.recipes.schema import BackendName
 
@@ -58,11 +58,11 @@ def quantized(
 ) -> QuantizeReport:
     """The folder written; every linear's input has the one static scale, where scales are static.
 
-    `measured` are other fields of `Measured`; `arguments` those of `quantize_draft`.
+    `measured` are other fields of `MeasuredInputs`; `arguments` those of `quantize_draft`.
     """
     plan = planned(source, recipe, backend=backend, target_layers=target_layers)
     static = plan.recipe.needs_input_scales
     scales = {step.row.module: scale for step in plan.quantized if static}
-    known = Measured(input_scales=scales, input_scale_origin="constant", **measured)
+    known = MeasuredInputs(input_scales=scales, input_scale_origin="constant", **measured)
     where = DraftSource(folder=source)
     return quantize_draft(plan, out, source=where, measured=known, **arguments)

@@ -7,7 +7,7 @@ from draftquant.validate.counting.draft_counts import DraftReplay
 from draftquant.validate.judging.advice import Background
 from draftquant.validate.judging.judgement import GateReport, judge
 from draftquant.validate.judging.policy import resolve_policy
-from draftquant.validate.parity.finding import Finding
+from draftquant.validate.parity.finding import ParityFinding
 from draftquant.validate.report.document import (
     Document,
     Judgement,
@@ -87,7 +87,7 @@ def served(drop: int = 1) -> Any:
 def joint() -> Judgement:
     """Served, replayed, the server's noise, and a finding of parity."""
     again = [losing(name=name) for name in ("a", "a2")]
-    finding = Finding(
+    finding = ParityFinding(
         check="task", what="gsm8k exact_match", estimate=-0.01, lower=-0.02, upper=0.0,
         confidence=0.95, threshold=0.03, verdict="PASS", details=({"plain": 0.8},),
         reason="Fewer are right by at most 2 points.",

@@ -12,14 +12,14 @@ from pathlib import Path
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.decoding import GREEDY
 from draftquant.calibration.server_client import Patience
-from draftquant.validate.measure.measuring import Plan, ServerAddress, measure
+from draftquant.validate.measure.measuring import MeasurePlan, ServerAddress, measure
 from draftquant.validate.measure.server_answers import Ask
 from draftquant.validate.measure.vllm_server import VLLMProtocol
 
 PROMPTS = tuple(
     Prompt(id=f"p{i}", category="ab"[i % 2], token_ids=(i, 3, i % 7)) for i in range(60)
 )
-PLAN = Plan(
+PLAN = MeasurePlan(
     prompts=PROMPTS,
     ask=Ask(decoding=GREEDY, max_new_tokens=8, ignore_eos=True),
     concurrency=4,

@@ -16,7 +16,7 @@ from draftquant.calibration.traces.target_tables import TargetTables
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.planning.quantization_plan import (
     NOTHING_MEASURED,
-    Measured,
+    MeasuredInputs,
     Plan,
     make_plan,
 )
@@ -56,7 +56,7 @@ class RoundingPair:
         shared = TargetTables.find(self.folder / "target").shared()
         return load_draft(folder or self.draft_folder, shared=shared)
 
-    def static(self, plan: Plan) -> Measured:
+    def static(self, plan: Plan) -> MeasuredInputs:
         if not plan.recipe.needs_input_scales:
             return NOTHING_MEASURED
         return calibrated_scales(plan, DraftRun(self.loaded(), self.traces, self.num_draft_tokens))

@@ -14,7 +14,7 @@ from draftquant.quantize.drafts.draft_cache import CacheScales
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.making.quantize_draft import quantize_draft
-from draftquant.quantize.planning.quantization_plan import Measured, make_plan
+from draftquant.quantize.planning.quantization_plan import MeasuredInputs, make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.quantize.verify import verify
@@ -50,7 +50,7 @@ def quantized(source: Path, recipe: Recipe, out: Path) -> Path:
     needed = {step.row.module: 0.01 for step in plan.quantized if recipe.needs_input_scales}
     layers = range(len(plan.cache)) if recipe.kv_cache and recipe.kv_cache.needs_traces else ()
     scales = {layer: CacheScales(k=(K,), v=(V + layer,)) for layer in layers}
-    measured = Measured(input_scales=needed, cache_scales=scales)
+    measured = MeasuredInputs(input_scales=needed, cache_scales=scales)
     quantize_draft(plan, out, source=resolve_draft(str(source)), measured=measured)
     return out
 
@@ -124,7 +124,7 @@ def test_what_cannot_be_written_is_refused(source: Path, tmp_path: Path) -> None
         with pytest.raises(DraftQuantError, match=r"self_attn\.k: expected one positive"):
             quantize_draft(
                 plan, tmp_path / "out", source=resolve_draft(str(source)),
-                measured=Measured(cache_scales=scales),
+                measured=MeasuredInputs(cache_scales=scales),
             )  # fmt: skip
     latent = read_draft(Checkpoint.open(tiny_eagle3_mla(tmp_path / "mla")))
     with pytest.raises(PlanError, match=r"eagle3-mla: its attention is latent \(MLA\)"):

@@ -23,7 +23,7 @@ from draftquant.quantize.algorithms import InputMoments
 from draftquant.quantize.algorithms.algorithm import Feedback
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.layouts import get_layout
-from draftquant.quantize.layouts.layout import Columns
+from draftquant.quantize.layouts.layout import GatheredColumns
 from draftquant.quantize.numerics.number_formats import _values_on
 from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import DeviceError
@@ -178,4 +178,4 @@ def test_codes_are_computed_and_packed_where_the_weight_is(
         needed = moments() if backend.needs == "second_moments" else None
         block = backend.quantize(weight, recipe.weights, absmax, needed)
         for data in get_layout(recipe.layout).encode_rows("a", block, recipe.weights).values():
-            assert (data.tensor if isinstance(data, Columns) else data).device == META
+            assert (data.tensor if isinstance(data, GatheredColumns) else data).device == META

@@ -10,7 +10,7 @@ from by_recipe import quantized
 from draftquant.api import gate
 from draftquant.calibration.traces.prompt_trace import prompt_sha256
 from draftquant.recipes.errors import GateError
-from draftquant.validate.parity.finding import Finding, write_findings
+from draftquant.validate.parity.finding import ParityFinding, write_findings
 from draftquant.validate.runs.report_pages import draft_identity
 from handmade_measurements import losing, written
 from test_foreign_measurements import REAL, both
@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.filterwarnings("ignore::draftquant.api.DraftQuantWarning"),
 ]
-FOUND = Finding(check="task", what="gsm8k", estimate=0.0, threshold=-0.02, verdict="PASS",
+FOUND = ParityFinding(check="task", what="gsm8k", estimate=0.0, threshold=-0.02, verdict="PASS",
                 reason="Nothing was lost.")  # fmt: skip
 
 

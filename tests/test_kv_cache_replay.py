@@ -21,7 +21,7 @@ from draftquant.quantize.drafts.draft_cache import UNIT, CacheRounding, CacheSca
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes.errors import CalibrationError, CheckpointError, ForwardError
 from draftquant.scripts.cli import main
-from draftquant.validate.counting.replay_cache import Question
+from draftquant.validate.counting.replay_cache import ReplayQuestion
 from tied_pair import tied
 from torch import Tensor
 
@@ -56,7 +56,7 @@ def test_what_is_kept_of_one_cache_is_not_taken_for_another() -> None:
 
     def key(draft: LoadedDraft) -> object:
         batches = batches_of(traces.manifest.prompts)
-        asked = Question(
+        asked = ReplayQuestion(
             draft=draft, traces=traces, batches=batches, num_draft_tokens=2, temperature=None
         )
         return asked.key["draft"]

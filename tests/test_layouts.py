@@ -14,7 +14,7 @@ from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from compressed_tensors.quantization import QuantizationConfig, QuantizationScheme
 from draftquant.quantize.files.safetensors_header import TensorInfo
 from draftquant.quantize.layouts import get_layout
-from draftquant.quantize.layouts.layout import Columns
+from draftquant.quantize.layouts.layout import GatheredColumns
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight, int4_words
 from draftquant.recipes import ActivationFormat, Recipe, WeightFormat, load_recipe
 from torch import Tensor
@@ -116,7 +116,7 @@ def encoded(layout: str, recipe: Recipe, block: QuantizedWeight) -> dict[str, Te
     )
     chosen = get_layout(layout)  # type: ignore[arg-type]
     rows_of = chosen.encode_rows("m", block, recipe.weights)
-    stored = {n: t.tensor if isinstance(t, Columns) else t for n, t in rows_of.items()}
+    stored = {n: t.tensor if isinstance(t, GatheredColumns) else t for n, t in rows_of.items()}
     stored |= chosen.encode_whole(weight, block, recipe, None)
     expected = {t.name: t.shape for t in chosen.stored(weight, recipe)}
     sizes = {name: tensor.numel() for name, tensor in stored.items()}

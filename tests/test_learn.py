@@ -35,7 +35,7 @@ from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.files.provenance import QuantizedProvenance
 from draftquant.quantize.files.provenance_file import read_provenance
 from draftquant.quantize.making.quantize_draft import quantize_draft
-from draftquant.quantize.planning.quantization_plan import NOTHING_MEASURED, Measured, Plan
+from draftquant.quantize.planning.quantization_plan import NOTHING_MEASURED, MeasuredInputs, Plan
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Recipe, load_recipe
 from draftquant.recipes.errors import BackendError, CalibrationError, OutputError
@@ -89,7 +89,7 @@ def quantized(
     plan: Plan,
     out: Path,
     found: FoundCodes | None,
-    static: Measured = NOTHING_MEASURED,
+    static: MeasuredInputs = NOTHING_MEASURED,
 ) -> None:
     quantize_draft(
         plan,
@@ -243,7 +243,10 @@ def test_a_run_that_was_cut_short_ends_as_if_it_had_not_been(
         learn(llama, plan, out, on_progress=stop)
     assert (tmp_path / "out.rounding").exists()
     assert not out.exists()
-    scaled, run = Measured(input_scales={"fc": 2.0}), DraftRun(llama.loaded(), llama.traces, 3)
+    scaled, run = (
+        MeasuredInputs(input_scales={"fc": 2.0}),
+        DraftRun(llama.loaded(), llama.traces, 3),
+    )
     with (
         pytest.raises(OutputError, match="with other settings") as caught,
         learned_codes(plan, run, out, static=scaled, settings=FEW, save_seconds=0.0),

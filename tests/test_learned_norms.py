@@ -17,7 +17,7 @@ from draftquant.quantize.files.provenance import LearnedRounding, QuantizedProve
 from draftquant.quantize.files.provenance_file import read_provenance
 from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight
-from draftquant.quantize.planning.quantization_plan import Measured, Plan, make_plan
+from draftquant.quantize.planning.quantization_plan import MeasuredInputs, Plan, make_plan
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Algorithm, Recipe, load_recipe
 from safetensors.torch import load_file
@@ -85,7 +85,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def made(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out, plan = tmp_path_factory.mktemp("made") / "out", plan_of(source)
-    measured = Measured(found=Found(plan, grown))
+    measured = MeasuredInputs(found=Found(plan, grown))
     quantize_draft(plan, out, source=DraftSource(folder=source), measured=measured)
     return out
 

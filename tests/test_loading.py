@@ -14,7 +14,7 @@ from draftquant.quantize.engines.plan_verdicts import planned_verdicts
 from draftquant.quantize.engines.versions import choose
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.making.quantize_draft import quantize_draft
-from draftquant.quantize.planning.quantization_plan import Measured, make_plan
+from draftquant.quantize.planning.quantization_plan import MeasuredInputs, make_plan
 from draftquant.recipes import built_in_recipes, load_recipe
 from draftquant.scripts.cli import main
 
@@ -44,7 +44,9 @@ def test_the_result_loads_where_the_recipe_says_and_nowhere_else(
     scales = {step.row.module: 0.25 for step in plan.quantized}
     needed = scales if recipe.needs_input_scales else {}
     source = DraftSource(folder=draft.checkpoint.folder)
-    quantize_draft(plan, tmp_path / "out", source=source, measured=Measured(input_scales=needed))
+    quantize_draft(
+        plan, tmp_path / "out", source=source, measured=MeasuredInputs(input_scales=needed)
+    )
     foreseen = {
         (one.engine, one.arch): dataclasses.replace(one, launch=None)
         for one in planned_verdicts(plan)

@@ -14,7 +14,7 @@ from draftquant.recipes.errors import MeasureError, ServerError
 from draftquant.validate.measure import sglang_server, tensorrt_llm_server
 from draftquant.validate.measure.measurement import record_problem
 from draftquant.validate.measure.measurement_file import read_measurement
-from draftquant.validate.measure.measuring import Plan, ServerAddress, measure
+from draftquant.validate.measure.measuring import MeasurePlan, ServerAddress, measure
 from draftquant.validate.measure.server_answers import AnswerProblem, get_protocol
 from stand.asking import (
     IMPATIENT,
@@ -194,7 +194,7 @@ def test_a_run_goes_through_a_storm(stand: Engine, replayed: Replayed, tmp_path:
     stand.faults = {2 * n + 3: fault for n, fault in enumerate(storm)}
     patient = dataclasses.replace(IMPATIENT, attempts=len(storm) + 1)  # one may meet them all
     address = ServerAddress(url=stand.url, patience=patient)
-    plan = Plan(prompts=PROMPTS, ask=ask(), concurrency=3, num_warm_up=1)
+    plan = MeasurePlan(prompts=PROMPTS, ask=ask(), concurrency=3, num_warm_up=1)
     taken = measure(tmp_path / "run.jsonl", address, get_protocol(stand.engine), plan)
     assert len(stand.asked) == len(PROMPTS) + plan.num_warm_up + len(storm)
     assert read_measurement(tmp_path / "run.jsonl").records == taken.records

@@ -19,7 +19,7 @@ from draftquant.validate.measure.measurement import Measurement, ServerIdentity,
 from draftquant.validate.measure.measurement_file import read_measurement
 from draftquant.validate.measure.measuring import (
     DraftIdentity,
-    Plan,
+    MeasurePlan,
     Progress,
     ServerAddress,
     measure,
@@ -38,7 +38,7 @@ PROMPTS = tuple(
     for i in range(9)
 )
 ASK = Ask(decoding=GREEDY, max_new_tokens=12, ignore_eos=False)
-PLAN = Plan(prompts=PROMPTS, ask=ASK, concurrency=3)
+PLAN = MeasurePlan(prompts=PROMPTS, ask=ASK, concurrency=3)
 PATIENCE = Patience(attempts=3, first_pause=0.01, seconds=60)
 
 
@@ -48,7 +48,9 @@ def running() -> Iterator[VLLMServer]:
         yield found
 
 
-def measured(running: VLLMServer, out: Path, plan: Plan = PLAN, **options: Any) -> Measurement:
+def measured(
+    running: VLLMServer, out: Path, plan: MeasurePlan = PLAN, **options: Any
+) -> Measurement:
     address = ServerAddress(url=running.url, patience=PATIENCE)
     return measure(out, address, VLLMProtocol(), plan, **options)
 

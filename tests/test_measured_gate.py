@@ -14,7 +14,7 @@ from draftquant.scripts.cli import main
 from draftquant.validate.judging.advice import Background
 from draftquant.validate.judging.judgement import judge
 from draftquant.validate.measure.measurement import Measurement
-from draftquant.validate.parity.finding import Finding, write_findings
+from draftquant.validate.parity.finding import ParityFinding, write_findings
 from draftquant.validate.served import common_steps
 from draftquant.validate.served.joint_report import joint_report
 from draftquant.validate.served.served_gate import judge_measured, server_noise
@@ -339,7 +339,7 @@ def test_the_worst_of_all_counts() -> None:
     assert (passed.verdict, failed.verdict) == ("PASS", "FAIL")
     noise = server_noise(run(**A), run(0, 1, **A), RELEASE)
     unsteady = server_noise(run(**A), run(4, 1, **A), RELEASE)
-    found = Finding(check="task", what="gsm8k", estimate=-0.1, threshold=None,
+    found = ParityFinding(check="task", what="gsm8k", estimate=-0.1, threshold=None,
                     verdict="INCONCLUSIVE", reason="No threshold.")  # fmt: skip
     good = dataclasses.replace(found, threshold=0.0, verdict="PASS")
     for parts, verdict, code in (
@@ -442,8 +442,14 @@ def test_noise_parity_and_a_replay_enter_the_verdict(tmp_path: Path, capsys: Cap
     assert "server noise: PASS. The server's noise is smaller than the limit of 1.00%" in shown
     assert main(["gate", *runs, "--baseline-again", write(tmp_path / "other", 8)]) == 3
     capsys.readouterr()
-    found = Finding(check="task", what="gsm8k", estimate=-0.2, threshold=-0.02, verdict="FAIL",
-                    reason="Too much was lost.")  # fmt: skip
+    found = ParityFinding(
+        check="task",
+        what="gsm8k",
+        estimate=-0.2,
+        threshold=-0.02,
+        verdict="FAIL",
+        reason="Too much was lost.",
+    )
     write_findings(tmp_path / "parity.json", [found])
     parity = ["--parity", str(tmp_path / "parity.json"), "--json"]
     assert [main(["gate", *runs, *parity]), capsys.readouterr()][0] == 1

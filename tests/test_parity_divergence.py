@@ -13,8 +13,8 @@ from draftquant.scripts.verbs.parity import _show
 from draftquant.validate.measure.measurement import Measurement
 from draftquant.validate.parity.divergence_findings import LEAST_NOISE, divergence_findings
 from draftquant.validate.parity.finding import (
-    Finding,
     Findings,
+    ParityFinding,
     read_parity,
     to_mapping,
     write_findings,
@@ -44,7 +44,7 @@ def speculative(
     return run(records, name="q", speculation=SPECULATION, **asked)
 
 
-def only(*arguments: Any, **options: Any) -> Finding:
+def only(*arguments: Any, **options: Any) -> ParityFinding:
     (finding,) = divergence_findings(*arguments, **options)
     return finding
 
@@ -96,7 +96,7 @@ def test_hazards_are_compared_exactly() -> None:
     """The bounds are where the tails of the binomial have 5 %."""
     often, none = speculative({i: (5, 9, 9, 9) for i in range(12)}, 60), speculative({}, 60)
 
-    def hazard(one: Measurement, second: Measurement, ratio: float) -> Finding:
+    def hazard(one: Measurement, second: Measurement, ratio: float) -> ParityFinding:
         found = divergence_findings(plain(60), [one], plain_again=second, max_hazard_ratio=ratio)
         return found[1]
 
@@ -155,13 +155,19 @@ def test_runs_that_cannot_be_compared() -> None:
         divergence_findings(base, [replace(other, setup=setup)])
 
 
-FOUND = Finding(
+FOUND = ParityFinding(
     check="task", what="gsm8k exact_match", estimate=-0.002, lower=-0.006, upper=0.001,
     confidence=0.95, threshold=0.01, verdict="PASS", reason="because",
     details=({"items": 1319, "discordant": [3, 5], "nested": {"p": 0.72}},),
 )  # fmt: skip
-COUNT = Finding(check="divergence", what="q", estimate=3, threshold=None, verdict="INCONCLUSIVE",
-                reason="no threshold")  # fmt: skip
+COUNT = ParityFinding(
+    check="divergence",
+    what="q",
+    estimate=3,
+    threshold=None,
+    verdict="INCONCLUSIVE",
+    reason="no threshold",
+)
 
 
 def test_findings_are_read_as_they_were_written(

@@ -24,7 +24,7 @@ from draftquant.validate.parity.draft_findings import (
     draft_agreement,
     draft_findings,
 )
-from draftquant.validate.parity.finding import DraftLimits, Finding
+from draftquant.validate.parity.finding import DraftLimits, ParityFinding
 from recorded import record_traces
 from torch import Tensor
 
@@ -147,7 +147,7 @@ def prompt(i: int, **sums: float) -> PromptAgreement:
     return PromptAgreement(category="ab"[i % 2], prompt_sha256=f"{i}", sums=whole)
 
 
-def kl(values: list[float], **limits: float) -> Finding:
+def kl(values: list[float], **limits: float) -> ParityFinding:
     prompts = [prompt(i, divergence=value) for i, value in enumerate(values)]
     return draft_findings(prompts, DraftLimits(**limits), top=5, confidence=0.95)[0]
 

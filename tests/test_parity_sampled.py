@@ -15,7 +15,7 @@ from draftquant.scripts.cli import main
 from draftquant.validate.measure.measurement import Measurement
 from draftquant.validate.measure.vllm_server import VLLMProtocol
 from draftquant.validate.parity import sampled_findings as scored
-from draftquant.validate.parity.finding import Finding, limits
+from draftquant.validate.parity.finding import ParityFinding, limits
 from draftquant.validate.parity.sampled_findings import (
     ScoringEngine,
     Text,
@@ -175,7 +175,7 @@ def judge(
     told: float | None = None,
     other: Measurement | None = None,
     **asked: Any,
-) -> Finding:
+) -> ParityFinding:
     """Each prompt's three tokens become so much more likely."""
     plain = [(-1.0, -2.0, -3.0)] * len(changes)
     speculative = [(-1.0 + x, -2.0 + x, -3.0 + x) for x in changes]

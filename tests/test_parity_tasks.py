@@ -13,7 +13,7 @@ import pytest
 from draftquant.recipes.errors import OutputError, ParityError, ServerError
 from draftquant.scripts.cli import main
 from draftquant.validate.counting.paired_change import pooled_mean
-from draftquant.validate.parity.finding import Finding
+from draftquant.validate.parity.finding import ParityFinding
 from draftquant.validate.parity.lm_eval_tasks import TaskSamples, read_samples, run_tasks
 from draftquant.validate.parity.task_findings import Discordance, mcnemar, task_findings
 from draftquant.validate.parity.task_run import TaskRun
@@ -55,7 +55,7 @@ def write(folder: Path, lines: Sequence[object], task: str = "gsm8k", date: str 
 
 def compare(
     tmp_path: Path, first: Sequence[object], second: Sequence[object], margin: float | None = None
-) -> tuple[Finding, ...]:
+) -> tuple[ParityFinding, ...]:
     a, b = write(tmp_path / "a", first), write(tmp_path / "b", second)
     return task_findings(read_samples(a), read_samples(b), max_score_drop=margin, confidence=0.95)
 

@@ -165,7 +165,7 @@ def test_a_node_that_rounds_otherwise_is_refused(ray: FakeRay) -> None:
     with pytest.raises(ClusterError, match=r"it differs from the machine .*: torch .*, expected 1"):
         on_ray.check_equal("it", found, other)
     on_ray.check_equal("it", found, dict(found))
-    work: on_ray._Work[int, int] = on_ray._Work(
+    work: on_ray._SharedWork[int, int] = on_ray._SharedWork(
         run="x", open_=squares, num_threads=1, device=CPU, machine=other
     )
     with pytest.raises(ClusterError, match="start the command on a machine like the nodes"):

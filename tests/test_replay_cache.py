@@ -21,7 +21,7 @@ from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.scripts.cli import main
 from draftquant.validate.counting import replaying
 from draftquant.validate.counting.draft_counts import DraftReplay
-from draftquant.validate.counting.replay_cache import Question, ReplayCache
+from draftquant.validate.counting.replay_cache import ReplayCache, ReplayQuestion
 from draftquant.validate.counting.trace_replay import replay_drafts
 from draftquant.validate.runs.judging_asked import CompareRun
 from safetensors.torch import load_file, save_file
@@ -145,9 +145,9 @@ def test_a_hit_gives_the_report_byte_for_byte_and_an_edited_entry_none(
     assert not (tmp_path / "other").exists()
 
 
-def question(work: Path, **changes: object) -> Question:
+def question(work: Path, **changes: object) -> ReplayQuestion:
     traces = TraceFolder.open(work / "traces")
-    usual = Question(
+    usual = ReplayQuestion(
         draft=load_draft(PAIR / "draft", compact=True),
         traces=traces,
         batches=batches_of(traces.manifest.prompts),

@@ -19,8 +19,8 @@ from draftquant.validate.judging.judgement import GateReport
 from draftquant.validate.parity.finding import to_mapping
 from draftquant.validate.report import document as document_module
 from draftquant.validate.report.document import (
-    Header,
     Judgement,
+    ReportHeader,
     document_text,
     parse_report,
     read_report,
@@ -216,7 +216,7 @@ def test_every_key_is_documented() -> None:
     section = text.partition("## What `replay --json` prints")[2]
     of_replay = {f.name for k in (ReplayedDraft, ReplayedPrompt) for f in dataclasses.fields(k)}
     assert of_replay - words(section) == set()
-    kinds = (Header, GateReport, JointReport)
+    kinds = (ReportHeader, GateReport, JointReport)
     assert {key for kind in kinds for key in keys_of(kind)} - words(text) == set()
     assert f"`schema_version` is {document_module.SCHEMA_VERSION}." in text
     assert f'`"{document_module.FORMAT}"`' in text

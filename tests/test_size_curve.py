@@ -23,7 +23,7 @@ from draftquant.validate.comparison.scopes import bonferroni
 from draftquant.validate.comparison.size_curve import SizeCurve, drawing, size_curve, usual_sizes
 from draftquant.validate.comparison.size_estimate import (
     MachineSpeeds,
-    Serving,
+    ServingSpeeds,
     SizeSpeed,
     checked_concurrencies,
     parse_step_times,
@@ -142,7 +142,7 @@ def test_speed_weighs_what_is_read_against_what_is_lost(curve: SizeCurve) -> Non
         read = Work(part="head", weight_bytes=per_row * (size + 48))
         of_each[size] = Round(passes=(Pass(name="step", works=(read,)),))
     for verify in (1e-4, 2e-3):
-        serving = Serving(machines=[machine], concurrencies=[1], step_seconds={None: verify})
+        serving = ServingSpeeds(machines=[machine], concurrencies=[1], step_seconds={None: verify})
         (found,) = size_speeds(curve.num_rows, curve.chosen, of_each, serving)
         for one, change in zip(found.speeds, curve.chosen.whole, strict=False):
             drafting, kept = 1e-3 * (one.size + 48) / 144, 1 + change.relative_change
@@ -158,7 +158,7 @@ def test_speed_weighs_what_is_read_against_what_is_lost(curve: SizeCurve) -> Non
         assert found.recommended.speed_up == max(one.speed_up or 0 for one in found.speeds)
         assert found.speeds[-1].speed_up == 0
         assert set(found.range) <= {*SIZES, VOCAB}
-    serving = Serving(machines=[machine], concurrencies=[1], step_seconds={})
+    serving = ServingSpeeds(machines=[machine], concurrencies=[1], step_seconds={})
     whole = tuple(replace(one, relative_change=0.0) for one in curve.chosen.whole)
     (found,) = size_speeds(curve.num_rows, replace(curve.chosen, whole=whole), of_each, serving)
     assert [one.pays_below for one in found.speeds] == [*[math.inf] * len(SIZES), None]
@@ -227,10 +227,12 @@ def test_cut_heads_of_other_folders(tmp_path: Path) -> None:
 def test_sizes_step_times_and_concurrencies() -> None:
     assert usual_sizes(163_840) == (8192, 16384, 32768, 65536)
     assert usual_sizes(9) == (1, 2, 4)
-    alone = Serving(machines=[], concurrencies=(), step_seconds=parse_step_times("14.2", (1, 64)))
+    alone = ServingSpeeds(
+        machines=[], concurrencies=(), step_seconds=parse_step_times("14.2", (1, 64))
+    )
     assert [alone.verify_seconds(c) for c in (1, 64)] == [pytest.approx(0.0142)] * 2
     times = parse_step_times("1=9.5,8=14", (1, 4, 8))
-    some = Serving(machines=[], concurrencies=(), step_seconds=times)
+    some = ServingSpeeds(machines=[], concurrencies=(), step_seconds=times)
     assert [some.verify_seconds(c) for c in (1, 4, 8)] == [0.0095, None, 0.014]
     for text in ("", "x", "-1", "0", "nan", "inf", "1=2,3", "1=2,1=3", "a=2"):
         with pytest.raises(EstimateError, match="expected milliseconds, or CONCURRENCY=") as got:

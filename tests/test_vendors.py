@@ -27,7 +27,7 @@ from draftquant.quantize.backends.modelopt_backend import _run_modelopt
 from draftquant.quantize.backends.quark_backend import _weight_spec, quark_process_state
 from draftquant.quantize.files.safetensors_header import TensorInfo
 from draftquant.quantize.layouts import get_layout
-from draftquant.quantize.layouts.layout import Columns
+from draftquant.quantize.layouts.layout import GatheredColumns
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight, code_values
 from draftquant.quantize.verify import verify
 from draftquant.recipes import ActivationFormat, Algorithm, WeightFormat, load_recipe
@@ -313,7 +313,7 @@ def stored_by_us(recipe_name: str, weights: WeightFormat, weight: Tensor) -> dic
     )
     tensors = dict(layout.encode_whole(info, block, recipe, None))
     for name, rows in layout.encode_rows("m", block, weights).items():
-        tensors[name] = rows.tensor if isinstance(rows, Columns) else rows
+        tensors[name] = rows.tensor if isinstance(rows, GatheredColumns) else rows
     assert {t.name: t.shape for t in layout.stored(info, recipe)} == {
         name: tuple(tensor.shape) for name, tensor in tensors.items()
     }

@@ -18,7 +18,7 @@ from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.vllm import vllm_engines as answers
 from draftquant.calibration.vllm.kept_recording import EngineSetup
 from draftquant.calibration.vllm.states_file import STATES_KEY
-from draftquant.calibration.vllm.vllm_engines import Answer, offline_engine
+from draftquant.calibration.vllm.vllm_engines import Continuation, offline_engine
 from draftquant.calibration.vllm.vllm_recording import Offline, record_with_vllm
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes.errors import TraceError
@@ -139,8 +139,8 @@ class _Slow:
         self.waiting.append(position)
         self.most = max(self.most, len(self.waiting))
 
-    def next_answer(self) -> tuple[int, Answer]:
-        return self.waiting.pop(0), Answer(token_ids=(1,), ended="length", states="x")
+    def next_answer(self) -> tuple[int, Continuation]:
+        return self.waiting.pop(0), Continuation(token_ids=(1,), ended="length", states="x")
 
 
 def asked(engine: _Slow, **changes: int) -> list[int]:

@@ -32,7 +32,7 @@ MIN_OWN = 0.9  # tokens that are the target's argmax, except near ties
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Declared:
+class DeclaredDump:
     """What the user says of a dump; `greedy`: its answers are the target's own at temperature 0."""
 
     layer_ids: tuple[int, ...] | None = None
@@ -49,7 +49,7 @@ class Declared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class DumpReading:
     """How to read the rows of a dump, and how that was settled: row i belongs to token i + shift.
 
     Either `recomputed` or `draft` settled the layers. `rows` is None before whole texts were read,
@@ -129,7 +129,7 @@ def feature_dtype(sample: Sample) -> FeatureDtype:
     return next(name for name, (dtype, _) in FEATURE_DTYPES.items() if dtype == sample.aux.dtype)
 
 
-def last_states(layout: Layout, sample: Sample, target: TargetFacts) -> Tensor | None:
+def last_states(layout: DumpReading, sample: Sample, target: TargetFacts) -> Tensor | None:
     """[N, W], what the head or the norm before it reads; None where the dump lacks it."""
     if sample.last is not None:
         return sample.last
@@ -205,7 +205,7 @@ class Settling:
         dump: Path,
         pendings: Sequence[Pending],
         target: TargetFacts,
-        said: Declared,
+        said: DeclaredDump,
         find: Answers,
     ) -> None:
         self._dump, self._pendings, self._target = dump, pendings, target
@@ -213,7 +213,7 @@ class Settling:
         self._expected = said.expected_layers(target)
         self._looked = list(self._look(MAX_LOOKED_AT))
 
-    def layout(self) -> Layout:
+    def layout(self) -> DumpReading:
         """Layers, shift and norm; where nothing settles them, a TraceError says what would."""
         if not self._looked:
             raise no_answer(self._dump)
@@ -227,7 +227,7 @@ class Settling:
         recomputed, not_run = self._recomputed()
         steps = None if recomputed else self._draft_steps(last_in_aux, not_run)
         found = recomputed or steps
-        layout = Layout(
+        layout = DumpReading(
             layer_ids=self._layers(recomputed),
             shift=found.shift if found else 0,
             last_in_aux=last_in_aux,
@@ -317,7 +317,7 @@ class Settling:
             )
         return found
 
-    def _head(self, layout: Layout) -> HeadFinding | None:
+    def _head(self, layout: DumpReading) -> HeadFinding | None:
         target, recomputed = self._target, layout.recomputed
         lasts = [(one, last_states(layout, one.sample, target)) for one in self._looked]
         with_last = [(answer, last) for answer, last in lasts if last is not None]
@@ -345,7 +345,7 @@ class Settling:
             " --greedy that the target wrote the answers at temperature 0",
         )
 
-    def _check_shift(self, layout: Layout) -> None:
+    def _check_shift(self, layout: DumpReading) -> None:
         of_last = layout.head.shift if layout.head else layout.shift
         if of_last != layout.shift:
             raise TraceError(

@@ -27,8 +27,8 @@ from .dump_answers import Answer, Answers, TargetHead
 from .dump_evidence import TargetFacts, WholeTexts, read_target, recomputing
 from .dump_layouts import Sample, samples_of
 from .dump_settling import (
-    Declared,
-    Layout,
+    DeclaredDump,
+    DumpReading,
     Settling,
     check_finite,
     check_sample,
@@ -52,7 +52,7 @@ class ImportReport(Brief):
     """
 
     traces: TraceFolder
-    layout: Layout
+    layout: DumpReading
     num_samples: int
     num_without_answer: int
     num_off_policy: int
@@ -82,7 +82,7 @@ def import_asked(asked: DumpImport) -> ImportReport:
     masks = () if draft is None else mask_token_ids(draft.geometry)
     prompts = None if asked.prompts is None else read_prompts(Path(asked.prompts), target=target)
     layers = None if asked.aux_layer_ids is None else tuple(asked.aux_layer_ids)
-    declared = Declared(layer_ids=layers, draft=draft, greedy=asked.greedy)
+    declared = DeclaredDump(layer_ids=layers, draft=draft, greedy=asked.greedy)
     facts = read_target(target)
     pendings = samples_of(dump, asked.written_by)
     with asked.listener.bar("import", len(pendings)) as bar:
@@ -126,7 +126,7 @@ class _Conversion:
     """Texts, one after the other, become traces; all must look like `first`."""
 
     def __init__(
-        self, layout: Layout, target: TargetFacts, first: Sample, answers: Answers
+        self, layout: DumpReading, target: TargetFacts, first: Sample, answers: Answers
     ) -> None:
         self._layout, self._target, self._first, self._answers = layout, target, first, answers
         self._head = TargetHead(target.tables.shared()) if layout.head and target.tables else None

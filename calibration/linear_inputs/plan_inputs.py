@@ -34,7 +34,7 @@ from ...quantize.drafts.forward import OnInput
 from ...quantize.drafts.passes import BlockForward
 from ...quantize.drafts.shared.mixture import is_expert
 from ...quantize.files.provenance import GptqFactors
-from ...quantize.planning.quantization_plan import NOTHING_MEASURED, Measured, Plan
+from ...quantize.planning.quantization_plan import NOTHING_MEASURED, MeasuredInputs, Plan
 from ...quantize.stored.layouts.scheme import declared_activations
 from ...quantize.stored.loading import LoadedDraft
 from ...quantize.stored.online_rounding import InputRounding, kernel_scale
@@ -298,7 +298,7 @@ def need_of(plan: Plan) -> Need:
     return get_backend(plan.recipe.backend, plan.recipe.algorithm).needs
 
 
-def why_unused(plan: Plan, static: Measured) -> str | None:
+def why_unused(plan: Plan, static: MeasuredInputs) -> str | None:
     """Why traces would tell a plan nothing; None where it needs a measurement."""
     recipe, algorithm = plan.recipe, plan.recipe.algorithm
     if recipe.kv_cache is not None and recipe.kv_cache.needs_traces:
@@ -315,11 +315,11 @@ def measured_inputs(
     run: DraftRun,
     *,
     spool: Path,
-    static: Measured = NOTHING_MEASURED,
+    static: MeasuredInputs = NOTHING_MEASURED,
     precise: bool = False,
     on_progress: Progress = unseen,
     on_stage_progress: Progress = unseen,
-) -> Measured:
+) -> MeasuredInputs:
     """Static scales now, and moments stage by stage when `quantize_draft` asks for them.
 
     Where the plan needs neither, the traces are not read (`why_unused`).
@@ -381,7 +381,7 @@ def few_for_correction(plan: Plan, run: DraftRun) -> str | None:
     )
 
 
-def served_rounding(plan: Plan, static: Measured, device: torch.device) -> InputRounding:
+def served_rounding(plan: Plan, static: MeasuredInputs, device: torch.device) -> InputRounding:
     """Inputs of the quantized linears as kernels will round them."""
     activations, scales = {}, {}
     for step in plan.quantized:

@@ -16,7 +16,7 @@ from torch import Tensor
 from ...quantize.drafts.forward import BLOCK_ROWS, DraftForward
 from ...quantize.making.preparing import balanced_norms
 from ...quantize.numerics.number_formats import fp8_scale, nvfp4_global_scale
-from ...quantize.planning.quantization_plan import Measured, Plan
+from ...quantize.planning.quantization_plan import MeasuredInputs, Plan
 from ...recipes import ActivationFormat
 from ...recipes.errors import BackendError, CalibrationError
 from ...recipes.listener import Progress, unseen
@@ -146,16 +146,16 @@ def measure_absmax(
     return {name: largest[draft.family.scale_group(name)] for name in names}
 
 
-def constant_scales(plan: Plan, scale: float) -> Measured:
+def constant_scales(plan: Plan, scale: float) -> MeasuredInputs:
     """One scale for all quantized linears, from `--input-scale`."""
     if not 0 < scale < math.inf:
         what = f"expected a positive number, got {scale}"
         raise BackendError("--input-scale", what, fix="give a positive number, such as 1.0")
     scales = dict.fromkeys((step.row.module for step in plan.quantized), scale)
-    return Measured(input_scales=scales, input_scale_origin="--input-scale")
+    return MeasuredInputs(input_scales=scales, input_scale_origin="--input-scale")
 
 
-def calibrated_scales(plan: Plan, run: DraftRun, on_progress: Progress = unseen) -> Measured:
+def calibrated_scales(plan: Plan, run: DraftRun, on_progress: Progress = unseen) -> MeasuredInputs:
     """The scales of all linears whose format stores one, measured along the traces."""
     names = {
         step.row.canonical.removesuffix(".weight"): step
@@ -171,7 +171,7 @@ def calibrated_scales(plan: Plan, run: DraftRun, on_progress: Progress = unseen)
     }
     origin = f"traces sha256 {run.traces.sha256}, num_draft_tokens {run.num_draft_tokens}"
     prompts = seen_prompts(run.traces)
-    return Measured(input_scales=scales, input_scale_origin=origin, prompts=prompts)
+    return MeasuredInputs(input_scales=scales, input_scale_origin=origin, prompts=prompts)
 
 
 def balanced_run(run: DraftRun, plan: Plan) -> DraftRun:

@@ -40,7 +40,7 @@ class ClusterError(DraftQuantError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Work(Generic[Job, Result]):
+class _SharedWork(Generic[Job, Result]):
     """What all tasks of a run read; `machine` started it."""
 
     run: str
@@ -74,7 +74,7 @@ def ray_tasks(
     try:
         _check_nodes(where, ray.nodes(), num_threads, num_gpus)
         remote = ray.remote(num_cpus=num_threads, num_gpus=num_gpus, max_retries=_RETRIES)
-        work = _Work(
+        work = _SharedWork(
             run=uuid.uuid4().hex,
             open_=open_,
             num_threads=num_threads,
@@ -121,7 +121,7 @@ def _results(where: str, ray: Any, remote: Any, work: Any, jobs: Sequence[Any]) 
         raise ClusterError(where, what, fix=fix) from exc
 
 
-def _compute(work: _Work[Job, Result], job: Job) -> Result:
+def _compute(work: _SharedWork[Job, Result], job: Job) -> Result:
     """A task: one job, computed with what its worker has opened."""
     torch.set_num_threads(work.num_threads)
     if work.run not in _OPENED:

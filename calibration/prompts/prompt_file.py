@@ -25,7 +25,7 @@ from ...recipes.installing import imported
 from ...recipes.regular_file import open_stream
 from ...recipes.strict_json import JsonProblem, parse_json, reading
 from ..traces.manifest import MANIFEST_FILE, is_printable_name
-from .prompt_forms import EVERY_PROMPT, ChosenPrompts, Form, Message, of_column, read_form
+from .prompt_forms import EVERY_PROMPT, ChosenPrompts, Message, PromptForm, of_column, read_form
 
 EXAMPLE = '{"id": "1", "category": "chat", "text": "Hello"}'
 FORM = f"one prompt per line: {EXAMPLE}"
@@ -330,7 +330,7 @@ def prompt_of(value: Mapping[str, Any], number: int, encoder: PromptEncoder) -> 
     )
 
 
-def _token_ids(form: Form, encoder: PromptEncoder) -> tuple[int, ...]:
+def _token_ids(form: PromptForm, encoder: PromptEncoder) -> tuple[int, ...]:
     ids: object = form.value
     if form.kind == "text":
         ids = encoder.text(form.value)

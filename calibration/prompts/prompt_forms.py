@@ -39,7 +39,7 @@ _OF_DATA_SETS = ("query", "input", "content", "problem", "user")
 _OURS = _BESIDE | {"token_ids", "text", "messages", "tools"}
 
 
-class Form(NamedTuple):
+class PromptForm(NamedTuple):
     """What a line says about its prompt; lines without an id are numbered."""
 
     id: object
@@ -53,7 +53,7 @@ class Form(NamedTuple):
     tools: tuple[Mapping[str, Any], ...] = ()
 
 
-def read_form(value: Mapping[str, Any]) -> Form:
+def read_form(value: Mapping[str, Any]) -> PromptForm:
     """The prompt of one line, whichever tool wrote it."""
     marks = [mark for mark in _FORMS if mark in value]
     if len(marks) > 1 or (marks and value.keys() & {"token_ids", "text", "messages"}):
@@ -74,7 +74,7 @@ def read_form(value: Mapping[str, Any]) -> Form:
     cluster = value.get("cluster")
     key = marks[0] if marks else kind
     tools = () if marks else _tools(value, kind)
-    return Form(named, category, kind, prompt, later_turns, cluster, bool(marks), key, tools)
+    return PromptForm(named, category, kind, prompt, later_turns, cluster, bool(marks), key, tools)
 
 
 Read = tuple[Kind, Any, tuple[str, ...]]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..prompts.prompt_file import Prompt
 from ..traces.prompt_trace import PromptTrace
-from .decoding import LONG_TEXT, Decoding, Fuse, KeptRows, choose, continued, prompt_draws
+from .decoding import LONG_TEXT, Decoding, Fuse, KeptOutputs, choose, continued, prompt_draws
 from .target_model import Ran, RecordedTarget
 
 Together = Literal["any lengths", "equal prompts", "equal lengths"]
@@ -150,7 +150,7 @@ class Continuing:
         lengths = [len(prompt.token_ids) for prompt in prompts]
         self._waiting = Waiting(lengths, together, MAX_LOGITS // target.config.vocab_size)
         self._batch_size = min(batch_size, len(prompts))
-        self._kept = KeptRows(
+        self._kept = KeptOutputs(
             self._batch_size,
             max(length + limit for length, limit in zip(lengths, limits, strict=True)),
             width=target.width,

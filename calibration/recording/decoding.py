@@ -164,7 +164,7 @@ Fuse = Callable[[Tensor], Tensor]
 """What a draft's fc makes of the features [n, width] of one prompt."""
 
 
-class KeptRows:
+class KeptOutputs:
     """Buffers [R, longest, ...]: entry i of a row is what the target returned for its token i.
 
     Features leave as `fuse` returns them. Where `longest` exceeds `LONG_TEXT`, they are on the

@@ -29,7 +29,7 @@ from ...quantize.files.result_cache import resumable_folder
 from ...quantize.files.staging import check_output
 from ...quantize.making.preparing import check_backends
 from ...quantize.numerics.quantized_weight import TORCH_DTYPES
-from ...quantize.planning.quantization_plan import NOTHING_MEASURED, Measured, Plan, Step
+from ...quantize.planning.quantization_plan import NOTHING_MEASURED, MeasuredInputs, Plan, Step
 from ...quantize.stored.loading import LoadedDraft
 from ...quantize.stored.online_rounding import InputRounding
 from ...recipes.errors import BackendError, CalibrationError
@@ -217,7 +217,7 @@ def learned_codes(
     run: DraftRun,
     out: Path,
     *,
-    static: Measured = NOTHING_MEASURED,
+    static: MeasuredInputs = NOTHING_MEASURED,
     settings: LearningSettings | None = None,
     save_seconds: float = SAVE_SECONDS,
     on_measuring: Progress = unseen,
@@ -391,7 +391,7 @@ def _shared_absmax(plan: Plan, draft: LoadedDraft) -> dict[str, torch.Tensor]:
     return {canonical(step): shared[group_of(canonical(step))] for step in plan.quantized}
 
 
-def _check(plan: Plan, run: DraftRun, static: Measured) -> None:
+def _check(plan: Plan, run: DraftRun, static: MeasuredInputs) -> None:
     """Check before any work that codes of the recipe's formats can be learned from these traces."""
     recipe = plan.recipe
     check_backends(recipe)

@@ -30,7 +30,7 @@ from ..prompts.prompt_file import Prompt
 from ..recording.target_shape import RecordingPlan
 from ..traces.manifest import TargetIdentity
 from .states_file import FAILED, FOLDER_KEY, ExpectedStates, check_states, layer_inputs
-from .vllm_engines import Answer
+from .vllm_engines import Continuation
 
 LOGPROBS_MODE = "processed_logprobs"
 _PACKAGE = __package__
@@ -197,7 +197,7 @@ class KeptRecording:
         done = _answered(self._folder)
         return [i for i in range(len(self._plan.prompts)) if f"{i:05d}.json" not in done]
 
-    def take(self, position: int, answer: Answer, shared: Path) -> None:
+    def take(self, position: int, answer: Continuation, shared: Path) -> None:
         """Check an answer, wait for its states, and keep both."""
         self._check(position, answer)
         prompt = self._plan.prompts[position]
@@ -209,7 +209,7 @@ class KeptRecording:
         text = json.dumps(dataclasses.asdict(answer) | {"engine": engine})
         write_whole(self._folder / f"{position:05d}.json", text)
 
-    def answer(self, position: int) -> tuple[Answer, str]:
+    def answer(self, position: int) -> tuple[Continuation, str]:
         """What was kept for a prompt, and the engine that produced it."""
         path = self._folder / f"{position:05d}.json"
         try:
@@ -226,7 +226,7 @@ class KeptRecording:
         """The file of a prompt's hidden states."""
         return self._folder / f"{position:05d}.safetensors"
 
-    def _check(self, position: int, answer: Answer) -> None:
+    def _check(self, position: int, answer: Continuation) -> None:
         where = f"prompt {self._plan.prompts[position].id}"
         count = len(answer.token_ids)
         if answer.ended not in ("stop", "length"):
@@ -258,7 +258,7 @@ class KeptRecording:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Kept(Answer):
+class _Kept(Continuation):
     engine: str
 
 

@@ -30,7 +30,7 @@ TopLogprobs = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Continuation:
     """One continuation, ended by an end of text or with the last token requested."""
 
     token_ids: tuple[int, ...]
@@ -47,7 +47,7 @@ def answers(
     most_in_flight: int,
     bytes_per_token: int,
     max_new_tokens: int,
-) -> Iterator[tuple[int, Answer]]:
+) -> Iterator[tuple[int, Continuation]]:
     """The answer to each prompt, as they come.
 
     At most a fixed number of prompts is in flight, and their states take at most
@@ -144,7 +144,7 @@ class OfflineEngine:
             fix = "change the prompt or the engine's arguments (--engine-arg)"
             raise TraceError(f"prompt {prompt.id}", what, fix=fix) from exc
 
-    def next_answer(self) -> tuple[int, Answer]:
+    def next_answer(self) -> tuple[int, Continuation]:
         """Wait for an answer: the position of its prompt, and the answer."""
         while not self._finished:
             try:
@@ -162,7 +162,7 @@ class OfflineEngine:
             token_logprob = tuple(place[token] for token, place in pairs)
             if spec.num_top:
                 top = tuple(most_likely(list(place.items()), spec.num_top) for place in places)
-        return int(output.request_id), Answer(
+        return int(output.request_id), Continuation(
             token_ids=token_ids,
             ended=completion.finish_reason,
             states=(output.kv_transfer_params or {}).get(STATES_KEY, ""),
@@ -223,7 +223,7 @@ class ServerEngine:
         self._runner = runner
         self._plan = plan
         self._model = ""
-        self._asked: dict[asyncio.Task[Answer], int] = {}
+        self._asked: dict[asyncio.Task[Continuation], int] = {}
 
     def check_context(self) -> None:
         """Ask which model is served, and compare its context with what is needed."""
@@ -254,7 +254,7 @@ class ServerEngine:
         task = self._runner.get_loop().create_task(self._complete(prompt))
         self._asked[task] = position
 
-    def next_answer(self) -> tuple[int, Answer]:
+    def next_answer(self) -> tuple[int, Continuation]:
         """Wait for an answer: the position of its prompt, and the answer."""
         first = self._runner.run(self._first_done())
         return self._asked.pop(first), first.result()
@@ -267,12 +267,12 @@ class ServerEngine:
         for client in self._clients:
             await client.close()
 
-    async def _first_done(self) -> asyncio.Task[Answer]:
+    async def _first_done(self) -> asyncio.Task[Continuation]:
         done, _ = await asyncio.wait(self._asked, return_when=asyncio.FIRST_COMPLETED)
         # Failures come last: answers that exist are kept.
         return min(done, key=lambda task: task.exception() is not None)
 
-    async def _complete(self, prompt: Prompt) -> Answer:
+    async def _complete(self, prompt: Prompt) -> Continuation:
         decoding, spec = self._plan.decoding, self._plan.decoding.logprob_spec
         asked = {
             "model": self._model,
@@ -324,7 +324,7 @@ class ServerEngine:
 Engine = OfflineEngine | ServerEngine
 
 
-def _read(answer: Mapping[str, Any], num_top: int | None) -> Answer:
+def _read(answer: Mapping[str, Any], num_top: int | None) -> Continuation:
     choice = answer["choices"][0]
     token_ids = tuple(choice["token_ids"])
     token_logprob, top = None, None
@@ -339,7 +339,7 @@ def _read(answer: Mapping[str, Any], num_top: int | None) -> Answer:
                 )
                 for place in logprobs["top_logprobs"]
             )
-    return Answer(
+    return Continuation(
         token_ids=token_ids,
         ended=choice["finish_reason"],
         states=str(answer["kv_transfer_params"][STATES_KEY]),

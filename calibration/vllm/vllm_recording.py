@@ -30,7 +30,14 @@ from ..traces.trace_folder import TraceFolder
 from ..traces.trace_info import MAX_ROWS
 from .kept_recording import EngineSetup, KeptRecording, check_last_norm, kept_recording, plan_json
 from .states_file import read_features
-from .vllm_engines import LEAST_LOGPROB, Answer, Engine, answers, offline_engine, server_engine
+from .vllm_engines import (
+    LEAST_LOGPROB,
+    Continuation,
+    Engine,
+    answers,
+    offline_engine,
+    server_engine,
+)
 
 # An engine returns its layers' output, before that norm. The norm divides by the root mean square
 # in every target for these drafts, and multiplies by its weight, or by 1 + weight (Gemma,
@@ -224,7 +231,7 @@ def _reading(plan: RecordingPlan, kept: KeptRecording) -> Callable[[Tensor], Ten
 def _trace(
     plan: RecordingPlan,
     position: int,
-    answer: Answer,
+    answer: Continuation,
     states: Path,
     read: Callable[[Tensor], Tensor],
 ) -> PromptTrace:

@@ -18,7 +18,7 @@ from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.making.quantize_draft import quantize_draft
-from draftquant.quantize.planning.quantization_plan import Measured, make_plan
+from draftquant.quantize.planning.quantization_plan import MeasuredInputs, make_plan
 from draftquant.recipes import DraftQuantError, Recipe, load_recipe
 from formats import FamilyName, all_formats
 from heads import BEYOND, HEAD, LOADED
@@ -126,7 +126,7 @@ class Workshop:
             plan,
             self.out / name,
             source=DraftSource(folder=source),
-            measured=Measured(
+            measured=MeasuredInputs(
                 input_scales=scales, input_scale_origin="constant" if scales else None
             ),
         )

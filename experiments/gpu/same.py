@@ -14,7 +14,7 @@ from draftquant.quantize.backends import get_backend
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.layouts import get_layout
-from draftquant.quantize.layouts.layout import Columns
+from draftquant.quantize.layouts.layout import GatheredColumns
 from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes import Recipe, built_in_recipes, load_recipe
@@ -65,7 +65,7 @@ def _encoded(
     whole = absmax if recipe.weights.scales_whole_matrix else None
     block = get_backend("torch", algorithm).quantize(weight, recipe.weights, whole)
     found = get_layout(recipe.layout).encode_rows("a", block, recipe.weights)
-    stored = {n: x.tensor if isinstance(x, Columns) else x for n, x in found.items()}
+    stored = {n: x.tensor if isinstance(x, GatheredColumns) else x for n, x in found.items()}
     return {**stored, "codes": block.codes, "scale": block.scale}
 
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 from ...recipes.errors import PASS_TRACES, BackendError
 from ...recipes.schema import Algorithm as Choice
-from .algorithm import Algorithm, FoundCodes, InputMoments, Need, RowAlgorithm, Statistics
+from .algorithm import FoundCodes, InputMoments, Need, RowAlgorithm, Statistics, WeightAlgorithm
 from .gptq_rounding import Gptq, Learned
 from .nearest import AbsmaxNearest, MseNearest
 
-_ALGORITHMS: Mapping[tuple[str, str], Algorithm] = {
+_ALGORITHMS: Mapping[tuple[str, str], WeightAlgorithm] = {
     ("absmax", "nearest"): AbsmaxNearest(),
     ("mse", "nearest"): MseNearest(),
     ("absmax", "gptq"): Gptq(AbsmaxNearest()),
@@ -19,7 +19,7 @@ _ALGORITHMS: Mapping[tuple[str, str], Algorithm] = {
 """Algorithms by the recipe's `scale` and `rounding`."""
 
 
-def get_algorithm(choice: Choice) -> Algorithm:
+def get_algorithm(choice: Choice) -> WeightAlgorithm:
     """The algorithm of a recipe."""
     return _ALGORITHMS[choice.scale, choice.rounding]
 

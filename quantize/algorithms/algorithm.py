@@ -229,7 +229,7 @@ class FoundCodes(Protocol):
         """The weight of a norm that learned, in the dtype in which it is stored, on the CPU."""
 
 
-class Algorithm:
+class WeightAlgorithm:
     """One way to find codes and scales; `needs` says what calibration must give."""
 
     needs: Need = "none"
@@ -239,7 +239,7 @@ class Algorithm:
         return None
 
 
-class RowAlgorithm(Algorithm, ABC):
+class RowAlgorithm(WeightAlgorithm, ABC):
     """One that finds codes weight by weight; rows of a weight are independent of each other."""
 
     @abstractmethod

@@ -19,7 +19,7 @@ from ...recipes.formats import FEW_BITS, NUMBER_FORMATS, WeightDtype
 from ...recipes.schema import WeightFormat
 from ..numerics.number_formats import nearest_codes, rounded_values, served_scale
 from ..numerics.quantized_weight import QuantizedWeight
-from .algorithm import Absmax, Algorithm, InputMoments, Moments, Need, RowAlgorithm, threads
+from .algorithm import Absmax, InputMoments, Moments, Need, RowAlgorithm, WeightAlgorithm, threads
 
 _BLOCK, _PANEL = 256, 16
 """Columns between two products with all errors, and between two within a block. Measured on
@@ -106,7 +106,7 @@ def _round_block(
         wanted[:start].addmm_(taps[start:stop, :start].T, columns[start:stop], alpha=-1)
 
 
-class Learned(Algorithm):
+class Learned(WeightAlgorithm):
     """Codes, and scales up to powers of two, from the gradient of the draft's loss."""
 
     needs: Need = "codes"

@@ -224,7 +224,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
+class DraftForm:
     """One form.
 
     Attributes:
@@ -299,7 +299,7 @@ class EngineCheck(Brief):
     findings: tuple[Finding, ...] = ()
     captures: Captures = ()
     notes: tuple[str, ...] = ()
-    form: Form | None = None
+    form: DraftForm | None = None
     by_gpu: Mapping[str, Verdict] = field(default_factory=dict)
     archs: tuple[str, ...] = ()
 

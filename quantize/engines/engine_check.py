@@ -63,7 +63,7 @@ from .linear_findings import Walk
 from .versions import choose, known_versions, newest_engines
 
 
-class Asked(TypedDict, total=False):
+class CheckAsked(TypedDict, total=False):
     """What is asked about a draft.
 
     Attributes:
@@ -85,7 +85,7 @@ class Asked(TypedDict, total=False):
     serving: Serving | None
 
 
-def check_draft(folder: Path, **asked: Unpack[Asked]) -> EngineCheck:
+def check_draft(folder: Path, **asked: Unpack[CheckAsked]) -> EngineCheck:
     """Predict what an engine does with a draft folder, quantized or not.
 
     Raises:
@@ -128,7 +128,7 @@ def with_values(answer: EngineCheck, found: Mapping[str, str]) -> EngineCheck:
 
 
 def check_checkpoint(
-    checkpoint: Checkpoint, *, has_side_file: bool, **asked: Unpack[Asked]
+    checkpoint: Checkpoint, *, has_side_file: bool, **asked: Unpack[CheckAsked]
 ) -> EngineCheck:
     """As `check_draft`, from headers alone, for a folder that may not exist yet.
 
@@ -173,7 +173,7 @@ class _Place:
     serving: Serving | None
 
 
-def _check_asked(asked: Asked) -> None:
+def _check_asked(asked: CheckAsked) -> None:
     engine, tp = asked["engine"], asked.get("tp", 1)
     if engine not in ENGINE_NAMES:
         fix = f"engines: {', '.join(ENGINE_NAMES)}"

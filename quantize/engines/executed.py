@@ -27,7 +27,7 @@ from ..drafts.recognition import is_speculators
 from ..files.checkpoint import Checkpoint
 from ..stored.layouts.scheme import FLOAT_DTYPES
 from .built_linears import ROUTED
-from .contract import TRY, Form, Layer
+from .contract import TRY, DraftForm, Layer
 from .engine import Engine
 from .folder_findings import Folder
 
@@ -139,7 +139,7 @@ _FLOATS = "floats"
 _VALUES = ("weight", "weight_packed", "qweight")
 
 
-def form_of(folder: Folder, layers: Sequence[Layer], written: Mapping[str, Any]) -> Form:
+def form_of(folder: Folder, layers: Sequence[Layer], written: Mapping[str, Any]) -> DraftForm:
     """The form of a folder as an engine builds it; `written`: its config.json as it is stored."""
     question = folder.question
     name = declared_architecture(question.config) or ""
@@ -152,7 +152,7 @@ def form_of(folder: Folder, layers: Sequence[Layer], written: Mapping[str, Any])
         stack = "stacked " if folder.checkpoint.stacks_experts else ""
         floats = experts <= set(FLOAT_DTYPES)
         linears[f"{stack}experts"].add(_FLOATS if floats else question.signature)
-    return Form(
+    return DraftForm(
         draft=name if question.traits.is_mtp else folder.family.name,
         layers=question.num_layers,
         linears={module: " and ".join(sorted(taken)) for module, taken in linears.items()},
@@ -220,7 +220,7 @@ def _forms() -> Mapping[str, Mapping[str, Sequence[str]]]:
     return found
 
 
-def of_other_form(engine: Engine, form: Form) -> Finding | None:
+def of_other_form(engine: Engine, form: DraftForm) -> Finding | None:
     """That no folder with one of its facts was executed; None where all were."""
     known = _forms().get(engine.name, {}).get(form.draft, ())
     other = next((fact for fact in form.facts if fact not in known), None)

@@ -11,7 +11,7 @@ from ...recipes.errors import EstimateError
 from ..drafts.family import Draft
 from ..planning.quantization_plan import Plan
 from .draft_step import draft_round, plain_weights, planned_weights
-from .forward_bench import Measured
+from .forward_bench import MeasuredTimes
 from .work import Machine, Part, Pass, Round, VerifyStep, break_even_loss
 
 
@@ -72,7 +72,7 @@ class EstimateReport(Brief):
     refused: Mapping[str, str]
     machines: tuple[Machine, ...]
     verify_seconds: float | None
-    measured: Measured | None = None
+    measured: MeasuredTimes | None = None
 
     @property
     def parameters(self) -> int:

@@ -47,7 +47,7 @@ class TimedCase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredTimes:
     """Times on one GPU: of the target's verify step, and of drafting with each form of the draft.
 
     Attributes:
@@ -79,7 +79,7 @@ class Measured:
 
 def read_measured(
     given: Sequence[str], names: Collection[str], served: VerifyStep
-) -> Measured | None:
+) -> MeasuredTimes | None:
     """The times in the files of `NAME=FILE`, for the estimated verify step; None = no files.
 
     Raises:
@@ -115,7 +115,7 @@ def read_measured(
                 f" {1e6 * target.seconds:,.1f} µs"
             )
             raise EstimateError("--forward", what, fix="time both on one idle GPU")
-    return Measured(target=target, runs=runs)
+    return MeasuredTimes(target=target, runs=runs)
 
 
 def _chosen(

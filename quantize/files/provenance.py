@@ -178,7 +178,7 @@ class VocabularyChoice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TargetHead:
+class LentHead:
     """The target's table whose rows a draft without a head of its own received."""
 
     tensor: str
@@ -196,7 +196,7 @@ class VocabularyCut:
     size: int
     convention: Literal["offsets"] = "offsets"
     missing: int = 0
-    head_from: TargetHead | None = None
+    head_from: LentHead | None = None
 
     def problem(self) -> str | None:
         """Sizes that no cut can have, or None."""

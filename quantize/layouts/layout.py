@@ -43,13 +43,13 @@ def rows_of_block(weights: WeightFormat) -> int:
     return (weights.group_size or 1) if weights.granularity == "block" else _ROWS
 
 
-class Columns(NamedTuple):
+class GatheredColumns(NamedTuple):
     """Some columns of a tensor stored transposed: the writer gathers them first."""
 
     tensor: "Tensor"
 
 
-Encoded = Mapping[str, "Tensor | Columns"]
+Encoded = Mapping[str, "Tensor | GatheredColumns"]
 Parts = dict[str, tuple[str, tuple[int, ...]]]
 """Suffix -> safetensors dtype and shape of the tensors of one weight."""
 ONE_FORMAT = "declares one format for all linears"
@@ -147,7 +147,7 @@ class Layout:
         codes_name = f"{module}.{layout.weight_suffix(scheme)}"
         scale_name = f"{module}.{layout.scale_suffix(scheme)}"
         if scheme.transposed:
-            return {codes_name: Columns(words), scale_name: Columns(scale.T)}
+            return {codes_name: GatheredColumns(words), scale_name: GatheredColumns(scale.T)}
         if weights.granularity == "tensor":
             return {codes_name: words}
         part = layout.parts(scheme, *block.codes.shape)[layout.scale_suffix(scheme)]

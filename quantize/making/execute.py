@@ -20,11 +20,11 @@ from ..files.checkpoint import pread_exactly
 from ..files.safetensors_file import SafetensorsFile
 from ..files.safetensors_header import TensorInfo
 from ..layouts import get_layout
-from ..layouts.layout import Columns, rows_of_block
+from ..layouts.layout import GatheredColumns, rows_of_block
 from ..numerics.number_formats import row_absmax
 from ..numerics.quantized_weight import TORCH_DTYPES, QuantizedWeight, carried
 from ..planning.outputs import OpenOutputs, finish, largest_first, workers
-from ..planning.quantization_plan import Measured, Plan, Step
+from ..planning.quantization_plan import MeasuredInputs, Plan, Step
 
 
 def row_blocks(
@@ -91,7 +91,7 @@ def execute(
     run: OpenOutputs[Step],
     backend: Backend,
     *,
-    measured: Measured,
+    measured: MeasuredInputs,
     exponents: Mapping[str, int],
     allow_zero_rows: bool,
     on_progress: Callable[[Step], None],
@@ -115,7 +115,7 @@ class _Execution:
     plan: Plan
     run: OpenOutputs[Step]
     backend: Backend
-    measured: Measured
+    measured: MeasuredInputs
     exponents: Mapping[str, int]
     allow_zero_rows: bool
     device: torch.device
@@ -296,7 +296,7 @@ def store_linear(
     block = QuantizedWeight(codes=torch.empty(0), scale=torch.empty(0))
     for block in blocks:
         for name, data in layout.encode_rows(module, block, recipe.weights).items():
-            if isinstance(data, Columns):
+            if isinstance(data, GatheredColumns):
                 columns.setdefault(name, []).append(data.tensor)
             else:
                 gathered.setdefault(name, _Rows(output, name)).add(data)

@@ -17,7 +17,7 @@ from ..files.provenance_file import check_seal, read_provenance
 from ..files.publish import check_no_other_weights
 from ..lints.value_lints import balance_exponent, half_ratios
 from ..planning.outputs import ONLY_OF_CODES, checked_cache_scales
-from ..planning.quantization_plan import Measured, Plan
+from ..planning.quantization_plan import MeasuredInputs, Plan
 from ..stored.decoded_numbers import floats, read_whole
 from ..stored.stored_declaration import looks_quantized, raw_declaration
 from ..stored.stored_tables import EMBEDDING, StoredTables, first_differing_row
@@ -101,7 +101,9 @@ def check_source(plan: Plan) -> tuple[tuple[str, ...], tuple[VocabularyCut, ...]
     return tuple(file for file in side_files if file not in ONLY_OF_CODES), cuts
 
 
-def checked_measured(plan: Plan, measured: Measured) -> tuple[dict[str, float], dict[str, float]]:
+def checked_measured(
+    plan: Plan, measured: MeasuredInputs
+) -> tuple[dict[str, float], dict[str, float]]:
     """Static input scales, and those of the cache; BackendError where the recipe needs traces."""
     recipe, known = plan.recipe, measured.statistics or measured.found
     if recipe.algorithm.rounding != "nearest" and known is None:

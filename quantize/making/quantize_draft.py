@@ -24,7 +24,7 @@ from ..files.publish import Rewrite, config_and_index, json_texts, publish
 from ..layouts import get_layout
 from ..lints.catalogue import fixed_config, output_changes
 from ..planning.outputs import files_of, opened
-from ..planning.quantization_plan import NOTHING_MEASURED, Measured, Plan, Step
+from ..planning.quantization_plan import NOTHING_MEASURED, MeasuredInputs, Plan, Step
 from ..verify import VerifyReport, check_faults, verify
 from .folder_card import CardFacts, least_card
 from .preparing import (
@@ -115,7 +115,7 @@ def quantize_draft(
     *,
     source: DraftSource,
     argv: Sequence[str] = (),
-    measured: Measured = NOTHING_MEASURED,
+    measured: MeasuredInputs = NOTHING_MEASURED,
     allow_zero_rows: bool = False,
     fix_config: bool = False,
     target: Path | None = None,
@@ -184,7 +184,7 @@ class _Quantization(Rewrite[VerifyReport]):
     plan: Plan
     source: DraftSource
     argv: Sequence[str]
-    measured: Measured
+    measured: MeasuredInputs
     method: Method
     changes: Mapping[str, Any]
     dropped: Mapping[str, str]

@@ -26,7 +26,7 @@ class _Sizes(Protocol):
     def hidden_size(self) -> int: ...
 
 
-class Misfit(NamedTuple):
+class FeatureMisfit(NamedTuple):
     """What a target cannot give a draft: the subject, and a sentence about the draft."""
 
     subject: str
@@ -35,14 +35,14 @@ class Misfit(NamedTuple):
 
 def misfits(
     geometry: Geometry, sizes: _Sizes, asked: Sequence[int] | None = None
-) -> Iterator[Misfit]:
+) -> Iterator[FeatureMisfit]:
     """Vocabulary, width and layers that differ from those that the draft was made for.
 
     A cut vocabulary of its head, with its map, is no difference. `asked`: layers that the draft
     gets instead of its own.
     """
     if geometry.vocab_size != sizes.vocab_size:
-        yield Misfit(
+        yield FeatureMisfit(
             "vocabulary",
             f"its vocabulary has {geometry.vocab_size} tokens, the target's {sizes.vocab_size}",
         )
@@ -51,14 +51,14 @@ def misfits(
     reads = geometry.num_aux_layers * geometry.target_hidden_size
     count = len(asked) if asked is not None else geometry.num_aux_layers
     if count * sizes.hidden_size != reads:
-        yield Misfit(
+        yield FeatureMisfit(
             "hidden-size",
             f"it reads {geometry.num_aux_layers} x {geometry.target_hidden_size} = {reads} values,"
             f" the target gives {count} x {sizes.hidden_size} = {count * sizes.hidden_size}",
         )
     beyond = [i for i in geometry.aux_layer_ids or () if i >= sizes.num_layers]
     if asked is None and beyond:
-        yield Misfit(
+        yield FeatureMisfit(
             "layers",
             f"it reads layer {beyond[0]}, the target has layers 0 to {sizes.num_layers - 1}",
         )

@@ -345,7 +345,7 @@ def _check_names(plan: Plan) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredInputs:
     """What is known about the linears' inputs: scales by on-disk module, cache scales by layer."""
 
     input_scales: Mapping[str, float] = field(default_factory=dict)
@@ -356,4 +356,4 @@ class Measured:
     prompts: SeenPrompts = NO_PROMPTS
 
 
-NOTHING_MEASURED = Measured()
+NOTHING_MEASURED = MeasuredInputs()

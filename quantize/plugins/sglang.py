@@ -13,7 +13,7 @@ from sglang.srt.layers.quantization.quark.quark import QuarkConfig, QuarkLinearM
 from .int4_linear import as_fp8, unpack_at_load
 
 
-class Int4QuarkConfig(QuarkConfig):
+class SglangInt4Quark(QuarkConfig):
     """SGLang's own, which treats INT4 per channel as the FP8 that it is unpacked to."""
 
     def _get_scheme_from_config(self, config: dict[str, Any]) -> Any:
@@ -29,4 +29,4 @@ class Int4QuarkConfig(QuarkConfig):
 
 def register() -> None:
     """Called by SGLang in each of its processes, before it reads a config."""
-    QUANTIZATION_METHODS["quark"] = Int4QuarkConfig
+    QUANTIZATION_METHODS["quark"] = SglangInt4Quark

@@ -14,7 +14,7 @@ from vllm.model_executor.layers.quantization.quark.quark import QuarkConfig, Qua
 from .int4_linear import as_fp8, unpack_at_load
 
 
-class Int4QuarkConfig(QuarkConfig):
+class VllmInt4Quark(QuarkConfig):
     """vLLM's own, which treats INT4 per channel as the FP8 that it is unpacked to."""
 
     def _get_scheme_cls_from_config(self, config: dict[str, Any]) -> Any:
@@ -30,4 +30,4 @@ class Int4QuarkConfig(QuarkConfig):
 
 def register() -> None:
     """Called by vLLM in each of its processes, at any time and more than once."""
-    register_quantization_config("quark")(Int4QuarkConfig)
+    register_quantization_config("quark")(VllmInt4Quark)

@@ -321,7 +321,7 @@ def _equal(a: memoryview, b: memoryview) -> bool:
     return np.array_equal(x, y) and a[whole:] == b[whole:]
 
 
-class Progress:
+class BytesRead:
     """Bytes read so far, over all workers; counts are passed on one at a time."""
 
     def __init__(self, on_bytes: OnBytes) -> None:

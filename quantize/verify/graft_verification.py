@@ -35,9 +35,9 @@ from ..stored.stored_declaration import raw_declaration, read_scheme
 from ..stored.stored_draft import StoredDraft
 from ..stored.stored_tables import EMBEDDING, HEAD
 from .comparison import (
+    BytesRead,
     Compared,
     Fault,
-    Progress,
     Sides,
     Verified,
     compare_all,
@@ -130,7 +130,7 @@ def verify_graft(
         after = Checkpoint.open(output, config_file=config_file, is_target=True)
     except CheckpointError as exc:
         return begun(faults=(_unreadable(exc),))
-    progress = Progress(on_progress)
+    progress = BytesRead(on_progress)
     starts = tuple(f"{prefix}." for prefix in layers)
     grafted = {name: t for name, t in after.tensors.items() if name.startswith(starts)}
     own = {name: t for name, t in before.tensors.items() if not name.startswith(starts)}

@@ -33,9 +33,9 @@ from . import demands
 from .changed_values import ChangedNorms, cache_scale_faults, cache_scale_names, config_faults
 from .codes import compare_linear
 from .comparison import (
+    BytesRead,
     Compared,
     Fault,
-    Progress,
     Sides,
     VerifyReport,
     compare_all,
@@ -151,7 +151,7 @@ class _Comparison:
             )
         self.norms = ChangedNorms.of(method, draft, quantized) if method else ChangedNorms()
         total, tell = draft.checkpoint.nbytes + output.nbytes, self.on_progress
-        self.progress = Progress(lambda _: tell(self.progress.done, total) if tell else None)
+        self.progress = BytesRead(lambda _: tell(self.progress.done, total) if tell else None)
         self.sides = Sides(self.source, output, self.progress.add)
 
     def report(self) -> VerifyReport:

@@ -156,7 +156,7 @@ class _Cutting(OutputRewrite[VerifyReport]):
         if plan.tables is not None:
             head = plan.tables.lm_head
             digest = tensor_digest(plan.tables.checkpoint, head)
-            head_from = records.TargetHead(tensor=head.name, digest=digest)
+            head_from = records.LentHead(tensor=head.name, digest=digest)
         cut = records.VocabularyCut(
             source=records.SourceDraft(
                 hub_id=self.source.hub_id,

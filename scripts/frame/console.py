@@ -19,23 +19,23 @@ from ...recipes.listener import Listener, Unit
 from .streams import RESULTS, SPEECH, width_is_known
 
 if TYPE_CHECKING:
-    from .progress import Bar
-    from .terminal import Output, Part, ResultTable
+    from .progress import PhaseBar
+    from .terminal import Part, ResultTable, TerminalOutput
 
 
-def stdout() -> "Output":
+def stdout() -> "TerminalOutput":
     """The output for results."""
-    from .terminal import Output
+    from .terminal import TerminalOutput
 
-    return Output(cast(IO[str], RESULTS), width_is_known=width_is_known(sys.stdout))
+    return TerminalOutput(cast(IO[str], RESULTS), width_is_known=width_is_known(sys.stdout))
 
 
-def stderr() -> "Output":
+def stderr() -> "TerminalOutput":
     """The output for warnings and errors; asking for it counts as speaking."""
-    from .terminal import Output
+    from .terminal import TerminalOutput
 
     SPEECH.spoke()
-    return Output(sys.stderr)
+    return TerminalOutput(sys.stderr)
 
 
 def note(*parts: "Part") -> None:
@@ -89,7 +89,7 @@ class OnTerminal(Listener):
         self._since = time.perf_counter()
 
     @contextmanager
-    def bar(self, label: str, total: int | None, unit: Unit = "items") -> "Iterator[Bar]":
+    def bar(self, label: str, total: int | None, unit: Unit = "items") -> "Iterator[PhaseBar]":
         """A bar on a terminal, lines in a log."""
         from .progress import progress_bar
 

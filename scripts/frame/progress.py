@@ -80,7 +80,7 @@ class Phase:
         return f"{self.label}: {amount_of(self.done, self.unit)} in {seconds(self.spent)}, {pace}"
 
 
-class Bar:
+class PhaseBar:
     """The phases of one run, one after the other; `advance` is safe to call often."""
 
     def __init__(self, progress: Progress | None) -> None:
@@ -167,7 +167,7 @@ class Bar:
             self._console.print(Text(visible(text)), soft_wrap=True)
 
 
-class Figures(ProgressColumn):
+class ProgressFigures(ProgressColumn):
     """How much is done, how fast, and how much time is left."""
 
     def render(self, task: Task) -> Text:
@@ -186,11 +186,11 @@ class Figures(ProgressColumn):
 
 
 @contextmanager
-def progress_bar(label: str, total: int | None, unit: Unit = "items") -> Iterator[Bar]:
+def progress_bar(label: str, total: int | None, unit: Unit = "items") -> Iterator[PhaseBar]:
     """Progress on stderr; begins the first phase."""
     stream = sys.stderr
     if SPEECH.quiet or not can_redraw(stream):
-        bar = Bar(None)
+        bar = PhaseBar(None)
         bar.phase(label, total, unit)
         _IN_LOGS.append(bar)
         try:
@@ -200,15 +200,20 @@ def progress_bar(label: str, total: int | None, unit: Unit = "items") -> Iterato
             _IN_LOGS.remove(bar)
             bar.stop()
         return
-    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), Figures()
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        ProgressFigures(),
+    )
     with Progress(*columns, console=terminal(stream), transient=True) as progress:
-        bar = Bar(progress)
+        bar = PhaseBar(progress)
         bar.phase(label, total, unit)
         yield bar
         bar.end()
 
 
-_IN_LOGS: list[Bar] = []
+_IN_LOGS: list[PhaseBar] = []
 """Bars that a log reports, the innermost last."""
 
 
@@ -221,7 +226,7 @@ def heartbeat(name: str) -> Iterator[None]:
     if SPEECH.quiet or can_redraw(sys.stderr):
         yield
         return
-    whole, over = Bar(None), threading.Event()
+    whole, over = PhaseBar(None), threading.Event()
     whole.now = Phase(name)
     SPEECH.spoke()
 
@@ -268,17 +273,17 @@ class _Cell(Progress):
         self._drawn_at = time.monotonic()
         (task,) = self.tasks
         share = "" if task.total is None else f' value="{task.completed:g}" max="{task.total:g}"'
-        words = html.escape(f"{visible(task.description)} {Figures().render(task).plain}")
+        words = html.escape(f"{visible(task.description)} {ProgressFigures().render(task).plain}")
         self._handle.update(
             self._display.HTML(f"<progress{share}></progress> <small>{words}</small>")
         )
 
 
 @contextmanager
-def cell_bar(label: str, total: int | None, unit: Unit = "items") -> Iterator[Bar]:
+def cell_bar(label: str, total: int | None, unit: Unit = "items") -> Iterator[PhaseBar]:
     """Progress in the output of a cell; begins the first phase."""
     cell = _Cell()
-    bar = Bar(cell)
+    bar = PhaseBar(cell)
     bar.phase(label, total, unit)
     yield bar
     cell.draw()

@@ -48,7 +48,7 @@ def terminal(stream: IO[str], width: int | None = None) -> Console:
     return _Terminal(stream, width)
 
 
-class Output:
+class TerminalOutput:
     """The destination of lines and tables: stdout or stderr."""
 
     def __init__(self, stream: IO[str], *, width_is_known: bool = True) -> None:

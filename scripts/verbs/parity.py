@@ -11,7 +11,7 @@ from ..frame.verb import Command, verb
 from .gate import COLOURS
 
 if TYPE_CHECKING:
-    from ...validate.parity.finding import Finding, Findings
+    from ...validate.parity.finding import Findings, ParityFinding
 
 
 @verb(DivergenceRun)
@@ -139,7 +139,7 @@ def _show(found: "Findings", _settings: object) -> None:
         stdout().line((one.verdict, f"bold {COLOURS[one.verdict]}"), f": {one.what}: {one.reason}")
 
 
-def _print_scores(one: "Finding") -> None:
+def _print_scores(one: "ParityFinding") -> None:
     found = one.details[0]
     counts = ""
     if "mcnemar_p" in found:
@@ -153,7 +153,7 @@ def _print_scores(one: "Finding") -> None:
     )
 
 
-def _print_parts(findings: "Sequence[Finding]") -> None:
+def _print_parts(findings: "Sequence[ParityFinding]") -> None:
     figures = [one.what for one in findings]
     found = table("By step and category", "of", *figures, right=(*figures,))
     parts = [(key, row[key]) for key in ("step", "category") for row in findings[0].details

@@ -199,7 +199,7 @@ _SUM_WITHIN = 0.005  # shares of traffic are written with two digits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class ScopePrompts:
     """The prompts of a scope: all of them, the traffic, or a category.
 
     `strata` is [N], -1 = not in the scope; `weights` is [S], shares of the output tokens;
@@ -238,7 +238,7 @@ class Sample:
         )
 
 
-def samples_of(drafts: CountedDrafts, traffic: Mapping[str, float]) -> list[Sample]:
+def samples_of(drafts: CountedDrafts, traffic: Mapping[str, float]) -> list[ScopePrompts]:
     """The whole, or the traffic by its shares of tokens, then every category of several."""
     categories, name, weights = np.array(drafts.categories), ALL_PROMPTS, np.ones(1)
     strata = np.zeros(len(categories), dtype=int)
@@ -258,7 +258,7 @@ def samples_of(drafts: CountedDrafts, traffic: Mapping[str, float]) -> list[Samp
 
 def _sample(
     drafts: CountedDrafts, name: str, strata: Floats, weights: Floats, *, is_whole: bool
-) -> Sample:
+) -> ScopePrompts:
     """Acceptance lengths, and what each prompt contributes to their variance.
 
     With w the shares of output tokens, 1 / AL = sum over strata of w R / T: traffic fixes tokens,
@@ -276,7 +276,7 @@ def _sample(
         left = sums_without(steps[:, at]) / sums_without(tokens[:, at])
         without = -np.log(inverse[:, None] + weights[stratum] * (left - ratio[:, [stratum]]))
         of_each[:, at] = contributions(without)
-    return Sample(
+    return ScopePrompts(
         name=name,
         is_whole=is_whole,
         strata=strata,
@@ -355,7 +355,7 @@ class Scope:
 
 
 def scopes_of(
-    samples: Sequence[Sample], names: Sequence[str], confidence: float
+    samples: Sequence[ScopePrompts], names: Sequence[str], confidence: float
 ) -> tuple[tuple[Scope, ...], Simultaneous]:
     """The changes of every scope, the whole first, with intervals that hold together."""
     pairs = list(itertools.combinations(range(len(names)), 2))
@@ -369,7 +369,7 @@ def scopes_of(
 
 
 def _scope(
-    sample: Sample,
+    sample: ScopePrompts,
     names: Sequence[str],
     found: Sequence[tuple[Pair, Estimate, tuple[float, float]]],
 ) -> Scope:

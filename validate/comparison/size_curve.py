@@ -26,7 +26,7 @@ from ..judging.policy import in_percent
 from ..report.plots import Interval, forest
 from ..report.svg import standalone
 from .right_sizes import RightSizes, right_sizes
-from .scopes import Contestant, CountedDrafts, Sample, count_drafts, samples_of, simultaneous
+from .scopes import Contestant, CountedDrafts, ScopePrompts, count_drafts, samples_of, simultaneous
 
 USUAL_SIZES = (8192, 16384, 32768, 65536)
 _HALVES = 4
@@ -231,7 +231,7 @@ class _Way:
         )
 
     def _change(
-        self, sample: Sample, place: int, size: int, bounds: tuple[float, float]
+        self, sample: ScopePrompts, place: int, size: int, bounds: tuple[float, float]
     ) -> SizeChange:
         change = sample.log_lengths[place] - sample.log_lengths[0]
         relative, lower, upper = (float(np.expm1(value)) for value in (change, *bounds))

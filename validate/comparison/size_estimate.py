@@ -81,7 +81,7 @@ def _made(name: str, dtype: str, spec: TensorSpec) -> Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Serving:
+class ServingSpeeds:
     """What speeds are estimated for; seconds of a verify step by concurrency, None = any."""
 
     machines: Sequence[Machine]
@@ -166,7 +166,7 @@ class MachineSpeeds:
 
 
 def size_speeds(
-    num_rows: int, chosen: ChoiceCurve, rounds: Mapping[int, Round], serving: Serving
+    num_rows: int, chosen: ChoiceCurve, rounds: Mapping[int, Round], serving: ServingSpeeds
 ) -> tuple[MachineSpeeds, ...]:
     """Every size on every machine at every concurrency."""
     changes = {one.size: (one.relative_change, one.lower, one.upper) for one in chosen.whole}
@@ -223,7 +223,7 @@ class SizeEstimate:
     off_domain: tuple[MachineSpeeds, ...]
 
 
-def size_estimate(draft: Draft, curve: SizeCurve, serving: Serving) -> SizeEstimate:
+def size_estimate(draft: Draft, curve: SizeCurve, serving: ServingSpeeds) -> SizeEstimate:
     """Estimate every size of a curve of an unquantized draft, by its headers."""
     context = usual_context(draft.checkpoint.config)
     served = VerifyStep(curve.num_draft_tokens, context)

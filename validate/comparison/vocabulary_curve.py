@@ -26,7 +26,7 @@ from ...recipes.regular_file import optional_path
 from .size_curve import drawing, size_curve, usual_sizes
 from .size_estimate import (
     MachineSpeeds,
-    Serving,
+    ServingSpeeds,
     SizeEstimate,
     SizeSpeed,
     VocabReport,
@@ -116,11 +116,11 @@ def _sizes(asked: VocabRun, choosing: Choosing) -> tuple[int, ...]:
     return sizes
 
 
-def _serving(asked: VocabRun) -> Serving:
+def _serving(asked: VocabRun) -> ServingSpeeds:
     concurrencies = checked_concurrencies(asked.concurrency)
     names = dict.fromkeys(named_gpu(name).name for name in asked.gpus or (USUAL_GPU,))
     times = asked.target_step_ms
-    return Serving(
+    return ServingSpeeds(
         machines=[Machine(gpu=named_gpu(name), efficiency=USUAL_EFFICIENCY) for name in names],
         concurrencies=concurrencies,
         step_seconds={} if times is None else parse_step_times(str(times), concurrencies),

@@ -35,7 +35,7 @@ _BLOCK = 2**26  # elements copied from a device at a time
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class ReplayQuestion:
     """What a draft is asked; nothing else determines its proposals."""
 
     draft: LoadedDraft
@@ -93,7 +93,7 @@ class ReplayCache:
     holds: bool = False
     _held: tuple[Mapping[str, object], Sequence[Proposals]] | None = None
 
-    def recall(self, asked: Question) -> Sequence[Proposals] | None:
+    def recall(self, asked: ReplayQuestion) -> Sequence[Proposals] | None:
         """Proposals for every prompt in the order of the traces; None = it must be replayed."""
         if self._held is not None and self._held[0] == asked.key:
             return self._held[1]
@@ -102,14 +102,14 @@ class ReplayCache:
             self._held = asked.key, kept
         return kept
 
-    def keep(self, asked: Question, proposals: Sequence[Proposals]) -> None:
+    def keep(self, asked: ReplayQuestion, proposals: Sequence[Proposals]) -> None:
         """Keep a replay's proposals for every prompt, in the order of the traces."""
         if self.holds:
             self._held = asked.key, proposals
         if self.results is not None:
             self.results.write(asked.key, encoded(proposals))
 
-    def _kept(self, asked: Question, results: ResultCache) -> list[Proposals] | None:
+    def _kept(self, asked: ReplayQuestion, results: ResultCache) -> list[Proposals] | None:
         kept = results.read(asked.key)
         if kept is None:
             return None
@@ -131,7 +131,7 @@ class ReplayCache:
         return found
 
 
-Elsewhere = Callable[[Sequence[Question]], Sequence[Sequence[Proposals]]]
+Elsewhere = Callable[[Sequence[ReplayQuestion]], Sequence[Sequence[Proposals]]]
 """Answers a question about each of some drafts, for every prompt in the order of the traces."""
 
 
@@ -165,13 +165,13 @@ def _digest(weight: Tensor) -> str:
     return str(digest)
 
 
-def _sample(asked: Question) -> list[int]:
+def _sample(asked: ReplayQuestion) -> list[int]:
     telling = [i for i in range(len(asked.traces)) if asked.rows(i)]
     count = min(len(telling), max(1, len(telling) // PROMPTS_PER_PROOF))
     return secrets.SystemRandom().sample(telling, count)
 
 
-def _holds(found: Sequence[Proposals], asked: Question, position: int) -> bool:
+def _holds(found: Sequence[Proposals], asked: ReplayQuestion, position: int) -> bool:
     """Whether a replay repeats it: for the prompt alone, or, as batches round anew, for all."""
     if _equal(asked.answer([position])[0], found[position]):
         return True
@@ -185,7 +185,7 @@ def _equal(one: Proposals, other: Proposals) -> bool:
     return alike and torch.equal(one.token_ids, other.token_ids)
 
 
-def decoded(kept: bytes, asked: Question, positions: Sequence[int]) -> list[Proposals] | None:
+def decoded(kept: bytes, asked: ReplayQuestion, positions: Sequence[int]) -> list[Proposals] | None:
     """Proposals for prompts at these positions; None = wrong number, or not target tokens."""
     rows = [asked.rows(position) for position in positions]
     shape = (sum(rows), asked.num_draft_tokens)

@@ -26,7 +26,7 @@ from ...quantize.files.result_cache import user_cache
 from ...quantize.stored.stored_draft import StoredDraft
 from ...recipes.listener import SILENT, Listener, Progress
 from .draft_counts import DraftReplay
-from .replay_cache import Elsewhere, Question, ReplayCache, decoded, encoded
+from .replay_cache import Elsewhere, ReplayCache, ReplayQuestion, decoded, encoded
 from .trace_replay import replay_drafts
 
 MOST_TOGETHER = 8
@@ -120,7 +120,7 @@ def replayed_on_ray(
 ) -> Elsewhere:
     """What drafts propose, computed by one task for each batch of prompts."""
 
-    def answer(asked: Sequence[Question]) -> Sequence[Sequence[Proposals]]:
+    def answer(asked: Sequence[ReplayQuestion]) -> Sequence[Sequence[Proposals]]:
         if not asked:
             return []
         names = {each.name for each in dataclasses.fields(asked[0])} - {"draft", "traces"}
@@ -158,7 +158,9 @@ def _open_replay(
 ) -> Iterator[Callable[[Sequence[int]], list[bytes]]]:
     """In a worker: load the drafts, and query some of them; a job is a batch of positions."""
     loaded = load_for_replay(folders, TraceFolder.open(traces), how_asked)
-    questions = [Question(draft=loaded.drafts[i], traces=loaded.traces, **how) for i in contents]
+    questions = [
+        ReplayQuestion(draft=loaded.drafts[i], traces=loaded.traces, **how) for i in contents
+    ]
     for question, content in zip(questions, contents.values(), strict=True):
         check_equal(question.draft.name, question.content, content)
     yield lambda batch: [encoded(question.answer(batch)) for question in questions]

@@ -60,7 +60,7 @@ from .acceptance_counts import (
     repeated_ngram_share,
 )
 from .draft_counts import DraftReplay, FirstStepAgreement, PromptReplay, TraceFigures, clustered
-from .replay_cache import Elsewhere, Question, ReplayCache
+from .replay_cache import Elsewhere, ReplayCache, ReplayQuestion
 
 
 def counted_prompt(
@@ -216,7 +216,7 @@ def replay_drafts(
     if not all(draft.rounds_alone for draft in drafts):
         batch_size = 1
     batches = batches_of(traces.manifest.prompts, max_tokens=max_tokens, max_prompts=batch_size)
-    asked = Question(
+    asked = ReplayQuestion(
         draft=drafts[0],
         traces=traces,
         batches=batches,
@@ -319,7 +319,7 @@ def _draft_temperature(traces: TraceFolder, draft_sampling: DraftSampling) -> fl
 
 def _proposed(
     drafts: Sequence[LoadedDraft],
-    asked: Question,
+    asked: ReplayQuestion,
     known: Sequence[Sequence[Proposals] | None],
     on_progress: Progress,
 ) -> Iterator[tuple[int, PromptTrace, list[Proposals]]]:

@@ -70,7 +70,7 @@ AVERAGES = tuple(Average(**row) for row in table_beside(__file__, "averages")["r
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class ForeignFormat:
     """One file of one tool; `claims` recognises it by its first line, or by the whole document."""
 
     tool: str
@@ -80,17 +80,17 @@ class Format:
 
 
 _ANSWERS = ("text_completion", "chat.completion")
-FORMATS: tuple[Format, ...] = (
-    Format("AIPerf, profile_export.jsonl", "0.13.0", read_aiperf,
+FORMATS: tuple[ForeignFormat, ...] = (
+    ForeignFormat("AIPerf, profile_export.jsonl", "0.13.0", read_aiperf,
            lambda one: "metrics" in one and "session_num" in section(one, "metadata")),
-    Format("GuideLLM, JSON report", "0.8.1", read_guidellm,
+    ForeignFormat("GuideLLM, JSON report", "0.8.1", read_guidellm,
            lambda one: "benchmarks" in one and "guidellm_version" in section(one, "metadata")),
-    Format("answers of vLLM or SGLang, one to a line", "vLLM 0.32.0, 0.33.0; SGLang 0.5.23",
+    ForeignFormat("answers of vLLM or SGLang, one to a line", "vLLM 0.32.0, 0.33.0; SGLang 0.5.23",
            read_answers, lambda one: one.get("object") in _ANSWERS
            or one.keys() >= {"custom_id", "response"} or one.keys() >= {"meta_info", "text"}),
-    Format("vllm bench serve", "0.32.0, 0.33.0", read_bench_serve,
+    ForeignFormat("vllm bench serve", "0.32.0, 0.33.0", read_bench_serve,
            lambda one: one.keys() >= {"backend", "num_prompts", "model_id", "itls"}),
-    Format("request metrics of SGLang", "0.5.23", read_sglang_records,
+    ForeignFormat("request metrics of SGLang", "0.5.23", read_sglang_records,
            lambda one: one.keys() >= {"request_parameters", "prompt_tokens"}),
 )  # fmt: skip
 
@@ -129,7 +129,7 @@ def read_foreign(path: Path) -> ForeignMeasurement:
     return found.read(path)
 
 
-def foreign_format(path: Path) -> Format | None:
+def foreign_format(path: Path) -> ForeignFormat | None:
     """The tool that wrote a file; None = no other tool that is known."""
     first = _first(path)
     if isinstance(first, Mapping) and "format" in first:

@@ -201,7 +201,7 @@ BY_CHANCE = 0.001
 _NOISE_ALONE = 0.1  # of golden's accepted tokens per step
 
 
-class _Words(string.Template):
+class _AlertWords(string.Template):
     delimiter = "@"  # that of Prometheus and of Grafana is $
 
 
@@ -214,7 +214,7 @@ def filled(value: Any, words: Mapping[str, Any]) -> Any:
     if not isinstance(value, str):
         return value
     alone = value[1:] if value.startswith("@") else ""
-    return words[alone] if alone in words else _Words(value).substitute(words)
+    return words[alone] if alone in words else _AlertWords(value).substitute(words)
 
 
 def prometheus_rules(golden: Golden, limits: Sequence[Limit], queries: Queries, window: str) -> str:

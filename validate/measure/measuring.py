@@ -147,7 +147,7 @@ class ServerAddress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class MeasurePlan:
     """What to measure; warm-up repeats the first prompts."""
 
     prompts: Sequence[Prompt]
@@ -218,7 +218,7 @@ def measure(
     out: Path,
     server: ServerAddress,
     protocol: EngineProtocol,
-    plan: Plan,
+    plan: MeasurePlan,
     *,
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> Measurement:
@@ -250,7 +250,7 @@ def measure(
 class _Run:
     _client: ServerClient
     _protocol: EngineProtocol
-    _plan: Plan
+    _plan: MeasurePlan
     _setup: Setup
     _kept: KeptRecords
     _on_progress: Callable[[Progress], None]

@@ -14,7 +14,7 @@ from ...recipes.decode import ABOVE_0, AT_LEAST_1
 from ...recipes.errors import ParityError
 from ..judging.policy import Verdict
 from ..measure.measurement import Measurement, RequestRecord, differences
-from .finding import MIN_PROMPTS, Finding
+from .finding import MIN_PROMPTS, ParityFinding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Divergence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Audit:
+class RunDivergence:
     """One run compared with the plain one, up to each first difference; gaps are in nats."""
 
     name: str
@@ -69,7 +69,7 @@ class Audit:
         return max((one.gap for one in self.divergences if one.gap is not None), default=0.0)
 
 
-def audit(plain: Measurement, other: Measurement, *, max_gap: float) -> Audit:
+def audit(plain: Measurement, other: Measurement, *, max_gap: float) -> RunDivergence:
     """Compare every prompt's output with the plain one, which has `top_gap`; `max_gap` in nats."""
     _check_comparable(plain, other)
     theirs = {record.id: record for record in other.records}
@@ -78,7 +78,7 @@ def audit(plain: Measurement, other: Measurement, *, max_gap: float) -> Audit:
         divergence = _first_difference(own, theirs[own.id], max_gap)
         tokens += len(own.token_ids) if divergence is None else divergence.position + 1
         found += [] if divergence is None else [divergence]
-    return Audit(
+    return RunDivergence(
         name=other.name,
         num_prompts=len(plain.records),
         num_distinct_prompts=len({record.prompt_sha256 for record in plain.records}),
@@ -182,7 +182,7 @@ def divergence_findings(
     max_gap: float | None = None,
     max_hazard_ratio: float | None = None,
     min_prompts: int = MIN_PROMPTS,
-) -> tuple[Finding, ...]:
+) -> tuple[ParityFinding, ...]:
     """Audit speculative runs: noise must explain every divergence.
 
     Args:
@@ -209,7 +209,9 @@ def divergence_findings(
     return tuple(findings)
 
 
-def _judged(found: Audit, measured: Measurement, again: Audit | None, min_prompts: int) -> Finding:
+def _judged(
+    found: RunDivergence, measured: Measurement, again: RunDivergence | None, min_prompts: int
+) -> ParityFinding:
     unexplained = len(found.unexplained)
     equal = found.num_prompts - len(found.divergences)
     figures = (
@@ -236,7 +238,7 @@ def _judged(found: Audit, measured: Measurement, again: Audit | None, min_prompt
         reason = f"{figures}; expected at least {min_prompts} distinct prompts (--min-prompts)"
     else:
         verdict, reason = "PASS", f"{figures} (largest gap {found.largest_gap:.3f})"
-    return Finding(
+    return ParityFinding(
         check="divergence",
         what=f"{found.name}: unexplained divergences",
         estimate=unexplained,
@@ -247,7 +249,9 @@ def _judged(found: Audit, measured: Measurement, again: Audit | None, min_prompt
     )
 
 
-def _hazard_judged(found: Audit, again: Audit, max_ratio: float | None) -> Finding:
+def _hazard_judged(
+    found: RunDivergence, again: RunDivergence, max_ratio: float | None
+) -> ParityFinding:
     """Two Poisson rates: given their sum, one is binomial, with exact (Clopper-Pearson) bounds."""
     ours, theirs = len(found.divergences), len(again.divergences)
     exposure = again.num_tokens / max(1, found.num_tokens)
@@ -271,7 +275,7 @@ def _hazard_judged(found: Audit, again: Audit, max_ratio: float | None) -> Findi
     else:
         verdict, said = "INCONCLUSIVE", "these prompts do not decide: measure more prompts"
     both = lower is not None and upper is not None
-    return Finding(
+    return ParityFinding(
         check="divergence",
         what=f"{found.name}: hazard against the plain run's own",
         estimate=ours / theirs * exposure if theirs else None,
@@ -288,7 +292,7 @@ def _hazard_judged(found: Audit, again: Audit, max_ratio: float | None) -> Findi
 _OF_AGAIN = ("name", "identity_rate", "hazard", "largest_gap")
 
 
-def _details(found: Audit, again: Audit | None) -> Iterator[Mapping[str, object]]:
+def _details(found: RunDivergence, again: RunDivergence | None) -> Iterator[Mapping[str, object]]:
     yield {
         "prompts": found.num_prompts,
         "identity_rate": found.identity_rate,

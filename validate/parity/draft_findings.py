@@ -23,7 +23,7 @@ from ...quantize.stored.loading import LoadedDraft
 from ...recipes.errors import ParityError
 from ..counting.paired_change import Bounded, Floats, pooled_mean
 from ..counting.trace_replay import acceptance_probabilities
-from .finding import DraftLimits, Finding, Limits, judged, limits
+from .finding import DraftLimits, Limits, ParityFinding, judged, limits
 
 Quantity = Literal[
     "rows", "divergence", "same_first", "same_top", "overlap", "right_baseline", "right_candidate",
@@ -240,7 +240,7 @@ _FIGURES = (
 
 def draft_findings(
     prompts: Sequence[PromptAgreement], allowed: DraftLimits, *, top: int, confidence: float
-) -> tuple[Finding, ...]:
+) -> tuple[ParityFinding, ...]:
     """Judge every figure over all rows; conversations are the sampled units."""
     sampled = all(name in prompts[0].sums for name in ACCEPTED)
     return tuple(
@@ -262,7 +262,7 @@ def _finding(
     allowed: Limits,
     prompts: Sequence[PromptAgreement],
     confidence: float,
-) -> Finding:
+) -> ParityFinding:
     details = []
     for named, some, steps in _parts(prompts):
         found = _bounded(figure, some, steps, confidence)
@@ -270,7 +270,7 @@ def _finding(
             details.append(named | _plain(found) | _sides(figure, some, steps))
     whole = _bounded(figure, prompts, slice(None), confidence)
     if whole is None:
-        return Finding(
+        return ParityFinding(
             check="draft",
             what=what,
             estimate=None,

@@ -29,7 +29,7 @@ CheckName = Literal["divergence", "task", "sampled", "draft"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class ParityFinding:
     """One figure compared with a threshold; without a threshold the verdict is INCONCLUSIVE.
 
     Attributes:
@@ -64,7 +64,7 @@ class Finding:
 class _FindingsFile:
     format: Literal["draftquant parity"] = "draftquant parity"
     format_version: Literal[1] = 1
-    findings: tuple[Finding, ...]
+    findings: tuple[ParityFinding, ...]
     drafts_sha256: tuple[str | None, ...] = ()  # files of earlier versions have none
 
     def problem(self) -> str:
@@ -77,12 +77,12 @@ class ParityReport:
     """A report that was read, with the sha256 of the tensors of each draft; empty = not known."""
 
     path: Path
-    findings: tuple[Finding, ...]
+    findings: tuple[ParityFinding, ...]
     drafts_sha256: tuple[str | None, ...]
 
 
 def to_mapping(
-    findings: Sequence[Finding], drafts_sha256: Sequence[str | None] = ()
+    findings: Sequence[ParityFinding], drafts_sha256: Sequence[str | None] = ()
 ) -> dict[str, Any]:
     """Plain data for JSON."""
     return dataclasses.asdict(
@@ -92,7 +92,7 @@ def to_mapping(
 
 def write_findings(
     path: Path,
-    findings: Sequence[Finding],
+    findings: Sequence[ParityFinding],
     *,
     drafts_sha256: Sequence[str | None] = (),
     overwrite: bool = False,
@@ -123,7 +123,7 @@ class Findings(Brief):
         findings: the findings, each with an estimate, its bounds, a threshold and a verdict.
     """
 
-    findings: tuple[Finding, ...]
+    findings: tuple[ParityFinding, ...]
 
     @property
     def verdict(self) -> Verdict:
@@ -193,7 +193,7 @@ def judged(
     unit: str = "prompts",
     remedy: str = "measure more prompts",
     details: Sequence[Mapping[str, object]] = (),
-) -> Finding:
+) -> ParityFinding:
     """A finding about one figure; `unit` is what a cluster is, `remedy` what would settle it."""
     verdict, why = _verdict(found, allowed, unit, remedy)
     spread = found.has_spread
@@ -203,7 +203,7 @@ def judged(
         for one in (found.estimate, found.lower, found.upper)
     )
     bounds = f", bounds {lower} and {upper}" if spread else ""
-    return Finding(
+    return ParityFinding(
         check=check,
         what=what,
         estimate=found.estimate,

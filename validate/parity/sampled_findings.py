@@ -23,7 +23,7 @@ from ..counting.paired_change import pooled_mean
 from ..measure.measurement import Measurement, RequestRecord
 from ..measure.server_answers import get_protocol, section
 from .divergence_findings import check_settings
-from .finding import Finding, Limits, judged
+from .finding import Limits, ParityFinding, judged
 
 ScoringEngine = Literal["vllm", "sglang"]
 """Engines that tell how likely the tokens of a prompt are."""
@@ -238,7 +238,7 @@ def sampled_finding(
     *,
     max_logprob_drop: Limits,
     confidence: float,
-) -> Finding:
+) -> ParityFinding:
     """Judge the change of the mean log-probability per token, in nats, paired by prompt."""
     ours, theirs = (
         _means(run, some) for run, some in zip((plain, speculative), scores, strict=True)

@@ -12,7 +12,7 @@ from scipy import optimize, stats
 
 from ...recipes.errors import ParityError
 from ..counting.paired_change import Bounded, pooled_mean
-from .finding import Finding, Limits, judged, limits
+from .finding import Limits, ParityFinding, judged, limits
 from .lm_eval_tasks import Directions, Item, TaskSamples
 
 
@@ -116,7 +116,7 @@ def task_findings(
     max_score_drop: float | None,
     confidence: float,
     directions: Directions = BY_NAME,
-) -> tuple[Finding, ...]:
+) -> tuple[ParityFinding, ...]:
     """Compare every metric of every filter of every task with a margin in the metric's own unit."""
     margin = limits("--max-score-drop", max_score_drop, least=-1)
     if first.keys() != second.keys():
@@ -211,7 +211,7 @@ def _pairs(
 
 def _finding(
     label: str, pairs: Sequence[tuple[float, float]], sign: float, margin: Limits, confidence: float
-) -> Finding:
+) -> ParityFinding:
     """A finding on gains, `sign` times the second score minus the first."""
     count, gains = len(pairs), [sign * (second - first) for first, second in pairs]
     details: dict[str, object] = {"items": count}

@@ -25,7 +25,7 @@ from ..counting.draft_counts import CountedDraft, PromptCounts, TextFigures
 from ..judging.figures import ROUNDING, DraftFigures, differences
 from ..judging.judgement import GateReport, counted, judge_counts
 from ..judging.policy import REPLAYED
-from ..parity.finding import Finding
+from ..parity.finding import ParityFinding
 from ..served.foreign_gate import FOREIGN
 from ..served.joint_report import JointReport, joint_report
 from ..served.served_gate import DRIFT_CONFIDENCE, SERVED, ServerNoise, judged_noise
@@ -211,7 +211,7 @@ class _Judgement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
+class ReportHeader:
     """What comes before a judgement; `argv` is empty from Python, `date` None in older reports."""
 
     format: Literal["draftquant gate"] = FORMAT
@@ -239,7 +239,7 @@ class Document(Brief):
         judgement: the verdict and all its evidence.
     """
 
-    header: Header
+    header: ReportHeader
     judgement: Judgement
 
     @property
@@ -256,7 +256,7 @@ class Document(Brief):
         return self.judgement.noise if isinstance(self.judgement, JointReport) else None
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> tuple[ParityFinding, ...]:
         """The findings of parity checks."""
         return self.judgement.parity if isinstance(self.judgement, JointReport) else ()
 
@@ -280,7 +280,7 @@ def document_of(
     date: str | None = None,
 ) -> dict[str, Any]:
     """Plain data for JSON; `argv` has no paths and outputs."""
-    header = Header(
+    header = ReportHeader(
         draftquant=package_version("draftquant"),
         argv=tuple(argv),
         environment=environment(),
@@ -309,9 +309,9 @@ def parse_report(text: str, where: object) -> Document:
     try:
         found = parse_object(text)
         _check_version(found, where)
-        names = {field.name for field in fields(Header)} & found.keys()
+        names = {field.name for field in fields(ReportHeader)} & found.keys()
         header = {key: found.pop(key) for key in names}
-        document = Document(header=decode(Header, header), judgement=_judgement(found))
+        document = Document(header=decode(ReportHeader, header), judgement=_judgement(found))
     except JsonProblem as exc:
         raise GateError(where, f"is no report of the gate: {exc}", fix=_AGAIN) from exc
     judgement, problem = judged_again(document.judgement)

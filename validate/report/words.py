@@ -64,7 +64,7 @@ def digest(sha256: str | None) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ComparisonRow:
     """A line in the table of a comparison: the whole, whose name is "", or a part."""
 
     name: str
@@ -84,9 +84,9 @@ class Row:
         return self.prompts, *lengths, *found, limit(self.limit)
 
 
-def rows(found: GateReport) -> Iterator[Row]:
+def rows(found: GateReport) -> Iterator[ComparisonRow]:
     """The whole of a comparison, then its parts."""
-    yield Row(
+    yield ComparisonRow(
         name="",
         prompts=found.sample,
         before=found.baseline.mean_acceptance_length,
@@ -97,7 +97,7 @@ def rows(found: GateReport) -> Iterator[Row]:
         outcome=found.verdict,
     )
     for own in found.parts.all:
-        yield Row(
+        yield ComparisonRow(
             name=own.category,
             prompts=count(own.num_prompts),
             before=own.baseline_mean_acceptance_length,

@@ -58,7 +58,7 @@ from .report_pages import NOTHING, asked_for, golden_file, texts_of, write_pages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredRuns:
     """What is judged besides traces, or instead of them; `again` is the baseline once more."""
 
     runs: tuple[Measurement, Measurement] | ForeignPair | None
@@ -66,7 +66,7 @@ class Measured:
     parity: tuple[ParityReport, ...]
 
     @classmethod
-    def read(cls, asked: GateRun) -> "Measured":
+    def read(cls, asked: GateRun) -> "MeasuredRuns":
         """The requested files; GateError if noise is to be judged on another tool's files."""
         runs: tuple[Measurement, Measurement] | ForeignPair | None = None
         again = None
@@ -184,7 +184,7 @@ def replayed(asked: GateRun, policy: str) -> DraftsJudged:
     return DraftsJudged(folders=(baseline, candidate), background=background, replays=replays)
 
 
-def named(asked: GateRun, measured: Measured, policy: str) -> DraftsJudged:
+def named(asked: GateRun, measured: MeasuredRuns, policy: str) -> DraftsJudged:
     """Both drafts where only servers were measured, as far as they are named."""
     if not asked.references:
         background = Background(
@@ -336,7 +336,7 @@ def judged(asked: GateRun) -> Judged:
         unrecorded=asked.unrecorded,
     )
     look = parse_look(asked.look, asked.spending)
-    measured = Measured.read(asked)
+    measured = MeasuredRuns.read(asked)
     if asked.num_draft_tokens is None:  # traces are replayed with the K that was served
         asked = dataclasses.replace(asked, num_draft_tokens=measured.num_draft_tokens)
     report: GateReport | JointReport
@@ -360,7 +360,7 @@ def judged(asked: GateRun) -> Judged:
 
 
 def _judge(
-    drafts: DraftsJudged, measured: Measured, policy: Policy, look: Look | None
+    drafts: DraftsJudged, measured: MeasuredRuns, policy: Policy, look: Look | None
 ) -> GateReport | JointReport:
     background, replayed_alone = drafts.background, None
     if drafts.replays:
@@ -384,7 +384,7 @@ def _judge(
 
 
 def _drafts_and_engines(
-    asked: GateRun, measured: Measured, drafts: DraftsJudged
+    asked: GateRun, measured: MeasuredRuns, drafts: DraftsJudged
 ) -> tuple[Drafts, tuple[EngineFacts, ...]]:
     if drafts.folders and (drafts.replays or not any(measured.not_tied())):
         names = [str(name) for name in asked.references]
@@ -400,7 +400,7 @@ def _drafts_and_engines(
     return Drafts(baseline=baseline, candidate=candidate), ()
 
 
-def _golden(asked: GateRun, document: Document, measured: Measured) -> Mapping[Path, str]:
+def _golden(asked: GateRun, document: Document, measured: MeasuredRuns) -> Mapping[Path, str]:
     """Golden acceptance of the candidate, served if it was; its failure loses no verdict."""
     try:
         return golden_file(asked, document, measured.own[1] if measured.own else None)

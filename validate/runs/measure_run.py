@@ -16,7 +16,7 @@ from ..golden.golden_acceptance import golden_document
 from ..golden.golden_sources import golden_of_measurement
 from ..measure.measurement import Measurement
 from ..measure.measurement_file import read_measurement
-from ..measure.measuring import Plan, Progress, ServerAddress, measure
+from ..measure.measuring import MeasurePlan, Progress, ServerAddress, measure
 from ..measure.server_answers import Ask, get_protocol
 from .judging_asked import MeasureRun
 from .report_pages import draft_identity
@@ -49,7 +49,7 @@ def _one_server(asked: MeasureRun) -> Measurement:
         return measure(Path(out), server, get_protocol(engine), plan, on_progress=teller)
 
 
-def _plan(asked: MeasureRun) -> Plan:
+def _plan(asked: MeasureRun) -> MeasurePlan:
     decoding = Decoding(
         temperature=asked.temperature,
         top_p=asked.top_p,
@@ -65,7 +65,7 @@ def _plan(asked: MeasureRun) -> Plan:
             f"{path}: {longer} of {len(prompts)} prompts have later turns of the user,"
             " which follow the target's answer: the first turn is measured"
         )
-    return Plan(
+    return MeasurePlan(
         prompts=prompts,
         ask=Ask(
             decoding=decoding, max_new_tokens=asked.max_new_tokens, ignore_eos=asked.ignore_eos

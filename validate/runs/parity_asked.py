@@ -14,7 +14,7 @@ from ...quantize.files.report_files import check_reports
 from ...recipes.errors import ParityError
 from ...recipes.listener import Heard
 from ...recipes.regular_file import AnyPath
-from ..parity.finding import DraftLimits, Finding, Findings, write_findings
+from ..parity.finding import DraftLimits, Findings, ParityFinding, write_findings
 
 ScoringEngine = Literal["vllm", "sglang"]
 
@@ -33,7 +33,9 @@ class FindingsFile(Heard):
             check_reports({"report": Path(self.report)}, overwrite=self.overwrite)
 
     def written(
-        self, findings: Sequence[Finding], drafts_sha256: Callable[[], Sequence[str | None]] = tuple
+        self,
+        findings: Sequence[ParityFinding],
+        drafts_sha256: Callable[[], Sequence[str | None]] = tuple,
     ) -> Findings:
         """At least one finding, written to a file if requested, with the drafts it is about."""
         if self.report is not None:

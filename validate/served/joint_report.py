@@ -15,7 +15,7 @@ from ..judging.judgement import GateReport
 from ..judging.policy import EXIT_CODES, Look, Policy, Verdict, worst
 from ..judging.published import Published
 from ..measure.measurement import Measurement
-from ..parity.finding import Finding
+from ..parity.finding import ParityFinding
 from .foreign_gate import judge_foreign
 from .served_gate import ServerNoise, judge_measured, server_noise
 
@@ -48,7 +48,7 @@ class JointReport(Published):
     served: GateReport | None
     replayed: GateReport | None
     noise: ServerNoise | None
-    parity: tuple[Finding, ...]
+    parity: tuple[ParityFinding, ...]
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -78,7 +78,7 @@ def joint_report(
     served: GateReport | None = None,
     replayed: GateReport | None = None,
     noise: ServerNoise | None = None,
-    parity: tuple[Finding, ...] = (),
+    parity: tuple[ParityFinding, ...] = (),
     warnings: Sequence[str] = (),
 ) -> JointReport:
     """What several judgements say together; `warnings` belong to none, without a full stop."""
@@ -107,7 +107,7 @@ def _parts(
     served: GateReport | None,
     replayed: GateReport | None,
     noise: ServerNoise | None,
-    parity: Sequence[Finding],
+    parity: Sequence[ParityFinding],
 ) -> tuple[Part, ...]:
     titled = (("served", served), ("replayed", replayed), ("server noise", noise))
     return (
@@ -168,7 +168,7 @@ def judge_jointly(
     runs: tuple[Measurement, Measurement] | ForeignPair | None,
     again: Measurement | None,
     replayed: GateReport | None,
-    findings: tuple[Finding, ...],
+    findings: tuple[ParityFinding, ...],
     policy: Policy,
     *,
     look: Look | None,

@@ -8,7 +8,7 @@ from typing import Any
 from ....validate.comparison.sources import ReplayedDraft
 from ....validate.golden.golden_acceptance import Golden
 from ....validate.judging.judgement import GateReport
-from ....validate.report.document import FORMAT, SCHEMA_VERSION, Header
+from ....validate.report.document import FORMAT, SCHEMA_VERSION, ReportHeader
 from ....validate.served.joint_report import JointReport
 from .markdown import page, text
 from .traces import part
@@ -16,7 +16,7 @@ from .traces import part
 _INTRODUCTION = f"""\
 `gate --report G.json` writes one JSON object, and `report`, `compare` and `card` read it. `format`
 is always `"{FORMAT}"` and `schema_version` is {SCHEMA_VERSION}. A reader that finds another version
-should stop and run the gate again. The keys of a `Header` come first. `kind` says which keys
+should stop and run the gate again. The keys of a `ReportHeader` come first. `kind` says which keys
 follow: those of a `GateReport` (`"comparison"`) or those of a `JointReport` (`"joint"`)."""
 _RULES = """\
 `sha256` identifies a draft: it is the SHA-256 of the names and BLAKE3 digests of all its tensors.
@@ -57,7 +57,7 @@ def report_page() -> str:
         "Report format",
         text(_INTRODUCTION),
         text(_RULES),
-        *_parts(Header, seen),
+        *_parts(ReportHeader, seen),
         *_parts(GateReport | JointReport, seen),
         "## A report that is read",
         text(_AGAIN),
