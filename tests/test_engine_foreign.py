@@ -46,8 +46,6 @@ UNKNOWN = {
 }
 """Everyday answers that `check` does not know: of none that a tool made."""
 SERVED = {
-    # It builds fc, and does not use it where the widths are equal: `llama_eagle3.py:240`.
-    ("no-fc", "sglang"): "LOADS",
     # It loads, and unpacks a tensor as a pair in its first forward: `llama.py:502,621`.
     ("no-layers", "sglang"): "LOADS BUT WRONG",
     # Its speculator is refused: `v1/worker/gpu/spec_decode/dflash/speculator.py:67`.

@@ -31,7 +31,7 @@ from tiny_mla import MODELOPT_EXTRAS  # noqa: E402
 from tiny_shapes import Shapes  # noqa: E402
 
 FILE = HERE / "drawn.json"
-COUNT = 240
+COUNT = 320
 PLATFORMS = ("vllm sm90 1", "sglang sm90 1")
 TOOLS = (
     "*compressed-tensors--W4A16", "*llm-compressor--FP8_DYNAMIC", "*llm-compressor--w4-channel",

@@ -42,8 +42,6 @@ _SMALL: Mapping[str, int] = {
 }  # fmt: skip
 _DEPTH = 128
 """Layers of a target: as many as any published draft reads."""
-_NOT_USED = {"no-fc": ["sglang sm90 1"]}
-"""Rows of which an engine builds more than the folder has, and uses that as little."""
 Loaded = Iterator[EngineCheck]
 """What `check` says of folders that an engine loaded."""
 
@@ -52,8 +50,7 @@ def of_rows(work: Path) -> Loaded:
     """Of folders that are kept as rows."""
     files = [row for file in folder_rows.FILES.values() for row in folder_rows.read_rows(file)]
     for number, row in enumerate([*files, *drawn.kept_rows()]):
-        said = [*row["answers"].get("LOADS", ()), *_NOT_USED.get(row["draft"], ())]
-        loaded = {asked.rpartition(" ")[0]: asked for asked in said}
+        loaded = {asked.rpartition(" ")[0]: asked for asked in row["answers"].get("LOADS", ())}
         if not loaded:
             continue
         place = work / str(number)

@@ -24,6 +24,9 @@ _UNUSED = re.compile(r"[.]layers[.][1-9][0-9]*[.]input_layernorm[.]|shared_head[
 """Layers after the first of `llama_eagle3.py` build it, and use hidden_norm in its place; the head
 of an MTP layer is filled with the target's."""
 
+_UNUSED_WITHOUT_FUSION = re.compile(rf"{_UNUSED.pattern}|[.]fc[.]")
+"""It is built for such drafts too, and never called: `llama_eagle3.py` compares the widths."""
+
 
 def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
     """One shard of the draft, as a server with default arguments builds it.
@@ -45,12 +48,14 @@ def subject(draft: Path, target: Path, tp: int, rank: int) -> Subject:
     sglang_platform.become_rank(tp, rank)
     config = ModelConfig(str(draft), is_draft_model=True, quantization=None, dtype="auto")
     build, load_folder = loading(config)
+    section = getattr(config.hf_config, "eagle_config", None) or {}
+    fuses = section.get("use_aux_hidden_state", True)
     return Subject(
         build=build,
         load_folder=load_folder,
         tensors=tensors,
         needs_gpu=sglang_platform.needs_gpu,
-        unused=_UNUSED,
+        unused=_UNUSED if fuses else _UNUSED_WITHOUT_FUSION,
         ignored=("transform_config",) if _is_transformed(draft) else (),
         first=rank == 0,
         # A block draft proposes by the target's head: `dflash_worker_v2.py:138`.

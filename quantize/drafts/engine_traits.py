@@ -168,7 +168,8 @@ class MtpLayer:
         no_parameter: the error for a stored tensor that has no parameter, with {name}; `no_expert`,
             if it differs, for a tensor of a routed expert, with {experts}, {stacked} and {leaf}.
         own_heads: each module is built with a head of its own, with this name, with {n}.
-        head: what excludes call the head that it builds otherwise, with {n}.
+        head: what excludes call the head that it builds, with {n}; by another name than lm_head the
+            method of the declaration takes it, before it is the target's.
         misconfigured: keys and tensors without which it does not build the layer.
         cache_scales: whether it reads `self_attn.attn.k_scale`, or drops it; None = not executed.
         declared: what it says of a declaration, where it reads the folder's own, not the target's.

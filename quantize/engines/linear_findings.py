@@ -56,7 +56,7 @@ class Walk(Folder):
                 continue
             parts = {part: stored.get(part, {}) for part in module.parts}
             if module.leaf in SHARED and not any(parts.values()):
-                absent = self._scheme(module, [])
+                absent = self._scheme(module, [], even_plain=module.prefix != module.leaf)
                 signature = absent.signature if absent else ""
                 findings += self.engine.rules("absent_head", signature=signature, module=module)
                 continue
@@ -95,10 +95,13 @@ class Walk(Folder):
                 found[group.scheme.signature] = row
         return found
 
-    def _scheme(self, module: Module, findings: list[Finding]) -> LinearScheme | None:
+    def _scheme(
+        self, module: Module, findings: list[Finding], *, even_plain: bool = False
+    ) -> LinearScheme | None:
         """The scheme in which the engine builds a module; None = unquantized."""
         question = self.question
-        if question.declaration is None or module.leaf in self.engine.plain(question):
+        is_plain = module.leaf in self.engine.plain(question) and not even_plain
+        if question.declaration is None or is_plain:
             return None
         try:
             excluded = self.engine.is_excluded(question, module)

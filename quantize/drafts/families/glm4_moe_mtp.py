@@ -7,7 +7,6 @@ Replay does as vLLM.
 """
 
 import re
-from dataclasses import replace
 
 from typing_extensions import override
 
@@ -32,7 +31,7 @@ def _in_vllm(draft: ServedDraft) -> Finding | None:
     )
 
 
-_TRAITS = mtp.mtp_traits(
+ENGINE_TRAITS = mtp.mtp_traits(
     frozenset({"Glm4MoeForCausalLM"}),
     vllm=MtpLayer(
         layer="model.layers.{n}.mtp_block.",
@@ -50,8 +49,6 @@ _TRAITS = mtp.mtp_traits(
     ),
     more_in_sglang=frozenset({"Glm4MoeForCausalLMNextN"}),
 )
-# Its head gets the declaration: `glm4_moe_mtp.py:70`.
-ENGINE_TRAITS = replace(_TRAITS, vllm=replace(_TRAITS.vllm, head_declared="always"))
 
 
 class Glm4MoeMtp(mtp.Mtp):
