@@ -146,9 +146,22 @@ def write(record: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
     """A line for each kind of draft."""
     engines = []
     for engine, kinds in record.items():
-        lines = ",\n".join(f"{json.dumps(draft)}: {json.dumps(f)}" for draft, f in kinds.items())
+        kept = {draft: json.dumps(_kept(facts)) for draft, facts in kinds.items()}
+        lines = ",\n".join(f"{json.dumps(draft)}: {facts}" for draft, facts in kept.items())
         engines.append(f'"{engine}": {{\n{lines}\n}}')
     FILE.write_text("{" + ", ".join(engines) + "}\n", encoding="utf-8")
+
+
+def _kept(facts: Sequence[str]) -> dict[str, list[str]]:
+    """The facts, with what takes linears said once for all linears that it takes."""
+    taken: dict[str, list[str]] = defaultdict(list)
+    for fact in facts:
+        module, is_of_linear, scheme = fact.partition(" as ")
+        taken[module if is_of_linear else "others"].append(scheme if is_of_linear else fact)
+    modules: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for module, schemes in taken.items():
+        modules[tuple(schemes)].append(module)
+    return {", ".join(names): list(schemes) for schemes, names in modules.items()}
 
 
 def main() -> int:

@@ -14,7 +14,7 @@ import itertools
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -213,16 +213,23 @@ def _of_tensors(folder: Folder) -> Iterator[str]:
 
 
 @functools.cache
-def _forms() -> Mapping[str, Mapping[str, Sequence[str]]]:
+def _forms() -> Mapping[str, Mapping[str, Set[str]]]:
     """Engine -> kind of draft -> facts."""
-    file = Path(__file__).with_name("executed_forms.json")
-    found: Mapping[str, Mapping[str, Sequence[str]]] = json.loads(read_text(file))
-    return found
+    kept = json.loads(read_text(Path(__file__).with_name("executed_forms.json")))
+    return {engine: {d: {*_facts(of)} for d, of in kinds.items()} for engine, kinds in kept.items()}
+
+
+def _facts(kept: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Facts as they are kept: the others, and what takes linears by all of which it is taken."""
+    for modules, said in kept.items():
+        names = modules.split(", ") if modules != "others" else ()
+        yield from (f"{module} as {taken}" for module in names for taken in said)
+    yield from kept["others"]
 
 
 def of_other_form(engine: Engine, form: DraftForm) -> Finding | None:
     """That no folder with one of its facts was executed; None where all were."""
-    known = _forms().get(engine.name, {}).get(form.draft, ())
+    known = _forms().get(engine.name, {}).get(form.draft, set())
     other = next((fact for fact in form.facts if fact not in known), None)
     if other is None:
         return None
