@@ -4,18 +4,12 @@ llm-compressor observes inputs and leaves the rest to this library: here the glo
 of fixed inputs, everything else is the library's own.
 """
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-
-sys.path.append(
-    str(Path(__file__).parents[1] / "experiments" / "engines" / "foreign")
-)  # its modules stand alone
-
 from tree import module_tree, write_folder
 
 INPUT_ABSMAX = {"q_proj": 3.7, "o_proj": 1.9, "gate_proj": 2.3, "down_proj": 11.1}

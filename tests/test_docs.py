@@ -177,8 +177,7 @@ def test_every_page_is_in_the_index() -> None:
 # ---- the shell blocks of README and of the tutorials run as they stand, in a folder like a clone
 
 
-ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/tutorials/amd.md", "docs/tutorials/nvidia.md", "docs/tutorials/ci.md")
+GUIDES = ("README.md", "docs/tutorials/amd.md", "docs/tutorials/nvidia.md", "docs/tutorials/ci.md")
 NUM_PROMPTS = 4
 VERDICTS = (0, 1, 3)  # of the gate; everything else has to succeed
 _FENCE = "```"
@@ -221,7 +220,7 @@ def clone(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", GUIDES)
 def test_the_commands_run(
     page: str, clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -236,7 +235,6 @@ def test_the_commands_run(
 # ---- the notebook of the tutorials, run as it stands by a kernel of this interpreter
 
 
-ROOT = Path(__file__).parents[1]
 NOTEBOOK = ROOT / "docs" / "tutorials" / "notebook.ipynb"
 
 

@@ -6,7 +6,6 @@ adds some ten products of the same size.
 """
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes.errors import CheckpointError
 from draftquant.validate.counting.trace_replay import replay_drafts
+from formats import format_recipe
 from heads import BEYOND
 from k3_draft import CASES, CONTEXT, TOKENS, features, write_draft
 from reference_dflash import ReferenceDSpark, ReferenceDSparkMla, random_weights
@@ -38,9 +38,7 @@ from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
 ENGINES_FOLDER = Path(__file__).parents[1] / "experiments" / "engines"
-sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
 
-from formats import format_recipe  # noqa: E402
 
 K = 5
 NUM_CONTEXT = 11

@@ -5,7 +5,6 @@ The rows are those of `folder_rows.FILES`, in experiments/engines; headers only.
 
 import copy
 import functools
-import sys
 import typing
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import folder_rows
 import pytest
 from asked_pairs import check_pair
 from draftquant.quantize.drafts import read_draft
@@ -30,9 +30,7 @@ from tiny_dspark import tiny_dspark
 from tiny_mla import tiny_eagle3_mla
 
 ENGINES_FOLDER = Path(__file__).parents[1] / "experiments" / "engines"
-sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
 
-import folder_rows  # noqa: E402
 
 INSIDE = "MTP layers in targets"
 NO_DRAFTS = {"qwen2-head-dim", "qwen2-odd-heads", "dflash2"}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import FAMILIES, Workshop, _quantized, beyond_cases, mixed_cases
 from draftquant import api as dq
 from draftquant.quantize.engines import versions
 from draftquant.quantize.engines.built_linears import without_ones
@@ -27,18 +28,13 @@ from draftquant.quantize.engines.excludes import exact_or_regex
 from draftquant.quantize.engines.vllm_rules import Vllm
 from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
+from folder_rows import FILES, read_rows, write_folder
+from formats import all_formats, format_recipe
+from predictions import find_mismatches, predicted
 from reasons import own_text
+from results import read_outcomes
 from tiny import read_tensors, tiny_eagle3_llama, write_tensors
 from typing_extensions import override
-
-ENGINES_FOLDER = Path(__file__).parents[1] / "experiments" / "engines"
-sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
-
-from cases import FAMILIES, Workshop, _quantized, beyond_cases, mixed_cases  # noqa: E402
-from folder_rows import FILES, read_rows, write_folder  # noqa: E402
-from formats import all_formats, format_recipe  # noqa: E402
-from predictions import find_mismatches, predicted  # noqa: E402
-from results import read_outcomes  # noqa: E402
 
 OTHER_TEXT = {"eagle3-mla--modelopt-nvfp4-head", "dflash--modelopt-nvfp4-head"}
 """Several things are wrong: which of them an engine meets first follows the order of tensors."""

@@ -3,25 +3,20 @@
 import dataclasses
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import FAMILIES, NUM_TARGET_LAYERS, Workshop
 from draftquant.quantize.engines.contract import EngineCheck, EngineName
 from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Expectation, Recipe, Rule
 from draftquant.scripts.cli import main
+from formats import FamilyName, format_recipe
 from tiny import edit_json
 from tiny_mla import tiny_eagle3_mla
-
-ENGINES_FOLDER = Path(__file__).parents[1] / "experiments" / "engines"
-sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
-
-from cases import FAMILIES, NUM_TARGET_LAYERS, Workshop  # noqa: E402
-from formats import FamilyName, format_recipe  # noqa: E402
 
 FP8_STATIC = format_recipe("fp8", "fp8-tensor", "fp8-static")
 FP8_BLOCK = format_recipe("fp8", "fp8-block", "fp8-group")

@@ -1,24 +1,19 @@
 """LOADS is said of executed forms: drawn folders beside what both engines did with them."""
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import drawn
+import folder_rows
 import pytest
 from asked_pairs import check_pair
 from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.recipes.errors import CheckpointError
 from tiny import edit_json, read_tensors, store, tiny_eagle3_llama, values_of, write_tensors
-
-ENGINES_FOLDER = Path(__file__).parents[1] / "experiments" / "engines"
-sys.path.append(str(ENGINES_FOLDER))  # its modules stand alone
-
-import drawn  # noqa: E402
-import folder_rows  # noqa: E402
 
 KNOWS_MORE = (
     "does not use it",  # fc, which a loader sees filled

@@ -114,6 +114,3 @@ def test_a_draft_that_reads_the_last_hidden_state_has_no_fc(
         feature_spec(dataclasses.replace(shape, hidden_size=32), (7,), loaded, "float32")
     with pytest.raises(TraceError, match="it has no fc that fuses layers: it reads the target's"):
         check_reads_layers(loaded)
-
-
-# ---- the layout of speculators: executed with speculators 0.9.0 and vLLM 0.33

@@ -2,12 +2,12 @@
 
 import json
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import corpus
+import online_head
 import pytest
 import torch
 from by_recipe import draft_of
@@ -147,9 +147,7 @@ def test_what_config_json_does_not_say(tmp_path: Path) -> None:
 
 
 ENGINES = Path(__file__).parents[1] / "experiments" / "engines"
-sys.path.append(str(ENGINES))  # its modules stand alone
 
-import online_head  # noqa: E402
 
 RECORDED = json.loads((ENGINES / "online_head.json").read_text(encoding="utf-8"))
 

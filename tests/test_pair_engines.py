@@ -4,7 +4,6 @@
 """
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,6 @@ from draftquant.quantize.pairing.inherited import KEEPS, becomes_in_sglang, decl
 from draftquant.quantize.pairing.pair import Pair, TargetArgs
 from draftquant.quantize.pairing.serving_limits import is_too_short, served_length
 from draftquant.quantize.pairing.target import Target
-
-sys.path.append(str(Path(__file__).parents[1] / "experiments" / "engines"))  # stand alone
-
 from pairs import DRAFT, OUT, TARGET
 
 EXECUTED = json.loads(OUT.read_text(encoding="utf-8"))

@@ -10,11 +10,10 @@ without its gradient, a row too many) moves it by more than 1e-4.
 import dataclasses
 import itertools
 import json
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
+import kv_cache
 import pytest
 import reference_dflash
 import torch
@@ -225,9 +224,6 @@ def rounding(activations: Any, case: Case) -> InputRounding:
 
 # ---- keys and values in an FP8 cache: what is rounded, and what a draft sees of it
 
-sys.path.append(str(Path(__file__).parents[1] / "experiments" / "engines"))
-
-import kv_cache  # noqa: E402
 
 RECORDED = json.loads(kv_cache.RESULTS.read_text(encoding="utf-8"))
 

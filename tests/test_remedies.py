@@ -4,7 +4,6 @@ import json
 import random
 import re
 import shutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -16,6 +15,7 @@ from draftquant.quantize.engines.contract import ENGINE_NAMES, EngineCheck, Engi
 from draftquant.quantize.engines.engine_check import check_checkpoint, check_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.recipes.errors import DraftQuantError
+from folder_rows import FILES, read_rows, write_folder
 from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark
@@ -24,9 +24,6 @@ from tiny_mla import tiny_eagle3_mla
 from tiny_mtp import tiny_glm4_moe_mtp
 from tiny_speculators import tiny_speculators_dflash, tiny_speculators_eagle3
 from tiny_target import tiny_target
-
-sys.path.append(str(Path(__file__).parents[1] / "experiments" / "engines"))  # stands alone
-from folder_rows import FILES, read_rows, write_folder
 
 Build = Callable[[Path], Path]
 MLX = {"group_size": 64, "bits": 4, "mode": "affine"}

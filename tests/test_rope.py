@@ -9,7 +9,6 @@ digits.
 """
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import rope_readings
 import torch
 from by_recipe import draft_of
 from draftquant.quantize.drafts.config_defaults import as_read
@@ -32,17 +32,11 @@ from draftquant.quantize.drafts.rope import (
 from draftquant.quantize.engines.engine_check import check_checkpoint, check_draft
 from draftquant.quantize.lints.catalogue import find_lints
 from draftquant.recipes.errors import CheckpointError
+from ropes import CASES, OUT, POSITIONS, THETA, head
 from tiny import edit_json, tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_llama import tiny_language_model
 from tiny_mla import tiny_eagle3_mla
-
-sys.path.append(
-    str(Path(__file__).resolve().parents[1] / "experiments" / "engines")
-)  # its modules stand alone
-
-import rope_readings
-from ropes import CASES, OUT, POSITIONS, THETA, head
 
 TOLERANCE = 1e-4
 DISPUTED = "dynamic-factor"

@@ -184,7 +184,7 @@ def folder_findings(folder: Folder) -> Iterator[Finding]:
     for module, tensors in stored.items():
         declared = question.traits.is_mtp and question.declaration is not None
         if ROUTED in module and (question.inside_target or declared):
-            continue  # see `mtp`
+            continue  # they are judged whole: `built_linears.sglang_problem`
         for suffix, tensor in tensors.items():
             plain = f"{module}.{suffix}".lstrip(".") in specs
             companion = suffix in _BESIDE_CODES and (module in linears or not linears)

@@ -372,7 +372,7 @@ def _declaration_faults(
         return [Fault(where, f"linears stored as {scheme}", "none of them")]
     quantized = frozenset(linear.module for linear in linears)
     complete = frozenset(linear.module for linear in linears if linear.complete)
-    # What engines call a layer inside its target is their matter: `engines/exclude_mismatches.py`.
+    # What engines call a layer inside its target is their matter: `engines/linear_findings.py`.
     asked = checkpoint.subtree is None
     return [
         *(exclude_faults(draft, scheme, quantized, all_listed=False) if asked else ()),

@@ -214,7 +214,7 @@ class DFlash2(DFlash):
     }
     architectures = ("DFlash2DraftModel",)
     whole_vocabulary = "the candidates of its selector are tokens of the target"
-    served: Served = {  # noqa: RUF012 - likewise
+    served: Served = {  # noqa: RUF012 - a constant of the class
         key: value
         for key, value in DFlash.served.items()
         if key not in ("conv_kernel_size", "selector_rank")

@@ -302,7 +302,7 @@ class DSpark(DFlash):
         ("markov_w2.", "markov_head.markov_w2."),
         ("confidence_proj.", "confidence_head.proj."),
     )
-    served: Served = {  # noqa: RUF012 - likewise
+    served: Served = {  # noqa: RUF012 - a constant of the class
         **{key: value for key, value in DFlash.served.items() if key not in _OF_OTHERS},
         "projector_type": ("dspark", "a draft of another kind"),
         "markov_head_type": ("vanilla", "a Markov head that vLLM does not build"),

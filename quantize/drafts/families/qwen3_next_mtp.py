@@ -180,7 +180,7 @@ class Qwen3NextMtp(mtp.Mtp):
         "Qwen3_5ForCausalLMMTP", _SPECFORGE,
     )  # fmt: skip
     layer = re.compile(r"mtp\.|mtp_layers\.0\.")
-    outer = {  # noqa: RUF012 - likewise
+    outer = {  # noqa: RUF012 - a constant of the class
         "fc": "fc",
         "pre_fc_norm_embedding": "embedding_norm",
         "pre_fc_norm_hidden": "state_norm",
@@ -192,7 +192,7 @@ class Qwen3NextMtp(mtp.Mtp):
         "hidden_layernorm": "state_norm",
         "final_layernorm": "norm",
     }
-    relatives = {  # noqa: RUF012 - likewise
+    relatives = {  # noqa: RUF012 - a constant of the class
         "mlp.experts.gate_up_proj": "a mixture whose experts are stacked in one tensor"
     }
     state_first = False
