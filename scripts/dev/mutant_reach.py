@@ -1,0 +1,310 @@
+"""Which everyday test runs which line of the product: recorded once, kept in build/mutants.
+
+A line counts as run where a statement of a function begins on it. Each file of tests is recorded
+anew when it, a helper that it imports, or a module that it ran has changed.
+"""
+
+import ast
+import builtins
+import hashlib
+import importlib
+import importlib.machinery
+import json
+import os
+import re
+import time
+from bisect import bisect
+from collections import Counter, defaultdict
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from .mutants import Mutant
+
+ROOMS = ("recipes", "quantize", "calibration", "validate", "scripts")
+TOOLS = "scripts/dev/"
+"""Not of the product: no mutants are drawn from them."""
+MOST_TESTS, MOST_SECONDS = 60, 20.0
+"""Of the tests that run a line, those nearest to it that judge a mutant."""
+Lines = dict[str, list[int]]
+
+
+def product(root: Path, suffix: str) -> list[str]:
+    """The product's modules or tables, relative to the root."""
+    files = (path for room in ROOMS for path in sorted((root / room).rglob(f"*{suffix}")))
+    return [p for file in files if not (p := file.relative_to(root).as_posix()).startswith(TOOLS)]
+
+
+def import_product(root: Path, paths: Iterable[str]) -> None:
+    """Import modules, so that what runs then is known from what tests run."""
+    for path in paths:
+        inside = path.removeprefix("scripts/draftquant/")
+        name = inside.removesuffix(".py").replace("/", ".").removesuffix("__init__").strip(".")
+        if (root / path).is_file() and not name.endswith("__main__"):
+            try:
+                importlib.import_module(f"draftquant.{name}".strip("."))
+            except ImportError:
+                continue  # it needs an engine that is not installed
+
+
+@dataclass(slots=True)
+class Reach:
+    """What is recorded.
+
+    Attributes:
+        seconds: test -> CPU seconds. ran: test -> path -> lines. size: test -> number of lines.
+        imported: path -> lines that run when modules are imported or tests collected.
+    """
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    ran: dict[str, Lines] = field(default_factory=dict)
+    size: dict[str, int] = field(default_factory=dict)
+    imported: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+
+    def add(self, recorded: Mapping[str, Any]) -> None:
+        """Add what was recorded of one file of tests."""
+        for path, lines in recorded["imported"].items():
+            self.imported[path].update(lines)
+        for test, found in recorded["tests"].items():
+            self.seconds[test], self.ran[test] = found["seconds"], found["lines"]
+            self.size[test] = sum(map(len, found["lines"].values()))
+
+    def chosen(self, root: Path, mutants: Iterable[Mutant]) -> Iterator[tuple[str, ...]]:
+        """For each mutant, the tests that are to notice it, the nearest first."""
+        readers: dict[object, list[str]] = {}
+        running = self._running()
+        for mutant in mutants:
+            groups = []
+            if not mutant.imported:
+                groups.append(running.get((mutant.path, mutant.statement), []))
+            if self.at_import(mutant):
+                for name in mutant.names[:1]:
+                    if name not in readers:
+                        readers[name] = self._readers(root, name, running)
+                    groups.append(readers[name])
+                for module in _modules_of(root, mutant.path):
+                    if module not in readers:
+                        readers[module] = [test for test, ran in self.ran.items() if module in ran]
+                    groups.append(readers[module])
+            yield tuple(self._nearest(groups))
+
+    def at_import(self, mutant: Mutant) -> bool:
+        """Whether a mutant changes what runs before any test does."""
+        return mutant.imported or mutant.statement in self.imported.get(mutant.path, ())
+
+    def _running(self) -> dict[tuple[str, int], list[str]]:
+        running = defaultdict(list)
+        for test, ran in self.ran.items():
+            for path, lines in ran.items():
+                for line in lines:
+                    running[path, line].append(test)
+        return running
+
+    def _readers(
+        self, root: Path, name: str, running: Mapping[tuple[str, int], list[str]]
+    ) -> list[str]:
+        """The tests that run a line on which a name stands."""
+        lines: dict[str, list[int]] = defaultdict(list)
+        for path, line in sorted(running):
+            lines[path].append(line)
+        pattern = re.compile(rf"\b{re.escape(name)}\b")
+        found: dict[str, None] = {}
+        for path, known in lines.items():
+            text = (root / path).read_text(encoding="utf-8") if (root / path).is_file() else ""
+            for number in {text.count("\n", 0, m.start()) + 1 for m in pattern.finditer(text)}:
+                statement = known[max(0, bisect(known, number) - 1)]
+                found |= dict.fromkeys(running[path, statement])
+        return list(found)
+
+    def _nearest(self, groups: Sequence[Sequence[str]]) -> Iterator[str]:
+        """Those that run the fewest lines first, but one case of each test before a second one."""
+        said: set[str] = set()
+        seconds = 0.0
+        for group in groups:
+            cases: Counter[str] = Counter()
+            ranked = []
+            for test in sorted(group, key=lambda test: (self.size[test], test)):
+                cases[test.partition("[")[0]] += 1
+                ranked.append((cases[test.partition("[")[0]], test))
+            for _, test in sorted(ranked, key=lambda pair: pair[0]):
+                if test in said:
+                    continue
+                if len(said) == MOST_TESTS or (said and seconds > MOST_SECONDS):
+                    return
+                said.add(test)
+                seconds += self.seconds[test]
+                yield test
+
+
+def _modules_of(root: Path, path: str) -> list[str]:
+    """The modules that a mutant of a file can change: its own, or those that read the table."""
+    if path.endswith(".py"):
+        return [path]
+    file = root / path
+    beside = sorted(file.parent.glob("*.py"))
+    reading = re.compile(rf"""["']{re.escape(file.stem)}["'.]""")
+    found = [p for p in beside if p.stem == file.stem or reading.search(p.read_text("utf-8"))]
+    return [p.relative_to(root).as_posix() for p in found or beside]
+
+
+# ---- Kept by content
+
+
+def known_reach(root: Path, folder: Path, changed: Iterable[str]) -> tuple[Reach, list[str]]:
+    """What is kept of all files of tests, and those that have to be recorded (anew).
+
+    Args:
+        changed: the mutated sources; a file of tests that ran none of them needs no new record.
+    """
+    reach, missing = Reach(), []
+    of_interest = {path for path in changed if path.endswith(".py")}
+    hashes: dict[str, str] = {}
+    kept = {}
+    for file in sorted((root / "tests").glob("test_*.py")):
+        name = file.relative_to(root).as_posix()
+        record = folder / f"{file.stem}.json"
+        kept[name] = json.loads(record.read_text("utf-8")) if record.is_file() else None
+    known = {path for one in kept.values() if one for path in one["sources"]}
+    for name, one in kept.items():
+        own = _tests_and_helpers(root, name)
+        sources = {**(one["sources"] if one else {}), **dict.fromkeys(own, "")}
+        looked = [p for p in sources if p in own or p in of_interest or not of_interest <= known]
+        fresh = one and all(_hash(root, p, hashes) == one["sources"].get(p) for p in looked)
+        if fresh:
+            reach.add(one)
+        else:
+            missing.append(name)
+    return reach, missing
+
+
+def _hash(root: Path, path: str, hashes: dict[str, str]) -> str:
+    if path not in hashes:
+        file = root / path
+        hashes[path] = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+    return hashes[path]
+
+
+def _tests_and_helpers(root: Path, name: str) -> set[str]:
+    """A file of tests, and the helpers beside it that it imports, or that they do."""
+    found, waiting = set(), [name, "tests/conftest.py"]
+    while waiting:
+        path = waiting.pop()
+        if path in found or not (root / path).is_file():
+            continue
+        found.add(path)
+        text = (root / path).read_text(encoding="utf-8")
+        words = re.findall(r"(?m)^\s*(?:from|import) (\w+)", text)
+        waiting += [f"tests/{word}.py" for word in words]
+    return found
+
+
+# ---- Recorded
+
+
+class Recorder:
+    """A plugin of pytest that writes which lines each test runs, in whatever fork it runs.
+
+    Every statement of a function is given one before it that marks its line.
+    """
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        self._root, self._folder = root, folder
+        self._product = set(product(root, ".py"))
+        self._hits = bytearray(1 << 18)  # more than the product has statements
+        self._sites: list[tuple[str, int]] = []
+        self._failed = False
+        builtins.__dict__["__hits__"] = self._hits
+        original = importlib.machinery.SourceFileLoader.get_code
+
+        def get_code(loader: Any, fullname: str) -> CodeType | None:
+            file = loader.get_filename(fullname)
+            path = os.path.relpath(os.path.realpath(file), root)
+            if path not in self._product:
+                return original(loader, fullname)
+            return self._marked(path, file)
+
+        importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
+
+    def _marked(self, path: str, file: str) -> CodeType:
+        tree = ast.parse(Path(file).read_bytes())
+        self._mark(tree, path, inside=False)
+        return compile(tree, file, "exec", dont_inherit=True)
+
+    def _mark(self, node: ast.AST, path: str, *, inside: bool) -> None:
+        inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for name, value in ast.iter_fields(node):
+            marked = []
+            for child in value if isinstance(value, list) else ():
+                if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
+                    self._mark(child, path, inside=inside)
+                text = isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)
+                if inside and isinstance(child, ast.stmt) and not text:
+                    marked.append(self._mark_of(child, path))
+                marked.append(child)
+            if marked:
+                setattr(node, name, marked)
+
+    def _mark_of(self, statement: ast.stmt, path: str) -> ast.stmt:
+        mark = ast.parse(f"__hits__[{len(self._sites)}] = 1").body[0]
+        self._sites.append((path, statement.lineno))
+        for node in ast.walk(mark):
+            ast.copy_location(node, statement)
+        return mark
+
+    def _run_since(self) -> Lines:
+        lines = defaultdict(set)
+        for number in np.flatnonzero(np.frombuffer(self._hits, np.uint8)):
+            path, line = self._sites[number]
+            lines[path].add(line)
+        self._hits[:] = bytes(len(self._hits))
+        return {path: sorted(found) for path, found in lines.items()}
+
+    def pytest_collection_finish(self) -> None:
+        """What runs at import is not what tests run."""
+        import_product(self._root, sorted(self._product))
+        said = json.dumps(self._run_since())
+        (self._folder / "imported.json").write_text(said, encoding="utf-8")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Write what a test ran, unless it failed."""
+        self._failed = False
+        self._run_since()
+        before = time.process_time()
+        result = yield
+        if not self._failed:
+            seconds = round(time.process_time() - before, 3)
+            said = {"test": item.nodeid, "seconds": seconds, "lines": self._run_since()}
+            with (self._folder / f"{os.getpid()}.tests").open("a", encoding="utf-8") as out:
+                out.write(json.dumps(said) + "\n")
+        return result
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """A test that fails judges no mutant."""
+        self._failed |= report.failed
+
+
+def keep(root: Path, recorded: Path, folder: Path, files: Iterable[str]) -> None:
+    """Make the records of files of tests from what recorders wrote."""
+    folder.mkdir(parents=True, exist_ok=True)
+    imported = json.loads((recorded / "imported.json").read_text("utf-8"))
+    tests: dict[str, dict[str, Any]] = {name: {} for name in files}
+    for part in recorded.glob("*.tests"):
+        for line in part.read_text("utf-8").splitlines():
+            said = json.loads(line)
+            tests[said["test"].partition("::")[0]][said["test"]] = said
+    hashes: dict[str, str] = {}
+    for name, found in tests.items():
+        ran = {path for said in found.values() for path in said["lines"]}
+        sources = ran | imported.keys() | _tests_and_helpers(root, name)
+        record = {
+            "sources": {path: _hash(root, path, hashes) for path in sorted(sources)},
+            "imported": imported,
+            "tests": found,
+        }
+        (folder / f"{Path(name).stem}.json").write_text(json.dumps(record), encoding="utf-8")
