@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from .mutants import Mutant
+from .changes import Mutant
 
 ROOMS = ("recipes", "quantize", "calibration", "validate", "scripts")
 TOOLS = "scripts/dev/"
@@ -80,10 +80,10 @@ class Reach:
         running = self._running()
         for mutant in mutants:
             groups = []
-            if not mutant.imported:
-                groups.append(running.get((mutant.path, mutant.statement), []))
+            if not mutant.place.imported:
+                groups.append(running.get((mutant.path, mutant.place.statement), []))
             if self.at_import(mutant):
-                for name in mutant.names[:1]:
+                for name in mutant.place.names[:1]:
                     if name not in readers:
                         readers[name] = self._readers(root, name, running)
                     groups.append(readers[name])
@@ -95,7 +95,7 @@ class Reach:
 
     def at_import(self, mutant: Mutant) -> bool:
         """Whether a mutant changes what runs before any test does."""
-        return mutant.imported or mutant.statement in self.imported.get(mutant.path, ())
+        return mutant.place.imported or mutant.place.statement in self.imported.get(mutant.path, ())
 
     def _running(self) -> dict[tuple[str, int], list[str]]:
         running = defaultdict(list)
