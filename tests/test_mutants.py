@@ -2,12 +2,14 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from draftquant.scripts.dev.mutants.__main__ import changed_lines, in_drawn_order, main
 from draftquant.scripts.dev.mutants.changes import is_read, mutants_of
 
 ROOT = Path(__file__).parents[1]
@@ -160,8 +162,8 @@ reason = "both give low"
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], str]:
-    """Old line, new line -> verdict, of all mutants of a toy of one module and one table."""
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The root of a toy of one module and one table."""
     root = tmp_path_factory.mktemp("toy")
     for name, text in TOY.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -170,7 +172,13 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], st
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "quantize").symlink_to("../../quantize")
-    said = run(root, "--json", "quantize")
+    return root
+
+
+@pytest.fixture(scope="module")
+def judged(toy: Path) -> dict[tuple[str, str], str]:
+    """Old line, new line -> verdict, of all mutants of the toy."""
+    said = run(toy, "--json", "quantize")
     assert said.returncode == 3, said.stderr
     document = json.loads(said.stdout)
     return {(one["old"], one["new"]): one["verdict"] for one in document["mutants"]}
@@ -207,3 +215,42 @@ def test_a_mutant_is_judged(
     old: str, new: str, verdict: str | None, judged: dict[tuple[str, str], str]
 ) -> None:
     assert judged.get((old, new)) == verdict
+
+
+def test_without_names_those_of_lines_that_changed_are_judged(
+    toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "clone"
+    shutil.copytree(toy, root, symlinks=True, ignore=shutil.ignore_patterns("build"))
+
+    def commit(*files: str) -> None:
+        command = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b.example"]
+        subprocess.run([*command, "add", *files], check=True)
+        subprocess.run([*command, "commit", "-q", "-m", "A change"], check=True)
+
+    def said() -> str:
+        assert main(["--root", str(root)]) == 0
+        return "".join(capsys.readouterr())
+
+    subprocess.run(["git", "init", "-q", "-b", "work", str(root)], check=True)
+    commit(".")
+    assert "holds one commit alone" in said()
+    (root / "tests" / "test_more.py").touch()
+    commit("tests")
+    assert "0 mutants of lines that changed" in said()
+    module = root / "quantize" / "toy.py"
+    module.write_text(TOY["quantize/toy.py"] + "\n\nLIMIT = 3\n", encoding="utf-8")
+    assert changed_lines(root, "HEAD") == {"quantize/toy.py": {30, 31, 32}}
+    with pytest.raises(SystemExit):
+        main(["--root", str(root), "--since", "v0"])
+    assert "holds no such commit" in capsys.readouterr().err
+
+
+def test_the_same_lines_are_drawn_as_long_as_they_stay() -> None:
+    def drawn(source: str) -> list[str]:
+        mutants = list(mutants_of("quantize/m.py", source.encode()))
+        return [mutant.old for mutant in in_drawn_order(mutants, "1")][:20]
+
+    before = "".join(f"a = {number}\n" for number in range(40))
+    assert len({*drawn(before)}) == 20
+    assert drawn("b = c\n" + before) == drawn(before)

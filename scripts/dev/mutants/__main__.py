@@ -14,8 +14,8 @@ import sys
 import time
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from itertools import chain, islice
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 from .. import ROOT
@@ -36,14 +36,26 @@ def of_product(root: Path, below: Sequence[str]) -> list[Mutant]:
 
 def in_drawn_order(mutants: Sequence[Mutant], seed: str) -> list[Mutant]:
     """One of each line, then another one: in an order that the seed and the lines' texts give."""
-    lines: dict[tuple[str, int], list[tuple[str, Mutant]]] = defaultdict(list)
+
+    def draw(mutant: Mutant, *more: str) -> str:
+        return hashlib.sha256(repr((seed, mutant.path, mutant.old, *more)).encode()).hexdigest()
+
+    lines: dict[tuple[str, int], list[Mutant]] = defaultdict(list)
     for mutant in mutants:
-        drawn = repr((seed, mutant.path, mutant.operator, mutant.old, mutant.new)).encode()
-        draw = hashlib.sha256(drawn).hexdigest()
-        lines[mutant.path, mutant.lines.start].append((draw, mutant))
-    ranked = (enumerate(sorted(found, key=lambda pair: pair[0])) for found in lines.values())
-    order = sorted(chain.from_iterable(ranked), key=lambda one: (one[0], one[1][0]))
-    return [mutant for _, (_, mutant) in order]
+        lines[mutant.path, mutant.lines.start].append(mutant)
+    ranked = []
+    for found in lines.values():
+        of_line = draw(found[0])
+        found.sort(key=lambda mutant: draw(mutant, mutant.operator, mutant.new))
+        ranked += [(rank, of_line, mutant) for rank, mutant in enumerate(found)]
+    return [mutant for *_, mutant in sorted(ranked, key=lambda one: one[:2])]
+
+
+def readable(root: Path, mutants: Sequence[Mutant]) -> Iterator[Mutant]:
+    """Those that are still Python, or TOML."""
+    for mutant in mutants:
+        if is_read(mutant.path, mutant.applied((root / mutant.path).read_bytes())):
+            yield mutant
 
 
 def changed_lines(root: Path, since: str) -> dict[str, set[int]]:
@@ -102,8 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     root, until = options.root.resolve(), time.monotonic() + 60 * options.minutes
-    mutants, of_what = of_product(root, options.paths), ""
-    since = options.since
+    mutants, since = of_product(root, options.paths), options.since
     if since is None and not options.paths and options.count is None:
         since = landed(root)
         if since is None:
@@ -115,15 +126,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"--since {since}: this clone holds no such commit; fetch it")
         lines = changed_lines(root, since)
         mutants = [mutant for mutant in mutants if lines[mutant.path].intersection(mutant.lines)]
-        of_what = f" of lines that changed since {since[:12]}"
-    drawn = (
-        mutant
-        for mutant in in_drawn_order(mutants, options.seed)
-        if is_read(mutant.path, mutant.applied((root / mutant.path).read_bytes()))
-    )
-    mutants, equivalent = list(islice(drawn, options.count)), listed(root)
-    left = [mutant for mutant in mutants if (mutant.path, mutant.old, mutant.new) not in equivalent]
-    alone = f", and {len(mutants) - len(left)} listed as equivalent"
+    drawn = list(islice(readable(root, in_drawn_order(mutants, options.seed)), options.count))
+    equivalent = listed(root)
+    left = [mutant for mutant in drawn if (mutant.path, mutant.old, mutant.new) not in equivalent]
+    of_what = f" of lines that changed since {since[:12]}" if since else ""
+    alone = f"; {len(drawn) - len(left)} more are listed as equivalent"
     print(f"{len(left)} mutants{of_what}{alone}", file=sys.stderr, flush=True)
     printed = sys.stderr if options.json else sys.stdout
     verdicts = []
@@ -147,8 +154,8 @@ def survivor(said: Said) -> str:
 
 def summary(verdicts: Sequence[Said]) -> str:
     """Counts by room and by operator."""
-    lines = []
-    for title in ("room", "operator"):
+    lines: list[str] = []
+    for title in ("room", "operator") if verdicts else ():
         lines.append(f"{title:30}" + "".join(f"{kind:>12}" for kind in KINDS))
         counts: dict[str, Counter[str]] = defaultdict(Counter)
         for said in verdicts:
