@@ -37,7 +37,7 @@ class Place:
     Attributes:
         statement: the line on which the statement begins that runs it.
         imported: it runs when the module is imported, or the table read: in no function's body.
-        names: what the statement, function, class or row defines, the innermost first.
+        names: what the statement, function and class, or the row and its entry, are called.
         exchanged: parameter of the function -> the next one of the same annotation.
     """
 
@@ -348,7 +348,7 @@ def _of_tables(source: bytes) -> Iterator[tuple[Place, Edit]]:
         yield Place(names=(_plain(row),)), ("row removed", (row.start(), end), "")
     for key in re.finditer(rb"(?m)^([\w.\"'-]+)[ \t]*=[ \t]*", source):
         row_of = [_plain(row) for row in rows if row.start() < key.start()][-1:]
-        place = Place(names=(_plain(key), *row_of))
+        place = Place(names=(*row_of, _plain(key)))
         ends = (line.end() for line in re.compile(rb"(?m)$").finditer(source, key.end()))
         end = next((end for end in ends if is_read(".toml", source[key.start() : end])), -1)
         if end < 0:

@@ -6,6 +6,7 @@ anew when it, a helper that it imports, or a module that it ran has changed.
 
 import ast
 import builtins
+import functools
 import hashlib
 import importlib
 import importlib.machinery
@@ -64,12 +65,10 @@ class Reach:
     seconds: dict[str, float] = field(default_factory=dict)
     ran: dict[str, Lines] = field(default_factory=dict)
     size: dict[str, int] = field(default_factory=dict)
-    imported: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    imported: Lines = field(default_factory=dict)
 
     def add(self, recorded: Mapping[str, Any]) -> None:
         """Add what was recorded of one file of tests."""
-        for path, lines in recorded["imported"].items():
-            self.imported[path].update(lines)
         for test, found in recorded["tests"].items():
             self.seconds[test], self.ran[test] = found["seconds"], found["lines"]
             self.size[test] = sum(map(len, found["lines"].values()))
@@ -83,7 +82,7 @@ class Reach:
             if not mutant.place.imported:
                 groups.append(running.get((mutant.path, mutant.place.statement), []))
             if self.at_import(mutant):
-                for name in mutant.place.names[:1]:
+                for name in mutant.place.names:
                     if name not in readers:
                         readers[name] = self._readers(root, name, running)
                     groups.append(readers[name])
@@ -161,32 +160,61 @@ def known_reach(root: Path, folder: Path, changed: Iterable[str]) -> tuple[Reach
     Args:
         changed: the mutated sources; a file of tests that ran none of them needs no new record.
     """
-    reach, missing = Reach(), []
+    reach, missing = Reach(imported=_imported(root, folder)), []
+    kept = {f"tests/{p.name}": p for p in sorted((root / "tests").glob("test_*.py"))}
+    records = {name: _read(folder / f"{path.stem}.json") for name, path in kept.items()}
     of_interest = {path for path in changed if path.endswith(".py")}
-    hashes: dict[str, str] = {}
-    kept = {}
-    for file in sorted((root / "tests").glob("test_*.py")):
-        name = file.relative_to(root).as_posix()
-        record = folder / f"{file.stem}.json"
-        kept[name] = json.loads(record.read_text("utf-8")) if record.is_file() else None
-    known = {path for one in kept.values() if one for path in one["sources"]}
-    for name, one in kept.items():
+    seen = {path for record in records.values() for path in record.get("sources", ())}
+    for name, record in records.items():
         own = _tests_and_helpers(root, name)
-        sources = {**(one["sources"] if one else {}), **dict.fromkeys(own, "")}
-        looked = [p for p in sources if p in own or p in of_interest or not of_interest <= known]
-        fresh = one and all(_hash(root, p, hashes) == one["sources"].get(p) for p in looked)
-        if fresh:
-            reach.add(one)
+        sources = {**dict.fromkeys(own, ""), **record.get("sources", {})}
+        looked = own | (sources.keys() & of_interest if of_interest <= seen else sources.keys())
+        if all(_hash(root, path) == sources[path] for path in looked):
+            reach.add(record)
         else:
             missing.append(name)
     return reach, missing
 
 
-def _hash(root: Path, path: str, hashes: dict[str, str]) -> str:
-    if path not in hashes:
-        file = root / path
-        hashes[path] = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
-    return hashes[path]
+def keep(root: Path, recorded: Path, folder: Path, files: Iterable[str]) -> None:
+    """Make the records of files of tests from what recorders wrote."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tests: dict[str, dict[str, Any]] = {name: {} for name in files}
+    for part in recorded.glob("*.tests"):
+        for line in part.read_text("utf-8").splitlines():
+            said = json.loads(line)
+            tests[said["test"].partition("::")[0]][said["test"]] = said
+    for name, found in tests.items():
+        ran = {path for said in found.values() for path in said["lines"]}
+        sources = {path: _hash(root, path) for path in sorted(ran | _tests_and_helpers(root, name))}
+        _write(folder / f"{Path(name).stem}.json", {"sources": sources, "tests": found})
+    lines = _read(recorded / "imported.json")
+    for path, before in _imported(root, folder).items():  # by files that were not collected now
+        lines[path] = sorted({*before, *lines.get(path, ())})
+    sources = {path: _hash(root, path) for path in lines}
+    _write(folder / "imported.json", {"sources": sources, "lines": lines})
+
+
+def _imported(root: Path, folder: Path) -> Lines:
+    """What runs at import, of the modules that are as they were."""
+    record = _read(folder / "imported.json")
+    lines: Lines = record.get("lines", {})
+    return {path: lines[path] for path in lines if _hash(root, path) == record["sources"][path]}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    return found
+
+
+def _write(path: Path, record: object) -> None:
+    path.write_text(json.dumps(record), encoding="utf-8")
+
+
+@functools.cache
+def _hash(root: Path, path: str) -> str:
+    file = root / path
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
 
 
 def _tests_and_helpers(root: Path, name: str) -> set[str]:
@@ -267,8 +295,7 @@ class Recorder:
     def pytest_collection_finish(self) -> None:
         """What runs at import is not what tests run."""
         import_product(self._root, sorted(self._product))
-        said = json.dumps(self._run_since())
-        (self._folder / "imported.json").write_text(said, encoding="utf-8")
+        _write(self._folder / "imported.json", self._run_since())
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -287,24 +314,3 @@ class Recorder:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """A test that fails judges no mutant."""
         self._failed |= report.failed
-
-
-def keep(root: Path, recorded: Path, folder: Path, files: Iterable[str]) -> None:
-    """Make the records of files of tests from what recorders wrote."""
-    folder.mkdir(parents=True, exist_ok=True)
-    imported = json.loads((recorded / "imported.json").read_text("utf-8"))
-    tests: dict[str, dict[str, Any]] = {name: {} for name in files}
-    for part in recorded.glob("*.tests"):
-        for line in part.read_text("utf-8").splitlines():
-            said = json.loads(line)
-            tests[said["test"].partition("::")[0]][said["test"]] = said
-    hashes: dict[str, str] = {}
-    for name, found in tests.items():
-        ran = {path for said in found.values() for path in said["lines"]}
-        sources = ran | imported.keys() | _tests_and_helpers(root, name)
-        record = {
-            "sources": {path: _hash(root, path, hashes) for path in sorted(sources)},
-            "imported": imported,
-            "tests": found,
-        }
-        (folder / f"{Path(name).stem}.json").write_text(json.dumps(record), encoding="utf-8")
