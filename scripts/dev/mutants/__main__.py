@@ -110,10 +110,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--minutes", type=float, default=math.inf, help="then none is begun any more"
     )
+    parser.add_argument("--workers", type=int, default=2, help="at a time (%(default)s)")
+    parser.add_argument("--sample", action="store_true", help="those of tests/mutants.toml, anew")
     parser.add_argument("--json", action="store_true", help="what became of each, on stdout")
     parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     root, until = options.root.resolve(), time.monotonic() + 60 * options.minutes
+    sample = root / "tests" / "mutants.toml"
+    if options.sample:
+        said = tomllib.loads(sample.read_text("utf-8"))
+        options.count, options.seed = said["count"], said["seed"]
     mutants, since = of_product(root, options.paths), options.since
     if since is None and not options.paths and options.count is None:
         since = landed(root)
@@ -134,14 +140,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{len(left)} mutants{of_what}{alone}", file=sys.stderr, flush=True)
     printed = sys.stderr if options.json else sys.stdout
     verdicts = []
-    for said in judge(root, left, until) if left else ():
+    for said in judge(root, left, until, options.workers) if left else ():
         verdicts.append(said)
         if said["verdict"] in KINDS[1:3]:
             print(survivor(said), file=printed, flush=True)
     if options.json:
         print(json.dumps({"seed": options.seed, "mutants": verdicts}, indent=1))
     print(summary(verdicts), file=printed)
-    return 3 if any(said["verdict"] in KINDS[1:3] for said in verdicts) else 0
+    survived = sum(said["verdict"] in KINDS[1:3] for said in verdicts)
+    if options.sample and all(said["verdict"] != "left" for said in verdicts):
+        text = re.sub(r"(?m)^survived = .*$", f"survived = {survived}", sample.read_text("utf-8"))
+        sample.write_text(text, encoding="utf-8")
+    return 3 if survived else 0
 
 
 def survivor(said: Said) -> str:

@@ -36,7 +36,6 @@ KINDS = ("killed", "survived", "not covered", "left")
 FIRST_TESTS = 12
 """As many are collected for a mutant that an import needs; the others if they all pass."""
 PRELOADED = ("torch", "transformers", "scipy.stats", "hypothesis")
-WORKERS = 2
 FORK = multiprocessing.get_context("fork")
 
 
@@ -46,6 +45,7 @@ class Job:
 
     Attributes:
         seconds: CPU seconds that they take without it. passed: how many ran before, and passed.
+        makes: the mutant has a hand in folders that many tests read, which have to be made anew.
     """
 
     number: int
@@ -53,6 +53,7 @@ class Job:
     tests: tuple[str, ...]
     seconds: float
     passed: int = 0
+    makes: bool = False
 
 
 class Answer(NamedTuple):
@@ -61,6 +62,8 @@ class Answer(NamedTuple):
     kind: str = "killed"
     by: tuple[str, ...] = ()
     ran: int = 0
+    seconds: float = 0.0
+    """On a CPU, with child processes."""
 
 
 class Tests:
@@ -80,7 +83,9 @@ class Tests:
 
 
 class Bench(Protocol):
-    """Where jobs are done: in a fork for each, in one of as many places as there are workers."""
+    """Where jobs are done: in a fork for each, so many at a time, each in a place of its own."""
+
+    workers: int
 
     def judged(self, job: Job, place: int) -> Answer:
         """In the fork: put the mutant in place, and run the tests."""
@@ -94,7 +99,7 @@ class Bench(Protocol):
 
 def in_forks(bench: Bench, jobs: Sequence[Job], until: float) -> Iterator[tuple[Job, Answer]]:
     """Do jobs; none is begun after a time."""
-    waiting, places = iter(jobs), [*range(WORKERS)]
+    waiting, places = iter(jobs), [*range(bench.workers)]
     running: dict[Connection, tuple[Any, Job, int, float]] = {}
     try:
         while True:
@@ -155,7 +160,12 @@ def _fork(bench: Bench, job: Job, place: int, sender: Connection) -> None:
     limit = int(30 + 5 * job.seconds)
     resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5))
     try:
-        sender.send(tuple(bench.judged(job, place)))
+        answer = bench.judged(job, place)
+        taken = [
+            resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        ]
+        seconds = round(sum(one.ru_utime + one.ru_stime for one in taken), 2)
+        sender.send(tuple(answer._replace(seconds=seconds)))
     except BaseException:  # noqa: BLE001 - whoever receives it raises it again
         sender.send(traceback.format_exc())
     finally:
@@ -223,8 +233,11 @@ def last_words(root: Path) -> str:
 class InCollected:
     """A plugin of pytest that judges mutants in place of running the tests collected."""
 
-    def __init__(self, root: Path, jobs: Sequence[Job], until: float, sender: Connection) -> None:
+    def __init__(
+        self, root: Path, jobs: Sequence[Job], until: float, workers: int, sender: Connection
+    ) -> None:
         self._root, self._jobs, self._until, self._sender = root, jobs, until, sender
+        self.workers = workers
         self._functions: dict[tuple[str, CodeType], list[FunctionType]] = defaultdict(list)
 
     @pytest.hookimpl(tryfirst=True)
@@ -249,6 +262,8 @@ class InCollected:
         plugins.unregister(name="terminalreporter")
         plugins.register(tests)
         self._capture.start_global_capturing()
+        if job.makes:
+            os.environ["DRAFTQUANT_CORPORA"] = str(self._temporary / f"place{place}" / "corpora")
         self._factory._given_basetemp = self._temporary / f"place{place}"
         self._factory._basetemp = None
         items = [self._items[test] for test in job.tests]
@@ -299,13 +314,15 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(constant)
 
 
-def in_collected(root: Path, jobs: Sequence[Job], until: float) -> Iterator[tuple[Job, Answer]]:
+def in_collected(
+    root: Path, jobs: Sequence[Job], until: float, workers: int
+) -> Iterator[tuple[Job, Answer]]:
     """Judge mutants of functions."""
     receiver, sender = FORK.Pipe(duplex=False)
 
     def collect() -> None:
         files = sorted({test.partition("::")[0] for job in jobs for test in job.tests})
-        os._exit(run_pytest(root, files, InCollected(root, jobs, until, sender)))
+        os._exit(run_pytest(root, files, InCollected(root, jobs, until, workers, sender)))
 
     fork = FORK.Process(target=collect)
     fork.start()
@@ -326,9 +343,9 @@ def in_collected(root: Path, jobs: Sequence[Job], until: float) -> Iterator[tupl
 class InCopies:
     """Judges mutants each in the copy of the tree that its place has."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._copies = [root.with_name(f"copy{place}") for place in range(WORKERS)]
+    def __init__(self, root: Path, workers: int) -> None:
+        self._root, self.workers = root, workers
+        self._copies = [root.with_name(f"copy{place}") for place in range(workers)]
         for copy in self._copies:
             shutil.copytree(root, copy, symlinks=True)
         for module in PRELOADED:
@@ -354,9 +371,11 @@ class InCopies:
             shutil.copy2(self._root / job.mutant.path, copy / job.mutant.path)
 
 
-def in_copies(root: Path, jobs: Sequence[Job], until: float) -> Iterator[tuple[Job, Answer]]:
+def in_copies(
+    root: Path, jobs: Sequence[Job], until: float, workers: int
+) -> Iterator[tuple[Job, Answer]]:
     """Judge by the nearest tests, then by the others where none of those failed."""
-    bench = InCopies(root)
+    bench = InCopies(root, workers)
     first = [replace(job, tests=job.tests[:FIRST_TESTS], seconds=job.seconds + 10) for job in jobs]
     rest = {job.number: job.tests[FIRST_TESTS:] for job in jobs}
     later = []
@@ -371,7 +390,7 @@ def in_copies(root: Path, jobs: Sequence[Job], until: float) -> Iterator[tuple[J
 # ---- All of them
 
 
-def judge(root: Path, mutants: Sequence[Mutant], until: float) -> Iterator[Said]:
+def judge(root: Path, mutants: Sequence[Mutant], until: float, workers: int) -> Iterator[Said]:
     """What becomes of each, as soon as it is known."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as temporary:
         copy = Path(temporary).resolve() / "tree"
@@ -381,34 +400,37 @@ def judge(root: Path, mutants: Sequence[Mutant], until: float) -> Iterator[Said]
         reach, missing = known_reach(copy, kept, {mutant.path for mutant in mutants})
         if missing:
             print(f"recording which lines {len(missing)} files of tests run", file=sys.stderr)
-            record(copy, missing, kept)
+            record(copy, missing, kept, workers)
             reach, _ = known_reach(copy, kept, ())
         tests = [*reach.chosen(copy, mutants)]
-        jobs, of_imports = [], []
+        jobs: list[Job] = []
+        of_imports: list[Job] = []
         for number, (mutant, chosen) in enumerate(zip(mutants, tests, strict=True)):
             seconds = sum(reach.seconds[test] for test in chosen)
-            job = Job(number=number, mutant=mutant, tests=chosen, seconds=seconds)
+            makes = reach.makes(mutant)
+            job = Job(number=number, mutant=mutant, tests=chosen, seconds=seconds, makes=makes)
             if not chosen:
                 yield verdict(mutant, Answer("not covered"), chosen)
             else:
-                (of_imports if reach.at_import(mutant) else jobs).append(job)
-        for job, answer in in_collected(copy, jobs, until) if jobs else ():
-            if answer.kind:
-                yield verdict(mutants[job.number], answer, tests[job.number])
-            else:
+                (of_imports if mutant.place.imported else jobs).append(job)
+        for job, answer in in_collected(copy, jobs, until, workers) if jobs else ():
+            unsure = answer.kind == "survived" and reach.at_import(mutants[job.number])
+            if unsure or not answer.kind:
                 of_imports.append(job)
-        for job, answer in in_copies(copy, of_imports, until) if of_imports else ():
+            else:
+                yield verdict(mutants[job.number], answer, tests[job.number])
+        for job, answer in in_copies(copy, of_imports, until, workers) if of_imports else ():
             yield verdict(mutants[job.number], answer, tests[job.number])
 
 
-def record(copy: Path, files: Sequence[str], kept: Path) -> None:
+def record(copy: Path, files: Sequence[str], kept: Path, workers: int) -> None:
     """Run files of tests, and keep which lines each test runs."""
     recorded = copy.with_name("recorded")
     recorded.mkdir()
 
     def run() -> None:
         shared = (copy / "tests" / "workers.py").is_file()
-        options = ["--workers", str(WORKERS)] if shared else []
+        options = ["--workers", str(workers)] if shared else []
         status = run_pytest(copy, files, Recorder(copy, recorded), *options)
         os._exit(status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED))
 
@@ -432,5 +454,6 @@ def verdict(mutant: Mutant, answer: Answer, tests: Sequence[str]) -> Said:
         "verdict": answer.kind,
         "by": answer.by[:1],
         "ran": answer.ran,
+        "seconds": answer.seconds,
         "tests": tests[: answer.ran] if answer.kind == "survived" else (),
     }

@@ -13,16 +13,18 @@ import importlib.machinery
 import json
 import os
 import re
+import sys
 import time
 from bisect import bisect
 from collections import Counter, defaultdict
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from .changes import Mutant
@@ -32,6 +34,8 @@ TOOLS = "scripts/dev/"
 """Not of the product: no mutants are drawn from them."""
 MOST_TESTS, MOST_SECONDS = 60, 20.0
 """Of the tests that run a line, those nearest to it that judge a mutant."""
+RARE = 5
+"""Files of tests that have a word which says what they are about."""
 Lines = dict[str, list[int]]
 
 
@@ -60,41 +64,50 @@ class Reach:
     Attributes:
         seconds: test -> CPU seconds. ran: test -> path -> lines. size: test -> number of lines.
         imported: path -> lines that run when modules are imported or tests collected.
+        made: path -> lines that run when folders are made which many tests read (tests/corpus.py).
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
     ran: dict[str, Lines] = field(default_factory=dict)
     size: dict[str, int] = field(default_factory=dict)
     imported: Lines = field(default_factory=dict)
+    made: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
 
     def add(self, recorded: Mapping[str, Any]) -> None:
         """Add what was recorded of one file of tests."""
         for test, found in recorded["tests"].items():
             self.seconds[test], self.ran[test] = found["seconds"], found["lines"]
             self.size[test] = sum(map(len, found["lines"].values()))
+            for path, lines in found["made"].items():
+                self.made[path].update(lines)
 
     def chosen(self, root: Path, mutants: Iterable[Mutant]) -> Iterator[tuple[str, ...]]:
         """For each mutant, the tests that are to notice it, the nearest first."""
-        readers: dict[object, list[str]] = {}
+        readers: dict[str, list[str]] = {}
         running = self._running()
+        mentioning = _Mentions(root)
         for mutant in mutants:
             groups = []
             if not mutant.place.imported:
                 groups.append(running.get((mutant.path, mutant.place.statement), []))
             if self.at_import(mutant):
+                modules = _modules_of(root, mutant.path)
+                of_modules = [
+                    t for t, ran in self.ran.items() if not ran.keys().isdisjoint(modules)
+                ]
+                files = mentioning(mutant.old)
+                groups.append([test for test in of_modules if test.partition("::")[0] in files])
                 for name in mutant.place.names:
                     if name not in readers:
                         readers[name] = self._readers(root, name, running)
                     groups.append(readers[name])
-                for module in _modules_of(root, mutant.path):
-                    if module not in readers:
-                        readers[module] = [test for test, ran in self.ran.items() if module in ran]
-                    groups.append(readers[module])
+                groups.append(of_modules)
             yield tuple(self._nearest(groups))
 
     def at_import(self, mutant: Mutant) -> bool:
         """Whether a mutant changes what runs before any test does."""
-        return mutant.place.imported or mutant.place.statement in self.imported.get(mutant.path, ())
+        here = self.imported.get(mutant.path, ())
+        return mutant.place.imported or mutant.place.statement in here
 
     def _running(self) -> dict[tuple[str, int], list[str]]:
         running = defaultdict(list)
@@ -120,6 +133,10 @@ class Reach:
                 found |= dict.fromkeys(running[path, statement])
         return list(found)
 
+    def makes(self, mutant: Mutant) -> bool:
+        """Whether a mutant has a hand in folders that many tests read."""
+        return mutant.place.statement in self.made.get(mutant.path, ())
+
     def _nearest(self, groups: Sequence[Sequence[str]]) -> Iterator[str]:
         """Those that run the fewest lines first, but one case of each test before a second one."""
         said: set[str] = set()
@@ -138,6 +155,21 @@ class Reach:
                 said.add(test)
                 seconds += self.seconds[test]
                 yield test
+
+
+class _Mentions:
+    """Which files of tests have one of the rarer words of a text."""
+
+    def __init__(self, root: Path) -> None:
+        files = sorted((root / "tests").glob("test_*.py"))
+        self._texts = {f"tests/{file.name}": file.read_text(encoding="utf-8") for file in files}
+
+    def __call__(self, text: str) -> set[str]:
+        found: set[str] = set()
+        for word in {*re.findall(r"[\w.]{4,}", text)}:
+            files = {file for file, said in self._texts.items() if word in said}
+            found |= files if len(files) <= RARE else set()
+        return found
 
 
 def _modules_of(root: Path, path: str) -> list[str]:
@@ -243,10 +275,12 @@ class Recorder:
     def __init__(self, root: Path, folder: Path) -> None:
         self._root, self._folder = root, folder
         self._product = set(product(root, ".py"))
-        self._hits = bytearray(1 << 18)  # more than the product has statements
+        marks = bytearray(1 << 18)  # more than the product has statements
+        self._hits = np.frombuffer(marks, np.uint8)
+        self._making = np.zeros_like(self._hits)
         self._sites: list[tuple[str, int]] = []
         self._failed = False
-        builtins.__dict__["__hits__"] = self._hits
+        builtins.__dict__["__hits__"] = marks
         original = importlib.machinery.SourceFileLoader.get_code
 
         def get_code(loader: Any, fullname: str) -> CodeType | None:
@@ -256,7 +290,7 @@ class Recorder:
                 return original(loader, fullname)
             return self._marked(path, file)
 
-        importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
+        importlib.machinery.SourceFileLoader.get_code = get_code
 
     def _marked(self, path: str, file: str) -> CodeType:
         tree = ast.parse(Path(file).read_bytes())
@@ -284,29 +318,47 @@ class Recorder:
             ast.copy_location(node, statement)
         return mark
 
-    def _run_since(self) -> Lines:
+    def _lines(self, hits: npt.NDArray[np.uint8]) -> Lines:
         lines = defaultdict(set)
-        for number in np.flatnonzero(np.frombuffer(self._hits, np.uint8)):
+        for number in np.flatnonzero(hits):
             path, line = self._sites[number]
             lines[path].add(line)
-        self._hits[:] = bytes(len(self._hits))
         return {path: sorted(found) for path, found in lines.items()}
 
     def pytest_collection_finish(self) -> None:
         """What runs at import is not what tests run."""
         import_product(self._root, sorted(self._product))
-        _write(self._folder / "imported.json", self._run_since())
+        _write(self._folder / "imported.json", self._lines(self._hits))
+        corpus: Any = sys.modules.get("corpus")
+        if corpus is not None:
+            corpus.made = self._watched(corpus.made)
+
+    def _watched(self, made: Callable[..., Path]) -> Callable[..., Path]:
+        def watched(*arguments: Any) -> Path:
+            before = self._hits.copy()
+            self._hits[:] = 0
+            try:
+                return made(*arguments)
+            finally:
+                self._making |= self._hits
+                self._hits |= before
+
+        return watched
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """Write what a test ran, unless it failed."""
         self._failed = False
-        self._run_since()
+        self._hits[:] = self._making[:] = 0
         before = time.process_time()
         result = yield
         if not self._failed:
-            seconds = round(time.process_time() - before, 3)
-            said = {"test": item.nodeid, "seconds": seconds, "lines": self._run_since()}
+            said = {
+                "test": item.nodeid,
+                "seconds": round(time.process_time() - before, 3),
+                "lines": self._lines(self._hits),
+                "made": self._lines(self._making),
+            }
             with (self._folder / f"{os.getpid()}.tests").open("a", encoding="utf-8") as out:
                 out.write(json.dumps(said) + "\n")
         return result
