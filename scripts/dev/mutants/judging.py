@@ -157,7 +157,7 @@ def soundly(bench: Bench, jobs: Sequence[Job], until: float) -> Iterator[tuple[J
 
 def _fork(bench: Bench, job: Job, place: int, sender: Connection) -> None:
     os.setpgid(0, 0)
-    limit = int(30 + 5 * job.seconds)
+    limit = int(5 + 5 * job.seconds)
     resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5))
     try:
         answer = bench.judged(job, place)
