@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from draftquant.scripts.dev.mutants.__main__ import changed_lines, in_drawn_order, main
+from draftquant.scripts.dev.mutants import __main__ as command
 from draftquant.scripts.dev.mutants.changes import is_read, mutants_of
 
 ROOT = Path(__file__).parents[1]
@@ -49,6 +49,7 @@ def changes(source: str, path: str = "quantize/m.py") -> set[tuple[str, str]]:
             "f(a, b=c)",
             {("call dropped", "pass"), ("keyword dropped", "f(a)")},
         ),
+        ("x = zip(a, b, strict=True)", set()),
         ("x = sorted(a)", {("call dropped", "x = (a)")}),
         ("x = a.b()", {("call dropped", "x = a")}),
         ("x[a:b]", {("slice", "x[:b]"), ("slice", "x[a:]")}),
@@ -223,7 +224,7 @@ def test_without_names_those_of_lines_that_changed_are_judged(
         subprocess.run([*command, "commit", "-q", "-m", "A change"], check=True)
 
     def said() -> str:
-        assert main(["--root", str(root)]) == 0
+        assert command.main(["--root", str(root)]) == 0
         return "".join(capsys.readouterr())
 
     subprocess.run(["git", "init", "-q", "-b", "work", str(root)], check=True)
@@ -234,16 +235,16 @@ def test_without_names_those_of_lines_that_changed_are_judged(
     assert "0 mutants of lines that changed" in said()
     module = root / "quantize" / "toy.py"
     module.write_text(TOY["quantize/toy.py"] + "\n\nLIMIT = 3\n", encoding="utf-8")
-    assert changed_lines(root, "HEAD") == {"quantize/toy.py": {25, 26, 27}}
+    assert command.changed_lines(root, "HEAD") == {"quantize/toy.py": {25, 26, 27}}
     with pytest.raises(SystemExit):
-        main(["--root", str(root), "--since", "v0"])
+        command.main(["--root", str(root), "--since", "v0"])
     assert "holds no such commit" in capsys.readouterr().err
 
 
 def test_the_same_lines_are_drawn_as_long_as_they_stay() -> None:
     def drawn(source: str) -> list[str]:
         mutants = list(mutants_of("quantize/m.py", source.encode()))
-        return [mutant.old for mutant in in_drawn_order(mutants, "1")][:20]
+        return [mutant.old for mutant in command.in_drawn_order(mutants, "1")][:20]
 
     before = "".join(f"a = {number}\n" for number in range(40))
     assert len({*drawn(before)}) == 20

@@ -24,6 +24,8 @@ OPERATOR = re.compile(_WORD.replace(r"\ ", r"\s+").encode())
 UNWRAPPED = {"abs", "bool", "float", "frozenset", "int", "list", "reversed", "round", "set"}
 UNWRAPPED |= {"dict", "sorted", "str", "tuple"}
 """A call of one of these with one argument may be dropped, and the argument stays."""
+DEMANDED = ("encoding", "strict")
+"""Keywords that ruff demands (PLW1514, B905): what is dropped there is found without a test."""
 Placed = ast.expr | ast.stmt | ast.keyword
 Span = tuple[int, int]
 Edit = tuple[str, Span, str]
@@ -244,8 +246,9 @@ class Edits:
         positional = {place(argument) for argument in node.args}
         spans = sorted([*positional, *map(self.span, node.keywords)])
         dropped = self.each_dropped("keyword dropped", spans, b",") if spans else iter(())
+        kept = {self.span(keyword) for keyword in node.keywords if keyword.arg in DEMANDED}
         for span, edit in zip(spans, dropped, strict=True):
-            if span not in positional:
+            if span not in positional | kept:
                 yield edit
         if node.keywords or len(node.args) > 1:
             return
@@ -309,6 +312,8 @@ def _untested(node: ast.AST) -> bool:
         return ast.unparse(node.targets[0]) in ("__all__", "__slots__")
     if isinstance(node, ast.Call):
         return ast.unparse(node.func) in ("cast", "TypeVar", "NewType")
+    if isinstance(node, ast.keyword):
+        return node.arg in DEMANDED
     return isinstance(node, ast.Assert | ast.Import | ast.ImportFrom | ast.JoinedStr)
 
 

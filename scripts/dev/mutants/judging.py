@@ -132,7 +132,7 @@ def in_forks(bench: Bench, jobs: Sequence[Job], until: float) -> Iterator[tuple[
 
 
 def soundly(bench: Bench, jobs: Sequence[Job], until: float) -> Iterator[tuple[Job, Answer]]:
-    """The same, where no test judges that fails in such a fork without any mutant."""
+    """The same, but tests that fail in such forks without any mutant, too, judge none."""
     while jobs:
         killed = []
         for job, answer in in_forks(bench, jobs, until):

@@ -281,7 +281,8 @@ class Recorder:
         self._sites: list[tuple[str, int]] = []
         self._failed = False
         builtins.__dict__["__hits__"] = marks
-        original = importlib.machinery.SourceFileLoader.get_code
+        loader_type: Any = importlib.machinery.SourceFileLoader
+        original = loader_type.get_code
 
         def get_code(loader: Any, fullname: str) -> CodeType | None:
             file = loader.get_filename(fullname)
@@ -290,7 +291,7 @@ class Recorder:
                 return original(loader, fullname)
             return self._marked(path, file)
 
-        importlib.machinery.SourceFileLoader.get_code = get_code
+        loader_type.get_code = get_code
 
     def _marked(self, path: str, file: str) -> CodeType:
         tree = ast.parse(Path(file).read_bytes())
