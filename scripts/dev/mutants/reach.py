@@ -34,8 +34,8 @@ TOOLS = "scripts/dev/"
 """Not of the product: no mutants are drawn from them."""
 MOST_TESTS, MOST_SECONDS = 60, 20.0
 """Of the tests that run a line, those nearest to it that judge a mutant."""
-RARE = 5
-"""Files of tests that have a word which says what they are about."""
+MENTIONING = 5
+"""Files of tests that come first for a mutant at import: they share words with it."""
 Lines = dict[str, list[int]]
 
 
@@ -158,29 +158,25 @@ class Reach:
 
 
 class _Mentions:
-    """Which files of tests have one of the rarer words of a text."""
+    """The files of tests that share most words with a text, the rarer ones for more."""
 
     def __init__(self, root: Path) -> None:
         files = sorted((root / "tests").glob("test_*.py"))
         self._texts = {f"tests/{file.name}": file.read_text(encoding="utf-8") for file in files}
 
-    def __call__(self, text: str) -> set[str]:
-        found: set[str] = set()
-        for word in {*re.findall(r"[\w.]{4,}", text)}:
-            files = {file for file, said in self._texts.items() if word in said}
-            found |= files if len(files) <= RARE else set()
-        return found
+    def __call__(self, text: str) -> list[str]:
+        weights: dict[str, float] = defaultdict(float)
+        for word in sorted({*re.findall(r"[\w.-]{4,}", text)}):
+            files = [file for file, said in self._texts.items() if word in said]
+            for file in files:
+                weights[file] += 1 / len(files) ** 2
+        return sorted(weights, key=lambda file: -weights[file])[:MENTIONING]
 
 
 def _modules_of(root: Path, path: str) -> list[str]:
-    """The modules that a mutant of a file can change: its own, or those that read the table."""
-    if path.endswith(".py"):
-        return [path]
-    file = root / path
-    beside = sorted(file.parent.glob("*.py"))
-    reading = re.compile(rf"""["']{re.escape(file.stem)}["'.]""")
-    found = [p for p in beside if p.stem == file.stem or reading.search(p.read_text("utf-8"))]
-    return [p.relative_to(root).as_posix() for p in found or beside]
+    """The modules that a mutant of a file can change: its own, or those beside a table."""
+    beside = sorted((root / path).parent.glob("*.py"))
+    return [path] if path.endswith(".py") else [p.relative_to(root).as_posix() for p in beside]
 
 
 # ---- Kept by content
@@ -282,7 +278,7 @@ class Recorder:
         self._failed = False
         builtins.__dict__["__hits__"] = marks
         loader_type: Any = importlib.machinery.SourceFileLoader
-        original = loader_type.get_code
+        original: Callable[[Any, str], CodeType | None] = loader_type.get_code
 
         def get_code(loader: Any, fullname: str) -> CodeType | None:
             file = loader.get_filename(fullname)
