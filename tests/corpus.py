@@ -3,12 +3,14 @@
 They lie under build/corpus in a folder named by what makes them: the product's files, this one, and
 the versions of torch and transformers. So they stay from run to run until one of these changes, and
 two workers share them: each is made beside its place and renamed, and who comes second throws its
-own away. A test that changes a folder copies it first (`shutil.copytree`).
+own away. A test that changes a folder copies it first (`shutil.copytree`). $DRAFTQUANT_CORPORA is
+another place for them, where a mutant has a hand in what is made (scripts/dev/mutants).
 """
 
 import functools
 import hashlib
 import importlib.metadata
+import os
 import shutil
 import tempfile
 import warnings
@@ -97,7 +99,8 @@ def _corpus() -> Path:
     for path in (Path(__file__), *builders, *product):
         if path.suffix in (".py", ".toml", ".yaml"):
             digest.update(path.read_bytes())
-    corpus = ROOT / "build" / "corpus" / digest.hexdigest()[:16]
+    corpora = os.environ.get("DRAFTQUANT_CORPORA", ROOT / "build" / "corpus")
+    corpus = Path(corpora) / digest.hexdigest()[:16]
     corpus.mkdir(parents=True, exist_ok=True)
     for old in corpus.parent.iterdir():
         if old != corpus:

@@ -1,0 +1,1 @@
+"""Mutation testing: small changes of the product, and whether an everyday test notices each."""

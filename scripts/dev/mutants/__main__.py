@@ -1,0 +1,181 @@
+"""`./scripts/test --mutants`: which small changes of the product does no everyday test notice?
+
+Those of the lines that changed since the branch left main, of files and folders, or of some lines
+drawn from them. tests/equivalents.toml has those that cannot be noticed. Exit code 3: some survive.
+"""
+
+import argparse
+import hashlib
+import json
+import math
+import re
+import subprocess
+import sys
+import time
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+from .. import ROOT
+from .changes import Mutant, is_read, mutants_of
+from .judging import KINDS, Said, judge
+from .reach import ROOMS, product
+
+
+def of_product(root: Path, below: Sequence[str]) -> list[Mutant]:
+    """All mutants of the product, or of some of its files and folders."""
+    return [
+        mutant
+        for path in [*product(root, ".py"), *product(root, ".toml")]
+        if not below or any(f"{path}/".startswith(f"{part.rstrip('/')}/") for part in below)
+        for mutant in mutants_of(path, (root / path).read_bytes())
+    ]
+
+
+def in_drawn_order(mutants: Sequence[Mutant], seed: str) -> list[Mutant]:
+    """One of each line, then another one: in an order that the seed and the lines' texts give."""
+
+    def draw(mutant: Mutant, *more: str) -> str:
+        return hashlib.sha256(repr((seed, mutant.path, mutant.old, *more)).encode()).hexdigest()
+
+    lines: dict[tuple[str, int], list[Mutant]] = defaultdict(list)
+    for mutant in mutants:
+        lines[mutant.path, mutant.lines.start].append(mutant)
+    ranked = []
+    for found in lines.values():
+        of_line = draw(found[0])
+        found.sort(key=lambda mutant: draw(mutant, mutant.operator, mutant.new))
+        ranked += [(rank, of_line, mutant) for rank, mutant in enumerate(found)]
+    return [mutant for *_, mutant in sorted(ranked, key=lambda one: one[:2])]
+
+
+def readable(root: Path, mutants: Sequence[Mutant]) -> Iterator[Mutant]:
+    """Those that are still Python, or TOML."""
+    for mutant in mutants:
+        if is_read(mutant.path, mutant.applied((root / mutant.path).read_bytes())):
+            yield mutant
+
+
+def changed_lines(root: Path, since: str) -> dict[str, set[int]]:
+    """Path -> the lines that are new since a commit, or not committed yet."""
+    lines: dict[str, set[int]] = defaultdict(set)
+    path = ""
+    for line in git(root, "diff", "-U0", "--no-color", "--no-ext-diff", since).splitlines():
+        if line.startswith("+++ "):
+            path = line.removeprefix("+++ b/")
+        elif found := re.match(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@", line):
+            first, count = int(found[1]), int(found[2] or 1)
+            lines[path].update(range(first, first + count))
+    for path in git(root, "ls-files", "--others", "--exclude-standard", *ROOMS).splitlines():
+        lines[path].update(range(1, (root / path).read_bytes().count(b"\n") + 2))
+    return lines
+
+
+def landed(root: Path) -> str | None:
+    """Where this branch left origin/main, else main; for what has landed, the commit before it."""
+    head = git(root, "rev-parse", "HEAD")
+    for name in ("origin/main", "main"):
+        base = git(root, "merge-base", name, "HEAD")
+        if base and (base != head or git(root, "status", "--porcelain", *ROOMS)):
+            return base
+    return git(root, "rev-parse", "--verify", "--quiet", "HEAD~1") or None
+
+
+def git(root: Path, *arguments: str) -> str:
+    """What git prints; nothing where it knows no such commit."""
+    command = ["git", "-C", str(root), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def listed(root: Path) -> set[tuple[str, str, str]]:
+    """The mutants that change nothing for anybody: path, old, new of tests/equivalents.toml."""
+    file = root / "tests" / "equivalents.toml"
+    rows = tomllib.loads(file.read_text("utf-8")) if file.is_file() else {}
+    return {(row["path"], row["old"], row["new"]) for row in rows.get("equivalent", ())}
+
+
+# ---- The command
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Judge mutants, and say which survive."""
+    parser = argparse.ArgumentParser(prog="scripts/test --mutants", description=__doc__)
+    parser.add_argument("paths", nargs="*", metavar="PATH", help="files and folders of the product")
+    parser.add_argument("--since", metavar="COMMIT", help="only of lines that changed since then")
+    parser.add_argument("--count", type=int, metavar="N", help="so many lines, one mutant of each")
+    parser.add_argument("--seed", default="1", help="which ones (%(default)s)")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="then none is begun any more"
+    )
+    parser.add_argument("--workers", type=int, default=2, help="at a time (%(default)s)")
+    parser.add_argument("--sample", action="store_true", help="those of tests/mutants.toml, anew")
+    parser.add_argument("--json", action="store_true", help="what became of each, on stdout")
+    parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    root, until = options.root.resolve(), time.monotonic() + 60 * options.minutes
+    sample = root / "tests" / "mutants.toml"
+    if options.sample:
+        said = tomllib.loads(sample.read_text("utf-8"))
+        options.count, options.seed = said["count"], said["seed"]
+    mutants, since = of_product(root, options.paths), options.since
+    if since is None and not options.paths and options.count is None:
+        since = landed(root)
+        if since is None:
+            print("mutants: this clone holds one commit alone, so nothing says what changed")
+            print("  fix: fetch more (git fetch --deepen 1), or name files, --since or --count")
+            return 0
+    if since is not None:
+        if not git(root, "rev-parse", "--verify", "--quiet", f"{since}^{{commit}}"):
+            parser.error(f"--since {since}: this clone holds no such commit; fetch it")
+        lines = changed_lines(root, since)
+        mutants = [mutant for mutant in mutants if lines[mutant.path].intersection(mutant.lines)]
+    drawn = list(islice(readable(root, in_drawn_order(mutants, options.seed)), options.count))
+    equivalent = listed(root)
+    left = [mutant for mutant in drawn if (mutant.path, mutant.old, mutant.new) not in equivalent]
+    of_what = f" of lines that changed since {since[:12]}" if since else ""
+    alone = f"; {len(drawn) - len(left)} more are listed as equivalent"
+    print(f"{len(left)} mutants{of_what}{alone}", file=sys.stderr, flush=True)
+    printed = sys.stderr if options.json else sys.stdout
+    verdicts = []
+    for said in judge(root, left, until, options.workers) if left else ():
+        verdicts.append(said)
+        if said["verdict"] in KINDS[1:3]:
+            print(survivor(said), file=printed, flush=True)
+    if options.json:
+        print(json.dumps({"seed": options.seed, "mutants": verdicts}, indent=1))
+    print(summary(verdicts), file=printed)
+    survived = sum(said["verdict"] in KINDS[1:3] for said in verdicts)
+    if options.sample and all(said["verdict"] != "left" for said in verdicts):
+        text = re.sub(r"(?m)^survived = .*$", f"survived = {survived}", sample.read_text("utf-8"))
+        sample.write_text(text, encoding="utf-8")
+    return 3 if survived else 0
+
+
+def survivor(said: Said) -> str:
+    """A survivor for readers: its place, what changes, and who did not notice."""
+    tests = ", ".join(said["tests"][:3]) + (", ..." if said["ran"] > 3 else "")
+    ran = f"{said['ran']} tests ran it: {tests}" if tests else "no test runs it"
+    place = f"{said['path']}:{said['line']}: {said['operator']}"
+    return f"{place}\n  - {said['old'][:160]}\n  + {said['new'][:160]}\n  {ran}"
+
+
+def summary(verdicts: Sequence[Said]) -> str:
+    """Counts by room and by operator."""
+    lines: list[str] = []
+    for title in ("room", "operator") if verdicts else ():
+        lines.append(f"{title:30}" + "".join(f"{kind:>12}" for kind in KINDS))
+        counts: dict[str, Counter[str]] = defaultdict(Counter)
+        for said in verdicts:
+            counts[said[title]][said["verdict"]] += 1
+        for name, count in sorted(counts.items()):
+            lines.append(f"{name:30}" + "".join(f"{count[kind]:>12}" for kind in KINDS))
+    judged = [said["verdict"] for said in verdicts if said["verdict"] != "left"]
+    survived = len(judged) - judged.count("killed")
+    return "\n".join([*lines, f"{survived} of {len(judged)} mutants survived"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

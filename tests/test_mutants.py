@@ -1,0 +1,251 @@
+"""`./scripts/test --mutants`: what is changed, which tests judge it, and what is said of it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from draftquant.scripts.dev.mutants import __main__ as command
+from draftquant.scripts.dev.mutants.changes import is_read, mutants_of
+
+ROOT = Path(__file__).parents[1]
+
+
+def changes(source: str, path: str = "quantize/m.py") -> set[tuple[str, str]]:
+    """Operator and new line of all mutants that can be read."""
+    text = source.encode()
+    return {(m.operator, m.new) for m in mutants_of(path, text) if is_read(path, m.applied(text))}
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("a <= b in c", {("comparison", "a < b in c"), ("comparison", "a <= b not in c")}),
+        ("(a) - b", {("arithmetic", "(a) + b")}),
+        ("x = -a", {("arithmetic", "x = a")}),
+        ("x += y", {("arithmetic", "x -= y")}),
+        ("'a' + b", set()),
+        ("x = int | Path", set()),
+        ("x = True", {("boolean", "x = False")}),
+        ("x = 1.5", {("constant", "x = 2.5")}),
+        ("x = not (a)", {("not", "x = (a)")}),
+        ("if a.b: ...", {("not", "if not a.b: ...")}),
+        (
+            "(a) and b and c",
+            {
+                ("and/or", "(a) or b and c"),
+                ("conjunct dropped", "b and c"),
+                ("conjunct dropped", "(a) and c"),
+                ("conjunct dropped", "(a) and b"),
+            },
+        ),
+        ("[x for x in y if a]", {("conjunct dropped", "[x for x in y ]")}),
+        ("def f():\n    return a", {("return", "return None")}),
+        (
+            "f(a, b=c)",
+            {("call dropped", "pass"), ("keyword dropped", "f(a)")},
+        ),
+        ("x = zip(a, b, strict=True)", set()),
+        ("x = sorted(a)", {("call dropped", "x = (a)")}),
+        ("x = a.b()", {("call dropped", "x = a")}),
+        ("x[a:b]", {("slice", "x[:b]"), ("slice", "x[a:]")}),
+        ("x = (a, b)", {("element", "x = (a,)"), ("element", "x = (b,)")}),
+        ("x = [a]", {("element", "x = []")}),
+        ("x = {\n    a,\n    b,\n    c,\n}", {("element", "")}),
+        ("x = {a: b, **c}", {("element", "x = {**c}"), ("element", "x = {a: b}")}),
+        ("x[a, b]", set()),
+        ("for a in b:\n    break", {("break/continue", "continue")}),
+        (
+            "def f(a: int, b: int, c: str) -> None:\n    x = a + c",
+            {("names exchanged", "x = b + c"), ("arithmetic", "x = a - c")},
+        ),
+        ("assert a == 1", set()),
+        ("@f(a=1)\ndef g(x: 'int | None' = None): ...", set()),
+        ("f'{a + 1}'", set()),
+    ],
+)
+def test_python_changes_by_each_operator(source: str, expected: set[tuple[str, str]]) -> None:
+    assert changes(source) == expected
+
+
+def test_tables_lose_rows_entries_and_elements() -> None:
+    table = 'a = 1\n[[row]]\nname = "x"\nof = ["p", "q"]\n[other]\nwhole = true\n'
+    assert changes(table, "quantize/t.toml") == {
+        ("entry removed", ""),
+        ("constant", "a = 2"),
+        ("row removed", ""),
+        ("element", 'of = ["q"]'),
+        ("element", 'of = ["p"]'),
+        ("boolean", "whole = false"),
+    }
+
+
+def test_a_change_keeps_the_lines_below_it_where_they_are() -> None:
+    source = b"f(\n    a,\n    b=(\n        c\n    ),\n)\nx = 1\n"
+    for mutant in mutants_of("quantize/m.py", source):
+        assert mutant.applied(source).count(b"\n") == source.count(b"\n"), mutant
+
+
+def test_mutants_listed_as_equivalent_are_still_made() -> None:
+    rows = tomllib.loads((ROOT / "tests" / "equivalents.toml").read_text(encoding="utf-8"))
+    for row in rows.get("equivalent", ()):
+        assert row.keys() == {"path", "old", "new", "reason"}
+        made = mutants_of(row["path"], (ROOT / row["path"]).read_bytes())
+        assert (row["old"], row["new"]) in {(m.old, m.new) for m in made}, row
+
+
+TOY = {
+    "pyproject.toml": (
+        "[tool.pytest.ini_options]\n"
+        'addopts = "--import-mode=importlib -p no:hypothesispytest"\npythonpath = ["tests"]\n'
+    ),
+    "quantize/__init__.py": "",
+    "quantize/toy.py": """
+from pathlib import Path
+import tomllib
+
+LOWEST = 1
+SPARE = 9
+
+
+def clipped(value: int, low: int, high: int) -> int:
+    if value < low:
+        return low
+    return min(value, high)
+
+
+def lowest() -> int:
+    return LOWEST
+
+
+def row(name: str) -> str:
+    rows = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+    return rows[name]["said"]
+
+
+def never() -> int:
+    return 1 + 1
+""".lstrip(),
+    "quantize/toy.toml": '[seen]\nsaid = "a"\n',
+    "tests/test_toy.py": """
+from draftquant.quantize.toy import clipped, lowest, row
+
+def test_clipped():
+    assert clipped(0, 2, 5) == 2
+
+def test_between():
+    assert clipped(3, 2, 5) == 3
+
+def test_lowest():
+    assert lowest() == 1
+
+def test_row():
+    assert row("seen") == "a"
+""",
+    "tests/conftest.py": "",
+    "tests/equivalents.toml": """
+[[equivalent]]
+path = "quantize/toy.py"
+old = "if value < low:"
+new = "if value <= low:"
+reason = "both give low"
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The root of a toy of one module and one table."""
+    root = tmp_path_factory.mktemp("toy")
+    for name, text in TOY.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text, encoding="utf-8")
+    package = root / ".package" / "draftquant"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "quantize").symlink_to("../../quantize")
+    return root
+
+
+@pytest.fixture(scope="module")
+def judged(toy: Path) -> dict[tuple[str, str], str]:
+    """Old line, new line -> verdict, of all mutants of the toy."""
+    said = run(toy, "--json", "quantize")
+    assert said.returncode == 3, said.stderr
+    document = json.loads(said.stdout)
+    return {(one["old"], one["new"]): one["verdict"] for one in document["mutants"]}
+
+
+def run(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    script = (
+        "import sys\nfrom draftquant.scripts.dev.mutants import __main__, judging\n"
+        "judging.PRELOADED = ()\nsys.exit(__main__.main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", script, "--root", str(root), *arguments]
+    return subprocess.run(
+        command, cwd=root, env={**os.environ}, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "verdict"),
+    [
+        ("if value < low:", "if value >= low:", None),
+        ("if value < low:", "if value <= low:", None),
+        ("return low", "return high", "killed"),
+        ("return min(value, high)", "return min(value, value)", "survived"),
+        ("return min(value, high)", "return None", "killed"),
+        ("return 1 + 1", "return 1 - 1", "not covered"),
+        ("LOWEST = 1", "LOWEST = 2", "killed"),
+        ("SPARE = 9", "SPARE = 10", "survived"),
+        ("if value < low:", "if value < high:", "killed"),
+        ('[seen] said = "a"', "", "killed"),
+    ],
+)
+def test_a_mutant_is_judged(
+    old: str, new: str, verdict: str | None, judged: dict[tuple[str, str], str]
+) -> None:
+    assert judged.get((old, new)) == verdict
+
+
+def test_without_names_those_of_lines_that_changed_are_judged(
+    toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "clone"
+    shutil.copytree(toy, root, symlinks=True, ignore=shutil.ignore_patterns("build"))
+
+    def commit(*files: str) -> None:
+        command = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b.example"]
+        subprocess.run([*command, "add", *files], check=True)
+        subprocess.run([*command, "commit", "-q", "-m", "A change"], check=True)
+
+    def said() -> str:
+        assert command.main(["--root", str(root)]) == 0
+        return "".join(capsys.readouterr())
+
+    subprocess.run(["git", "init", "-q", "-b", "work", str(root)], check=True)
+    commit(".")
+    assert "holds one commit alone" in said()
+    (root / "tests" / "test_more.py").touch()
+    commit("tests")
+    assert "0 mutants of lines that changed" in said()
+    module = root / "quantize" / "toy.py"
+    module.write_text(TOY["quantize/toy.py"] + "\n\nLIMIT = 3\n", encoding="utf-8")
+    assert command.changed_lines(root, "HEAD") == {"quantize/toy.py": {25, 26, 27}}
+    with pytest.raises(SystemExit):
+        command.main(["--root", str(root), "--since", "v0"])
+    assert "holds no such commit" in capsys.readouterr().err
+
+
+def test_the_same_lines_are_drawn_as_long_as_they_stay() -> None:
+    def drawn(source: str) -> list[str]:
+        mutants = list(mutants_of("quantize/m.py", source.encode()))
+        return [mutant.old for mutant in command.in_drawn_order(mutants, "1")][:20]
+
+    before = "".join(f"a = {number}\n" for number in range(40))
+    assert len({*drawn(before)}) == 20
+    assert drawn("b = c\n" + before) == drawn(before)
