@@ -5,7 +5,6 @@ Published drafts are headers without data; K = 3 and 4,096 positions of context 
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from draftquant import api as dq
