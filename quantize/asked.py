@@ -87,7 +87,6 @@ class Estimating(Heard):
         context: positions per sequence; None = the usual number.
         efficiency: share of the data sheet's bandwidth and peak.
         target_step_ms: measured time of the target's verify step.
-        forward: NAME=FILE, measured by `vllm bench forward`.
     """
 
     draft: Reference
@@ -100,7 +99,6 @@ class Estimating(Heard):
     tp: int = 1
     efficiency: float = 0.75
     target_step_ms: float | None = None
-    forward: Sequence[str] = ()
     target_layers: int | None = None
 
 

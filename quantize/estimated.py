@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 
 from ..recipes import built_in_recipes
 from ..recipes.chosen_recipe import named_recipe
-from ..recipes.errors import EstimateError, LayoutError, PlanError
+from ..recipes.errors import LayoutError, PlanError
 from .asked import Estimating
 from .drafts import Draft
 from .engines.plan_verdicts import planned_verdicts
 from .estimate.draft_step import checked_num_draft_tokens, usual_context
 from .estimate.estimate_report import EstimateReport, candidates_of
-from .estimate.forward_bench import read_measured
 from .estimate.work import Machine, VerifyStep
 from .gpus import USUAL_GPUS, Gpu, named_gpu
 from .inspection import open_draft
@@ -26,31 +25,16 @@ def estimate_draft(asked: Estimating) -> EstimateReport:
     plans, refused = _plans(draft, asked)
     context = asked.context or usual_context(draft.checkpoint.config)
     served = VerifyStep(num_draft_tokens, context, asked.tp, asked.concurrency)
-    candidates = candidates_of(draft, plans, served)
-    _check_measured(asked, gpus)
-    measured = read_measured(asked.forward, [one.name for one in candidates], served)
     step_ms = asked.target_step_ms
-    given = None if step_ms is None else step_ms / 1e3
     return EstimateReport(
         draft=draft,
         **served._asdict(),
-        candidates=candidates,
+        candidates=candidates_of(draft, plans, served),
         loaded_by={plan.recipe.name: _loaded_by(plan, gpus, asked.tp) for plan in plans},
         refused=refused,
         machines=tuple(Machine(gpu=gpu, efficiency=asked.efficiency) for gpu in gpus),
-        verify_seconds=measured.target.seconds if measured else given,
-        measured=measured,
+        verify_seconds=None if step_ms is None else step_ms / 1e3,
     )
-
-
-def _check_measured(asked: Estimating, gpus: Sequence[Gpu]) -> None:
-    """What was measured must be from one GPU, and replaces a given time of the verify step."""
-    if asked.forward and len(gpus) != 1:
-        what = f"expected one --gpu, on which it was measured, got {len(gpus)}"
-        raise EstimateError("--forward", what, fix="name that GPU")
-    if asked.forward and asked.target_step_ms is not None:
-        what = "the verify step is measured, and --target-step-ms says it too"
-        raise EstimateError("--forward", what, fix="leave --target-step-ms out")
 
 
 def _plans(draft: Draft, asked: Estimating) -> tuple[list[Plan], Mapping[str, str]]:

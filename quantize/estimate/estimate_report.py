@@ -11,7 +11,6 @@ from ...recipes.errors import EstimateError
 from ..drafts.family import Draft
 from ..planning.quantization_plan import Plan
 from .draft_step import draft_round, plain_weights, planned_weights
-from .forward_bench import MeasuredTimes
 from .work import Machine, Part, Pass, Round, VerifyStep, break_even_loss
 
 
@@ -59,7 +58,6 @@ class EstimateReport(Brief):
         refused: name of a built-in recipe that does not fit this draft -> the reason.
         machines: the GPUs, with the share of their data sheet that kernels reach.
         verify_seconds: time of the target's verify step; None where it is not known.
-        measured: times on the one GPU, which replace the roofline.
     """
 
     draft: Draft
@@ -72,7 +70,6 @@ class EstimateReport(Brief):
     refused: Mapping[str, str]
     machines: tuple[Machine, ...]
     verify_seconds: float | None
-    measured: MeasuredTimes | None = None
 
     @property
     def parameters(self) -> int:
@@ -83,15 +80,8 @@ class EstimateReport(Brief):
     def break_even(self, candidate: Candidate, machine: Machine) -> float | None:
         """The relative loss of acceptance length at break-even; None without a verify step."""
         verify, pair = self.verify_seconds, (self.candidates[0], candidate)
-        timed = [self.measured.drafting(one.name) if self.measured else None for one in pair]
-        by_roofline = [machine.round_seconds(one.round, self.concurrency) for one in pair]
-        ours, theirs = [t for t in timed if t is not None] if None not in timed else by_roofline
+        ours, theirs = [machine.round_seconds(one.round, self.concurrency) for one in pair]
         return None if verify is None else break_even_loss(ours, theirs, verify)
-
-    def drafting_seconds(self, candidate: Candidate, machine: Machine) -> float:
-        """All drafting of one verify step: as measured, or by the roofline."""
-        timed = self.measured.drafting(candidate.name) if self.measured else None
-        return machine.round_seconds(candidate.round, self.concurrency) if timed is None else timed
 
     @override
     def brief(self) -> Mapping[str, object]:
@@ -123,8 +113,6 @@ def assumptions(report: EstimateReport) -> Iterator[str]:
         f"each linear takes the longer of bytes / bandwidth and FLOP / dense peak, at {share:.0%}"
         " of the data sheet (--efficiency); launches, sampling and communication take no time"
     )
-    if report.measured is not None:
-        yield from report.measured.in_words()
     for machine in report.machines:
         gpu = machine.gpu
         peaks = ", ".join(f"{name} {peak / 1e12:,.0f}" for name, peak in gpu.peaks.items())
@@ -153,10 +141,8 @@ def _candidate_mapping(report: EstimateReport, one: Candidate) -> dict[str, Any]
     for machine in report.machines:
         place = {"gpu": machine.gpu.name, "concurrency": at}
         step = machine.pass_seconds(one.round.step, at)
-        whole = report.drafting_seconds(one, machine)
+        whole = machine.round_seconds(one.round, at)
         times.append(place | {"step_seconds": step, "round_seconds": whole})
-        if report.measured is not None:
-            times[-1]["round_measured"] = report.measured.drafting(one.name) is not None
         if verify is not None:
             loss = report.break_even(one, machine)
             losses.append(place | {"verify_seconds": verify, "loss": loss})

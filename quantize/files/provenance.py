@@ -7,7 +7,7 @@ of the others: it reveals edits, but is not a signature.
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Never
+from typing import Annotated, Any, Literal
 
 from ...recipes.decode import HEX_64, Spelled
 from ...recipes.schema import Recipe, StoredLayoutName, WeightFormat, recipe_sha256
@@ -342,12 +342,11 @@ class QuantizedProvenance:
 class TranscodedProvenance:
     """Record of a folder whose codes another tool found and `transcode` wrote in another layout."""
 
-    format: Literal["draftquant-repaired"] = "draftquant-repaired"
+    format: Literal["draftquant-transcoded"] = "draftquant-transcoded"
     version: Literal[1] = 1
     draftquant: str
     argv: tuple[str, ...]
     source: SourceFolder
-    repairs: tuple[Never, ...]
     tensor_digests: Mapping[str, str]
     made_by: MadeBy | None = None
     transcoded_from: TranscodedFrom

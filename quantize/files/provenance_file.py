@@ -17,29 +17,6 @@ from . import provenance as records
 from .checkpoint import PROVENANCE_FILE
 from .hub import recorded_argv
 
-_LEFT = (
-    ("repairs", None, "that config.json was repaired"),
-    ("format", "draftquant-tuned", "that it was fine-tuned (retune)"),
-    ("recipe.algorithm.rounding", "retuned", "that it was fine-tuned (retune)"),
-    ("recipe.chosen_on", None, "a search for its recipe (tune)"),
-)
-"""Dotted key of a record, its value (None = any that is not empty), and what that means."""
-
-
-def _check_still_read(path: Path, content: Mapping[str, object]) -> None:
-    record: object = content
-    while isinstance(record, Mapping):
-        for key, value, what in _LEFT:
-            found: object = record
-            for part in key.split("."):
-                found = found.get(part) if isinstance(found, Mapping) else None
-            if found and value in (None, found):
-                last = f"the folder records {what}, which only earlier builds of draftquant read"
-                fix = "quantize the draft again, or use the build that wrote this folder"
-                raise CheckpointError(path, f"{key}: {last}", fix=fix)
-        record = record.get("quantized_by")
-
-
 ProvenanceT = TypeVar("ProvenanceT", bound=records.Provenance)
 
 
@@ -52,7 +29,6 @@ def read_provenance(folder: Path) -> records.Provenance | None:
     fix = "use the version of draftquant that wrote it, or copy or quantize the draft again"
     with reading(path, CheckpointError, fix):
         content = parse_object(read_text(path))
-        _check_still_read(path, content)
         found: records.Provenance = decode(records.Provenance, content)
     return found
 
@@ -100,7 +76,7 @@ def transcoded(
     }
     if not isinstance(recorded, records.QuantizedProvenance | records.TranscodedProvenance):
         source = records.SourceFolder(hub_id=origin.hub_id, revision=origin.revision)
-        return records.TranscodedProvenance(source=source, repairs=(), **now)
+        return records.TranscodedProvenance(source=source, **now)
     first = records.MadeBy(draftquant=recorded.draftquant, argv=recorded_argv(recorded.argv))
     now["made_by"] = recorded.made_by or first
     if isinstance(recorded, records.QuantizedProvenance):

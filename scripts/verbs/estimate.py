@@ -94,11 +94,9 @@ def _print_by_gpu(
 def _times(report: EstimateReport, one: Candidate, machine: Machine) -> str:
     seconds = (
         machine.pass_seconds(one.round.step, report.concurrency),
-        report.drafting_seconds(one, machine),
+        machine.round_seconds(one.round, report.concurrency),
     )
-    said = " / ".join(f"{1e6 * s:,.0f}" if s >= 1e-4 else f"{1e6 * s:.3g}" for s in seconds)
-    timed = report.measured is not None and report.measured.drafting(one.name) is not None
-    return f"{said} measured" if timed else said
+    return " / ".join(f"{1e6 * s:,.0f}" if s >= 1e-4 else f"{1e6 * s:.3g}" for s in seconds)
 
 
 def _loss(report: EstimateReport, one: Candidate, machine: Machine) -> str:
