@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asked_pairs import check_draft
 from draftquant import api as dq
 from draftquant.quantize.engines import versions
 from draftquant.quantize.engines.built_linears import without_ones
@@ -22,7 +23,6 @@ from draftquant.quantize.engines.contract import (
     version_rows,
 )
 from draftquant.quantize.engines.engine import Engine
-from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.engines.excludes import exact_or_regex
 from draftquant.quantize.engines.vllm_rules import Vllm
 from draftquant.recipes.errors import CheckpointError

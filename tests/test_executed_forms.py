@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asked_pairs import check_pair
-from draftquant.quantize.engines.engine_check import check_draft
+from asked_pairs import check_draft, check_pair
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.recipes.errors import CheckpointError
 from tiny import edit_json, read_tensors, store, tiny_eagle3_llama, values_of, write_tensors

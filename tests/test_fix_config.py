@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import transformers
+from asked_pairs import check_draft
 from by_recipe import draft_of
 from draftquant import api as dq
 from draftquant.quantize.drafts.config_defaults import as_read, class_defaults
 from draftquant.quantize.drafts.config_reader import KEY
 from draftquant.quantize.drafts.rope import Unreplayed
-from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.lints.catalogue import find_lints
 from draftquant.quantize.verify import verify
 from draftquant.scripts.cli import main
