@@ -1,11 +1,29 @@
-"""A draft beside its target as `check` asks of it, both in folders."""
+"""A draft as `check` asks of it, alone or beside its target, in folders."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from draftquant.quantize.asked import Checking
+from draftquant.quantize.engines.contract import EngineCheck
+from draftquant.quantize.engines.engine_check import (
+    CheckAsked,
+    check_checkpoint,
+    with_maths,
+    with_values,
+)
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.files.digests import not_finite
 from draftquant.quantize.pairing import pair_check
 from draftquant.quantize.pairing.pair import PairCheck
+from draftquant.quantize.stored.layouts import HF_QUANT_CONFIG
+
+
+def check_draft(folder: Path, **asked: Unpack[CheckAsked]) -> EngineCheck:
+    """In one engine: by headers, by what the draft computes, and by its tensors' values."""
+    checkpoint = Checkpoint.open(folder)
+    has_side_file = (folder / HF_QUANT_CONFIG).is_file()
+    answer = check_checkpoint(checkpoint, has_side_file=has_side_file, **asked)
+    return with_values(with_maths(answer, checkpoint), not_finite(checkpoint))
 
 
 def check_pair(

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asked_pairs import check_draft
 from draftquant.quantize.engines.config_rules import misread_layers, sglang_captures, vllm_captures
-from draftquant.quantize.engines.engine_check import check_draft
 from tiny import edit_json, tiny_eagle3_llama
 
 KEY = "eagle_aux_hidden_state_layer_ids"

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from asked_pairs import check_draft
 from by_recipe import draft_of
 from draftquant.quantize.drafts.families.dflash import DFlash
 from draftquant.quantize.drafts.passes import BlockAttention, BlockForward
 from draftquant.quantize.drafts.shared.block_layers import DFlashGeometry
-from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes.errors import CheckpointError
 from reference_dflash import ReferenceDFlash, random_weights

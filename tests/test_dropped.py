@@ -5,10 +5,10 @@ import json
 from pathlib import Path
 
 import pytest
+from asked_pairs import check_draft
 from by_recipe import planned, quantized
 from draftquant.calibration import quantizing
 from draftquant.quantize.engines.contract import TITLES
-from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.making import quantize_draft
 from draftquant.quantize.making.preparing import check_tables
 from draftquant.quantize.planning.quantization_plan import Plan

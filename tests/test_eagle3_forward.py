@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 import torch
+from asked_pairs import check_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama
 from draftquant.quantize.drafts.families.eagle3_mla import Eagle3Mla
 from draftquant.quantize.drafts.recognition import plain_config
 from draftquant.quantize.drafts.shared.eagle3 import Eagle3Geometry
-from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.engines.versions import choose
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored.loading import load_draft

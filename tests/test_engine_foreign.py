@@ -15,11 +15,11 @@ from typing import Any
 
 import folder_rows
 import pytest
-from asked_pairs import check_pair
+from asked_pairs import check_draft, check_pair
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.architectures import KNOWN_TO_BOTH, OTHER_NAMES
 from draftquant.quantize.engines.contract import EngineName, Verdict
-from draftquant.quantize.engines.engine_check import check_draft, misread_excludes
+from draftquant.quantize.engines.engine_check import misread_excludes
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.lints.catalogue import config_changes, find_lints
 from draftquant.recipes import DraftQuantError

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asked_pairs import check_draft
 from cases import FAMILIES, Workshop, _quantized, beyond_cases, mixed_cases
 from draftquant import api as dq
 from draftquant.quantize.engines import versions
@@ -23,7 +24,6 @@ from draftquant.quantize.engines.contract import (
     version_rows,
 )
 from draftquant.quantize.engines.engine import Engine
-from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.engines.excludes import exact_or_regex
 from draftquant.quantize.engines.vllm_rules import Vllm
 from draftquant.recipes.errors import CheckpointError

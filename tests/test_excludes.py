@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asked_pairs import check_draft
 from cases import FAMILIES, NUM_TARGET_LAYERS, Workshop
 from draftquant.quantize.engines.contract import EngineCheck, EngineName
-from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Expectation, Recipe, Rule

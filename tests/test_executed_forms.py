@@ -9,8 +9,7 @@ from typing import Any
 import drawn
 import folder_rows
 import pytest
-from asked_pairs import check_pair
-from draftquant.quantize.engines.engine_check import check_draft
+from asked_pairs import check_draft, check_pair
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.recipes.errors import CheckpointError
 from tiny import edit_json, read_tensors, store, tiny_eagle3_llama, values_of, write_tensors

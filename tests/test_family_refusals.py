@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asked_pairs import check_draft
 from by_recipe import draft_of
 from draftquant.quantize.engines.contract import ENGINE_NAMES
-from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.recipes.errors import CheckpointError
 from tiny import Stored, change, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash

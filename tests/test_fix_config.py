@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 import transformers
+from asked_pairs import check_draft
 from by_recipe import draft_of
 from draftquant import api as dq
 from draftquant.quantize.drafts.config_defaults import as_read, class_defaults
 from draftquant.quantize.drafts.config_reader import KEY
 from draftquant.quantize.drafts.rope import Unreplayed
-from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.lints.catalogue import find_lints
 from draftquant.quantize.verify import verify
 from draftquant.scripts.cli import main
-from draftquant.scripts.dev.config_defaults import OUT
+from draftquant.scripts.dev.config_defaults import OUT, text_of
 from tiny import edit_json, tiny_eagle3_llama
 from verify_cases import reseal
 
@@ -153,6 +153,21 @@ def test_the_rows_are_those_of_the_pinned_transformers() -> None:
     assert {name: found["transformers"] for name, found in ROWS.items()} == {
         "transformers": "5.23.0", "vllm": "5.20.2", "sglang": "5.19.0",
     }  # fmt: skip
+
+
+def test_a_row_stands_once_with_all_its_types() -> None:
+    types = {
+        place: {name: row for names, row in found["rows"] for name in names}
+        for place, found in ROWS.items()
+    }
+    here, *engines = (
+        {"transformers": ROWS[place]["transformers"], "types": types["transformers"] | of_place}
+        for place, of_place in types.items()
+    )
+    for said in engines:
+        said["types"] = {name: row for name, row in said["types"].items() if row is not False}
+    written = text_of(here, dict(zip(("vllm", "sglang"), engines, strict=True)))
+    assert written == OUT.read_text(encoding="utf-8")
 
 
 def test_absent_keys_are_the_class_s_and_given_ones_stay() -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from asked_pairs import check_draft
 from by_recipe import draft_of
 from data_free import data_free
 from draftquant.quantize.engines.contract import EngineName
-from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.engines.plan_verdicts import planned_verdicts
 from draftquant.quantize.engines.versions import choose
 from draftquant.quantize.files.hub import DraftSource

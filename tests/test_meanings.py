@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asked_pairs import check_draft
 from draftquant.quantize import engines
 from draftquant.quantize.engines.contract import explained, is_raw, meaning
-from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.scripts.cli import main
 from reasons import own_text
 from tiny import tiny_eagle3_llama

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftquant.quantize.engines.engine_check import check_draft
+from asked_pairs import check_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored.layouts import HF_QUANT_CONFIG
 from draftquant.quantize.stored.layouts.scheme import DeclaredScheme

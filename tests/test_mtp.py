@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import tied_pair
 import torch
+from asked_pairs import check_draft
 from by_recipe import quantized
 from draftquant import api as dq
 from draftquant.calibration.passes.draft_inputs import first_hidden
@@ -20,7 +21,6 @@ from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.converting.dequantize_draft import dequantize_draft
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.estimate.estimate_report import candidates_of
 from draftquant.quantize.estimate.work import VerifyStep
 from draftquant.quantize.files.checkpoint import Checkpoint

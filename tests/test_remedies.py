@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asked_pairs import check_draft
 from draftquant import api as dq
 from draftquant.quantize.engines.contract import ENGINE_NAMES, EngineCheck, EngineName
-from draftquant.quantize.engines.engine_check import check_checkpoint, check_draft
+from draftquant.quantize.engines.engine_check import check_checkpoint
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.recipes.errors import DraftQuantError
 from folder_rows import FILES, read_rows, write_folder

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 import rope_readings
 import torch
+from asked_pairs import check_draft
 from by_recipe import draft_of
 from draftquant.quantize.drafts.config_defaults import as_read
 from draftquant.quantize.drafts.maths import rotate
@@ -29,7 +30,7 @@ from draftquant.quantize.drafts.rope import (
     read_rope,
     rope_frequencies,
 )
-from draftquant.quantize.engines.engine_check import check_checkpoint, check_draft
+from draftquant.quantize.engines.engine_check import check_checkpoint
 from draftquant.quantize.lints.catalogue import find_lints
 from draftquant.recipes.errors import CheckpointError
 from ropes import CASES, OUT, POSITIONS, THETA, head

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from asked_pairs import check_draft
 from by_recipe import draft_of, planned, quantized
 from draftquant.calibration.passes.draft_inputs import default_aux_layer_ids
 from draftquant.quantize.engines.contract import EngineName
-from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.quantize.lints.catalogue import find_lints
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes import DraftQuantError

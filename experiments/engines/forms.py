@@ -22,9 +22,9 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests")]
 import asking  # noqa: E402
 import drawn  # noqa: E402
 import folder_rows  # noqa: E402
+from asked_pairs import check_draft  # noqa: E402
 from draftquant.quantize.engines import executed  # noqa: E402
 from draftquant.quantize.engines.contract import EngineCheck  # noqa: E402
-from draftquant.quantize.engines.engine_check import check_draft  # noqa: E402
 from draftquant.recipes import DraftQuantError  # noqa: E402
 from predictions import predicted  # noqa: E402
 from results import read_outcomes  # noqa: E402

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+from asked_pairs import check_draft
 from cases import NUM_TARGET_LAYERS
 from draftquant.quantize.engines.contract import EngineCheck
-from draftquant.quantize.engines.engine_check import check_draft
 from draftquant.recipes.errors import CheckpointError
 from results import Outcome
 

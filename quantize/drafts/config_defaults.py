@@ -59,8 +59,8 @@ def class_defaults(model_type: Any, engine: Source | None = None) -> Row:
     if not isinstance(model_type, str):
         return "unknown"
     places = ("transformers", "vllm", "sglang") if engine is None else (engine, "transformers")
-    tables = [_rows()[place]["types"] for place in places]
-    row: Any = next((types[model_type] for types in tables if model_type in types), False)
+    tables = [_rows()[place] for place in places]
+    row: Any = next((rows[model_type] for rows in tables if model_type in rows), False)
     if row is False:
         return "unknown"
     if row is None:
@@ -110,5 +110,10 @@ def as_read(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 @cache
-def _rows() -> Mapping[str, Any]:
-    return read_json_object(_FILE, "install draftquant again")
+def _rows() -> Mapping[str, Mapping[str, Any]]:
+    """Where classes come from -> model_type -> its row; false = that place has no such class."""
+    found = read_json_object(_FILE, "install draftquant again")
+    return {
+        place: {name: row for names, row in said["rows"] for name in names}
+        for place, said in found.items()
+    }

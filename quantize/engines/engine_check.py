@@ -1,8 +1,7 @@
-"""`check_draft`: one folder, one engine, one verdict."""
+"""`check_checkpoint`: one folder, one engine, one verdict."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Required, TypedDict, Unpack
 
 from ...recipes.errors import CheckpointError
@@ -85,22 +84,6 @@ class CheckAsked(TypedDict, total=False):
     serving: Serving | None
 
 
-def check_draft(folder: Path, **asked: Unpack[CheckAsked]) -> EngineCheck:
-    """Predict what an engine does with a draft folder, quantized or not.
-
-    Raises:
-        CheckpointError: the folder cannot be read as a draft, there is no such engine, or
-            `target_layers` is not what config.json says.
-    """
-    from ..files.digests import not_finite  # numpy, which help does not need
-
-    _check_asked(asked)
-    checkpoint = Checkpoint.open(folder)
-    has_side_file = (folder / HF_QUANT_CONFIG).is_file()
-    answer = check_checkpoint(checkpoint, has_side_file=has_side_file, **asked)
-    return with_values(with_maths(answer, checkpoint), not_finite(checkpoint))
-
-
 def with_maths(answer: EngineCheck, checkpoint: Checkpoint) -> EngineCheck:
     """The answer with the lints on what a draft computes, if the engine computes anything."""
     from ..lints.catalogue import lints_of_maths
@@ -130,9 +113,13 @@ def with_values(answer: EngineCheck, found: Mapping[str, str]) -> EngineCheck:
 def check_checkpoint(
     checkpoint: Checkpoint, *, has_side_file: bool, **asked: Unpack[CheckAsked]
 ) -> EngineCheck:
-    """As `check_draft`, from headers alone, for a folder that may not exist yet.
+    """Predict what an engine does with a draft, from headers alone; its folder may not exist yet.
 
     `has_side_file`: hf_quant_config.json is beside config.json.
+
+    Raises:
+        CheckpointError: it cannot be read as a draft, there is no such engine, or `target_layers`
+            is not what config.json says.
     """
     _check_asked(asked)
     engine, version, arch = asked["engine"], asked.get("version"), asked.get("arch")

@@ -10,7 +10,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -200,9 +200,9 @@ def answers(engine: str | None) -> dict[str, Any]:
 
 
 def text_of(here: Mapping[str, Any], engines: Mapping[str, Mapping[str, Any]]) -> str:
-    """The file: all of transformers' values, and for each engine those that differ.
+    """The file: all of transformers' rows, and for each engine those that differ.
 
-    A model_type that an engine does not know is false there.
+    A row stands once, after the names of its types: false for those that an engine does not know.
     """
     merged: dict[str, Any] = {"transformers": here}
     for engine, said in engines.items():
@@ -214,14 +214,20 @@ def text_of(here: Mapping[str, Any], engines: Mapping[str, Mapping[str, Any]]) -
         }
         merged[engine] = {"transformers": said["transformers"], "types": own}
     blocks = [
-        f'"{name}": {{"transformers": {json.dumps(said["transformers"])}, "types": {{\n'
-        + ",\n".join(
-            f"{json.dumps(key)}: {json.dumps(value)}" for key, value in said["types"].items()
-        )
-        + "\n}}"
+        f'"{name}": {{"transformers": {json.dumps(said["transformers"])}, "rows": [\n'
+        + ",\n".join(f"[{json.dumps(names)}, {row}]" for row, names in grouped(said["types"]))
+        + "\n]}"
         for name, said in merged.items()
     ]
     return "{\n" + ",\n".join(blocks) + "\n}\n"
+
+
+def grouped(types: Mapping[str, Any]) -> Iterable[tuple[str, list[str]]]:
+    """Each row as JSON, with the types that have it."""
+    found: dict[str, list[str]] = {}
+    for name, row_of_type in types.items():
+        found.setdefault(json.dumps(row_of_type), []).append(name)
+    return found.items()
 
 
 def main(words: list[str]) -> None:
