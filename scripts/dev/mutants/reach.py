@@ -33,7 +33,7 @@ ROOMS = ("recipes", "quantize", "calibration", "validate", "scripts")
 TOOLS = "scripts/dev/"
 """Not of the product: no mutants are drawn from them."""
 MOST_TESTS, MOST_SECONDS = 60, 20.0
-"""Of the tests that run a line, those nearest to it that judge a mutant."""
+"""Of the tests that run a line, those nearest to it that judge a mutant; at import half as many."""
 MENTIONING = 5
 """Files of tests that come first for a mutant at import: they share words with it."""
 Lines = dict[str, list[int]]
@@ -102,7 +102,7 @@ class Reach:
                         readers[name] = self._readers(root, name, running)
                     groups.append(readers[name])
                 groups.append(of_modules)
-            yield tuple(self._nearest(groups))
+            yield tuple(self._nearest(groups, 1 / 2 if self.at_import(mutant) else 1))
 
     def at_import(self, mutant: Mutant) -> bool:
         """Whether a mutant changes what runs before any test does."""
@@ -137,7 +137,7 @@ class Reach:
         """Whether a mutant has a hand in folders that many tests read."""
         return mutant.place.statement in self.made.get(mutant.path, ())
 
-    def _nearest(self, groups: Sequence[Sequence[str]]) -> Iterator[str]:
+    def _nearest(self, groups: Sequence[Sequence[str]], share: float) -> Iterator[str]:
         """Those that run the fewest lines first, but one case of each test before a second one."""
         said: set[str] = set()
         seconds = 0.0
@@ -150,7 +150,7 @@ class Reach:
             for _, test in sorted(ranked, key=lambda pair: pair[0]):
                 if test in said:
                     continue
-                if len(said) == MOST_TESTS or (said and seconds > MOST_SECONDS):
+                if said and (len(said) >= MOST_TESTS * share or seconds > MOST_SECONDS * share):
                     return
                 said.add(test)
                 seconds += self.seconds[test]
