@@ -48,7 +48,7 @@ def quantize_as_asked(asked: Quantizing) -> QuantizeReport:
     source, opened = open_draft(asked.draft, asked.subtree, listener, asked.roles)
     recipe = chosen_recipe(asked.choice, listener)
     with ExitStack() as stack:
-        if asked.cuts_rows:
+        if asked.vocab_size is not None:
             source, opened = stack.enter_context(with_chosen_rows(source, recipe, asked))
         plan = make_plan(recipe, opened, target_layers=asked.target_layers)
         report = _quantized(stack, plan, source, asked)
@@ -119,7 +119,7 @@ def _measured(
     if asked.traces is None:
         return constant
     if reason := why_unused(plan, constant):
-        if asked.cuts_rows:
+        if asked.vocab_size is not None:
             listener.note(f"--traces chose the rows, and is not used otherwise: {reason}")
         else:
             listener.warning(f"--traces is not used: {reason}")

@@ -164,16 +164,16 @@ class Choosing:
 
 
 def chosen_rows(
-    choosing: Choosing, size: int | None, coverage: float | None, *, options: str = "--"
+    choosing: Choosing, size: int | None, coverage: float | None, *, option: str = "--size"
 ) -> ChosenRows:
     """The rows of a size, or of the least size that covers this share of held-out text."""
     held_out = held_out_coverage(choosing.chooser, choosing.texts)
     needed: int | None = None
     if size is None:
-        needed = _least_size(choosing, held_out, coverage or 1.0, f"{options}coverage")
+        needed = _least_size(choosing, held_out, coverage or 1.0)
         size = max(choosing.least, needed)
     else:
-        choosing.check_size(f"{options}size", size)
+        choosing.check_size(option, size)
     order = choosing.chooser.order(choosing.texts)
     said = TokenCounts.of(choosing.texts, choosing.chooser.vocab_size).pooled
     return ChosenRows(
@@ -186,12 +186,12 @@ def chosen_rows(
     )
 
 
-def _least_size(choosing: Choosing, held_out: HeldOutCoverage, coverage: float, option: str) -> int:
+def _least_size(choosing: Choosing, held_out: HeldOutCoverage, coverage: float) -> int:
     rows = choosing.chooser.num_rows
     found = held_out.least_size(coverage)
     if found is None:
         raise CalibrationError(
-            option,
+            "--coverage",
             f"{coverage:.2%} of held-out text cannot be reached: all {rows:,} rows of the draft"
             f" (of {choosing.chooser.vocab_size:,} tokens) cover {held_out.of(rows):.2%}, and a"
             " cut makes no row that the draft lacks",
@@ -199,7 +199,7 @@ def _least_size(choosing: Choosing, held_out: HeldOutCoverage, coverage: float, 
         )
     if found >= rows:
         raise CalibrationError(
-            option,
+            "--coverage",
             f"{coverage:.2%} of held-out text needs all {rows:,} rows: {held_out.never_said:,} of"
             f" its {int(held_out.totals.sum()):,} tokens were said by no other part of the traces",
             fix="ask for less, or record traces of more prompts",
@@ -306,11 +306,11 @@ class RowsAsked:
     size: int | None
     coverage: float | None
     target: Path | None  # source of the rows if the draft has no head
-    options: str = "--"  # prefix of the options' names
+    option: str = "--size"
 
     def of(self, choosing: Choosing) -> ChosenRows:
         """The rows of a folder."""
-        return chosen_rows(choosing, self.size, self.coverage, options=self.options)
+        return chosen_rows(choosing, self.size, self.coverage, option=self.option)
 
 
 def write_rows(
@@ -346,8 +346,7 @@ def with_chosen_rows(
     Leaving the block removes it.
     """
     out, target, listener = Path(asked.out), optional_path(asked.target), asked.listener
-    size, coverage = asked.vocab_size, asked.vocab_coverage
-    wanted = RowsAsked(size=size, coverage=coverage, target=target, options="--vocab-")
+    wanted = RowsAsked(size=asked.vocab_size, coverage=None, target=target, option="--vocab-size")
     check_output(out, source.folder)
     traces = TraceFolder.open(Path(asked.traces or ""))
     choosing = choosing_of(source, traces, target=target, counts=None)
@@ -364,8 +363,6 @@ def with_chosen_rows(
         )
         for warning in choosing.warnings_of(written.size):
             listener.warning(warning)
-        if rows.more_than_asked:
-            listener.note(rows.more_than_asked)
         listener.note(_said(choosing, rows, written))
         yield open_draft(own)
 

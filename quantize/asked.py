@@ -44,7 +44,7 @@ class Quantizing(Planning):
     Attributes:
         input_scale: one static activation scale for all linears, which is then not measured.
         num_draft_tokens: K in serving; None = the draft's own.
-        vocab_size: rows that the head keeps; or vocab_coverage: the share of text that they cover.
+        vocab_size: rows that the head keeps.
         precise: compute factors of GPTQ in float64.
     """
 
@@ -54,24 +54,18 @@ class Quantizing(Planning):
     input_scale: float | None = None
     num_draft_tokens: int | None = None
     vocab_size: int | None = None
-    vocab_coverage: float | None = None
     precise: bool = False
     device: str = "auto"
     target: AnyPath | None = None
     allow_zero_rows: bool = False
     fix_config: bool = False
 
-    @property
-    def cuts_rows(self) -> bool:
-        """Whether the head keeps fewer rows."""
-        return self.vocab_size is not None or self.vocab_coverage is not None
-
     @override
     def check(self) -> None:
         """Refuse to choose rows without text."""
-        if self.cuts_rows and self.traces is None:
+        if self.vocab_size is not None and self.traces is None:
             raise SettingsError(
-                "--vocab-size" if self.vocab_coverage is None else "--vocab-coverage",
+                "--vocab-size",
                 "rows are chosen by what the target says in recorded traces, also where the recipe"
                 " needs none, and there are none",
                 fix="give traces of other prompts than the gate's: --traces TRACES",

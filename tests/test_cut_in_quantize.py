@@ -99,13 +99,11 @@ def test_what_no_choice_can_mend_is_warned(folder: Path, tmp_path: Path) -> None
         dq.quantize(draft, "fp8-ptpc", tmp_path / "out", **arguments)
 
 
-def test_by_coverage_and_with_the_targets_head(folder: Path, tmp_path: Path) -> None:
+def test_with_the_targets_head(folder: Path, tmp_path: Path) -> None:
     draft, model = tiny_dflash(tmp_path / "dflash"), target(tmp_path / "target")
     asked: dict[str, Any] = {"target": model, "out": tmp_path / "out"}
-    cut = dq.vocab(draft, folder / "traces", coverage=0.9, target=model, out=tmp_path / "cut").cut
-    (one,) = dq.quantize(
-        draft, "fp8-ptpc", traces=folder / "traces", vocab_coverage=0.9, **asked
-    ).cuts
+    cut = dq.vocab(draft, folder / "traces", size=SIZE, target=model, out=tmp_path / "cut").cut
+    (one,) = dq.quantize(draft, "fp8-ptpc", traces=folder / "traces", vocab_size=SIZE, **asked).cuts
     assert cut is not None
     assert one.head_from is not None
     assert (one.size, one.head_from.tensor) == (cut.size, "model.lm_head.weight")

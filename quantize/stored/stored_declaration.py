@@ -20,7 +20,7 @@ from ..files.safetensors_header import TensorInfo
 from .layouts import HF_QUANT_CONFIG, READ_LAYOUTS
 from .layouts.declaration_reader import OTHER_WAY, UNREAD_METHODS, ObjectReader, Strictness
 from .layouts.module_patterns import PatternProblem, no_pattern, understood
-from .layouts.scheme import FLOAT_DTYPES, FP8_DTYPE, DeclaredScheme, Parts, StoredLayout
+from .layouts.scheme import FLOAT_DTYPES, FP8_DTYPE, DeclaredScheme, Parts
 
 COMPANIONS: frozenset[str] = frozenset().union(*(each.companions for each in READ_LAYOUTS.values()))
 """Suffixes that only a quantized linear has."""
@@ -156,26 +156,20 @@ def _flattened(declared: object) -> dict[str, Any] | None:
 _NO_MEANING = frozenset({"producer", "version", "quant_mode", "global_compression_ratio"})
 
 
-def declared_scheme(
-    checkpoint: Checkpoint, *, strictness: Strictness = "folder"
-) -> DeclaredScheme | None:
+def declared_scheme(checkpoint: Checkpoint) -> DeclaredScheme | None:
     """What a folder declares, None = nothing; VerifyError where it is not understood."""
     packed = packed_by_mlx(checkpoint.tensors)
     if packed is not None:
         raise DeclarationError(checkpoint.folder, packed.what, fix=packed.fix)
     raw = raw_declaration(checkpoint)
-    return None if raw is None else read_scheme(raw, strictness=strictness)
+    return None if raw is None else read_scheme(raw, strictness="folder")
 
 
-def read_scheme(
-    raw: RawDeclaration, *, layout: StoredLayout | None = None, strictness: Strictness
-) -> DeclaredScheme:
-    """The one reader of declarations; `layout` overrides the quant_method if given."""
+def read_scheme(raw: RawDeclaration, *, strictness: Strictness) -> DeclaredScheme:
+    """The one reader of declarations."""
     keys = ObjectReader(raw.value, raw.where, raw.key, _NO_MEANING, strictness)
-    if layout is None:
-        _check_not_refused(raw)
-        layout = READ_LAYOUTS[keys.choice("quant_method", *READ_LAYOUTS)]
-    keys.skip("quant_method")
+    _check_not_refused(raw)
+    layout = READ_LAYOUTS[keys.choice("quant_method", *READ_LAYOUTS)]
     scheme = dataclasses.replace(layout.read(keys), excludes=layout.excludes(keys))
     if strictness == "folder" and layout.side_file and raw.form != "side file":
         layout.side_file.check(raw.where.parent, scheme, raw.value)

@@ -10,7 +10,7 @@ from ..frame.console import OnTerminal, megabytes, stderr, stdout
 from ..frame.verb import Command, verb
 
 
-@verb(Quantizing, exclusive=("vocab_size", "vocab_coverage"))
+@verb(Quantizing)
 def quantize(settings: Quantizing) -> "reports.QuantizeReport":
     """Quantize a draft into a new folder. The folder appears complete and verified, or not at all.
 
