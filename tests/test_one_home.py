@@ -2,7 +2,10 @@
 
 import ast
 import re
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from draftquant.quantize.drafts import FAMILIES
 from draftquant.quantize.stored.layouts import LAYOUTS
@@ -53,3 +56,23 @@ def test_engines_ask_traits_and_name_no_family() -> None:
         if (found := names & texts_in(path.read_text(encoding="utf-8")))
     }
     assert named == {}
+
+
+def tables_in(value: Any) -> Iterator[dict[str, Any]]:
+    """Every table of a document, nested ones too."""
+    if isinstance(value, dict):
+        yield value
+    for each in value.values() if isinstance(value, dict) else value:
+        if isinstance(each, dict | list):
+            yield from tables_in(each)
+
+
+def test_the_sentence_of_an_error_stands_where_it_is_raised() -> None:
+    assert [*tables_in({"a": [{"what": 1}]})][1:] == [{"what": 1}]
+    apart = [
+        path.relative_to(ROOT).as_posix()
+        for package in ("recipes", "quantize", "calibration", "validate", "scripts")
+        for path in sorted((ROOT / package).rglob("*.toml"))
+        if any("what" in row for row in tables_in(tomllib.loads(path.read_text("utf-8"))))
+    ]
+    assert apart == []

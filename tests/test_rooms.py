@@ -254,6 +254,13 @@ def test_no_two_modules_share_a_name() -> None:
     assert {name for name, number in names.items() if number > 1} == set()
 
 
+def test_no_two_classes_share_a_name() -> None:
+    product = [m for m in MODULES if m.parts[:2] != ("scripts", "dev")]
+    trees = (ast.parse((ROOT / module).read_text(encoding="utf-8")) for module in product)
+    classes = (n.name for tree in trees for n in ast.walk(tree) if isinstance(n, ast.ClassDef))
+    assert {name for name, number in Counter(classes).items() if number > 1} == set()
+
+
 def test_a_folder_holds_no_more_modules_than_one_can_look_over() -> None:
     """The verbs have one each, and may be 25."""
     folders = Counter(module.parent.as_posix() for module in product_modules())

@@ -77,6 +77,36 @@ def test_a_docstring_is_in_plain_words(package: str) -> None:
     assert found == []
 
 
+@pytest.mark.parametrize("package", ["recipes", "quantize", "calibration", "validate", "scripts"])
+def test_an_error_is_in_plain_words_without_a_full_stop(package: str) -> None:
+    found = [
+        f"{module.relative_to(ROOT)}: {said}"
+        for module in sorted((ROOT / package).rglob("*.py"))
+        for text in errors_of(module.read_text(encoding="utf-8"))
+        for said in slang(text, HOUSE | {r"(?<!\.\.)\.$": "no full stop"})
+    ]
+    assert found == []
+
+
+def errors_of(source: str) -> Iterator[str]:
+    """What went wrong, and the fix, of every error in a module, with `7` for what they quote."""
+    for node in ast.walk(ast.parse(source)):
+        fixes = [kw.value for kw in getattr(node, "keywords", ()) if kw.arg == "fix"]
+        if not (isinstance(node, ast.Call) and fixes):
+            continue
+        for part in (*node.args[1:], *fixes):
+            match part:
+                case ast.Constant(str(text)):
+                    yield text
+                case ast.JoinedStr(values):
+                    yield "".join(v.value if isinstance(v, ast.Constant) else "7" for v in values)
+
+
+def test_the_texts_of_an_error_are_found_where_it_is_raised() -> None:
+    source = 'raise PlanError(where, f"no {name} here", fix="give such a" " name.")'
+    assert list(errors_of(source)) == ["no 7 here", "give such a name."]
+
+
 def slang(text: str, words: dict[str, str]) -> Iterator[str]:
     """Where a text has one of the words, and what to say instead."""
     text = re.sub(r"\s+", " ", text)

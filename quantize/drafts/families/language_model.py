@@ -155,7 +155,7 @@ class LanguageModel(Family):
         if biased and layers == "Qwen3":
             raise CheckpointError(
                 keys.where,
-                "attention_bias: expected false, got true: vLLM 0.33 gives o_proj of such a layer"
+                "attention_bias: expected false, got true: vLLM 0.33 gives o_proj of a Qwen3 layer"
                 " no bias, Transformers does",
                 fix="this draft cannot be served as it was trained",
             )

@@ -256,7 +256,7 @@ def _refuse_others(keys: ConfigReader, number: int, count: int) -> None:
                 keys.where,
                 f"{key}: asks of the layers {own.start} to {own.stop - 1} what the released"
                 " modules have not: rope, a gate of each head and a dense MLP without a limit",
-                fix="such a draft cannot be quantized or replayed: no family has these maths",
+                fix="use another draft: no family has these maths, to quantize or to replay it",
             )
 
 

@@ -218,7 +218,7 @@ def read_mtp(
         raise CheckpointError(
             keys.where,
             f"num_nextn_predict_layers: expected 1, got {layers!r}: engines serve {family} with"
-            " one layer, of which all draft tokens come",
+            " one layer, which proposes all draft tokens",
             fix="correct it to what is stored; several layers of this family no engine serves",
         )
     decoder.check_silu(keys, family)
