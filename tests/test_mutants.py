@@ -13,6 +13,7 @@ from draftquant.scripts.dev.mutants import __main__ as command
 from draftquant.scripts.dev.mutants.changes import is_read, mutants_of
 
 ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.slow
 
 
 def changes(source: str, path: str = "quantize/m.py") -> set[tuple[str, str]]:

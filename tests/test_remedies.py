@@ -191,11 +191,12 @@ def exclude(folder: Path, names: str) -> None:
 WHOLE = {"bits": 16}
 
 
-def include(folder: Path, name: str) -> None:
+def include(folder: Path, named: str) -> None:
     def change(said: dict[str, Any]) -> None:
         for key, names in said.items():
             if isinstance(names, list) and all(isinstance(one, str) for one in names):
-                said[key] = [one for one in names if not matches(one, name)]
+                found = re.findall("'(.*?)'", named)
+                said[key] = [one for one in names if not any(matches(one, n) for n in found)]
 
     declared(folder, change)
 
@@ -231,7 +232,7 @@ FOLLOWED: Mapping[str, Callable[..., None]] = {
     r"^exclude \w+: add '(.*)': {} to dynamic": lambda at, rule: declared(
         at, lambda said: said.update(dynamic={**(said.get("dynamic") or {}), rule: {}})
     ),
-    r"as quantized: an exclude matches '(.*)'": include,
+    r"as quantized: an exclude matches ('.*')": include,
     rf"set {LAYERS} in config.json to (\[.*\]) at the top level, and to (\[.*\]) in": layers,
     r"name the 5 layers": lambda at: layers(at, "[2, 4, 5, 6, 7]", "[1, 3, 4, 5, 6]"),
 }

@@ -38,6 +38,12 @@ def row_algorithm(choice: Choice) -> RowAlgorithm:
 
 
 __all__ = [
-    "Algorithm", "FoundCodes", "InputMoments", "Need", "RowAlgorithm", "Statistics",
-    "get_algorithm", "row_algorithm",
+    "FoundCodes",
+    "InputMoments",
+    "Need",
+    "RowAlgorithm",
+    "Statistics",
+    "WeightAlgorithm",
+    "get_algorithm",
+    "row_algorithm",
 ]  # fmt: skip

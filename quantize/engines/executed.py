@@ -215,7 +215,7 @@ def _of_tensors(folder: Folder) -> Iterator[str]:
 @functools.cache
 def _forms() -> Mapping[str, Mapping[str, Set[str]]]:
     """Engine -> kind of draft -> facts."""
-    kept = json.loads(read_text(Path(__file__).with_name("executed_forms.json")))
+    kept = parse_json(read_text(Path(__file__).with_name("executed_forms.json")))
     return {engine: {d: {*_facts(of)} for d, of in kinds.items()} for engine, kinds in kept.items()}
 
 

@@ -307,7 +307,8 @@ def _declare(walk: Walk, module: Module) -> str:
             "store it in layout compressed-tensors (draftquant transcode), or quantize the draft"
             f" again: {engine.title} leaves {module.prefix!r} out, and no exclude names it"
         )
-    return _alike(walk, module) or f"{declare}: an exclude matches {module.prefix!r}"
+    names = " or ".join(map(repr, dict.fromkeys((module.prefix, *module.part_prefixes))))
+    return _alike(walk, module) or f"{declare}: an exclude matches {names}"
 
 
 def _exclude(walk: Walk, module: Module, *, mixed: bool) -> str:

@@ -20,7 +20,7 @@ from ..shared.mixture import read_mixture
 def _in_vllm(draft: ServedDraft) -> Finding | None:
     """A layer before `first_k_dense_replace` has no experts: `glm4_moe.py`."""
     number, first = draft.config.get("num_hidden_layers"), draft.config.get("first_k_dense_replace")
-    is_dense = type(number) is type(first) is int and number < first
+    is_dense = isinstance(number, int) and isinstance(first, int) and number < first
     if not is_dense:
         return None
     return Finding(

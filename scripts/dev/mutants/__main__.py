@@ -111,15 +111,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--minutes", type=float, default=math.inf, help="then none is begun any more"
     )
     parser.add_argument("--workers", type=int, default=2, help="at a time (%(default)s)")
-    parser.add_argument("--sample", action="store_true", help="those of tests/mutants.toml, anew")
     parser.add_argument("--json", action="store_true", help="what became of each, on stdout")
     parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     root, until = options.root.resolve(), time.monotonic() + 60 * options.minutes
-    sample = root / "tests" / "mutants.toml"
-    if options.sample:
-        said = tomllib.loads(sample.read_text("utf-8"))
-        options.count, options.seed = said["count"], said["seed"]
     mutants, since = of_product(root, options.paths), options.since
     if since is None and not options.paths and options.count is None:
         since = landed(root)
@@ -148,9 +143,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps({"seed": options.seed, "mutants": verdicts}, indent=1))
     print(summary(verdicts), file=printed)
     survived = sum(said["verdict"] in KINDS[1:3] for said in verdicts)
-    if options.sample and all(said["verdict"] != "left" for said in verdicts):
-        text = re.sub(r"(?m)^survived = .*$", f"survived = {survived}", sample.read_text("utf-8"))
-        sample.write_text(text, encoding="utf-8")
     return 3 if survived else 0
 
 
