@@ -28,6 +28,7 @@ _TAKEN_OUT = (
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|\+00:00| UTC)?"), "DATE"),
     (re.compile(r"\d{4}-\d\d-\d\d at \d\d:\d\d UTC"), "DATE"),
     (re.compile(r"\.[\w-]+\.\d+-\d+-[0-9a-f]{12}\.staging"), "STAGING"),
+    (re.compile(r"\b[0-9a-f]{16}-[0-9a-f]{32}\.safetensors"), "STATES"),
 )
 _PROGRESS = r"[^:\n]+(?: \d\.\d+)?: (?:\d+% after|done in|running for|\d+ in) .*"
 _LINES = re.compile(rf"^(?:{_PROGRESS}|memory (?:on|of) .*)\n", re.MULTILINE)

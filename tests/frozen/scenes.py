@@ -19,14 +19,17 @@ class Scene:
         commands: lines behind the word `draftquant`, by name.
         after: scenes whose folders these commands read.
         drafts: of drafts.json, each written as `{here}/NAME` before the first command.
+        made: of made.py, each written as `{here}/NAME` before the first command.
         files: texts by path, written before the first command.
-        server: the engine of which served.json has the answers, `{server}` in a line.
+        server: the engine of which served.json has the answers, `{server}` in a line; "states" is
+            a server that records, into `{here}/shared`.
     """
 
     name: str
     commands: Mapping[str, str]
     after: tuple[str, ...] = ()
     drafts: tuple[str, ...] = ()
+    made: tuple[str, ...] = ()
     files: Mapping[str, str] | None = None
     server: str | None = None
 
@@ -45,6 +48,7 @@ def read_scenes(path: Path) -> dict[str, Scene]:
             commands,
             after=tuple(table.get("after", ())),
             drafts=tuple(table.get("drafts", ())),
+            made=tuple(table.get("made", ())),
             files=table.get("files"),
             server=table.get("server"),
         )

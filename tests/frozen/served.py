@@ -8,6 +8,7 @@ request that was never asked gets a 404: a command that asks anything else fails
 import base64
 import hashlib
 import json
+import sys
 import threading
 import zlib
 from collections.abc import Iterator
@@ -16,6 +17,25 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 HERE = Path(__file__).parent
+
+
+@contextmanager
+def served(engine: str, folder: Path) -> Iterator[str]:
+    """Such a server, or one that records hidden states; its address."""
+    with recording(folder) if engine == "states" else answering(engine) as url:
+        yield url
+
+
+@contextmanager
+def recording(folder: Path) -> Iterator[str]:
+    """The stand that answers as vLLM does when it records (tests/states_server.py)."""
+    sys.path.append(str(HERE.parent))
+    from states_server import StatesServer, served, write_target
+
+    write_target(folder / "target")
+    (folder / "shared").mkdir()
+    with served(StatesServer(shared=folder / "shared")) as running:
+        yield running.url
 
 
 @contextmanager

@@ -19,9 +19,10 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from drafts import write_generated_draft
+from made import MADE
 from outcomes import Outcome, Texts, read_outcomes, repeatable, write_outcomes
 from scenes import Scene
-from served import answering
+from served import served
 
 LANES = 2
 _WRITES = re.compile(r" --(?:out|report|html|markdown|junit|golden|plot)\b")
@@ -83,12 +84,14 @@ class Stage:
         folder.mkdir()
         for draft in scene.drafts:
             write_generated_draft(draft, folder / draft)
+        for name in scene.made:
+            MADE[name](folder / name)
         for name, text in (scene.files or {}).items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
         found = {}
-        server = answering(scene.server) if scene.server else nullcontext("")
+        server = served(scene.server, folder) if scene.server else nullcontext("")
         with server as url:
             for name, line in scene.commands.items():
                 found[name] = self._outcome(folder, line.replace("{server}", url))
