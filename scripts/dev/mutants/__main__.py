@@ -108,6 +108,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, metavar="N", help="so many lines, one mutant of each")
     parser.add_argument("--seed", default="1", help="which ones (%(default)s)")
     parser.add_argument(
+        "--sample", action="store_true", help="those of tests/mutants.toml; write there how many"
+    )
+    parser.add_argument(
         "--minutes", type=float, default=math.inf, help="then none is begun any more"
     )
     parser.add_argument("--workers", type=int, default=2, help="at a time (%(default)s)")
@@ -115,6 +118,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     root, until = options.root.resolve(), time.monotonic() + 60 * options.minutes
+    sample = root / "tests" / "mutants.toml"
+    if options.sample:
+        fixed = tomllib.loads(sample.read_text("utf-8"))
+        options.seed, options.count = fixed["seed"], fixed["mutants"]
     mutants, since = of_product(root, options.paths), options.since
     if since is None and not options.paths and options.count is None:
         since = landed(root)
@@ -143,6 +150,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps({"seed": options.seed, "mutants": verdicts}, indent=1))
     print(summary(verdicts), file=printed)
     survived = sum(said["verdict"] in KINDS[1:3] for said in verdicts)
+    if options.sample and all(said["verdict"] != "left" for said in verdicts):
+        text = sample.read_text("utf-8")
+        text = re.sub(r"(?m)^survived = \d+", f"survived = {survived}", text)
+        sample.write_text(text, encoding="utf-8")
     return 3 if survived else 0
 
 

@@ -27,7 +27,8 @@ from typing import Any, NamedTuple, Protocol
 import pytest
 
 from .changes import Mutant
-from .reach import Recorder, import_product, keep, known_reach
+from .reach import keep, known_reach
+from .recording import Recorder, import_product
 
 Said = dict[str, Any]
 """What is said of a mutant, as JSON has it."""

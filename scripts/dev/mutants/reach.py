@@ -1,31 +1,19 @@
-"""Which everyday test runs which line of the product: recorded once, kept in build/mutants.
+"""Which everyday test runs which line of the product: as recorded, and kept in build/mutants.
 
 A line counts as run where a statement of a function begins on it. Each file of tests is recorded
 anew when it, a helper that it imports, or a module that it ran has changed.
 """
 
-import ast
-import builtins
 import functools
 import hashlib
-import importlib
-import importlib.machinery
 import json
-import os
 import re
-import sys
-import time
 from bisect import bisect
 from collections import Counter, defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import CodeType
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
-import pytest
 
 from .changes import Mutant
 
@@ -43,18 +31,6 @@ def product(root: Path, suffix: str) -> list[str]:
     """The product's modules or tables, relative to the root."""
     files = (path for room in ROOMS for path in sorted((root / room).rglob(f"*{suffix}")))
     return [p for file in files if not (p := file.relative_to(root).as_posix()).startswith(TOOLS)]
-
-
-def import_product(root: Path, paths: Iterable[str]) -> None:
-    """Import modules, so that what runs then is known from what tests run."""
-    for path in paths:
-        inside = path.removeprefix("scripts/draftquant/")
-        name = inside.removesuffix(".py").replace("/", ".").removesuffix("__init__").strip(".")
-        if (root / path).is_file() and not name.endswith("__main__"):
-            try:
-                importlib.import_module(f"draftquant.{name}".strip("."))
-            except ImportError:
-                continue  # it needs an engine that is not installed
 
 
 @dataclass(slots=True)
@@ -215,12 +191,12 @@ def keep(root: Path, recorded: Path, folder: Path, files: Iterable[str]) -> None
     for name, found in tests.items():
         ran = {path for said in found.values() for path in said["lines"]}
         sources = {path: _hash(root, path) for path in sorted(ran | _tests_and_helpers(root, name))}
-        _write(folder / f"{Path(name).stem}.json", {"sources": sources, "tests": found})
+        write(folder / f"{Path(name).stem}.json", {"sources": sources, "tests": found})
     lines = _read(recorded / "imported.json")
     for path, before in _imported(root, folder).items():  # by files that were not collected now
         lines[path] = sorted({*before, *lines.get(path, ())})
     sources = {path: _hash(root, path) for path in lines}
-    _write(folder / "imported.json", {"sources": sources, "lines": lines})
+    write(folder / "imported.json", {"sources": sources, "lines": lines})
 
 
 def _imported(root: Path, folder: Path) -> Lines:
@@ -235,7 +211,8 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
-def _write(path: Path, record: object) -> None:
+def write(path: Path, record: object) -> None:
+    """As JSON."""
     path.write_text(json.dumps(record), encoding="utf-8")
 
 
@@ -257,109 +234,3 @@ def _tests_and_helpers(root: Path, name: str) -> set[str]:
         words = re.findall(r"(?m)^\s*(?:from|import) (\w+)", text)
         waiting += [f"tests/{word}.py" for word in words]
     return found
-
-
-# ---- Recorded
-
-
-class Recorder:
-    """A plugin of pytest that writes which lines each test runs, in whatever fork it runs.
-
-    Every statement of a function is given one before it that marks its line.
-    """
-
-    def __init__(self, root: Path, folder: Path) -> None:
-        self._root, self._folder = root, folder
-        self._product = set(product(root, ".py"))
-        marks = bytearray(1 << 18)  # more than the product has statements
-        self._hits = np.frombuffer(marks, np.uint8)
-        self._making = np.zeros_like(self._hits)
-        self._sites: list[tuple[str, int]] = []
-        self._failed = False
-        builtins.__dict__["__hits__"] = marks
-        loader_type: Any = importlib.machinery.SourceFileLoader
-        original: Callable[[Any, str], CodeType | None] = loader_type.get_code
-
-        def get_code(loader: Any, fullname: str) -> CodeType | None:
-            file = loader.get_filename(fullname)
-            path = os.path.relpath(os.path.realpath(file), root)
-            if path not in self._product:
-                return original(loader, fullname)
-            return self._marked(path, file)
-
-        loader_type.get_code = get_code
-
-    def _marked(self, path: str, file: str) -> CodeType:
-        tree = ast.parse(Path(file).read_bytes())
-        self._mark(tree, path, inside=False)
-        return compile(tree, file, "exec", dont_inherit=True)
-
-    def _mark(self, node: ast.AST, path: str, *, inside: bool) -> None:
-        inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        for name, value in ast.iter_fields(node):
-            marked = []
-            for child in value if isinstance(value, list) else ():
-                if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
-                    self._mark(child, path, inside=inside)
-                text = isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)
-                if inside and isinstance(child, ast.stmt) and not text:
-                    marked.append(self._mark_of(child, path))
-                marked.append(child)
-            if marked:
-                setattr(node, name, marked)
-
-    def _mark_of(self, statement: ast.stmt, path: str) -> ast.stmt:
-        mark = ast.parse(f"__hits__[{len(self._sites)}] = 1").body[0]
-        self._sites.append((path, statement.lineno))
-        for node in ast.walk(mark):
-            ast.copy_location(node, statement)
-        return mark
-
-    def _lines(self, hits: npt.NDArray[np.uint8]) -> Lines:
-        lines = defaultdict(set)
-        for number in np.flatnonzero(hits):
-            path, line = self._sites[number]
-            lines[path].add(line)
-        return {path: sorted(found) for path, found in lines.items()}
-
-    def pytest_collection_finish(self) -> None:
-        """What runs at import is not what tests run."""
-        import_product(self._root, sorted(self._product))
-        _write(self._folder / "imported.json", self._lines(self._hits))
-        corpus: Any = sys.modules.get("corpus")
-        if corpus is not None:
-            corpus.made = self._watched(corpus.made)
-
-    def _watched(self, made: Callable[..., Path]) -> Callable[..., Path]:
-        def watched(*arguments: Any) -> Path:
-            before = self._hits.copy()
-            self._hits[:] = 0
-            try:
-                return made(*arguments)
-            finally:
-                self._making |= self._hits
-                self._hits |= before
-
-        return watched
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Write what a test ran, unless it failed."""
-        self._failed = False
-        self._hits[:] = self._making[:] = 0
-        before = time.process_time()
-        result = yield
-        if not self._failed:
-            said = {
-                "test": item.nodeid,
-                "seconds": round(time.process_time() - before, 3),
-                "lines": self._lines(self._hits),
-                "made": self._lines(self._making),
-            }
-            with (self._folder / f"{os.getpid()}.tests").open("a", encoding="utf-8") as out:
-                out.write(json.dumps(said) + "\n")
-        return result
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A test that fails judges no mutant."""
-        self._failed |= report.failed
