@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from draftquant.scripts.dev.mutants.judging import last_words, run_pytest, said_in
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -74,18 +75,17 @@ class Scratch:
         ignored = shutil.ignore_patterns(".*", "*.egg-info", "build", "dist")
         shutil.copytree(ROOT, root, ignore=ignored, dirs_exist_ok=True)
         shutil.copytree(ROOT / ".package", root / ".package", symlinks=True)
-        self._said = root / "pytest.out"
 
     def run(self, tests: Sequence[str]) -> tuple[int | None, list[str]]:
         """Run tests until one fails: pytest's exit code, None where they do not end; who failed."""
-        process = FORK.Process(target=run_pytest, args=(self.root, self._said, tests))
+        process = FORK.Process(target=run_in, args=(self.root, tests))
         process.start()
         process.join(LIMIT_SECONDS)
         if process.exitcode is None and process.pid is not None:
             os.killpg(process.pid, signal.SIGKILL)
             process.join()
             return None, []
-        lines = self._said.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = said_in(self.root).read_text(encoding="utf-8", errors="replace").splitlines()
         told = (line.partition(" ") for line in lines)
         failed = [rest.partition(" - ")[0] for kind, _, rest in told if kind in ("FAILED", "ERROR")]
         return process.exitcode, failed
@@ -108,31 +108,14 @@ class Scratch:
         if status == pytest.ExitCode.OK:
             return "SURVIVED", fault.harm
         if status != pytest.ExitCode.TESTS_FAILED or not failed:
-            said = self._said.read_text(encoding="utf-8", errors="replace")
-            return "cannot tell", f"pytest ended with {status}: {said[-500:]}"
+            return "cannot tell", f"pytest ended with {status}: {last_words(self.root)}"
         return "caught", failed[0]
 
 
-def run_pytest(root: Path, said: Path, tests: Sequence[str]) -> None:
+def run_in(root: Path, tests: Sequence[str]) -> None:
     """In a process of its own: run tests in a copy of the tree, and exit with pytest's code."""
     os.setpgid(0, 0)
-    output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.chdir(root)
-    packages = str(root / ".package")
-    os.environ |= {
-        "PYTHONPATH": packages,
-        "PYTHONDONTWRITEBYTECODE": "1",  # two versions of a file within a second look alike
-        "DRAFTQUANT_REQUIRE_VENDORS": "1",
-    }
-    sys.dont_write_bytecode = True
-    sys.path[:0] = [packages]
-    import draftquant.quantize
-
-    if not Path(draftquant.quantize.__file__).is_relative_to(root):
-        raise SystemExit(f"tests in {root} would import {draftquant.quantize.__file__}")
-    raise SystemExit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]))
+    raise SystemExit(run_pytest(root, tests, None, "-x"))
 
 
 def judged(folder: Path, fault: Fault) -> Found:

@@ -211,9 +211,10 @@ def enter(root: Path) -> None:
 
 
 def run_pytest(root: Path, tests: Sequence[str], plugin: object, *options: str) -> int:
-    """In a fork: run pytest in a copy of the tree."""
+    """In a fork: run pytest in a copy of the tree, with a plugin or None."""
     enter(root)
-    status = pytest.main(["-q", "-p", "no:cacheprovider", *options, *tests], plugins=[plugin])
+    plugins = [] if plugin is None else [plugin]
+    status = pytest.main(["-q", "-p", "no:cacheprovider", *options, *tests], plugins=plugins)
     sys.stdout.flush()
     return int(status)
 
