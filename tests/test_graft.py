@@ -1,7 +1,6 @@
 """`graft`: a layer goes into its target's folder, and what was there stays, byte for byte."""
 
 import json
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -222,51 +221,6 @@ def test_bad_input_is_refused_by_name(
     assert what in said
     assert "fix:" in said
     assert not (tmp_path / "out").exists()
-
-
-def test_a_layer_of_another_format_is_refused_where_one_is_declared_for_all(
-    folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    target, layer, out = (
-        folders / "mimo-quark-fp8",
-        made(folders, "mimo", "mi355-mxfp4"),
-        tmp_path / "out",
-    )
-    capsys.readouterr()
-    assert graft(target, layer, out) == 2
-    assert "its tool has one format for all linears" in capsys.readouterr().err
-    assert not out.exists()
-
-
-def test_excludes_of_the_target_that_mean_the_layer_are_narrowed(
-    folders: Path, tmp_path: Path
-) -> None:
-    target = copied(folders / "glm-ct-fp8", tmp_path)
-    more = ["re:.*shared_experts.*", "model.layers.2.self_attn.q_proj"]
-    edit_declaration(target, lambda d: d["ignore"].extend(more))
-    out = tmp_path / "out"
-    assert graft(target, folders / "glm-int4", out) == 0
-    ignore = config_of(out)["quantization_config"]["ignore"]
-    layer = ["model.layers.2", "model.decoder"]
-
-    def excluded(name: str) -> bool:
-        return any(re.match(e[3:], name) if e.startswith("re:") else e == name for e in ignore)
-
-    for start in layer:
-        assert not excluded(f"{start}.mlp.shared_experts.down_proj")
-        assert not excluded(f"{start}.self_attn.q_proj")
-        assert excluded(f"{start}.eh_proj")
-    assert excluded("model.layers.1.mlp.shared_experts.down_proj")
-    assert not excluded("model.layers.1.self_attn.q_proj")
-
-
-def test_both_lists_of_floats_name_the_layer(folders: Path, tmp_path: Path) -> None:
-    floats = {"ignored_layers": ["lm_head"], "modules_to_not_convert": ["lm_head"]}
-    declared = {"quant_method": "fp8", "activation_scheme": "dynamic", **floats}
-    target, _ = declaring("bf16", quantization_config=declared)(folders, tmp_path)
-    assert graft(target, folders / "mimo", tmp_path / "out", "--subtree", MTP["mimo"]) == 0
-    found = config_of(tmp_path / "out")["quantization_config"]
-    assert found["ignored_layers"] == found["modules_to_not_convert"] != ["lm_head"]
 
 
 def test_modelopts_nested_declarations_name_the_layer(folders: Path, tmp_path: Path) -> None:
