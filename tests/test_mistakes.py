@@ -20,6 +20,12 @@ from safetensors.torch import load_file, save_file
 PAIRS = Path(__file__).parent / "pairs"
 DISK_USAGE = "draftquant.quantize.files.staging.shutil.disk_usage"
 
+RULES = """extends: fp8-ptpc
+name: own
+rules:
+- {{role: {}}}
+- {{role: [fusion, embedding, norm, vocabulary_map, attention, mlp], action: keep, why: small}}
+"""
 MISTAKES = tomllib.loads(Path(__file__).with_name("mistakes.toml").read_text(encoding="utf-8"))
 
 
@@ -65,6 +71,23 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         ("comma", '{\n"architectures": [],\n}'),
     ):
         folder(here / name, config__json=content, model__safetensors=weights)
+    for name, change in (
+        ("listed", {"eagle_config": []}),
+        ("declared", {"quantization_config": {"quant_method": "fp8"}}),
+        ("tied", {"tie_word_embeddings": True}),
+    ):
+        changed = json.dumps(declared | change)
+        folder(here / name, config__json=changed, model__safetensors=weights)
+    folder(here / "resumed", config__json=config, model__safetensors=weights, optimizer__pt=b"x")
+    folder(here / "mistral", params__json="{}", consolidated__safetensors=weights)
+    for name, header in (
+        ("aslist", "[]"),
+        ("longname", json.dumps({"x" * 5000: {}})),
+        ("oddshape", json.dumps({"x": {"dtype": "BF16", "shape": [-1], "data_offsets": [0, 2]}})),
+    ):
+        content = struct.pack("<Q", len(header)) + header.encode()
+        folder(here / name, config__json=config, model__safetensors=content)
+    (here / "dangling").symlink_to("nowhere")
     folder(here / "zerobytes", config__json=config, model__safetensors=b"")
     for name, content in (
         ("prompts.jsonl", "".join(lines[:4])),
@@ -73,6 +96,9 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         ("query.jsonl", '{"query": "hello"}\n'),
         ("bare.yaml", "extends: fp8-ptpc\n"),
         ("on.yaml", "extends: fp8-ptpc\nname: on\n"),
+        ("again.yaml", RULES.format("[attention], action: quantize")),
+        ("norms.yaml", RULES.format("[norm], action: drop, why: x")),
+        ("headless.yaml", RULES.format("[head], action: drop, why: x")),
         ("int8.yaml", "extends: int4-channel\nname: int8\nweights: {dtype: int8}\n"),
     ):
         (here / name).write_text(content, encoding="utf-8")
