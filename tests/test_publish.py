@@ -12,17 +12,27 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from by_recipe import quantized
 from draftquant.calibration.recording.decoding import GREEDY
 from draftquant.calibration.traces.writer import trace_output
 from draftquant.quantize.converting.dequantize_draft import dequantize_draft
+from draftquant.quantize.files import publish as publish_module
 from draftquant.quantize.files import staging as staging_module
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.files.provenance import GraftedProvenance, Provenance, SourceFolder
-from draftquant.quantize.files.publish import SPARE_BYTES, Flushing, Rewrite, publish
+from draftquant.quantize.files.publish import (
+    SPARE_BYTES,
+    Flushing,
+    LinkChoice,
+    Rewrite,
+    hard_links_work,
+    place,
+    publish,
+)
 from draftquant.quantize.files.staging import check_output, staged_output, write_text
 from draftquant.quantize.verify import Fault, check_faults
 from draftquant.recipes.errors import OutputError, VerifyError
@@ -285,8 +295,8 @@ def test_outputs_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     source, absent = tmp_path / "draft", tmp_path / "absent"
     (source / "deep").mkdir(parents=True)
     (tmp_path / "file").write_text("", encoding="utf-8")
-    for link, place in (("link", source), ("broken", absent)):
-        (tmp_path / link).symlink_to(place)
+    for link, end in (("link", source), ("broken", absent)):
+        (tmp_path / link).symlink_to(end)
     for name in ("draft", "file", "link", "broken"):
         refused(tmp_path / name, "is never overwritten", "give another name")
     refused(absent / "out", f"its parent folder {absent} does not exist", f"mkdir -p {absent}")
@@ -402,3 +412,51 @@ def test_a_disk_that_fails_during_verification_publishes_nothing(
     with pytest.raises(OutputError, match="Input/output error"):
         quantized(draft, "int4-channel", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+# ---- a file of the target has a second name in the output, or is copied
+
+PLACED = {
+    "hard": ("hard link", True),
+    "symbolic": ("symbolic link", True),
+    "none": ("copy", False),
+}
+
+
+@pytest.mark.parametrize("how", PLACED)
+def test_a_file_is_placed(how: LinkChoice, tmp_path: Path) -> None:
+    file, link, into = (tmp_path / name for name in ("file", "link", "into"))
+    file.write_bytes(bytes(range(256)) * 9)
+    link.symlink_to(file)
+    said, same = PLACED[how]
+    assert place(link, into, how) == said
+    assert into.read_bytes() == file.read_bytes()
+    assert into.samefile(file) == same
+    assert into.is_symlink() == (how == "symbolic")
+
+
+@pytest.mark.parametrize("code", ["EXDEV", "EPERM", "EMLINK", "ENOTSUP", "EACCES"])
+def test_where_hard_links_do_not_work_files_are_copied(
+    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, into = tmp_path / "file", tmp_path / "into"
+    file.write_bytes(b"bytes")
+    assert hard_links_work(file, tmp_path, "probe")
+    assert list(tmp_path.iterdir()) == [file]
+    monkeypatch.setattr(os, "link", Mock(side_effect=OSError(getattr(errno, code), code)))
+    assert not hard_links_work(file, tmp_path, "probe")
+    assert place(file, into, "hard") == "copy"
+    assert into.read_bytes() == b"bytes"
+    monkeypatch.setattr(os, "link", Mock(side_effect=OSError(errno.ENOSPC, "full")))
+    for call in (partial(hard_links_work, file, tmp_path, "p"), partial(place, file, into, "hard")):
+        with pytest.raises(OSError, match="full"):
+            call()
+
+
+def test_a_file_that_becomes_shorter_while_it_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(b"bytes")
+    monkeypatch.setattr(publish_module, "copy_range", Mock(return_value=4))
+    with pytest.raises(OSError, match="became shorter while it was copied"):
+        place(tmp_path / "file", tmp_path / "into", "none")

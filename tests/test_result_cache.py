@@ -1,12 +1,15 @@
 """The cache of results: what was written whole by this user is read, and nothing else."""
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from draftquant.api import clean as clean_from_python
 from draftquant.quantize.files.result_cache import ResultCache, user_cache
+from draftquant.quantize.files.staging import CleanReport
 from draftquant.scripts.cli import main
 
 KEY, OTHER = {"what": "a", "K": 3}, {"what": "b", "K": 3}
@@ -104,6 +107,22 @@ def test_a_secret_that_is_none_is_not_used(cache: ResultCache, warnings: list[st
         assert what in said
     assert all("a file that only you can read" in said for said in warnings[:2])
     assert "expected 32 bytes" in warnings[2]
+
+
+def test_what_clean_removes_is_counted_and_what_it_cannot_is_said(
+    cache: ResultCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    none = CleanReport(removed={}, left={})
+    assert (cache.clean(), cache.listed()) == (none, none)
+    cache.write(KEY, RESULT)
+    size, name = entry(cache).stat().st_size, str(cache.folder)
+    assert list(cache.listed().left) == [name]
+    refused = PermissionError(errno.EPERM, "not yours")
+    monkeypatch.setattr(Path, "unlink", Mock(side_effect=refused))
+    assert cache.clean() == CleanReport(removed={}, left={name: "cannot be removed: not yours"})
+    monkeypatch.undo()
+    assert cache.clean() == CleanReport(removed={name: size + 32}, left={})  # with the secret
+    assert not cache.folder.exists()
 
 
 def test_the_least_used_entries_make_room(tmp_path: Path, warnings: list[str]) -> None:
