@@ -140,8 +140,8 @@ def _sums(
             part = slice(start, start + together)
             at = places[part]
             logits = [
-                _logits(draft, pass_.hidden[0, part])
-                for draft, pass_ in zip(drafts, both, strict=True)
+                _logits(draft, draft_pass.hidden[0, part])
+                for draft, draft_pass in zip(drafts, both, strict=True)
             ]
             quantities = list(_quantities(logits, draft_ids[token_ids[at]], top))
             if recorded is not None and manifest.temperature is not None:
