@@ -136,10 +136,7 @@ def recompute(
     apart = {
         # The median, since one text with the rows of another must not hide the layers of the rest.
         shift: torch.stack(
-            [
-                _apart(answer.sample.aux, layers, shift, target.width)
-                for answer, (layers, _) in pairs
-            ]
+            [_apart(a.sample.aux, layers, shift, target.width) for a, (layers, _) in pairs]
         )
         .median(0)
         .values

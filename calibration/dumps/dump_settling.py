@@ -298,25 +298,24 @@ class Settling:
 
     def _layers(self, recomputed: RecomputedFinding | None) -> tuple[int, ...]:
         expected = self._expected
-        layer_ids = recomputed.layer_ids if recomputed else expected
-        assert layer_ids is not None
-        if list(layer_ids) != sorted(set(layer_ids)):
+        layers = recomputed.layer_ids if recomputed else expected
+        assert layers is not None
+        if list(layers) != sorted(set(layers)):
             raise TraceError(
                 self._dump,
-                f"the dump holds the layers in the order {list(layer_ids)}, expected ascending"
-                " order",
+                f"the dump holds the layers in the order {list(layers)}, expected ascending order",
                 fix="dump the layers in ascending order, as engines hand them to drafts",
             )
-        if expected is not None and layer_ids != tuple(expected):
+        if expected is not None and layers != tuple(expected):
             raise TraceError(
                 self._dump,
-                f"the dump holds the outputs of layers {list(layer_ids)}, expected"
-                f" {list(expected)}. These ids are counted after the layer; an id that is counted"
-                " before the layer is one larger",
+                f"the dump holds the outputs of layers {list(layers)}, expected {list(expected)}."
+                " These ids are counted after the layer; an id that is counted before the layer is"
+                " one larger",
                 fix="dump the layers that the draft reads, or name the layers of the dump:"
                 " --aux-layers",
             )
-        return layer_ids
+        return layers
 
     def _head(self, layout: DumpReading) -> HeadFinding | None:
         target, recomputed = self._target, layout.recomputed

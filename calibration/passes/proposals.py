@@ -32,16 +32,16 @@ class CountedRows:
         """The `alive` argument of `DraftForward.passes`."""
         return None if self._counted is None else lambda: self._left
 
-    def any_in(self, draft_pass: DraftPass, depth: int) -> bool:
+    def any_in(self, drafted: DraftPass, depth: int) -> bool:
         """Move to a depth of a pass; True if any of its rows counts."""
         if depth == 0:
-            self._rows = self._left = self._counted_in(draft_pass.rows, draft_pass.hidden.device)
+            self._rows = self._left = self._counted_in(drafted.rows, drafted.hidden.device)
         return self._rows is None or len(self._rows) > 0
 
-    def states(self, draft_pass: DraftPass, depth: int) -> Tensor:
+    def states(self, drafted: DraftPass, depth: int) -> Tensor:
         """[n, W], the states of the rows that count."""
-        states = draft_pass.hidden[:, :, depth - draft_pass.depths.start]
-        return states.flatten(0, 1) if draft_pass.kept is not None else self.of(states)
+        states = drafted.hidden[:, :, depth - drafted.depths.start]
+        return states.flatten(0, 1) if drafted.kept is not None else self.of(states)
 
     def of(self, values: Tensor) -> Tensor:
         """[B, R, ...] for all rows of a pass -> [n, ...]."""
@@ -55,9 +55,7 @@ class CountedRows:
         else:
             into[self._rows // into.shape[1], self._rows % into.shape[1]] = values
 
-    def go_on(
-        self, draft_pass: DraftPass, *, states: Tensor, top: Tensor, possible: Tensor
-    ) -> None:
+    def go_on(self, drafted: DraftPass, *, states: Tensor, top: Tensor, possible: Tensor) -> None:
         """Drop rows that cannot be accepted; all results of the device come in one copy.
 
         For `states` [n, W], `top` [n] are the largest logits, and `possible` [n] bool says whether
@@ -66,16 +64,16 @@ class CountedRows:
         sound = torch.stack((torch.isfinite(states).all(), torch.isfinite(top).all()))
         seen = _read(torch.cat((sound, possible)))
         if not seen[0]:
-            raise not_finite(draft_pass.where, "hidden states")
+            raise not_finite(drafted.where, "hidden states")
         if not seen[1]:
-            raise not_finite(f"draft rows {draft_pass.rows[0]} to {draft_pass.rows[-1]}", "logits")
+            raise not_finite(f"draft rows {drafted.rows[0]} to {drafted.rows[-1]}", "logits")
         still = torch.from_numpy(seen[2:].nonzero()[0])
         if self._counted is None or len(still) == len(possible):
-            self._left = None if draft_pass.kept is not None else self._rows
+            self._left = None if drafted.kept is not None else self._rows
             return
         still = _enough(still).to(possible.device)
         self._rows = still if self._rows is None else self._rows[still]
-        self._left = still if draft_pass.kept is not None else self._rows
+        self._left = still if drafted.kept is not None else self._rows
 
     def _counted_in(self, rows: range, device: torch.device) -> Tensor | None:
         """[n] int64, which of the B * R rows of a block count, sequence by sequence; None = all."""
@@ -160,7 +158,7 @@ def batch_proposals(
         logprobs = hidden.new_full(shape, -torch.inf, dtype=torch.float32)
     chooser = _Chooser(forward, token_ids, temperature)
     looked_at = CountedRows(counted)
-    for draft_pass in forward.passes(
+    for drafted in forward.passes(
         hidden,
         token_ids,
         rows=rows,
@@ -168,19 +166,19 @@ def batch_proposals(
         block_rows=block_rows,
         alive=looked_at.alive,
     ):
-        at = slice(draft_pass.rows.start - rows.start, draft_pass.rows.stop - rows.start)
-        after = token_ids[:, draft_pass.rows.start + 2 :].unfold(1, num_draft_tokens, 1)
-        for depth in draft_pass.depths:
-            if not looked_at.any_in(draft_pass, depth):
+        at = slice(drafted.rows.start - rows.start, drafted.rows.stop - rows.start)
+        after = token_ids[:, drafted.rows.start + 2 :].unfold(1, num_draft_tokens, 1)
+        for depth in drafted.depths:
+            if not looked_at.any_in(drafted, depth):
                 break
-            states = looked_at.states(draft_pass, depth)
-            recorded = looked_at.of(after[:, : len(draft_pass.rows), depth])
+            states = looked_at.states(drafted, depth)
+            recorded = looked_at.of(after[:, : len(drafted.rows), depth])
             top, likely, drawn = chooser.choose(states, recorded)
             looked_at.put(best[:, at, depth], likely)
             if logprobs is not None and drawn is not None:
                 looked_at.put(logprobs[:, at, depth], drawn)
             possible = likely == recorded if drawn is None else drawn > -torch.inf
-            looked_at.go_on(draft_pass, states=states, top=top, possible=possible)
+            looked_at.go_on(drafted, states=states, top=top, possible=possible)
     return Proposals(token_ids=best, recorded_logprobs=logprobs)
 
 

@@ -248,9 +248,7 @@ class KeptOutputs:
                 self._spooled.pop(row).rows(some.stop)
                 for row, some in zip(rows, entries, strict=True)
             ]
-        return [
-            dict(zip(left, tensors, strict=True)) for tensors in zip(*left.values(), strict=True)
-        ]
+        return [dict(zip(left, row, strict=True)) for row in zip(*left.values(), strict=True)]
 
     def _write(self, row: int, start: int, features: Tensor) -> None:
         """Features [n, width] of a row, from entry `start` on."""

@@ -22,15 +22,12 @@ class OwnRows:
     The host knows which these are: nothing waits for a GPU.
     """
 
-    def __init__(self, draft_pass: DraftPass, sequences: LearningSequences) -> None:
-        self._shape = len(sequences.inside), len(draft_pass.rows)
-        self._device = draft_pass.hidden.device
-        step, total = sequences.rows.step, len(draft_pass.rows)
+    def __init__(self, drafted: DraftPass, sequences: LearningSequences) -> None:
+        self._shape = len(sequences.inside), len(drafted.rows)
+        self._device = drafted.hidden.device
+        step, total = sequences.rows.step, len(drafted.rows)
         spans = (
-            (
-                (span[0] - draft_pass.rows[0]) // step,
-                (span[-1] - draft_pass.rows[0]) // step + 1,
-            )
+            ((span[0] - drafted.rows[0]) // step, (span[-1] - drafted.rows[0]) // step + 1)
             for span in sequences.inside
         )
         self._spans = [(min(max(a, 0), total), min(max(b, 0), total)) for a, b in spans]
@@ -114,18 +111,18 @@ def backward_of_divergence(
     device = sequences.hidden.device
     total, hidden, gradients = torch.zeros((), dtype=torch.float64, device=device), [], []
     reached = torch.empty(0)
-    for draft_pass, other in zip(
+    for drafted, other in zip(
         passes_of(draft, sequences, num_draft_tokens), unquantized, strict=True
     ):
-        rows = OwnRows(draft_pass, sequences)
-        reached = reached if draft_pass.depths.start else rows.all_right()
+        rows = OwnRows(drafted, sequences)
+        reached = reached if drafted.depths.start else rows.all_right()
         counts = rows.spread([1 / (norm * len(span)) for span in sequences.inside])
         loss, gradient, reached = _divergence(
-            reference, settings, draft_pass.depths, rows.of(draft_pass.hidden),
-            rows.of(other.hidden), rows.of(_recorded(draft_pass, sequences)), reached, counts,
+            reference, settings, drafted.depths, rows.of(drafted.hidden), rows.of(other.hidden),
+            rows.of(_recorded(drafted, sequences)), reached, counts,
         )  # fmt: skip
         total += loss
-        hidden.append(draft_pass.hidden)
+        hidden.append(drafted.hidden)
         gradients.append(rows.filled(gradient))
     torch.autograd.backward(hidden, gradients)
     return total
@@ -205,11 +202,11 @@ def _divergence(
     return torch.stack(totals).sum(), torch.cat(gradients), torch.cat(runs)
 
 
-def _recorded(draft_pass: DraftPass, sequences: LearningSequences) -> Tensor:
+def _recorded(drafted: DraftPass, sequences: LearningSequences) -> Tensor:
     """[B, R, D] tokens that a pass predicts."""
     device = sequences.token_ids.device
-    rows = positions(draft_pass.rows, device)[:, None]
-    return sequences.token_ids[:, rows + 2 + positions(draft_pass.depths, device)]
+    rows = positions(drafted.rows, device)[:, None]
+    return sequences.token_ids[:, rows + 2 + positions(drafted.depths, device)]
 
 
 def _right(forward: DraftForward, logits: Tensor, recorded: Tensor) -> Tensor:

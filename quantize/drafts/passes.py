@@ -271,8 +271,8 @@ class TextForward(ChainForward):
         before = torch.cat((ids[:, :1], ids), dim=1)  # the first of them is never read
         nothing = ids.new_empty((*ids.shape, 0))
         longer = replace(asked, hidden=nothing, token_ids=before, rows=_moved(asked.rows, 1))
-        for draft_pass in super().drafted(longer):
-            yield replace(draft_pass, rows=_moved(draft_pass.rows, -1))
+        for drafted in super().drafted(longer):
+            yield replace(drafted, rows=_moved(drafted.rows, -1))
 
 
 def _moved(rows: range, by: int) -> range:

@@ -97,24 +97,20 @@ def quantization_of(record: records.Provenance | None) -> records.QuantizedProve
 
     After cuts it has all of them, and the remaining bytes. Its source has the whole draft's Hub id.
     """
-    quantization = None
+    last = None
     cuts: tuple[records.VocabularyCut, ...] = ()
     for past in history(record):
         if isinstance(past, records.CutProvenance):
             cuts, nbytes = past.cuts, past.tensor_bytes.after
         elif isinstance(past, records.QuantizedProvenance):
-            quantization = past
-    if quantization is None:
+            last = past
+    if last is None:
         return None
-    whole = quantization.cuts[0].source if quantization.cuts else quantization.source
-    source = dataclasses.replace(quantization.source, hub_id=whole.hub_id, revision=whole.revision)
-    now = (
-        dataclasses.replace(quantization.tensor_bytes, after=nbytes)
-        if cuts
-        else quantization.tensor_bytes
-    )
-    cuts = (*quantization.cuts, *cuts)
-    return dataclasses.replace(quantization, source=source, cuts=cuts, tensor_bytes=now)
+    whole = last.cuts[0].source if last.cuts else last.source
+    source = dataclasses.replace(last.source, hub_id=whole.hub_id, revision=whole.revision)
+    now = dataclasses.replace(last.tensor_bytes, after=nbytes) if cuts else last.tensor_bytes
+    cuts = (*last.cuts, *cuts)
+    return dataclasses.replace(last, source=source, cuts=cuts, tensor_bytes=now)
 
 
 def cuts_of(record: records.Provenance | None) -> tuple[records.VocabularyCut, ...]:

@@ -411,7 +411,7 @@ class _Graft(Rewrite[GraftVerification]):
     @override
     def verify(self, staging: Path) -> GraftVerification:
         plan = self.plan
-        verification = verify_graft(
+        report = verify_graft(
             staging,
             plan.target.folder,
             plan.prefixes,
@@ -419,12 +419,10 @@ class _Graft(Rewrite[GraftVerification]):
             config_file=UNVERIFIED_CONFIG_FILE,
         )
         fix = "run again; if it stays, report this"
-        check_faults(self.out, plan.source.folder, verification.faults, fix=fix)
+        check_faults(self.out, plan.source.folder, report.faults, fix=fix)
         if self.made_by is not None:
-            check_recorded(
-                plan.source.folder, self.made_by.tensor_digests, verification.layer_digests
-            )
-        return verification
+            check_recorded(plan.source.folder, self.made_by.tensor_digests, report.layer_digests)
+        return report
 
     @override
     def provenance(self, verification: GraftVerification) -> records.GraftedProvenance:

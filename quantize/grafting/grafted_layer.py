@@ -199,13 +199,13 @@ def check_tables(
 
     A head that the target lacks is compared with the target's embedding, to which it is tied.
     """
-    checkpoint = stored.checkpoint
-    left_out = frozenset(_outside(checkpoint.tensors, prefixes))
+    layer = stored.checkpoint
+    left_out = frozenset(_outside(layer.tensors, prefixes))
     for name in sorted(left_out):
-        mine, whole = checkpoint.tensors[name], _of_target(target, name)
+        mine, whole = layer.tensors[name], _of_target(target, name)
         if whole is None:
             raise CheckpointError(
-                checkpoint.folder,
+                layer.folder,
                 f"{name} would be left out, and the target {target.folder} has no such table",
                 fix="graft the layer into the target that it was taken from",
             )
@@ -213,11 +213,9 @@ def check_tables(
             continue  # the target's is quantized, and the layer's was not
         if whole.name.rpartition(".")[2] != _WEIGHT:
             continue  # as above, and packed
-        if mine.shape != whole.shape or tensor_digest(checkpoint, mine) != tensor_digest(
-            target, whole
-        ):
+        if mine.shape != whole.shape or tensor_digest(layer, mine) != tensor_digest(target, whole):
             raise CheckpointError(
-                checkpoint.folder,
+                layer.folder,
                 f"{name} is not the target's: {_said(mine)} here, {_said(whole)} there"
                 f" ({whole.name}), or other values",
                 fix="graft the layer into the target that it was taken from; where the target was"

@@ -214,9 +214,7 @@ def load_draft(
     linears = tuple(row.canonical_module for row in draft.rows if row.role in LAYER_ROLES)
     quantized = {row.canonical_module: row for row in draft.rows if stored.is_quantized(row)}
     schemes = {name: stored.scheme_of(row) for name, row in quantized.items()}
-    activations = {
-        name: scheme.activations for name, scheme in schemes.items() if scheme is not None
-    }
+    activations = {name: s.activations for name, s in schemes.items() if s is not None}
     static = {name: how for name, how in activations.items() if how in STATIC}
     scales = {n: _input_scale(stored, quantized[n], how, device) for n, how in static.items()}
     served_heads = online_heads(stored, weights, shared or {}, online_head, dtype)

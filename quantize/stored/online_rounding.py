@@ -247,15 +247,13 @@ def _check_method(draft: Draft, how: OnlineHead) -> None:
         raise _refused(draft, how, what, fix="use --head-online fp8, or leave it out")
 
 
-def _check_shared(
-    draft: Draft, row: Row, draft_head: Tensor, head: Tensor, how: OnlineHead
-) -> None:
+def _check_shared(draft: Draft, row: Row, stored: Tensor, head: Tensor, how: OnlineHead) -> None:
     """`_should_share`: of equal shape, and equal in every weight."""
-    if draft_head.shape != head.shape:
-        what = f"{row.module} is {list(draft_head.shape)}, the target's head {list(head.shape)}"
+    if stored.shape != head.shape:
+        what = f"{row.module} is {list(stored.shape)}, the target's head {list(head.shape)}"
         raise _not_shared(draft, how, what)
     for at in _blocks(len(head)):
-        different = (draft_head[at].to(head.dtype) != head[at]).any(-1)
+        different = (stored[at].to(head.dtype) != head[at]).any(-1)
         if different.any():
             row_number = at.start + int(different.int().argmax())
             what = f"row {row_number} of {row.module} differs from that of the target's head"

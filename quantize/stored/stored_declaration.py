@@ -110,13 +110,9 @@ class RawDeclaration:
 
 def raw_declaration(checkpoint: Checkpoint) -> RawDeclaration | None:
     """What a folder declares; None = nothing, or an empty declaration of a BF16 draft."""
-    declaration = written_declaration(checkpoint)
-    if (
-        declaration is None
-        or not declaration.is_empty
-        or quantized_looking(checkpoint.tensors.values())
-    ):
-        return declaration
+    raw = written_declaration(checkpoint)
+    if raw is None or not raw.is_empty or quantized_looking(checkpoint.tensors.values()):
+        return raw
     return None
 
 

@@ -269,18 +269,18 @@ def _declared_tensors(
         if shape is None or len(shape) != 2:
             what = f"{module} is stored quantized, but this draft's family has no such linear"
             raise CheckpointError(checkpoint.folder, what, fix="quantize the draft again")
-        module_scheme = scheme.of(module)
-        if module_scheme is None:
+        how = scheme.of(module)
+        if how is None:
             what = f"{module} is stored quantized, but nothing is declared for it: {scheme}"
             raise CheckpointError(checkpoint.folder, what, fix="quantize the draft again")
-        for suffix, part in stored_parts(module_scheme, *shape).items():
+        for suffix, part in stored_parts(how, *shape).items():
             tensor = checkpoint.tensors.get(f"{module}.{suffix}")
             if not part.fits(tensor):
                 got = f"{tensor.dtype} {list(tensor.shape)}" if tensor else "none"
                 needs = f"{' or '.join(part.dtypes)} {list(part.shape)}"
                 raise CheckpointError(
                     checkpoint.folder,
-                    f"{module}.{suffix}: {module_scheme} needs {needs}, got {got}",
+                    f"{module}.{suffix}: {how} needs {needs}, got {got}",
                     fix="run `draftquant verify`, then quantize the draft again",
                 )
             names |= {tensor.name} if tensor else set()
@@ -313,22 +313,19 @@ def _shape_of_codes(
     checkpoint: Checkpoint, scheme: DeclaredScheme | None, module: str
 ) -> tuple[int, ...] | None:
     """The shape of the one weight that is stored as the declared parts; None where none is."""
-    module_scheme = scheme.of(module) if scheme is not None else None
+    how = scheme.of(module) if scheme is not None else None
     beside = {n.rpartition(".")[2]: t for n, t in checkpoint.tensors.items() if _in(n, module)}
     codes = next((t.shape for t in beside.values() if len(t.shape) == 2), None)
     if codes is None:
         return None
-    if module_scheme is None:
+    if how is None:
         return codes
-    tensor = beside.get(module_scheme.layout.weight_suffix(module_scheme))
+    tensor = beside.get(how.layout.weight_suffix(how))
     stored = tensor.shape if tensor is not None and len(tensor.shape) == 2 else codes
     for rows, columns in ((a * stored[0], b * stored[1]) for a, b in _PACKED):
         for shape in ((rows, columns), (columns, rows)):
             with suppress(LayoutError):
-                if all(
-                    part.fits(beside.get(s))
-                    for s, part in stored_parts(module_scheme, *shape).items()
-                ):
+                if all(part.fits(beside.get(s)) for s, part in stored_parts(how, *shape).items()):
                     return shape
     return stored
 
@@ -351,12 +348,8 @@ def _biases(checkpoint: Checkpoint) -> frozenset[str]:
 
 def _file_of(checkpoint: Checkpoint, scheme: DeclaredScheme | None, module: str) -> str:
     """The file of a linear's codes; if nothing says which these are, of any of its tensors."""
-    module_scheme = scheme.of(module) if scheme else None
-    codes = (
-        checkpoint.tensors.get(f"{module}.{module_scheme.layout.weight_suffix(module_scheme)}")
-        if module_scheme
-        else None
-    )
+    how = scheme.of(module) if scheme else None
+    codes = checkpoint.tensors.get(f"{module}.{how.layout.weight_suffix(how)}") if how else None
     stored = (t for name, t in checkpoint.tensors.items() if name.rpartition(".")[0] == module)
     return (codes or next(stored)).file
 

@@ -177,24 +177,22 @@ class _Linear:
         return np.ascontiguousarray(decoded[:, : self._columns])
 
     def compared(self, source: Checkpoint) -> Compared:
-        tensor, compared = self._tensor, Compared(faults=self._faults)
+        tensor, result = self._tensor, Compared(faults=self._faults)
         # Finds NaN, infinity, and numbers whose squares overflow.
         odd = not math.isfinite(self._square)
         if odd and (problem := problem_of(source, tensor)):
-            compared.faults = NotFinite.of(
-                tensor.name, problem
-            )  # no value can be compared with them
+            result.faults = NotFinite.of(tensor.name, problem)  # no value can be compared with them
         elif self._good_scales:  # otherwise every element would be reported again
             compensated = self._judge.max_error is None
-            compared.faults += self._judge.faults(self._linear.codes_tensor.name)
+            result.faults += self._judge.faults(self._linear.codes_tensor.name)
             if self._padding:
                 expected = "padding of the last word of a row with 0"
                 got = f"{self._padding} other(s)"
-                compared.faults.append(Fault(self._linear.codes_tensor.name, expected, got))
-            compared.faults += self._scale_faults(compensated=compensated)
-            compared.linears = [self._finding(compensated=compensated)]
-            compared.absmax = {self._module: float(self._absmax.max())}
-        return compared
+                result.faults.append(Fault(self._linear.codes_tensor.name, expected, got))
+            result.faults += self._scale_faults(compensated=compensated)
+            result.linears = [self._finding(compensated=compensated)]
+            result.absmax = {self._module: float(self._absmax.max())}
+        return result
 
     def _scale_faults(self, *, compensated: bool) -> list[Fault]:
         scheme, rule, whole = self._scheme, self._demand.rule.scales, self._whole

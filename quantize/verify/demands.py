@@ -169,10 +169,8 @@ def dropped_faults(
 ) -> Iterator[Fault]:
     """The tables recorded as dropped are those that the recipe drops, and equal the target's."""
     names = sorted(row.tensor.name for row in dropped)
-    dropped_names = names if record is None else sorted(record.dropped)
-    yield from recorded(
-        {"dropped": (", ".join(names) or "none", ", ".join(dropped_names) or "none")}
-    )
+    on_record = names if record is None else sorted(record.dropped)
+    yield from recorded({"dropped": (", ".join(names) or "none", ", ".join(on_record) or "none")})
     if target is None or not dropped:
         return
     tables = StoredTables.find(target)
@@ -364,21 +362,17 @@ def whole_demands(
     `exponents` are those of `ChangedNorms`, by tensor name.
     """
     rows = {row.module: row.tensor for row in draft.linears() if row.module in quantized}
-    of_modules = {
-        m: replace(demands[m], exponent=exponents.get(t.name, 0)) for m, t in rows.items()
-    }
-    exact = [m for m, demand in of_modules.items() if demand.rule.scales in ("absmax", "searched")]
-    whole = [
-        m for m in exact if (declared := of_modules[m].scheme) and declared.scales_whole_matrix
-    ]
+    by_module = {m: replace(demands[m], exponent=exponents.get(t.name, 0)) for m, t in rows.items()}
+    exact = [m for m, demand in by_module.items() if demand.rule.scales in ("absmax", "searched")]
+    whole = [m for m in exact if (declared := by_module[m].scheme) and declared.scales_whole_matrix]
     with ThreadPoolExecutor(WORKERS) as pool:
         of = partial(matrix_absmax, draft.checkpoint)
-        largest = pool.map(lambda m: of(rows[m], of_modules[m].exponent), whole)
+        largest = pool.map(lambda m: of(rows[m], by_module[m].exponent), whole)
         absmax = dict(zip(whole, largest, strict=True))
     for group in (*draft.scale_groups(), *((module,) for module in whole)):
         members = tuple(module for module in group if module in absmax)
         for module in members:
-            if of_modules[module].largest is None:
+            if by_module[module].largest is None:
                 of_group = max(absmax[member] for member in members)
-                of_modules[module] = replace(of_modules[module], largest=of_group, group=members)
-    return of_modules
+                by_module[module] = replace(by_module[module], largest=of_group, group=members)
+    return by_module

@@ -310,13 +310,11 @@ def _layer_faults(
     if outside is None:
         return []
 
-    def declared(side: StoredDraft, row: Row) -> str | None:
+    def how(side: StoredDraft, row: Row) -> str | None:
         scheme = side.scheme_of(row)
         return None if scheme is None else str(scheme).partition(";")[0]
 
-    return differing(
-        "", {r.module: (declared(outside, r), declared(inside, r)) for r in outside.draft.rows}
-    )
+    return differing("", {r.module: (how(outside, r), how(inside, r)) for r in outside.draft.rows})
 
 
 def _table_faults(

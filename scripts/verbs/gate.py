@@ -85,9 +85,9 @@ def print_figures(report: "GateReport", comparison: str = "") -> None:
         _print_parts(report)
     if report.context_bins:
         lengths = (
-            f"{part.category.removeprefix('context ')} {part.baseline_mean_acceptance_length:.4f}"
-            f" -> {part.candidate_mean_acceptance_length:.4f}"
-            for part in report.context_bins
+            f"{p.category.removeprefix('context ')} {p.baseline_mean_acceptance_length:.4f} ->"
+            f" {p.candidate_mean_acceptance_length:.4f}"
+            for p in report.context_bins
         )
         out.line(f"acceptance length by tokens before the verify step: {', '.join(lengths)}")
     out.line(

@@ -28,27 +28,22 @@ def golden(settings: GoldenRun) -> "reports.GoldenText":
     return golden_made(settings)
 
 
-def _mapping(golden_text: "reports.GoldenText", _settings: object) -> dict[str, Any]:
+def _mapping(rendered: "reports.GoldenText", _settings: object) -> dict[str, Any]:
     from ...recipes.decode import encode
 
-    golden = encode(golden_text.golden)
-    return {
-        "golden": golden,
-        "text": golden_text.text,
-        "notes": golden_text.notes,
-        "out": golden_text.out,
-    }
+    golden = encode(rendered.golden)
+    return {"golden": golden, "text": rendered.text, "notes": rendered.notes, "out": rendered.out}
 
 
-def _show(golden_text: "reports.GoldenText", settings: GoldenRun) -> None:
-    if not golden_text.text:
-        _print(golden_text.golden)
-    elif golden_text.out is None:
-        print_document(golden_text.text)
-    for note in golden_text.notes:
+def _show(rendered: "reports.GoldenText", settings: GoldenRun) -> None:
+    if not rendered.text:
+        _print(rendered.golden)
+    elif rendered.out is None:
+        print_document(rendered.text)
+    for note in rendered.notes:
         stderr().line(note)
-    if golden_text.out is not None:
-        stderr().line((str(golden_text.out), "bold"), f": written for {settings.to}")
+    if rendered.out is not None:
+        stderr().line((str(rendered.out), "bold"), f": written for {settings.to}")
 
 
 def _print(golden: "Golden") -> None:

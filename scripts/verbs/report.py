@@ -24,25 +24,22 @@ def report(settings: ReportRun) -> "reports.WrittenReport":
     return written_report(settings)
 
 
-def _mapping(written_report: "reports.WrittenReport", _settings: object) -> dict[str, Any]:
-    judgement, written = (
-        written_report.document.judgement,
-        [str(path) for path in written_report.written],
-    )
+def _mapping(pages: "reports.WrittenReport", _settings: object) -> dict[str, Any]:
+    judgement, written = pages.document.judgement, [str(path) for path in pages.written]
     return {"verdict": judgement.verdict, "reason": judgement.reason, "written": written}
 
 
-def _show(written_report: "reports.WrittenReport", settings: ReportRun) -> None:
+def _show(pages: "reports.WrittenReport", settings: ReportRun) -> None:
     """Without a file to write, Markdown."""
     from ...validate.report.report_texts import markdown
 
     if not settings.wants_pages:
-        print_document(markdown(written_report.document))
+        print_document(markdown(pages.document))
 
 
-def _say_files(written_report: "reports.WrittenReport", _settings: object) -> None:
-    for path in written_report.written:
-        stderr().line((str(path), "bold"), f": {written_report.document.judgement.verdict}")
+def _say_files(pages: "reports.WrittenReport", _settings: object) -> None:
+    for path in pages.written:
+        stderr().line((str(path), "bold"), f": {pages.document.judgement.verdict}")
 
 
 COMMAND = Command(report, _show, _mapping, beside=_say_files)

@@ -301,15 +301,9 @@ def _show_info(info: "TraceInfo", settings: TracesInfoSettings) -> None:
         *numbers,
         right=numbers,
     )
-    for category in info.categories:
-        sizes = (
-            category.num_prompts,
-            category.prompt_tokens,
-            category.new_tokens,
-            category.shortest,
-            category.longest,
-        )
-        rows.row(category.category, *(f"{size:,}" for size in sizes))
+    for part in info.categories:
+        sizes = (part.num_prompts, part.prompt_tokens, part.new_tokens, part.shortest, part.longest)
+        rows.row(part.category, *(f"{size:,}" for size in sizes))
     print_table(rows)
     for line in _lines(info):
         stdout().line(line)

@@ -171,9 +171,7 @@ def compare(
     _check_number(drafts)
     samples = samples_of(drafts, traffic or {})
     scopes, intervals = scopes_of(samples, drafts.names, confidence)
-    small = [
-        f"{sample.name} ({sample.num_prompts})" for sample in samples if not sample.is_compared
-    ]
+    small = [f"{s.name} ({s.num_prompts})" for s in samples if not s.is_compared]
     what = f"categories with fewer than {MIN_PROMPTS} prompts were not compared"
     return ComparisonReport(
         counted_by=counted.counted_by,

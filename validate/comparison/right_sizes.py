@@ -134,7 +134,7 @@ def _of_batch(
     up_to = torch.zeros_like(above)
     looked_at = CountedRows(ranges if draft.rounds_alone else None)
     token_ids = batch.token_ids
-    for draft_pass in draft.forward.passes(
+    for drafted in draft.forward.passes(
         first_hidden_of_batch(draft, traces, batch),
         token_ids,
         rows=rows,
@@ -142,14 +142,14 @@ def _of_batch(
         block_rows=min(BLOCK_ROWS, max(1, MAX_TOKENS // len(batch))),
         alive=looked_at.alive,
     ):
-        at = slice(draft_pass.rows.start - rows.start, draft_pass.rows.stop - rows.start)
-        after = token_ids[:, draft_pass.rows.start + 2 :].unfold(1, num_draft_tokens, 1)
-        of_rows = asked[:, None].expand(-1, len(draft_pass.rows), -1)
-        for depth in draft_pass.depths:
-            if not looked_at.any_in(draft_pass, depth):
+        at = slice(drafted.rows.start - rows.start, drafted.rows.stop - rows.start)
+        after = token_ids[:, drafted.rows.start + 2 :].unfold(1, num_draft_tokens, 1)
+        of_rows = asked[:, None].expand(-1, len(drafted.rows), -1)
+        for depth in drafted.depths:
+            if not looked_at.any_in(drafted, depth):
                 break
-            states = looked_at.states(draft_pass, depth)
-            recorded = looked_at.of(after[:, : len(draft_pass.rows), depth])
+            states = looked_at.states(drafted, depth)
+            recorded = looked_at.of(after[:, : len(drafted.rows), depth])
             wanted = looked_at.of(of_rows)
             top, least = _compared(draft, orders, states, recorded, wanted)
             own_rank = orders.by_token[wanted, recorded[:, None]]
@@ -159,7 +159,7 @@ def _of_batch(
             looked_at.put(above[:, at, depth], own_rank)
             looked_at.put(up_to[:, at, depth], least)
             possible = (own_rank < least).any(1)
-            looked_at.go_on(draft_pass, states=states, top=top, possible=possible)
+            looked_at.go_on(drafted, states=states, top=top, possible=possible)
     above, up_to = above.cpu(), up_to.cpu()
     for i, one_rows in enumerate(ranges):
         part = slice(one_rows.start - rows.start, one_rows.stop - rows.start)

@@ -224,18 +224,16 @@ class ScopePrompts:
         """Whether there are enough prompts."""
         return self.is_whole or self.num_prompts >= MIN_PROMPTS
 
-    def change(self, baseline: int, candidate: int) -> Estimate:
+    def change(self, before: int, after: int) -> Estimate:
         """From a draft to another; degrees of freedom as in `paired_change`, less the strata."""
         shares = np.zeros(len(self.strata))
         for stratum, weight in enumerate(self.weights):
             inside = self.strata == stratum
-            shares[inside] = (
-                weight * self.steps[baseline, inside] / self.steps[baseline, inside].sum()
-            )
+            shares[inside] = weight * self.steps[before, inside] / self.steps[before, inside].sum()
         effective = 1 / float((shares**2).sum())
         return Estimate(
-            value=float(self.log_lengths[candidate] - self.log_lengths[baseline]),
-            contributions=self.contributions[candidate] - self.contributions[baseline],
+            value=float(self.log_lengths[after] - self.log_lengths[before]),
+            contributions=self.contributions[after] - self.contributions[before],
             degrees=max(1.0, effective - len(self.weights)),
         )
 

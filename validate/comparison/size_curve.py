@@ -142,11 +142,7 @@ def size_curve(
         on_progress=on_progress,
     )
     ways = [
-        _Way(
-            judged,
-            [orders[places[way]] for places in asked],
-            [text_sizes[way] for text_sizes in sizes_by_text],
-        )
+        _Way(judged, [orders[places[way]] for places in asked], [s[way] for s in sizes_by_text])
         for way in range(2 if outside else 1)
     ]
     drafts = [way.drafts((chooser.num_rows, *sizes)) for way in ways]

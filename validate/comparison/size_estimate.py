@@ -169,11 +169,9 @@ def size_speeds(
     num_rows: int, chosen: ChoiceCurve, rounds: Mapping[int, Round], serving: ServingSpeeds
 ) -> tuple[MachineSpeeds, ...]:
     """Every size on every machine at every concurrency."""
-    changes = {
-        change.size: (change.relative_change, change.lower, change.upper) for change in chosen.whole
-    }
+    changes = {c.size: (c.relative_change, c.lower, c.upper) for c in chosen.whole}
     changes[num_rows] = (0.0, 0.0, 0.0)
-    by_machine = []
+    machines = []
     for machine, concurrency in product(serving.machines, serving.concurrencies):
         drafting = {size: machine.round_seconds(rounds[size], concurrency) for size in changes}
         verify = serving.verify_seconds(concurrency)
@@ -181,10 +179,8 @@ def size_speeds(
             _speed(size, change, drafting[size], drafting[num_rows], verify)
             for size, change in changes.items()
         )
-        by_machine.append(
-            MachineSpeeds(gpu=machine.gpu.name, concurrency=concurrency, speeds=speeds)
-        )
-    return tuple(by_machine)
+        machines.append(MachineSpeeds(gpu=machine.gpu.name, concurrency=concurrency, speeds=speeds))
+    return tuple(machines)
 
 
 def _speed(
@@ -232,9 +228,7 @@ def size_estimate(draft: Draft, curve: SizeCurve, serving: ServingSpeeds) -> Siz
     context = usual_context(draft.checkpoint.config)
     served = VerifyStep(curve.num_draft_tokens, context)
     drafts = {size: with_vocabulary(draft, size) for size in curve.sizes} | {curve.num_rows: draft}
-    rounds = {
-        size: draft_round(sized, plain_weights(sized), served) for size, sized in drafts.items()
-    }
+    rounds = {size: draft_round(cut, plain_weights(cut), served) for size, cut in drafts.items()}
     outside = curve.off_domain
     return SizeEstimate(
         drafting_bytes={size: r.nbytes(1) for size, r in rounds.items()},

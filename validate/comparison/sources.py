@@ -256,9 +256,7 @@ def _of_replayed(paths: Sequence[Path]) -> Counted:
         _check_alike((first_path, first, path, replay), "replay both drafts", differing)
         if all((replay.name, replay.prompts) != (known.name, known.prompts) for known in drafts):
             drafts.append(replay)  # the shared reference of several files counts once
-    contestants = [
-        Contestant(name=replay.name, sha256=None, prompts=replay.counted) for replay in drafts
-    ]
+    contestants = [Contestant(name=r.name, sha256=None, prompts=r.counted) for r in drafts]
     return Counted(
         drafts=count_drafts(contestants),
         num_draft_tokens=first.num_draft_tokens,
@@ -275,19 +273,17 @@ def _of_reports(paths: Sequence[Path]) -> Counted:
         Contestant(name=drafts.baseline.name, sha256=known.baseline_sha256, prompts=before)
     ]
     for path, document, report in zip(paths, documents, reports, strict=True):
-        background = report.background
+        facts = report.background
         counts = [[prompt.baseline for prompt in each.prompts] for each in (first, report)]
         _check_alike(
             (paths[0], first, path, report),
             "run the gate of both drafts",
             (first.draft_sampling != report.draft_sampling, "another --draft-sampling"),
-            (known.baseline_sha256 != background.baseline_sha256, "another baseline"),
+            (known.baseline_sha256 != facts.baseline_sha256, "another baseline"),
             (counts[0] != counts[1], "other counts of the same baseline"),
         )
         name, prompts = document.header.drafts.candidate.name, counted(report, of_candidate=True)
-        contestants.append(
-            Contestant(name=name, sha256=background.candidate_sha256, prompts=prompts)
-        )
+        contestants.append(Contestant(name=name, sha256=facts.candidate_sha256, prompts=prompts))
     return Counted(
         drafts=count_drafts(contestants),
         num_draft_tokens=first.num_draft_tokens,
@@ -339,20 +335,16 @@ def _of_measurements(paths: Sequence[Path]) -> Counted:
     first = measurements[0]
     server, depth = first.setup.server, _speculation(first).num_draft_tokens
     contestants = []
-    for measurement in measurements:
-        digest = _speculation(measurement).draft_sha256
-        if measurement is not first and (
-            unequal := pair_measurements(first, measurement).incomparable
-        ):
+    for run in measurements:
+        digest = _speculation(run).draft_sha256
+        if run is not first and (unequal := pair_measurements(first, run).incomparable):
             what = f"cannot be compared with {first.name}: {unequal}"
-            raise CompareError(
-                measurement.name, what, fix="measure all drafts with the same settings"
-            )
+            raise CompareError(run.name, what, fix="measure all drafts with the same settings")
         prompts = [
             PromptCounts.of(record, whole_counts(record, depth), record.cluster or "")
-            for record in measurement.records
+            for record in run.records
         ]
-        contestants.append(Contestant(name=measurement.name, sha256=digest, prompts=prompts))
+        contestants.append(Contestant(name=run.name, sha256=digest, prompts=prompts))
     return Counted(
         drafts=count_drafts(contestants),
         num_draft_tokens=depth,

@@ -130,7 +130,7 @@ def _serving(asked: VocabRun) -> ServingSpeeds:
 def to_mapping(report: VocabReport) -> dict[str, Any]:
     """Plain data for JSON."""
     choosing = report.choosing
-    mapping: dict[str, Any] = {
+    plain: dict[str, Any] = {
         "draft": str(choosing.source.folder),
         "traces": str(choosing.traces.folder),
         "traces_sha256": choosing.traces.sha256,
@@ -147,16 +147,14 @@ def to_mapping(report: VocabReport) -> dict[str, Any]:
         rows = {**dataclasses.asdict(report.rows), "target_ids": list(report.rows.target_ids)}
         cut = {name: getattr(report.cut, name) for name in _OF_A_CUT}
         verified = report.cut.verification.to_mapping()
-        mapping |= {
+        plain |= {
             "rows": rows,
             "cut": {"out": str(report.cut.out), **cut, "verification": verified},
         }
     if report.curve is not None:
-        mapping["curve"] = dataclasses.asdict(report.curve)
-        mapping["estimate"] = (
-            None if report.estimate is None else _estimate_mapping(report.estimate)
-        )
-    return mapping
+        plain["curve"] = dataclasses.asdict(report.curve)
+        plain["estimate"] = None if report.estimate is None else _estimate_mapping(report.estimate)
+    return plain
 
 
 def _estimate_mapping(estimate: SizeEstimate) -> dict[str, Any]:

@@ -184,9 +184,7 @@ class ContextCounts:
         bins = ContextBins(edges=tuple(edges))
         nothing = (0.0,) * (num_draft_tokens + 1)
         rest = [nothing] * (len(bins) - len(histograms))
-        counts = tuple(
-            AcceptanceCounts(histogram=tuple(histogram)) for histogram in (*histograms, *rest)
-        )
+        counts = tuple(AcceptanceCounts(histogram=tuple(h)) for h in (*histograms, *rest))
         return cls(bins=bins, counts=counts)
 
     @property

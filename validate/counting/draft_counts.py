@@ -121,29 +121,25 @@ def recorded_pairs(baseline: "DraftCounts", candidate: "DraftCounts") -> list[Re
 def in_context_bin(recorded: Iterable[RecordedPair], number: int) -> list[RecordedPair]:
     """The steps of one context bin, for the prompts that have any there under both drafts."""
     pairs = []
-    for baseline, candidate in recorded:
-        before, after = (
-            each.contexts and each.contexts.counts[number] for each in (baseline, candidate)
-        )
+    for first, second in recorded:
+        before, after = (each.contexts and each.contexts.counts[number] for each in (first, second))
         if before and after and min(before.num_steps, after.num_steps) > _NEGLIGIBLE:
-            pairs.append((replace(baseline, counts=before), replace(candidate, counts=after)))
+            pairs.append((replace(first, counts=before), replace(second, counts=after)))
     return pairs
 
 
 def undeclared(recorded: Sequence[RecordedPair]) -> list[RecordedPair]:
     """The same prompts in the clusters that their texts show; none where no others are declared."""
-    if all(baseline.cluster == baseline.alike for baseline, _ in recorded):
+    if all(first.cluster == first.alike for first, _ in recorded):
         return []
-    return [
-        (replace(baseline, cluster=baseline.alike), candidate) for baseline, candidate in recorded
-    ]
+    return [(replace(first, cluster=first.alike), second) for first, second in recorded]
 
 
 def ungrouped(recorded: Sequence[RecordedPair]) -> list[RecordedPair]:
     """The same prompts, with their copies only; none where no others belong together."""
-    if not any(baseline.cluster for baseline, _ in recorded):
+    if not any(first.cluster for first, _ in recorded):
         return []
-    return [(replace(baseline, cluster=""), candidate) for baseline, candidate in recorded]
+    return [(replace(first, cluster=""), second) for first, second in recorded]
 
 
 def distinct_prompts(recorded: Iterable[RecordedPair]) -> tuple[PromptPair, ...]:

@@ -113,23 +113,22 @@ class ReplayCache:
         kept = results.read(asked.key)
         if kept is None:
             return None
-        proposals = decoded(kept, asked, range(len(asked.traces)))
-        if proposals is None:
+        known = decoded(kept, asked, range(len(asked.traces)))
+        if known is None:
             results.refuse(asked.key, "these are no proposals for the prompts of the traces")
             return None
         sample = _sample(asked)
         for position in sample:
-            if not _holds(proposals, asked, position):
+            if not _holds(known, asked, position):
                 prompt = asked.traces.manifest.prompts[position].id
                 why = f"replayed again, the draft proposes other tokens for prompt {prompt!r}"
                 results.refuse(asked.key, f"{why}; all prompts are replayed")
                 return None
         self.on_note(
             f"{asked.draft.name}: its replay was kept in {results.folder}, and {len(sample)} of"
-            f" {len(proposals)} prompts, replayed again, gave the same tokens (--no-cache replays"
-            " all)"
+            f" {len(known)} prompts, replayed again, gave the same tokens (--no-cache replays all)"
         )
-        return proposals
+        return known
 
 
 Elsewhere = Callable[[Sequence[ReplayQuestion]], Sequence[Sequence[Proposals]]]
@@ -146,21 +145,17 @@ def encoded(proposals: Sequence[Proposals]) -> bytes:
 
 def draft_identity(draft: LoadedDraft) -> str:
     """Hash of all that a draft computes with, as held; another place or name does not change it."""
-    computed = {
+    held = {
         "family": draft.family.name,
         "geometry": dataclasses.asdict(draft.geometry),
         "activations": dict(draft.activations),
-        "cache": {
-            layer: dataclasses.asdict(scales) for layer, scales in draft.cache_scales.items()
-        },
+        "cache": {layer: dataclasses.asdict(s) for layer, s in draft.cache_scales.items()},
         "dtype": str(draft.dtype),
     }
     names = [f"{name} {w.dtype} {list(w.shape)}" for name, w in draft.weights.items()]
     with ThreadPoolExecutor(WORKERS) as pool:
         digests = dict(zip(names, pool.map(_digest, draft.weights.values()), strict=True))
-    return tensors_sha256(
-        digests | {"computed as": json.dumps(computed, sort_keys=True, default=repr)}
-    )
+    return tensors_sha256(digests | {"computed as": json.dumps(held, sort_keys=True, default=repr)})
 
 
 def _digest(weight: Tensor) -> str:
@@ -208,6 +203,4 @@ def decoded(kept: bytes, asked: ReplayQuestion, positions: Sequence[int]) -> lis
     floats = np.frombuffer(kept, np.float32, numbers, 4 * numbers).copy()
     beside = torch.split(torch.from_numpy(floats).reshape(shape), rows)
     both = zip(proposals, beside, strict=True)
-    return [
-        dataclasses.replace(proposal, recorded_logprobs=logprobs) for proposal, logprobs in both
-    ]
+    return [dataclasses.replace(p, recorded_logprobs=logprobs) for p, logprobs in both]

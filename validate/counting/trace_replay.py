@@ -228,9 +228,7 @@ def replay_drafts(
     known: list[Sequence[Proposals] | None] = [recalled, *[None] * (len(drafts) - 1)]
     if elsewhere is not None:
         every = [dataclasses.replace(asked, draft=draft) for draft in drafts]
-        unknown = [
-            question for question, proposals in zip(every, known, strict=True) if proposals is None
-        ]
+        unknown = [q for q, proposals in zip(every, known, strict=True) if proposals is None]
         answers = iter(elsewhere(unknown))
         known = [next(answers) if proposals is None else proposals for proposals in known]
     reference: dict[int, Proposals] = {}
@@ -246,11 +244,9 @@ def replay_drafts(
         if trace.token_logprob is not None:
             likely += float(trace.token_logprob.double().exp().sum())
             num_likely += len(trace.token_logprob)
-        for tally, proposals in zip(tallies, proposed, strict=True):
-            tally.prompts[position] = counted_prompt(
-                trace, proposals, draft_sampling=draft_sampling
-            )
-            tally.agreement += _agreement(trace, proposed[0].token_ids, proposals.token_ids)
+        for tally, drafted in zip(tallies, proposed, strict=True):
+            tally.prompts[position] = counted_prompt(trace, drafted, draft_sampling=draft_sampling)
+            tally.agreement += _agreement(trace, proposed[0].token_ids, drafted.token_ids)
     if kept_in is not None and recalled is None:
         kept_in.keep(asked, [proposals for _, proposals in sorted(reference.items())])
     texts = [text for _, text in sorted(by_position.items())]
@@ -329,9 +325,7 @@ def _proposed(
 ) -> Iterator[tuple[int, PromptTrace, list[Proposals]]]:
     traces, batches = asked.traces, asked.batches
     prompts = traces.manifest.prompts
-    work = [
-        work_of([prompts[i] for i in positions], asked.num_draft_tokens) for positions in batches
-    ]
+    work = [work_of([prompts[i] for i in batch], asked.num_draft_tokens) for batch in batches]
     done, total = 0, sum(work) * sum(proposals is None for proposals in known)
     read = read_ahead(traces, batches, drafts[0].device)
     for positions, own_work, batch in zip(batches, work, read, strict=True):

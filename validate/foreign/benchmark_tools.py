@@ -127,14 +127,12 @@ def read_guidellm(path: Path) -> ForeignMeasurement:
                     fix="end the run by --constraint kind=max_requests, and measure again",
                 )
         version = string(object_(report, "metadata"), "guidellm_version")
-        successful = objects(requests, "successful")
-    places = sorted(
-        range(len(successful)), key=lambda i: _began(successful[i], f"{path}: {_PLACE}[{i}]")
-    )
+        records = objects(requests, "successful")
+    places = sorted(range(len(records)), key=lambda i: _began(records[i], f"{path}: {_PLACE}[{i}]"))
     told = []
     for place in places:
         with reading(f"{path}: {_PLACE}[{place}]", _RUN_GUIDELLM):
-            told.append(_of_stats(successful[place]))
+            told.append(_of_stats(records[place]))
     most, counted = with_k(path, told)
     return ForeignMeasurement(
         name=path.name,

@@ -98,8 +98,8 @@ FORMATS: tuple[ForeignFormat, ...] = (
 def read_foreign_pair(baseline: Path, candidate: Path) -> ForeignPair | None:
     """Two measurements by one tool, None for our own; MeasureError: other tools', or two tools'."""
     paths = (baseline, candidate)
-    of_baseline, of_candidate = (foreign_format(path) for path in paths)
-    for path, known in zip(paths, (of_baseline, of_candidate), strict=True):
+    reader, other = (foreign_format(path) for path in paths)
+    for path, known in zip(paths, (reader, other), strict=True):
         first = _first(path) if known is None else None
         if isinstance(first, Mapping | list) and "format" not in first:
             held = "a list" if isinstance(first, list) else f"the keys {short(sorted(first))}"
@@ -108,18 +108,14 @@ def read_foreign_pair(baseline: Path, candidate: Path) -> ForeignPair | None:
                 f"holds {held}: neither 'draftquant measure' nor a tool that is read writes that",
                 fix=PAGE,
             )
-    if of_baseline is None and of_candidate is None:
+    if reader is None and other is None:
         return None
-    if of_baseline is not None and of_baseline == of_candidate:
-        return ForeignPair(
-            baseline=of_baseline.read(baseline), candidate=of_baseline.read(candidate)
-        )
-    for path, known in zip(paths, (of_baseline, of_candidate), strict=True):
+    if reader is not None and reader == other:
+        return ForeignPair(baseline=reader.read(baseline), candidate=reader.read(candidate))
+    for path, known in zip(paths, (reader, other), strict=True):
         if known is None:
             read_measurement(path)  # reports what is wrong if it is not one
-    tools = [
-        known.tool if known else "'draftquant measure'" for known in (of_baseline, of_candidate)
-    ]
+    tools = [known.tool if known else "'draftquant measure'" for known in (reader, other)]
     what = f"is of {tools[1]}, and {baseline} is of {tools[0]}: tools count verify steps in"
     fix = "measure both drafts with one tool"
     raise MeasureError(candidate, f"{what} different ways", fix=fix)

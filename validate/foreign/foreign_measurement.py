@@ -80,9 +80,7 @@ class ForeignMeasurement:
     def temperature(self) -> float | None:
         """The temperature of all requests; None where it is not known."""
         told = [self.settings, *(request.settings for request in self.requests)]
-        values = [
-            settings["temperature"] for settings in told if settings.get("temperature") is not None
-        ]
+        values = [s["temperature"] for s in told if s.get("temperature") is not None]
         known = {float(value) for value in values if isinstance(value, int | float)}
         return known.pop() if len(known) == 1 else None
 
@@ -140,11 +138,8 @@ def with_k(
             fix="keep the requests of one server with one K in a file",
         )
     (most,) = sizes
-    wider = (
-        (request, (*request.histogram, *(0,) * (most + 1 - len(request.histogram))))
-        for request, _ in told
-    )
-    return most, tuple(dataclasses.replace(request, histogram=counts) for request, counts in wider)
+    wider = ((r, (*r.histogram, *(0,) * (most + 1 - len(r.histogram)))) for r, _ in told)
+    return most, tuple(dataclasses.replace(r, histogram=counts) for r, counts in wider)
 
 
 def with_copies_together(

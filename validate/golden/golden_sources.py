@@ -92,11 +92,7 @@ def golden_of_report(document: Document) -> Golden:
 
 def _replayed(document: Document) -> GateReport:
     reports = [report for _, report in document.comparisons if report.traces and not report.served]
-    tools = [
-        report.served.tool
-        for _, report in document.comparisons
-        if report.served and report.served.tool
-    ]
+    tools = [r.served.tool for _, r in document.comparisons if r.served and r.served.tool]
     if not reports and tools:
         raise GoldenError(
             "--golden",

@@ -82,9 +82,7 @@ class PromptFigures(PromptKey):
     def of(cls, baseline: PromptCounts, candidate: PromptCounts) -> "PromptFigures":
         """The figures of one prompt under both drafts."""
         both = baseline.contexts, candidate.contexts
-        bins = [
-            () if contexts is None or None in both else contexts.histograms for contexts in both
-        ]
+        bins = [() if c is None or None in both else c.histograms for c in both]
         return cls(
             id=baseline.id,
             category=baseline.category,

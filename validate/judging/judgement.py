@@ -99,9 +99,7 @@ def report_warnings(evidence: Evidence) -> Iterator[str]:
         )
     yield from _falls_with_context(parts.context_bins)
     recorded = evidence.recorded
-    placeless = sum(
-        None in (baseline.contexts, candidate.contexts) for baseline, candidate in recorded
-    )
+    placeless = sum(None in (first.contexts, second.contexts) for first, second in recorded)
     if 0 < placeless < len(recorded):
         yield (
             f"no context bin counts {placeless} of the {len(recorded)} prompts: where their verify"
@@ -432,9 +430,7 @@ def _both_ways(evidence: Evidence, unseen: Evidence | None) -> Iterator[str]:
     if unseen is not None:
         number = len(evidence.recorded) - len(unseen.recorded)
         limit = evidence.policy.max_relative_drop
-        changes = [
-            change and whole_change(change, limit) for change in (evidence.change, unseen.change)
-        ]
+        changes = [c and whole_change(c, limit) for c in (evidence.change, unseen.change)]
         yield (
             f"the target's continuations of {number} of the {len(evidence.recorded)} prompts are"
             " among those that made the candidate; the worse of two verdicts counts: with these"

@@ -166,10 +166,7 @@ class Measurement(Brief):
         """What a reader must know about the server and the run, one sentence each."""
         speculation, warnings = self.setup.speculation, list[str]()
         if speculation is not None:
-            warnings += [
-                f"accepts what its target does not write: {setting}"
-                for setting in speculation.lossy
-            ]
+            warnings += [f"accepts what its target does not write: {s}" for s in speculation.lossy]
             if not speculation.acceptance_told:
                 warnings.append(
                     "the server does not tell whether it accepts only what its target writes (vLLM:"

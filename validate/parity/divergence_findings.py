@@ -202,22 +202,22 @@ def divergence_findings(
             max_gap = min(LARGEST_NOISE, max(LEAST_NOISE, 2 * again.largest_gap))
     findings = []
     for measured in speculative:
-        divergence = audit(plain, measured, max_gap=max_gap)
-        findings.append(_judged(divergence, measured, again, min_prompts))
+        run = audit(plain, measured, max_gap=max_gap)
+        findings.append(_judged(run, measured, again, min_prompts))
         if again is not None:
-            findings.append(_hazard_judged(divergence, again, max_hazard_ratio))
+            findings.append(_hazard_judged(run, again, max_hazard_ratio))
     return tuple(findings)
 
 
 def _judged(
-    divergence: RunDivergence, measured: Measurement, again: RunDivergence | None, min_prompts: int
+    run: RunDivergence, measured: Measurement, again: RunDivergence | None, min_prompts: int
 ) -> ParityFinding:
-    unexplained = len(divergence.unexplained)
-    equal = divergence.num_prompts - len(divergence.divergences)
+    unexplained = len(run.unexplained)
+    equal = run.num_prompts - len(run.divergences)
     figures = (
-        f"{equal} of {divergence.num_prompts} outputs are identical and"
-        f" {len(divergence.divergences)} diverge, {unexplained} of them not at a near tie (the"
-        f" target's two most likely tokens within {divergence.max_gap:g} nats)"
+        f"{equal} of {run.num_prompts} outputs are identical and {len(run.divergences)}"
+        f" diverge, {unexplained} of them not at a near tie (the target's two most likely tokens"
+        f" within {run.max_gap:g} nats)"
     )
     lossy = measured.setup.speculation.lossy if measured.setup.speculation else ()
     verdict: Verdict
@@ -231,30 +231,30 @@ def _judged(
             f" about speculation; {figures}"
         )
     elif unexplained:
-        worst = max(divergence.unexplained, key=lambda d: d.gap or 0.0)
+        worst = max(run.unexplained, key=lambda d: d.gap or 0.0)
         verdict, reason = "FAIL", f"{figures}, such as {_named(worst)}"
-    elif divergence.num_distinct_prompts < min_prompts:
+    elif run.num_distinct_prompts < min_prompts:
         verdict = "INCONCLUSIVE"
         reason = f"{figures}; expected at least {min_prompts} distinct prompts (--min-prompts)"
     else:
-        verdict, reason = "PASS", f"{figures} (largest gap {divergence.largest_gap:.3f})"
+        verdict, reason = "PASS", f"{figures} (largest gap {run.largest_gap:.3f})"
     return ParityFinding(
         check="divergence",
-        what=f"{divergence.name}: unexplained divergences",
+        what=f"{run.name}: unexplained divergences",
         estimate=unexplained,
         threshold=0,
         verdict=verdict,
         reason=f"{reason}.",
-        details=tuple(_details(divergence, again)),
+        details=tuple(_details(run, again)),
     )
 
 
 def _hazard_judged(
-    divergence: RunDivergence, again: RunDivergence, max_ratio: float | None
+    run: RunDivergence, again: RunDivergence, max_ratio: float | None
 ) -> ParityFinding:
     """Two Poisson rates: given their sum, one is binomial, with exact (Clopper-Pearson) bounds."""
-    ours, theirs = len(divergence.divergences), len(again.divergences)
-    exposure = again.num_tokens / max(1, divergence.num_tokens)
+    ours, theirs = len(run.divergences), len(again.divergences)
+    exposure = again.num_tokens / max(1, run.num_tokens)
 
     def bound(confidence: float, a: int, b: int) -> float | None:
         share = float(stats.beta.ppf(confidence, a, b)) if min(a, b) else None
@@ -262,7 +262,7 @@ def _hazard_judged(
 
     lower, upper = bound(1 - CONFIDENCE, ours, theirs + 1), bound(CONFIDENCE, ours + 1, theirs)
     figures = (
-        f"{ours} divergences in {divergence.num_tokens:,} tokens with speculation, {theirs} in"
+        f"{ours} divergences in {run.num_tokens:,} tokens with speculation, {theirs} in"
         f" {again.num_tokens:,} of the plain run against itself"
     )
     verdict: Verdict
@@ -277,7 +277,7 @@ def _hazard_judged(
     both = lower is not None and upper is not None
     return ParityFinding(
         check="divergence",
-        what=f"{divergence.name}: hazard against the plain run's own",
+        what=f"{run.name}: hazard against the plain run's own",
         estimate=ours / theirs * exposure if theirs else None,
         lower=lower if both else None,
         upper=upper if both else None,
@@ -292,26 +292,22 @@ def _hazard_judged(
 _OF_AGAIN = ("name", "identity_rate", "hazard", "largest_gap")
 
 
-def _details(
-    divergence: RunDivergence, again: RunDivergence | None
-) -> Iterator[Mapping[str, object]]:
+def _details(run: RunDivergence, again: RunDivergence | None) -> Iterator[Mapping[str, object]]:
     yield {
-        "prompts": divergence.num_prompts,
-        "identity_rate": divergence.identity_rate,
-        "tokens": divergence.num_tokens,
-        "hazard": divergence.hazard,
-        "max_gap": divergence.max_gap,
-        "largest_gap": divergence.largest_gap,
+        "prompts": run.num_prompts,
+        "identity_rate": run.identity_rate,
+        "tokens": run.num_tokens,
+        "hazard": run.hazard,
+        "max_gap": run.max_gap,
+        "largest_gap": run.largest_gap,
         "plain_again": again and {key: getattr(again, key) for key in _OF_AGAIN},
     }
-    yield from map(asdict, divergence.divergences)
+    yield from map(asdict, run.divergences)
 
 
-def _named(divergence: Divergence) -> str:
-    gap = (
-        "of a gap that is not known" if divergence.gap is None else f"a gap of {divergence.gap:.3f}"
-    )
-    return f"prompt {divergence.id} at output token {divergence.position} ({gap})"
+def _named(parted: Divergence) -> str:
+    gap = "of a gap that is not known" if parted.gap is None else f"a gap of {parted.gap:.3f}"
+    return f"prompt {parted.id} at output token {parted.position} ({gap})"
 
 
 def _check_roles(

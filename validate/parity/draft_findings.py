@@ -140,16 +140,14 @@ def _sums(
             part = slice(start, start + together)
             at = places[part]
             logits = [
-                _logits(draft, draft_pass.hidden[0, part])
-                for draft, draft_pass in zip(drafts, both, strict=True)
+                _logits(draft, drafted.hidden[0, part])
+                for draft, drafted in zip(drafts, both, strict=True)
             ]
-            quantities = list(_quantities(logits, draft_ids[token_ids[at]], top))
+            values = list(_quantities(logits, draft_ids[token_ids[at]], top))
             if recorded is not None and manifest.temperature is not None:
                 logprob = recorded[at - trace.prompt_length]
-                quantities += _accepted(
-                    logits, draft_ids[token_ids[at]], logprob, manifest.temperature
-                )
-            for name, each in quantities:
+                values += _accepted(logits, draft_ids[token_ids[at]], logprob, manifest.temperature)
+            for name, each in values:
                 sums[name][depths.start : depths.stop] += each.double().sum(0).cpu()
     return dict(sums)
 

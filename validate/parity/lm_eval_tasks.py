@@ -325,11 +325,9 @@ def _run(words: Sequence[str]) -> None:
         raise ParityError(words[0], what, fix=_GOES_ON)
 
 
-def _checked(folder: Path) -> dict[str, TaskSamples]:
-    samples = read_samples(folder) if folder.is_dir() else {}
-    problem = missing_samples(folder, samples) if folder.is_dir() else "it is not there"
+def _checked(saved: Path) -> dict[str, TaskSamples]:
+    samples = read_samples(saved) if saved.is_dir() else {}
+    problem = missing_samples(saved, samples) if saved.is_dir() else "it is not there"
     if problem:
-        raise ParityError(
-            folder, f"lm_eval did not save all that it found: {problem}", fix=_GOES_ON
-        )
+        raise ParityError(saved, f"lm_eval did not save all that it found: {problem}", fix=_GOES_ON)
     return samples

@@ -186,9 +186,7 @@ def _check_same(first: TaskSamples, second: TaskSamples) -> None:
 
 def _metrics(first: TaskSamples, second: TaskSamples, name: str) -> Sequence[str]:
     """Metrics of which items have one number: then every item has it, on both sides."""
-    sides = [
-        (samples.path, item) for samples in (first, second) for item in samples.items[name].values()
-    ]
+    sides = [(s.path, item) for s in (first, second) for item in s.items[name].values()]
     metrics = sorted({metric for _, item in sides for metric in item.scores})
     for metric in metrics:
         lacking = [(path, item.number) for path, item in sides if metric not in item.scores]

@@ -88,11 +88,8 @@ def _compare(written: GateReport) -> GateReport:
         report = dataclasses.replace(report, action=written.action)
     key = "every_position_mean_acceptance_length"  # for replays only, and taken as written
     baseline, candidate = (
-        dataclasses.replace(figures, **{key: getattr(read, key)})
-        for figures, read in (
-            (report.baseline, written.baseline),
-            (report.candidate, written.candidate),
-        )
+        dataclasses.replace(f, **{key: getattr(read, key)})
+        for f, read in ((report.baseline, written.baseline), (report.candidate, written.candidate))
     )
     return dataclasses.replace(
         report,
@@ -150,13 +147,11 @@ def _check_pooled(
         return
     sums = pooled((prompt.counts for prompt in prompts), report.num_draft_tokens).histogram
     whole = report.served is None or not report.num_short_prompts
-    for steps, summed in zip(figures.histogram, sums, strict=True):
-        near = math.isclose(steps, summed, rel_tol=ROUNDING, abs_tol=ROUNDING)
-        if not near and (whole or steps < summed):
+    for got, summed in zip(figures.histogram, sums, strict=True):
+        near = math.isclose(got, summed, rel_tol=ROUNDING, abs_tol=ROUNDING)
+        if not near and (whole or got < summed):
             role = "candidate" if figures is report.candidate else "baseline"
-            raise _EditedError(
-                f"{role}.histogram: expected {summed:g} by its prompts, got {steps:g}"
-            )
+            raise _EditedError(f"{role}.histogram: expected {summed:g} by its prompts, got {got:g}")
 
 
 def _joint(joint: JointReport) -> JointReport:
@@ -182,13 +177,11 @@ def _noise(joint: JointReport) -> ServerNoise | None:
     if joint.served is None:
         raise _EditedError("noise: expected served beside it")
     policy, change, drift = joint.served.policy, noise.change, noise.drift
-    for name, paired, level in (("change", change, policy.confidence),
+    for name, read, level in (("change", change, policy.confidence),
                              ("drift", drift, DRIFT_CONFIDENCE)):  # fmt: skip
-        if paired is not None and paired.confidence != level:
-            raise _EditedError(
-                f"noise.{name}.confidence: expected {level}, got {paired.confidence}"
-            )
-        if paired is not None and not paired.lower <= paired.log_ratio <= paired.upper:
+        if read is not None and read.confidence != level:
+            raise _EditedError(f"noise.{name}.confidence: expected {level}, got {read.confidence}")
+        if read is not None and not read.lower <= read.log_ratio <= read.upper:
             raise _EditedError(f"noise.{name}: expected lower <= log_ratio <= upper")
     is_apart = change is None and noise.verdict == "ANOMALOUS"
     incomparable = noise.reason.partition(":")[0] if is_apart else ""

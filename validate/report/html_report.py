@@ -129,11 +129,9 @@ def _of_one_depth(report: GateReport) -> GateReport:
     """Drafts that cannot be compared may each have another K: no step got beyond its own."""
     most = max(len(report.baseline.survival), len(report.candidate.survival))
 
-    def deeper(figures: DraftFigures) -> DraftFigures:
-        never = (0.0,) * (most - len(figures.survival))
-        return replace(
-            figures, histogram=figures.histogram + never, survival=figures.survival + never
-        )
+    def deeper(draft: DraftFigures) -> DraftFigures:
+        never = (0.0,) * (most - len(draft.survival))
+        return replace(draft, histogram=draft.histogram + never, survival=draft.survival + never)
 
     return replace(report, baseline=deeper(report.baseline), candidate=deeper(report.candidate))
 
@@ -146,9 +144,7 @@ def _part(
     prompts = tuple(map(_lengths, report.prompts))
     told = report.served is None or report.served.told_positions
     charts = _charts(report, told, prompts, drawn) if title == charts_of else ()
-    lost = sorted(
-        (prompt for prompt in prompts if prompt.change < 0), key=lambda prompt: prompt.change
-    )
+    lost = sorted((p for p in prompts if p.change < 0), key=lambda p: p.change)
     return {
         "title": title,
         "comparison": report,

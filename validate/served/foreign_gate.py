@@ -77,8 +77,7 @@ def paired(first: ForeignMeasurement, second: ForeignMeasurement) -> ForeignMeas
     if firsts.keys() != seconds.keys():
         return second
     requests = [
-        dataclasses.replace(seconds[key], id=request.id, cluster=request.cluster)
-        for key, request in firsts.items()
+        dataclasses.replace(seconds[key], id=r.id, cluster=r.cluster) for key, r in firsts.items()
     ]
     return dataclasses.replace(second, requests=tuple(requests))
 
@@ -124,12 +123,8 @@ def _differing(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> I
             yield f"{key}: {first or 'not said'}, {second or 'not said'}"
     yield from _unequal(baseline.settings, candidate.settings)
     requests = zip(baseline.requests, candidate.requests, strict=False)
-    differences = (
-        difference
-        for first, second in requests
-        for difference in _unequal(first.settings, second.settings)
-    )
-    yield from [*dict.fromkeys(differences)][:MOST_NAMED]
+    named = (d for first, second in requests for d in _unequal(first.settings, second.settings))
+    yield from [*dict.fromkeys(named)][:MOST_NAMED]
 
 
 def _unequal(first: Mapping[str, object], second: Mapping[str, object]) -> Iterator[str]:

@@ -85,12 +85,9 @@ def joint_report(
     parts = _parts(served, replayed, noise, parity)
     verdict = worst(verdict for _, verdict, _, _ in parts)
     actions = (action for _, part_verdict, _, action in parts if part_verdict == verdict)
-    all_warnings = [
-        *(warning for report in (served, replayed) if report for warning in report.warnings),
-        *warnings,
-    ]
+    sentences = [*(warning for r in (served, replayed) if r for warning in r.warnings), *warnings]
     if replayed is not None and served is not None:
-        all_warnings += replay_differences(replayed, served)
+        sentences += replay_differences(replayed, served)
     return JointReport(
         verdict=verdict,
         reason=" ".join(
@@ -99,7 +96,7 @@ def joint_report(
         ),
         action=next((action for action in actions if action is not None), None),
         exit_code=EXIT_CODES[verdict],
-        warnings=tuple(dict.fromkeys(all_warnings)),
+        warnings=tuple(dict.fromkeys(sentences)),
         served=served,
         replayed=replayed,
         noise=noise,
@@ -115,16 +112,9 @@ def _parts(
 ) -> tuple[Part, ...]:
     titled = (("served", served), ("replayed", replayed), ("server noise", noise))
     return (
-        *(
-            (title, report.verdict, report.reason, report.action)
-            for title, report in titled
-            if report is not None
-        ),
+        *((title, r.verdict, r.reason, r.action) for title, r in titled if r is not None),
         *_other_rule(served, replayed),
-        *(
-            (f"parity, {finding.check}: {finding.what}", finding.verdict, finding.reason, None)
-            for finding in parity
-        ),
+        *((f"parity, {f.check}: {f.what}", f.verdict, f.reason, None) for f in parity),
     )
 
 

@@ -71,11 +71,10 @@ class ServedPair:
             baseline_mean_acceptance_length=_served_length(baseline, self.baseline),
             candidate_mean_acceptance_length=_served_length(candidate, self.candidate),
             whole_change=self._change(
-                ((output.baseline.whole, output.candidate.whole) for output in outputs), confidence
+                ((o.baseline.whole, o.candidate.whole) for o in outputs), confidence
             ),
             common_change=self._change(
-                ((output.baseline.common, output.candidate.common) for output in outputs),
-                confidence,
+                ((o.baseline.common, o.candidate.common) for o in outputs), confidence
             ),
             repeated_8gram_share=repeated_ngram_share(r.token_ids for r in baseline.records),
             mean_token_probability=self.baseline.text.mean_token_probability,
@@ -144,9 +143,7 @@ def pair_measurements(baseline: Measurement, candidate: Measurement) -> ServedPa
     if not incomparable:
         weighted = [output.weighted() for output in outputs]
         counts = [[pair[side] for pair in weighted] for side in (0, 1)]
-        contexts = [
-            [output.contexts and output.contexts[side] for output in outputs] for side in (0, 1)
-        ]
+        contexts = [[o.contexts and o.contexts[side] for o in outputs] for side in (0, 1)]
     drafts = [
         _served_draft(run, size or depth, run_counts, by_bin)
         for run, size, run_counts, by_bin in zip(both, sizes, counts, contexts, strict=True)

@@ -130,34 +130,26 @@ def _check_folders(pair: ServedPair, digests: Sequence[str | None], background: 
 
 def warnings_of(pair: ServedPair) -> Iterator[str]:
     """What a reader must know about two runs, sentences without a full stop."""
-    if unnamed := [
-        measurement.name for measurement in pair.measurements if draft_sha256(measurement) is None
-    ]:
+    if unnamed := [m.name for m in pair.measurements if draft_sha256(m) is None]:
         do = "does" if len(unnamed) == 1 else "do"
         yield (
             f"{' and '.join(unnamed)} {do} not record which draft was served (measure --draft), so"
             " nothing shows that the candidate was quantized from the baseline"
         )
-    runs = [
-        (measurement.name, speculation)
-        for measurement in pair.measurements
-        if (speculation := measurement.setup.speculation)
-    ]
-    for name, speculation in runs:
-        if not speculation.acceptance_told:
+    runs = [(m.name, spec) for m in pair.measurements if (spec := m.setup.speculation)]
+    for name, spec in runs:
+        if not spec.acceptance_told:
             yield (
                 f"the server of {name} does not report its acceptance rule, so settings that"
                 " change the target's outputs would go unnoticed (see `draftquant parity`)"
             )
-    if arguments := differing_arguments(
-        *(measurement.setup.server for measurement in pair.measurements)
-    ):
+    if arguments := differing_arguments(*(m.setup.server for m in pair.measurements)):
         yield f"the two servers were started differently ({'; '.join(arguments)})"
-    for name, speculation in runs:
-        if speculation.told_by == "user":
+    for name, spec in runs:
+        if spec.told_by == "user":
             yield (
-                f"the server of {name} calls its draft {speculation.served_draft}; only --served-as"
-                f" says that this is {speculation.draft}"
+                f"the server of {name} calls its draft {spec.served_draft}; only --served-as says"
+                f" that this is {spec.draft}"
             )
     first, second = (measurement.setup.asked.concurrency for measurement in pair.measurements)
     if first != second:
@@ -253,9 +245,9 @@ def judged_noise(
     incomparable: str, change: PairedChange | None, drift: PairedChange | None, policy: Policy
 ) -> tuple[Verdict, str, str | None]:
     """Verdict, reason and action; `drift` is `change` at `DRIFT_CONFIDENCE`."""
-    limit, difference = policy.max_relative_drop, ""
+    limit, figures = policy.max_relative_drop, ""
     if change is not None:
-        difference = (
+        figures = (
             "the second measurement of the baseline differs from the first by"
             " {} (bounds {} and {})".format(*change.in_percent())
         )
@@ -275,19 +267,19 @@ def judged_noise(
     if not drift.lower <= 0 <= drift.upper:
         return (
             "ANOMALOUS",
-            f"The server changed between the two measurements: {difference}, and chance does that"
-            " in fewer than one of a hundred pairs of runs.",
+            f"The server changed between the two measurements: {figures}, and chance does that in"
+            " fewer than one of a hundred pairs of runs.",
             "Look for a change of the server's load, version or settings, then measure all runs"
             " again in turns.",
         )
     if (change.upper - change.lower) / 2 >= -math.log1p(-limit):
         return (
             "INCONCLUSIVE",
-            f"The server's noise is as large as the limit of {limit:.2%}: {difference}.",
+            f"The server's noise is as large as the limit of {limit:.2%}: {figures}.",
             "Measure more prompts or longer outputs, or keep fewer requests in flight.",
         )
     return (
         "PASS",
-        f"The server's noise is smaller than the limit of {limit:.2%}: {difference}.",
+        f"The server's noise is smaller than the limit of {limit:.2%}: {figures}.",
         None,
     )

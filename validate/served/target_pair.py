@@ -269,12 +269,8 @@ def _figures(
         common_share=2 * sum(output.num_common for output in outputs) / max(1, tokens),
         baseline_mean_acceptance_length=baseline.counts.mean_acceptance_length,
         candidate_mean_acceptance_length=candidate.counts.mean_acceptance_length,
-        whole_change=change(
-            [(output.baseline.whole, output.candidate.whole) for output in outputs]
-        ),
-        common_change=change(
-            [(output.baseline.common, output.candidate.common) for output in outputs]
-        ),
+        whole_change=change([(o.baseline.whole, o.candidate.whole) for o in outputs]),
+        common_change=change([(o.baseline.common, o.candidate.common) for o in outputs]),
         repeated_8gram_share=baseline.traces.repeated_8gram_share,
         mean_token_probability=None,
         num_near_duplicates=baseline.traces.num_near_duplicates,

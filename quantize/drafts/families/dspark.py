@@ -389,13 +389,12 @@ def _check_agreement(keys: ConfigReader, options: ConfigReader) -> None:
         ("mask_token_id", "dspark_noise_token_id", keys.config.get("dspark_noise_token_id")),
     ]
     for key, other, value in pairs:
-        declared = keys.config.get(key) if other.startswith(_SECTION) else options.config.get(key)
-        agree = value is None or declared is None or declared == value
+        here = keys.config.get(key) if other.startswith(_SECTION) else options.config.get(key)
+        agree = value is None or here is None or here == value
         if not agree:
             raise CheckpointError(
                 keys.where,
-                f"{key}: {declared!r} beside {other}: {value!r}, and engines differ in which they"
-                " read",
+                f"{key}: {here!r} beside {other}: {value!r}, and engines differ in which they read",
                 fix="write what the draft was trained with in both places",
             )
 

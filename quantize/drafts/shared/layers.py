@@ -32,57 +32,45 @@ def dims(g: Any, *names: str) -> tuple[Dim, ...]:
 
 def attention_shapes(g: RotatedGeometry, width: Dim) -> Shapes:
     """The tensors of a layer's attention, for rows of a width; vectors are kept, as norms are."""
-    attention = g.attention
-    shapes = (
-        _latent(g, attention, width)
-        if isinstance(attention, LatentAttention)
-        else _grouped(g, attention, width)
-    )
+    a = g.attention
+    shapes = _latent(g, a, width) if isinstance(a, LatentAttention) else _grouped(g, a, width)
     return {f"self_attn.{name}": row for name, row in shapes.items()}
 
 
-def _grouped(g: RotatedGeometry, attention: GroupedAttention, width: Dim) -> Shapes:
-    hidden, heads, head = (
-        *dims(g, "hidden_size", "num_attention_heads"),
-        *dims(attention, "head_dim"),
-    )
-    queries = Dim(g.num_attention_heads * attention.head_dim, "num_attention_heads x head_dim")
-    keys = Dim(attention.num_key_value_heads * attention.head_dim, "num_key_value_heads x head_dim")
+def _grouped(g: RotatedGeometry, a: GroupedAttention, width: Dim) -> Shapes:
+    hidden, heads, head = *dims(g, "hidden_size", "num_attention_heads"), *dims(a, "head_dim")
+    queries = Dim(g.num_attention_heads * a.head_dim, "num_attention_heads x head_dim")
+    keys = Dim(a.num_key_value_heads * a.head_dim, "num_key_value_heads x head_dim")
     asked = queries
-    if attention.gate == "elements":
+    if a.gate == "elements":
         asked = Dim(2 * queries.size, f"2 x {queries.follows_from}")
     inputs = {"q_proj": asked, "k_proj": keys, "v_proj": keys}
     shapes: Shapes = {f"{name}.weight": ("attention", (out, width)) for name, out in inputs.items()}
     shapes["o_proj.weight"] = ("attention", (hidden, queries))
-    if attention.input_bias:
+    if a.input_bias:
         shapes |= {f"{name}.bias": ("norm", (out,)) for name, out in inputs.items()}
-    if attention.output_bias:
+    if a.output_bias:
         shapes["o_proj.bias"] = ("norm", (hidden,))
-    if attention.qk_norm:
+    if a.qk_norm:
         shapes |= {f"{name}_norm.weight": ("norm", (head,)) for name in ("q", "k")}
-    if attention.gate == "heads":
+    if a.gate == "heads":
         shapes["g_proj.weight"] = ("router", (heads, hidden))
     return shapes
 
 
-def _latent(g: RotatedGeometry, attention: LatentAttention, width: Dim) -> Shapes:
+def _latent(g: RotatedGeometry, a: LatentAttention, width: Dim) -> Shapes:
     heads = g.num_attention_heads
-    hidden, q_latent, kv_latent = (
-        *dims(g, "hidden_size"),
-        *dims(attention, "q_lora_rank", "kv_lora_rank"),
-    )
+    hidden, q_latent, kv_latent = *dims(g, "hidden_size"), *dims(a, "q_lora_rank", "kv_lora_rank")
     queries = Dim(
-        heads * (attention.qk_nope_head_dim + attention.qk_rope_head_dim),
+        heads * (a.qk_nope_head_dim + a.qk_rope_head_dim),
         "num_attention_heads x (qk_nope_head_dim + qk_rope_head_dim)",
     )
     keys_values = Dim(
-        heads * (attention.qk_nope_head_dim + attention.v_head_dim),
+        heads * (a.qk_nope_head_dim + a.v_head_dim),
         "num_attention_heads x (qk_nope_head_dim + v_head_dim)",
     )
-    values = Dim(heads * attention.v_head_dim, "num_attention_heads x v_head_dim")
-    down = Dim(
-        attention.kv_lora_rank + attention.qk_rope_head_dim, "kv_lora_rank + qk_rope_head_dim"
-    )
+    values = Dim(heads * a.v_head_dim, "num_attention_heads x v_head_dim")
+    down = Dim(a.kv_lora_rank + a.qk_rope_head_dim, "kv_lora_rank + qk_rope_head_dim")
     return {
         "q_a_proj.weight": ("attention", (q_latent, width)),
         "q_a_layernorm.weight": ("norm", (q_latent,)),
@@ -274,16 +262,16 @@ class MlaAttention(Attention):
 
     def __init__(self, geometry: RotatedGeometry) -> None:
         assert isinstance(geometry.attention, LatentAttention)
-        self.attention = attention = geometry.attention
+        self.attention = a = geometry.attention
         self.num_heads = geometry.num_attention_heads
         self.rope = served_rope(geometry.rope)
-        width = attention.qk_nope_head_dim + attention.qk_rope_head_dim
+        width = a.qk_nope_head_dim + a.qk_rope_head_dim
         self.scale = width**-0.5 * softmax_mscale(geometry.rope) ** 2
 
     @override
     def project(self, layer: int, x: Tensor, at: Tensor, modules: ModulesForward) -> Projected:
-        attention, prefix = self.attention, f"layers.{layer}.self_attn."
-        widths = [attention.qk_nope_head_dim, attention.qk_rope_head_dim]
+        a, prefix = self.attention, f"layers.{layer}.self_attn."
+        widths = [a.qk_nope_head_dim, a.qk_rope_head_dim]
         latent = modules.norm(prefix + "q_a_layernorm", modules.linear(prefix + "q_a_proj", x))
         queries = self._heads(modules.linear(prefix + "q_b_proj", latent))
         q_plain, q_turned = torch.split(queries, widths, dim=-1)
@@ -294,12 +282,8 @@ class MlaAttention(Attention):
     def keys_values(
         self, layer: int, x: Tensor, at: Tensor, modules: ModulesForward
     ) -> tuple[Tensor, Tensor]:
-        attention, prefix = self.attention, f"layers.{layer}.self_attn."
-        plain, turned, rank = (
-            attention.qk_nope_head_dim,
-            attention.qk_rope_head_dim,
-            attention.kv_lora_rank,
-        )
+        a, prefix = self.attention, f"layers.{layer}.self_attn."
+        plain, turned, rank = a.qk_nope_head_dim, a.qk_rope_head_dim, a.kv_lora_rank
         down = modules.linear(prefix + "kv_a_proj_with_mqa", x)
         latent, k_turned = torch.split(down, [rank, turned], dim=-1)
         latent = modules.norm(prefix + "kv_a_layernorm", latent)
@@ -308,7 +292,7 @@ class MlaAttention(Attention):
         entry, _ = modules.on_cache(layer, entry, entry[..., :0])
         latent, k_turned = torch.split(entry[:, 0], [rank, turned], dim=-1)
         up = self._heads(modules.kept_linear(prefix + "kv_b_proj", latent.contiguous()))
-        k_plain, v = torch.split(up, [plain, attention.v_head_dim], dim=-1)
+        k_plain, v = torch.split(up, [plain, a.v_head_dim], dim=-1)
         k_shared = k_turned[:, None].expand(-1, up.shape[1], -1, -1)
         return torch.cat((k_plain, k_shared), dim=-1), v
 

@@ -252,9 +252,7 @@ class StoredAutoRound(StoredGptq):
         keys.optional("backend", "auto", None)
         packing = PACKINGS[keys.value("packing_format", next(iter(PACKINGS)), *PACKINGS)]
         named = keys.named("extra_config").items()
-        others = [
-            (_target(name), reader) for name, reader in named if not reader.says("bits", _KEPT_BITS)
-        ]
+        others = [(_target(name), r) for name, r in named if not r.says("bits", _KEPT_BITS)]
         return _with_others(keys, packing, others, ordered=False)
 
     @override
