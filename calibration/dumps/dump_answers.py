@@ -113,9 +113,9 @@ class Answers:
         if self._prompts is None:
             return None
         for length in self._lengths:
-            found = self._prompts.get(tuple(sample.token_ids[:length].tolist()))
-            if found is not None:
-                return found
+            prompt = self._prompts.get(tuple(sample.token_ids[:length].tolist()))
+            if prompt is not None:
+                return prompt
         raise TraceError(
             sample.file,
             "the text begins with none of the prompts of --prompts",
@@ -175,8 +175,8 @@ class TargetHead:
             return 0.0
         hidden = _NORMS[norm](last[positions - 1 - shift].float(), self._norm)
         logits = hidden @ self._head.T
-        said = logits.gather(1, answer.sample.token_ids[positions, None])[:, 0]
-        return float((logits.amax(dim=1) - said <= NEAR_TIE).double().mean())
+        chosen = logits.gather(1, answer.sample.token_ids[positions, None])[:, 0]
+        return float((logits.amax(dim=1) - chosen <= NEAR_TIE).double().mean())
 
 
 def _reproduced(shares: Sequence[float]) -> int:

@@ -130,13 +130,13 @@ def recompute(
     """
     answers = answers[:MAX_TEXTS]
     with _running(target.folder, range(target.shape.num_layers), dtype) as recorded:
-        texts = (one.sample.token_ids[: min(one.stop, MAX_TOKENS)] for one in answers)
+        texts = (answer.sample.token_ids[: min(answer.stop, MAX_TOKENS)] for answer in answers)
         computed = [_computed(recorded, token_ids) for token_ids in texts]
     pairs = list(zip(answers, computed, strict=True))
     apart = {
         # The median, since one text with the rows of another must not hide the layers of the rest.
         shift: torch.stack(
-            [_apart(one.sample.aux, layers, shift, target.width) for one, (layers, _) in pairs]
+            [_apart(a.sample.aux, layers, shift, target.width) for a, (layers, _) in pairs]
         )
         .median(0)
         .values
@@ -147,8 +147,8 @@ def recompute(
     _check_clear(answers[0].sample.file.parent, apart[shift])
     hits = torch.cat(
         [
-            top1[one.start - 1 : -1] == one.sample.token_ids[one.start : len(top1)]
-            for one, (_, top1) in pairs
+            top1[answer.start - 1 : -1] == answer.sample.token_ids[answer.start : len(top1)]
+            for answer, (_, top1) in pairs
         ]
     )
     return RecomputedFinding(
@@ -183,7 +183,7 @@ def _computed(target: RecordedTarget, token_ids: Tensor) -> tuple[Tensor, Tensor
     cache = DynamicCache(config=target.model.config)
     pieces = torch.split(token_ids, max(1, MAX_LOGITS // target.config.vocab_size))
     ran = [target.run(some[None], cache, {}) for some in pieces]
-    return torch.cat([one.features[0] for one in ran]), torch.cat([one.top1[0] for one in ran])
+    return torch.cat([r.features[0] for r in ran]), torch.cat([r.top1[0] for r in ran])
 
 
 def _apart(aux: Tensor, computed: Tensor, shift: int, width: int) -> Tensor:
@@ -233,8 +233,8 @@ class RowCounts:
 class WholeTexts:
     """Counts positions of the texts as they come; made by `recomputing`."""
 
-    def __init__(self, target: RecordedTarget, found: RecomputedFinding, every: int) -> None:
-        self._target, self._found, self._every = target, found, every
+    def __init__(self, target: RecordedTarget, finding: RecomputedFinding, every: int) -> None:
+        self._target, self._found, self._every = target, finding, every
         self._counts = RowCounts()
         self._refused: list[tuple[Path, str]] = []
 
@@ -279,15 +279,15 @@ class WholeTexts:
 
 @contextmanager
 def recomputing(
-    target: Path, found: RecomputedFinding, pendings: Sequence[Pending], first: Sample
+    target: Path, finding: RecomputedFinding, pendings: Sequence[Pending], first: Sample
 ) -> Iterator[WholeTexts]:
     """Load the target to recompute all texts, or every n-th where all are too much."""
     weights = sum(path.stat().st_size for path in target.glob("*.safetensors"))
     sizes = [pending.file.stat().st_size for pending in pendings]
     num_tokens = len(first.token_ids) * sum(sizes) / sizes[0]
-    with _running(target, found.layer_ids, found.dtype) as recorded:
+    with _running(target, finding.layer_ids, finding.dtype) as recorded:
         every = math.ceil(num_tokens * weights / MAX_WORK)
-        yield WholeTexts(recorded, found, max(every, 1))
+        yield WholeTexts(recorded, finding, max(every, 1))
 
 
 def _differs(slots: Tensor, layers: Tensor) -> Tensor:
@@ -338,8 +338,8 @@ class DraftSteps:
 
     def finding(self, where: Path) -> DraftFinding:
         """The result of all answers; refused where they are few, hardly accepted, or unclear."""
-        hits = {found: torch.cat(some).double() for found, some in self._hits.items()}
-        best = max(hits, key=lambda found: float(hits[found].mean()))
+        hits = {reading: torch.cat(some).double() for reading, some in self._hits.items()}
+        best = max(hits, key=lambda reading: float(hits[reading].mean()))
         order, shift = best
         stand = hits[self._as_they_stand, shift]
         others = [hits[other, shift] for other in self._orders if other != self._as_they_stand]

@@ -114,15 +114,15 @@ def samples_of(dump: Path, written_by: DumpFormat) -> Sequence[Pending]:
     """The samples of a folder, or of one file, unread; numbers in names sort as numbers."""
     layout = LAYOUTS[written_by]
     read = layout.reader(dump)
-    found = [dump]
+    files = [dump]
     if not dump.is_file():
-        found = [path for path in dump.rglob("*") if path.name.endswith(layout.suffixes)]
-    if not found:
+        files = [path for path in dump.rglob("*") if path.name.endswith(layout.suffixes)]
+    if not files:
         suffixes = " or *".join(layout.suffixes)
         what = f"holds no file *{suffixes}" if dump.is_dir() else "no such folder"
         raise TraceError(dump, what, fix=f"give the folder that {layout.written_by} wrote")
     return tuple(
-        Pending(file, partial(_sample, file, dump, read)) for file in sorted(found, key=_natural)
+        Pending(file, partial(_sample, file, dump, read)) for file in sorted(files, key=_natural)
     )
 
 
@@ -247,12 +247,12 @@ def _tensors(file: Path, loaded: Mapping[str, Any], *names: str) -> tuple[Tensor
     return tuple(loaded[name] for name in names)
 
 
-def _demand(file: Path, names: Iterable[str], found: Iterable[str]) -> None:
-    absent = [name for name in names if name not in found]
+def _demand(file: Path, names: Iterable[str], present: Iterable[str]) -> None:
+    absent = [name for name in names if name not in present]
     if absent:
         raise TraceError(
             file,
-            f"holds no {', '.join(absent)}, but {short(sorted(map(str, found)))}",
+            f"holds no {', '.join(absent)}, but {short(sorted(map(str, present)))}",
             fix=AGAIN,
         )
 
@@ -262,10 +262,10 @@ def load_safetensors(
 ) -> dict[str, Tensor]:
     """These tensors of a safetensors file, and those `beside` them that it has."""
     try:
-        found = {tensor.name for tensor in read_header(file.parent, file.name).tensors}
-        _demand(file, names, found)
+        stored = {tensor.name for tensor in read_header(file.parent, file.name).tensors}
+        _demand(file, names, stored)
         with safe_open(file, framework="pt") as opened:
-            wanted = [*names, *(name for name in beside if name in found)]
+            wanted = [*names, *(name for name in beside if name in stored)]
             return {name: opened.get_tensor(name) for name in wanted}
     except (CheckpointError, SafetensorError) as exc:
         what = exc.what if isinstance(exc, CheckpointError) else str(exc)
@@ -296,7 +296,7 @@ def load_states(file: Path) -> Stored:
 
 
 def _of_speculators(dump: Path) -> Callable[[Path], Stored]:
-    folder = next((one for one in (dump, dump.parent) if (one / _STATE).is_file()), None)
+    folder = next((folder for folder in (dump, dump.parent) if (folder / _STATE).is_file()), None)
     rows = None if folder is None else _arrow_rows(folder)
 
     def loss_mask(file: Path, token_ids: Tensor) -> Tensor | None:
@@ -304,14 +304,14 @@ def _of_speculators(dump: Path) -> Callable[[Path], Stored]:
         if rows is None:
             return None
         row = _row_of(file)
-        found = rows.slice(row, 1).to_pydict()
-        if found["input_ids"] != [token_ids.tolist()]:
+        values = rows.slice(row, 1).to_pydict()
+        if values["input_ids"] != [token_ids.tolist()]:
             raise TraceError(
                 file,
                 f"its tokens are not those of row {row} of {folder}",
                 fix="give the dataset that the hidden states were generated from",
             )
-        return torch.tensor(found["loss_mask"][0])
+        return torch.tensor(values["loss_mask"][0])
 
     def read(file: Path) -> Stored:
         loaded = load_states(file)

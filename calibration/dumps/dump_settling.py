@@ -112,10 +112,10 @@ class DumpReading:
 
     def doubt(self) -> str | None:
         """Why the dump is perhaps not of this target, without a full stop; None where it is."""
-        found = self.recomputed
-        if found is None or found.difference <= USUAL_DIFFERENCE:
+        recomputed = self.recomputed
+        if recomputed is None or recomputed.difference <= USUAL_DIFFERENCE:
             return None
-        difference = apart(found.difference, USUAL_DIFFERENCE, ".1%")
+        difference = apart(recomputed.difference, USUAL_DIFFERENCE, ".1%")
         return (
             f"its hidden states differ from what the target computes by {difference} in the"
             f" median, those of one target in two engines by less than {USUAL_DIFFERENCE:.0%}:"
@@ -168,8 +168,8 @@ def check_sample(sample: Sample, target: TargetFacts, first: Sample) -> None:
             f"its aux features are {wide} wide{last}; the target's hidden states are {width} wide",
             fix="give the target that was dumped",
         )
-    if (found := _form(sample)) != (expected := _form(first)):
-        what = f"its aux features {found}, but those of {first.file.name} {expected}"
+    if (form := _form(sample)) != (expected := _form(first)):
+        what = f"its aux features {form}, but those of {first.file.name} {expected}"
         raise TraceError(sample.file, what, fix="import dumps of different runs one by one")
 
 
@@ -205,12 +205,12 @@ class Settling:
         dump: Path,
         pendings: Sequence[Pending],
         target: TargetFacts,
-        said: DeclaredDump,
+        declared: DeclaredDump,
         find: Answers,
     ) -> None:
         self._dump, self._pendings, self._target = dump, pendings, target
-        self._said, self._find = said, find
-        self._expected = said.expected_layers(target)
+        self._said, self._find = declared, find
+        self._expected = declared.expected_layers(target)
         self._looked = list(self._look(MAX_LOOKED_AT))
 
     def layout(self) -> DumpReading:
@@ -226,10 +226,10 @@ class Settling:
             self._looked = [replace(a, sample=split_last(a.sample, width)) for a in self._looked]
         recomputed, not_run = self._recomputed()
         steps = None if recomputed else self._draft_steps(last_in_aux, not_run)
-        found = recomputed or steps
+        finding = recomputed or steps
         layout = DumpReading(
             layer_ids=self._layers(recomputed),
-            shift=found.shift if found else 0,
+            shift=finding.shift if finding else 0,
             last_in_aux=last_in_aux,
             recomputed=recomputed,
             draft=steps,
@@ -298,37 +298,37 @@ class Settling:
 
     def _layers(self, recomputed: RecomputedFinding | None) -> tuple[int, ...]:
         expected = self._expected
-        found = recomputed.layer_ids if recomputed else expected
-        assert found is not None
-        if list(found) != sorted(set(found)):
+        layers = recomputed.layer_ids if recomputed else expected
+        assert layers is not None
+        if list(layers) != sorted(set(layers)):
             raise TraceError(
                 self._dump,
-                f"the dump holds the layers in the order {list(found)}, expected ascending order",
+                f"the dump holds the layers in the order {list(layers)}, expected ascending order",
                 fix="dump the layers in ascending order, as engines hand them to drafts",
             )
-        if expected is not None and found != tuple(expected):
+        if expected is not None and layers != tuple(expected):
             raise TraceError(
                 self._dump,
-                f"the dump holds the outputs of layers {list(found)}, expected {list(expected)}."
+                f"the dump holds the outputs of layers {list(layers)}, expected {list(expected)}."
                 " These ids are counted after the layer; an id that is counted before the layer is"
                 " one larger",
                 fix="dump the layers that the draft reads, or name the layers of the dump:"
                 " --aux-layers",
             )
-        return found
+        return layers
 
     def _head(self, layout: DumpReading) -> HeadFinding | None:
         target, recomputed = self._target, layout.recomputed
-        lasts = [(one, last_states(layout, one.sample, target)) for one in self._looked]
+        lasts = [(answer, last_states(layout, answer.sample, target)) for answer in self._looked]
         with_last = [(answer, last) for answer, last in lasts if last is not None]
         if with_last and target.has_head:
             assert target.tables is not None
             return TargetHead(target.tables.shared()).settle(with_last)
         if recomputed and recomputed.own is not None and recomputed.own < MIN_OWN:
-            own = apart(recomputed.own, MIN_OWN, ".0%")
+            share = apart(recomputed.own, MIN_OWN, ".0%")
             raise TraceError(
                 self._dump,
-                f"{own} of the checked tokens are the target's argmax, expected {MIN_OWN:.0%}:"
+                f"{share} of the checked tokens are the target's argmax, expected {MIN_OWN:.0%}:"
                 " another model wrote these answers, or the target sampled them",
                 fix="dump the target's own greedy answers",
             )

@@ -157,13 +157,13 @@ class _Conversion:
         check_sample(sample, self._target, self._first)
         if self._layout.last_in_aux:
             sample = split_last(sample, width)
-        found = list(self._answers.of(sample))
-        self.num_without_answer += not found
-        if found:
-            check_finite(sample, found[-1].stop, width, self._layout.layer_ids)
+        answers = list(self._answers.of(sample))
+        self.num_without_answer += not answers
+        if answers:
+            check_finite(sample, answers[-1].stop, width, self._layout.layer_ids)
             if whole_texts:
-                whole_texts.add(sample, found[-1].stop)
-        for answer in found:
+                whole_texts.add(sample, answers[-1].stop)
+        for answer in answers:
             if not self._is_own(answer):
                 self.num_off_policy += 1
                 continue
@@ -195,10 +195,10 @@ class _Conversion:
         )
 
     def _is_own(self, answer: Answer) -> bool:
-        found, last = self._layout.head, last_states(self._layout, answer.sample, self._target)
-        if self._head is None or found is None or last is None:
+        finding, last = self._layout.head, last_states(self._layout, answer.sample, self._target)
+        if self._head is None or finding is None or last is None:
             return True
-        share = self._head.share(answer, last, found.norm, found.shift)
+        share = self._head.share(answer, last, finding.norm, finding.shift)
         self._lowest = min(self._lowest, share)
         return share >= MIN_AGREEMENT
 

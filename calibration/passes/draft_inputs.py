@@ -158,15 +158,15 @@ class TraceBatch(tuple[PromptTrace, ...]):
         """A batch of these prompts, or the argument where it already is one."""
         if isinstance(prompts, cls):
             return prompts
-        found, longest = cls(prompts), max(trace.num_tokens for trace in prompts)
+        batch, longest = cls(prompts), max(trace.num_tokens for trace in prompts)
         ids = torch.stack([filled_up(trace.token_ids, longest) for trace in prompts])
-        found.token_ids = _moved(ids, device)
+        batch.token_ids = _moved(ids, device)
         if len(prompts) == 1 and longest > BLOCK_ROWS:
-            found.features = prompts[0].features[None]
+            batch.features = prompts[0].features[None]
         else:
             features = [filled_up(trace.features, longest - 1) for trace in prompts]
-            found.features = _moved(torch.stack(features), device)
-        return found
+            batch.features = _moved(torch.stack(features), device)
+        return batch
 
 
 def _moved(values: Tensor, device: torch.device) -> Tensor:
@@ -320,8 +320,8 @@ def proposals_of_batch(
     Prompts are padded with their own last token and features: nothing looks ahead, and padding is
     finite wherever the prompt is.
     """
-    own = [rows_along(trace, num_draft_tokens) for trace in batch]
-    rows = range(min(one.start for one in own), max(one.stop for one in own))
+    ranges = [rows_along(trace, num_draft_tokens) for trace in batch]
+    rows = range(min(r.start for r in ranges), max(r.stop for r in ranges))
     together = TraceBatch.of(batch, draft.device)
     hidden = first_hidden_of_batch(draft, traces, together)
     proposed = batch_proposals(
@@ -332,9 +332,9 @@ def proposals_of_batch(
         num_draft_tokens=num_draft_tokens,
         temperature=temperature,
         block_rows=min(BATCHES_BLOCK_ROWS, max(1, MAX_TOKENS // len(batch))),
-        counted=own if draft.rounds_alone else None,
+        counted=ranges if draft.rounds_alone else None,
     ).cpu()
     return [
-        proposed.of_sequence(i, slice(one.start - rows.start, one.stop - rows.start))
-        for i, one in enumerate(own)
+        proposed.of_sequence(i, slice(r.start - rows.start, r.stop - rows.start))
+        for i, r in enumerate(ranges)
     ]

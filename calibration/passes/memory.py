@@ -95,8 +95,8 @@ def _available_of_machine() -> int | None:
         lines = read_text(_MEMINFO).splitlines()
     except OSError:
         return None
-    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return int(found[0]) * 1024 if found else None
+    sizes = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(sizes[0]) * 1024 if sizes else None
 
 
 def _left_in_cgroup(folder: Path, limit: str, used: str, prefix: str) -> int | None:
@@ -209,16 +209,16 @@ class MemoryEstimate:
 
         A draft that does not fit even alone forms its own group; `in_turn` tells.
         """
-        found: list[range] = []
+        groups: list[range] = []
         for number in range(1, len(self.drafts)):
-            last = found[-1] if found else range(0)
+            last = groups[-1] if groups else range(0)
             wider = range(last.start, number + 1)
             group = self.drafts[wider.start : wider.stop]
             if last and len(wider) <= most and self.beside_first(group).fits:
-                found[-1] = wider
+                groups[-1] = wider
             else:
-                found.append(range(number, number + 1))
-        return found
+                groups.append(range(number, number + 1))
+        return groups
 
     def line(self) -> str:
         """The estimate for people, in decimal gigabytes."""
@@ -266,8 +266,8 @@ def estimate_replay(
     """
     stored = [StoredDraft.read(Checkpoint.open(folder)) for folder in folders]
     heads = online_heads or [None] * len(stored)
-    held = [_DraftOnDisk(one, dtype, head) for one, head in zip(stored, heads, strict=True)]
-    drafts = tuple(one.weights(held[0] if i else None) for i, one in enumerate(held))
+    held = [_DraftOnDisk(draft, dtype, head) for draft, head in zip(stored, heads, strict=True)]
+    drafts = tuple(draft.weights(held[0] if i else None) for i, draft in enumerate(held))
     available = available_bytes(device)
 
     def with_batches(max_tokens: int) -> MemoryEstimate:
@@ -275,9 +275,9 @@ def estimate_replay(
         return MemoryEstimate(
             device=device,
             drafts=drafts,
-            tables=max(one.tables() for one in held),
+            tables=max(draft.tables() for draft in held),
             reading=_DECODED * BLOCK_BYTES,
-            passes=max(one.passes(traces, batches, num_draft_tokens) for one in held),
+            passes=max(draft.passes(traces, batches, num_draft_tokens) for draft in held),
             max_tokens=max_tokens,
             available=available,
         )
@@ -303,15 +303,15 @@ class _DraftOnDisk:
     def weights(self, first: "_DraftOnDisk | None") -> DraftMemory:
         g, common = self.geometry, 0
         # A head that vLLM quantizes while it loads, as computed here: in float32 at first.
-        own = 4 * g.vocab_size * g.hidden_size if self._online_head else 0
+        own_bytes = 4 * g.vocab_size * g.hidden_size if self._online_head else 0
         for row in self._rows.values():
             held = held_dtype(self._stored, row, self._dtype, compact=True)
             nbytes = row.tensor.numel * held.itemsize
             if first is not None and self._seems_held(row, first):
                 common += nbytes
             else:
-                own += nbytes
-        return DraftMemory(name=self._stored.checkpoint.folder.name, own=own, common=common)
+                own_bytes += nbytes
+        return DraftMemory(name=self._stored.checkpoint.folder.name, own=own_bytes, common=common)
 
     def tables(self) -> int:
         """Bytes of an embedding and head that are not stored, as if the target had BF16."""

@@ -118,13 +118,13 @@ def position_warnings(
     longest = max((prompt.num_tokens for prompt in traces.manifest.prompts), default=0)
     drafts: dict[Positions, list[str]] = {}
     for folder in folders:
-        found = Positions.of(StoredDraft.read(Checkpoint.open(folder)).draft)
-        names = drafts.setdefault(found, [])
+        positions = Positions.of(StoredDraft.read(Checkpoint.open(folder)).draft)
+        names = drafts.setdefault(positions, [])
         names += [folder.name] * (folder.name not in names)
-    for found, names in drafts.items():
-        if note := found.note(names, longest):
+    for positions, names in drafts.items():
+        if note := positions.note(names, longest):
             listener.note(note)
-    warnings = (found.warning(names, longest) for found, names in drafts.items())
+    warnings = (positions.warning(names, longest) for positions, names in drafts.items())
     return tuple(warning for warning in warnings if warning)
 
 

@@ -32,16 +32,16 @@ class CountedRows:
         """The `alive` argument of `DraftForward.passes`."""
         return None if self._counted is None else lambda: self._left
 
-    def any_in(self, one: DraftPass, depth: int) -> bool:
+    def any_in(self, drafted: DraftPass, depth: int) -> bool:
         """Move to a depth of a pass; True if any of its rows counts."""
         if depth == 0:
-            self._rows = self._left = self._counted_in(one.rows, one.hidden.device)
+            self._rows = self._left = self._counted_in(drafted.rows, drafted.hidden.device)
         return self._rows is None or len(self._rows) > 0
 
-    def states(self, one: DraftPass, depth: int) -> Tensor:
+    def states(self, drafted: DraftPass, depth: int) -> Tensor:
         """[n, W], the states of the rows that count."""
-        states = one.hidden[:, :, depth - one.depths.start]
-        return states.flatten(0, 1) if one.kept is not None else self.of(states)
+        states = drafted.hidden[:, :, depth - drafted.depths.start]
+        return states.flatten(0, 1) if drafted.kept is not None else self.of(states)
 
     def of(self, values: Tensor) -> Tensor:
         """[B, R, ...] for all rows of a pass -> [n, ...]."""
@@ -55,7 +55,7 @@ class CountedRows:
         else:
             into[self._rows // into.shape[1], self._rows % into.shape[1]] = values
 
-    def go_on(self, one: DraftPass, *, states: Tensor, top: Tensor, possible: Tensor) -> None:
+    def go_on(self, drafted: DraftPass, *, states: Tensor, top: Tensor, possible: Tensor) -> None:
         """Drop rows that cannot be accepted; all results of the device come in one copy.
 
         For `states` [n, W], `top` [n] are the largest logits, and `possible` [n] bool says whether
@@ -64,34 +64,34 @@ class CountedRows:
         sound = torch.stack((torch.isfinite(states).all(), torch.isfinite(top).all()))
         seen = _read(torch.cat((sound, possible)))
         if not seen[0]:
-            raise not_finite(one.where, "hidden states")
+            raise not_finite(drafted.where, "hidden states")
         if not seen[1]:
-            raise not_finite(f"draft rows {one.rows[0]} to {one.rows[-1]}", "logits")
+            raise not_finite(f"draft rows {drafted.rows[0]} to {drafted.rows[-1]}", "logits")
         still = torch.from_numpy(seen[2:].nonzero()[0])
         if self._counted is None or len(still) == len(possible):
-            self._left = None if one.kept is not None else self._rows
+            self._left = None if drafted.kept is not None else self._rows
             return
         still = _enough(still).to(possible.device)
         self._rows = still if self._rows is None else self._rows[still]
-        self._left = still if one.kept is not None else self._rows
+        self._left = still if drafted.kept is not None else self._rows
 
     def _counted_in(self, rows: range, device: torch.device) -> Tensor | None:
         """[n] int64, which of the B * R rows of a block count, sequence by sequence; None = all."""
         if self._counted is None:
             return None
-        own = [range(max(c.start, rows.start), min(c.stop, rows.stop)) for c in self._counted]
-        if all(len(one) == len(rows) for one in own):
+        inside = [range(max(c.start, rows.start), min(c.stop, rows.stop)) for c in self._counted]
+        if all(len(r) == len(rows) for r in inside):
             return None
-        found = [
-            torch.arange(one.start, max(one.start, one.stop)) + i * len(rows) - rows.start
-            for i, one in enumerate(own)
+        places = [
+            torch.arange(r.start, max(r.start, r.stop)) + i * len(rows) - rows.start
+            for i, r in enumerate(inside)
         ]
-        return _enough(torch.cat(found)).to(device)
+        return _enough(torch.cat(places)).to(device)
 
 
 def _read(flags: Tensor) -> npt.NDArray[np.bool_]:
-    found: npt.NDArray[np.bool_] = flags.cpu().numpy()
-    return found
+    values: npt.NDArray[np.bool_] = flags.cpu().numpy()
+    return values
 
 
 def _enough(rows: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ def batch_proposals(
         logprobs = hidden.new_full(shape, -torch.inf, dtype=torch.float32)
     chooser = _Chooser(forward, token_ids, temperature)
     looked_at = CountedRows(counted)
-    for one in forward.passes(
+    for drafted in forward.passes(
         hidden,
         token_ids,
         rows=rows,
@@ -166,19 +166,19 @@ def batch_proposals(
         block_rows=block_rows,
         alive=looked_at.alive,
     ):
-        at = slice(one.rows.start - rows.start, one.rows.stop - rows.start)
-        after = token_ids[:, one.rows.start + 2 :].unfold(1, num_draft_tokens, 1)
-        for depth in one.depths:
-            if not looked_at.any_in(one, depth):
+        at = slice(drafted.rows.start - rows.start, drafted.rows.stop - rows.start)
+        after = token_ids[:, drafted.rows.start + 2 :].unfold(1, num_draft_tokens, 1)
+        for depth in drafted.depths:
+            if not looked_at.any_in(drafted, depth):
                 break
-            states = looked_at.states(one, depth)
-            recorded = looked_at.of(after[:, : len(one.rows), depth])
+            states = looked_at.states(drafted, depth)
+            recorded = looked_at.of(after[:, : len(drafted.rows), depth])
             top, likely, drawn = chooser.choose(states, recorded)
             looked_at.put(best[:, at, depth], likely)
             if logprobs is not None and drawn is not None:
                 looked_at.put(logprobs[:, at, depth], drawn)
             possible = likely == recorded if drawn is None else drawn > -torch.inf
-            looked_at.go_on(one, states=states, top=top, possible=possible)
+            looked_at.go_on(drafted, states=states, top=top, possible=possible)
     return Proposals(token_ids=best, recorded_logprobs=logprobs)
 
 

@@ -135,10 +135,10 @@ def machine_of(device: torch.device) -> Mapping[str, object]:
     return {**computing(device), "transformers": package_version("transformers")}
 
 
-def check_equal(what: str, found: Mapping[str, object], expected: Mapping[str, object]) -> None:
+def check_equal(what: str, got: Mapping[str, object], expected: Mapping[str, object]) -> None:
     """Refuse a node that would give other results than the machine that started the tasks."""
-    if found != expected:
-        other = [f"{n} {found[n]}, expected {e}" for n, e in expected.items() if found[n] != e]
+    if got != expected:
+        other = [f"{n} {got[n]}, expected {e}" for n, e in expected.items() if got[n] != e]
         raise ClusterError(
             f"node {platform.node()}",
             f"{what} differs from the machine that started its tasks: {'; '.join(other)}",

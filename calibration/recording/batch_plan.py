@@ -43,8 +43,8 @@ def _tried(target: RecordedTarget, prompts: Sequence[Prompt]) -> _Tried:
     of_tokens, of_row = held_bytes(cache)
     together, why_not = _by_kind(target, cache)
     if why_not is None:
-        found, _ = _continued(target, short, together)
-        why_not = _difference(found, alone)
+        batched, _ = _continued(target, short, together)
+        why_not = _difference(batched, alone)
     token_bytes = of_tokens // (sum(_TRIED[-1]) - 1)  # the last one is not read
     return _Tried("equal lengths" if why_not else together, why_not, token_bytes, of_row)
 
@@ -98,21 +98,21 @@ def _continued(
         together=together,
         batch_size=len(prompts) - 1,
     )
-    found: dict[int, PromptTrace] = {}
+    traces: dict[int, PromptTrace] = {}
     for left in running.run(lambda _rows: None):
         left.wait()
-        found |= dict(left.traces)
-    return [found[i] for i in range(len(prompts))], running.cache
+        traces |= dict(left.traces)
+    return [traces[i] for i in range(len(prompts))], running.cache
 
 
-def _difference(found: Sequence[PromptTrace], alone: Sequence[PromptTrace]) -> str | None:
-    for one, own in zip(found, alone, strict=True):
-        count = min(len(one.features), len(own.features))
-        equal = (one.token_ids[:count] == own.token_ids[:count]).long().cumprod(0)
+def _difference(batched: Sequence[PromptTrace], alone: Sequence[PromptTrace]) -> str | None:
+    for trace, reference in zip(batched, alone, strict=True):
+        count = min(len(trace.features), len(reference.features))
+        equal = (trace.token_ids[:count] == reference.token_ids[:count]).long().cumprod(0)
         count = int(equal.sum())  # after a tie that falls otherwise, the texts differ
-        expected = own.features[:count].double()
-        apart = float((one.features[:count].double() - expected).norm() / expected.norm())
-        if not apart <= _MAX_APART.get(own.features.dtype, _MAX_APART_ROUNDED):
+        expected = reference.features[:count].double()
+        apart = float((trace.features[:count].double() - expected).norm() / expected.norm())
+        if not apart <= _MAX_APART.get(reference.features.dtype, _MAX_APART_ROUNDED):
             return f"its hidden states differ by {apart:.1%} when prompts run together"
     return None
 

@@ -57,11 +57,11 @@ class Waiting:
         if group:
             yield group
 
-    def _fits(self, one: int, group: Sequence[int]) -> bool:
+    def _fits(self, candidate: int, group: Sequence[int]) -> bool:
         if self._together == "equal lengths":
             return True  # with one cache: what is too long is read in pieces
         read = self._lengths[group[0]] * (len(group) + 1)
-        tokens = sum(self._lengths[i] for i in group) + self._lengths[one]
+        tokens = sum(self._lengths[i] for i in group) + self._lengths[candidate]
         padding = _MAX_PADDING if self._together == "any lengths" else 0
         return read <= self._max_tokens and read - tokens <= padding * read
 
@@ -217,15 +217,15 @@ class Continuing:
         slots = [self._slots[r] for r in ended]
         tokens = self._kept.continuations(slots)
         entries = []
-        for r, one in zip(ended, tokens, strict=True):
+        for r, ids in zip(ended, tokens, strict=True):
             first = self.rows[r].length - 1
-            new = one[first : first + self.rows[r].limit]
+            new = ids[first : first + self.rows[r].limit]
             ends = torch.isin(new, self._ends).nonzero()
             entries.append(slice(first, first + (int(ends[0]) + 1 if len(ends) else len(new))))
         left = self._kept.leave(slots, entries)
         traces = tuple(
-            (place := self.rows[r].position, continued(self._prompts[place], **one))
-            for r, one in zip(ended, left, strict=True)
+            (place := self.rows[r].position, continued(self._prompts[place], **kept))
+            for r, kept in zip(ended, left, strict=True)
         )
         if self._target.device.type != "cuda":
             return Left(traces=traces, wait=lambda: None)

@@ -54,13 +54,13 @@ def recorded_texts(
         if given is not None:
             what = f"belongs to data sets and files, and {traces.folder} holds traces"
             raise PromptError(f"--prompts-{option}", what, fix="leave it out")
-    found = tuple(_texts(traces))
-    going = [prompt for prompt in found if prompt.token_ids[-1] not in ends]
-    ended = tuple(prompt.id.removesuffix(_MORE) for prompt in found if prompt.token_ids[-1] in ends)
+    texts = tuple(_texts(traces))
+    going = [prompt for prompt in texts if prompt.token_ids[-1] not in ends]
+    ended = tuple(prompt.id.removesuffix(_MORE) for prompt in texts if prompt.token_ids[-1] in ends)
     if not going:
         raise PromptError(
             traces.folder,
-            f"each of its {len(found)} texts ends with the target's end of text",
+            f"each of its {len(texts)} texts ends with the target's end of text",
             fix="record it with a smaller --max-new-tokens, or go on with --ignore-eos",
         )
     chosen = choice.taken(traces.folder, len(going))
@@ -154,13 +154,13 @@ def _next_turn(prompt: Prompt, trace: PromptTrace, encoder: PromptEncoder) -> Pr
 
 def _in_order(prompts: Sequence[Prompt], rounds: Sequence[TraceFolder]) -> Iterator[PromptTrace]:
     """The turns of the first prompt, then those of the second, ..., with their ids."""
-    entries = [{entry.id: entry for entry in one.manifest.prompts} for one in rounds]
+    entries = [{entry.id: entry for entry in folder.manifest.prompts} for folder in rounds]
     for prompt in prompts:
         first: str | None = None
-        for turn, (traces, found) in enumerate(zip(rounds, entries, strict=True), start=1):
-            if prompt.id not in found:
+        for turn, (traces, by_id) in enumerate(zip(rounds, entries, strict=True), start=1):
+            if prompt.id not in by_id:
                 continue
-            trace = traces.load(found[prompt.id])
+            trace = traces.load(by_id[prompt.id])
             if prompt.later_turns:
                 trace = dataclasses.replace(
                     trace, id=f"{prompt.id}/turn-{turn}", conversation_sha256=first

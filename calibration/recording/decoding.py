@@ -225,8 +225,8 @@ class KeptOutputs:
 
     def chose(self, rows: Tensor, at: Tensor, chosen: Chosen) -> None:
         """Keep the tokens that were chosen after these entries."""
-        for name, found in chosen.items():
-            self._kept[name][rows, at] = found
+        for name, values in chosen.items():
+            self._kept[name][rows, at] = values
 
     def continuations(self, rows: Sequence[int]) -> Tensor:
         """[B, longest]: the tokens that were chosen, on the CPU; valid only after a prompt."""
@@ -248,22 +248,22 @@ class KeptOutputs:
                 self._spooled.pop(row).rows(some.stop)
                 for row, some in zip(rows, entries, strict=True)
             ]
-        return [dict(zip(left, one, strict=True)) for one in zip(*left.values(), strict=True)]
+        return [dict(zip(left, row, strict=True)) for row in zip(*left.values(), strict=True)]
 
     def _write(self, row: int, start: int, features: Tensor) -> None:
         """Features [n, width] of a row, from entry `start` on."""
         assert self._spool is not None  # otherwise they stay
-        own = self._fuse(features) if self._fuse else features
+        fused = self._fuse(features) if self._fuse else features
         if row not in self._spooled:
-            self._spooled[row] = SpooledRows(self._spool, own.shape[1], self._stored)
-        self._spooled[row].write(start, own)
+            self._spooled[row] = SpooledRows(self._spool, fused.shape[1], self._stored)
+        self._spooled[row].write(start, fused)
 
     def _split(self, name: str, rows: Sequence[int], entries: Sequence[slice]) -> list[Tensor]:
         buffer = self._kept[name]
         parts = [buffer[row, some] for row, some in zip(rows, entries, strict=True)]
         if name == "features" and not self._spool:
-            own = [self._fuse(part) for part in parts] if self._fuse else parts
-            packed = torch.cat(own).to(self._stored)
+            fused = [self._fuse(part) for part in parts] if self._fuse else parts
+            packed = torch.cat(fused).to(self._stored)
         else:
             packed = torch.cat(parts)
         return list(torch.split(_to_cpu(packed), [len(part) for part in parts]))
@@ -272,9 +272,9 @@ class KeptOutputs:
 _OF_ALL = ("features", "target_top1")
 
 
-def _to_cpu(found: Tensor) -> Tensor:
+def _to_cpu(tensor: Tensor) -> Tensor:
     """A copy that the device makes asynchronously; on a CPU `torch.cat` has already made one."""
-    if found.device.type != "cuda":
-        return found.cpu()
-    host = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
-    return host.copy_(found, non_blocking=True)
+    if tensor.device.type != "cuda":
+        return tensor.cpu()
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)

@@ -86,8 +86,8 @@ class HeldTraces:
         names = [each.name for each in dataclasses.fields(trace)]
         given = {name: getattr(trace, name) for name in names}
         # Tensors of prompts that ended together share memory; each would be sent with all of it.
-        own: dict[str, Any] = {n: x.clone() for n, x in given.items() if isinstance(x, Tensor)}
-        self.traces.append((position, dataclasses.replace(trace, **own)))
+        cloned: dict[str, Any] = {n: x.clone() for n, x in given.items() if isinstance(x, Tensor)}
+        self.traces.append((position, dataclasses.replace(trace, **cloned)))
 
 
 def write_recorded(
@@ -99,11 +99,11 @@ def write_recorded(
     for batch in batches:
         expected = expected or batch
         if (batch.identity, batch.features) != (expected.identity, expected.features):
-            one, other = batch.identity, expected.identity
+            got, wanted = batch.identity, expected.identity
             raise TraceError(
-                f"target {one.name}",
-                f"not all prompts were recorded of the same target: weights {one.weights_sha256},"
-                f" expected {other.weights_sha256}",
+                f"target {got.name}",
+                f"not all prompts were recorded of the same target: weights {got.weights_sha256},"
+                f" expected {wanted.weights_sha256}",
                 fix="let the target's path name the same files wherever it is recorded",
             )
         for position, trace in batch.traces:
@@ -136,10 +136,10 @@ def record_traces(
     starts = range(0, len(prompts), together)
     batches = [FixedBatch(first=i, prompts=prompts[i : i + together]) for i in starts]
     if elsewhere is not None:
-        found = elsewhere(batches)
-        first = next(found)
+        recorded = elsewhere(batches)
+        first = next(recorded)
         with plan.output(out, first.identity, first.features) as writer:
-            write_recorded(writer, itertools.chain([first], found), len(prompts), on_progress)
+            write_recorded(writer, itertools.chain([first], recorded), len(prompts), on_progress)
         return TraceFolder.open(out)
     with (
         opened_target(plan, placement, beside=out.parent) as opened,

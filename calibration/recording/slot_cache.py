@@ -35,7 +35,7 @@ def held_bytes(cache: DynamicCache) -> tuple[int, int]:
     columns = (getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values"))
     states = (layer for layer in cache.layers if _recurs(type(layer)))
     return (
-        sum(found.nbytes for found in columns if isinstance(found, Tensor)),
+        sum(column.nbytes for column in columns if isinstance(column, Tensor)),
         sum(state.nbytes for layer in states for _, _, state in _states_of(layer)),
     )
 
@@ -79,9 +79,9 @@ class SlotCache:
             if _has_columns(type(layer)):
                 next(with_columns).admit(layer, rows, padding)
             else:
-                own = next(with_states)
+                kept_layer = next(with_states)
                 for name, i, state in _states_of(layer):
-                    getattr(own, name)[i][rows] = state
+                    getattr(kept_layer, name)[i][rows] = state
 
     def trim(self, num_columns: int) -> None:
         """Show only the last columns, as no row is longer."""
@@ -92,9 +92,9 @@ class SlotCache:
         """Keep these rows, in this order, and free the others' memory."""
         for held in self._columns:
             held.keep(rows)
-        for own in self._states:
-            for name, i, state in _states_of(own):
-                getattr(own, name)[i] = state.index_select(0, rows)
+        for layer in self._states:
+            for name, i, state in _states_of(layer):
+                getattr(layer, name)[i] = state.index_select(0, rows)
 
     def _held(self, layer: Any, num_rows: int) -> Any:
         if _has_columns(type(layer)):
@@ -102,13 +102,13 @@ class SlotCache:
             held = _Columns(layer, num_rows) if window is None else _LastColumns(layer, num_rows)
             self._columns.append(held)
             return held
-        own = copy.copy(layer)
+        copied = copy.copy(layer)
         for name in _STATES:
-            setattr(own, name, dict(getattr(layer, name)))
+            setattr(copied, name, dict(getattr(layer, name)))
         for name, i, state in _states_of(layer):
-            getattr(own, name)[i] = state.new_zeros((num_rows, *state.shape[1:]))
-        self._states.append(own)
-        return own
+            getattr(copied, name)[i] = state.new_zeros((num_rows, *state.shape[1:]))
+        self._states.append(copied)
+        return copied
 
 
 def _states_of(layer: Any) -> list[tuple[str, int, Tensor]]:

@@ -200,8 +200,8 @@ class RecordedTarget:
     def _keep(self, layer: int) -> Callable[..., None]:
         def hook(_module: nn.Module, inputs: Any, output: Any = None) -> None:
             # An output is a Tensor in transformers 5, a tuple before. None leaves it unchanged.
-            found = inputs if output is None else output
-            self._captured[layer] = found if isinstance(found, Tensor) else found[0]
+            hidden = inputs if output is None else output
+            self._captured[layer] = hidden if isinstance(hidden, Tensor) else hidden[0]
 
         return hook
 

@@ -80,8 +80,8 @@ def has_bf16_weights(target: Path) -> bool:
     """Whether the target's config.json says that it is stored, and so served, in BF16."""
     config = config_of(target)
     sections = [config, *(config.get(name) for name in _TEXT_SECTIONS)]
-    said = [s.get(key) for s in sections if isinstance(s, Mapping) for key in _DTYPE_KEYS]
-    return "bfloat16" in said
+    dtypes = [s.get(key) for s in sections if isinstance(s, Mapping) for key in _DTYPE_KEYS]
+    return "bfloat16" in dtypes
 
 
 def _size(config: Mapping[str, Any], key: str, path: Path) -> int:
@@ -112,12 +112,12 @@ def target_identity(
 def end_token_ids(target: Path) -> frozenset[int]:
     """Tokens that end a text of the target, by generation_config.json, or else config.json."""
     generation = target / "generation_config.json"
-    said = read_json_object(generation, no_target(target)) if generation.is_file() else {}
-    found = said.get("eos_token_id")
-    if found is None:
+    settings = read_json_object(generation, no_target(target)) if generation.is_file() else {}
+    token_ids = settings.get("eos_token_id")
+    if token_ids is None:
         config = with_text_config(read_json_object(target / CONFIG_FILE, no_target(target)))
-        found = config.get("eos_token_id")
-    ids = found if isinstance(found, list) else [found]
+        token_ids = config.get("eos_token_id")
+    ids = token_ids if isinstance(token_ids, list) else [token_ids]
     return frozenset(token for token in ids if type(token) is int and token >= 0)
 
 

@@ -80,9 +80,9 @@ class LatentWeight:
     @torch.no_grad()
     def quantized(self) -> QuantizedWeight:
         """The current codes and scales, on the CPU, in the dtypes of the format."""
-        one = torch.ones((), device=self.codes.device)
+        unit = torch.ones((), device=self.codes.device)
         return QuantizedWeight(
-            codes=nearest_codes(self._weights.dtype, self.codes, one, None).cpu(),
+            codes=nearest_codes(self._weights.dtype, self.codes, unit, None).cpu(),
             scale=self._scale().to(self._stored_dtype).cpu(),
             global_scale=None if self._whole is None else self._whole.cpu(),
             group_size=self._weights.group_size,
@@ -90,9 +90,9 @@ class LatentWeight:
 
     def parts(self) -> dict[str, Tensor]:
         """The codes, their scales, and the scale of the whole weight where there is one."""
-        found = self.quantized()
-        parts = {"codes": found.codes, "scale": found.scale}
-        whole = {} if found.global_scale is None else {"global_scale": found.global_scale}
+        weight = self.quantized()
+        parts = {"codes": weight.codes, "scale": weight.scale}
+        whole = {} if weight.global_scale is None else {"global_scale": weight.global_scale}
         return parts | whole
 
     def _scale(self) -> Tensor:
@@ -202,12 +202,12 @@ class LatentOptimiser:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that the next step depends on, by name; zeros before the first."""
-        found = dict(self._moved)
+        tensors = dict(self._moved)
         for name, moved in self._moved.items():
             known = self._adam.state.get(moved, {})
             for moment in _MOMENTS:
-                found[f"{name}.{moment}"] = known.get(moment, torch.zeros_like(moved))
-        return found
+                tensors[f"{name}.{moment}"] = known.get(moment, torch.zeros_like(moved))
+        return tensors
 
     @torch.no_grad()
     def restore(self, step: int, tensors: Mapping[str, Tensor]) -> None:

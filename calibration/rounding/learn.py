@@ -168,21 +168,21 @@ class Learning:
         forward = self.forward(self.served())
         prompts = self.split.held_back
         rows = [validation_rows(x, self._num_draft_tokens, self._per_row) for x in prompts]
-        found: dict[int, Agreement] = {}
+        by_prompt: dict[int, Agreement] = {}
         for batch, sequences in self._batches(prompts, rows, MAX_TOKENS):
             with checked_at_the_end(), self._precision():
                 agreements = agreement(
                     forward, self.reference, sequences, num_draft_tokens=self._num_draft_tokens
                 )
-            found |= zip(batch, agreements, strict=True)
-        looks = [found[i] for i in range(len(prompts))]
-        num_rows = sum(one.rows for one in looks)
+            by_prompt |= zip(batch, agreements, strict=True)
+        looks = [by_prompt[i] for i in range(len(prompts))]
+        num_rows = sum(look.rows for look in looks)
         return Validation(
             step=step,
-            rows=tuple(one.rows for one in looks),
-            accepted=tuple(one.accepted for one in looks),
-            overlap=sum(one.overlap for one in looks) / (num_rows * self._num_draft_tokens),
-            unquantized=1 + sum(one.accepted_reference for one in looks) / num_rows,
+            rows=tuple(look.rows for look in looks),
+            accepted=tuple(look.accepted for look in looks),
+            overlap=sum(look.overlap for look in looks) / (num_rows * self._num_draft_tokens),
+            unquantized=1 + sum(look.accepted_reference for look in looks) / num_rows,
         )
 
     def _batches(
@@ -327,11 +327,11 @@ def first_latents(
     First codes are those of GPTQ where moments of the inputs are given, else the nearest ones.
     """
     scale, largest = plan.recipe.algorithm.scale, _shared_absmax(plan, draft)
-    found = {}
+    latents = {}
     for step in learned_steps(plan):
         known = moments.get(canonical(step))
         rounding: RoundingChoice = "nearest" if known is None else "gptq"
-        found[canonical(step)] = LatentWeight(
+        latents[canonical(step)] = LatentWeight(
             stored_weight(step, draft),
             plan.format_of(step).weights,
             row_algorithm(Algorithm(scale=scale, rounding=rounding)),
@@ -339,7 +339,7 @@ def first_latents(
             device=draft.device,
             moments=known,
         )
-    return found
+    return latents
 
 
 def latent_norms(plan: Plan, draft: LoadedDraft) -> dict[str, LatentNorm]:
@@ -353,7 +353,7 @@ def latent_norms(plan: Plan, draft: LoadedDraft) -> dict[str, LatentNorm]:
 def nearest_weights(plan: Plan, draft: LoadedDraft) -> dict[str, torch.Tensor]:
     """The values of the other quantized linears, by tensor name: nothing of them is learned."""
     largest = _shared_absmax(plan, draft)
-    found = {}
+    weights = {}
     for step in plan.quantized:
         recipe = plan.recipe_of(step)
         if recipe.algorithm.rounding == "nearest":
@@ -361,8 +361,8 @@ def nearest_weights(plan: Plan, draft: LoadedDraft) -> dict[str, torch.Tensor]:
                 stored_weight(step, draft), recipe.weights, absmax=largest[canonical(step)],
                 moments=None,
             )  # fmt: skip
-            found[step.row.canonical] = rounded.dequantized().to(draft.device)
-    return found
+            weights[step.row.canonical] = rounded.dequantized().to(draft.device)
+    return weights
 
 
 def learned_steps(plan: Plan) -> list[Step]:

@@ -81,9 +81,9 @@ def best_of(validations: Sequence[Validation], settings: LearningSettings) -> Va
     """
     least = validations[0].overlap - settings.max_overlap_drop
     best = validations[0]
-    for one in validations[1:]:
-        if one.overlap >= least and _is_better(one, best):
-            best = one
+    for validation in validations[1:]:
+        if validation.overlap >= least and _is_better(validation, best):
+            best = validation
     return best
 
 
@@ -93,19 +93,19 @@ def is_over(validations: Sequence[Validation], settings: LearningSettings) -> bo
     return validations[-1].step >= settings.steps or since >= settings.patience
 
 
-def _is_better(one: Validation, best: Validation) -> bool:
-    gain, error = _gain(one, best)
+def _is_better(validation: Validation, best: Validation) -> bool:
+    gain, error = _gain(validation, best)
     if abs(gain) > 2 * error:
         return gain > 0
-    return (one.overlap, gain) > (best.overlap, 0)
+    return (validation.overlap, gain) > (best.overlap, 0)
 
 
-def _gain(one: Validation, other: Validation) -> tuple[float, float]:
+def _gain(validation: Validation, other: Validation) -> tuple[float, float]:
     """The gain in acceptance length, and its standard error, prompt by prompt."""
-    rows, count = sum(one.rows), len(one.rows)
-    gains = [a - b for a, b in zip(one.accepted, other.accepted, strict=True)]
+    rows, count = sum(validation.rows), len(validation.rows)
+    gains = [a - b for a, b in zip(validation.accepted, other.accepted, strict=True)]
     mean = sum(gains) / rows
-    residuals = (gain - mean * n for gain, n in zip(gains, one.rows, strict=True))
+    residuals = (gain - mean * n for gain, n in zip(gains, validation.rows, strict=True))
     error = math.sqrt(count / max(1, count - 1) * sum(r * r for r in residuals)) / rows
     return mean, error
 
@@ -160,11 +160,11 @@ class KeptRounding:
 
     def tensors(self, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of the state, of the names and shapes of `expected`."""
-        found = self._read(_STATE_FILE)
-        shapes = {name: tensor.shape for name, tensor in found.items()}
+        tensors = self._read(_STATE_FILE)
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
         if shapes != {name: tensor.shape for name, tensor in expected.items()}:
             raise self._damaged(_STATE_FILE, "it holds other tensors than this draft's")
-        return found
+        return tensors
 
     def save(self, tensors: Mapping[str, Tensor], validations: tuple[Validation, ...]) -> None:
         """Replace the state."""
@@ -203,8 +203,8 @@ class KeptRounding:
     def _parts(self, step: int, module: str, *needed: str) -> dict[str, Tensor]:
         file, prefix = _codes_file(step), f"{module}."
         names = [t.name for t in self._header(file).tensors if t.name.startswith(prefix)]
-        found = self._read(file, names)
-        parts = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
+        tensors = self._read(file, names)
+        parts = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
         if not parts.keys() >= set(needed):
             what = f"it holds no learned {needed[0]} of {module}"
             fix = "run the learning again with the draft and the recipe that are given here"

@@ -22,13 +22,13 @@ class OwnRows:
     The host knows which these are: nothing waits for a GPU.
     """
 
-    def __init__(self, one: DraftPass, sequences: LearningSequences) -> None:
-        self._shape = len(sequences.own), len(one.rows)
-        self._device = one.hidden.device
-        step, total = sequences.rows.step, len(one.rows)
+    def __init__(self, drafted: DraftPass, sequences: LearningSequences) -> None:
+        self._shape = len(sequences.inside), len(drafted.rows)
+        self._device = drafted.hidden.device
+        step, total = sequences.rows.step, len(drafted.rows)
         spans = (
-            ((own[0] - one.rows[0]) // step, (own[-1] - one.rows[0]) // step + 1)
-            for own in sequences.own
+            ((span[0] - drafted.rows[0]) // step, (span[-1] - drafted.rows[0]) // step + 1)
+            for span in sequences.inside
         )
         self._spans = [(min(max(a, 0), total), min(max(b, 0), total)) for a, b in spans]
         whole = all(span == (0, total) for span in self._spans)
@@ -111,16 +111,18 @@ def backward_of_divergence(
     device = sequences.hidden.device
     total, hidden, gradients = torch.zeros((), dtype=torch.float64, device=device), [], []
     reached = torch.empty(0)
-    for one, other in zip(passes_of(draft, sequences, num_draft_tokens), unquantized, strict=True):
-        rows = OwnRows(one, sequences)
-        reached = reached if one.depths.start else rows.all_right()
-        counts = rows.spread([1 / (norm * len(own)) for own in sequences.own])
+    for drafted, other in zip(
+        passes_of(draft, sequences, num_draft_tokens), unquantized, strict=True
+    ):
+        rows = OwnRows(drafted, sequences)
+        reached = reached if drafted.depths.start else rows.all_right()
+        counts = rows.spread([1 / (norm * len(span)) for span in sequences.inside])
         loss, gradient, reached = _divergence(
-            reference, settings, one.depths, rows.of(one.hidden), rows.of(other.hidden),
-            rows.of(_recorded(one, sequences)), reached, counts,
+            reference, settings, drafted.depths, rows.of(drafted.hidden), rows.of(other.hidden),
+            rows.of(_recorded(drafted, sequences)), reached, counts,
         )  # fmt: skip
         total += loss
-        hidden.append(one.hidden)
+        hidden.append(drafted.hidden)
         gradients.append(rows.filled(gradient))
     torch.autograd.backward(hidden, gradients)
     return total
@@ -136,19 +138,19 @@ def agreement(
 ) -> list[Agreement]:
     """What a draft proposes along each sequence, compared with a reference and its head."""
     both = (reference, draft)
-    zeros = torch.zeros(len(sequences.own), dtype=torch.float64, device=sequences.hidden.device)
+    zeros = torch.zeros(len(sequences.inside), dtype=torch.float64, device=sequences.hidden.device)
     overlap, accepted = zeros, [zeros] * 2
     alive: list[Tensor] = []
     passes = (passes_of(forward, sequences, num_draft_tokens) for forward in both)
     for together in zip(*passes, strict=True):
-        one = together[0]
-        rows = OwnRows(one, sequences)
-        if one.depths.start == 0:
+        first = together[0]
+        rows = OwnRows(first, sequences)
+        if first.depths.start == 0:
             alive = [rows.all_right() for _ in both]
         overlaps: list[Tensor] = []
         rights: list[list[Tensor]] = [[] for _ in both]
         hidden = (rows.of(each.hidden) for each in together)
-        for *parts, tokens in _parts(reference, *hidden, rows.of(_recorded(one, sequences))):
+        for *parts, tokens in _parts(reference, *hidden, rows.of(_recorded(first, sequences))):
             proposed: list[Tensor] = []
             for right, part in zip(rights, parts, strict=True):
                 logits = _wide(reference.logits, part)
@@ -162,10 +164,13 @@ def agreement(
             alive[i] = run[:, -1]
     return [
         Agreement(
-            rows=len(own), accepted=int(n), accepted_reference=int(of_reference), overlap=share
+            rows=len(span), accepted=int(n), accepted_reference=int(of_reference), overlap=share
         )
-        for own, of_reference, n, share in zip(
-            sequences.own, *(counts.tolist() for counts in accepted), overlap.tolist(), strict=True
+        for span, of_reference, n, share in zip(
+            sequences.inside,
+            *(counts.tolist() for counts in accepted),
+            overlap.tolist(),
+            strict=True,
         )
     ]
 
@@ -197,11 +202,11 @@ def _divergence(
     return torch.stack(totals).sum(), torch.cat(gradients), torch.cat(runs)
 
 
-def _recorded(one: DraftPass, sequences: LearningSequences) -> Tensor:
+def _recorded(drafted: DraftPass, sequences: LearningSequences) -> Tensor:
     """[B, R, D] tokens that a pass predicts."""
     device = sequences.token_ids.device
-    rows = positions(one.rows, device)[:, None]
-    return sequences.token_ids[:, rows + 2 + positions(one.depths, device)]
+    rows = positions(drafted.rows, device)[:, None]
+    return sequences.token_ids[:, rows + 2 + positions(drafted.depths, device)]
 
 
 def _right(forward: DraftForward, logits: Tensor, recorded: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ class LearningSequences:
     hidden: Tensor  # [B, N - 1, W], on the draft's device, as are token ids
     token_ids: Tensor  # [B, N] int64
     rows: range  # evenly spaced, those that are used
-    own: tuple[range, ...]  # those of them inside each trace, at least one
+    inside: tuple[range, ...]  # those of them inside each trace, at least one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +112,9 @@ def run_together(
 ) -> list[list[int]]:
     """Positions of prompts to run together: their rows lie on one grid, and lengths are similar."""
     grids: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for i, own in enumerate(rows):
-        grids[own.step, own.start % own.step].append(i)
-    found = []
+    for i, span in enumerate(rows):
+        grids[span.step, span.start % span.step].append(i)
+    batches = []
     for grid in grids.values():
         batch: list[int] = []
         filled = own_tokens = 0
@@ -122,11 +122,11 @@ def run_together(
             tokens = entries[i].num_tokens
             filled, own_tokens = (len(batch) + 1) * tokens, own_tokens + tokens
             if batch and (filled > max_tokens or filled > _FILLED_UP * own_tokens):
-                found.append(batch)
+                batches.append(batch)
                 batch, own_tokens = [], tokens
             batch.append(i)
-        found.append(batch)
-    return found
+        batches.append(batch)
+    return batches
 
 
 class SequenceReader:
@@ -139,14 +139,14 @@ class SequenceReader:
 
     def read(self, entries: Sequence[TraceEntry], rows: Sequence[range]) -> LearningSequences:
         """Prompts together, whose rows lie on one grid."""
-        found = [self._prompt(entry) for entry in entries]
-        longest = max(len(token_ids) for _, token_ids in found)
-        first, last = min(own[0] for own in rows), max(own[-1] for own in rows)
+        loaded = [self._prompt(entry) for entry in entries]
+        longest = max(len(token_ids) for _, token_ids in loaded)
+        first, last = min(r[0] for r in rows), max(r[-1] for r in rows)
         return LearningSequences(
-            hidden=torch.stack([filled_up(hidden, longest - 1) for hidden, _ in found]),
-            token_ids=torch.stack([filled_up(token_ids, longest) for _, token_ids in found]),
+            hidden=torch.stack([filled_up(hidden, longest - 1) for hidden, _ in loaded]),
+            token_ids=torch.stack([filled_up(token_ids, longest) for _, token_ids in loaded]),
             rows=range(first, last + 1, rows[0].step),
-            own=tuple(rows),
+            inside=tuple(rows),
         )
 
     def _prompt(self, entry: TraceEntry) -> tuple[Tensor, Tensor]:

@@ -194,8 +194,8 @@ class _Dequantization(OutputRewrite[Compared]):
         return verify_dequantized(self.plan.source, staging, self.plan.dtype, **how)
 
     @override
-    def provenance(self, found: Compared) -> records.DequantizedProvenance:
-        report = self.report(found)
+    def provenance(self, verification: Compared) -> records.DequantizedProvenance:
+        report = self.report(verification)
         return records.DequantizedProvenance(
             draftquant=package_version("draftquant"),
             argv=recorded_argv(self.argv),
@@ -204,7 +204,7 @@ class _Dequantization(OutputRewrite[Compared]):
                 revision=self.source.revision,
                 family=self.plan.source.draft.family.name,
                 scheme=report.scheme,
-                tensor_digests=found.source_digests,
+                tensor_digests=verification.source_digests,
             ),
             dtype=report.dtype,
             rounding=records.Rounding(
@@ -212,7 +212,7 @@ class _Dequantization(OutputRewrite[Compared]):
                 rounded=report.rounded,
                 max_relative_difference=report.max_relative_difference,
             ),
-            tensor_digests=found.output_digests,
+            tensor_digests=verification.output_digests,
             tensor_bytes=records.TensorBytes(before=report.bytes_before, after=report.bytes_after),
             quantized_by=self.record,
         )

@@ -334,13 +334,13 @@ class _Transcoding(OutputRewrite[Compared]):
         return verify_transcoded(self.plan.source, staging, **how)
 
     @override
-    def provenance(self, found: Compared) -> records.Provenance:
+    def provenance(self, verification: Compared) -> records.Provenance:
         plan = self.plan
         return transcoded(
             plan.record,
             plan.recipe,
-            replace(plan.origin, tensor_digests=found.source_digests),
-            tensor_digests=found.output_digests,
+            replace(plan.origin, tensor_digests=verification.source_digests),
+            tensor_digests=verification.output_digests,
             bytes_after=plan.bytes_after,
             argv=self.argv,
         )

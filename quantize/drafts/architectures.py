@@ -48,10 +48,10 @@ def with_family_name(
     ordinary = name in _TABLE["of_models"] and not any(
         t.endswith("hidden_norm.weight") for t in tensors
     )
-    found = name if ordinary else OTHER_NAMES.get(name, name)
+    read_as = name if ordinary else OTHER_NAMES.get(name, name)
     if any(tensor.endswith("mask_hidden") for tensor in tensors):
-        found = _TABLE["with_mask"].get(found, found)
-    return config if found == name else {**config, "architectures": [found]}
+        read_as = _TABLE["with_mask"].get(read_as, read_as)
+    return config if read_as == name else {**config, "architectures": [read_as]}
 
 
 def projector_type(config: Mapping[str, Any]) -> Any:
@@ -120,8 +120,8 @@ def kind_by_marks(family: str, relatives: Mapping[str, str], tensors: Iterable[s
     """What a draft is whose tensors have the mark of another kind than its family's."""
     for name in tensors:
         for mark, kind in relatives.items():
-            if found := re.search(mark, name):
-                what = f"{name}: no tensor of {family}; {found[0]!r} is the mark of {kind}"
+            if match := re.search(mark, name):
+                what = f"{name}: no tensor of {family}; {match[0]!r} is the mark of {kind}"
                 return Kind(kind, what, SUPPORTED)
     return None
 

@@ -77,24 +77,24 @@ def absent_keys(config: Mapping[str, Any], row: Row) -> dict[str, Any]:
     """The keys that a config.json lacks, with the values that its class gives them."""
     if isinstance(row, str):
         return {}
-    found = {key: value for key, value in row.values.items() if key not in config}
+    absent = {key: value for key, value in row.values.items() if key not in config}
     if config.get("rope_scaling"):  # this replaces all of them
-        found.pop("rope_parameters", None)
+        absent.pop("rope_parameters", None)
     layers, cycle = config.get("num_hidden_layers"), row.values.get("layer_types")
-    found.pop("layer_types", None)
+    absent.pop("layer_types", None)
     if cycle and config.get("layer_types") is None and type(layers) is int:
-        found["layer_types"] = [cycle[i % len(cycle)] for i in range(min(max(layers, 0), 1024))]
-    return found
+        absent["layer_types"] = [cycle[i % len(cycle)] for i in range(min(max(layers, 0), 1024))]
+    return absent
 
 
 def in_place_of(config: Mapping[str, Any], keys: str) -> str:
     """What a class filled in for the keys that a text names, for a sentence; "" = nothing."""
-    found = {key: value for key, value in as_read(config).items() if key not in config}
+    filled = {key: value for key, value in as_read(config).items() if key not in config}
     given = " and ".join(
-        f"{key} {json.dumps(found[key])}" for key in found if re.search(rf"\b{key}\b", keys)
+        f"{key} {json.dumps(filled[key])}" for key in filled if re.search(rf"\b{key}\b", keys)
     )
-    said = f"config.json has none: model_type {config.get('model_type')} gives {given}"
-    return said if given else ""
+    sentence = f"config.json has none: model_type {config.get('model_type')} gives {given}"
+    return sentence if given else ""
 
 
 def as_read(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -105,15 +105,15 @@ def as_read(config: Mapping[str, Any]) -> Mapping[str, Any]:
     text = config.get("text_config")
     if isinstance(text, Mapping):
         return {**config, "text_config": as_read(text)}
-    found = absent_keys(config, class_defaults(config.get("model_type")))
-    return {**config, **{k: v for k, v in found.items() if k not in _NOT_COMPUTED}}
+    absent = absent_keys(config, class_defaults(config.get("model_type")))
+    return {**config, **{k: v for k, v in absent.items() if k not in _NOT_COMPUTED}}
 
 
 @cache
 def _rows() -> Mapping[str, Mapping[str, Any]]:
     """Where classes come from -> model_type -> its row; false = that place has no such class."""
-    found = read_json_object(_FILE, "install draftquant again")
+    tables = read_json_object(_FILE, "install draftquant again")
     return {
-        place: {name: row for names, row in said["rows"] for name in names}
-        for place, said in found.items()
+        place: {name: row for names, row in table["rows"] for name in names}
+        for place, table in tables.items()
     }

@@ -19,8 +19,8 @@ Served = Mapping[str, tuple[Any, str]]
 
 def object_at(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """An object inside another one; {} where the value is something else."""
-    found = config.get(key)
-    return found if isinstance(found, Mapping) else {}
+    value = config.get(key)
+    return value if isinstance(value, Mapping) else {}
 
 
 def with_text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -51,19 +51,19 @@ def scale_origin(scales: Mapping[int, CacheScales]) -> CacheScaleOrigin | None:
     """Whether a folder stores any scale other than 1; None = its cache is not in FP8."""
     if not scales:
         return None
-    return "unit" if all(one == UNIT for one in scales.values()) else "stored"
+    return "unit" if all(s == UNIT for s in scales.values()) else "stored"
 
 
 def cached_layers(names: Iterable[str], draft: object) -> tuple[int, ...]:
     """The numbers N of the layers "layers.N.self_attn." of canonical names, in order."""
-    found = {int(match[1]) for name in names if (match := _ATTENTION.match(name))}
-    if not found:
+    layers = {int(match[1]) for name in names if (match := _ATTENTION.match(name))}
+    if not layers:
         raise CheckpointError(
             draft,
             "no layer of this draft has attention, so there is no KV cache",
             fix="leave kv_cache (of a recipe) or --kv-cache-dtype out",
         )
-    return tuple(sorted(found))
+    return tuple(sorted(layers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,10 +135,10 @@ class CacheRounding:
 
     def __call__(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values, exactly codes times scales, in float32 or wider."""
-        own = self.scales.get(layer)
-        if own is None:
+        scales = self.scales.get(layer)
+        if scales is None:
             return keys, values
-        return _rounded(keys, own.k), _rounded(values, own.v)
+        return _rounded(keys, scales.k), _rounded(values, scales.v)
 
 
 def _rounded(x: Tensor, scale: tuple[float, ...]) -> Tensor:

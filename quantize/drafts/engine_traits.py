@@ -151,9 +151,9 @@ class Fusion:
         """The number of layers by config.json; maybe not a number."""
         for path in self.counted_by:
             section, _, key = path.rpartition(".")
-            said = (object_at(config, section) if section else config).get(key)
-            if said is not None and (said != [] or self.counts_empty):
-                return len(said) if isinstance(said, list) else said
+            value = (object_at(config, section) if section else config).get(key)
+            if value is not None and (value != [] or self.counts_empty):
+                return len(value) if isinstance(value, list) else value
         return 3
 
 

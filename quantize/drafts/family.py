@@ -46,10 +46,10 @@ class Lint:
 
 def told(row: str, fix: Mapping[str, Any] | None = None, /, **facts: object) -> Lint:
     """A lint in the words of lints.toml, with the facts that they quote of the draft."""
-    own = rows_beside(__file__, "lints")[row]
-    texts = {key: text.format_map(facts) for key, text in own.items() if isinstance(text, str)}
-    texts["name"] = own.get("name", row)
-    return Lint(**texts, fix=fix or own.get("fix", {}))  # type: ignore[arg-type]
+    entry = rows_beside(__file__, "lints")[row]
+    texts = {key: text.format_map(facts) for key, text in entry.items() if isinstance(text, str)}
+    texts["name"] = entry.get("name", row)
+    return Lint(**texts, fix=fix or entry.get("fix", {}))  # type: ignore[arg-type]
 
 
 def told_if(row: str, facts: Mapping[str, Any]) -> Iterator[Lint]:

@@ -76,9 +76,9 @@ class DraftForward(ABC):
 
     def caching(self, on_cache: OnCache) -> Self:
         """The same maths over the same weights, with keys and values going through `on_cache`."""
-        found = copy(self)
-        found.on_cache = on_cache
-        return found
+        forward = copy(self)
+        forward.on_cache = on_cache
+        return forward
 
     @property
     def num_logits(self) -> int:
@@ -99,8 +99,8 @@ class DraftForward(ABC):
         At most `most` logits are held at once, or one row's if that is more.
         """
         together = max(1, most // self.num_logits)
-        found = [self.logits(some).max(-1) for some in torch.split(hidden, together)]
-        return torch.cat([top for top, _ in found]), torch.cat([ids for _, ids in found])
+        largest = [self.logits(some).max(-1) for some in torch.split(hidden, together)]
+        return torch.cat([top for top, _ in largest]), torch.cat([ids for _, ids in largest])
 
     def scores(self, hidden: Tensor) -> Tensor:
         """The logits before any token is excluded, finite everywhere: what may be learned."""

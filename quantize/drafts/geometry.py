@@ -174,8 +174,8 @@ def needed_mask(geometry: Geometry) -> int:
 
 def vocabulary_share(geometry: Geometry) -> str | None:
     """The share of the target's tokens that a draft can propose, in words; None where it is all."""
-    own, whole = geometry.draft_vocab_size, geometry.vocab_size
-    return None if own == whole else f"vocabulary {own:,} of {whole:,}"
+    part, whole = geometry.draft_vocab_size, geometry.vocab_size
+    return None if part == whole else f"vocabulary {part:,} of {whole:,}"
 
 
 def usual_draft_tokens(geometry: Geometry) -> int:

@@ -49,8 +49,8 @@ Product = tuple[Tensor, Tensor]
 
 def sum_of(products: Sequence[Product]) -> Tensor:
     """The sum of products with equally many outputs, [..., out_features]."""
-    found = [linear(x, weight) for x, weight in products]
-    return sum(found[1:], start=found[0])
+    outputs = [linear(x, weight) for x, weight in products]
+    return sum(outputs[1:], start=outputs[0])
 
 
 def largest_of(products: Sequence[Product], most: int) -> tuple[Tensor, Tensor]:

@@ -111,12 +111,12 @@ class ChainAttention:
             q, k, v = (self._at_their_places(x, layer) for x in (q, k, v))
         known = self._context if self._depth == 0 else self._own
         known.setdefault(layer, []).append((k, v))
-        context, own = self._context[layer], self._own.get(layer, [])
+        context, chained = self._context[layer], self._own.get(layer, [])
         most = max(1, MAX_SCORES // (q.shape[0] * q.shape[1] * self._num_rows))
         parts = []
         for i in range(0, q.shape[2], most):
             at = slice(i, i + most)
-            chain = [(key[:, :, at], value[:, :, at]) for key, value in own]
+            chain = [(key[:, :, at], value[:, :, at]) for key, value in chained]
             rows = self._rows[at]
             parts.append(_attend(q[:, :, at], context, chain, rows, scale, self._window))
         mixed = torch.cat(parts, dim=2)
@@ -141,7 +141,7 @@ class ChainAttention:
 def _attend(
     q: Tensor,
     context: Sequence[Keys],
-    own: Sequence[Keys],
+    chain: Sequence[Keys],
     rows: range,
     scale: float,
     window: int | None,
@@ -149,7 +149,7 @@ def _attend(
     """Softmax over the context keys of rows <= t and the row's own chain keys, in float32 or wider.
 
     For q [B, H, T, D]; the context's keys are those of the rows 0, 1, ..., block after block; the
-    last block holds `rows`; `own` are the keys of the T rows, per deeper step.
+    last block holds `rows`; `chain` are the keys of the T rows, per deeper step.
     """
     dtype, wide = q.dtype, torch.promote_types(q.dtype, torch.float32)
     q = q.to(wide)
@@ -161,21 +161,21 @@ def _attend(
     before = sum(k.shape[2] for k, _ in context[:-1])
     last = [x[:, :, : rows[-1] + 1 - before] for x in context[-1]]
     blocks = [(k.to(wide), v.to(wide)) for k, v in [*context[:-1], (last[0], last[1])]]
-    own = [(k.to(wide), v.to(wide)) for k, v in own]
+    chain = [(k.to(wide), v.to(wide)) for k, v in chain]
 
     scores = [(flat @ k.mT).reshape(*shape, -1) * scale for k, _ in blocks]
     later = positions(range(before, rows[-1] + 1), q.device) > positions(rows, q.device)[:, None]
     scores[-1] = scores[-1].masked_fill(later, float("-inf"))
     if window is not None:
         scores = _within(scores, positions(rows, q.device)[:, None] - window)
-    scores += [(grouped * k[:, :, None]).sum(-1, keepdim=True) * scale for k, _ in own]
+    scores += [(grouped * k[:, :, None]).sum(-1, keepdim=True) * scale for k, _ in chain]
 
     widths = [part.shape[-1] for part in scores]
     weights = torch.split(torch.cat(scores, dim=-1).softmax(-1), widths, dim=-1)
     mixed = _weighted(weights[0], blocks[0][1])
     for weight, (_, v) in zip(weights[1 : len(blocks)], blocks[1:], strict=True):
         mixed = mixed + _weighted(weight, v)
-    for weight, (_, v) in zip(weights[len(blocks) :], own, strict=True):
+    for weight, (_, v) in zip(weights[len(blocks) :], chain, strict=True):
         mixed = mixed + weight * v[:, :, None]
     return mixed.flatten(1, 2).to(dtype)
 
@@ -228,9 +228,9 @@ class StagedForward(DraftForward):
     @override
     def caching(self, on_cache: OnCache) -> Self:
         # For every module, each of which is a layer with its own number.
-        found = super().caching(on_cache)
-        found.modules = [module.caching(on_cache) for module in self.modules]
-        return found
+        forward = super().caching(on_cache)
+        forward.modules = [module.caching(on_cache) for module in self.modules]
+        return forward
 
     def _of(self, hidden: Tensor) -> ChainForward:
         return self.modules[int(hidden[..., -1].flatten()[0])]
@@ -242,7 +242,7 @@ class StagedForward(DraftForward):
         ]
         for block, drafting in asked.blocks():
             start = block.start
-            own = slice(drafting.start - start, drafting.stop - start, drafting.step)
+            part = slice(drafting.start - start, drafting.stop - start, drafting.step)
             x = asked.hidden[:, start : block.stop]
             for depth, attention in enumerate(attentions):
                 tokens = asked.token_ids[:, start + 1 + depth : block.stop + 1 + depth]
@@ -250,7 +250,7 @@ class StagedForward(DraftForward):
                 x = self.modules[depth].step(tokens, x, positions(block, x.device), attention)
                 x = asked.checked(x, where := _named(depth))
                 if drafting:
-                    given = x[:, own]
+                    given = x[:, part]
                     number = torch.full_like(given[..., :1], depth)
                     out = torch.cat((given, number), dim=-1)[:, :, None]
                     at = range(depth, depth + 1)
@@ -271,8 +271,8 @@ class TextForward(ChainForward):
         before = torch.cat((ids[:, :1], ids), dim=1)  # the first of them is never read
         nothing = ids.new_empty((*ids.shape, 0))
         longer = replace(asked, hidden=nothing, token_ids=before, rows=_moved(asked.rows, 1))
-        for one in super().drafted(longer):
-            yield replace(one, rows=_moved(one.rows, -1))
+        for drafted in super().drafted(longer):
+            yield replace(drafted, rows=_moved(drafted.rows, -1))
 
 
 def _moved(rows: range, by: int) -> range:

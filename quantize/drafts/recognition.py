@@ -72,8 +72,8 @@ def _kind(keys: ConfigReader) -> str:
             "speculators_model_type: missing key",
             fix=f"supported: {known}",
         )
-    found = kind in tuple(FORMS)  # of any JSON type
-    if not found:
+    is_known = kind in tuple(FORMS)  # of any JSON type
+    if not is_known:
         raise CheckpointError(
             keys.where,
             f"speculators_model_type: {short(kind)} is not supported",
@@ -378,8 +378,8 @@ def _with_stored_layer(
     config: Mapping[str, Any], checkpoint: Checkpoint, family: Family
 ) -> Mapping[str, Any]:
     """config.json as that of one layer where no other has tensors."""
-    said = config.get("num_hidden_layers")
-    if not family.one_layer or type(said) is not int or not 1 < said <= _MOST_LAYERS:
+    num_layers = config.get("num_hidden_layers")
+    if not family.one_layer or type(num_layers) is not int or not 1 < num_layers <= _MOST_LAYERS:
         return config
     if _layers(checkpoint, family) != {"layers.0."}:
         return config
@@ -389,8 +389,8 @@ def _with_stored_layer(
 def layers_of_one(config: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of config.json that say how many layers there are, as those of a single layer."""
     types = config.get("layer_types")
-    one = {"layer_types": types[:1]} if isinstance(types, list) and types else {}
-    return {"num_hidden_layers": 1, **one}
+    first_type = {"layer_types": types[:1]} if isinstance(types, list) and types else {}
+    return {"num_hidden_layers": 1, **first_type}
 
 
 def stored_layers(checkpoint: Checkpoint, family: Family) -> int:
@@ -400,7 +400,7 @@ def stored_layers(checkpoint: Checkpoint, family: Family) -> int:
 
 def _layers(checkpoint: Checkpoint, family: Family) -> set[str]:
     names = map(family.canonical_name, checkpoint.tensors)
-    return {found[0] for name in names if (found := _LAYER.match(name))}
+    return {match[0] for name in names if (match := _LAYER.match(name))}
 
 
 _PROJECTORS = {kind: name for each in FAMILIES for kind, name in each.projectors.items()}

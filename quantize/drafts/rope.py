@@ -122,13 +122,13 @@ def declared(config: Mapping[str, Any]) -> Declared:
     (`experiments/engines/rope_readings.py`).
     """
     place = next((name for name in SECTIONS if config.get(name)), SECTIONS[-1])
-    said = object_at(config, place)
-    by_layer, own = any(isinstance(each, Mapping) for each in said.values()), [said]
+    section = object_at(config, place)
+    by_layer, sections = any(isinstance(each, Mapping) for each in section.values()), [section]
     if by_layer:
         types = config.get("layer_types")
         types = types if isinstance(types, list) and types else ["full_attention"]
-        own = [object_at(said, str(each)) for each in types]
-    keys = dict(own[0])
+        sections = [object_at(section, str(each)) for each in types]
+    keys = dict(sections[0])
     if "rope_theta" in config:
         keys.setdefault("rope_theta", config["rope_theta"])
     if config.get("partial_rotary_factor") is not None:
@@ -137,7 +137,7 @@ def declared(config: Mapping[str, Any]) -> Declared:
     if keys["rope_type"] in _KEEP_LENGTH:
         keys.setdefault(_ORIGINAL, config.get("max_position_embeddings"))
         keys[_ORIGINAL] = config.get(_ORIGINAL) or keys[_ORIGINAL]
-    is_clear = not by_layer or (bool(own[0]) and all(each == own[0] for each in own))
+    is_clear = not by_layer or (bool(sections[0]) and all(each == sections[0] for each in sections))
     return Declared(place, keys, by_layer, is_clear)
 
 
@@ -149,8 +149,8 @@ def read_rope(config: Mapping[str, Any], where: object, part: float | None = Non
     """
     for name in SECTIONS:
         ConfigReader(config, where).section(name)
-    found = declared(config)
-    keys = ConfigReader(found.keys, f"{where}: {found.place}")
+    rope = declared(config)
+    keys = ConfigReader(rope.keys, f"{where}: {rope.place}")
     rotated = keys.number("partial_rotary_factor", part or 1.0)
     if rotated > 1:
         raise CheckpointError(
@@ -159,7 +159,7 @@ def read_rope(config: Mapping[str, Any], where: object, part: float | None = Non
             fix="correct 'partial_rotary_factor'",
         )
     scaling: Yarn | Scaling | None
-    if not found.is_clear:
+    if not rope.is_clear:
         what = "the types of the draft's layers have different sections, and replay knows one rope"
         scaling = Unreplayed(
             where=str(keys.where), what=what, fix="write the one that all layers have"
@@ -175,7 +175,7 @@ def read_rope(config: Mapping[str, Any], where: object, part: float | None = Non
         scaling = _scaling(keys)
     yarn = scaling if isinstance(scaling, Yarn) else None
     return RopeConfig(
-        theta=ConfigReader(found.keys, where).number("rope_theta", DEFAULT_THETA),
+        theta=ConfigReader(rope.keys, where).number("rope_theta", DEFAULT_THETA),
         yarn=yarn,
         scaling=None if isinstance(scaling, Yarn) else scaling,
         part=rotated,
@@ -184,9 +184,9 @@ def read_rope(config: Mapping[str, Any], where: object, part: float | None = Non
 
 def followed_by_one(config: Mapping[str, Any], traits: EngineTraits) -> Iterator[tuple[str, str]]:
     """Keys that only one engine follows in a draft that both load, and its name; executed."""
-    found, in_blocks = declared(config), traits.drafts_blocks
-    keys, kind, has_width = found.keys, found.keys["rope_type"], "rope_dim" in found.keys
-    inner = object_at(config, found.place).get(_ORIGINAL)
+    rope, in_blocks = declared(config), traits.drafts_blocks
+    keys, kind, has_width = rope.keys, rope.keys["rope_type"], "rope_dim" in rope.keys
+    inner = object_at(config, rope.place).get(_ORIGINAL)
     vllm, sglang = "vLLM 0.33", "SGLang 0.5.23"
     if keys.get("partial_rotary_factor", 1) != 1 and not has_width:
         yield "partial_rotary_factor", vllm

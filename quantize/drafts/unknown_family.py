@@ -78,9 +78,9 @@ class UnknownFamily(Family):
 
     def role(self, tensor: TensorInfo) -> tuple[Role, str]:
         """The role of a tensor and the rule that gave it: `UNNAMED` where none did."""
-        for one in self.given:
-            if fnmatch.fnmatchcase(tensor.name, one.pattern):
-                return one.role, f"--role {one.pattern}={one.role}"
+        for given in self.given:
+            if fnmatch.fnmatchcase(tensor.name, given.pattern):
+                return given.role, f"--role {given.pattern}={given.role}"
         for row in _RULES:
             if row.get("dims", len(tensor.shape)) == len(tensor.shape) and re.search(
                 row["name"], tensor.name
@@ -93,7 +93,7 @@ class UnknownFamily(Family):
         config = with_text_config(keys.config)
         sizes = {key: value for key, value in config.items() if type(value) is int and value > 0}
         hidden, vocab = sizes.get("hidden_size", 0), sizes.get("vocab_size", 0)
-        layers = {found[1] for name in self._tensors if (found := _LAYER.search(name))}
+        layers = {match[1] for name in self._tensors if (match := _LAYER.search(name))}
         return Geometry(
             hidden_size=hidden,
             intermediate_size=sizes.get("intermediate_size", 0),
@@ -134,19 +134,19 @@ def read_unknown(checkpoint: Checkpoint, kind: str) -> Draft:
     """
     family = UnknownFamily(kind, checkpoint)
     geometry = family.read_geometry(checkpoint.config, checkpoint.folder / CONFIG_FILE)
-    for one in family.given:
-        if not fnmatch.filter(checkpoint.tensors, one.pattern):
-            wanted = one.pattern.replace("*", "")
+    for given in family.given:
+        if not fnmatch.filter(checkpoint.tensors, given.pattern):
+            wanted = given.pattern.replace("*", "")
             near = difflib.get_close_matches(wanted, checkpoint.tensors, 3, cutoff=0.0)
             raise CheckpointError(
                 checkpoint.folder,
-                f"--role {one.pattern!r} fits no tensor; nearest: {', '.join(near)}",
+                f"--role {given.pattern!r} fits no tensor; nearest: {', '.join(near)}",
                 fix="correct the pattern: * stands for anything, and names are those that inspect"
                 " lists",
             )
-    found = ((tensor, family.role(tensor)) for tensor in checkpoint.tensors.values())
+    roles = ((tensor, family.role(tensor)) for tensor in checkpoint.tensors.values())
     rows = tuple(
         Row(tensor=tensor, canonical=tensor.name, role=role, given=rule)
-        for tensor, (role, rule) in found
+        for tensor, (role, rule) in roles
     )
     return Draft(checkpoint=checkpoint, family=family, geometry=geometry, rows=rows)

@@ -47,10 +47,10 @@ def _front_keys(card: str) -> Mapping[str, Any]:
     if not front or len(front) > _MOST_FRONT:
         return {}
     try:
-        found = yaml.safe_load(front.removeprefix(_FENCE).rpartition(_FENCE)[0])
+        keys = yaml.safe_load(front.removeprefix(_FENCE).rpartition(_FENCE)[0])
     except (yaml.YAMLError, RecursionError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return keys if isinstance(keys, dict) else {}
 
 
 def is_ours(card: str) -> bool:
@@ -77,8 +77,8 @@ def without_ours(card: str) -> str:
 
 def inherited(card: str) -> dict[str, Any]:
     """Keys of a front matter that hold for a quantized draft too, if their values are short."""
-    found = _front_keys(card)
-    kept = {key: found[key] for key in _INHERITED if key in found}
+    keys = _front_keys(card)
+    kept = {key: keys[key] for key in _INHERITED if key in keys}
     return {key: value for key, value in kept.items() if _are_words(value)}
 
 

@@ -43,10 +43,10 @@ def unstacked(header: Header) -> Header:
 
 
 def _matrices(tensor: TensorInfo) -> Iterator[TensorInfo]:
-    found = _STACKED.fullmatch(tensor.name)
-    parts = _PARTS[found[2]] if found else ()
+    match = _STACKED.fullmatch(tensor.name)
+    parts = _PARTS[match[2]] if match else ()
     is_stacked = len(tensor.shape) == 3 and 0 < tensor.shape[0] <= MOST_EXPERTS and tensor.numel
-    if found is None or not is_stacked or tensor.shape[1] % len(parts):
+    if match is None or not is_stacked or tensor.shape[1] % len(parts):
         yield tensor
         return
     experts, rows, columns = tensor.shape
@@ -56,7 +56,7 @@ def _matrices(tensor: TensorInfo) -> Iterator[TensorInfo]:
         start = tensor.start + i * nbytes
         yield dataclasses.replace(
             tensor,
-            name=f"{found[1]}.{expert}.{parts[part]}.weight",
+            name=f"{match[1]}.{expert}.{parts[part]}.weight",
             shape=(rows // len(parts), columns),
             start=start,
             stop=start + nbytes,
@@ -71,8 +71,8 @@ _MTP = re.compile(
 
 def mtp_layers(names: Collection[str]) -> tuple[str, ...]:
     """The prefixes of the MTP layers among the tensors of a target, sorted."""
-    found = (name.rsplit(".", 2)[0] for name in names if _MTP.fullmatch(name))
-    return tuple(sorted(set(found)))
+    prefixes = (name.rsplit(".", 2)[0] for name in names if _MTP.fullmatch(name))
+    return tuple(sorted(set(prefixes)))
 
 
 MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
@@ -82,8 +82,8 @@ MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers
 def announced_mtp_layers(config: Mapping[str, Any]) -> int:
     """The number of MTP layers by config.json, whose language model may be a section."""
     sections = [config, *(part for part in config.values() if isinstance(part, Mapping))]
-    said = (section.get(key) for section in sections for key in MTP_KEYS)
-    return next((number for number in said if type(number) is int and number > 0), 0)
+    numbers = (section.get(key) for section in sections for key in MTP_KEYS)
+    return next((number for number in numbers if type(number) is int and number > 0), 0)
 
 
 def names_below(
@@ -93,21 +93,21 @@ def names_below(
 
     `announced`: the MTP layers that config.json promises.
     """
-    found: set[str] = set()
+    selected: set[str] = set()
     for prefix in subtree.split(","):
         below = {name for name in names if name.startswith(f"{prefix}.")}
         if not below:
             there = ", ".join(mtp_layers(names))
-            one = f"give one of the MTP layers of this folder: {there}"
-            fix = one if there else "this folder has no MTP layer: give the one that has"
+            hint = f"give one of the MTP layers of this folder: {there}"
+            fix = hint if there else "this folder has no MTP layer: give the one that has"
             what = f"no tensor lies below {prefix!r} (--subtree)"
             if announced and not there:
                 what += f", and config.json announces {announced} MTP layer(s): engines refuse the"
                 what += " folder as a draft, or serve memory that nothing was written to"
                 fix += ", or put the layer back: draftquant graft TARGET LAYER --out O"
             raise CheckpointError(folder, what, fix=fix)
-        found |= below
-    return frozenset(found)
+        selected |= below
+    return frozenset(selected)
 
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -203,9 +203,9 @@ class Checkpoint:
         """Every other file (tokenizer, mask_embedding.pt), sorted; for a subtree only code."""
         if self.subtree is not None:
             return tuple(files_of(self.folder, skip=lambda f: "/" in f or not f.endswith(".py")))
-        own = {CONFIG_FILE, INDEX_FILE, SIGNATURE_FILE, *self.headers}
+        handled = {CONFIG_FILE, INDEX_FILE, SIGNATURE_FILE, *self.headers}
         return tuple(
-            sorted(files_of(self.folder, skip=lambda f: f in own or Path(f).parts[0] in HIDDEN))
+            sorted(files_of(self.folder, skip=lambda f: f in handled or Path(f).parts[0] in HIDDEN))
         )
 
 
@@ -274,11 +274,11 @@ def read_json_object(
 
 
 def _single_file(folder: Path) -> str:
-    found = sorted(path.name for path in folder.glob("*.safetensors"))
-    if len(found) == 1:
-        return found[0]
-    many = f"{len(found)} safetensors files but no {INDEX_FILE}", "add the index, or keep one file"
-    what, fix = many if found else without_safetensors(folder)
+    files = sorted(path.name for path in folder.glob("*.safetensors"))
+    if len(files) == 1:
+        return files[0]
+    many = f"{len(files)} safetensors files but no {INDEX_FILE}", "add the index, or keep one file"
+    what, fix = many if files else without_safetensors(folder)
     raise CheckpointError(folder, what, fix=fix)
 
 
@@ -330,9 +330,9 @@ def _check_index(
     for name in sorted(weight_map.keys() | tensors.keys()):
         if name not in tensors:
             raise _bad_index(folder, f"{name} stands in no shard")
-        named, found = weight_map.get(name), tensors[name].file
-        if named != found:
-            raise _bad_index(folder, f"{name}: expected in {named!r}, found in {found!r}")
+        named, file = weight_map.get(name), tensors[name].file
+        if named != file:
+            raise _bad_index(folder, f"{name}: expected in {named!r}, found in {file!r}")
 
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
@@ -368,7 +368,7 @@ def as_safetensors(folder: Path) -> str:
 def near_folder(path: Path) -> Path | None:
     """A folder with nearly the same name beside one that does not exist."""
     beside = path.parent.iterdir() if path.parent.is_dir() else ()
-    names = sorted(one.name for one in beside if one.is_dir())
+    names = sorted(entry.name for entry in beside if entry.is_dir())
     close = difflib.get_close_matches(path.name, names, n=1)
     return path.parent / close[0] if close else None
 

@@ -29,8 +29,8 @@ def read_provenance(folder: Path) -> records.Provenance | None:
     fix = "use the version of draftquant that wrote it, or copy or quantize the draft again"
     with reading(path, CheckpointError, fix):
         content = parse_object(read_text(path))
-        found: records.Provenance = decode(records.Provenance, content)
-    return found
+        record: records.Provenance = decode(records.Provenance, content)
+    return record
 
 
 def sealed(provenance: ProvenanceT) -> ProvenanceT:
@@ -48,9 +48,9 @@ def check_seal(folder: Path, provenance: records.Provenance | None) -> None:
         raise CheckpointError(folder / PROVENANCE_FILE, what, fix=fix)
 
 
-def check_recorded(folder: Path, recorded: Mapping[str, str], found: Mapping[str, str]) -> None:
+def check_recorded(folder: Path, recorded: Mapping[str, str], computed: Mapping[str, str]) -> None:
     """Refuse tensors whose digests differ from those in the folder's draftquant.json."""
-    changed = [name for name in sorted(found) if recorded.get(name) != found[name]]
+    changed = [name for name in sorted(computed) if recorded.get(name) != computed[name]]
     if changed:
         what = "not the bytes whose digest was recorded when it was quantized"
         what = f"{changed[0]}: {what} ({len(changed)} tensor(s) in all)"
@@ -97,31 +97,31 @@ def quantization_of(record: records.Provenance | None) -> records.QuantizedProve
 
     After cuts it has all of them, and the remaining bytes. Its source has the whole draft's Hub id.
     """
-    found = None
+    last = None
     cuts: tuple[records.VocabularyCut, ...] = ()
-    for one in history(record):
-        if isinstance(one, records.CutProvenance):
-            cuts, nbytes = one.cuts, one.tensor_bytes.after
-        elif isinstance(one, records.QuantizedProvenance):
-            found = one
-    if found is None:
+    for past in history(record):
+        if isinstance(past, records.CutProvenance):
+            cuts, nbytes = past.cuts, past.tensor_bytes.after
+        elif isinstance(past, records.QuantizedProvenance):
+            last = past
+    if last is None:
         return None
-    whole = found.cuts[0].source if found.cuts else found.source
-    source = dataclasses.replace(found.source, hub_id=whole.hub_id, revision=whole.revision)
-    now = dataclasses.replace(found.tensor_bytes, after=nbytes) if cuts else found.tensor_bytes
-    cuts = (*found.cuts, *cuts)
-    return dataclasses.replace(found, source=source, cuts=cuts, tensor_bytes=now)
+    whole = last.cuts[0].source if last.cuts else last.source
+    source = dataclasses.replace(last.source, hub_id=whole.hub_id, revision=whole.revision)
+    now = dataclasses.replace(last.tensor_bytes, after=nbytes) if cuts else last.tensor_bytes
+    cuts = (*last.cuts, *cuts)
+    return dataclasses.replace(last, source=source, cuts=cuts, tensor_bytes=now)
 
 
 def cuts_of(record: records.Provenance | None) -> tuple[records.VocabularyCut, ...]:
     """Every cut of its vocabulary, the first one first."""
-    each = [getattr(one, "cuts", ()) for one in history(record)]
+    each = [getattr(past, "cuts", ()) for past in history(record)]
     return tuple(cut for cuts in reversed(each) for cut in cuts)
 
 
 def sources_of(record: records.Provenance | None) -> Iterator[Mapping[str, str]]:
     """The digests of every folder that it was made from in turn, the nearest one first."""
-    for one in history(record):
-        if isinstance(one, records.QuantizedProvenance | records.DequantizedProvenance):
-            yield one.source.tensor_digests
-        yield from (cut.source.tensor_digests for cut in reversed(getattr(one, "cuts", ())))
+    for past in history(record):
+        if isinstance(past, records.QuantizedProvenance | records.DequantizedProvenance):
+            yield past.source.tensor_digests
+        yield from (cut.source.tensor_digests for cut in reversed(getattr(past, "cuts", ())))

@@ -125,13 +125,13 @@ class Rewrite(ABC, Generic[Found]):
     def verify(self, staging: Path) -> Found:
         """Re-read what was written, and raise if it is wrong."""
 
-    def provenance(self, found: Found) -> Provenance | None:  # noqa: ARG002
+    def provenance(self, verification: Found) -> Provenance | None:  # noqa: ARG002
         """draftquant.json from what verification found, if any: no time stamp and no path."""
         return None
 
-    def confirm(self, staging: Path, found: Found) -> Found:  # noqa: ARG002
+    def confirm(self, staging: Path, verification: Found) -> Found:  # noqa: ARG002
         """What verification found, completed with what it needs draftquant.json for."""
-        return found
+        return verification
 
 
 def publish(
@@ -156,16 +156,16 @@ def publish(
         on_stage("verify")
         disk.finish()
         written |= _states(staging)
-        found = rewrite.verify(staging)
-        recorded = rewrite.provenance(found)
+        verification = rewrite.verify(staging)
+        recorded = rewrite.provenance(verification)
         if recorded is not None:
             write_provenance(staging, recorded)
             written[PROVENANCE_FILE] = _state(staging / PROVENANCE_FILE)
-        found = rewrite.confirm(staging, found)
+        verification = rewrite.confirm(staging, verification)
         on_stage("sync")
         disk.wait()
         _check_untouched(out, written, _states(staging))
-    return found
+    return verification
 
 
 class _State(NamedTuple):
@@ -192,11 +192,11 @@ _States = dict[str, _State | None]
 
 
 def _states(folder: Path) -> _States:
-    found = {}
+    states = {}
     for path in folder.rglob("*"):
         is_folder = path.is_dir() and not path.is_symlink()
-        found[path.relative_to(folder).as_posix()] = None if is_folder else _state(path)
-    return found
+        states[path.relative_to(folder).as_posix()] = None if is_folder else _state(path)
+    return states
 
 
 def _named(states: _States) -> _States:

@@ -62,12 +62,12 @@ class ResultCache:
         except OSError as exc:
             self.on_warning(f"the cache is not used: {exc.filename or path}: {reason(exc)}")
             return None
-        head, code, own, result = (*content.split(b"\n", 3), b"", b"", b"")[:4]
+        head, code, question, result = (*content.split(b"\n", 3), b"", b"", b"")[:4]
         if head != _FORMAT:
             self.refuse(key, "it is no entry of this version")
-        elif not hmac.compare_digest(code, _code(secret, own, result)):
+        elif not hmac.compare_digest(code, _code(secret, question, result)):
             self.refuse(key, "it was edited, cut short, or written by somebody else")
-        elif own != text:
+        elif question != text:
             self.refuse(key, "it answers another question than its name says")
         else:
             with contextlib.suppress(OSError):  # where nothing can be written, nothing is removed
@@ -122,10 +122,10 @@ class ResultCache:
             status = os.fstat(stream.fileno())
             if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
                 raise PermissionError(0, "expected a file that only you can read", str(path))
-            found = stream.read(_SECRET_BYTES)
-        if len(found) < _SECRET_BYTES:
+            secret = stream.read(_SECRET_BYTES)
+        if len(secret) < _SECRET_BYTES:
             raise OSError(0, "expected 32 bytes", str(path))
-        return found
+        return secret
 
     def _put(self, path: Path, content: bytes, *, keep: bool = False) -> None:
         """Write a file whole, readable only by the user; `keep` = an existing file stays."""

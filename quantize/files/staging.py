@@ -88,15 +88,15 @@ def staging_name(out: str) -> str:
 
 def find_staging(parent: Path) -> list[Staging]:
     """Every staging folder in `parent`, by name."""
-    found = []
+    stagings = []
     for path in sorted(parent.iterdir()):
         match = _NAME.fullmatch(path.name)
         if match is None or path.is_symlink() or not path.is_dir():
             continue
         is_here = match["place"] == _place()
         is_live = not is_here or _is_live(int(match["pid"]), int(match["start"]))
-        found.append(Staging(path=path, out=match["out"], is_here=is_here, is_live=is_live))
-    return found
+        stagings.append(Staging(path=path, out=match["out"], is_here=is_here, is_live=is_live))
+    return stagings
 
 
 def clean_folder(parent: Path, older_than: float | None = None) -> CleanReport:
@@ -187,9 +187,9 @@ def _written(path: Path, what: str = "", kept: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        said = f"{what}cannot be written: {exc.strerror or exc}"
+        sentence = f"{what}cannot be written: {exc.strerror or exc}"
         fix = f"free some space or choose another place{kept}"
-        raise OutputError(path, said, fix=fix) from exc
+        raise OutputError(path, sentence, fix=fix) from exc
 
 
 @contextmanager

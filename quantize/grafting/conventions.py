@@ -59,11 +59,11 @@ def merged_declaration(raw: RawDeclaration | None, layer: GraftedLayer) -> Merge
     return _BY_METHOD[method](raw.value, layer)
 
 
-def _check_one_format(target: DeclaredScheme, own: DeclaredScheme, layer: GraftedLayer) -> None:
+def _check_one_format(target: DeclaredScheme, grafted: DeclaredScheme, layer: GraftedLayer) -> None:
     """For a tool that declares one format for all linears, and one for the KV cache."""
-    if own.kv_cache not in (None, target.kv_cache):
+    if grafted.kv_cache not in (None, target.kv_cache):
         raise _other_cache()
-    there, here = (replace(each, excludes=(), kv_cache=None) for each in (target, own))
+    there, here = (replace(each, excludes=(), kv_cache=None) for each in (target, grafted))
     if there != here:
         raise LayoutError(
             "graft",
@@ -123,15 +123,15 @@ def _excludes_without(old: Iterable[object] | None, layer: GraftedLayer) -> list
     """The target's excludes without names of the layer; patterns that mean it exclude it."""
     names = layer.quantized_names
     pattern = layer.names.pattern
-    found = []
+    excludes = []
     for entry in map(str, old or ()):
         if entry.startswith(f"re:{pattern}"):
             continue  # from an earlier graft
         if not any(_means(entry, name) for name in names):
-            found.append(entry)
+            excludes.append(entry)
         elif entry.startswith("re:"):
-            found.append(f"re:(?!{pattern})(?:{entry[3:]})")
-    return found
+            excludes.append(f"re:(?!{pattern})(?:{entry[3:]})")
+    return excludes
 
 
 def _means(target: str, module: str) -> bool:
@@ -161,8 +161,8 @@ def _in_groups(target: Mapping[str, Any] | None, layer: GraftedLayer) -> Merged:
     (`find_matched_target`; executed, `engines/graft.json`). Excludes precede all groups.
     """
     old = dict(target or {**(layer.declared or {}), "config_groups": {}, "ignore": []})
-    own = (layer.declared or {}).get("kv_cache_scheme")
-    if own is not None and own != old.get("kv_cache_scheme"):
+    cache = (layer.declared or {}).get("kv_cache_scheme")
+    if cache is not None and cache != old.get("kv_cache_scheme"):
         raise _other_cache()
     begin = f"re:{layer.names.pattern}"
     of_target = {
@@ -211,12 +211,12 @@ def _own_groups(layer: GraftedLayer) -> list[tuple[dict[str, Any], list[str]]]:
     if layer.declared is None:
         return []
     usual = layer.declared.get("format")
-    found: dict[str, tuple[dict[str, Any], list[str]]] = {}
+    groups: dict[str, tuple[dict[str, Any], list[str]]] = {}
     for module in layer.quantized:
         name, group = _group_of(layer.declared["config_groups"], module)
         empty = ({**group, "format": group.get("format") or usual}, list[str]())
-        found.setdefault(name, empty)[1].append(module)
-    return [found[name] for name in layer.declared["config_groups"] if name in found]
+        groups.setdefault(name, empty)[1].append(module)
+    return [groups[name] for name in layer.declared["config_groups"] if name in groups]
 
 
 def _group_of(groups: Mapping[str, Any], module: str) -> tuple[str, Mapping[str, Any]]:
@@ -245,10 +245,10 @@ def _in_wildcards(target: Mapping[str, Any], layer: GraftedLayer) -> Merged:
 
 
 def _wildcards_left(old: list[str], layer: GraftedLayer) -> list[str]:
-    found = []
+    kept = []
     for entry in old:
         if not any(entry in n or fnmatch.fnmatch(n, entry) for n in layer.quantized_names):
-            found.append(entry)
+            kept.append(entry)
         elif not layer.names.contains(entry.rstrip("*.")):
             raise LayoutError(
                 "graft",
@@ -256,7 +256,7 @@ def _wildcards_left(old: list[str], layer: GraftedLayer) -> list[str]:
                 " a wildcard cannot except them",
                 fix="name the target's own modules there, or graft the layer unquantized",
             )
-    return found
+    return kept
 
 
 def _float_wildcards(layer: GraftedLayer) -> list[str]:
@@ -307,15 +307,15 @@ def _covers(entry: str, names: set[str]) -> bool:
 
 
 def _cannot(layer: GraftedLayer, excludes: list[str], names: set[str]) -> dict[str, str]:
-    found = _same_names(layer)
+    reasons = _same_names(layer)
     hit = next((entry for entry in excludes if _covers(entry, names)), None)
     if hit is not None:
-        found["sglang"] = f"the target's exclude {hit!r} means linears of the layer there"
-    own = layer.names.engines.get("sglang") or ()
-    nameless = own and not any(name.partition(".")[0] in _ROOTS for name in own)
+        reasons["sglang"] = f"the target's exclude {hit!r} means linears of the layer there"
+    roots = layer.names.engines.get("sglang") or ()
+    nameless = roots and not any(name.partition(".")[0] in _ROOTS for name in roots)
     if nameless and any(".self_attn." in name or ".mlp." in name for name in layer.kept):
-        found["sglang"] = _NAMELESS
-    return found
+        reasons["sglang"] = _NAMELESS
+    return reasons
 
 
 # ---- Quark: one format for all linears, and names or `re:` patterns of unquantized ones

@@ -98,8 +98,8 @@ def _nested(declared: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, 
     inner = declared.get(_NESTED)
     if not isinstance(inner, Mapping):
         return {**declared}
-    own = {key: value[key] for key in inner if key in value}
-    return {**declared, _NESTED: {**inner, **own}}
+    nested = {key: value[key] for key in inner if key in value}
+    return {**declared, _NESTED: {**inner, **nested}}
 
 
 def _index_text(target: Checkpoint, weight_map: Mapping[str, str], nbytes: int) -> str:
@@ -118,7 +118,7 @@ def _predictions(
 ) -> tuple[EngineCheck, ...]:
     """Each engine's answer on the layer, by the declaration that the whole will have."""
     layers = with_text_config(inside.config).get("num_hidden_layers")
-    found = []
+    checks = []
     for engine in mtp.ENGINES:
         check = check_checkpoint(
             inside, engine=engine, target_layers=layers, has_side_file=has_side_file
@@ -126,12 +126,12 @@ def _predictions(
         why = merged.cannot.get(engine) if merged else None
         if why is not None and check.verdict in _GOOD:
             check = replace(check, verdict="REFUSED", error=f"{check.title}: {why}", remedy=None)
-        found.append(check)
-    if not any(check.verdict in _GOOD for check in found):
-        why = "; ".join(f"{check.title}: {check.error}" for check in found)
-        fix = next((check.remedy for check in found if check.remedy), "graft it unquantized")
+        checks.append(check)
+    if not any(check.verdict in _GOOD for check in checks):
+        why = "; ".join(f"{check.title}: {check.error}" for check in checks)
+        fix = next((check.remedy for check in checks if check.remedy), "graft it unquantized")
         raise LayoutError("graft", f"no engine would load the layer in this target: {why}", fix=fix)
-    return tuple(found)
+    return tuple(checks)
 
 
 _SHARD_BYTES = 5 << 30
@@ -350,7 +350,7 @@ def graft_layer(
         linked={},
         on_progress=on_progress,
     )
-    found = publish(graft, on_stage)
+    verification = publish(graft, on_stage)
     return GraftReport(
         out=out,
         layers=plan.prefixes,
@@ -360,8 +360,8 @@ def graft_layer(
         written=tuple(plan.shards),
         replaced=len(plan.replaced),
         left_out=plan.left_out,
-        target_tensors=found.target_tensors,
-        layer_tensors=found.layer_tensors,
+        target_tensors=verification.target_tensors,
+        layer_tensors=verification.layer_tensors,
         bytes_written=plan.written_bytes + copied,
         checks=plan.checks,
     )
@@ -411,7 +411,7 @@ class _Graft(Rewrite[GraftVerification]):
     @override
     def verify(self, staging: Path) -> GraftVerification:
         plan = self.plan
-        found = verify_graft(
+        report = verify_graft(
             staging,
             plan.target.folder,
             plan.prefixes,
@@ -419,21 +419,21 @@ class _Graft(Rewrite[GraftVerification]):
             config_file=UNVERIFIED_CONFIG_FILE,
         )
         fix = "run again; if it stays, report this"
-        check_faults(self.out, plan.source.folder, found.faults, fix=fix)
+        check_faults(self.out, plan.source.folder, report.faults, fix=fix)
         if self.made_by is not None:
-            check_recorded(plan.source.folder, self.made_by.tensor_digests, found.layer_digests)
-        return found
+            check_recorded(plan.source.folder, self.made_by.tensor_digests, report.layer_digests)
+        return report
 
     @override
-    def provenance(self, found: GraftVerification) -> records.GraftedProvenance:
+    def provenance(self, verification: GraftVerification) -> records.GraftedProvenance:
         plan = self.plan
         return records.GraftedProvenance(
             draftquant=package_version("draftquant"),
             argv=recorded_argv(self.argv),
             layers=plan.prefixes,
             replaced=plan.replaced,
-            target=found.header_digests,
+            target=verification.header_digests,
             source=records.SourceFolder(hub_id=plan.source.hub_id, revision=plan.source.revision),
-            tensor_digests=found.layer_digests,
+            tensor_digests=verification.layer_digests,
             quantized_by=self.made_by,
         )

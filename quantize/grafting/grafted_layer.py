@@ -64,10 +64,10 @@ class LayerNames:
     def everywhere(self, module: str) -> tuple[str, ...]:
         """Every name under which engines look up a module on disk, alone or fused."""
         path = self.within_layer(module)
-        found = [module]
+        modules = [module]
         for names in self.engines.values():
-            found += [path if s in _BLOCKS else f"{s}.{path}" for s in names or ()]
-        return tuple(dict.fromkeys([*found, *(f for name in found for f in fused_names(name))]))
+            modules += [path if s in _BLOCKS else f"{s}.{path}" for s in names or ()]
+        return tuple(dict.fromkeys([*modules, *(f for name in modules for f in fused_names(name))]))
 
 
 def layer_names(
@@ -131,8 +131,8 @@ def grafted_layer(stored: StoredDraft, names: LayerNames) -> GraftedLayer:
     rows = [row for row in stored.draft.rows if len(row.tensor.shape) == 2]
     quantized = tuple(sorted(stored.modules))
     # Only those of its own linears: the declaration may be that of a whole target.
-    found = (stored.scheme_of(row) for row in stored.draft.rows)
-    schemes = dict.fromkeys(str(scheme) for scheme in found if scheme is not None)
+    declared = (stored.scheme_of(row) for row in stored.draft.rows)
+    schemes = dict.fromkeys(str(scheme) for scheme in declared if scheme is not None)
     return GraftedLayer(
         declared=raw.value if raw is not None and quantized else None,
         names=names,
@@ -153,22 +153,22 @@ def layer_prefixes(stored: StoredDraft, source: DraftSource) -> tuple[str, ...]:
     names = stored.checkpoint.tensors
     if source.subtree is not None:
         return tuple(sorted(source.subtree.split(",")))
-    found = mtp_layers(names)
-    if not found:
+    prefixes = mtp_layers(names)
+    if not prefixes:
         where = source.folder
         raise CheckpointError(
             where,
             f"no MTP layer stands here: it is a draft of family {stored.draft.family.name}",
             fix="give the folder that `draftquant quantize TARGET --subtree ...` wrote",
         )
-    others = [n for n in _outside(names, found) if not n.endswith(_TABLES)]
+    others = [n for n in _outside(names, prefixes) if not n.endswith(_TABLES)]
     if others:
         raise CheckpointError(
             source.folder,
             f"it holds more than an MTP layer: {others[0]}",
-            fix=f"name what goes in: --subtree {','.join(found)}",
+            fix=f"name what goes in: --subtree {','.join(prefixes)}",
         )
-    return found
+    return prefixes
 
 
 def _outside(names: Iterable[str], prefixes: Collection[str]) -> list[str]:
@@ -199,13 +199,13 @@ def check_tables(
 
     A head that the target lacks is compared with the target's embedding, to which it is tied.
     """
-    own = stored.checkpoint
-    left_out = frozenset(_outside(own.tensors, prefixes))
+    layer = stored.checkpoint
+    left_out = frozenset(_outside(layer.tensors, prefixes))
     for name in sorted(left_out):
-        mine, whole = own.tensors[name], _of_target(target, name)
+        mine, whole = layer.tensors[name], _of_target(target, name)
         if whole is None:
             raise CheckpointError(
-                own.folder,
+                layer.folder,
                 f"{name} would be left out, and the target {target.folder} has no such table",
                 fix="graft the layer into the target that it was taken from",
             )
@@ -213,9 +213,9 @@ def check_tables(
             continue  # the target's is quantized, and the layer's was not
         if whole.name.rpartition(".")[2] != _WEIGHT:
             continue  # as above, and packed
-        if mine.shape != whole.shape or tensor_digest(own, mine) != tensor_digest(target, whole):
+        if mine.shape != whole.shape or tensor_digest(layer, mine) != tensor_digest(target, whole):
             raise CheckpointError(
-                own.folder,
+                layer.folder,
                 f"{name} is not the target's: {_said(mine)} here, {_said(whole)} there"
                 f" ({whole.name}), or other values",
                 fix="graft the layer into the target that it was taken from; where the target was"
@@ -231,14 +231,14 @@ def _of_target(target: Checkpoint, name: str) -> TensorInfo | None:
     table = next(end for end in _TABLES if name.endswith(end))
     for end in (table, _EMBEDDING):
         module = end.rpartition(".")[0]
-        found = [
+        tables = [
             tensor
             for other, tensor in sorted(target.tensors.items())
             if f".{module}." in f".{other}" and ".layers." not in other
         ]
-        plain = [tensor for tensor in found if tensor.name.endswith(end)]
-        if found:
-            return (plain or found)[0]
+        plain = [tensor for tensor in tables if tensor.name.endswith(end)]
+        if tables:
+            return (plain or tables)[0]
     return None
 
 
@@ -276,9 +276,9 @@ _FOLLOWING = ("num_layers", "aux_layer_ids")
 
 
 def _sizes(geometry: Any) -> dict[str, Any]:
-    own = {each.name: getattr(geometry, each.name) for each in dataclasses.fields(geometry)}
-    attention = own.pop("attention")
-    return own | dataclasses.asdict(attention)
+    sizes = {each.name: getattr(geometry, each.name) for each in dataclasses.fields(geometry)}
+    attention = sizes.pop("attention")
+    return sizes | dataclasses.asdict(attention)
 
 
 def check_numbers(target: Checkpoint, stored: StoredDraft, prefixes: Collection[str]) -> None:
@@ -286,14 +286,14 @@ def check_numbers(target: Checkpoint, stored: StoredDraft, prefixes: Collection[
     layer = stored.draft.family.layer
     if layer is None or not layer.groups:
         return
-    found = sorted(int(match[1]) for p in prefixes if (match := layer.match(f"{p}.")))
+    numbers = sorted(int(match[1]) for p in prefixes if (match := layer.match(f"{p}.")))
     layers = with_text_config(target.config).get("num_hidden_layers")
     inside = with_text_config(stored.checkpoint.config).get("num_hidden_layers")
-    if layers == inside and all(type(layers) is int and number >= layers for number in found):
+    if layers == inside and all(type(layers) is int and number >= layers for number in numbers):
         return
     raise CheckpointError(
         stored.checkpoint.folder,
-        f"the layer is number {', '.join(map(str, found))}; the target has {layers} decoder"
+        f"the layer is number {', '.join(map(str, numbers))}; the target has {layers} decoder"
         f" layers, after which engines look for layer {layers}",
         fix="graft the layer into the target that it was taken from",
     )

@@ -51,8 +51,8 @@ def find_lints(draft: Draft) -> tuple[Lint, ...]:
         return ()
     values.check_vocabulary_map(draft)
     facts = config.facts(draft)
-    found = (told_if(one, facts) if isinstance(one, str) else one(draft) for one in CHECKS)
-    return tuple(chain.from_iterable(found))
+    lints = (told_if(check, facts) if isinstance(check, str) else check(draft) for check in CHECKS)
+    return tuple(chain.from_iterable(lints))
 
 
 OF_MATHS = frozenset({
@@ -68,10 +68,10 @@ OF_MATHS = frozenset({
 def lints_of_maths(checkpoint: Checkpoint) -> tuple[Lint, ...]:
     """Warnings of `OF_MATHS` about a folder, quantized or not; none where it cannot be read."""
     try:
-        found = find_lints(StoredDraft.look(checkpoint).draft)
+        lints = find_lints(StoredDraft.look(checkpoint).draft)
     except DraftQuantError:  # `check` says why
         return ()
-    return tuple(each for each in found if each.name in OF_MATHS and each.level == "warning")
+    return tuple(each for each in lints if each.name in OF_MATHS and each.level == "warning")
 
 
 def output_changes(before: Draft, after: Draft, *, fix_config: bool) -> dict[str, Any]:

@@ -25,11 +25,11 @@ _INJECTED = (32, 2048)
 
 def facts(draft: Draft) -> Mapping[str, Any]:
     """Facts for rows of lints.toml."""
-    own, geometry, config = eagle3(draft), draft.geometry, draft.checkpoint.config
+    of_eagle3, geometry, config = eagle3(draft), draft.geometry, draft.checkpoint.config
     aux_layers = _spelled(draft)
     return {
         "draft": draft,
-        "eagle3": own,
+        "eagle3": of_eagle3,
         "first_layer": aux_layers and aux_layers.after and aux_layers.after[0],
         "is_deepseek": config.get("model_type") in reader.DEEPSEEK_TYPES,
         "embedding": draft.row("embed_tokens.weight"),
@@ -40,7 +40,7 @@ def facts(draft: Draft) -> Mapping[str, Any]:
         "map": draft.row("d2t"),
         "is_whole": geometry.draft_vocab_size == geometry.vocab_size,
         "says_norm": config.get("norm_before_residual") is not None,
-        "window": next(filter(None, own.windows), None) if own else None,
+        "window": next(filter(None, of_eagle3.windows), None) if of_eagle3 else None,
     }
 
 
@@ -74,13 +74,13 @@ def rope_default(draft: Draft) -> Iterator[Lint]:
 
 def rope_by_layer(draft: Draft) -> Iterator[Lint]:
     """Source: `get_rope` of vLLM 0.33 and SGLang 0.5.23; executed."""
-    found = declared(draft.layer_config)
-    if not found.by_layer or draft.family.inside_target:
+    rope = declared(draft.layer_config)
+    if not rope.by_layer or draft.family.inside_target:
         return
     place = f"{LAYER_CONFIG}." if draft.in_speculators_layout else ""
-    flat = {**dict.fromkeys(draft.layer_config.keys() & {*SECTIONS}), SECTIONS[1]: dict(found.keys)}
-    fix = {f"{place}{key}": value for key, value in flat.items()} if found.is_clear else {}
-    yield told("rope-by-layer", fix, place=found.place)
+    flat = {**dict.fromkeys(draft.layer_config.keys() & {*SECTIONS}), SECTIONS[1]: dict(rope.keys)}
+    fix = {f"{place}{key}": value for key, value in flat.items()} if rope.is_clear else {}
+    yield told("rope-by-layer", fix, place=rope.place)
 
 
 def rope_read(draft: Draft) -> Iterator[Lint]:
@@ -89,11 +89,11 @@ def rope_read(draft: Draft) -> Iterator[Lint]:
     if rope is None:
         return
     of_both = not (draft.family.inside_target or draft.in_speculators_layout)
-    found = list(followed_by_one(as_read(draft.layer_config), traits)) if of_both else []
+    unlike = list(followed_by_one(as_read(draft.layer_config), traits)) if of_both else []
     unknown = rope.scaling if isinstance(rope.scaling, Unreplayed) else None
-    for key, who in found:
+    for key, who in unlike:
         yield told("rope-unlike", key=key, who=who, replay="neither" if unknown else "vLLM's")
-    if unknown and not found:
+    if unknown and not unlike:
         yield told("rope-unreplayed", what=unknown.what, fix=unknown.fix)
 
 
@@ -146,8 +146,8 @@ def dtype(draft: Draft) -> Iterator[Lint]:
     if not declared:
         yield told("dtype-missing", {"torch_dtype": wanted}, wanted=wanted)
     elif any(value != wanted for value in declared.values()):
-        said = ", ".join(f"{key} {value!r}" for key, value in declared.items())
-        yield told("dtype-mismatch", dict.fromkeys(declared, wanted), said=said, wanted=wanted)
+        shown = ", ".join(f"{key} {value!r}" for key, value in declared.items())
+        yield told("dtype-mismatch", dict.fromkeys(declared, wanted), said=shown, wanted=wanted)
 
 
 def names(draft: Draft) -> Iterator[Lint]:
@@ -171,18 +171,18 @@ def model_type(draft: Draft) -> Iterator[Lint]:
     Source: `config_defaults.json`; executed for the types of `experiments/engines/names.json`.
     """
     config, geometry = draft.checkpoint.config, draft.geometry
-    found, usual = config.get("model_type"), draft.family.engine_traits.usual_type
-    if isinstance(found, str) and found in draft.family.misnamed:
-        row, meant = draft.family.misnamed[found]
+    read, usual = config.get("model_type"), draft.family.engine_traits.usual_type
+    if isinstance(read, str) and read in draft.family.misnamed:
+        row, meant = draft.family.misnamed[read]
         yield told(row, {"model_type": meant})
         return
-    if found in reader.DEEPSEEK_TYPES and (geometry.aux_layer_ids or (0,))[0] > 1:
+    if read in reader.DEEPSEEK_TYPES and (geometry.aux_layer_ids or (0,))[0] > 1:
         usual = "kimi_k2"  # engines count the layers by this type
-    if not usual or not isinstance(found, str) or found == usual or draft.in_speculators_layout:
+    if not usual or not isinstance(read, str) or read == usual or draft.in_speculators_layout:
         return
-    if why := _misread_by(found, config):
+    if why := _misread_by(read, config):
         fix = {"model_type": usual, **_read_by(draft, usual)}
-        yield told("model-type", fix, found=found, why=why, usual=usual)
+        yield told("model-type", fix, found=read, why=why, usual=usual)
 
 
 def _misread_by(model_type: str, config: Mapping[str, Any]) -> str:
@@ -197,32 +197,32 @@ def _misread_by(model_type: str, config: Mapping[str, Any]) -> str:
     given = {k: v for k, v in absent_keys(config, row).items() if v not in (None, usual.get(k))}
     if "sliding_attention" not in (given.get("layer_types") or config.get("layer_types") or ()):
         given.pop("sliding_window", None)
-    said = [f"{key} {json.dumps(value)}" for key, value in given.items()]
-    said += [f"no {key}" for key in sorted((row.lacks | row.unclear) - config.keys())]
-    return f"its config class fills in {', '.join(said)}" if said else ""
+    filled = [f"{key} {json.dumps(value)}" for key, value in given.items()]
+    filled += [f"no {key}" for key in sorted((row.lacks | row.unclear) - config.keys())]
+    return f"its config class fills in {', '.join(filled)}" if filled else ""
 
 
 def _read_by(draft: Draft, usual: str) -> dict[str, Any]:
     """Keys that a forward pass depends on and the class of `usual` would fill in differently."""
     config, geometry = draft.checkpoint.config, draft.geometry
     read = as_read({**config, "num_hidden_layers": geometry.num_layers})
-    found = {key: read[key] for key in read if key not in config and read[key] is not None}
-    if "layer_types" not in found and not config.get("layer_types"):
-        found.pop("sliding_window", None)
+    filled = {key: read[key] for key in read if key not in config and read[key] is not None}
+    if "layer_types" not in filled and not config.get("layer_types"):
+        filled.pop("sliding_window", None)
     other = class_defaults(usual)
     for key in ("num_key_value_heads", "head_dim") if not draft.is_mla else ():
         if key not in config and not isinstance(other, str) and key in other.values:
-            found[key] = getattr(geometry.attention, key)
-    return found
+            filled[key] = getattr(geometry.attention, key)
+    return filled
 
 
 def misspelt_keys(draft: Draft) -> Iterator[Lint]:
     """Source: no engine refuses an unknown key (`PretrainedConfig` keeps all)."""
     config = draft.checkpoint.config
-    found = {key: near for key in config if (near := reader.near_key(key, config))}
-    if found:
-        renamed = ", ".join(f"{key!r} to {near!r}" for key, near in found.items())
-        yield told("misspelt-key", keys=", ".join(map(repr, found)), renamed=renamed)
+    near_keys = {key: near for key in config if (near := reader.near_key(key, config))}
+    if near_keys:
+        renamed = ", ".join(f"{key!r} to {near!r}" for key, near in near_keys.items())
+        yield told("misspelt-key", keys=", ".join(map(repr, near_keys)), renamed=renamed)
 
 
 _NESTED = f"{reader.SECTION}.{reader.KEY}"
@@ -243,18 +243,18 @@ _READ_BY: dict[reader.Spelling, str] = {
 
 def aux_layer_ids(draft: Draft) -> Iterator[Lint]:
     """Ids that an engine misses or misreads; defaults need none."""
-    found, config = _spelled(draft), draft.checkpoint.config
-    if found is None or found.after is None:
+    aux_layers, config = _spelled(draft), draft.checkpoint.config
+    if aux_layers is None or aux_layers.after is None:
         return
-    inputs, nested = reader.layers_in_both_places(found.after, config)
-    if found.spelling == ("equal" if nested == inputs else "portable"):
+    inputs, nested = reader.layers_in_both_places(aux_layers.after, config)
+    if aux_layers.spelling == ("equal" if nested == inputs else "portable"):
         return
     spelled = {
         reader.KEY: config.get(reader.KEY),
         _NESTED: (config.get(reader.SECTION) or {}).get(reader.KEY),
     }
     fix = {k: ids for k, ids in {reader.KEY: inputs, _NESTED: nested}.items() if ids != spelled[k]}
-    read, after = _READ_BY[found.spelling], list(found.after)
+    read, after = _READ_BY[aux_layers.spelling], list(aux_layers.after)
     yield told("aux-layer-ids", fix, read=read, inputs=inputs, nested=nested, after=after)
 
 
@@ -282,8 +282,8 @@ def layers_of_fc(draft: Draft) -> Iterator[Lint]:
         fusions["SGLang 0.5.23"] = traits.sglang.fusion
     wrong = [who for who, how in fusions.items() if how and how.num_layers(as_fixed) != count]
     if wrong:
-        said = [key for key in ("num_aux_layers", _COUNT) if spelled.get(key) is not None]
-        numbers, who = said or [_COUNT], " and ".join(wrong)
+        counted = [key for key in ("num_aux_layers", _COUNT) if spelled.get(key) is not None]
+        numbers, who = counted or [_COUNT], " and ".join(wrong)
         place = f"{LAYER_CONFIG}." if speculators else ""
         fix = {f"{place}{key}": count for key in numbers}
         yield told("aux-layer-count", fix, count=count, wrong=who, numbers=" and ".join(numbers))
@@ -293,11 +293,11 @@ def layers_of_fc(draft: Draft) -> Iterator[Lint]:
 
 def layers_of_target(draft: Draft) -> Iterator[Lint]:
     """Source: `llama_eagle3.py:206` of vLLM 0.33, `:202` of SGLang 0.5.23; executed."""
-    said = draft.layer_config.get("num_hidden_layers")
-    if not draft.family.one_layer or said == draft.geometry.num_layers:
+    count = draft.layer_config.get("num_hidden_layers")
+    if not draft.family.one_layer or count == draft.geometry.num_layers:
         return
     fix = {} if draft.in_speculators_layout else layers_of_one(draft.checkpoint.config)
-    yield told("layers-of-target", fix, said=said)
+    yield told("layers-of-target", fix, said=count)
 
 
 def _spelled(draft: Draft) -> reader.AuxLayerIds | None:

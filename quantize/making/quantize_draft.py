@@ -243,11 +243,11 @@ class _Quantization(Rewrite[VerifyReport]):
         return report
 
     @override
-    def provenance(self, found: VerifyReport) -> QuantizedProvenance:
+    def provenance(self, verification: VerifyReport) -> QuantizedProvenance:
         if self.cuts:
             record = read_provenance(self.folder)
             recorded = record.tensor_digests if record else {}
-            check_recorded(self.folder, recorded, found.source_digests)
+            check_recorded(self.folder, recorded, verification.source_digests)
         plan, measured = self.plan, self.measured
         return QuantizedProvenance(
             draftquant=package_version("draftquant"),
@@ -257,10 +257,10 @@ class _Quantization(Rewrite[VerifyReport]):
                 hub_id=self.source.hub_id,
                 revision=self.source.revision,
                 family=plan.draft.family.name,
-                tensor_digests=found.source_digests,
+                tensor_digests=verification.source_digests,
             ),
             recipe_sha256=recipe_sha256(plan.recipe),
-            tensor_digests=found.output_digests,
+            tensor_digests=verification.output_digests,
             tensor_bytes=TensorBytes(before=plan.bytes_before, after=plan.bytes_after),
             config_changes=self.changes,
             dropped=self.dropped,

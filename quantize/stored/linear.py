@@ -75,7 +75,7 @@ def zero_points(
     words = read_whole(checkpoint, tensor).view(np.uint32).reshape(tensor.shape)
     by_output = np.ascontiguousarray(words if where.outputs_first else words.T)
     if scheme.pack_method == "reorder":
-        found = unpack_int4_columns(by_output.T.view(np.int32), "reorder", offset=8)
+        points = unpack_int4_columns(by_output.T.view(np.int32), "reorder", offset=8)
     else:
         bits = scheme.number.bits
         numbers = unpacked(by_output, bits, out_features)
@@ -86,9 +86,9 @@ def zero_points(
             what += f", which in this format GPTQModel reads as 0, and kernels as {2**bits}"
             fix = 'save the draft with GPTQModel\'s format "gptq_v2"'
             raise CheckpointError(checkpoint.folder, what, fix=fix)
-        found = _from_the_middle(numbers.T, bits) + np.float32(where.plus)
-    found = found[:out_features]
-    if not found.any():
+        points = _from_the_middle(numbers.T, bits) + np.float32(where.plus)
+    points = points[:out_features]
+    if not points.any():
         return None
     if not scheme.asymmetric and scheme.layout.declares_symmetry:
         raise CheckpointError(
@@ -97,7 +97,7 @@ def zero_points(
             f" {2 ** (scheme.number.bits - 1)}, got others",
             fix="declare them as they are (sym: false, or checkpoint_format), or quantize again",
         )
-    return found
+    return points
 
 
 def input_groups(
@@ -107,9 +107,9 @@ def input_groups(
     tensor = checkpoint.tensors.get(f"{module}.{GROUPS_OF_INPUTS}")
     if tensor is None or GROUPS_OF_INPUTS not in scheme.layout.companions:
         return None
-    found = read_integers(checkpoint, tensor)
+    groups = read_integers(checkpoint, tensor)
     usual = np.arange(in_features) // (scheme.group_size or in_features)
-    if np.array_equal(found, usual):
+    if np.array_equal(groups, usual):
         return None
     if not scheme.ordered:
         raise CheckpointError(
@@ -117,15 +117,15 @@ def input_groups(
             f"{tensor.name}: groups of neighbours are declared (desc_act: false), got others",
             fix="declare desc_act: true, which engines look at, or quantize again",
         )
-    if found.min() < 0 or found.max() > usual[-1]:
-        what = f"expected groups 0 to {usual[-1]}, got {found.min()} to {found.max()}"
+    if groups.min() < 0 or groups.max() > usual[-1]:
+        what = f"expected groups 0 to {usual[-1]}, got {groups.min()} to {groups.max()}"
         raise CheckpointError(checkpoint.folder, f"{tensor.name}: {what}", fix=_FIX)
-    counts = np.bincount(found), np.bincount(usual)
+    counts = np.bincount(groups), np.bincount(usual)
     if not np.array_equal(*counts):
         group = int((counts[0] != counts[1]).argmax()) if len(counts[0]) == len(counts[1]) else 0
         what = f"expected {counts[1][group]} inputs in group {group}, got {counts[0][group]}"
         raise CheckpointError(checkpoint.folder, f"{tensor.name}: {what}", fix=_FIX)
-    return found
+    return groups
 
 
 def _from_the_middle(numbers: npt.NDArray[np.uint8], bits: int) -> Floats:
@@ -269,5 +269,5 @@ def global_scale(checkpoint: Checkpoint, module: str) -> np.float32:
 def matrix_scale(checkpoint: Checkpoint, module: str) -> TensorInfo:
     """The one stored scale of a whole matrix: NVFP4's global one, or that of FP8 per tensor."""
     suffixes = ("weight_scale_2", INVERSE_SCALE, "weight_scale")
-    found = (checkpoint.tensors.get(f"{module}.{suffix}") for suffix in suffixes)
-    return next(tensor for tensor in found if tensor is not None and tensor.numel == 1)
+    scales = (checkpoint.tensors.get(f"{module}.{suffix}") for suffix in suffixes)
+    return next(tensor for tensor in scales if tensor is not None and tensor.numel == 1)

@@ -44,11 +44,11 @@ def held_dtype(stored: StoredDraft, row: Row, dtype: torch.dtype, *, compact: bo
         scheme = stored.scheme_of(row)
         rounded = scheme is not None and scheme.activations != "none"
         return torch.promote_types(dtype, torch.float32) if rounded else dtype
-    own = _TORCH_DTYPES[row.tensor.dtype]
-    if not own.is_floating_point:
-        return own
-    fits = len(row.tensor.shape) == 2 and torch.promote_types(own, dtype) == dtype
-    return own if compact and fits else dtype
+    stored_dtype = _TORCH_DTYPES[row.tensor.dtype]
+    if not stored_dtype.is_floating_point:
+        return stored_dtype
+    fits = len(row.tensor.shape) == 2 and torch.promote_types(stored_dtype, dtype) == dtype
+    return stored_dtype if compact and fits else dtype
 
 
 def read_weight(
@@ -103,10 +103,10 @@ def _blocks(stored: StoredDraft, row: Row) -> Iterator[tuple[slice, Tensor]]:
         finiteness = Finiteness(tensor.dtype, tensor.shape)
         for at, block in blocks_of_bytes(stored.checkpoint, tensor):
             finiteness.look(block)
-            found = torch.from_numpy(block)
+            values = torch.from_numpy(block)
             is_mask = tensor.dtype == "BOOL"
-            found = found != 0 if is_mask else found.view(_TORCH_DTYPES[tensor.dtype])
-            yield at, found.reshape(-1, *tensor.shape[1:]) if tensor.shape else found
+            values = values != 0 if is_mask else values.view(_TORCH_DTYPES[tensor.dtype])
+            yield at, values.reshape(-1, *tensor.shape[1:]) if tensor.shape else values
     if finiteness.problem:
         check_finite(stored.checkpoint.folder, {tensor.name: finiteness.problem})
 
@@ -214,7 +214,7 @@ def load_draft(
     linears = tuple(row.canonical_module for row in draft.rows if row.role in LAYER_ROLES)
     quantized = {row.canonical_module: row for row in draft.rows if stored.is_quantized(row)}
     schemes = {name: stored.scheme_of(row) for name, row in quantized.items()}
-    activations = {name: one.activations for name, one in schemes.items() if one is not None}
+    activations = {name: s.activations for name, s in schemes.items() if s is not None}
     static = {name: how for name, how in activations.items() if how in STATIC}
     scales = {n: _input_scale(stored, quantized[n], how, device) for n, how in static.items()}
     served_heads = online_heads(stored, weights, shared or {}, online_head, dtype)
@@ -261,17 +261,17 @@ def _input_scale(stored: StoredDraft, row: Row, how: Activations, device: torch.
     parts = stored.parts(row)
     (suffix,) = parts.keys() & set(INPUT_SCALES)
     checkpoint, tensor = stored.checkpoint, parts[suffix]
-    found = torch.from_numpy(floats(read_whole(checkpoint, tensor), tensor.dtype))[0]
-    scale = found if suffix == INVERSE_INPUT_SCALE else kernel_scale(how, found)
+    stored_scale = torch.from_numpy(floats(read_whole(checkpoint, tensor), tensor.dtype))[0]
+    scale = stored_scale if suffix == INVERSE_INPUT_SCALE else kernel_scale(how, stored_scale)
     if not 0 < scale < float("inf"):
-        what = f"{tensor.name}: expected a positive scale, got {float(found)}"
+        what = f"{tensor.name}: expected a positive scale, got {float(stored_scale)}"
         raise CheckpointError(checkpoint.folder, what, fix="quantize again with calibration traces")
     return scale.to(device)
 
 
 def _from_target(draft: Draft, shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
     specs = draft.family.tensor_specs(draft.geometry)
-    found = {}
+    tensors = {}
     for name, spec in specs.items():
         if name not in (EMBEDDING, HEAD) or spec.tied or draft.row(name) is not None:
             continue
@@ -288,8 +288,8 @@ def _from_target(draft: Draft, shared: Mapping[str, Tensor]) -> dict[str, Tensor
                 f"{name}: expected shape {list(shape)}, the target's is {list(shared[name].shape)}",
                 fix="give the target that this draft was trained for",
             )
-        found[name] = shared[name]
-    return found
+        tensors[name] = shared[name]
+    return tensors
 
 
 def _fusion_sha256(stored: StoredDraft) -> str:

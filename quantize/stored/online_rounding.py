@@ -170,8 +170,8 @@ def online_heads(
         return {}
     draft = stored.draft
     _check_method(draft, how)
-    own = [row for row in draft.rows if row.role == "head"]
-    for row in own:
+    heads = [row for row in draft.rows if row.role == "head"]
+    for row in heads:
         scheme = stored.scheme_of(row)
         if scheme is not None:
             what = f"{row.module} is stored quantized already, in {scheme.number.bits} bits"
@@ -183,12 +183,12 @@ def online_heads(
     head = shared[HEAD]
     if head.dtype not in (torch.bfloat16, torch.float16):
         head = head.to(torch.bfloat16)
-    for row in own:
+    for row in heads:
         _check_shared(draft, row, weights[row.canonical], head, how)
     exact = ONLINE_ACTIVATIONS[how] != "none"
     held = torch.promote_types(dtype, torch.float32) if exact else dtype
     served = quantized_head(head, how).to(held)
-    return dict.fromkeys([row.canonical for row in own] or [HEAD], served)
+    return dict.fromkeys([row.canonical for row in heads] or [HEAD], served)
 
 
 def quantized_head(head: Tensor, how: OnlineHead) -> Tensor:
@@ -247,13 +247,13 @@ def _check_method(draft: Draft, how: OnlineHead) -> None:
         raise _refused(draft, how, what, fix="use --head-online fp8, or leave it out")
 
 
-def _check_shared(draft: Draft, row: Row, own: Tensor, head: Tensor, how: OnlineHead) -> None:
+def _check_shared(draft: Draft, row: Row, stored: Tensor, head: Tensor, how: OnlineHead) -> None:
     """`_should_share`: of equal shape, and equal in every weight."""
-    if own.shape != head.shape:
-        what = f"{row.module} is {list(own.shape)}, the target's head {list(head.shape)}"
+    if stored.shape != head.shape:
+        what = f"{row.module} is {list(stored.shape)}, the target's head {list(head.shape)}"
         raise _not_shared(draft, how, what)
     for at in _blocks(len(head)):
-        different = (own[at].to(head.dtype) != head[at]).any(-1)
+        different = (stored[at].to(head.dtype) != head[at]).any(-1)
         if different.any():
             row_number = at.start + int(different.int().argmax())
             what = f"row {row_number} of {row.module} differs from that of the target's head"

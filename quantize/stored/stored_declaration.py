@@ -49,9 +49,9 @@ def stored_parts(
 
     INT4 scales may have `source_dtypes` besides F16: that of the weight before quantization.
     """
-    own = tuple(dict.fromkeys((*source_dtypes, "F16")))
+    dtypes = tuple(dict.fromkeys((*source_dtypes, "F16")))
     parts = scheme.layout.parts(scheme, out_features, in_features)
-    return {suffix: part._replace(dtypes=part.dtypes or own) for suffix, part in parts.items()}
+    return {suffix: part._replace(dtypes=part.dtypes or dtypes) for suffix, part in parts.items()}
 
 
 def beside_codes(scheme: DeclaredScheme) -> frozenset[str]:
@@ -101,18 +101,18 @@ class RawDeclaration:
 
         MLX's {group_size, bits, mode} says how tensors are packed, but not which.
         """
-        said = self.value if isinstance(self.value, dict) else {"": True}
-        if not self.has_method and {"group_size", "bits"} <= said.keys():
+        declared = self.value if isinstance(self.value, dict) else {"": True}
+        if not self.has_method and {"group_size", "bits"} <= declared.keys():
             return True
-        named = any(value for key, value in said.items() if key not in _OF_NO_SCHEME)
-        return not named and str(said.get("quant_method") or "modelopt").startswith("modelopt")
+        named = any(value for key, value in declared.items() if key not in _OF_NO_SCHEME)
+        return not named and str(declared.get("quant_method") or "modelopt").startswith("modelopt")
 
 
 def raw_declaration(checkpoint: Checkpoint) -> RawDeclaration | None:
     """What a folder declares; None = nothing, or an empty declaration of a BF16 draft."""
-    found = written_declaration(checkpoint)
-    if found is None or not found.is_empty or quantized_looking(checkpoint.tensors.values()):
-        return found
+    raw = written_declaration(checkpoint)
+    if raw is None or not raw.is_empty or quantized_looking(checkpoint.tensors.values()):
+        return raw
     return None
 
 

@@ -54,12 +54,12 @@ class StoredKvCache:
 def cache_tensors(checkpoint: Checkpoint, family: Family) -> Iterator[CacheTensor]:
     """The stored scales of layers of this family, by name; names of other modules do not count."""
     for name, tensor in checkpoint.tensors.items():
-        found = _SPELLED.fullmatch(name)
-        if found is None:
+        match = _SPELLED.fullmatch(name)
+        if match is None:
             continue
-        layer = _LAYER.match(family.canonical_name(f"{found['attention']}.k_proj.weight"))
+        layer = _LAYER.match(family.canonical_name(f"{match['attention']}.k_proj.weight"))
         if layer is not None:
-            yield CacheTensor(int(layer[1]), found["of"] or found["out"], tensor)
+            yield CacheTensor(int(layer[1]), match["of"] or match["out"], tensor)
 
 
 def cache_problems(
@@ -100,12 +100,12 @@ def cache_scales(
             f"a scale of the KV cache: expected {expected}, got {got}",
             fix="run 'draftquant verify', then quantize the draft again",
         )
-    found: dict[int, dict[str, tuple[float, ...]]] = {}
+    by_layer: dict[int, dict[str, tuple[float, ...]]] = {}
     for layer, of, tensor in cache_tensors(checkpoint, draft.family):
-        found.setdefault(layer, {}).update(dict.fromkeys(of, _values(checkpoint, tensor)))
+        by_layer.setdefault(layer, {}).update(dict.fromkeys(of, _values(checkpoint, tensor)))
     return {
         layer: CacheScales(k=each.get("k", UNIT.k), v=each.get("v", UNIT.v))
-        for layer, each in sorted(found.items())
+        for layer, each in sorted(by_layer.items())
     }
 
 
@@ -198,10 +198,10 @@ class StoredDraft:
         if asked is None and (self.scheme is None or self.scheme.kv_cache is None):
             return {}
         layers = cached_layers((row.canonical for row in self.draft.rows), self.checkpoint.folder)
-        found: Mapping[int, CacheScales] = {}
+        scales: Mapping[int, CacheScales] = {}
         if self.scheme is not None:
-            found = cache_scales(self.checkpoint, self.draft, self.scheme)
-        return {layer: found.get(layer, UNIT) for layer in layers}
+            scales = cache_scales(self.checkpoint, self.draft, self.scheme)
+        return {layer: scales.get(layer, UNIT) for layer in layers}
 
     def is_quantized(self, row: Row) -> bool:
         """True if a row of `draft` is stored as codes."""
@@ -211,7 +211,7 @@ class StoredDraft:
     def rounds_alone(self) -> bool:
         """See `LoadedDraft`; an online head always rounds alone, and is not stored."""
         schemes = [self.scheme_of(row) for row in self.draft.rows if self.is_quantized(row)]
-        return all(one is None or one.activations != "tensor-dynamic" for one in schemes)
+        return all(scheme is None or scheme.activations != "tensor-dynamic" for scheme in schemes)
 
     def parts(self, row: Row) -> dict[str, TensorInfo]:
         """The stored tensors of a quantized row by suffix ("weight", "weight_scale", ...)."""
@@ -269,18 +269,18 @@ def _declared_tensors(
         if shape is None or len(shape) != 2:
             what = f"{module} is stored quantized, but this draft's family has no such linear"
             raise CheckpointError(checkpoint.folder, what, fix="quantize the draft again")
-        own = scheme.of(module)
-        if own is None:
+        how = scheme.of(module)
+        if how is None:
             what = f"{module} is stored quantized, but nothing is declared for it: {scheme}"
             raise CheckpointError(checkpoint.folder, what, fix="quantize the draft again")
-        for suffix, part in stored_parts(own, *shape).items():
+        for suffix, part in stored_parts(how, *shape).items():
             tensor = checkpoint.tensors.get(f"{module}.{suffix}")
             if not part.fits(tensor):
                 got = f"{tensor.dtype} {list(tensor.shape)}" if tensor else "none"
                 needs = f"{' or '.join(part.dtypes)} {list(part.shape)}"
                 raise CheckpointError(
                     checkpoint.folder,
-                    f"{module}.{suffix}: {own} needs {needs}, got {got}",
+                    f"{module}.{suffix}: {how} needs {needs}, got {got}",
                     fix="run `draftquant verify`, then quantize the draft again",
                 )
             names |= {tensor.name} if tensor else set()
@@ -296,8 +296,8 @@ def _family_shapes(
     shapes = {}
     if not family.has_maths:  # no table has the shapes: the codes do
         modules = quantized_looking(checkpoint.tensors.values())
-        found = {name: _shape_of_codes(checkpoint, scheme, name) for name in sorted(modules)}
-        return {f"{name}.weight": shape for name, shape in found.items() if shape is not None}
+        by_module = {name: _shape_of_codes(checkpoint, scheme, name) for name in sorted(modules)}
+        return {f"{name}.weight": shape for name, shape in by_module.items() if shape is not None}
     for module in {name.rpartition(".")[0] for name in checkpoint.tensors}:
         spec = specs.get(family.canonical_name(f"{module}.weight"))
         if spec is not None:
@@ -313,19 +313,19 @@ def _shape_of_codes(
     checkpoint: Checkpoint, scheme: DeclaredScheme | None, module: str
 ) -> tuple[int, ...] | None:
     """The shape of the one weight that is stored as the declared parts; None where none is."""
-    own = scheme.of(module) if scheme is not None else None
+    how = scheme.of(module) if scheme is not None else None
     beside = {n.rpartition(".")[2]: t for n, t in checkpoint.tensors.items() if _in(n, module)}
     codes = next((t.shape for t in beside.values() if len(t.shape) == 2), None)
     if codes is None:
         return None
-    if own is None:
+    if how is None:
         return codes
-    tensor = beside.get(own.layout.weight_suffix(own))
+    tensor = beside.get(how.layout.weight_suffix(how))
     stored = tensor.shape if tensor is not None and len(tensor.shape) == 2 else codes
     for rows, columns in ((a * stored[0], b * stored[1]) for a, b in _PACKED):
         for shape in ((rows, columns), (columns, rows)):
             with suppress(LayoutError):
-                if all(part.fits(beside.get(s)) for s, part in stored_parts(own, *shape).items()):
+                if all(part.fits(beside.get(s)) for s, part in stored_parts(how, *shape).items()):
                     return shape
     return stored
 
@@ -348,8 +348,8 @@ def _biases(checkpoint: Checkpoint) -> frozenset[str]:
 
 def _file_of(checkpoint: Checkpoint, scheme: DeclaredScheme | None, module: str) -> str:
     """The file of a linear's codes; if nothing says which these are, of any of its tensors."""
-    own = scheme.of(module) if scheme else None
-    codes = checkpoint.tensors.get(f"{module}.{own.layout.weight_suffix(own)}") if own else None
+    how = scheme.of(module) if scheme else None
+    codes = checkpoint.tensors.get(f"{module}.{how.layout.weight_suffix(how)}") if how else None
     stored = (t for name, t in checkpoint.tensors.items() if name.rpartition(".")[0] == module)
     return (codes or next(stored)).file
 

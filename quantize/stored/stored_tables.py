@@ -80,8 +80,8 @@ class StoredTables:
                     fix="give a target whose embedding and head are not quantized",
                 )
         if self.embed_tokens.shape != self.lm_head.shape:
-            one, head = self.embed_tokens, self.lm_head
-            shapes = f"{one.name} is {list(one.shape)}, {head.name} {list(head.shape)}"
+            embedding, head = self.embed_tokens, self.lm_head
+            shapes = f"{embedding.name} is {list(embedding.shape)}, {head.name} {list(head.shape)}"
             raise CheckpointError(
                 where,
                 f"{shapes}: expected equal shapes",
@@ -110,19 +110,19 @@ def first_differing_row(
 
 
 def _find(checkpoint: Checkpoint, table: str) -> TensorInfo | None:
-    found = [
+    tensors = [
         tensor
         for name, tensor in checkpoint.tensors.items()
         if f".{name}".endswith(f".{table}") and ".layers." not in f".{name}"
     ]
-    if len(found) > 1:
-        names = ", ".join(tensor.name for tensor in found)
+    if len(tensors) > 1:
+        names = ", ".join(tensor.name for tensor in tensors)
         raise CheckpointError(
             checkpoint.folder,
             f"several tensors are called {table}: {names}",
             fix="give a folder that holds only the language model that the draft was trained for",
         )
-    return found[0] if found else None
+    return tensors[0] if tensors else None
 
 
 def _tied(checkpoint: Checkpoint) -> bool:

@@ -299,7 +299,7 @@ def audit_checkpoint(checkpoint: Checkpoint) -> Audit:
         faults=(
             *_declaration_faults(checkpoint, draft, scheme, linears),
             *strange,
-            *(fault for _, found in looked for fault in found),
+            *(fault for _, faults in looked for fault in faults),
             *index_faults(checkpoint),
             *bad_scales,
         ),
@@ -323,24 +323,24 @@ def _look(
     faults = [] if row.role in QUANTIZABLE else [not_quantizable(module, row)]
     codes = input_scale = None
     wrong: set[str] = set()
-    own = scheme.of(module) if scheme is not None else None
-    if scheme is not None and own is None:
+    module_scheme = scheme.of(module) if scheme is not None else None
+    if scheme is not None and module_scheme is None:
         where = f"{CONFIG_FILE}: quantization_config, {module}"
         faults.append(Fault(where, "a group that targets it", "none"))
-    if own is not None:
+    if module_scheme is not None:
         rows, columns = row.tensor.shape
-        parts = stored_parts(own, rows, columns)
-        right, found = sort_parts(checkpoint, module, parts, own)
-        wrong = {fault.where.removeprefix(f"{module}.") for fault in found}
-        faults += found
+        parts = stored_parts(module_scheme, rows, columns)
+        right, part_faults = sort_parts(checkpoint, module, parts, module_scheme)
+        wrong = {fault.where.removeprefix(f"{module}.") for fault in part_faults}
+        faults += part_faults
         beyond = [tensors[suffix] for suffix in sorted(tensors.keys() - parts.keys())]
         faults += [Fault(tensor.name, "no such tensor", form(tensor)) for tensor in beyond]
         ours = isinstance(read_provenance(checkpoint.folder), QuantizedProvenance)
-        faults += companion_faults(checkpoint, own, row.tensor, right, symmetric=ours)
-        if wrong <= beside_codes(own):
+        faults += companion_faults(checkpoint, module_scheme, row.tensor, right, symmetric=ours)
+        if wrong <= beside_codes(module_scheme):
             try:
                 codes, more = code_statistics(
-                    checkpoint, own, row, concat=row.canonical in concat, ours=ours
+                    checkpoint, module_scheme, row, concat=row.canonical in concat, ours=ours
                 )
             except CheckpointError as exc:
                 more = [Fault(module, "what is declared", exc.what)]
@@ -381,32 +381,32 @@ def _declaration_faults(
 
 
 def _made_by(checkpoint: Checkpoint) -> tuple[str, ...]:
-    found = []
+    makers = []
     recorded = read_provenance(checkpoint.folder)
     if recorded is not None:
         by, origin = f"draftquant {recorded.draftquant}", recorded.source.hub_id or "a folder"
         if isinstance(recorded, TranscodedProvenance):
-            found.append(f"something else, transcoded by {by}")
+            makers.append(f"something else, transcoded by {by}")
         elif isinstance(recorded, QuantizedProvenance):
             corrected = recorded.recipe.algorithm.input_correction == "auto"
             marks = ", with input correction" if corrected else ""
             marks += "".join(f", {cut} cut before" for cut in recorded.cuts[-1:])
-            found.append(f"{_quantized_by(recorded)}, from {origin}{marks}")
+            makers.append(f"{_quantized_by(recorded)}, from {origin}{marks}")
         elif isinstance(recorded, CutProvenance):
             first, was = recorded.quantized_by, ""
             if isinstance(first, QuantizedProvenance):
                 was = f", after {_quantized_by(first)}"
-            found.append(f"{by}, {recorded.cut}, from {origin}{was}")
+            makers.append(f"{by}, {recorded.cut}, from {origin}{was}")
         else:
-            found.append(f"{by}, dequantized from {origin}")
+            makers.append(f"{by}, dequantized from {origin}")
     raw = raw_declaration(checkpoint)
     if raw is not None and isinstance(raw.value, dict):
         if "version" in raw.value:
-            found.append(f"{raw.value.get('quant_method')} {raw.value['version']}")
+            makers.append(f"{raw.value.get('quant_method')} {raw.value['version']}")
         producer = raw.value.get("producer")
         if isinstance(producer, dict) and producer:
-            found.append(f"{producer.get('name')} {producer.get('version', '')}".strip())
-    return tuple(found)
+            makers.append(f"{producer.get('name')} {producer.get('version', '')}".strip())
+    return tuple(makers)
 
 
 def _quantized_by(record: QuantizedProvenance) -> str:

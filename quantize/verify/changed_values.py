@@ -114,16 +114,16 @@ def _learned_factors(
     method: Method, draft: Draft, quantized: Collection[str]
 ) -> tuple[dict[str, float], list[Fault]]:
     where, expected = f"{PROVENANCE_FILE}: learned_norms", "none: the recipe keeps them"
-    found, wanted = dict(method.learned_norms), set[str]()
+    factors, wanted = dict(method.learned_norms), set[str]()
     if method.recipe.algorithm.norms == "learned":
         wanted = {row.tensor.name for row in norms_before(draft, quantized)}
         expected = ", ".join(sorted(wanted)) or "none: no quantized linear has a norm of its own"
-    if found.keys() != wanted:
-        return {}, [Fault(where, expected, ", ".join(sorted(found)) or "none")]
-    if not all(1 <= factor <= MOST_OF_NORM for factor in found.values()):
+    if factors.keys() != wanted:
+        return {}, [Fault(where, expected, ", ".join(sorted(factors)) or "none")]
+    if not all(1 <= factor <= MOST_OF_NORM for factor in factors.values()):
         expected = f"factors from 1 to {MOST_OF_NORM:g}"
-        return {}, [Fault(where, expected, str(found))]
-    return found, []
+        return {}, [Fault(where, expected, str(factors))]
+    return factors, []
 
 
 def _balance_exponents(
@@ -157,8 +157,8 @@ def _balance_exponents(
 def cache_scale_names(draft: Draft, output: Checkpoint) -> Collection[str]:
     """Names of the stored scales of this draft's layers, in any spelling."""
     layers = _layers(draft)
-    found = cache_tensors(output, draft.family)
-    return [tensor.name for layer, _, tensor in found if layer in layers]
+    tensors = cache_tensors(output, draft.family)
+    return [tensor.name for layer, _, tensor in tensors if layer in layers]
 
 
 def cache_scale_faults(
@@ -170,8 +170,8 @@ def cache_scale_faults(
     """
     faults = [Fault(*problem) for problem in cache_problems(output, draft, scheme)]
     declared = scheme.kv_cache if scheme is not None else None
-    found = cache_tensors(output, draft.family)
-    stored = {(layer, part): tensor for layer, of, tensor in found for part in of}
+    tensors = cache_tensors(output, draft.family)
+    stored = {(layer, part): tensor for layer, of, tensor in tensors for part in of}
     if declared is None and stored and (method is not None or scheme is None):
         names = ", ".join(sorted({tensor.name for tensor in stored.values()}))
         faults.append(Fault(f"{CONFIG_FILE}: {_DECLARATION}", f"a KV cache, for {names}", "none"))
@@ -211,12 +211,12 @@ def _scales_of_the_run(
 
 
 def _layers(draft: Draft) -> dict[int, str]:
-    found = {}
+    layers = {}
     for row in draft.rows:
         stored, layer = _ATTENTION.fullmatch(row.module), _LAYER.match(row.canonical)
         if stored is not None and layer is not None:
-            found[int(layer[1])] = stored["stored"]
-    return found
+            layers[int(layer[1])] = stored["stored"]
+    return layers
 
 
 def config_faults(draft: Draft, output: Checkpoint, changes: Config | None) -> list[Fault]:
@@ -227,18 +227,18 @@ def config_faults(draft: Draft, output: Checkpoint, changes: Config | None) -> l
     source = draft.checkpoint.config
     if changes is not None:
         return different_keys(_changed(source, changes), output.config) + _altered(draft, changes)
-    found = different_keys(source, output.config)
-    other = [fault.where.removeprefix(f"{CONFIG_FILE}: ") for fault in found]
+    faults = different_keys(source, output.config)
+    other = [fault.where.removeprefix(f"{CONFIG_FILE}: ") for fault in faults]
     altering = {fault.where for fault in _altered(draft, {k: output.config.get(k) for k in other})}
-    return [fault for fault in found if fault.where in altering]
+    return [fault for fault in faults if fault.where in altering]
 
 
 def different_keys(
-    wanted: Config, found: Config, *, but: Collection[str] = (_DECLARATION,)
+    wanted: Config, got: Config, *, but: Collection[str] = (_DECLARATION,)
 ) -> list[Fault]:
     """The keys of config.json whose values differ, except the ignored ones."""
-    keys = sorted((wanted.keys() | found.keys()) - set(but))
-    pairs = {key: (said_of(wanted, key), said_of(found, key)) for key in keys}
+    keys = sorted((wanted.keys() | got.keys()) - set(but))
+    pairs = {key: (said_of(wanted, key), said_of(got, key)) for key in keys}
     return differing(f"{CONFIG_FILE}: ", pairs)
 
 

@@ -114,8 +114,8 @@ class Nearest(Judge):
         count = int(np.count_nonzero(different))
         if count and not self.wrong:
             at = row, column = divmod(int(different.argmax()), x.shape[1])
-            found = float(block.w[at]), float(block.codes[at]), float(nearest[at])
-            self._worst = (block.first_row + row, column, *found)
+            values = float(block.w[at]), float(block.codes[at]), float(nearest[at])
+            self._worst = (block.first_row + row, column, *values)
         self.wrong += count
 
     def _has_right_signs(self, block: Block) -> bool:

@@ -44,7 +44,7 @@ def compare_linear(sides: Sides, tensor: TensorInfo, demand: Demand) -> Compared
         linear = StoredLinear(sides.output, scheme, module, in_features=width)
     except CheckpointError as exc:
         return Compared(faults=[Fault(module, "what is declared", exc.what)])
-    one = _Linear(sides.output, tensor, demand, scheme, linear, width)
+    judged = _Linear(sides.output, tensor, demand, scheme, linear, width)
     digests = Digest(), Digest()
     step = -(-step // NIBBLES_PER_WORD) * NIBBLES_PER_WORD if scheme.transposed else step
     for rows in blocks_of(tensor.shape[0], step):
@@ -54,12 +54,12 @@ def compare_linear(sides: Sides, tensor: TensorInfo, demand: Demand) -> Compared
         if not scheme.transposed or rows.start == 0:
             digests[1].update(b.data)
             sides.on_bytes(b.size)
-        one.add(rows, a, b)
+        judged.add(rows, a, b)
         sides.on_bytes(a.size)
-    found = one.compared(sides.source)
-    found.source_digests[tensor.name] = str(digests[0])
-    found.output_digests[linear.codes_tensor.name] = str(digests[1])
-    return found
+    compared = judged.compared(sides.source)
+    compared.source_digests[tensor.name] = str(digests[0])
+    compared.output_digests[linear.codes_tensor.name] = str(digests[1])
+    return compared
 
 
 class _Linear:
@@ -162,8 +162,8 @@ class _Linear:
         square = np.arange(rows.start, rows.stop) // self._square_rows
         first = np.flatnonzero(np.diff(square, prepend=-1))
         largest: Bits = np.maximum.reduceat(magnitudes(bits), first, axis=0)
-        found: Floats = values_of(group_absmax(largest, self._group), dtype)[square - square[0]]
-        return found
+        absmax: Floats = values_of(group_absmax(largest, self._group), dtype)[square - square[0]]
+        return absmax
 
     def _codes(self, rows: range, stored: Bytes) -> Floats:
         """The codes without the padding of packed words; padding that is not zero is counted."""
@@ -177,22 +177,22 @@ class _Linear:
         return np.ascontiguousarray(decoded[:, : self._columns])
 
     def compared(self, source: Checkpoint) -> Compared:
-        tensor, found = self._tensor, Compared(faults=self._faults)
+        tensor, result = self._tensor, Compared(faults=self._faults)
         # Finds NaN, infinity, and numbers whose squares overflow.
         odd = not math.isfinite(self._square)
         if odd and (problem := problem_of(source, tensor)):
-            found.faults = NotFinite.of(tensor.name, problem)  # no value can be compared with them
+            result.faults = NotFinite.of(tensor.name, problem)  # no value can be compared with them
         elif self._good_scales:  # otherwise every element would be reported again
             compensated = self._judge.max_error is None
-            found.faults += self._judge.faults(self._linear.codes_tensor.name)
+            result.faults += self._judge.faults(self._linear.codes_tensor.name)
             if self._padding:
                 expected = "padding of the last word of a row with 0"
                 got = f"{self._padding} other(s)"
-                found.faults.append(Fault(self._linear.codes_tensor.name, expected, got))
-            found.faults += self._scale_faults(compensated=compensated)
-            found.linears = [self._finding(compensated=compensated)]
-            found.absmax = {self._module: float(self._absmax.max())}
-        return found
+                result.faults.append(Fault(self._linear.codes_tensor.name, expected, got))
+            result.faults += self._scale_faults(compensated=compensated)
+            result.linears = [self._finding(compensated=compensated)]
+            result.absmax = {self._module: float(self._absmax.max())}
+        return result
 
     def _scale_faults(self, *, compensated: bool) -> list[Fault]:
         scheme, rule, whole = self._scheme, self._demand.rule.scales, self._whole

@@ -37,11 +37,11 @@ class Fault:
 
 
 def differing(
-    where: str, pairs: Mapping[str, tuple[object, object]], expected: str = "{}", found: str = "{}"
+    where: str, pairs: Mapping[str, tuple[object, object]], expected: str = "{}", actual: str = "{}"
 ) -> list[Fault]:
     """A fault for each key whose wanted and found values differ."""
     return [
-        Fault(f"{where}{key}", expected.format(wanted), found.format(got))
+        Fault(f"{where}{key}", expected.format(wanted), actual.format(got))
         for key, (wanted, got) in pairs.items()
         if wanted != got
     ]
@@ -245,7 +245,7 @@ class Sides:
     on_bytes: OnBytes = lambda _count: None
 
 
-def hash_the_rest(sides: Sides, found: Compared) -> list[Fault]:
+def hash_the_rest(sides: Sides, compared: Compared) -> list[Fault]:
     """Add the digests of tensors that have none; faults are values that no source may have."""
 
     def hashed(checkpoint: Checkpoint, tensor: TensorInfo) -> Compared:
@@ -256,7 +256,7 @@ def hash_the_rest(sides: Sides, found: Compared) -> list[Fault]:
         return Compared(output_digests={tensor.name: digest}, faults=faults)
 
     faults = []
-    both = (sides.source, found.source_digests), (sides.output, found.output_digests)
+    both = (sides.source, compared.source_digests), (sides.output, compared.output_digests)
     for checkpoint, digests in both:
         left = [tensor for name, tensor in checkpoint.tensors.items() if name not in digests]
         whole = compare_all(left, partial(hashed, checkpoint))
@@ -271,12 +271,12 @@ def form(tensor: TensorInfo | None) -> str:
 
 
 def matched(
-    wanted: Mapping[str, TensorInfo], found: Mapping[str, TensorInfo]
+    wanted: Mapping[str, TensorInfo], present: Mapping[str, TensorInfo]
 ) -> tuple[list[TensorInfo], list[Fault]]:
     """The wanted tensors that exist with that name, dtype and shape; a fault for each other one."""
     alike, faults = [], []
-    for name in sorted(wanted.keys() | found.keys()):
-        want, got = wanted.get(name), found.get(name)
+    for name in sorted(wanted.keys() | present.keys()):
+        want, got = wanted.get(name), present.get(name)
         if want is not None and form(want) == form(got):
             alike.append(want)
         else:
@@ -304,15 +304,15 @@ def compare_kept(sides: Sides, tensor: TensorInfo) -> Compared:
             other.update(b)
         done += len(a)
         sides.on_bytes(2 * len(a))
-    found = Compared(
+    compared = Compared(
         source_digests={tensor.name: str(digest)},
         output_digests={tensor.name: str(other)},
         faults=NotFinite.of(tensor.name, finiteness.problem),
     )
     if changed:
         what = f"{changed} different byte(s), first at byte {first_change}"
-        found.faults.append(Fault(tensor.name, "the source's bytes", what))
-    return found
+        compared.faults.append(Fault(tensor.name, "the source's bytes", what))
+    return compared
 
 
 def _equal(a: memoryview, b: memoryview) -> bool:

@@ -235,15 +235,15 @@ def cut_between(
 def _tables(
     draft: Draft, output: Checkpoint, quantized: QuantizedProvenance, target: Path | None
 ) -> StoredTables | None:
-    own = draft.row(HEAD)
-    if own is not None and own.tensor.name in quantized.dropped:
+    head = draft.row(HEAD)
+    if head is not None and head.tensor.name in quantized.dropped:
         raise CheckpointError(
             output.folder,
             "its head was left to the target when it was quantized, and given back when its"
             " vocabulary was cut",
             fix="give the quantized folder that was cut behind --against",
         )
-    if own is not None or "head" not in draft.family.shared_tables:
+    if head is not None or "head" not in draft.family.shared_tables:
         return None
     if target is None:
         raise CheckpointError(
@@ -260,11 +260,11 @@ def _source_faults(
     """Refuse a draft that the folder was not made from; other tensors show the rest later."""
     sources = (*(cut.source for cut in quantized.cuts), quantized.source)
     made_of = [source.tensor_digests for source in sources]
-    found = {tensor.name: tensor_digest(whole, tensor) for tensor in changed}
-    if any(all(said.get(n) == digest for n, digest in found.items()) for said in made_of):
+    digests = {tensor.name: tensor_digest(whole, tensor) for tensor in changed}
+    if any(all(known.get(n) == digest for n, digest in digests.items()) for known in made_of):
         return []
     key = "source.tensor_digests (before the cut)"
-    pairs = {f"{key}.{n}": (digest, made_of[0].get(n)) for n, digest in found.items()}
+    pairs = {f"{key}.{n}": (digest, made_of[0].get(n)) for n, digest in digests.items()}
     return recorded(pairs)[:1]
 
 
@@ -280,8 +280,8 @@ def _cut_faults(
     for name, digest in quantized.tensor_digests.items():
         same = record.tensor_digests.get(name) == digest
         if not same and name not in anew and name.rpartition(".")[0] not in modules:
-            said = f"{digest}, as before the cut", record.tensor_digests.get(name)
-            pairs[f"tensor_digests.{name}"] = said
+            pair = f"{digest}, as before the cut", record.tensor_digests.get(name)
+            pairs[f"tensor_digests.{name}"] = pair
     return recorded(pairs)
 
 
@@ -361,8 +361,8 @@ def verify_cut(
     with cut_view(source, ids, tables) as wanted:
         lent = tables is None and HEAD not in wanted.tensors  # rows of an absent target
         unshown = lent and HEAD in checkpoint.tensors
-        found = {n: t for n, t in checkpoint.tensors.items() if not (unshown and n == HEAD)}
-        alike, faults = matched(wanted.tensors, found)
+        tensors = {n: t for n, t in checkpoint.tensors.items() if not (unshown and n == HEAD)}
+        alike, faults = matched(wanted.tensors, tensors)
         sides = Sides(wanted, checkpoint)
         whole = compare_all(alike, partial(_compare, sides, ids))
     scheme = declared_scheme(checkpoint)
@@ -386,7 +386,7 @@ def verify_cut(
 
 
 def _report(
-    output: Checkpoint, source: StoredDraft, ids: Ids, found: Compared, *, unshown: bool = False
+    output: Checkpoint, source: StoredDraft, ids: Ids, compared: Compared, *, unshown: bool = False
 ) -> VerifyReport:
     scheme, vocabulary = declared_scheme(output), source.draft.geometry.vocab_size
     return VerifyReport(
@@ -394,25 +394,25 @@ def _report(
         source=str(source.checkpoint.folder),
         scheme=str(scheme) if scheme else None,
         rule="every kept row is the source's, and the maps say of which token",
-        kept=len(found.output_digests),
+        kept=len(compared.output_digests),
         bytes_compared=source.checkpoint.nbytes + output.nbytes,
-        faults=tuple(found.faults),
+        faults=tuple(compared.faults),
         vocabulary=f"vocabulary {len(ids):,} of {vocabulary:,}",
         head_unshown=unshown,
-        **found.digests,
+        **compared.digests,
     )
 
 
 def _compare(sides: Sides, ids: Ids, tensor: TensorInfo) -> Compared:
     """Compare bytes; for a tensor with a row per kept token, a fault names the first wrong row."""
-    found, output = compare_kept(sides, tensor), sides.output
-    changed = [fault for fault in found.faults if not isinstance(fault, NotFinite)]
+    compared, output = compare_kept(sides, tensor), sides.output
+    changed = [fault for fault in compared.faults if not isinstance(fault, NotFinite)]
     if changed and tensor.shape[:1] == (len(ids),):
         other = output.tensors[tensor.name]
         row = first_differing_row(sides.source, tensor, output, other) or 0
         expected = f"the source's bytes of target id {ids[row]}"
-        found.faults = [Fault(tensor.name, expected, f"others in row {row}; {changed[0].got}")]
-    return found
+        compared.faults = [Fault(tensor.name, expected, f"others in row {row}; {changed[0].got}")]
+    return compared
 
 
 def _size_faults(
@@ -430,15 +430,15 @@ def _size_faults(
         "size_before": (sizes[0], cut.size_before),
         "size": (sizes[1], cut.size),
     }
-    said = cut.head_from
+    head_from = cut.head_from
     if tables is not None:
         digest = tensor_digest(tables.checkpoint, tables.lm_head)
-        recorded_head = (said.tensor, said.digest) if said else None
+        recorded_head = (head_from.tensor, head_from.digest) if head_from else None
         pairs["head_from"] = (tables.lm_head.name, digest), recorded_head
     elif unshown:
-        pairs["head_from"] = (True, said is not None)
-    elif said is not None:
-        pairs["head_from"] = (None, said.tensor)
+        pairs["head_from"] = (True, head_from is not None)
+    elif head_from is not None:
+        pairs["head_from"] = (None, head_from.tensor)
     last = f"cuts[{len(record.cuts) - 1}]"
     return recorded({f"{last}.{key}": pair for key, pair in pairs.items()})
 

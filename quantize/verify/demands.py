@@ -61,14 +61,14 @@ _MOST_NAMED = 3
 
 
 def digest_pairs(
-    key: str, computed: Mapping[str, str], said: Mapping[str, str]
+    key: str, computed: Mapping[str, str], declared: Mapping[str, str]
 ) -> dict[str, tuple[object, object]]:
     """Both digests of tensors on which they disagree: of two, and how many more there are."""
-    names = sorted(said.keys() | computed.keys())
-    wrong = [name for name in names if computed.get(name) != said.get(name)]
+    names = sorted(declared.keys() | computed.keys())
+    wrong = [name for name in names if computed.get(name) != declared.get(name)]
     named = wrong if len(wrong) <= _MOST_NAMED else wrong[: _MOST_NAMED - 1]
     pairs: dict[str, tuple[object, object]] = {
-        f"{key}.{name}": (computed.get(name), said.get(name)) for name in named
+        f"{key}.{name}": (computed.get(name), declared.get(name)) for name in named
     }
     if more := len(wrong) - len(named):
         pairs[f"{key} of {more} more tensors"] = "as computed", "others"
@@ -77,29 +77,29 @@ def digest_pairs(
 
 def read_record(folder: Path) -> Record | CutProvenance | None:
     """The record of a folder, or None; CheckpointError where the record is of another kind."""
-    found = read_provenance(folder)
-    if isinstance(found, DequantizedProvenance):
+    record = read_provenance(folder)
+    if isinstance(record, DequantizedProvenance):
         raise CheckpointError(
             folder / PROVENANCE_FILE,
             "there is nothing to verify: the folder was dequantized, and holds no quantized values",
             fix="verify the quantized folder that it was made from",
         )
-    if isinstance(found, GraftedProvenance):
+    if isinstance(record, GraftedProvenance):
         raise CheckpointError(
             folder / PROVENANCE_FILE,
             "the folder is a target's, into which an MTP layer was grafted",
             fix="draftquant verify it --against the target as it was",
         )
-    return found
+    return record
 
 
 def record_faults(
-    record: Record | CutProvenance, draft: Draft, output: Checkpoint, found: Compared
+    record: Record | CutProvenance, draft: Draft, output: Checkpoint, compared: Compared
 ) -> list[Fault]:
     """Faults in what a record says of a folder and its source, as far as it shows; and its seal."""
-    pairs = digest_pairs("tensor_digests", found.output_digests, record.tensor_digests)
+    pairs = digest_pairs("tensor_digests", compared.output_digests, record.tensor_digests)
     if not isinstance(record, TranscodedProvenance):
-        of_source = found.source_digests, record.source.tensor_digests
+        of_source = compared.source_digests, record.source.tensor_digests
         pairs |= digest_pairs("source.tensor_digests", *of_source)
         pairs["source.family"] = draft.family.name, record.source.family
         pairs["tensor_bytes.before"] = draft.checkpoint.nbytes, record.tensor_bytes.before
@@ -108,9 +108,9 @@ def record_faults(
     return recorded(pairs)
 
 
-def method_faults(run: Method, said: Method) -> list[Fault]:
+def method_faults(run: Method, declared: Method) -> list[Fault]:
     """Faults where draftquant.json does not say what the run did."""
-    pairs = {name: (value, said.keys[name]) for name, value in run.keys.items()}
+    pairs = {name: (value, declared.keys[name]) for name, value in run.keys.items()}
     return differing(f"{PROVENANCE_FILE}: ", pairs, "that of the run: {}")
 
 
@@ -130,10 +130,10 @@ def recipe_of(method: Method, row: Row) -> Recipe:
     """The recipe for a row: with the format and algorithm of the rule that claims it."""
     recipe = method.recipe
     rule = claiming(recipe, row)
-    own = recipe.of(rule) if rule is not None else recipe.in_format(recipe.formats[0])
+    of_rule = recipe.of(rule) if rule is not None else recipe.in_format(recipe.formats[0])
     if row.module in method.few_inputs:
-        return replace(own, algorithm=own.algorithm.to_nearest)
-    return own
+        return replace(of_rule, algorithm=of_rule.algorithm.to_nearest)
+    return of_rule
 
 
 def _format(recipe: Recipe, row: Row) -> Format | None:
@@ -148,9 +148,9 @@ def action_faults(recipe: Recipe, draft: Draft, quantized: Collection[str]) -> I
     """Faults unless exactly the rows are quantized that the rules of the recipe quantize."""
     words = ["kept", "quantized"]
     for row in draft.rows:
-        wanted, found = _format(recipe, row) is not None, row.module in quantized
-        if wanted != found:
-            yield Fault(row.module, f"{words[wanted]} (recipe {recipe.name})", words[found])
+        wanted, is_quantized = _format(recipe, row) is not None, row.module in quantized
+        if wanted != is_quantized:
+            yield Fault(row.module, f"{words[wanted]} (recipe {recipe.name})", words[is_quantized])
 
 
 def dropped_rows(recipe: Recipe, draft: Draft) -> tuple[Row, ...]:
@@ -169,8 +169,8 @@ def dropped_faults(
 ) -> Iterator[Fault]:
     """The tables recorded as dropped are those that the recipe drops, and equal the target's."""
     names = sorted(row.tensor.name for row in dropped)
-    said = names if record is None else sorted(record.dropped)
-    yield from recorded({"dropped": (", ".join(names) or "none", ", ".join(said) or "none")})
+    on_record = names if record is None else sorted(record.dropped)
+    yield from recorded({"dropped": (", ".join(names) or "none", ", ".join(on_record) or "none")})
     if target is None or not dropped:
         return
     tables = StoredTables.find(target)
@@ -192,12 +192,12 @@ def declared_faults(recipe: Recipe, scheme: DeclaredScheme | None, draft: Draft)
         yield from _scheme_faults(_DECLARED, recipe, scheme)
     else:
         for row in draft.rows:
-            form, own = _format(recipe, row), scheme.of(row.module)
+            form, module_scheme = _format(recipe, row), scheme.of(row.module)
             place = f"{_DECLARED}, {row.module}"
-            if form is not None and own is None:
+            if form is not None and module_scheme is None:
                 yield Fault(place, f"a group for it: {form}", "none")
-            elif form is not None and own is not None:
-                yield from _scheme_faults(place, recipe.in_format(form), own)
+            elif form is not None and module_scheme is not None:
+                yield from _scheme_faults(place, recipe.in_format(form), module_scheme)
 
 
 def _scheme_faults(where: str, recipe: Recipe, scheme: DeclaredScheme) -> list[Fault]:
@@ -211,9 +211,9 @@ def _scheme_faults(where: str, recipe: Recipe, scheme: DeclaredScheme) -> list[F
         "activations": (declared_activations(recipe.activations), scheme.activations),
     }
     return [
-        Fault(where, f"{key} {wanted} of recipe {recipe.name}", f"{found}")
-        for key, (wanted, found) in pairs.items()
-        if wanted != found
+        Fault(where, f"{key} {wanted} of recipe {recipe.name}", f"{got}")
+        for key, (wanted, got) in pairs.items()
+        if wanted != got
     ]
 
 
@@ -260,9 +260,9 @@ def input_scale_faults(
 
 def other_scalar(output: Checkpoint, tensor: TensorInfo, wanted: float) -> Iterator[Fault]:
     """A stored scale equals that of the run, bit for bit."""
-    found = stored_scalar(output, tensor)
-    if found != wanted:
-        yield Fault(tensor.name, f"{wanted:.9g} (that of the run)", f"{found:.9g}")
+    stored = stored_scalar(output, tensor)
+    if stored != wanted:
+        yield Fault(tensor.name, f"{wanted:.9g} (that of the run)", f"{stored:.9g}")
 
 
 def complete_faults(
@@ -270,9 +270,9 @@ def complete_faults(
 ) -> Iterator[Fault]:
     """config.json, and the layout's own file, declare what this package writes for a recipe."""
     layout = scheme.layout
-    own = recipe.in_format(recipe.formats[0]).stored
+    stored = recipe.in_format(recipe.formats[0]).stored
     others = _own_formats(recipe, draft, named_heads=layout.names_heads)
-    wanted = layout.declaration(own, list(scheme.excludes), others)
+    wanted = layout.declaration(stored, list(scheme.excludes), others)
     yield from _differences(_DECLARED, wanted, output.config.get(_DECLARATION))
     if layout.side_file and (output.folder / layout.side_file.name).is_file():
         name = layout.side_file.name
@@ -282,7 +282,7 @@ def complete_faults(
 
 def _own_formats(recipe: Recipe, draft: Draft, *, named_heads: bool) -> tuple[OwnFormat, ...]:
     """Linears in other formats than the recipe's own, and a head in it where it needs a name."""
-    found = []
+    formats = []
     for form in recipe.formats:
         rows = [row for row in draft.rows if _format(recipe, row) == form]
         if form == recipe.formats[0]:
@@ -291,8 +291,8 @@ def _own_formats(recipe: Recipe, draft: Draft, *, named_heads: bool) -> tuple[Ow
         names = {name for module in modules for name in (module, *fused_names(module))}
         if names:
             leaves = tuple(sorted({_leaf(name) for name in names}))
-            found.append(OwnFormat(recipe.in_format(form).stored, leaves))
-    return tuple(found)
+            formats.append(OwnFormat(recipe.in_format(form).stored, leaves))
+    return tuple(formats)
 
 
 def _leaf(name: str) -> str:
@@ -301,17 +301,17 @@ def _leaf(name: str) -> str:
     return ".".join((*before[-1:], leaf)) if leaf.isdecimal() else leaf
 
 
-def _differences(where: str, wanted: object, found: object) -> Iterator[Fault]:
+def _differences(where: str, wanted: object, got: object) -> Iterator[Fault]:
     """Every innermost key with another value, as JSON tells values apart."""
-    if isinstance(wanted, dict) and isinstance(found, dict):
-        for key in sorted(wanted.keys() | found.keys()):
+    if isinstance(wanted, dict) and isinstance(got, dict):
+        for key in sorted(wanted.keys() | got.keys()):
             inner = f"{where}.{key}" if where.count(":") else f"{where}: {key}"
-            if key in wanted and key in found:
-                yield from _differences(inner, wanted[key], found[key])
+            if key in wanted and key in got:
+                yield from _differences(inner, wanted[key], got[key])
             else:
-                yield Fault(inner, said_of(wanted, key), said_of(found, key))
-    elif json.dumps(wanted, sort_keys=True) != json.dumps(found, sort_keys=True):
-        yield Fault(where, json.dumps(wanted), json.dumps(found))
+                yield Fault(inner, said_of(wanted, key), said_of(got, key))
+    elif json.dumps(wanted, sort_keys=True) != json.dumps(got, sort_keys=True):
+        yield Fault(where, json.dumps(wanted), json.dumps(got))
 
 
 def said_of(mapping: Mapping[str, Any], key: str) -> str:
@@ -328,26 +328,26 @@ def demands_of(
     """
     before = record.transcoded_from if record is not None else None
     weights = method.recipe.weights if method else before.weights if before else None
-    found = {}
+    demands = {}
     for row in draft.linears():
-        own = scheme.of(row.module) if scheme is not None else None
+        module_scheme = scheme.of(row.module) if scheme is not None else None
         used = None if method is None else replace(method, recipe=recipe_of(method, row))
         carried, scale_dtype = None, row.tensor.dtype
         if weights is not None:
-            carries = own is not None and own.weight_dtype != weights.dtype
+            carries = module_scheme is not None and module_scheme.weight_dtype != weights.dtype
             carries = weights.carrier is not None or (method is None and carries)
             carried = weights.dtype if carries else None
             scale_dtype = "F16" if weights.scale_dtype else scale_dtype
         inverse = f"{row.module}.{INVERSE_SCALE}"
-        found[row.module] = Demand(
-            scheme=own,
+        demands[row.module] = Demand(
+            scheme=module_scheme,
             recipe=used.recipe if used else None,
             rule=rule_of(used),
             carried=carried,
             scale_dtype=before.scale_dtype if before else scale_dtype,
             from_inverse=before is not None and inverse in before.tensor_digests,
         )
-    return found
+    return demands
 
 
 def whole_demands(
@@ -362,17 +362,17 @@ def whole_demands(
     `exponents` are those of `ChangedNorms`, by tensor name.
     """
     rows = {row.module: row.tensor for row in draft.linears() if row.module in quantized}
-    found = {m: replace(demands[m], exponent=exponents.get(t.name, 0)) for m, t in rows.items()}
-    exact = [m for m, one in found.items() if one.rule.scales in ("absmax", "searched")]
-    whole = [m for m in exact if (own := found[m].scheme) and own.scales_whole_matrix]
+    by_module = {m: replace(demands[m], exponent=exponents.get(t.name, 0)) for m, t in rows.items()}
+    exact = [m for m, demand in by_module.items() if demand.rule.scales in ("absmax", "searched")]
+    whole = [m for m in exact if (declared := by_module[m].scheme) and declared.scales_whole_matrix]
     with ThreadPoolExecutor(WORKERS) as pool:
         of = partial(matrix_absmax, draft.checkpoint)
-        largest = pool.map(lambda m: of(rows[m], found[m].exponent), whole)
+        largest = pool.map(lambda m: of(rows[m], by_module[m].exponent), whole)
         absmax = dict(zip(whole, largest, strict=True))
     for group in (*draft.scale_groups(), *((module,) for module in whole)):
         members = tuple(module for module in group if module in absmax)
         for module in members:
-            if found[module].largest is None:
+            if by_module[module].largest is None:
                 of_group = max(absmax[member] for member in members)
-                found[module] = replace(found[module], largest=of_group, group=members)
-    return found
+                by_module[module] = replace(by_module[module], largest=of_group, group=members)
+    return by_module

@@ -85,24 +85,24 @@ def sort_tensors(
     `beside` are tensors of the output that belong to no tensor of the source.
     """
     modules = quantized_looking(output.tensors.values())
-    found, claimed = Sorting(), set(beside)
+    sorting, claimed = Sorting(), set(beside)
     for row in draft.rows:
         module = row.module
         if module not in modules:
             claimed.add(row.tensor.name)
             stored = output.tensors.get(row.tensor.name)
             if form(stored) == form(row.tensor):
-                found.kept.append(row)
+                sorting.kept.append(row)
             else:
                 kept = f"{form(row.tensor)}{' (kept)' if stored else ''}"
-                found.faults.append(Fault(row.tensor.name, kept, form(stored)))
+                sorting.faults.append(Fault(row.tensor.name, kept, form(stored)))
             continue
-        found.quantized.add(module)
+        sorting.quantized.add(module)
         demand = demands.get(module)
         scheme = demand.scheme if demand else None
         if demand is None or scheme is None or row.role not in QUANTIZABLE:
             claimed |= {n for n in output.tensors if n.rpartition(".")[0] == module}
-            found.faults.append(not_quantizable(module, row))
+            sorting.faults.append(not_quantizable(module, row))
             continue
         recipe = demand.recipe
         rows, columns = row.tensor.shape
@@ -112,14 +112,14 @@ def sort_tensors(
             parts = own_parts(parts, recipe.weights.stored, scheme, demand.scale_dtype)
         claimed |= {f"{module}.{suffix}" for suffix in parts}
         right, wrong = sort_parts(output, module, parts, scheme)
-        found.faults += wrong
+        sorting.faults += wrong
         if not wrong:
-            found.complete.add(module)
+            sorting.complete.add(module)
         if {fault.where.rpartition(".")[2] for fault in wrong} <= beside_codes(scheme):
-            found.linears.append((row, right))
+            sorting.linears.append((row, right))
     for name in sorted(output.tensors.keys() - claimed):
-        found.faults.append(Fault(name, "no such tensor", form(output.tensors[name])))
-    return found
+        sorting.faults.append(Fault(name, "no such tensor", form(output.tensors[name])))
+    return sorting
 
 
 def not_quantizable(module: str, row: Row) -> Fault:
@@ -235,9 +235,9 @@ def _first_layer(rows: Sequence[Row], scheme: DeclaredScheme) -> int:
 
     Small numbers are those of the names on disk, so they are tried last.
     """
-    found = {int(number) for number in _NUMBER.findall(" ".join(scheme.excludes))}
+    numbers = {int(number) for number in _NUMBER.findall(" ".join(scheme.excludes))}
     layers = {int(row.canonical.split(".")[1]) for row in rows}
-    firsts = {number - layer for number in found for layer in layers if number > layer}
+    firsts = {number - layer for number in numbers for layer in layers if number > layer}
     count = {n: sum(scheme.is_excluded(_numbered(row, n)) for row in rows) for n in firsts}
     return max(firsts, key=lambda first: (count[first], first), default=_ANY_LAYER)
 
@@ -296,11 +296,11 @@ def _metadata_faults(source: Checkpoint, output: Checkpoint, *, foreign: bool) -
 
 
 def _metadata(checkpoint: Checkpoint) -> dict[str, str]:
-    found: dict[str, set[str]] = {}
+    by_key: dict[str, set[str]] = {}
     for header in checkpoint.headers.values():
         for key, value in header.metadata.items():
-            found.setdefault(key, set()).add(value)
-    return {key: " and ".join(map(repr, sorted(values))) for key, values in found.items()}
+            by_key.setdefault(key, set()).add(value)
+    return {key: " and ".join(map(repr, sorted(values))) for key, values in by_key.items()}
 
 
 def travelled_faults(

@@ -141,8 +141,8 @@ class AboutNearest(Judge):
         if not largest <= self._largest:
             row, column = divmod(int(error.argmax()), error.shape[1])
             self.max_error = self._largest = largest
-            found = float(x[row, column]), float(codes[row, column])
-            self._worst = (first_row + row, column, *found)
+            values = float(x[row, column]), float(codes[row, column])
+            self._worst = (first_row + row, column, *values)
         if not largest <= 1:
             self.wrong += int(np.count_nonzero(~(error <= 1)))
 
@@ -298,11 +298,11 @@ def _integer_rule(
     tensor: TensorInfo, scheme: DeclaredScheme, scale: Doubles, absmax: Doubles
 ) -> tuple[float, npt.NDArray[np.bool_], Doubles]:
     """The divisor that most scales have, the scales that differ, and what they should be."""
-    found = []
+    candidates = []
     for divisor in _divisors(scheme):
         expected = np.maximum(absmax / divisor, INT4_SMALLEST_SCALE)
-        found.append((divisor, ~_fits(scale, expected, tensor.dtype), expected))
-    return min(found, key=lambda one: int(one[1].sum()))
+        candidates.append((divisor, ~_fits(scale, expected, tensor.dtype), expected))
+    return min(candidates, key=lambda candidate: int(candidate[1].sum()))
 
 
 def _fits(scale: Doubles, expected: Doubles, dtype: str) -> npt.NDArray[np.bool_]:
@@ -344,13 +344,13 @@ def about_matrix_scale_faults(
     """
     divisor, shared = whole_steps(scheme), max(absmax.values())
     faults = []
-    for module, own in absmax.items():
+    for module, alone in absmax.items():
         tensor = matrix_scale(output, module)
         scale = stored_scalar(output, tensor)
         scale = 1 / scale if tensor.name.endswith(INVERSE_SCALE) else scale
         slack = _GLOBAL_SLACK if scheme.number.global_scale else _SLACK[tensor.dtype]
-        allowed = [largest / divisor for largest in (shared, own)]
-        if not any(abs(scale - one) <= one * slack or one == 0 for one in allowed):
+        allowed = [largest / divisor for largest in (shared, alone)]
+        if not any(abs(scale - value) <= value * slack or value == 0 for value in allowed):
             of = f" of {', '.join(absmax)}" if len(absmax) > 1 else ""
             wanted = f"absmax{of} / {divisor:g} ({allowed[0]:.6g})"
             faults.append(Fault(tensor.name, wanted, f"{scale:.6g}"))

@@ -133,18 +133,18 @@ def verify_graft(
     progress = BytesRead(on_progress)
     starts = tuple(f"{prefix}." for prefix in layers)
     grafted = {name: t for name, t in after.tensors.items() if name.startswith(starts)}
-    own = {name: t for name, t in before.tensors.items() if not name.startswith(starts)}
+    target_tensors = {name: t for name, t in before.tensors.items() if not name.startswith(starts)}
     both = before.headers.keys() & after.headers.keys()
     same = {file for file in both if (before.folder / file).samefile(after.folder / file)}
-    linked = {name for name, tensor in own.items() if tensor.file in same}
-    others = [tensor for name, tensor in own.items() if name not in linked]
+    linked = {name for name, tensor in target_tensors.items() if tensor.file in same}
+    others = [tensor for name, tensor in target_tensors.items() if name not in linked]
     sides = Sides(before, after, progress.add)
     of_target = compare_all(others, partial(_compare, sides))
     of_layer = _compare_layer(sides, grafted, layer)
     headers = _header_digests(after, before)
-    about, is_declared = _declaration_faults(before, after, own)
+    about, is_declared = _declaration_faults(before, after, target_tensors)
     faults = (
-        *_name_faults(own, grafted, after),
+        *_name_faults(target_tensors, grafted, after),
         *of_target.faults,
         *of_layer.faults,
         *(_record_faults(record, of_layer.output_digests, headers) if record else ()),
@@ -156,7 +156,7 @@ def verify_graft(
         *_file_faults(before, after),
     )
     return begun(
-        target_tensors=len(own), same_file=len(linked), layer_tensors=len(grafted),
+        target_tensors=len(target_tensors), same_file=len(linked), layer_tensors=len(grafted),
         bytes_compared=progress.done, declared=is_declared, header_digests=headers,
         layer_digests=of_layer.output_digests, faults=faults,
     )  # fmt: skip
@@ -167,10 +167,10 @@ def _unreadable(exc: CheckpointError) -> Fault:
 
 
 def _name_faults(
-    own: Mapping[str, TensorInfo], grafted: Mapping[str, TensorInfo], after: Checkpoint
+    target_tensors: Mapping[str, TensorInfo], grafted: Mapping[str, TensorInfo], after: Checkpoint
 ) -> Iterator[Fault]:
     """Tensors that belong to neither the target nor the layer; and a fault if there is no layer."""
-    for name in sorted(after.tensors.keys() - own.keys() - grafted.keys()):
+    for name in sorted(after.tensors.keys() - target_tensors.keys() - grafted.keys()):
         yield Fault(name, "a tensor of the target or the layer", "neither")
     if not grafted:
         yield Fault("the layer", "its tensors", "none")
@@ -197,10 +197,10 @@ def _compare_layer(
         for name, tensor in layer.tensors.items()
         if name in grafted or (name not in sides.source.tensors and name.startswith(starts))
     ]
-    found = compare_all(tensors, partial(_compare, replace(sides, source=layer)))
+    compared = compare_all(tensors, partial(_compare, replace(sides, source=layer)))
     for name in sorted(grafted.keys() - layer.tensors.keys()):
-        found.faults.append(Fault(name, "none: the layer has no such", "one"))
-    return found
+        compared.faults.append(Fault(name, "none: the layer has no such", "one"))
+    return compared
 
 
 def _header_digests(after: Checkpoint, before: Checkpoint) -> dict[str, str]:
@@ -239,7 +239,7 @@ def _config_faults(before: Mapping[str, Any], after: Mapping[str, Any]) -> Itera
 
 
 def _declaration_faults(
-    before: Checkpoint, after: Checkpoint, own: Mapping[str, TensorInfo]
+    before: Checkpoint, after: Checkpoint, target_tensors: Mapping[str, TensorInfo]
 ) -> tuple[list[Fault], bool]:
     """Whether each linear of the target is declared as before; and whether both were understood."""
     faults = [*_other_keys(before, after)]
@@ -249,7 +249,7 @@ def _declaration_faults(
         return faults, False
     try:
         now_of = _scheme(after)
-        declared = {m: (_meant(was_of, m), _meant(now_of, m)) for m in _modules(own)}
+        declared = {m: (_meant(was_of, m), _meant(now_of, m)) for m in _modules(target_tensors)}
         faults += differing("declaration of ", declared)
     except DraftQuantError as exc:
         faults.append(Fault(str(exc.where), "what is understood", exc.what))
@@ -272,9 +272,9 @@ def _other_keys(before: Checkpoint, after: Checkpoint) -> list[Fault]:
     return differing("quantization_config: ", pairs, "{!r}", "{!r}")
 
 
-def _modules(own: Mapping[str, TensorInfo]) -> Collection[str]:
+def _modules(tensors: Mapping[str, TensorInfo]) -> Collection[str]:
     modules: dict[str, str] = {}
-    for name, tensor in own.items():
+    for name, tensor in tensors.items():
         if len(tensor.shape) == 2:
             module = name.rpartition(".")[0]
             modules.setdefault(_EXPERT.sub(".experts.*.", module), module)
@@ -288,8 +288,8 @@ def _scheme(checkpoint: Checkpoint) -> DeclaredScheme | None:
 
 def _meant(scheme: DeclaredScheme | None, module: str) -> str:
     excluded = scheme is None or scheme.is_excluded(module)
-    found = None if scheme is None or excluded else scheme.of(module)
-    return "floats" if found is None else str(found).partition(";")[0]
+    module_scheme = None if scheme is None or excluded else scheme.of(module)
+    return "floats" if module_scheme is None else str(module_scheme).partition(";")[0]
 
 
 def _layer_faults(
@@ -302,19 +302,19 @@ def _layer_faults(
     of = {"config_file": after.config_file, "subtree": ",".join(layers)}
     try:
         inside = StoredDraft.read(Checkpoint.open(after.folder, **of, is_target=True))
-        own = StoredDraft.read(layer) if layer is not None else None
+        outside = StoredDraft.read(layer) if layer is not None else None
     except VerifyError:
         return []
     except CheckpointError as exc:
         return [_unreadable(exc)]
-    if own is None:
+    if outside is None:
         return []
 
-    def said(side: StoredDraft, row: Row) -> str | None:
+    def how(side: StoredDraft, row: Row) -> str | None:
         scheme = side.scheme_of(row)
         return None if scheme is None else str(scheme).partition(";")[0]
 
-    return differing("", {r.module: (said(own, r), said(inside, r)) for r in own.draft.rows})
+    return differing("", {r.module: (how(outside, r), how(inside, r)) for r in outside.draft.rows})
 
 
 def _table_faults(

@@ -57,11 +57,11 @@ def verify_transcoded(
         row, other = (rows[tensor.name] for rows in both)
         if not source.is_quantized(row):
             return compare_kept(Sides(before, after), tensor)
-        found = Compared(faults=_code_faults(source, output, row, other))
-        found.faults += _input_scale_faults(source, output, row.module)
-        found.source_digests = _digests(source, source.parts(row).values())
-        found.output_digests = _digests(output, output.parts(other).values())
-        return found
+        compared = Compared(faults=_code_faults(source, output, row, other))
+        compared.faults += _input_scale_faults(source, output, row.module)
+        compared.source_digests = _digests(source, source.parts(row).values())
+        compared.output_digests = _digests(output, output.parts(other).values())
+        return compared
 
     whole.add(compare_all((row.tensor for row in source.draft.rows), compare))
     whole.add(_compare_caches(source, output))
@@ -98,13 +98,13 @@ def verify_dequantized(
 
 
 def _digests(side: StoredDraft, tensors: Iterable[TensorInfo]) -> dict[str, str]:
-    return {one.name: tensor_digest(side.checkpoint, one) for one in tensors}
+    return {tensor.name: tensor_digest(side.checkpoint, tensor) for tensor in tensors}
 
 
 def _compare_caches(source: StoredDraft, output: StoredDraft) -> Compared:
-    found = Compared(
-        source_digests=_digests(source, (one for _, _, one in source.cache_tensors)),
-        output_digests=_digests(output, (one for _, _, one in output.cache_tensors)),
+    compared = Compared(
+        source_digests=_digests(source, (tensor for _, _, tensor in source.cache_tensors)),
+        output_digests=_digests(output, (tensor for _, _, tensor in output.cache_tensors)),
     )
     layers = range(source.draft.geometry.num_layers)
     before, after = (
@@ -112,8 +112,8 @@ def _compare_caches(source: StoredDraft, output: StoredDraft) -> Compared:
         for cache in (source.kv_cache(), output.kv_cache())
     )
     if before != after:
-        found.faults.append(Fault(f"{CONFIG_FILE}: KV cache", f"{before}", f"{after}"))
-    return found
+        compared.faults.append(Fault(f"{CONFIG_FILE}: KV cache", f"{before}", f"{after}"))
+    return compared
 
 
 def _code_faults(source: StoredDraft, output: StoredDraft, row: Row, other: Row) -> list[Fault]:

@@ -230,8 +230,8 @@ def group_absmax(bits: Bits, group: int) -> Bits:
         while largest.shape[1] * group > columns:
             largest = np.maximum(largest[:, 0::2], largest[:, 1::2])
         return largest
-    found: Bits = largest.reshape(len(bits), -1, group).max(axis=2)
-    return found
+    of_groups: Bits = largest.reshape(len(bits), -1, group).max(axis=2)
+    return of_groups
 
 
 def matrix_absmax(source: Checkpoint, tensor: TensorInfo, exponent: int) -> np.float32:
@@ -371,8 +371,8 @@ def scale_faults(
     size = scheme.group_size or 1 if scheme.granularity == "block" else 1
     count, first = 0, None
     for rows in blocks_of(len(stored), max(1, _SCALES // max(1, stored.shape[1]))):
-        own = absmax[rows.start * size : rows.stop * size]
-        largest = np.maximum.reduceat(own, np.arange(0, len(own), size), axis=0)
+        part = absmax[rows.start * size : rows.stop * size]
+        largest = np.maximum.reduceat(part, np.arange(0, len(part), size), axis=0)
         some = stored[rows.start : rows.stop]
         with np.errstate(all="ignore"):  # non-finite values equal nothing, or are faults already
             of = largest, scheme, dtype or tensor.dtype, whole
@@ -424,9 +424,9 @@ def companion_faults(
             yield Fault(values[suffix].name, f"{what} (symmetric)", got)
     if "weight_shape" in values:
         shape, wanted = values["weight_shape"], list(tensor.shape)
-        found = read_whole(output, shape).view(np.int64).tolist()
-        if found != wanted:
-            yield Fault(shape.name, f"{wanted}", f"{found}")
+        stored_shape = read_whole(output, shape).view(np.int64).tolist()
+        if stored_shape != wanted:
+            yield Fault(shape.name, f"{wanted}", f"{stored_shape}")
     for suffix in INPUT_SCALES:
         if suffix in values:
             scale = stored_scalar(output, values[suffix])

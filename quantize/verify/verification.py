@@ -235,15 +235,15 @@ class _Comparison:
                 self.progress.add(part.nbytes)
         return compared
 
-    def _foreign_matrix_scale_faults(self, found: Mapping[str, float]) -> list[Fault]:
+    def _foreign_matrix_scale_faults(self, largest: Mapping[str, float]) -> list[Fault]:
         if self.rule.scales != "about-absmax":
             return []
-        schemes = {m: s for m in found if (s := self.demands[m].scheme) and s.scales_whole_matrix}
+        schemes = {m: s for m in largest if (s := self.demands[m].scheme) and s.scales_whole_matrix}
         fused = [group for group in self.draft.scale_groups() if schemes.keys() >= set(group)]
         alone = schemes.keys() - {module for group in fused for module in group}
         faults = []
         for group in (*fused, *((module,) for module in sorted(alone))):
-            absmax = {module: found[module] for module in group}
+            absmax = {module: largest[module] for module in group}
             faults += about_matrix_scale_faults(self.output, schemes[group[0]], absmax)
         return faults
 
@@ -267,9 +267,9 @@ class Verification(Brief):
 
     @property
     def _found(self) -> VerifyReport | GraftVerification:
-        found = self.comparison or self.graft
-        assert found is not None  # one of the two was compared
-        return found
+        report = self.comparison or self.graft
+        assert report is not None  # one of the two was compared
+        return report
 
     @property
     def faults(self) -> tuple[str, ...]:

@@ -151,7 +151,7 @@ class _Cutting(OutputRewrite[VerifyReport]):
         return verify_cut(staging, self.plan.source, target_ids=ids, target=target, **how)
 
     @override
-    def provenance(self, found: VerifyReport) -> records.CutProvenance:
+    def provenance(self, verification: VerifyReport) -> records.CutProvenance:
         plan, record, head_from = self.plan, self.record, None
         if plan.tables is not None:
             head = plan.tables.lm_head
@@ -162,7 +162,7 @@ class _Cutting(OutputRewrite[VerifyReport]):
                 hub_id=self.source.hub_id,
                 revision=self.source.revision,
                 family=plan.source.draft.family.name,
-                tensor_digests=found.source_digests,
+                tensor_digests=verification.source_digests,
             ),
             choice=self.choice,
             vocabulary=plan.source.draft.geometry.vocab_size,
@@ -175,7 +175,7 @@ class _Cutting(OutputRewrite[VerifyReport]):
             draftquant=package_version("draftquant"),
             argv=recorded_argv(self.argv),
             cuts=(*(record.cuts if isinstance(record, records.CutProvenance) else ()), cut),
-            tensor_digests=found.output_digests,
+            tensor_digests=verification.output_digests,
             tensor_bytes=records.TensorBytes(
                 before=plan.source.checkpoint.nbytes, after=plan.bytes_after
             ),

@@ -86,31 +86,32 @@ def _show(report: "reports.CheckReport", _settings: object) -> None:
 def _print_lines(answers: "Iterable[EngineCheck]") -> None:
     """One line for each engine: where it loads the draft, or why not."""
     out = stdout()
-    for one in answers:
-        why = f": {one.error}" if one.error else ""
+    for answer in answers:
+        why = f": {answer.error}" if answer.error else ""
         out.line(
-            (one.verdict, f"bold {_COLOURS[one.verdict]}"), f": {one.title} on {_where(one)}{why}"
+            (answer.verdict, f"bold {_COLOURS[answer.verdict]}"),
+            f": {answer.title} on {_where(answer)}{why}",
         )
     out.line("add --engine for reasons, what to do, and how to serve it", style="dim")
 
 
-def _where(one: "EngineCheck") -> str:
-    return one.gpu if one.tp == 1 else f"{one.tp} x {one.gpu}"
+def _where(answer: "EngineCheck") -> str:
+    return answer.gpu if answer.tp == 1 else f"{answer.tp} x {answer.gpu}"
 
 
 def _print(answer: "EngineCheck") -> None:
     out = stdout()
     where = _where(answer)
     if answer.layers:
-        found = table(f"{answer.title} on {where}", "module in the engine", "taken as",
+        rows = table(f"{answer.title} on {where}", "module in the engine", "taken as",
                       "parameter", "shape", "filled by", spare=("shape", "taken as"))  # fmt: skip
         for layer in answer.layers:
             head = (layer.module, layer.scheme or "not quantized")
             for parameter in layer.parameters:
                 tensors = ", ".join(parameter.tensors) or "nothing"
-                found.row(*head, parameter.name, str(list(parameter.shape)), tensors)
+                rows.row(*head, parameter.name, str(list(parameter.shape)), tensors)
                 head = ("", "")
-        print_table(found)
+        print_table(rows)
     verdict = (answer.verdict, f"bold {_COLOURS[answer.verdict]}")
     sentence = _VERDICTS[answer.verdict].format(engine=answer.title, where=where)
     findings = list(answer.findings)

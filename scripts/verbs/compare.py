@@ -41,7 +41,7 @@ def _say_files(_report: object, settings: CompareRun) -> None:
 def _show(report: "ComparisonReport", _settings: object) -> None:
     out = stdout()
     numbers = ("prompts", "acceptance length", "change", "lower bound", "upper bound")
-    found = table(
+    rows = table(
         f"Comparison, K = {report.num_draft_tokens}, against {report.names[0]}",
         "category",
         "draft",
@@ -61,10 +61,10 @@ def _show(report: "ComparisonReport", _settings: object) -> None:
             change = changes[place]
             shares = (change.relative_change, change.lower, change.upper) if change else ()
             cells = [f"{share:+.2%}" for share in shares] or ["", "", ""]
-            found.row(head[0], name, head[1], f"{scope.lengths[place]:.4f}", *cells, mark)
+            rows.row(head[0], name, head[1], f"{scope.lengths[place]:.4f}", *cells, mark)
         if left := len(report.names) - len(shown):
-            found.row("", f"{left} more, see --html or --report", *("",) * 6)
-    print_table(found)
+            rows.row("", f"{left} more, see --html or --report", *("",) * 6)
+    print_table(rows)
     out.line(
         f"all bounds hold together with {report.confidence:.2%} confidence; each of them alone has"
         f" {report.confidence_of_each:.2%} ({report.method})"

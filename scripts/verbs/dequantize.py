@@ -60,12 +60,12 @@ def dequantize(settings: DequantizeSettings) -> "reports.DequantizeReport":
 
 def _show(report: "reports.DequantizeReport", _settings: object) -> None:
     numbers = ("weights", "rounded", "largest relative difference")
-    found = table(f"Dequantized: {report.scheme} to {report.dtype}", "linear", *numbers,
+    rows = table(f"Dequantized: {report.scheme} to {report.dtype}", "linear", *numbers,
                   right=numbers)  # fmt: skip
     for linear in report.linears:
         largest = f"{linear.max_relative_difference:.6f}"
-        found.row(linear.module, f"{linear.elements:,}", f"{linear.rounded:,}", largest)
-    print_table(found)
+        rows.row(linear.module, f"{linear.elements:,}", f"{linear.rounded:,}", largest)
+    print_table(rows)
     stdout().line(
         (str(report.out), "bold"),
         f": {len(report.linears)} linears dequantized, {report.rounded:,} of"

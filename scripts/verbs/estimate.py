@@ -58,15 +58,15 @@ def _show(report: EstimateReport, _settings: object) -> None:
 def _print_bytes(report: EstimateReport) -> None:
     parts: tuple[Part, ...] = ("attention", "mlp", "head")
     numbers = ("stored", *parts, "rest", "step", "share", "drafting", "share of it")
-    found = table("Bytes read at concurrency 1", "draft", *numbers, right=numbers,
+    rows = table("Bytes read at concurrency 1", "draft", *numbers, right=numbers,
                   spare=("share of it", *parts, "rest"))  # fmt: skip
     before = report.candidates[0].round
-    for one in report.candidates:
-        step, whole = one.round.step.nbytes(1), one.round.nbytes(1)
-        by_part = [one.round.step.nbytes(1, part) for part in parts]
-        found.row(
-            one.name,
-            megabytes(one.stored_bytes),
+    for candidate in report.candidates:
+        step, whole = candidate.round.step.nbytes(1), candidate.round.nbytes(1)
+        by_part = [candidate.round.step.nbytes(1, part) for part in parts]
+        rows.row(
+            candidate.name,
+            megabytes(candidate.stored_bytes),
             *map(megabytes, by_part),
             megabytes(step - sum(by_part)),
             megabytes(step),
@@ -74,33 +74,33 @@ def _print_bytes(report: EstimateReport) -> None:
             megabytes(whole),
             f"{whole / before.nbytes(1):.1%}",
         )
-    print_table(found)
+    print_table(rows)
 
 
 def _print_by_gpu(
     report: EstimateReport, title: str, cell: Callable[[EstimateReport, Candidate, Machine], str]
 ) -> None:
     names = tuple(machine.gpu.name for machine in report.machines)
-    found = table(title, "draft", *names, right=names)
-    for one in report.candidates:
+    rows = table(title, "draft", *names, right=names)
+    for candidate in report.candidates:
         cells = []
         for machine in report.machines:
-            engines = report.loaded_by.get(one.name, {}).get(machine.gpu.name)
-            cells.append(cell(report, one, machine) + (" †" if engines == [] else ""))
-        found.row(one.name, *cells)
-    print_table(found)
+            engines = report.loaded_by.get(candidate.name, {}).get(machine.gpu.name)
+            cells.append(cell(report, candidate, machine) + (" †" if engines == [] else ""))
+        rows.row(candidate.name, *cells)
+    print_table(rows)
 
 
-def _times(report: EstimateReport, one: Candidate, machine: Machine) -> str:
+def _times(report: EstimateReport, candidate: Candidate, machine: Machine) -> str:
     seconds = (
-        machine.pass_seconds(one.round.step, report.concurrency),
-        machine.round_seconds(one.round, report.concurrency),
+        machine.pass_seconds(candidate.round.step, report.concurrency),
+        machine.round_seconds(candidate.round, report.concurrency),
     )
     return " / ".join(f"{1e6 * s:,.0f}" if s >= 1e-4 else f"{1e6 * s:.3g}" for s in seconds)
 
 
-def _loss(report: EstimateReport, one: Candidate, machine: Machine) -> str:
-    loss = report.break_even(one, machine) or 0.0
+def _loss(report: EstimateReport, candidate: Candidate, machine: Machine) -> str:
+    loss = report.break_even(candidate, machine) or 0.0
     return f"{loss:.2%}" if loss > 0 else "no gain" if loss == 0 else f"slower by {-loss:.2%}"
 
 

@@ -71,8 +71,8 @@ def print_figures(report: "GateReport", comparison: str = "") -> None:
         look = report.look
         planned = f", planned interim analysis {look.number} of {look.total}" if look else ""
         numbers = (*BOUNDS, "confidence", "prompts", "effective sample size")
-        found = table(f"Gate{planned}{comparison}", "policy", "limit", *numbers)
-        found.row(
+        rows = table(f"Gate{planned}{comparison}", "policy", "limit", *numbers)
+        rows.row(
             report.policy.name,
             f"{-report.policy.max_relative_drop:+.2%}",
             *report.change.in_percent(report.policy.max_relative_drop),
@@ -80,14 +80,14 @@ def print_figures(report: "GateReport", comparison: str = "") -> None:
             report.sample,
             apart(report.change.effective_num_prompts, report.policy.min_prompts, ".1f"),
         )
-        print_table(found)
+        print_table(rows)
     if report.parts.all:
         _print_parts(report)
     if report.context_bins:
         lengths = (
-            f"{own.category.removeprefix('context ')} {own.baseline_mean_acceptance_length:.4f} ->"
-            f" {own.candidate_mean_acceptance_length:.4f}"
-            for own in report.context_bins
+            f"{p.category.removeprefix('context ')} {p.baseline_mean_acceptance_length:.4f} ->"
+            f" {p.candidate_mean_acceptance_length:.4f}"
+            for p in report.context_bins
         )
         out.line(f"acceptance length by tokens before the verify step: {', '.join(lengths)}")
     out.line(
@@ -115,7 +115,7 @@ def print_served(report: "GateReport") -> None:
         by, who = "Replayed beside two targets", "targets"
     positions = [f"pos {i + 1}" for i in range(report.num_draft_tokens)]
     numbers = ("acceptance length", "as compared", *positions)
-    found = table(
+    rows = table(
         f"{by}, K = {report.num_draft_tokens}, {report.sample} prompts",
         "run",
         *numbers,
@@ -125,8 +125,8 @@ def print_served(report: "GateReport") -> None:
     for figures, length in zip((report.baseline, report.candidate), lengths, strict=True):
         told = served.told_positions
         survival = (f"{share:.3f}" if told else words.NONE for share in figures.survival)
-        found.row(figures.name, f"{length:.4f}", f"{figures.mean_acceptance_length:.4f}", *survival)
-    print_table(found)
+        rows.row(figures.name, f"{length:.4f}", f"{figures.mean_acceptance_length:.4f}", *survival)
+    print_table(rows)
     if report.change is None:
         return
     if served.identical_share is None or served.common_share is None:
@@ -156,20 +156,20 @@ def _print_parts(report: "GateReport") -> None:
     """Print parts that were judged, or lost much; a warning names the others."""
     from ...validate.report import words
 
-    told = [own for own in report.parts.all if own.outcome or own.certainly_lost]
+    told = [part for part in report.parts.all if part.outcome or part.certainly_lost]
     if not told:
         return
     title = "Categories and context bins" if report.context_bins else "Categories"
-    found = table(title, "category", "prompts", "limit", *BOUNDS, "outcome")
-    for own in told:
-        found.row(
-            own.category,
-            str(own.num_prompts),
-            f"{-own.max_relative_drop:+.2%}",
-            *(own.change.in_percent(own.max_relative_drop) if own.change else ("", "", "")),
-            own.outcome or "too few prompts",
+    rows = table(title, "category", "prompts", "limit", *BOUNDS, "outcome")
+    for part in told:
+        rows.row(
+            part.category,
+            str(part.num_prompts),
+            f"{-part.max_relative_drop:+.2%}",
+            *(part.change.in_percent(part.max_relative_drop) if part.change else ("", "", "")),
+            part.outcome or "too few prompts",
         )
-    print_table(found)
+    print_table(rows)
     if (together := words.together(report.parts)) is not None:
         stdout().line(together)
 
@@ -183,7 +183,7 @@ def _print_ways_out(action: str | None, places: Places) -> None:
         sentence, command = way_out(way)
         stdout().line(f"  - {sentence}" if len(ways) > 1 else f"  {sentence}")
         if command:
-            known = _PLACE.sub(lambda found: places.get(found[0], found[0]), command)
+            known = _PLACE.sub(lambda match: places.get(match[0], match[0]), command)
             stdout().line(f"      {known}")
 
 
@@ -200,13 +200,13 @@ def print_joint(report: "JointReport", places: Places) -> None:
         print_served(report.served)
         print_figures(report.served, ", served")
     if report.noise is not None and report.noise.change is not None:
-        found = table("The baseline measured again", "run", *BOUNDS, "equal outputs")
-        found.row(
+        rows = table("The baseline measured again", "run", *BOUNDS, "equal outputs")
+        rows.row(
             report.noise.name,
             *report.noise.change.in_percent(),
             f"{report.noise.served.identical_share:.1%}",
         )
-        print_table(found)
+        print_table(rows)
     out.line((report.verdict, f"bold {COLOURS[report.verdict]}"), ", the worst of:")
     for title, verdict, reason, _ in report.parts:
         out.line(f"  {title}: ", (verdict, COLOURS[verdict]), f". {reason}")
@@ -215,16 +215,16 @@ def print_joint(report: "JointReport", places: Places) -> None:
         out.line(("warning:", "yellow"), f" {warning}")
 
 
-def _show(found: "Judged", settings: GateRun) -> None:
+def _show(judged: "Judged", settings: GateRun) -> None:
     from ...validate.served.joint_report import JointReport
 
-    if found.replays:
-        print_replays(found.replays)
+    if judged.replays:
+        print_replays(judged.replays)
     places = _places(settings)
-    if isinstance(found.report, JointReport):
-        print_joint(found.report, places)
+    if isinstance(judged.report, JointReport):
+        print_joint(judged.report, places)
     else:
-        print_gate(found.report, places)
+        print_gate(judged.report, places)
 
 
 def _places(settings: GateRun) -> Mapping[str, str]:
@@ -247,7 +247,7 @@ def _judged(settings: GateRun) -> "Judged":
 COMMAND = Command(
     gate,
     _show,
-    lambda found, _: found.document,
-    exit_code=lambda found: found.report.exit_code,
+    lambda judged, _: judged.document,
+    exit_code=lambda judged: judged.report.exit_code,
     run_whole=_judged,
 )

@@ -28,45 +28,45 @@ def golden(settings: GoldenRun) -> "reports.GoldenText":
     return golden_made(settings)
 
 
-def _mapping(found: "reports.GoldenText", _settings: object) -> dict[str, Any]:
+def _mapping(rendered: "reports.GoldenText", _settings: object) -> dict[str, Any]:
     from ...recipes.decode import encode
 
-    golden = encode(found.golden)
-    return {"golden": golden, "text": found.text, "notes": found.notes, "out": found.out}
+    golden = encode(rendered.golden)
+    return {"golden": golden, "text": rendered.text, "notes": rendered.notes, "out": rendered.out}
 
 
-def _show(found: "reports.GoldenText", settings: GoldenRun) -> None:
-    if not found.text:
-        _print(found.golden)
-    elif found.out is None:
-        print_document(found.text)
-    for note in found.notes:
+def _show(rendered: "reports.GoldenText", settings: GoldenRun) -> None:
+    if not rendered.text:
+        _print(rendered.golden)
+    elif rendered.out is None:
+        print_document(rendered.text)
+    for note in rendered.notes:
         stderr().line(note)
-    if found.out is not None:
-        stderr().line((str(found.out), "bold"), f": written for {settings.to}")
+    if rendered.out is not None:
+        stderr().line((str(rendered.out), "bold"), f": written for {settings.to}")
 
 
 def _print(golden: "Golden") -> None:
     positions = [f"pos {i + 1}" for i in range(golden.num_draft_tokens)]
     numbers = ("acceptance length", "standard error", "prompts", "verify steps", *positions)
     where = "replayed" if golden.source == "replay" else f"{golden.source} {golden.source_version}"
-    found = table(
+    grid = table(
         f"{golden.draft}, K = {golden.num_draft_tokens}, {where}", "prompts of", *numbers,
         right=numbers, spare=("verify steps", "prompts"),
     )  # fmt: skip
-    rows = [(name or "all", own) for name, own in golden.categories.items()]
-    rows += [(f"context {name}", own) for name, own in golden.context_bins.items()]
-    for name, own in rows:
-        error = own.standard_error
-        found.row(
+    rows = [(name or "all", figures) for name, figures in golden.categories.items()]
+    rows += [(f"context {name}", figures) for name, figures in golden.context_bins.items()]
+    for name, figures in rows:
+        error = figures.standard_error
+        grid.row(
             name,
-            f"{own.mean_acceptance_length:.4f}",
+            f"{figures.mean_acceptance_length:.4f}",
             "" if error is None else f"{error:.4f}",
-            f"{own.prompts:,}",
-            f"{own.verify_steps:,.0f}",
-            *(f"{rate:.3f}" for rate in own.acceptance_rates),
+            f"{figures.prompts:,}",
+            f"{figures.verify_steps:,.0f}",
+            *(f"{rate:.3f}" for rate in figures.acceptance_rates),
         )
-    print_table(found)
+    print_table(grid)
 
 
 COMMAND = Command(golden, _show, _mapping)

@@ -43,42 +43,42 @@ def inspect(settings: InspectSettings) -> "reports.Inspection":
 
 
 def _show(report: "reports.Inspection", _settings: object) -> None:
-    found = report.to_mapping()
+    mapping = report.to_mapping()
     if report.audit is None:
-        _print(found, report.vocabulary, known=report.draft.family.has_maths)
+        _print(mapping, report.vocabulary, known=report.draft.family.has_maths)
     else:
-        _print_audit(report.audit, found, report.vocabulary)
-        _print_lints(found["lints"], corrected="when the draft is quantized again")
+        _print_audit(report.audit, mapping, report.vocabulary)
+        _print_lints(mapping["lints"], corrected="when the draft is quantized again")
 
 
-def _print(found: dict[str, Any], vocabulary: str | None, *, known: bool) -> None:
+def _print(mapping: dict[str, Any], vocabulary: str | None, *, known: bool) -> None:
     out = stdout()
-    layout = ", speculators layout" if found["speculators_layout"] else ""
+    layout = ", speculators layout" if mapping["speculators_layout"] else ""
     out.line(
-        (found["draft"], "bold"),
-        f": {found['family']} ({found['architecture']}{layout}),"
-        f" {found['num_layers']} layer(s), {found['parameters']:,} parameters,"
-        f" {found['bytes']:,} bytes of tensors",
+        (mapping["draft"], "bold"),
+        f": {mapping['family']} ({mapping['architecture']}{layout}),"
+        f" {mapping['num_layers']} layer(s), {mapping['parameters']:,} parameters,"
+        f" {mapping['bytes']:,} bytes of tensors",
     )
     if vocabulary is not None:
         out.line(vocabulary)
     if known:
-        out.line(_reads(found))
+        out.line(_reads(mapping))
     tensors = table("Tensors", "name", "role", "dtype", "shape", "bytes", right=("bytes",),
                     spare=("dtype", "role"))  # fmt: skip
-    for t in found["tensors"]:
+    for t in mapping["tensors"]:
         role = f"{t['role']} ({t['given_by']})" if "given_by" in t else t["role"]
         tensors.row(t["name"], role, t["dtype"], str(t["shape"]), f"{t['bytes']:,}")
     print_table(tensors)
     savings = table("Size by recipe", "recipe", "size", "share", right=("size", "share"))
-    for name, after in found["bytes_after"].items():
+    for name, after in mapping["bytes_after"].items():
         if isinstance(after, str):
             savings.row(name, after, "")
         else:
-            savings.row(name, megabytes(after), f"{after / found['bytes']:.1%}")
+            savings.row(name, megabytes(after), f"{after / mapping['bytes']:.1%}")
     print_table(savings)
-    shapes = {t["name"]: t["shape"] for t in found["tensors"]}
-    for ratio in found["concat_half_ratio"]:
+    shapes = {t["name"]: t["shape"] for t in mapping["tensors"]}
+    for ratio in mapping["concat_half_ratio"]:
         rows, whole = ratio["rows"], shapes[ratio["name"]][0]
         of_rows = f"{rows} rows" if rows == whole else f"{rows} of {whole} rows"
         size = "infinite" if ratio["ratio"] is None else f"{ratio['ratio']:.2f}"
@@ -90,16 +90,16 @@ def _print(found: dict[str, Any], vocabulary: str | None, *, known: bool) -> Non
             )
         out.line(f"{ratio['name']}: hidden half / embedding half = {size} ({of_rows}): {advice}")
     if known:
-        _print_lints(found["lints"])
+        _print_lints(mapping["lints"])
 
 
-def _reads(found: dict[str, Any]) -> str:
+def _reads(mapping: dict[str, Any]) -> str:
     """What the draft reads besides tokens."""
-    if not found["reads_features"]:
+    if not mapping["reads_features"]:
         return "reads tokens only, no hidden states: a language model of its own, or a target"
-    if found["reads_last_hidden_state"]:
+    if mapping["reads_last_hidden_state"]:
         return "reads the target's last hidden state, behind its final norm"
-    layers = found["aux_layer_ids"] or "default (no eagle_config)"
+    layers = mapping["aux_layer_ids"] or "default (no eagle_config)"
     return f"reads the outputs of target layers {layers}"
 
 
@@ -126,49 +126,49 @@ Gaussian halves that differ by 4 (`concat.HARMFUL_RATIO`) have this share under 
 """
 
 
-def _print_audit(found: "Audit", mapping: Mapping[str, Any], vocabulary: str | None) -> None:
+def _print_audit(audit: "Audit", mapping: Mapping[str, Any], vocabulary: str | None) -> None:
     out = stdout()
     layout = ", speculators layout" if mapping["speculators_layout"] else ""
     out.line(
         (mapping["draft"], "bold"),
         f": {mapping['family']} ({mapping['architecture']}{layout}),"
-        f" {mapping['num_layers']} layer(s), quantized: {len(found.linears)} linears,"
+        f" {mapping['num_layers']} layer(s), quantized: {len(audit.linears)} linears,"
         f" {mapping['bytes']:,} bytes of tensors",
     )
-    out.line(f"declared: {found.scheme or 'nothing'}")
-    made_by = "; ".join(found.made_by) or "unknown (no file names the tool)"
+    out.line(f"declared: {audit.scheme or 'nothing'}")
+    made_by = "; ".join(audit.made_by) or "unknown (no file names the tool)"
     out.line(f"made by: {made_by}")
-    for layer, scales in found.cache.items():
+    for layer, scales in audit.cache.items():
         k, v = (", ".join(f"{value:.6g}" for value in each) for each in (scales.k, scales.v))
         out.line(f"KV cache of layer {layer}: k_scale {k}; v_scale {v}")
-    if found.cache and {v for each in found.cache.values() for v in (*each.k, *each.v)} == {1.0}:
+    if audit.cache and {v for each in audit.cache.values() for v in (*each.k, *each.v)} == {1.0}:
         out.line("these scales are all 1: nobody measured them, and what exceeds 448 is cut off")
     if vocabulary is not None:
         out.line(vocabulary)
-    if found.bits_per_weight is not None:
+    if audit.bits_per_weight is not None:
         out.line(
-            f"quantized linears: {megabytes(found.quantized_bytes)},"
-            f" {found.bits_per_weight:.3f} bits per weight with scales"
+            f"quantized linears: {megabytes(audit.quantized_bytes)},"
+            f" {audit.bits_per_weight:.3f} bits per weight with scales"
         )
     forms = Counter(
         ", ".join(f"{t.name.rpartition('.')[2]} {t.dtype}" for t in linear.tensors)
-        for linear in found.linears
+        for linear in audit.linears
     )
     for form, count in forms.items():
         out.line(f"stored as: {form} ({count} linears)")
-    _print_linears(found)
-    _print_halves(found)
-    _print_faults(found)
+    _print_linears(audit)
+    _print_halves(audit)
+    _print_faults(audit)
 
 
-def _print_linears(found: "Audit") -> None:
+def _print_linears(audit: "Audit") -> None:
     columns: tuple[str, ...] = (
         "shape", "bytes", "scales", "smallest", "largest", "ends", "zero", "values", "fit",
     )  # fmt: skip
-    static = any(linear.input_scale is not None for linear in found.linears)
+    static = any(linear.input_scale is not None for linear in audit.linears)
     columns += ("input scale",) if static else ()
     rows = table("Quantized linears", "linear", "role", *columns, right=columns)
-    for linear in found.linears:
+    for linear in audit.linears:
         shape = "x".join(map(str, linear.shape))
         cells = [linear.module, linear.role, shape, f"{linear.nbytes:,}", *_code_cells(linear)]
         rows.row(*cells, *([_number(linear.input_scale)] if static else []))
@@ -199,8 +199,8 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
 
 
-def _print_halves(found: "Audit") -> None:
-    for linear in found.linears:
+def _print_halves(audit: "Audit") -> None:
+    for linear in audit.linears:
         halves = linear.codes.zero_halves if linear.codes else None
         if halves is None:
             continue
@@ -214,20 +214,20 @@ def _print_halves(found: "Audit") -> None:
         )
 
 
-def _print_faults(found: "Audit") -> None:
+def _print_faults(audit: "Audit") -> None:
     out = stdout()
-    if not found.faults:
+    if not audit.faults:
         out.line(
             "no faults: everything is stored as declared. `draftquant verify --against` shows"
             " whether the values are those of a draft"
         )
         return
-    count = len(found.faults)
+    count = len(audit.faults)
     out.line(
         (f"{count} fault{'s' * (count != 1)}", "bold yellow"),
         "; of config.json, write by hand what is expected there",
     )
-    for fault in found.faults:
+    for fault in audit.faults:
         out.line(f"  {fault.where}")
         out.line(f"    expected {fault.expected}")
         out.line(f"    got {fault.got}")

@@ -67,18 +67,18 @@ def _show(measurement: "Measurement", _settings: object) -> None:
 
 def _print_figures(figures: "tuple[Figures, ...]") -> None:
     numbers = ("requests", "tokens", "verify steps", "acceptance length", "TTFT, ms", "TPOT, ms")
-    found = table("Measured", "category", *numbers, right=numbers)
-    for own in figures:
-        found.row(
-            own.category,
-            f"{own.num_requests:,}",
-            f"{own.num_output_tokens:,}",
-            "" if own.num_rounds is None else f"{own.num_rounds:,}",
-            "" if own.acceptance_length is None else f"{own.acceptance_length:.4f}",
-            _milliseconds(own.time_to_first_token),
-            _milliseconds(own.time_per_output_token),
+    rows = table("Measured", "category", *numbers, right=numbers)
+    for measured in figures:
+        rows.row(
+            measured.category,
+            f"{measured.num_requests:,}",
+            f"{measured.num_output_tokens:,}",
+            "" if measured.num_rounds is None else f"{measured.num_rounds:,}",
+            "" if measured.acceptance_length is None else f"{measured.acceptance_length:.4f}",
+            _milliseconds(measured.time_to_first_token),
+            _milliseconds(measured.time_per_output_token),
         )
-    print_table(found)
+    print_table(rows)
 
 
 def _milliseconds(seconds: float | None) -> str:

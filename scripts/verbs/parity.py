@@ -91,15 +91,15 @@ def parity_tasks(settings: TasksRun) -> "reports.Findings":
     return tasks_found(settings)
 
 
-def _show_tasks(found: "Findings", _settings: object) -> None:
-    for one in found.findings:
-        _print_scores(one)
-    _show(found, _settings)
+def _show_tasks(report: "Findings", _settings: object) -> None:
+    for finding in report.findings:
+        _print_scores(finding)
+    _show(report, _settings)
 
 
-def _show_draft(found: "Findings", _settings: object) -> None:
-    _print_parts(found.findings)
-    _show(found, _settings)
+def _show_draft(report: "Findings", _settings: object) -> None:
+    _print_parts(report.findings)
+    _show(report, _settings)
 
 
 Samples = Mapping[str, "reports.TaskSamples"]
@@ -108,63 +108,68 @@ Samples = Mapping[str, "reports.TaskSamples"]
 def _items(samples: Samples, _settings: object) -> dict[str, Any]:
     return {
         task: {
-            "samples": str(one.path),
-            "items": {name: len(items) for name, items in one.items.items()},
+            "samples": str(task_samples.path),
+            "items": {name: len(items) for name, items in task_samples.items.items()},
         }
-        for task, one in samples.items()
+        for task, task_samples in samples.items()
     }
 
 
 def _show_items(samples: Samples, _settings: object) -> None:
-    for task, one in samples.items():
-        counts = ", ".join(f"{len(items):,} ({name})" for name, items in one.items.items())
-        stdout().line((task, "bold"), f": items {counts}: {one.path}")
+    for task, task_samples in samples.items():
+        counts = ", ".join(f"{len(items):,} ({name})" for name, items in task_samples.items.items())
+        stdout().line((task, "bold"), f": items {counts}: {task_samples.path}")
 
 
-def _mapping(found: "Findings", _settings: object) -> Any:
+def _mapping(report: "Findings", _settings: object) -> Any:
     from ...validate.parity.finding import to_mapping
 
-    return to_mapping(found.findings)
+    return to_mapping(report.findings)
 
 
-def _show(found: "Findings", _settings: object) -> None:
+def _show(report: "Findings", _settings: object) -> None:
     numbers = ("figure", "lower bound", "upper bound", "threshold")
     rows = table("Parity", "check", "of", *numbers, "verdict", right=numbers)
-    for one in found.findings:
-        figures = (one.estimate, one.lower, one.upper, one.threshold)
+    for finding in report.findings:
+        figures = (finding.estimate, finding.lower, finding.upper, finding.threshold)
         cells = ("" if figure is None else f"{figure:.4g}" for figure in figures)
-        rows.row(one.check, one.what, *cells, one.verdict, style=COLOURS[one.verdict])
+        rows.row(
+            finding.check, finding.what, *cells, finding.verdict, style=COLOURS[finding.verdict]
+        )
     print_table(rows)
-    for one in found.findings:
-        stdout().line((one.verdict, f"bold {COLOURS[one.verdict]}"), f": {one.what}: {one.reason}")
+    for finding in report.findings:
+        stdout().line(
+            (finding.verdict, f"bold {COLOURS[finding.verdict]}"),
+            f": {finding.what}: {finding.reason}",
+        )
 
 
-def _print_scores(one: "ParityFinding") -> None:
-    found = one.details[0]
+def _print_scores(finding: "ParityFinding") -> None:
+    details = finding.details[0]
     counts = ""
-    if "mcnemar_p" in found:
+    if "mcnemar_p" in details:
         counts = (
-            f"; only A right {found['only_first_right']}, only B right"
-            f" {found['only_second_right']}, McNemar p = {found['mcnemar_p']:.3f}"
+            f"; only A right {details['only_first_right']}, only B right"
+            f" {details['only_second_right']}, McNemar p = {details['mcnemar_p']:.3f}"
         )
     stdout().line(
-        f"{one.what}: A {found['first']:.4f}, B {found['second']:.4f}"
-        f" over {found['items']:,} items{counts}"
+        f"{finding.what}: A {details['first']:.4f}, B {details['second']:.4f}"
+        f" over {details['items']:,} items{counts}"
     )
 
 
 def _print_parts(findings: "Sequence[ParityFinding]") -> None:
-    figures = [one.what for one in findings]
-    found = table("By step and category", "of", *figures, right=(*figures,))
+    figures = [finding.what for finding in findings]
+    rows = table("By step and category", "of", *figures, right=(*figures,))
     parts = [(key, row[key]) for key in ("step", "category") for row in findings[0].details
              if key in row]  # fmt: skip
     for key, part in parts:
         cells = []
-        for one in findings:
-            own = [row["estimate"] for row in one.details if row.get(key) == part]
-            cells.append(f"{own[0]:.5f}" if own else "")
-        found.row(f"{key} {part}", *cells)
-    print_table(found)
+        for finding in findings:
+            estimates = [row["estimate"] for row in finding.details if row.get(key) == part]
+            cells.append(f"{estimates[0]:.5f}" if estimates else "")
+        rows.row(f"{key} {part}", *cells)
+    print_table(rows)
 
 
 COMMANDS = {

@@ -43,7 +43,7 @@ def print_plan(plan: "Plan") -> None:
     mixed = len(recipe.formats) > 1
     columns = ["tensor", "role", "rule", "action", "shape", "before", "after"]
     columns[4:4] = ["format"] if mixed else []
-    found = table(
+    rows = table(
         f"Plan: {recipe.name} on {plan.draft.checkpoint.folder} ({plan.draft.family.name}),"
         f" layout {recipe.layout}, backend {recipe.backend}",
         *columns,
@@ -53,7 +53,7 @@ def print_plan(plan: "Plan") -> None:
     for step, count in _experts_as_one(plan):
         style = "green" if step.action == "quantize" else ""
         form = str(plan.format_of(step)) if step.action == "quantize" else ""
-        found.row(
+        rows.row(
             _name(step, count),
             step.row.role_and_rule,
             str(step.rule),
@@ -64,8 +64,8 @@ def print_plan(plan: "Plan") -> None:
             f"{count * step.bytes_after:,}",
             style=style,
         )
-    found.add_section()
-    found.row(
+    rows.add_section()
+    rows.row(
         "total",
         "",
         "",
@@ -77,7 +77,7 @@ def print_plan(plan: "Plan") -> None:
         style="bold",
     )
     out = stdout()
-    print_table(found)
+    print_table(rows)
     if (share := vocabulary_share(plan.draft.geometry)) is not None:
         out.line(f"{share}: the head has rows for no other tokens")
     if (cache := plan.recipe.kv_cache) is not None:

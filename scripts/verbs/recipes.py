@@ -76,10 +76,10 @@ def _show_list(listing: "Sequence[reports.ListedRecipe]", settings: Listing) -> 
         return
     spare = "backend", "layout", "algorithm"
     columns = "name", "alias", "weights", "activations", "algorithm", "layout", "backend"
-    found = table("Recipes", *columns, "loads on", spare=spare)
+    rows = table("Recipes", *columns, "loads on", spare=spare)
     for listed in listing:
         recipe = listed.recipe
-        found.row(
+        rows.row(
             recipe.name,
             ", ".join(listed.aliases),
             _each(form.weights for form in recipe.formats),
@@ -89,7 +89,7 @@ def _show_list(listing: "Sequence[reports.ListedRecipe]", settings: Listing) -> 
             recipe.backend,
             _places(listed, settings),
         )
-    print_table(found)
+    print_table(rows)
 
 
 def _places(listed: "reports.ListedRecipe", asked: Listing) -> str:
@@ -127,8 +127,8 @@ COMMANDS = {
     "list": Command(
         recipes_list,
         _show_list,
-        lambda found, _: [one.to_mapping() for one in found],
-        exit_code=lambda found: 0 if found else 1,
+        lambda listing, _: [listed.to_mapping() for listed in listing],
+        exit_code=lambda listing: 0 if listing else 1,
     ),
     "show": Command(
         recipes_show,

@@ -42,8 +42,8 @@ def _mapping(replays: "Sequence[DraftReplay]", settings: ReplayRun) -> list[Any]
     base, dtype = settings.rope_theta, settings.dtype
     forms = settings.served_forms(len(replays))
     return [
-        ReplayedDraft.of(one, rope_theta=base, dtype=dtype, served=form).to_mapping()
-        for one, form in zip(replays, forms, strict=True)
+        ReplayedDraft.of(draft, rope_theta=base, dtype=dtype, served=form).to_mapping()
+        for draft, form in zip(replays, forms, strict=True)
     ]
 
 
@@ -67,7 +67,7 @@ def print_replays(replays: "Sequence[DraftReplay]") -> None:
     prompts = replays[0].prompts
     short = sum(not prompt.counts.num_steps for prompt in prompts)
     left_out = f" ({short} too short for a verify step)" if short else ""
-    found = table(
+    rows = table(
         f"Replay, K = {num_draft_tokens}, {len(prompts)} prompts{left_out}{drawn},"
         f" {traces.repeated_8gram_share:.1%} of the 8-grams are repeats",
         "draft",
@@ -75,34 +75,34 @@ def print_replays(replays: "Sequence[DraftReplay]") -> None:
         right=numbers,
         spare=("accepted", "verify steps"),
     )
-    for one in replays:
-        figures = draft_figures(one)
+    for draft in replays:
+        figures = draft_figures(draft)
         change = figures.mean_acceptance_length / first.mean_acceptance_length - 1
-        found.row(
-            one.name,
+        rows.row(
+            draft.name,
             f"{figures.mean_acceptance_length:.4f}",
-            "" if one is replays[0] else f"{change:+.2%}",
+            "" if draft is replays[0] else f"{change:+.2%}",
             _number(figures.num_steps),
-            _number(one.counts.num_accepted_draft_tokens),
+            _number(draft.counts.num_accepted_draft_tokens),
             *(f"{share:.3f}" for share in figures.survival),
-            f"{one.first_step.share:.2%}",
+            f"{draft.first_step.share:.2%}",
         )
-    print_table(found)
+    print_table(rows)
     _print_context_bins(replays)
 
 
 def _print_context_bins(replays: "Sequence[DraftReplay]") -> None:
     from ...validate.counting.draft_counts import by_context
 
-    by_draft = [by_context(one.prompts) for one in replays]
+    by_draft = [by_context(draft.prompts) for draft in replays]
     bins = tuple(by_draft[0])
     if len(bins) < 2:
         return
-    found = table("Acceptance length by tokens before the verify step", "draft", *bins, right=bins)
-    for one, lengths in zip(replays, by_draft, strict=True):
-        known = {name: f"{own.mean_acceptance_length:.4f}" for name, own in lengths.items()}
-        found.row(one.name, *(known.get(name, "") for name in bins))
-    print_table(found)
+    rows = table("Acceptance length by tokens before the verify step", "draft", *bins, right=bins)
+    for draft, lengths in zip(replays, by_draft, strict=True):
+        known = {name: f"{counts.mean_acceptance_length:.4f}" for name, counts in lengths.items()}
+        rows.row(draft.name, *(known.get(name, "") for name in bins))
+    print_table(rows)
 
 
 def _number(steps: float) -> str:

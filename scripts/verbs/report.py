@@ -24,22 +24,22 @@ def report(settings: ReportRun) -> "reports.WrittenReport":
     return written_report(settings)
 
 
-def _mapping(found: "reports.WrittenReport", _settings: object) -> dict[str, Any]:
-    judgement, written = found.document.judgement, [str(path) for path in found.written]
+def _mapping(pages: "reports.WrittenReport", _settings: object) -> dict[str, Any]:
+    judgement, written = pages.document.judgement, [str(path) for path in pages.written]
     return {"verdict": judgement.verdict, "reason": judgement.reason, "written": written}
 
 
-def _show(found: "reports.WrittenReport", settings: ReportRun) -> None:
+def _show(pages: "reports.WrittenReport", settings: ReportRun) -> None:
     """Without a file to write, Markdown."""
     from ...validate.report.report_texts import markdown
 
     if not settings.wants_pages:
-        print_document(markdown(found.document))
+        print_document(markdown(pages.document))
 
 
-def _say_files(found: "reports.WrittenReport", _settings: object) -> None:
-    for path in found.written:
-        stderr().line((str(path), "bold"), f": {found.document.judgement.verdict}")
+def _say_files(pages: "reports.WrittenReport", _settings: object) -> None:
+    for path in pages.written:
+        stderr().line((str(path), "bold"), f": {pages.document.judgement.verdict}")
 
 
 COMMAND = Command(report, _show, _mapping, beside=_say_files)

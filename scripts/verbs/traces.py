@@ -195,9 +195,9 @@ def _lines(info: "TraceInfo") -> Iterator[str]:
     if info.head_agreement is not None:
         yield f"the stored head predicts {info.head_agreement:.1%} of the tokens"
     if info.features.checked:
-        own = info.features.share[0]
+        share = info.features.share[0]
         yield info.features.fault() or (
-            f"hidden states fit their tokens, which explain {own:.0%} of their variance"
+            f"hidden states fit their tokens, which explain {share:.0%} of their variance"
         )
     else:
         yield "too few tokens repeat to verify that the hidden states fit them"
@@ -243,9 +243,9 @@ def _mapping(info: "TraceInfo", _settings: object) -> dict[str, Any]:
         "num_prompts": len(info.traces),
         "num_tokens": manifest.num_tokens,
         **{name: _plain(getattr(manifest, name)) for name in of_manifest},
-        "datasets": [_plain(one) for one in manifest.datasets or ()],
+        "datasets": [_plain(dataset) for dataset in manifest.datasets or ()],
         "tables": _plain(manifest.tables),
-        "categories": [_plain(one) for one in info.categories],
+        "categories": [_plain(category) for category in info.categories],
         **{name: getattr(info, name) for name in kept},
         "feature_evidence": encode(info.features),
         "feature_problem": info.features.fault(),
@@ -294,17 +294,17 @@ def _show_imported(report: "reports.ImportReport", _settings: object) -> None:
 
 def _show_info(info: "TraceInfo", settings: TracesInfoSettings) -> None:
     numbers = ("prompts", "prompt tokens", "new tokens", "shortest", "longest")
-    found = table(
+    rows = table(
         f"{settings.traces}, {len(info.traces)} prompts,"
         f" {info.traces.manifest.num_tokens:,} tokens, {megabytes(info.nbytes)}",
         "category",
         *numbers,
         right=numbers,
     )
-    for one in info.categories:
-        sizes = (one.num_prompts, one.prompt_tokens, one.new_tokens, one.shortest, one.longest)
-        found.row(one.category, *(f"{size:,}" for size in sizes))
-    print_table(found)
+    for part in info.categories:
+        sizes = (part.num_prompts, part.prompt_tokens, part.new_tokens, part.shortest, part.longest)
+        rows.row(part.category, *(f"{size:,}" for size in sizes))
+    print_table(rows)
     for line in _lines(info):
         stdout().line(line)
 
@@ -322,11 +322,11 @@ def _parted(report: "reports.SplitReport", _settings: object) -> dict[str, Any]:
 def _show_parted(report: "reports.SplitReport", settings: TracesSplitSettings) -> None:
     names = [str(out) for out in settings.outs]
     title = f"{settings.traces}, {len(report.first) + len(report.second)} prompts"
-    found = table(title, "category", *names, right=(*names,))
+    rows = table(title, "category", *names, right=(*names,))
     for category, (first, second) in report.by_category.items():
-        found.row(category, str(first), str(second))
-    found.row("sum", str(len(report.first)), str(len(report.second)), style="bold")
-    print_table(found)
+        rows.row(category, str(first), str(second))
+    rows.row("sum", str(len(report.first)), str(len(report.second)), style="bold")
+    print_table(rows)
     stdout().line(
         f"{report.num_groups} groups of related prompts, each on one side; the largest has"
         f" {report.largest_group}"

@@ -33,11 +33,11 @@ def verify(settings: Verifying) -> "reports.Verification":
     return verify_as_asked(settings)
 
 
-def _show(found: "reports.Verification", _settings: object) -> None:
-    if found.comparison is not None:
-        print_verification(found.comparison)
-    if found.graft is not None:
-        _print_graft(found.graft)
+def _show(verification: "reports.Verification", _settings: object) -> None:
+    if verification.comparison is not None:
+        print_verification(verification.comparison)
+    if verification.graft is not None:
+        _print_graft(verification.graft)
 
 
 def _print_graft(report: "GraftVerification") -> None:
@@ -73,7 +73,7 @@ def print_verification(report: "VerifyReport") -> None:
     # Bounds are for folders of other tools: the results of our recipes are known exactly.
     bounded = any(linear.max_error is not None for linear in report.linears)
     numbers = (*(("error / allowed",) if bounded else ()), "relative L2 error")
-    found = table(
+    rows = table(
         f"Verified: {report.output} against {report.source}, declared"
         f" {report.scheme or 'as not quantized'}",
         "linear",
@@ -83,9 +83,9 @@ def print_verification(report: "VerifyReport") -> None:
     for linear in report.linears:
         error = "-" if linear.max_error is None else f"{linear.max_error:.4f}"
         errors = (error,) if bounded else ()
-        found.row(linear.module, *errors, f"{linear.relative_l2_error:.4f}")
+        rows.row(linear.module, *errors, f"{linear.relative_l2_error:.4f}")
     if report.linears or report.vocabulary is None:
-        print_table(found)
+        print_table(rows)
     rules = [linear.found for linear in report.linears if linear.found]
     for rule in dict.fromkeys(rules):
         out.line(f"{rule}: {rules.count(rule)} linear(s)")
@@ -127,4 +127,4 @@ def print_verification(report: "VerifyReport") -> None:
     _print_faults(report.faults)
 
 
-COMMAND = Command(verify, _show, exit_code=lambda found: 0 if found.ok else 1)
+COMMAND = Command(verify, _show, exit_code=lambda report: 0 if report.ok else 1)

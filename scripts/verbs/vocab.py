@@ -134,7 +134,7 @@ def _print_way(
         "its bounds",
     )
     read = ("head reads", "drafting reads") if estimate else ()
-    found = table(
+    rows = table(
         f"{title}; K = {curve.num_draft_tokens}, {curve.num_prompts} prompts",
         *numbers[:5],
         "worst category",
@@ -149,28 +149,28 @@ def _print_way(
             return ()
         return megabytes(estimate.head_bytes[size]), megabytes(estimate.drafting_bytes[size])
 
-    for place, one in enumerate(way.whole):
+    for place, change in enumerate(way.whole):
         worst = way.worst(place)
-        found.row(
-            f"{one.size:,}",
-            f"{one.coverage:.2%}",
-            f"{one.acceptance_length:.4f}",
-            *_change(one),
+        rows.row(
+            f"{change.size:,}",
+            f"{change.coverage:.2%}",
+            f"{change.acceptance_length:.4f}",
+            *_change(change),
             *(("", "", "") if worst is None else (worst.scope, *_change(worst))),
-            *reads(one.size),
+            *reads(change.size),
         )
-    found.row(
+    rows.row(
         f"{curve.num_rows:,}",
         f"{curve.coverage:.2%}",
         f"{curve.acceptance_length:.4f}",
         *[""] * 5,
         *reads(curve.num_rows),
     )
-    print_table(found)
+    print_table(rows)
 
 
-def _change(one: "SizeChange") -> tuple[str, str]:
-    return f"{one.relative_change:+.2%}", f"{one.lower:+.2%} to {one.upper:+.2%}"
+def _change(change: "SizeChange") -> tuple[str, str]:
+    return f"{change.relative_change:+.2%}", f"{change.lower:+.2%} to {change.upper:+.2%}"
 
 
 def _print_categories(curve: "SizeCurve") -> None:
@@ -178,7 +178,7 @@ def _print_categories(curve: "SizeCurve") -> None:
         return
     sizes = tuple(f"{size:,}" for size in curve.sizes)
     heads = (*sizes, *(f"{size} off-domain" for size in sizes if curve.off_domain))
-    found = table(
+    rows = table(
         "Change of the acceptance length by category",
         "category",
         "prompts",
@@ -186,32 +186,32 @@ def _print_categories(curve: "SizeCurve") -> None:
         right=("prompts", *heads),
     )
     ways = [curve.chosen, *([curve.off_domain] if curve.off_domain else [])]
-    for number, one in enumerate(curve.chosen.categories[0]):
+    for number, change in enumerate(curve.chosen.categories[0]):
         cells = (
             f"{way.categories[place][number].relative_change:+.2%}"
             for way in ways
             for place in range(len(sizes))
         )
-        found.row(one.scope, str(one.num_prompts), *cells)
-    print_table(found)
+        rows.row(change.scope, str(change.num_prompts), *cells)
+    print_table(rows)
 
 
 def _print_speeds(estimate: "SizeEstimate") -> None:
-    for number, one in enumerate(estimate.speeds):
-        known = one.speeds[0].verify is not None
+    for number, speeds in enumerate(estimate.speeds):
+        known = speeds.speeds[0].verify is not None
         numbers = ("rows", "drafting", "pays below", *(("speed-up", "bounds") if known else ()))
-        verify = f", verify step {1e3 * (one.speeds[0].verify or 0):.3g} ms" if known else ""
-        found = table(
-            f"Roofline on {one.gpu} at concurrency {one.concurrency}{verify}, context"
+        verify = f", verify step {1e3 * (speeds.speeds[0].verify or 0):.3g} ms" if known else ""
+        rows = table(
+            f"Roofline on {speeds.gpu} at concurrency {speeds.concurrency}{verify}, context"
             f" {estimate.context:,}",
             *numbers,
             right=numbers,
         )
-        for speed in one.speeds:
-            cells = (f"{speed.size:,}", f"{1e6 * speed.drafting:,.1f} µs", _pays(speed, one))
-            found.row(*cells, *(_speed_up(speed) if known else ()))
-        print_table(found)
-        for line in _advice(one, estimate.off_domain[number] if estimate.off_domain else None):
+        for speed in speeds.speeds:
+            cells = (f"{speed.size:,}", f"{1e6 * speed.drafting:,.1f} µs", _pays(speed, speeds))
+            rows.row(*cells, *(_speed_up(speed) if known else ()))
+        print_table(rows)
+        for line in _advice(speeds, estimate.off_domain[number] if estimate.off_domain else None):
             stdout().line(line, style="bold")
     if estimate.speeds and estimate.speeds[0].recommended is None:
         stdout().line(
@@ -220,8 +220,8 @@ def _print_speeds(estimate: "SizeEstimate") -> None:
         )
 
 
-def _pays(speed: "SizeSpeed", one: "MachineSpeeds") -> str:
-    if speed is one.speeds[-1]:
+def _pays(speed: "SizeSpeed", speeds: "MachineSpeeds") -> str:
+    if speed is speeds.speeds[-1]:
         return ""
     if speed.pays_below is None:
         return "never"
@@ -234,16 +234,16 @@ def _speed_up(speed: "SizeSpeed") -> tuple[str, str]:
     return f"{speed.speed_up:+.2%}", f"{speed.lower:+.2%} to {speed.upper:+.2%}"
 
 
-def _advice(one: "MachineSpeeds", off_domain: "MachineSpeeds | None") -> Iterator[str]:
-    best = one.recommended
+def _advice(speeds: "MachineSpeeds", off_domain: "MachineSpeeds | None") -> Iterator[str]:
+    best = speeds.recommended
     if best is None:
         return
-    sizes = [f"{size:,}" for size in one.range if size != best.size]
+    sizes = [f"{size:,}" for size in speeds.range if size != best.size]
     within = (
         f"; within the bounds {' or '.join(sizes)}" if sizes else "; at both ends of the bounds too"
     )
     yield (
-        f"fastest on {one.gpu} at concurrency {one.concurrency}: {best.size:,} rows,"
+        f"fastest on {speeds.gpu} at concurrency {speeds.concurrency}: {best.size:,} rows,"
         f" {best.speed_up or 0:+.2%}{within}"
     )
     if off_domain is not None and off_domain.recommended is not None:

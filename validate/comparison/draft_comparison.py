@@ -142,7 +142,7 @@ class ComparisonReport(Paged):
         return {
             "answer": self.answer,
             "drafts": ", ".join(self.names),
-            "acceptance lengths": ", ".join(f"{one:.4f}" for one in self.whole.lengths),
+            "acceptance lengths": ", ".join(f"{length:.4f}" for length in self.whole.lengths),
             "K": self.num_draft_tokens,
             "prompts": self.whole.num_prompts,
             "warnings": len(self.warnings) or None,
@@ -170,18 +170,18 @@ def compare(
     drafts = counted.drafts
     _check_number(drafts)
     samples = samples_of(drafts, traffic or {})
-    scopes, found = scopes_of(samples, drafts.names, confidence)
-    small = [f"{one.name} ({one.num_prompts})" for one in samples if not one.is_compared]
+    scopes, intervals = scopes_of(samples, drafts.names, confidence)
+    small = [f"{s.name} ({s.num_prompts})" for s in samples if not s.is_compared]
     what = f"categories with fewer than {MIN_PROMPTS} prompts were not compared"
     return ComparisonReport(
         counted_by=counted.counted_by,
         num_draft_tokens=counted.num_draft_tokens,
         drafts=tuple(map(DraftName, drafts.names, drafts.sha256)),
         traffic=dict(traffic or {}),
-        method=found.method,
+        method=intervals.method,
         confidence=confidence,
-        confidence_of_each=found.each,
-        bonferroni_of_each=found.bonferroni_of_each,
+        confidence_of_each=intervals.each,
+        bonferroni_of_each=intervals.bonferroni_of_each,
         scopes=scopes,
         warnings=(*counted.warnings, *([f"{what}: {', '.join(small)}"] if small else [])),
         date=date,

@@ -72,14 +72,14 @@ def right_sizes(
     batches = batches_of(entries, max_tokens=max_tokens, max_prompts=most)
     work = [work_of([entries[i] for i in places], num_draft_tokens) for places in batches]
     rows_of = _Orders(draft, orders)
-    found: dict[int, tuple[RightSizes, ...]] = {}
+    by_place: dict[int, tuple[RightSizes, ...]] = {}
     read = read_ahead(traces, batches, draft.device)
     for number, (places, batch) in enumerate(zip(batches, read, strict=True), start=1):
         asked = torch.tensor([list(of_prompt[place]) for place in places], device=draft.device)
         of_batch = _of_batch(draft, traces, batch, rows_of, asked, num_draft_tokens)
-        found.update(zip(places, of_batch, strict=True))
+        by_place.update(zip(places, of_batch, strict=True))
         on_progress(sum(work[:number]), sum(work))
-    return [sizes for _, sizes in sorted(found.items())]
+    return [sizes for _, sizes in sorted(by_place.items())]
 
 
 class _Orders:
@@ -101,8 +101,8 @@ class _Orders:
         0 where that has no row; more than any rank where nothing wins against it. `asked` [n, J]
         says which orders.
         """
-        own = self.draft_ids[recorded]
-        logit = logits.gather(1, own.clamp(min=0)[:, None])
+        row_ids = self.draft_ids[recorded]
+        logit = logits.gather(1, row_ids.clamp(min=0)[:, None])
         none = self.by_token.shape[1]
         least = torch.full(asked.shape, none, dtype=torch.int32, device=logits.device)
         step = max(1, _COMPARED // len(logits))
@@ -116,7 +116,7 @@ class _Orders:
                 ranks = self.by_row[o, part].expand(len(rows), -1)
                 first = ranks.masked_fill(~wins[rows], none).amin(1)
                 least[rows, j] = torch.minimum(least[rows, j], first)
-        return least.masked_fill((own < 0)[:, None], 0)
+        return least.masked_fill((row_ids < 0)[:, None], 0)
 
 
 def _of_batch(
@@ -127,14 +127,14 @@ def _of_batch(
     asked: Tensor,
     num_draft_tokens: int,
 ) -> Iterator[tuple[RightSizes, ...]]:
-    own = [rows_along(trace, num_draft_tokens) for trace in batch]
-    rows = range(min(one.start for one in own), max(one.stop for one in own))
+    ranges = [rows_along(trace, num_draft_tokens) for trace in batch]
+    rows = range(min(r.start for r in ranges), max(r.stop for r in ranges))
     shape = (len(batch), len(rows), num_draft_tokens, asked.shape[1])
     above = torch.full(shape, orders.by_token.shape[1], dtype=torch.int32, device=draft.device)
     up_to = torch.zeros_like(above)
-    looked_at = CountedRows(own if draft.rounds_alone else None)
+    looked_at = CountedRows(ranges if draft.rounds_alone else None)
     token_ids = batch.token_ids
-    for one in draft.forward.passes(
+    for drafted in draft.forward.passes(
         first_hidden_of_batch(draft, traces, batch),
         token_ids,
         rows=rows,
@@ -142,14 +142,14 @@ def _of_batch(
         block_rows=min(BLOCK_ROWS, max(1, MAX_TOKENS // len(batch))),
         alive=looked_at.alive,
     ):
-        at = slice(one.rows.start - rows.start, one.rows.stop - rows.start)
-        after = token_ids[:, one.rows.start + 2 :].unfold(1, num_draft_tokens, 1)
-        of_rows = asked[:, None].expand(-1, len(one.rows), -1)
-        for depth in one.depths:
-            if not looked_at.any_in(one, depth):
+        at = slice(drafted.rows.start - rows.start, drafted.rows.stop - rows.start)
+        after = token_ids[:, drafted.rows.start + 2 :].unfold(1, num_draft_tokens, 1)
+        of_rows = asked[:, None].expand(-1, len(drafted.rows), -1)
+        for depth in drafted.depths:
+            if not looked_at.any_in(drafted, depth):
                 break
-            states = looked_at.states(one, depth)
-            recorded = looked_at.of(after[:, : len(one.rows), depth])
+            states = looked_at.states(drafted, depth)
+            recorded = looked_at.of(after[:, : len(drafted.rows), depth])
             wanted = looked_at.of(of_rows)
             top, least = _compared(draft, orders, states, recorded, wanted)
             own_rank = orders.by_token[wanted, recorded[:, None]]
@@ -159,9 +159,9 @@ def _of_batch(
             looked_at.put(above[:, at, depth], own_rank)
             looked_at.put(up_to[:, at, depth], least)
             possible = (own_rank < least).any(1)
-            looked_at.go_on(one, states=states, top=top, possible=possible)
+            looked_at.go_on(drafted, states=states, top=top, possible=possible)
     above, up_to = above.cpu(), up_to.cpu()
-    for i, one_rows in enumerate(own):
+    for i, one_rows in enumerate(ranges):
         part = slice(one_rows.start - rows.start, one_rows.stop - rows.start)
         yield tuple(
             RightSizes(above=above[i, part, :, j], up_to=up_to[i, part, :, j])

@@ -82,7 +82,7 @@ def simultaneous(estimates: Sequence[Estimate], confidence: float) -> Simultaneo
 
 def level_of_each(estimates: Sequence[Estimate], confidence: float) -> float:
     """The confidence of each interval at which all have `confidence`; at most Bonferroni's."""
-    rows = np.stack([one.contributions / one.standard_error for one in estimates])
+    rows = np.stack([estimate.contributions / estimate.standard_error for estimate in estimates])
     values, vectors = np.linalg.eigh(rows @ rows.T)
     factor = vectors * np.sqrt(np.maximum(values, 0))
     normal = np.random.default_rng(_SEED).standard_normal
@@ -132,7 +132,7 @@ def count_drafts(contestants: Sequence[Contestant]) -> CountedDrafts:
     _check_contestants(contestants)
     categories: dict[str, str] = {}
     for prompt, *others in zip(*(each.prompts for each in contestants), strict=True):
-        if all(one.counts.num_steps for one in (prompt, *others)):
+        if all(p.counts.num_steps for p in (prompt, *others)):
             categories.setdefault(prompt.counted_with, prompt.category)
     places = {name: place for place, name in enumerate(categories)}
     if len(places) < 2:
@@ -224,16 +224,16 @@ class ScopePrompts:
         """Whether there are enough prompts."""
         return self.is_whole or self.num_prompts >= MIN_PROMPTS
 
-    def change(self, one: int, other: int) -> Estimate:
+    def change(self, before: int, after: int) -> Estimate:
         """From a draft to another; degrees of freedom as in `paired_change`, less the strata."""
         shares = np.zeros(len(self.strata))
         for stratum, weight in enumerate(self.weights):
             inside = self.strata == stratum
-            shares[inside] = weight * self.steps[one, inside] / self.steps[one, inside].sum()
+            shares[inside] = weight * self.steps[before, inside] / self.steps[before, inside].sum()
         effective = 1 / float((shares**2).sum())
         return Estimate(
-            value=float(self.log_lengths[other] - self.log_lengths[one]),
-            contributions=self.contributions[other] - self.contributions[one],
+            value=float(self.log_lengths[after] - self.log_lengths[before]),
+            contributions=self.contributions[after] - self.contributions[before],
             degrees=max(1.0, effective - len(self.weights)),
         )
 
@@ -248,12 +248,12 @@ def samples_of(drafts: CountedDrafts, traffic: Mapping[str, float]) -> list[Scop
         for number, category in enumerate(traffic):
             strata[categories == category] = number
         name, weights = TRAFFIC, np.array(list(traffic.values())) / sum(traffic.values())
-    found = [_sample(drafts, name, strata, weights, is_whole=True)]
+    samples = [_sample(drafts, name, strata, weights, is_whole=True)]
     if len(names := sorted(set(drafts.categories))) > 1:
         for category in names:
             inside = np.where(categories == category, 0, -1)
-            found.append(_sample(drafts, category, inside, np.ones(1), is_whole=False))
-    return found
+            samples.append(_sample(drafts, category, inside, np.ones(1), is_whole=False))
+    return samples
 
 
 def _sample(
@@ -350,8 +350,8 @@ class Scope:
     def against_first(self, names: Sequence[str]) -> tuple[Change | None, ...]:
         """The change of every draft but the first, relative to the first."""
         first, *others = names
-        found = {(one.baseline, one.candidate): one for one in self.changes}
-        return tuple(found.get((first, other)) for other in others)
+        by_pair = {(change.baseline, change.candidate): change for change in self.changes}
+        return tuple(by_pair.get((first, other)) for other in others)
 
 
 def scopes_of(
@@ -360,28 +360,28 @@ def scopes_of(
     """The changes of every scope, the whole first, with intervals that hold together."""
     pairs = list(itertools.combinations(range(len(names)), 2))
     both = [(sample, pairs if sample.is_compared else []) for sample in samples]
-    estimates = [sample.change(*pair) for sample, own in both for pair in own]
-    found = simultaneous(estimates, confidence)
-    bounded = zip(estimates, found.bounds, strict=True)
-    scopes = (_scope(sample, names, [(pair, *next(bounded)) for pair in own])
-              for sample, own in both)  # fmt: skip
-    return tuple(scopes), found
+    estimates = [sample.change(*pair) for sample, compared in both for pair in compared]
+    intervals = simultaneous(estimates, confidence)
+    bounded = zip(estimates, intervals.bounds, strict=True)
+    scopes = (_scope(sample, names, [(pair, *next(bounded)) for pair in compared])
+              for sample, compared in both)  # fmt: skip
+    return tuple(scopes), intervals
 
 
 def _scope(
     sample: ScopePrompts,
     names: Sequence[str],
-    found: Sequence[tuple[Pair, Estimate, tuple[float, float]]],
+    bounded: Sequence[tuple[Pair, Estimate, tuple[float, float]]],
 ) -> Scope:
     changes = tuple(
         Change(
-            baseline=names[one],
-            candidate=names[other],
+            baseline=names[first],
+            candidate=names[second],
             relative_change=relative(estimate.value),
             lower=relative(lower),
             upper=relative(upper),
         )
-        for (one, other), estimate, (lower, upper) in found
+        for (first, second), estimate, (lower, upper) in bounded
     )
     best = names[int(np.argmax(sample.log_lengths))] if changes else None
     return Scope(
@@ -392,8 +392,8 @@ def _scope(
         changes=changes,
         best=best,
         alike=tuple(
-            one.candidate if one.baseline == best else one.baseline
-            for one in changes
-            if best in (one.baseline, one.candidate) and not one.is_separable
+            change.candidate if change.baseline == best else change.baseline
+            for change in changes
+            if best in (change.baseline, change.candidate) and not change.is_separable
         ),
     )

@@ -56,7 +56,7 @@ class ChoiceCurve:
 
     def worst(self, place: int) -> SizeChange | None:
         """The category that loses most at one of the sizes; None where there are none."""
-        return min(self.categories[place], key=lambda one: one.relative_change, default=None)
+        return min(self.categories[place], key=lambda change: change.relative_change, default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -118,20 +118,20 @@ def size_curve(
     texts = said_texts(traces)
     judged = texts if judge is None else said_texts(judge)
     orders: list[RowOrder]
-    own: Sequence[int]
+    parts: Sequence[int]
     if judge is None:
-        orders, own = crosswise(chooser, texts)
+        orders, parts = crosswise(chooser, texts)
         judged_on = f"the prompts of the traces, crosswise in {len(orders)} parts"
     else:
-        orders, own = [chooser.order(texts)], [0] * len(judged)
+        orders, parts = [chooser.order(texts)], [0] * len(judged)
         judged_on = f"other prompts: {judge.folder}"
-    asked = [[place] for place in own]
+    asked = [[place] for place in parts]
     outside = _off_domain(chooser, texts, {text.category for text in judged})
     for text, places in zip(judged, asked, strict=True):
         if outside:
             places.append(len(orders) + list(outside).index(text.category))
     orders += outside.values()
-    found = right_sizes(
+    sizes_by_text = right_sizes(
         draft,
         traces if judge is None else judge,
         orders,
@@ -142,7 +142,7 @@ def size_curve(
         on_progress=on_progress,
     )
     ways = [
-        _Way(judged, [orders[places[way]] for places in asked], [one[way] for one in found])
+        _Way(judged, [orders[places[way]] for places in asked], [s[way] for s in sizes_by_text])
         for way in range(2 if outside else 1)
     ]
     drafts = [way.drafts((chooser.num_rows, *sizes)) for way in ways]
@@ -167,14 +167,14 @@ def _off_domain(
     chooser: RowChooser, texts: Sequence[SaidText], categories: set[str]
 ) -> dict[str, RowOrder]:
     """For each category, the order from the texts of all others; empty if one has no others."""
-    found = {}
+    orders = {}
     for category in sorted(categories):
         groups = {text.group for text in texts if text.category == category}
         others = [text for text in texts if text.group not in groups]
         if not sum(len(text.token_ids) for text in others):
             return {}
-        found[category] = chooser.order(others)
-    return found
+        orders[category] = chooser.order(others)
+    return orders
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +221,8 @@ class _Way:
         bounds = dict(zip(((place, s.name) for place, s in both), of_each, strict=True))
         return ChoiceCurve(
             whole=tuple(
-                self._change(whole, place, size, (found.lower, found.upper))
-                for place, size, found in zip(places, sizes, of_all, strict=True)
+                self._change(whole, place, size, (bounds.lower, bounds.upper))
+                for place, size, bounds in zip(places, sizes, of_all, strict=True)
             ),
             categories=tuple(
                 tuple(self._change(s, place, size, bounds[place, s.name]) for s in compared)
@@ -267,12 +267,12 @@ def _rows(curve: SizeCurve, place: int) -> Iterator[Interval]:
     """Intervals of one size, without the wide bounds of small categories, which flatten all."""
     label = f"{curve.sizes[place]:,} ({curve.chosen.whole[place].coverage:.2%})"
     for i, way in enumerate(filter(None, (curve.chosen, curve.off_domain))):
-        one, worst = way.whole[place], way.worst(place)
+        whole, worst = way.whole[place], way.worst(place)
         yield Interval(
             label="" if i else label,
-            estimate=one.relative_change,
-            lower=one.lower,
-            upper=one.upper,
+            estimate=whole.relative_change,
+            lower=whole.lower,
+            upper=whole.upper,
             series=2 * i,
         )
         if worst is not None:

@@ -160,27 +160,27 @@ class MachineSpeeds:
         return tuple(sorted({end.size for end in ends if end is not None}))
 
     def _fastest(self, figure: str) -> SizeSpeed | None:
-        known = [one for one in self.speeds if getattr(one, figure) is not None]
+        known = [speed for speed in self.speeds if getattr(speed, figure) is not None]
         # Among equals the larger head, which loses less on text unlike all of the prompts.
-        return max(known, key=lambda one: (getattr(one, figure), one.size), default=None)
+        return max(known, key=lambda speed: (getattr(speed, figure), speed.size), default=None)
 
 
 def size_speeds(
     num_rows: int, chosen: ChoiceCurve, rounds: Mapping[int, Round], serving: ServingSpeeds
 ) -> tuple[MachineSpeeds, ...]:
     """Every size on every machine at every concurrency."""
-    changes = {one.size: (one.relative_change, one.lower, one.upper) for one in chosen.whole}
+    changes = {c.size: (c.relative_change, c.lower, c.upper) for c in chosen.whole}
     changes[num_rows] = (0.0, 0.0, 0.0)
-    found = []
+    machines = []
     for machine, concurrency in product(serving.machines, serving.concurrencies):
         drafting = {size: machine.round_seconds(rounds[size], concurrency) for size in changes}
         verify = serving.verify_seconds(concurrency)
         speeds = tuple(
-            _speed(size, own, drafting[size], drafting[num_rows], verify)
-            for size, own in changes.items()
+            _speed(size, change, drafting[size], drafting[num_rows], verify)
+            for size, change in changes.items()
         )
-        found.append(MachineSpeeds(gpu=machine.gpu.name, concurrency=concurrency, speeds=speeds))
-    return tuple(found)
+        machines.append(MachineSpeeds(gpu=machine.gpu.name, concurrency=concurrency, speeds=speeds))
+    return tuple(machines)
 
 
 def _speed(
@@ -228,11 +228,11 @@ def size_estimate(draft: Draft, curve: SizeCurve, serving: ServingSpeeds) -> Siz
     context = usual_context(draft.checkpoint.config)
     served = VerifyStep(curve.num_draft_tokens, context)
     drafts = {size: with_vocabulary(draft, size) for size in curve.sizes} | {curve.num_rows: draft}
-    rounds = {size: draft_round(one, plain_weights(one), served) for size, one in drafts.items()}
+    rounds = {size: draft_round(cut, plain_weights(cut), served) for size, cut in drafts.items()}
     outside = curve.off_domain
     return SizeEstimate(
-        drafting_bytes={size: one.nbytes(1) for size, one in rounds.items()},
-        head_bytes={size: one.nbytes(1, "head") for size, one in rounds.items()},
+        drafting_bytes={size: r.nbytes(1) for size, r in rounds.items()},
+        head_bytes={size: r.nbytes(1, "head") for size, r in rounds.items()},
         context=context,
         speeds=size_speeds(curve.num_rows, curve.chosen, rounds, serving),
         off_domain=() if outside is None else size_speeds(curve.num_rows, outside, rounds, serving),
@@ -262,9 +262,9 @@ class VocabReport(Brief):
 
     @override
     def brief(self) -> Mapping[str, object]:
-        found: dict[str, object] = {}
+        figures: dict[str, object] = {}
         if self.curve is not None:
-            found |= self.curve.brief()
+            figures |= self.curve.brief()
         if self.cut is not None and self.rows is not None:
-            found |= {**self.cut.brief(), "held-out coverage": f"{self.rows.held_out:.2%}"}
-        return found | {"warnings": len(self.warnings) or None}
+            figures |= {**self.cut.brief(), "held-out coverage": f"{self.rows.held_out:.2%}"}
+        return figures | {"warnings": len(self.warnings) or None}

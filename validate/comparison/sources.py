@@ -67,7 +67,7 @@ class ReplayedPrompt(PromptKey):
             num_steps=prompt.counts.num_steps,
             histogram=prompt.counts.histogram,
             cluster=prompt.cluster,
-            shorter=tuple(one.histogram for one in prompt.shorter),
+            shorter=tuple(counts.histogram for counts in prompt.shorter),
             context_bins=prompt.contexts.histograms if prompt.contexts else (),
         )
 
@@ -130,7 +130,7 @@ class ReplayedDraft(DraftFigures):
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data for JSON; a prompt has its cluster if there is one."""
-        plain = dataclasses.asdict(self) | {"prompts": [encode(one) for one in self.prompts]}
+        plain = dataclasses.asdict(self) | {"prompts": [encode(prompt) for prompt in self.prompts]}
         plain["traces"]["features"] = encode(self.traces.features)
         return plain
 
@@ -160,11 +160,11 @@ class ReplayedDraft(DraftFigures):
 
 
 def _are_shorter(prompt: ReplayedPrompt, depth: int) -> bool:
-    columns = [len(one) for one in prompt.shorter]
+    columns = [len(histogram) for histogram in prompt.shorter]
     if columns != list(range(2, depth + 1)):
         return False
     steps = [histogram for histogram in prompt.shorter if sum(histogram)]
-    return all(is_histogram(one, len(one) - 1) for one in steps)
+    return all(is_histogram(histogram, len(histogram) - 1) for histogram in steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,14 +175,14 @@ class _Replays:
 def read_replays(path: Path) -> tuple[ReplayedDraft, ...]:
     """What `replay --json` printed, else CompareError."""
     try:
-        found: _Replays = decode(_Replays, {"replays": parse_json(read_text(path))})
+        document: _Replays = decode(_Replays, {"replays": parse_json(read_text(path))})
     except (OSError, JsonProblem) as exc:
         raise CompareError(
             path,
             f"is no list of replays: {exc}",
             fix="give what 'draftquant replay --json' printed",
         ) from exc
-    return found.replays
+    return document.replays
 
 
 _MEASUREMENT = "draftquant measurement"
@@ -195,8 +195,8 @@ def of_replays(
     """Replays of one call, the baseline first, with the sha256 of the tensors of each draft."""
     first, fault = replays[0], replays[0].traces.text.fault
     contestants = [
-        Contestant(name=one.name, sha256=digest, prompts=one.prompts)
-        for one, digest in zip(replays, digests, strict=True)
+        Contestant(name=replay.name, sha256=digest, prompts=replay.prompts)
+        for replay, digest in zip(replays, digests, strict=True)
     ]
     return Counted(
         drafts=count_drafts(contestants),
@@ -232,7 +232,7 @@ def kind_of(path: Path) -> str:
             return "foreign measurement"
         if line.lstrip().startswith(b"["):
             return "replay"
-        found = parse_json(line.decode("utf-8"))
+        document = parse_json(line.decode("utf-8"))
     except OSError as exc:
         raise CompareError(
             path,
@@ -242,21 +242,21 @@ def kind_of(path: Path) -> str:
         ) from exc
     except (UnicodeDecodeError, JsonProblem):
         return "report"
-    is_measurement = isinstance(found, dict) and found.get("format") == _MEASUREMENT
+    is_measurement = isinstance(document, dict) and document.get("format") == _MEASUREMENT
     return "measurement" if is_measurement else "report"
 
 
 def _of_replayed(paths: Sequence[Path]) -> Counted:
-    found = [(path, replay) for path in paths for replay in read_replays(path)]
-    first_path, first = found[0]
+    replays = [(path, replay) for path in paths for replay in read_replays(path)]
+    first_path, first = replays[0]
     drafts = [first]
-    for path, one in found[1:]:
-        sampling = (first.draft_sampling, first.dtype) != (one.draft_sampling, one.dtype)
+    for path, replay in replays[1:]:
+        sampling = (first.draft_sampling, first.dtype) != (replay.draft_sampling, replay.dtype)
         differing = (sampling, "another --draft-sampling or --dtype")
-        _check_alike((first_path, first, path, one), "replay both drafts", differing)
-        if all((one.name, one.prompts) != (known.name, known.prompts) for known in drafts):
-            drafts.append(one)  # the shared reference of several files counts once
-    contestants = [Contestant(name=one.name, sha256=None, prompts=one.counted) for one in drafts]
+        _check_alike((first_path, first, path, replay), "replay both drafts", differing)
+        if all((replay.name, replay.prompts) != (known.name, known.prompts) for known in drafts):
+            drafts.append(replay)  # the shared reference of several files counts once
+    contestants = [Contestant(name=r.name, sha256=None, prompts=r.counted) for r in drafts]
     return Counted(
         drafts=count_drafts(contestants),
         num_draft_tokens=first.num_draft_tokens,
@@ -266,24 +266,24 @@ def _of_replayed(paths: Sequence[Path]) -> Counted:
 
 def _of_reports(paths: Sequence[Path]) -> Counted:
     documents = [read_report(path) for path in paths]
-    found = list(map(replayed_comparison, paths, documents))
-    first, drafts = found[0], documents[0].header.drafts
+    reports = list(map(replayed_comparison, paths, documents))
+    first, drafts = reports[0], documents[0].header.drafts
     known, before = first.background, counted(first, of_candidate=False)
     contestants = [
         Contestant(name=drafts.baseline.name, sha256=known.baseline_sha256, prompts=before)
     ]
-    for path, document, one in zip(paths, documents, found, strict=True):
-        own = one.background
-        counts = [[prompt.baseline for prompt in each.prompts] for each in (first, one)]
+    for path, document, report in zip(paths, documents, reports, strict=True):
+        facts = report.background
+        counts = [[prompt.baseline for prompt in each.prompts] for each in (first, report)]
         _check_alike(
-            (paths[0], first, path, one),
+            (paths[0], first, path, report),
             "run the gate of both drafts",
-            (first.draft_sampling != one.draft_sampling, "another --draft-sampling"),
-            (known.baseline_sha256 != own.baseline_sha256, "another baseline"),
+            (first.draft_sampling != report.draft_sampling, "another --draft-sampling"),
+            (known.baseline_sha256 != facts.baseline_sha256, "another baseline"),
             (counts[0] != counts[1], "other counts of the same baseline"),
         )
-        name, prompts = document.header.drafts.candidate.name, counted(one, of_candidate=True)
-        contestants.append(Contestant(name=name, sha256=own.candidate_sha256, prompts=prompts))
+        name, prompts = document.header.drafts.candidate.name, counted(report, of_candidate=True)
+        contestants.append(Contestant(name=name, sha256=facts.candidate_sha256, prompts=prompts))
     return Counted(
         drafts=count_drafts(contestants),
         num_draft_tokens=first.num_draft_tokens,
@@ -296,12 +296,12 @@ Compared = tuple[Path, ReplayedDraft | GateReport, Path, ReplayedDraft | GateRep
 
 def _check_alike(compared: Compared, verb: str, *further: tuple[bool, str]) -> None:
     """Refuse counts from other traces or with another K, and further differences."""
-    first_path, first, path, one = compared
+    first_path, first, path, other = compared
     assert first.traces is not None  # see `replayed_comparison`
-    assert one.traces is not None
-    depths = one.num_draft_tokens, first.num_draft_tokens
+    assert other.traces is not None
+    depths = other.num_draft_tokens, first.num_draft_tokens
     differing = (
-        (first.traces.sha256 != one.traces.sha256, "other traces"),
+        (first.traces.sha256 != other.traces.sha256, "other traces"),
         (depths[0] != depths[1], f"another K ({depths[0]}, not {depths[1]})"),
         *further,
     )
@@ -314,20 +314,20 @@ def _check_alike(compared: Compared, verb: str, *further: tuple[bool, str]) -> N
 def replayed_comparison(path: Path, document: Document) -> GateReport:
     """The comparison of two replays; CompareError: the report compares servers, or no prompts."""
     judgement = document.judgement
-    found = judgement.replayed if isinstance(judgement, JointReport) else judgement
-    if found is None or found.traces is None or found.served is not None:
+    report = judgement.replayed if isinstance(judgement, JointReport) else judgement
+    if report is None or report.traces is None or report.served is not None:
         raise CompareError(
             path,
             "compares servers, whose texts differ from draft to draft",
             fix="give the measurements themselves",
         )
-    if not found.prompts:
+    if not report.prompts:
         raise CompareError(
             path,
-            f"compares no prompts: it is {found.verdict}",
+            f"compares no prompts: it is {report.verdict}",
             fix="give a report that does",
         )
-    return found
+    return report
 
 
 def _of_measurements(paths: Sequence[Path]) -> Counted:
@@ -335,16 +335,16 @@ def _of_measurements(paths: Sequence[Path]) -> Counted:
     first = measurements[0]
     server, depth = first.setup.server, _speculation(first).num_draft_tokens
     contestants = []
-    for one in measurements:
-        digest = _speculation(one).draft_sha256
-        if one is not first and (unequal := pair_measurements(first, one).incomparable):
+    for run in measurements:
+        digest = _speculation(run).draft_sha256
+        if run is not first and (unequal := pair_measurements(first, run).incomparable):
             what = f"cannot be compared with {first.name}: {unequal}"
-            raise CompareError(one.name, what, fix="measure all drafts with the same settings")
+            raise CompareError(run.name, what, fix="measure all drafts with the same settings")
         prompts = [
             PromptCounts.of(record, whole_counts(record, depth), record.cluster or "")
-            for record in one.records
+            for record in run.records
         ]
-        contestants.append(Contestant(name=one.name, sha256=digest, prompts=prompts))
+        contestants.append(Contestant(name=run.name, sha256=digest, prompts=prompts))
     return Counted(
         drafts=count_drafts(contestants),
         num_draft_tokens=depth,
@@ -364,15 +364,15 @@ def _speculation(measurement: Measurement) -> Speculation:
 
 def _of_foreign(paths: Sequence[Path]) -> Counted:
     first, *runs = [read_foreign(path) for path in paths]
-    others = [paired(first, one) for one in runs]
+    others = [paired(first, run) for run in runs]
     for other in others:
         if unequal := incomparability(first, other):
             what = f"cannot be compared with {first.name}: {unequal}"
             fix = "measure all drafts with one tool, on the same prompts, with the same settings"
             raise CompareError(other.name, what, fix=fix)
     contestants = [
-        Contestant(name=one.name, sha256=None, prompts=[request.prompt for request in one.requests])
-        for one in (first, *others)
+        Contestant(name=run.name, sha256=None, prompts=[request.prompt for request in run.requests])
+        for run in (first, *others)
     ]
     missing = dict.fromkeys(what for other in others for what, _ in not_compared(first, other))
     return Counted(

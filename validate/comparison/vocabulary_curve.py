@@ -57,9 +57,9 @@ def vocabulary_as_asked(asked: VocabRun) -> VocabReport:
         counts=optional_path(asked.counts),
     )
     if asked.out is None:
-        found = _curve(choosing, asked)
-        most = max(found.curve.sizes, default=0) if found.curve is not None else 0
-        return replace(found, warnings=(*choosing.warnings_of(most), *found.warnings))
+        report = _curve(choosing, asked)
+        most = max(report.curve.sizes, default=0) if report.curve is not None else 0
+        return replace(report, warnings=(*choosing.warnings_of(most), *report.warnings))
     wanted = RowsAsked(size=asked.size, coverage=asked.coverage, target=target)
     rows, out = wanted.of(choosing), Path(asked.out)
     cut = write_rows(choosing, rows, out, wanted, listener=listener, on_stage=listener.stage)
@@ -96,14 +96,14 @@ def _curve(choosing: Choosing, asked: VocabRun) -> VocabReport:
         )
     if asked.plot is not None:
         write_reports({Path(asked.plot): drawing(curve, choosing.source.folder.name)})
-    found = VocabReport(choosing=choosing, curve=curve, warnings=warnings)
+    report = VocabReport(choosing=choosing, curve=curve, warnings=warnings)
     if choosing.is_quantized:
-        return replace(found, warnings=(*warnings, _UNQUANTIZED))
+        return replace(report, warnings=(*warnings, _UNQUANTIZED))
     try:
-        return replace(found, estimate=size_estimate(choosing.draft, curve, serving))
+        return replace(report, estimate=size_estimate(choosing.draft, curve, serving))
     except EstimateError as exc:
         what = f"bytes and times are not estimated: {exc.what}"
-        return replace(found, warnings=(*warnings, what))
+        return replace(report, warnings=(*warnings, what))
 
 
 def _sizes(asked: VocabRun, choosing: Choosing) -> tuple[int, ...]:
@@ -130,7 +130,7 @@ def _serving(asked: VocabRun) -> ServingSpeeds:
 def to_mapping(report: VocabReport) -> dict[str, Any]:
     """Plain data for JSON."""
     choosing = report.choosing
-    found: dict[str, Any] = {
+    plain: dict[str, Any] = {
         "draft": str(choosing.source.folder),
         "traces": str(choosing.traces.folder),
         "traces_sha256": choosing.traces.sha256,
@@ -147,27 +147,27 @@ def to_mapping(report: VocabReport) -> dict[str, Any]:
         rows = {**dataclasses.asdict(report.rows), "target_ids": list(report.rows.target_ids)}
         cut = {name: getattr(report.cut, name) for name in _OF_A_CUT}
         verified = report.cut.verification.to_mapping()
-        found |= {
+        plain |= {
             "rows": rows,
             "cut": {"out": str(report.cut.out), **cut, "verification": verified},
         }
     if report.curve is not None:
-        found["curve"] = dataclasses.asdict(report.curve)
-        found["estimate"] = None if report.estimate is None else _estimate_mapping(report.estimate)
-    return found
+        plain["curve"] = dataclasses.asdict(report.curve)
+        plain["estimate"] = None if report.estimate is None else _estimate_mapping(report.estimate)
+    return plain
 
 
 def _estimate_mapping(estimate: SizeEstimate) -> dict[str, Any]:
     def of(speeds: tuple[MachineSpeeds, ...]) -> list[dict[str, Any]]:
         return [
             {
-                "gpu": one.gpu,
-                "concurrency": one.concurrency,
-                "sizes": [_speed_mapping(speed) for speed in one.speeds],
-                "recommended": None if one.recommended is None else one.recommended.size,
-                "recommended_within_bounds": list(one.range),
+                "gpu": machine.gpu,
+                "concurrency": machine.concurrency,
+                "sizes": [_speed_mapping(speed) for speed in machine.speeds],
+                "recommended": None if machine.recommended is None else machine.recommended.size,
+                "recommended_within_bounds": list(machine.range),
             }
-            for one in speeds
+            for machine in speeds
         ]
 
     return {
@@ -181,6 +181,6 @@ def _estimate_mapping(estimate: SizeEstimate) -> dict[str, Any]:
 
 def _speed_mapping(speed: SizeSpeed) -> dict[str, Any]:
     """JSON has no infinity: a size that always pays says so in words."""
-    found = dataclasses.asdict(speed)
+    mapping = dataclasses.asdict(speed)
     always = speed.pays_below is not None and math.isinf(speed.pays_below)
-    return found | {"pays_below": None if always else speed.pays_below, "always_pays": always}
+    return mapping | {"pays_below": None if always else speed.pays_below, "always_pays": always}

@@ -104,7 +104,7 @@ class PromptKey:
 def pooled(counts: Iterable[AcceptanceCounts], num_draft_tokens: int) -> AcceptanceCounts:
     """The sum of counts, zero steps for none."""
     none: tuple[float, ...] = (0,) * (num_draft_tokens + 1)
-    columns = zip(none, *(one.histogram for one in counts), strict=True)
+    columns = zip(none, *(c.histogram for c in counts), strict=True)
     return AcceptanceCounts(histogram=tuple(map(sum, columns)))
 
 
@@ -168,10 +168,10 @@ class ContextCounts:
     ) -> "ContextCounts":
         """Bin consecutive verify steps; `first` tokens come before the first one."""
         by_bin: list[list[int]] = [[] for _ in range(len(bins))]
-        places = accumulate((own + 1 for own in accepted), initial=first)
-        for own, place in zip(accepted, places, strict=False):
-            by_bin[bins.index(place)].append(own)
-        counts = tuple(AcceptanceCounts.of(own, num_draft_tokens) for own in by_bin)
+        places = accumulate((n + 1 for n in accepted), initial=first)
+        for number, place in zip(accepted, places, strict=False):
+            by_bin[bins.index(place)].append(number)
+        counts = tuple(AcceptanceCounts.of(steps, num_draft_tokens) for steps in by_bin)
         return cls(bins=bins, counts=counts)
 
     @classmethod
@@ -184,14 +184,14 @@ class ContextCounts:
         bins = ContextBins(edges=tuple(edges))
         nothing = (0.0,) * (num_draft_tokens + 1)
         rest = [nothing] * (len(bins) - len(histograms))
-        counts = tuple(AcceptanceCounts(histogram=tuple(own)) for own in (*histograms, *rest))
+        counts = tuple(AcceptanceCounts(histogram=tuple(h)) for h in (*histograms, *rest))
         return cls(bins=bins, counts=counts)
 
     @property
     def histograms(self) -> tuple[tuple[float, ...], ...]:
         """[bins, K + 1], without the empty bins at the end; at least one."""
-        last = max((i for i, own in enumerate(self.counts) if own.num_steps), default=0)
-        return tuple(own.histogram for own in self.counts[: last + 1])
+        last = max((i for i, c in enumerate(self.counts) if c.num_steps), default=0)
+        return tuple(c.histogram for c in self.counts[: last + 1])
 
 
 def _short(tokens: int) -> str:

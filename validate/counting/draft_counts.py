@@ -103,13 +103,13 @@ def context_edges(prompts: Iterable[PromptCounts]) -> tuple[int, ...]:
 
 def by_context(prompts: Iterable[PromptCounts]) -> dict[str, AcceptanceCounts]:
     """Counts of all prompts by context bin, such as 1k-4k, the shortest first; no empty bins."""
-    found: dict[str, AcceptanceCounts] = {}
+    by_label: dict[str, AcceptanceCounts] = {}
     known = [prompt.contexts for prompt in prompts if prompt.contexts is not None]
     for number, label in enumerate(known[0].bins.labels if known else ()):
-        counts = pooled((own.counts[number] for own in known), known[0].counts[0].num_draft_tokens)
+        counts = pooled((c.counts[number] for c in known), known[0].counts[0].num_draft_tokens)
         if counts.num_steps:
-            found[label] = counts
-    return found
+            by_label[label] = counts
+    return by_label
 
 
 def recorded_pairs(baseline: "DraftCounts", candidate: "DraftCounts") -> list[RecordedPair]:
@@ -120,37 +120,37 @@ def recorded_pairs(baseline: "DraftCounts", candidate: "DraftCounts") -> list[Re
 
 def in_context_bin(recorded: Iterable[RecordedPair], number: int) -> list[RecordedPair]:
     """The steps of one context bin, for the prompts that have any there under both drafts."""
-    found = []
-    for one, other in recorded:
-        own, its = (each.contexts and each.contexts.counts[number] for each in (one, other))
-        if own and its and min(own.num_steps, its.num_steps) > _NEGLIGIBLE:
-            found.append((replace(one, counts=own), replace(other, counts=its)))
-    return found
+    pairs = []
+    for first, second in recorded:
+        before, after = (each.contexts and each.contexts.counts[number] for each in (first, second))
+        if before and after and min(before.num_steps, after.num_steps) > _NEGLIGIBLE:
+            pairs.append((replace(first, counts=before), replace(second, counts=after)))
+    return pairs
 
 
 def undeclared(recorded: Sequence[RecordedPair]) -> list[RecordedPair]:
     """The same prompts in the clusters that their texts show; none where no others are declared."""
-    if all(one.cluster == one.alike for one, _ in recorded):
+    if all(first.cluster == first.alike for first, _ in recorded):
         return []
-    return [(replace(one, cluster=one.alike), other) for one, other in recorded]
+    return [(replace(first, cluster=first.alike), second) for first, second in recorded]
 
 
 def ungrouped(recorded: Sequence[RecordedPair]) -> list[RecordedPair]:
     """The same prompts, with their copies only; none where no others belong together."""
-    if not any(one.cluster for one, _ in recorded):
+    if not any(first.cluster for first, _ in recorded):
         return []
-    return [(replace(one, cluster=""), other) for one, other in recorded]
+    return [(replace(first, cluster=""), second) for first, second in recorded]
 
 
 def distinct_prompts(recorded: Iterable[RecordedPair]) -> tuple[PromptPair, ...]:
     """One pair per cluster, in the order of their first prompts."""
-    found: dict[str, PromptPair] = {}
+    by_name: dict[str, PromptPair] = {}
     for baseline, candidate in recorded:
-        own, other, name = baseline.counts, candidate.counts, baseline.counted_with
-        if known := found.get(name):
-            own, other = known.baseline + own, known.candidate + other
-        found[name] = PromptPair(baseline=own, candidate=other)
-    return tuple(found.values())
+        before, after, name = baseline.counts, candidate.counts, baseline.counted_with
+        if known := by_name.get(name):
+            before, after = known.baseline + before, known.candidate + after
+        by_name[name] = PromptPair(baseline=before, candidate=after)
+    return tuple(by_name.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,14 +269,14 @@ def clustered(
     prompts: Sequence[PromptReplay], groups: Sequence[Sequence[int]], alike: Sequence[Sequence[int]]
 ) -> tuple[PromptReplay, ...]:
     """Prompts with the cluster that they belong to, named by its first hash; and `alike`."""
-    found = list(prompts)
+    grouped = list(prompts)
     for group in groups:
         if len({prompts[position].prompt_sha256 for position in group}) > 1:
             first = prompts[group[0]].prompt_sha256
             for position in group:
-                found[position] = replace(prompts[position], cluster=first)
+                grouped[position] = replace(prompts[position], cluster=first)
     for group in alike:
         for position in group:
-            name = found[position].cluster if group in groups else prompts[group[0]].id
-            found[position] = replace(found[position], alike=name)
-    return tuple(found)
+            name = grouped[position].cluster if group in groups else prompts[group[0]].id
+            grouped[position] = replace(grouped[position], alike=name)
+    return tuple(grouped)

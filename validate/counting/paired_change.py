@@ -286,7 +286,7 @@ def _skewed(quantile: float, tilt: float) -> float:
 
 def _tokens_and_steps(counts: Sequence[AcceptanceCounts]) -> tuple[Floats, Floats]:
     """[N] float64 emitted tokens and verify steps: whole numbers, exact below 2**53."""
-    histograms = np.array([one.histogram for one in counts], dtype=np.float64)
+    histograms = np.array([c.histogram for c in counts], dtype=np.float64)
     tokens_by_column = np.arange(1, histograms.shape[1] + 1, dtype=np.float64)
     return histograms @ tokens_by_column, histograms.sum(axis=1)
 

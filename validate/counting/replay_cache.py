@@ -113,22 +113,22 @@ class ReplayCache:
         kept = results.read(asked.key)
         if kept is None:
             return None
-        found = decoded(kept, asked, range(len(asked.traces)))
-        if found is None:
+        known = decoded(kept, asked, range(len(asked.traces)))
+        if known is None:
             results.refuse(asked.key, "these are no proposals for the prompts of the traces")
             return None
         sample = _sample(asked)
         for position in sample:
-            if not _holds(found, asked, position):
+            if not _holds(known, asked, position):
                 prompt = asked.traces.manifest.prompts[position].id
                 why = f"replayed again, the draft proposes other tokens for prompt {prompt!r}"
                 results.refuse(asked.key, f"{why}; all prompts are replayed")
                 return None
         self.on_note(
             f"{asked.draft.name}: its replay was kept in {results.folder}, and {len(sample)} of"
-            f" {len(found)} prompts, replayed again, gave the same tokens (--no-cache replays all)"
+            f" {len(known)} prompts, replayed again, gave the same tokens (--no-cache replays all)"
         )
-        return found
+        return known
 
 
 Elsewhere = Callable[[Sequence[ReplayQuestion]], Sequence[Sequence[Proposals]]]
@@ -137,25 +137,25 @@ Elsewhere = Callable[[Sequence[ReplayQuestion]], Sequence[Sequence[Proposals]]]
 
 def encoded(proposals: Sequence[Proposals]) -> bytes:
     """Tokens, then their log-probabilities if there are any; `decoded` reads it."""
-    tokens = torch.cat([one.token_ids for one in proposals]).to(torch.int32)
-    floats = [found for p in proposals if (found := p.recorded_logprobs) is not None]
+    tokens = torch.cat([p.token_ids for p in proposals]).to(torch.int32)
+    floats = [logprobs for p in proposals if (logprobs := p.recorded_logprobs) is not None]
     parts = [tokens, torch.cat(floats).float()] if floats else [tokens]
     return b"".join(part.numpy().tobytes() for part in parts)
 
 
 def draft_identity(draft: LoadedDraft) -> str:
     """Hash of all that a draft computes with, as held; another place or name does not change it."""
-    said = {
+    held = {
         "family": draft.family.name,
         "geometry": dataclasses.asdict(draft.geometry),
         "activations": dict(draft.activations),
-        "cache": {layer: dataclasses.asdict(one) for layer, one in draft.cache_scales.items()},
+        "cache": {layer: dataclasses.asdict(s) for layer, s in draft.cache_scales.items()},
         "dtype": str(draft.dtype),
     }
-    names = [f"{name} {one.dtype} {list(one.shape)}" for name, one in draft.weights.items()]
+    names = [f"{name} {w.dtype} {list(w.shape)}" for name, w in draft.weights.items()]
     with ThreadPoolExecutor(WORKERS) as pool:
         digests = dict(zip(names, pool.map(_digest, draft.weights.values()), strict=True))
-    return tensors_sha256(digests | {"computed as": json.dumps(said, sort_keys=True, default=repr)})
+    return tensors_sha256(digests | {"computed as": json.dumps(held, sort_keys=True, default=repr)})
 
 
 def _digest(weight: Tensor) -> str:
@@ -171,18 +171,18 @@ def _sample(asked: ReplayQuestion) -> list[int]:
     return secrets.SystemRandom().sample(telling, count)
 
 
-def _holds(found: Sequence[Proposals], asked: ReplayQuestion, position: int) -> bool:
+def _holds(proposals: Sequence[Proposals], asked: ReplayQuestion, position: int) -> bool:
     """Whether a replay repeats it: for the prompt alone, or, as batches round anew, for all."""
-    if _equal(asked.answer([position])[0], found[position]):
+    if _equal(asked.answer([position])[0], proposals[position]):
         return True
     batch = next(batch for batch in asked.batches if position in batch)
-    return all(_equal(a, found[i]) for i, a in zip(batch, asked.answer(batch), strict=True))
+    return all(_equal(a, proposals[i]) for i, a in zip(batch, asked.answer(batch), strict=True))
 
 
-def _equal(one: Proposals, other: Proposals) -> bool:
-    a, b = one.recorded_logprobs, other.recorded_logprobs
+def _equal(first: Proposals, second: Proposals) -> bool:
+    a, b = first.recorded_logprobs, second.recorded_logprobs
     alike = a is b is None or (a is not None and b is not None and torch.equal(a, b))
-    return alike and torch.equal(one.token_ids, other.token_ids)
+    return alike and torch.equal(first.token_ids, second.token_ids)
 
 
 def decoded(kept: bytes, asked: ReplayQuestion, positions: Sequence[int]) -> list[Proposals] | None:
@@ -197,10 +197,10 @@ def decoded(kept: bytes, asked: ReplayQuestion, positions: Sequence[int]) -> lis
     vocabulary = asked.traces.manifest.target.vocab_size
     if numbers and not -1 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
         return None
-    found = [Proposals(token_ids=own) for own in torch.split(tokens.reshape(shape), rows)]
+    proposals = [Proposals(token_ids=ids) for ids in torch.split(tokens.reshape(shape), rows)]
     if not with_logprobs:
-        return found
+        return proposals
     floats = np.frombuffer(kept, np.float32, numbers, 4 * numbers).copy()
     beside = torch.split(torch.from_numpy(floats).reshape(shape), rows)
-    both = zip(found, beside, strict=True)
-    return [dataclasses.replace(one, recorded_logprobs=own) for one, own in both]
+    both = zip(proposals, beside, strict=True)
+    return [dataclasses.replace(p, recorded_logprobs=logprobs) for p, logprobs in both]

@@ -53,7 +53,7 @@ def replay_in_groups(
     if len(groups) <= 1:
         return replay_loaded(load_for_replay(folders, traces, how), how)
     estimate.in_turn.check()
-    listener, names = how.listener, [one.name for one in estimate.drafts]
+    listener, names = how.listener, [draft.name for draft in estimate.drafts]
     listener.note(
         f"{len(names)} drafts in {len(groups)} groups of at most {max(map(len, groups))}, each"
         f" beside {names[0]}; at most {estimate.in_turn.line()}"
@@ -75,7 +75,7 @@ def replay_in_groups(
 def _alike(folders: Sequence[Path], how: OnTraces) -> OnTraces:
     """One prompt at a time for all groups if a draft uses one input scale for a whole call."""
     stored = (StoredDraft.read(Checkpoint.open(folder)) for folder in folders)
-    if all(one.rounds_alone for one in stored):
+    if all(draft.rounds_alone for draft in stored):
         return how
     return dataclasses.replace(how, batch_size=1)
 
@@ -134,16 +134,16 @@ def replayed_on_ray(
             {name: getattr(asked[0], name) for name in names},
             {places[id(question.draft)]: question.content for question in asked},
         )
-        found: list[dict[int, Proposals]] = [{} for _ in asked]
+        by_draft: list[dict[int, Proposals]] = [{} for _ in asked]
         batches = asked[0].batches
         with ray_tasks(address, loaded.device, open_) as placed:
             for batch, answers in zip(batches, placed(batches), strict=True):
-                for own, question, answer in zip(found, asked, answers, strict=True):
+                for answered, question, answer in zip(by_draft, asked, answers, strict=True):
                     proposals = decoded(answer, question, batch)
                     assert proposals is not None  # the worker was asked the same question
-                    own.update(zip(batch, proposals, strict=True))
-                on_progress(len(found[0]), len(loaded.traces))
-        return [[own[position] for position in sorted(own)] for own in found]
+                    answered.update(zip(batch, proposals, strict=True))
+                on_progress(len(by_draft[0]), len(loaded.traces))
+        return [[answered[position] for position in sorted(answered)] for answered in by_draft]
 
     return answer
 

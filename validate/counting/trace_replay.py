@@ -96,7 +96,7 @@ def counted_prompt(
         begun = chances_of_beginning(outcomes)
         counts = _expected(begun, outcomes)
         rows = bins.slices(first, len(outcomes))
-        of_bins = tuple(_expected(begun[own], outcomes[own]) for own in rows)
+        of_bins = tuple(_expected(begun[part], outcomes[part]) for part in rows)
         contexts = ContextCounts(bins=bins, counts=of_bins)
         every_position = steps_at_every_row(outcomes)
         shorter = (expected_steps(outcome_probabilities(likely[:, :depth])) for depth in depths)
@@ -228,9 +228,9 @@ def replay_drafts(
     known: list[Sequence[Proposals] | None] = [recalled, *[None] * (len(drafts) - 1)]
     if elsewhere is not None:
         every = [dataclasses.replace(asked, draft=draft) for draft in drafts]
-        unknown = [one for one, own in zip(every, known, strict=True) if own is None]
+        unknown = [q for q, proposals in zip(every, known, strict=True) if proposals is None]
         answers = iter(elsewhere(unknown))
-        known = [next(answers) if own is None else own for own in known]
+        known = [next(answers) if proposals is None else proposals for proposals in known]
     reference: dict[int, Proposals] = {}
     tallies = [_Tally() for _ in drafts]
     likely, num_likely = 0.0, 0
@@ -244,14 +244,14 @@ def replay_drafts(
         if trace.token_logprob is not None:
             likely += float(trace.token_logprob.double().exp().sum())
             num_likely += len(trace.token_logprob)
-        for tally, own in zip(tallies, proposed, strict=True):
-            tally.prompts[position] = counted_prompt(trace, own, draft_sampling=draft_sampling)
-            tally.agreement += _agreement(trace, proposed[0].token_ids, own.token_ids)
+        for tally, drafted in zip(tallies, proposed, strict=True):
+            tally.prompts[position] = counted_prompt(trace, drafted, draft_sampling=draft_sampling)
+            tally.agreement += _agreement(trace, proposed[0].token_ids, drafted.token_ids)
     if kept_in is not None and recalled is None:
-        kept_in.keep(asked, [own for _, own in sorted(reference.items())])
+        kept_in.keep(asked, [proposals for _, proposals in sorted(reference.items())])
     texts = [text for _, text in sorted(by_position.items())]
     groups = related_groups(texts), alike_groups(texts)
-    if not any(one.counts.num_steps for tally in tallies for one in tally.prompts.values()):
+    if not any(prompt.counts.num_steps for tally in tallies for prompt in tally.prompts.values()):
         what = f"no continuation is longer than num_draft_tokens = {num_draft_tokens}"
         raise ReplayError(traces.folder, what, fix="record longer continuations")
     manifest = traces.manifest
@@ -271,7 +271,7 @@ def replay_drafts(
             num_draft_tokens=num_draft_tokens,
             draft_sampling=draft_sampling,
             traces=figures,
-            prompts=clustered([one for _, one in sorted(tally.prompts.items())], *groups),
+            prompts=clustered([prompt for _, prompt in sorted(tally.prompts.items())], *groups),
             first_step=FirstStepAgreement(*tally.agreement.tolist()),
             family=draft.family.name,
             draft_vocab_size=draft.geometry.draft_vocab_size,
@@ -325,19 +325,19 @@ def _proposed(
 ) -> Iterator[tuple[int, PromptTrace, list[Proposals]]]:
     traces, batches = asked.traces, asked.batches
     prompts = traces.manifest.prompts
-    work = [work_of([prompts[i] for i in own], asked.num_draft_tokens) for own in batches]
-    done, total = 0, sum(work) * sum(own is None for own in known)
+    work = [work_of([prompts[i] for i in batch], asked.num_draft_tokens) for batch in batches]
+    done, total = 0, sum(work) * sum(proposals is None for proposals in known)
     read = read_ahead(traces, batches, drafts[0].device)
     for positions, own_work, batch in zip(batches, work, read, strict=True):
-        found = []
-        for draft, own in zip(drafts, known, strict=True):
-            if own is not None:
-                found.append([own[position] for position in positions])
+        of_drafts = []
+        for draft, proposals in zip(drafts, known, strict=True):
+            if proposals is not None:
+                of_drafts.append([proposals[position] for position in positions])
                 continue
-            found.append(asked.proposed_by(draft, batch))
+            of_drafts.append(asked.proposed_by(draft, batch))
             done += own_work
             on_progress(done, total)
-        yield from zip(positions, batch, map(list, zip(*found, strict=True)), strict=True)
+        yield from zip(positions, batch, map(list, zip(*of_drafts, strict=True)), strict=True)
 
 
 def _agreement(trace: PromptTrace, reference: Tensor, predicted: Tensor) -> Tensor:

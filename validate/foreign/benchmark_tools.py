@@ -93,7 +93,7 @@ def read_aiperf(path: Path) -> ForeignMeasurement:
     most, requests = with_k(path, told)
     models = section(summary, "input_config", "models").get("items")
     known = models if isinstance(models, list) else []
-    names = [one.get("name") for one in known if isinstance(one, Mapping)]
+    names = [model.get("name") for model in known if isinstance(model, Mapping)]
     usual = path.name == "profile_export.jsonl"
     return ForeignMeasurement(
         name=f"{path.parent.name}/{path.name}" if usual else path.name,
@@ -127,12 +127,12 @@ def read_guidellm(path: Path) -> ForeignMeasurement:
                     fix="end the run by --constraint kind=max_requests, and measure again",
                 )
         version = string(object_(report, "metadata"), "guidellm_version")
-        found = objects(requests, "successful")
-    places = sorted(range(len(found)), key=lambda i: _began(found[i], f"{path}: {_PLACE}[{i}]"))
+        records = objects(requests, "successful")
+    places = sorted(range(len(records)), key=lambda i: _began(records[i], f"{path}: {_PLACE}[{i}]"))
     told = []
     for place in places:
         with reading(f"{path}: {_PLACE}[{place}]", _RUN_GUIDELLM):
-            told.append(_of_stats(found[place]))
+            told.append(_of_stats(records[place]))
     most, counted = with_k(path, told)
     return ForeignMeasurement(
         name=path.name,
@@ -153,14 +153,14 @@ def _request(sent: Sent, **counted: Any) -> ForeignRequest:
 
 def _histogram(told: Fields, most: int) -> tuple[int, ...]:
     """AIPerf writes the columns that are not 0, with their numbers as text."""
-    found = object_(told, "acceptance_histogram")
+    recorded = object_(told, "acceptance_histogram")
     columns = [str(j) for j in range(most + 1)]
-    if unknown := [key for key in found if key not in columns]:
+    if unknown := [key for key in recorded if key not in columns]:
         raise AnswerProblem(
             f"acceptance_histogram: expected keys 0 to {most} for num_spec_tokens = {most}, got"
             f" {short(unknown)}"
         )
-    histogram = tuple(whole({**dict.fromkeys(columns, 0), **found}, key) for key in columns)
+    histogram = tuple(whole({**dict.fromkeys(columns, 0), **recorded}, key) for key in columns)
     check_sums(told, histogram)
     return histogram
 
@@ -195,11 +195,11 @@ def _raw(path: Path) -> tuple[dict[str, str], dict[Turn, Sent]]:
 
 
 def _text(response: Fields) -> str:
-    said = [string(packet, "value") for packet in objects({"packets": [], **response}, "packets")
+    events = [string(packet, "value") for packet in objects({"packets": [], **response}, "packets")
             if packet.get("name") == "data"]  # fmt: skip
     if isinstance(response.get("text"), str):
-        said = [response["text"]]
-    return "".join(_choice(parse_json(value)) for value in said if value != "[DONE]")
+        events = [response["text"]]
+    return "".join(_choice(parse_json(value)) for value in events if value != "[DONE]")
 
 
 def _choice(answer: Any) -> str:
@@ -207,8 +207,8 @@ def _choice(answer: Any) -> str:
         return ""
     choice = objects(answer, "choices")[0]
     key = next((key for key in ("delta", "message") if choice.get(key)), None)
-    said = choice.get("text") if key is None else object_(choice, key).get("content")
-    return str(said or "")
+    content = choice.get("text") if key is None else object_(choice, key).get("content")
+    return str(content or "")
 
 
 def _of_stats(stats: Fields) -> tuple[ForeignRequest, int]:

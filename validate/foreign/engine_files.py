@@ -218,8 +218,8 @@ def _output_ids(line: Fields) -> str | None:
     entries = line.get("output_token_logprobs")
     if not isinstance(entries, list):
         return None
-    ids = [one[1] if isinstance(one, list) and len(one) > 1 else None for one in entries]
-    if not all(type(one) is int for one in ids):
+    ids = [entry[1] if isinstance(entry, list) and len(entry) > 1 else None for entry in entries]
+    if not all(type(token_id) is int for token_id in ids):
         raise AnswerProblem(f"output_token_logprobs: expected triples, got {short(entries)}")
     return " ".join(map(str, ids))
 
@@ -234,11 +234,11 @@ def read_bench_serve(path: Path) -> ForeignMeasurement:
     result = object_in(path)
     where = str(path)
     with reading(where, _RUN_BENCH_SERVE):
-        named = {f"itls[{place}]": one for place, one in enumerate(items(result, "itls"))}
+        named = {f"itls[{place}]": times for place, times in enumerate(items(result, "itls"))}
         events = [len(items(named, key)) for key in named]
         tokens = wholes(result, "output_lens")
         prompts = wholes(result, "input_lens")
-        texts = [string({"text": one}, "text") for one in items(result, "generated_texts")]
+        texts = [string({"text": output}, "text") for output in items(result, "generated_texts")]
         if not len(events) == len(tokens) == len(prompts) == len(texts):
             raise AnswerProblem("itls, output_lens, input_lens, generated_texts: expected one each")
         if failed := whole({"failed": 0, **result}, "failed"):

@@ -61,9 +61,9 @@ class Average:
         """Whether a document, or a first line, is of this kind."""
         if self.shape:
             return _SHAPES[self.shape](document)
-        found = document.keys()
-        some = not self.any or not found.isdisjoint(self.any)
-        return some and found >= set(self.all) and found.isdisjoint(self.none)
+        keys = document.keys()
+        some = not self.any or not keys.isdisjoint(self.any)
+        return some and keys >= set(self.all) and keys.isdisjoint(self.none)
 
 
 AVERAGES = tuple(Average(**row) for row in table_beside(__file__, "averages")["result"])
@@ -82,25 +82,25 @@ class ForeignFormat:
 _ANSWERS = ("text_completion", "chat.completion")
 FORMATS: tuple[ForeignFormat, ...] = (
     ForeignFormat("AIPerf, profile_export.jsonl", "0.13.0", read_aiperf,
-           lambda one: "metrics" in one and "session_num" in section(one, "metadata")),
+           lambda item: "metrics" in item and "session_num" in section(item, "metadata")),
     ForeignFormat("GuideLLM, JSON report", "0.8.1", read_guidellm,
-           lambda one: "benchmarks" in one and "guidellm_version" in section(one, "metadata")),
+           lambda item: "benchmarks" in item and "guidellm_version" in section(item, "metadata")),
     ForeignFormat("answers of vLLM or SGLang, one to a line", "vLLM 0.32.0, 0.33.0; SGLang 0.5.23",
-           read_answers, lambda one: one.get("object") in _ANSWERS
-           or one.keys() >= {"custom_id", "response"} or one.keys() >= {"meta_info", "text"}),
+           read_answers, lambda item: item.get("object") in _ANSWERS
+           or item.keys() >= {"custom_id", "response"} or item.keys() >= {"meta_info", "text"}),
     ForeignFormat("vllm bench serve", "0.32.0, 0.33.0", read_bench_serve,
-           lambda one: one.keys() >= {"backend", "num_prompts", "model_id", "itls"}),
+           lambda item: item.keys() >= {"backend", "num_prompts", "model_id", "itls"}),
     ForeignFormat("request metrics of SGLang", "0.5.23", read_sglang_records,
-           lambda one: one.keys() >= {"request_parameters", "prompt_tokens"}),
+           lambda item: item.keys() >= {"request_parameters", "prompt_tokens"}),
 )  # fmt: skip
 
 
 def read_foreign_pair(baseline: Path, candidate: Path) -> ForeignPair | None:
     """Two measurements by one tool, None for our own; MeasureError: other tools', or two tools'."""
     paths = (baseline, candidate)
-    own, other = (foreign_format(path) for path in paths)
-    for path, found in zip(paths, (own, other), strict=True):
-        first = _first(path) if found is None else None
+    reader, other = (foreign_format(path) for path in paths)
+    for path, known in zip(paths, (reader, other), strict=True):
+        first = _first(path) if known is None else None
         if isinstance(first, Mapping | list) and "format" not in first:
             held = "a list" if isinstance(first, list) else f"the keys {short(sorted(first))}"
             raise MeasureError(
@@ -108,14 +108,14 @@ def read_foreign_pair(baseline: Path, candidate: Path) -> ForeignPair | None:
                 f"holds {held}: neither 'draftquant measure' nor a tool that is read writes that",
                 fix=PAGE,
             )
-    if own is None and other is None:
+    if reader is None and other is None:
         return None
-    if own is not None and own == other:
-        return ForeignPair(baseline=own.read(baseline), candidate=own.read(candidate))
-    for path, found in zip(paths, (own, other), strict=True):
-        if found is None:
+    if reader is not None and reader == other:
+        return ForeignPair(baseline=reader.read(baseline), candidate=reader.read(candidate))
+    for path, known in zip(paths, (reader, other), strict=True):
+        if known is None:
             read_measurement(path)  # reports what is wrong if it is not one
-    tools = [one.tool if one else "'draftquant measure'" for one in (own, other)]
+    tools = [known.tool if known else "'draftquant measure'" for known in (reader, other)]
     what = f"is of {tools[1]}, and {baseline} is of {tools[0]}: tools count verify steps in"
     fix = "measure both drafts with one tool"
     raise MeasureError(candidate, f"{what} different ways", fix=fix)
@@ -123,10 +123,10 @@ def read_foreign_pair(baseline: Path, candidate: Path) -> ForeignPair | None:
 
 def read_foreign(path: Path) -> ForeignMeasurement:
     """What another tool measured."""
-    found = foreign_format(path)
-    if found is None:
+    known = foreign_format(path)
+    if known is None:
         raise MeasureError(path, "is of no other tool that is known", fix=PAGE)
-    return found.read(path)
+    return known.read(path)
 
 
 def foreign_format(path: Path) -> ForeignFormat | None:
@@ -142,10 +142,10 @@ def foreign_format(path: Path) -> ForeignFormat | None:
             what = f"is of {average.tool}, which holds {average.holds}: {average.lacks}"
             fix = "; or ".join(filter(None, (average.switch_on, _MEASURE)))
             raise MeasureError(path, what, fix=fix)
-    found = next((one for one in FORMATS if one.claims(items[0])), None)
-    if found is not None and first is not items[0]:
-        raise MeasureError(path, f"expected {found.tool}, got a list of them", fix=ONE_A_LINE)
-    return found
+    known = next((format_ for format_ in FORMATS if format_.claims(items[0])), None)
+    if known is not None and first is not items[0]:
+        raise MeasureError(path, f"expected {known.tool}, got a list of them", fix=ONE_A_LINE)
+    return known
 
 
 def _first(path: Path) -> object:
@@ -153,7 +153,7 @@ def _first(path: Path) -> object:
     try:
         with open_stream(path) as stream:
             lines = raw_lines(stream, path)
-            line = next((one for one in lines if one.removeprefix(BOM_UTF8).strip()), b"")
+            line = next((line for line in lines if line.removeprefix(BOM_UTF8).strip()), b"")
             rest = stream.read(1)
     except OSError:
         return None  # its reader says why

@@ -80,8 +80,8 @@ class ForeignMeasurement:
     def temperature(self) -> float | None:
         """The temperature of all requests; None where it is not known."""
         told = [self.settings, *(request.settings for request in self.requests)]
-        values = [one["temperature"] for one in told if one.get("temperature") is not None]
-        known = {float(one) for one in values if isinstance(one, int | float)}
+        values = [s["temperature"] for s in told if s.get("temperature") is not None]
+        known = {float(value) for value in values if isinstance(value, int | float)}
         return known.pop() if len(known) == 1 else None
 
     @property
@@ -138,8 +138,8 @@ def with_k(
             fix="keep the requests of one server with one K in a file",
         )
     (most,) = sizes
-    wider = ((one, (*one.histogram, *(0,) * (most + 1 - len(one.histogram)))) for one, _ in told)
-    return most, tuple(dataclasses.replace(one, histogram=counts) for one, counts in wider)
+    wider = ((r, (*r.histogram, *(0,) * (most + 1 - len(r.histogram)))) for r, _ in told)
+    return most, tuple(dataclasses.replace(r, histogram=counts) for r, counts in wider)
 
 
 def with_copies_together(
@@ -147,15 +147,15 @@ def with_copies_together(
 ) -> tuple[ForeignRequest, ...]:
     """Requests with unknown prompts: those with equal length and output are one cluster."""
     both = list(zip(requests, num_prompt_tokens, strict=True))
-    alike = Counter((one.output, length) for one, length in both)
+    alike = Counter((request.output, length) for request, length in both)
     first: dict[tuple[str | None, int | None], str] = {}
     return tuple(
-        one
-        if length is None or one.output is None or alike[one.output, length] == 1
+        request
+        if length is None or request.output is None or alike[request.output, length] == 1
         else dataclasses.replace(
-            one, cluster=first.setdefault((one.output, length), one.prompt_sha256)
+            request, cluster=first.setdefault((request.output, length), request.prompt_sha256)
         )
-        for one, length in both
+        for request, length in both
     )
 
 
@@ -173,10 +173,10 @@ def document_in(path: Path) -> object:
 
 def object_in(path: Path) -> Fields:
     """The one JSON object in a file, else MeasureError."""
-    found = document_in(path)
-    if not isinstance(found, Mapping):
-        raise MeasureError(path, f"expected a JSON object, got {short(found)}", fix=PAGE)
-    return found
+    document = document_in(path)
+    if not isinstance(document, Mapping):
+        raise MeasureError(path, f"expected a JSON object, got {short(document)}", fix=PAGE)
+    return document
 
 
 def raw_lines(stream: BinaryIO, path: Path) -> Iterator[bytes]:
@@ -184,8 +184,8 @@ def raw_lines(stream: BinaryIO, path: Path) -> Iterator[bytes]:
     size = 0
     while line := stream.readline(_LONGEST_LINE + 1):
         size += len(line)
-        for most, found, what in ((_LONGEST_LINE, len(line), "a line"), (_MOST_BYTES, size, "it")):
-            if found > most:
+        for most, length, what in ((_LONGEST_LINE, len(line), "a line"), (_MOST_BYTES, size, "it")):
+            if length > most:
                 raise MeasureError(path, f"{what} has more than {most:,} bytes", fix=PAGE)
         yield line
 

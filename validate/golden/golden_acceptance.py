@@ -79,17 +79,17 @@ class GoldenCategory:
     @classmethod
     def of(cls, prompts: Sequence[GoldenPrompt]) -> "GoldenCategory":
         """Figures of at least one prompt, each with at least one verify step."""
-        counts = pooled((one.counts for one in prompts), len(prompts[0].histogram) - 1)
+        counts = pooled((prompt.counts for prompt in prompts), len(prompts[0].histogram) - 1)
         steps, rate = counts.num_steps, counts.mean_acceptance_length - 1
         squares = sum(n * accepted**2 for accepted, n in enumerate(counts.histogram))
         of_step = max(0.0, squares / steps - rate**2)
-        own = [one.counts for one in prompts]
-        beyond = (one.num_accepted_draft_tokens - rate * one.num_steps for one in own)
-        of_request = math.fsum(number**2 for number in beyond) / len(own)
-        independent = of_step * steps / len(own)
+        by_prompt = [prompt.counts for prompt in prompts]
+        beyond = (c.num_accepted_draft_tokens - rate * c.num_steps for c in by_prompt)
+        of_request = math.fsum(number**2 for number in beyond) / len(by_prompt)
+        independent = of_step * steps / len(by_prompt)
         return cls(
             prompts=len(prompts),
-            clusters=len({one.cluster for one in prompts}),
+            clusters=len({prompt.cluster for prompt in prompts}),
             verify_steps=steps,
             accepted_at=counts.accepted_at,
             mean_acceptance_length=counts.mean_acceptance_length,
@@ -154,12 +154,12 @@ class Golden(Brief):
         if not self.prompts:
             return "prompts: empty list"
         columns = self.num_draft_tokens + 1
-        for i, one in enumerate(self.prompts):
-            counts = one.histogram
+        for i, prompt in enumerate(self.prompts):
+            counts = prompt.histogram
             if len(counts) != columns or min(counts) < 0 or not 1 <= sum(counts) < 1e12:
                 return f"prompts[{i}].histogram: expected {columns} counts of verify steps"
             if problem := context_bins_problem(
-                counts, one.context_bins, self.context_edges, add_up=True
+                counts, prompt.context_bins, self.context_edges, add_up=True
             ):
                 return f"prompts[{i}].context_bins: {problem}"
         computed = {
@@ -187,9 +187,9 @@ class Golden(Brief):
 
 def categories_of(prompts: Sequence[GoldenPrompt]) -> dict[str, GoldenCategory]:
     """Figures of all prompts, and of each category in the order in which they appear."""
-    names = dict.fromkeys((ALL, *(one.category for one in prompts)))
+    names = dict.fromkeys((ALL, *(prompt.category for prompt in prompts)))
     return {
-        name: GoldenCategory.of([one for one in prompts if name in (ALL, one.category)])
+        name: GoldenCategory.of([prompt for prompt in prompts if name in (ALL, prompt.category)])
         for name in names
     }
 
@@ -198,39 +198,41 @@ def context_bins_of(
     prompts: Sequence[GoldenPrompt], edges: Sequence[int]
 ) -> dict[str, GoldenCategory]:
     """Figures of all prompts in each context bin in which a verify step began."""
-    found: dict[str, GoldenCategory] = {}
+    figures: dict[str, GoldenCategory] = {}
     for i, label in enumerate(ContextBins(edges=tuple(edges)).labels):
-        own = [
+        in_bin = [
             dataclasses.replace(prompt, histogram=prompt.context_bins[i])
             for prompt in prompts
             if i < len(prompt.context_bins) and any(prompt.context_bins[i])
         ]
-        if own:
-            found[label] = GoldenCategory.of(own)
-    return found
+        if in_bin:
+            figures[label] = GoldenCategory.of(in_bin)
+    return figures
 
 
 def golden_prompts(prompts: Iterable[PromptCounts]) -> tuple[tuple[GoldenPrompt, ...], str]:
     """Prompts with at least one verify step, their clusters numbered; and the identity of all."""
-    counted = [one for one in prompts if one.counts.num_steps]
+    counted = [prompt for prompt in prompts if prompt.counts.num_steps]
     numbers: dict[str, int] = {}
-    found = tuple(
+    numbered = tuple(
         GoldenPrompt(
-            category=one.category,
-            cluster=numbers.setdefault(one.counted_with, len(numbers)),
-            histogram=one.counts.histogram,
-            context_bins=() if one.contexts is None else one.contexts.histograms,
+            category=prompt.category,
+            cluster=numbers.setdefault(prompt.counted_with, len(numbers)),
+            histogram=prompt.counts.histogram,
+            context_bins=() if prompt.contexts is None else prompt.contexts.histograms,
         )
-        for one in counted
+        for prompt in counted
     )
-    return found, prompts_sha256((one.id, one.category, one.prompt_sha256) for one in counted)
+    return numbered, prompts_sha256((p.id, p.category, p.prompt_sha256) for p in counted)
 
 
 def _standard_error(prompts: Sequence[GoldenPrompt]) -> float | None:
     sums: dict[int, Floats] = {}
-    for one in prompts:
-        own = np.array([one.counts.num_accepted_draft_tokens, one.counts.num_steps], dtype=float)
-        sums[one.cluster] = sums.get(one.cluster, 0) + own
+    for prompt in prompts:
+        totals = np.array(
+            [prompt.counts.num_accepted_draft_tokens, prompt.counts.num_steps], dtype=float
+        )
+        sums[prompt.cluster] = sums.get(prompt.cluster, 0) + totals
     if len(sums) < 2:
         return None
     accepted, steps = np.stack(list(sums.values()), axis=1)
@@ -245,17 +247,17 @@ _OURS = "give what --golden of 'replay', 'gate', 'report' or 'measure' wrote, or
 
 def golden_document(golden: Golden) -> str:
     """The text of a file; every prompt has a line of its own."""
-    found = encode(golden)
-    prompts = found.pop("prompts")
-    head = json.dumps(found, indent=2, allow_nan=False).removesuffix("\n}")
-    lines = ",\n".join(f"    {json.dumps(one, allow_nan=False)}" for one in prompts)
+    mapping = encode(golden)
+    prompts = mapping.pop("prompts")
+    head = json.dumps(mapping, indent=2, allow_nan=False).removesuffix("\n}")
+    lines = ",\n".join(f"    {json.dumps(prompt, allow_nan=False)}" for prompt in prompts)
     return f'{head},\n  "prompts": [\n{lines}\n  ]\n}}\n'
 
 
 def read_golden(path: Path) -> Golden:
     """Read a file of golden acceptance; refuse it unless its figures follow from its counts."""
     with reading(path, GoldenError, _OURS, "is no golden acceptance: "):
-        found = parse_object(read_text(path))
-        if (kind := found.get("format")) != FORMAT:
+        mapping = parse_object(read_text(path))
+        if (kind := mapping.get("format")) != FORMAT:
             raise JsonProblem(f"expected format {FORMAT!r}, got {short(kind)}")
-        return cast(Golden, decode(Golden, found))
+        return cast(Golden, decode(Golden, mapping))

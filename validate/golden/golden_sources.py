@@ -42,11 +42,11 @@ def golden_of_measurement(measurement: Measurement) -> Golden:
         )
     prompts = [
         replace(
-            PromptCounts.of(one, one.counts, one.cluster or ""),
-            contexts=_contexts(one, setup.speculation.num_draft_tokens),
+            PromptCounts.of(record, record.counts, record.cluster or ""),
+            contexts=_contexts(record, setup.speculation.num_draft_tokens),
         )
-        for one in measurement.records
-        if one.counts is not None
+        for record in measurement.records
+        if record.counts is not None
     ]
     draft = setup.speculation.draft or measurement.name
     return _golden(
@@ -76,7 +76,7 @@ def golden_of_report(document: Document) -> Golden:
     report = _replayed(document)
     traces, candidate = report.traces, document.header.drafts.candidate
     assert traces is not None  # see `_replayed`
-    prompts = (one.counts(report.context_edges, of_candidate=True) for one in report.prompts)
+    prompts = (prompt.counts(report.context_edges, of_candidate=True) for prompt in report.prompts)
     return _golden(
         prompts,
         candidate.name,
@@ -91,9 +91,9 @@ def golden_of_report(document: Document) -> Golden:
 
 
 def _replayed(document: Document) -> GateReport:
-    found = [one for _, one in document.comparisons if one.traces and not one.served]
-    tools = [one.served.tool for _, one in document.comparisons if one.served and one.served.tool]
-    if not found and tools:
+    reports = [report for _, report in document.comparisons if report.traces and not report.served]
+    tools = [r.served.tool for _, r in document.comparisons if r.served and r.served.tool]
+    if not reports and tools:
         raise GoldenError(
             "--golden",
             f"the report is of measurements by {tools[0]}, which do not record whose acceptance"
@@ -101,21 +101,21 @@ def _replayed(document: Document) -> GateReport:
             fix="draftquant measure --draft QUANT --golden G.json, of a server with the candidate;"
             " or replay QUANT --traces T --golden G.json",
         )
-    if not found:
+    if not reports:
         raise GoldenError(
             "--golden",
             "the report is of measured servers, and keeps their verify steps weighted for the"
             " comparison, not as they were counted",
             fix="draftquant measure --show B.jsonl --golden G.json, of the candidate's measurement",
         )
-    return found[0]
+    return reports[0]
 
 
 def _golden(prompts: Iterable[PromptCounts], draft: str, **known: Any) -> Golden:
     """Add what follows from the counts; GoldenError without a verify step."""
-    found = list(prompts)
-    counted, digest = golden_prompts(found)
-    edges = context_edges(found)
+    all_prompts = list(prompts)
+    counted, digest = golden_prompts(all_prompts)
+    edges = context_edges(all_prompts)
     if not counted:
         raise GoldenError(
             "--golden",

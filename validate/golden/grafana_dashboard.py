@@ -39,9 +39,9 @@ def grafana_dashboard(golden: Golden, limits: Sequence[Limit], queries: Queries)
     for number, panel in enumerate(panels, 1):
         panel["id"] = number
     figures = "; ".join(
-        f"{one.golden.mean_acceptance_length:.4f} over {one.golden.prompts} prompts"
-        f"{f' of category {one.category}' if one.category else ''}"
-        for one in limits
+        f"{limit.golden.mean_acceptance_length:.4f} over {limit.golden.prompts} prompts"
+        f"{f' of category {limit.category}' if limit.category else ''}"
+        for limit in limits
     )
     counter = f"{chosen.counters.verify_steps}, {MODEL_LABEL}"
     dashboard = parse_object(read_text(_TEMPLATE).replace("COUNTER", counter))
@@ -90,19 +90,19 @@ def _words(limit: Limit, queries: Queries, category_label: str) -> dict[str, Any
 
 
 def _panel(row: Mapping[str, Any], words: Mapping[str, Any], top: int) -> dict[str, Any]:
-    found = filled(row, words)
-    x, y, width, height = found["at"]
+    panel = filled(row, words)
+    x, y, width, height = panel["at"]
     return {
-        **{key: found[key] for key in ("type", "title", "description")},
+        **{key: panel[key] for key in ("type", "title", "description")},
         "datasource": _SOURCE,
         "gridPos": {"x": x, "y": top + y, "w": width, "h": height},
         "targets": [
             {"refId": chr(ord("A") + i % 26) * (1 + i // 26), "datasource": _SOURCE, "expr": expr,
              "legendFormat": legend}
-            for i, (expr, legend) in enumerate(found["targets"])
+            for i, (expr, legend) in enumerate(panel["targets"])
         ],
         "fieldConfig": {
-            "defaults": found["defaults"],
+            "defaults": panel["defaults"],
             "overrides": [_dashed("golden"), _dashed("limit")],
         },
     }  # fmt: skip

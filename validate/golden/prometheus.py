@@ -83,20 +83,20 @@ def _limit(category: str, golden: GoldenCategory, max_drop: float) -> Limit:
             fix="write it of more prompts (draftquant replay --golden)",
         )
     error = golden.standard_error
-    found = Limit(category=category, golden=golden, standard_error=error, max_drop=max_drop)
-    if found.lowest <= 1:
+    limit = Limit(category=category, golden=golden, standard_error=error, max_drop=max_drop)
+    if limit.lowest <= 1:
         mean = golden.mean_acceptance_length
         least = mean - ACCURACY * error
         raise GoldenError(
             "--max-drop",
             f"{where}: acceptance length {mean:.4f}, the lower end of whose 95% interval is"
-            f" {least:.4f}, less {max_drop:.1%} is {found.lowest:.4f}, and no draft falls below 1:"
+            f" {least:.4f}, less {max_drop:.1%} is {limit.lowest:.4f}, and no draft falls below 1:"
             " the alert would never fire",
             fix=f"give a drop below {1 - 1 / least:.4f}"
             if least > 1
             else "write golden acceptance of more prompts, or monitor a draft that accepts",
         )
-    return found
+    return limit
 
 
 _WINDOW = re.compile("".join(rf"([0-9]{{1,{digits}}}{unit})?" for unit, digits in
@@ -135,12 +135,12 @@ class Queries:
     @classmethod
     def of(cls, engine: EngineName, model: str | None, category_label: str | None) -> "Queries":
         """Over the counters of one served target, or of all."""
-        found = cls(
+        queries = cls(
             engine=engine,
             selector=label_is(MODEL_LABEL, model) if model else "",
             category_label=category_label or "",
         )
-        taken = ("alertname", "severity", MODEL_LABEL, found.counters.position_label)
+        taken = ("alertname", "severity", MODEL_LABEL, queries.counters.position_label)
         if category_label is not None and (
             not _LABEL.fullmatch(category_label) or category_label in taken
         ):
@@ -150,7 +150,7 @@ class Queries:
                 f"expected a label of the counters that names categories, got {got}",
                 fix="give the name of a label, such as category",
             )
-        return found
+        return queries
 
     @property
     def counters(self) -> EngineCounters:
@@ -163,18 +163,18 @@ class Queries:
 
     def acceptance_length(self, window: str) -> str:
         """The mean of a window: 1 + accepted / verify steps; nothing where there was no step."""
-        steps, found = self.verify_steps(window), self.counters
-        if accepted := found.accepted or found.accepted_at:
+        steps, counters = self.verify_steps(window), self.counters
+        if accepted := counters.accepted or counters.accepted_at:
             return f"1 + {self._increase(accepted, window)} / ({steps} > 0)"
-        emitted, first = self.generated(window), self._increase(found.first_tokens, window)
+        emitted, first = self.generated(window), self._increase(counters.first_tokens, window)
         return f"({emitted} - {first}) / ({steps} > 0)"
 
     def accepted_at(self, window: str) -> str | None:
         """Share of the steps that accepted the token at each position; None = not counted."""
-        found, label = self.counters, self.counters.position_label
-        if not found.accepted_at:
+        counters, label = self.counters, self.counters.position_label
+        if not counters.accepted_at:
             return None
-        accepted = self._increase(found.accepted_at, window, by=f"{self._by}, {label}")
+        accepted = self._increase(counters.accepted_at, window, by=f"{self._by}, {label}")
         steps = self.verify_steps(window)
         return f"{accepted} / on ({self._by}) group_left () ({steps} > 0)"
 
@@ -264,15 +264,15 @@ def _plain(text: str) -> str:
 
 
 def _heading(golden: Golden, limits: Sequence[Limit]) -> str:
-    found = [
+    figures = [
         f"Golden acceptance of {golden.draft}, K = {golden.num_draft_tokens}"
-        f"{f', category {one.category}' if one.category else ''}:"
-        f" {one.golden.mean_acceptance_length:.4f} +- {one.standard_error:.4f}"
-        f" over {one.golden.prompts} prompts; alerts below {one.lowest:.4f}"
-        for one in limits
+        f"{f', category {limit.category}' if limit.category else ''}:"
+        f" {limit.golden.mean_acceptance_length:.4f} +- {limit.standard_error:.4f}"
+        f" over {limit.golden.prompts} prompts; alerts below {limit.lowest:.4f}"
+        for limit in limits
     ]
     lines = (
-        *found,
+        *figures,
         f"Tensors {golden.draft_sha256 or 'not known'}",
         f"Written by draftquant {golden.draftquant}: draftquant golden --for prometheus",
     )

@@ -76,7 +76,7 @@ class Evidence:
     @property
     def num_prompts(self) -> int:
         """Distinct prompts with verify steps, whatever clusters they form."""
-        return len({one.prompt_sha256 for one, _ in self.recorded})
+        return len({prompt.prompt_sha256 for prompt, _ in self.recorded})
 
     @property
     def num_short_prompts(self) -> int:
@@ -225,46 +225,48 @@ def _number(required: RequiredPrompts, least: int | None) -> str:
     )
 
 
-def findings(found: Sequence[CategoryFigures]) -> str:
+def findings(parts: Sequence[CategoryFigures]) -> str:
     """Each finding with its change and bounds."""
-    said = []
-    for one in found:
-        assert one.change is not None  # it has an outcome, or would have one
-        change, lower, upper = one.change.in_percent(one.max_relative_drop)
-        said.append(
-            f"{one.category!r} ({one.num_prompts} prompts) changed by {change},"
+    sentences = []
+    for part in parts:
+        assert part.change is not None  # it has an outcome, or would have one
+        change, lower, upper = part.change.in_percent(part.max_relative_drop)
+        sentences.append(
+            f"{part.category!r} ({part.num_prompts} prompts) changed by {change},"
             f" bounds {lower} and {upper}"
         )
-    return "; ".join(said)
+    return "; ".join(sentences)
 
 
-def number_of(found: Sequence[CategoryFigures]) -> str:
+def number_of(parts: Sequence[CategoryFigures]) -> str:
     """A category, 2 categories, a category and 2 context bins."""
-    bins = sum(one.is_context_bin for one in found)
+    bins = sum(part.is_context_bin for part in parts)
     counted = (
-        (len(found) - bins, "a category", "categories"),
+        (len(parts) - bins, "a category", "categories"),
         (bins, "a context bin", "context bins"),
     )
     return " and ".join(
-        one if number == 1 else f"{number} {several}" for number, one, several in counted if number
+        single if number == 1 else f"{number} {several}"
+        for number, single, several in counted
+        if number
     )
 
 
-def kinds_of(found: Sequence[CategoryFigures]) -> str:
+def kinds_of(parts: Sequence[CategoryFigures]) -> str:
     """The category, the context bin, or "category and context bin"."""
-    kinds = sorted({one.is_context_bin for one in found})
+    kinds = sorted({part.is_context_bin for part in parts})
     return " and ".join(("category", "context bin")[kind] for kind in kinds)
 
 
-def names(found: Sequence[CategoryFigures]) -> str:
+def names(parts: Sequence[CategoryFigures]) -> str:
     """Names as they are in the report."""
-    return ", ".join(repr(one.category) for one in found)
+    return ", ".join(repr(part.category) for part in parts)
 
 
-def calibrate_on(found: Sequence[CategoryFigures]) -> str:
+def calibrate_on(parts: Sequence[CategoryFigures]) -> str:
     """Ways to lose less in these parts, one per line."""
-    bins = names([one for one in found if one.is_context_bin])
-    others = names([one for one in found if not one.is_context_bin])
+    bins = names([part for part in parts if part.is_context_bin])
+    others = names([part for part in parts if not part.is_context_bin])
     ways = (
         others and f"Calibrate on other prompts of {others} too.",
         bins and f"Calibrate on other prompts of these lengths too: {bins}.",

@@ -258,12 +258,12 @@ def _blocks(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[torch.Tensor, to
     return zip(torch.split(a, rows), torch.split(b, rows), strict=True)
 
 
-def _first(said: Mapping[str, str], found: Mapping[str, str]) -> str:
-    for name in sorted(said.keys() | found.keys()):
-        if name not in found:
+def _first(recorded: Mapping[str, str], present: Mapping[str, str]) -> str:
+    for name in sorted(recorded.keys() | present.keys()):
+        if name not in present:
             return f"{name} is recorded, but missing"
-        if name not in said:
+        if name not in recorded:
             return f"{name} is in the folder, but not recorded"
-        if said[name] != found[name]:
+        if recorded[name] != present[name]:
             return f"{name} differs"
     return "nothing differs"

@@ -128,7 +128,7 @@ class Parts:
 
     def with_outcome(self, outcome: Outcome) -> list[CategoryFigures]:
         """The parts with this outcome."""
-        return [one for one in self.all if one.outcome == outcome]
+        return [part for part in self.all if part.outcome == outcome]
 
 
 def judge_parts(recorded: Sequence[RecordedPair], policy: Policy, confidence: float) -> Parts:
@@ -152,11 +152,11 @@ def judge_parts(recorded: Sequence[RecordedPair], policy: Policy, confidence: fl
         of: type[Figures], parts: Mapping[str, Sequence[PromptPair]], alone: Sequence[Figures]
     ) -> Iterator[Figures]:
         for place, (name, prompts) in enumerate(parts.items()):
-            own = _figures(of, name, prompts, policy, of_each)
+            figures = _figures(of, name, prompts, policy, of_each)
             if name not in judged:
                 lost = _certainly_lost(prompts, policy, of_small)
-                own = dataclasses.replace(own, outcome=None, certainly_lost=lost)
-            yield _not_better(own, alone[place]) if alone else own
+                figures = dataclasses.replace(figures, outcome=None, certainly_lost=lost)
+            yield _not_better(figures, alone[place]) if alone else figures
 
     texts_alone = undeclared(recorded)
     others = judge_parts(texts_alone, policy, confidence) if texts_alone else Parts()
@@ -170,9 +170,9 @@ def _not_better(part: Figures, alone: Figures) -> Figures:
     if alone.change is None:
         return part
     change = part.change.widened(alone.change) if part.change else alone.change
-    own = part.outcome and outcome(change, part.max_relative_drop)
-    lost = part.certainly_lost or alone.certainly_lost or alone.outcome == "FAIL" != own
-    return dataclasses.replace(part, change=change, outcome=own, certainly_lost=lost)
+    result = part.outcome and outcome(change, part.max_relative_drop)
+    lost = part.certainly_lost or alone.certainly_lost or alone.outcome == "FAIL" != result
+    return dataclasses.replace(part, change=change, outcome=result, certainly_lost=lost)
 
 
 def _by_category(recorded: Sequence[RecordedPair]) -> dict[str, tuple[PromptPair, ...]]:
@@ -186,12 +186,12 @@ def _by_category(recorded: Sequence[RecordedPair]) -> dict[str, tuple[PromptPair
 
 def _by_context_bin(recorded: Sequence[RecordedPair]) -> dict[str, tuple[PromptPair, ...]]:
     bins = ContextBins(edges=context_edges(baseline for baseline, _ in recorded))
-    found = {
+    by_bin = {
         f"context {label}": distinct_prompts(in_context_bin(recorded, number))
         for number, label in enumerate(bins.labels)
     }
-    found = {name: prompts for name, prompts in found.items() if prompts}
-    return found if len(found) > 1 else {}
+    by_bin = {name: prompts for name, prompts in by_bin.items() if prompts}
+    return by_bin if len(by_bin) > 1 else {}
 
 
 def _figures(

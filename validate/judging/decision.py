@@ -53,12 +53,12 @@ class Decision:
 
 def decide(evidence: Evidence) -> Decision:
     """The first rung that applies."""
-    return next(found for rung in LADDER if (found := rung(evidence)))
+    return next(decision for rung in LADDER if (decision := rung(evidence)))
 
 
-def worse(one: Decision, other: Decision) -> Decision:
+def worse(first: Decision, second: Decision) -> Decision:
     """The decision with the worse verdict, else the first."""
-    return one if worst((one.verdict, other.verdict)) == one.verdict else other
+    return first if worst((first.verdict, second.verdict)) == first.verdict else second
 
 
 def _different_things(evidence: Evidence) -> Decision | None:
@@ -344,11 +344,11 @@ def _a_part_is_open(evidence: Evidence) -> Decision | None:
 
 
 def _a_small_part_lost(evidence: Evidence) -> Decision | None:
-    lost = [found for found in evidence.parts.all if found.certainly_lost]
+    lost = [part for part in evidence.parts.all if part.certainly_lost]
     if not lost:
         return None
     policy, least = evidence.policy, evidence.policy.min_category_prompts
-    few = f"{least} prompts{' in effect' if any(one.is_context_bin for one in lost) else ''}"
+    few = f"{least} prompts{' in effect' if any(part.is_context_bin for part in lost) else ''}"
     few += ", or without the declared clusters," if evidence.declared else ""
     if evidence.wording.of_targets:
         return Decision(

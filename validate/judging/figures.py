@@ -82,7 +82,7 @@ class PromptFigures(PromptKey):
     def of(cls, baseline: PromptCounts, candidate: PromptCounts) -> "PromptFigures":
         """The figures of one prompt under both drafts."""
         both = baseline.contexts, candidate.contexts
-        bins = [() if one is None or None in both else one.histograms for one in both]
+        bins = [() if c is None or None in both else c.histograms for c in both]
         return cls(
             id=baseline.id,
             category=baseline.category,
@@ -152,8 +152,8 @@ def context_bins_problem(
         return ""
     if len(histograms) > len(edges) + 1:
         return f"expected at most {len(edges) + 1} bins, got {len(histograms)}"
-    for own in histograms:
-        if len(own) != len(whole) or min(own) < 0 or not sum(own) < _MOST_STEPS:
+    for histogram in histograms:
+        if len(histogram) != len(whole) or min(histogram) < 0 or not sum(histogram) < _MOST_STEPS:
             return f"expected {len(whole)} counts of verify steps"
     near = partial(math.isclose, rel_tol=ROUNDING, abs_tol=ROUNDING)
     if add_up and not all(map(near, map(sum, zip(*histograms, strict=True)), whole)):
@@ -173,8 +173,8 @@ def differences(where: str, wanted: Any, got: Any) -> Iterator[tuple[str, object
     """
     if is_dataclass(wanted) and is_dataclass(got):
         for each in fields(wanted):
-            own, other = getattr(wanted, each.name), getattr(got, each.name)
-            yield from differences(f"{where}.{each.name}", own, other)
+            expected, actual = getattr(wanted, each.name), getattr(got, each.name)
+            yield from differences(f"{where}.{each.name}", expected, actual)
     elif isinstance(wanted, Mapping) and isinstance(got, Mapping):
         if wanted.keys() != got.keys():
             yield where, list(wanted), list(got)
@@ -183,8 +183,8 @@ def differences(where: str, wanted: Any, got: Any) -> Iterator[tuple[str, object
     elif isinstance(wanted, tuple) and isinstance(got, tuple):
         if len(wanted) != len(got):
             yield where, f"{len(wanted)} of them", f"{len(got)}"
-        for i, (one, other) in enumerate(zip(wanted, got, strict=False)):
-            yield from differences(f"{where}[{i}]", one, other)
+        for i, (expected, actual) in enumerate(zip(wanted, got, strict=False)):
+            yield from differences(f"{where}[{i}]", expected, actual)
     elif isinstance(wanted, float) and isinstance(got, int | float):
         if not math.isclose(wanted, got, rel_tol=ROUNDING, abs_tol=ROUNDING):
             yield where, wanted, got

@@ -83,7 +83,7 @@ def report_warnings(evidence: Evidence) -> Iterator[str]:
             " continuation), so that the true sample is smaller than their number"
         )
     yield from _wider_of_two(evidence)
-    named = [(one.id, one.category) for one in evidence.baseline.prompts if not one.cluster]
+    named = [(p.id, p.category) for p in evidence.baseline.prompts if not p.cluster]
     if suggestion := suggested_clusters(named):
         yield suggestion
     if evidence.prompts and all(pair.baseline == pair.candidate for pair in evidence.prompts):
@@ -92,26 +92,26 @@ def report_warnings(evidence: Evidence) -> Iterator[str]:
             " is exact on these prompts"
         )
     yield from _unjudged(parts.categories, least)
-    if small := [repr(found.category) for found in parts.context_bins if not found.outcome]:
+    if small := [repr(part.category) for part in parts.context_bins if not part.outcome]:
         yield (
             f"the verify steps in {', '.join(small)} are of an effective sample size below {least}"
             " prompts and are not judged alone"
         )
     yield from _falls_with_context(parts.context_bins)
     recorded = evidence.recorded
-    placeless = sum(None in (own.contexts, other.contexts) for own, other in recorded)
+    placeless = sum(None in (first.contexts, second.contexts) for first, second in recorded)
     if 0 < placeless < len(recorded):
         yield (
             f"no context bin counts {placeless} of the {len(recorded)} prompts: where their verify"
             " steps began is not known"
         )
-    for found in parts.all:
-        drop = -found.change.relative_change if found.change else 0.0
-        if found.outcome == "INCONCLUSIVE" and drop > found.max_relative_drop:
-            kind = "" if found.is_context_bin else "category "
+    for part in parts.all:
+        drop = -part.change.relative_change if part.change else 0.0
+        if part.outcome == "INCONCLUSIVE" and drop > part.max_relative_drop:
+            kind = "" if part.is_context_bin else "category "
             yield (
-                f"{kind}{found.category!r} lost more than its limit of"
-                f" {found.max_relative_drop:.0%}, but that may be chance: record more prompts of"
+                f"{kind}{part.category!r} lost more than its limit of"
+                f" {part.max_relative_drop:.0%}, but that may be chance: record more prompts of"
                 " it"
             )
     if (expected := evidence.background.expected_baseline) is not None:
@@ -131,9 +131,9 @@ def report_warnings(evidence: Evidence) -> Iterator[str]:
 def _wider_of_two(evidence: Evidence) -> Iterator[str]:
     change = evidence.change
     if change and evidence.declared:
-        own = change_of(evidence.prompts, change.confidence)
+        declared_change = change_of(evidence.prompts, change.confidence)
         lower, upper = (
-            "with" if getattr(own, bound) == getattr(change, bound) else "without"
+            "with" if getattr(declared_change, bound) == getattr(change, bound) else "without"
             for bound in ("lower", "upper")
         )
         yield (
@@ -143,7 +143,7 @@ def _wider_of_two(evidence: Evidence) -> Iterator[str]:
 
 
 def _unjudged(categories: Sequence[CategoryFigures], min_prompts: int) -> Iterator[str]:
-    small = [found.category for found in categories if not found.outcome]
+    small = [part.category for part in categories if not part.outcome]
     if not small:
         return
     named = ", ".join(small[:MOST_NAMED]) + (", ..." if len(small) > MOST_NAMED else "")
@@ -155,14 +155,14 @@ def _unjudged(categories: Sequence[CategoryFigures], min_prompts: int) -> Iterat
 
 def _falls_with_context(bins: Sequence[ContextBinFigures]) -> Iterator[str]:
     """Warn where the baseline loses: both drafts may be equally bad."""
-    told = [one for one in bins if one.num_prompts >= MIN_PROMPTS_TO_SUSPECT]
-    best = max(told, key=lambda one: one.baseline_mean_acceptance_length, default=None)
-    for one in told:
-        length = one.baseline_mean_acceptance_length
+    told = [part for part in bins if part.num_prompts >= MIN_PROMPTS_TO_SUSPECT]
+    best = max(told, key=lambda part: part.baseline_mean_acceptance_length, default=None)
+    for part in told:
+        length = part.baseline_mean_acceptance_length
         if best is not None and length - 1 < (best.baseline_mean_acceptance_length - 1) / 2:
             yield (
-                f"the baseline itself accepts {one.baseline_mean_acceptance_length:.2f} in"
-                f" {one.category!r} and {best.baseline_mean_acceptance_length:.2f} in"
+                f"the baseline itself accepts {part.baseline_mean_acceptance_length:.2f} in"
+                f" {part.category!r} and {best.baseline_mean_acceptance_length:.2f} in"
                 f" {best.category!r}: the draft was probably not trained at that length, whatever"
                 " quantization does"
             )
@@ -334,7 +334,7 @@ def mismatch(baseline: DraftReplay, candidate: DraftReplay) -> str:
         return f"the two drafts drafted {depths[0]} and {depths[1]} tokens per verify step"
     if baseline.draft_sampling != candidate.draft_sampling:
         return "the two drafts chose their proposals in different ways (--draft-sampling)"
-    if [one.identity for one in baseline.prompts] != [one.identity for one in candidate.prompts]:
+    if [p.identity for p in baseline.prompts] != [p.identity for p in candidate.prompts]:
         return "the two drafts were replayed on different prompts"
     return ""
 
@@ -430,7 +430,7 @@ def _both_ways(evidence: Evidence, unseen: Evidence | None) -> Iterator[str]:
     if unseen is not None:
         number = len(evidence.recorded) - len(unseen.recorded)
         limit = evidence.policy.max_relative_drop
-        changes = [one and whole_change(one, limit) for one in (evidence.change, unseen.change)]
+        changes = [c and whole_change(c, limit) for c in (evidence.change, unseen.change)]
         yield (
             f"the target's continuations of {number} of the {len(evidence.recorded)} prompts are"
             " among those that made the candidate; the worse of two verdicts counts: with these"

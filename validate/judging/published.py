@@ -26,9 +26,9 @@ class Paged(Brief):
 
     def with_texts(self, texts: Texts) -> Self:
         """The same report, with the texts of its files."""
-        own = type(self)(**_fields(self))
-        object.__setattr__(own, "_texts", texts)
-        return own
+        report = type(self)(**_fields(self))
+        object.__setattr__(report, "_texts", texts)
+        return report
 
     def html(self) -> str:
         """The report as one page of HTML, which loads nothing and runs no script."""
@@ -138,8 +138,8 @@ def _fields(report: Any) -> dict[str, Any]:
 
 
 def _restored(cls: type[Paged], fields: dict[str, Any], texts: Texts | None) -> Paged:
-    found = cls(**fields)
-    return found if texts is None else found.with_texts(texts)
+    report = cls(**fields)
+    return report if texts is None else report.with_texts(texts)
 
 
 def _keywords(text: str) -> str:

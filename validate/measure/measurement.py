@@ -164,17 +164,17 @@ class Measurement(Brief):
     @property
     def warnings(self) -> tuple[str, ...]:
         """What a reader must know about the server and the run, one sentence each."""
-        speculation, found = self.setup.speculation, list[str]()
+        speculation, warnings = self.setup.speculation, list[str]()
         if speculation is not None:
-            found += [f"accepts what its target does not write: {one}" for one in speculation.lossy]
+            warnings += [f"accepts what its target does not write: {s}" for s in speculation.lossy]
             if not speculation.acceptance_told:
-                found.append(
+                warnings.append(
                     "the server does not tell whether it accepts only what its target writes (vLLM:"
                     " VLLM_SERVER_DEV_MODE=1 in its environment)"
                 )
         if repeated := sum(record.num_attempts > 1 for record in self.records):
-            found.append(f"{repeated} requests were answered at a later attempt")
-        return tuple(found)
+            warnings.append(f"{repeated} requests were answered at a later attempt")
+        return tuple(warnings)
 
     @override
     def brief(self) -> Mapping[str, object]:
@@ -188,21 +188,21 @@ class Measurement(Brief):
         }
 
 
-def differences(one: Setup, other: Setup) -> tuple[str, ...]:
+def differences(first: Setup, second: Setup) -> tuple[str, ...]:
     """What must not differ if drafts are compared, "key: one, other" each; the draft may."""
     both = [
         (setup.server.engine, setup.server.version, setup.server.model,
          setup.asked.prompts_sha256[:12], setup.asked.template_sha256, setup.asked.temperature,
          setup.asked.top_p, setup.asked.top_k, setup.asked.max_new_tokens, setup.asked.ignore_eos)
-        for setup in (one, other)
+        for setup in (first, second)
     ]  # fmt: skip
     compared = zip(_COMPARED, *both, strict=True)
     weights = (
-        found
-        for found in _differing_arguments(one.server, other.server)
-        if found[0].endswith("quantization")
+        difference
+        for difference in _differing_arguments(first.server, second.server)
+        if difference[0].endswith("quantization")
     )
-    rules = one.verification, other.verification
+    rules = first.verification, second.verification
     verified = [("verification", *rules)] if all(rules) else []
     return _said((*compared, *verified, *weights))
 
@@ -211,24 +211,24 @@ _COMPARED = ("engine", "engine version", "model", "prompts", "chat template", "t
              "top-p", "top-k", "tokens asked for", "ignore_eos")  # fmt: skip
 
 
-def differing_arguments(one: ServerIdentity, other: ServerIdentity) -> tuple[str, ...]:
+def differing_arguments(first: ServerIdentity, second: ServerIdentity) -> tuple[str, ...]:
     """Differences of two servers' reported arguments, "key: one, other" each."""
-    return _said(_differing_arguments(one, other))
+    return _said(_differing_arguments(first, second))
 
 
 def _said(values: Iterable[tuple[str, object, object]]) -> tuple[str, ...]:
-    return tuple(f"{key}: {own}, {other}" for key, own, other in values if own != other)
+    return tuple(f"{key}: {first}, {second}" for key, first, second in values if first != second)
 
 
 def _differing_arguments(
-    one: ServerIdentity, other: ServerIdentity
+    first: ServerIdentity, second: ServerIdentity
 ) -> Iterator[tuple[str, object, object]]:
     """The target's, without the draft's, and without sections that one server does not report."""
-    told = [{"." in key for key in server.arguments} for server in (one, other)]
-    for key in sorted({*one.arguments, *other.arguments}):
+    told = [{"." in key for key in server.arguments} for server in (first, second)]
+    for key in sorted({*first.arguments, *second.arguments}):
         ours = not any(word in key for word in _OF_THE_DRAFT)
         if ours and all(("." in key) in kinds for kinds in told):
-            yield key, one.arguments.get(key), other.arguments.get(key)
+            yield key, first.arguments.get(key), second.arguments.get(key)
 
 
 _LARGEST_TOKEN = 2**31 - 1
@@ -362,9 +362,9 @@ def all_figures(measurement: Measurement) -> tuple[Figures, ...]:
     most = None if speculation is None else speculation.num_draft_tokens
     records = measurement.records
     categories = dict.fromkeys(record.category for record in records)
-    own = ([r for r in records if r.category == category] for category in categories)
-    some = zip(categories, own, strict=True) if len(categories) > 1 else ()
-    return (*(_figures(name, found, most) for name, found in some), _figures(ALL, records, most))
+    by_category = ([r for r in records if r.category == category] for category in categories)
+    some = zip(categories, by_category, strict=True) if len(categories) > 1 else ()
+    return (*(_figures(name, inside, most) for name, inside in some), _figures(ALL, records, most))
 
 
 def tokens_per_second(measurement: Measurement) -> float | None:
@@ -379,8 +379,8 @@ def _figures(
 ) -> Figures:
     counts = None
     if num_draft_tokens is not None:
-        found = (record.counts for record in records)
-        counts = pooled((one for one in found if one is not None), num_draft_tokens)
+        recorded = (record.counts for record in records)
+        counts = pooled((c for c in recorded if c is not None), num_draft_tokens)
     return Figures(
         category=category,
         num_requests=len(records),

@@ -41,8 +41,8 @@ def reading(where: str, fix: str, before: str = "") -> Iterator[None]:
 def section(fields: Fields, *keys: str) -> Fields:
     """The object that nested keys lead to; empty where there is none."""
     for key in keys:
-        found = fields.get(key)
-        fields = found if isinstance(found, Mapping) else {}
+        value = fields.get(key)
+        fields = value if isinstance(value, Mapping) else {}
     return fields
 
 
@@ -158,27 +158,27 @@ class Counters:
                     f"expected counters of Prometheus, got {short(line)}",
                     fix="give the address of an engine's server",
                 )
-            found = _LABEL.findall(match["labels"] or "")
+            pairs = _LABEL.findall(match["labels"] or "")
             labels = {
                 name: _ESCAPED.sub(lambda m: "\n" if m[1] == "n" else m[1], value)
-                for name, value in found
+                for name, value in pairs
             }
             samples[match["name"]].append((labels, value))
-        return cls({name: tuple(found) for name, found in samples.items()})
+        return cls({name: tuple(entries) for name, entries in samples.items()})
 
     def total(self, name: str) -> int | None:
         """Sum over all samples of the name; None where the server has no such counter."""
-        found = self.samples.get(name)
-        if found is None:
+        samples = self.samples.get(name)
+        if samples is None:
             return None
-        return _whole(value for _, value in found)
+        return _whole(value for _, value in samples)
 
     def by_label(self, name: str, label: str) -> dict[str, int]:
         """Sums over all engines, by the value of one label."""
         values: dict[str, list[float]] = defaultdict(list)
         for labels, value in self.samples.get(name, ()):
             values[labels.get(label, "")].append(value)
-        return {key: _whole(found) for key, found in values.items()}
+        return {key: _whole(numbers) for key, numbers in values.items()}
 
 
 def _number(text: str) -> float | None:
@@ -274,14 +274,14 @@ def sampling(ask: Ask, most: str, least: str, number: type = float) -> dict[str,
 
 
 def completion_body(
-    model: str, prompt: "Prompt", ask: Ask, own: Fields, number: type = float
+    model: str, prompt: "Prompt", ask: Ask, extra: Fields, number: type = float
 ) -> dict[str, Any]:
     """The body for vLLM and TensorRT-LLM at /v1/completions, with an engine's own fields."""
     from ...calibration.recording.decoding import prompt_seed
 
     decoding = ask.decoding
     asked = sampling(ask, "max_tokens", "min_tokens", number)
-    body = {"model": model, "prompt": list(prompt.token_ids), **asked, **own}
+    body = {"model": model, "prompt": list(prompt.token_ids), **asked, **extra}
     if decoding.sampled:
         body["seed"] = prompt_seed(decoding.seed, prompt.token_ids)
     if decoding.num_top_logprobs:

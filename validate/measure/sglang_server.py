@@ -178,13 +178,13 @@ def _entries(values: object, where: str) -> list[tuple[float, int]]:
     """An entry is [log-probability, id, text or null]."""
     if not isinstance(values, list):
         raise AnswerProblem(f"{where}: expected a list, got {short(values)}")
-    found = []
+    entries = []
     for value in values:
         if not isinstance(value, list) or len(value) != 3 or type(value[1]) is not int:
             what = f"expected [log-probability, id, text], got {short(value)}"
             raise AnswerProblem(f"{where}: {what}")
-        found.append((number(value[0], where), value[1]))
-    return found
+        entries.append((number(value[0], where), value[1]))
+    return entries
 
 
 _IN_STREAMS = 4096  # tokens: events that repeat 4,096 tokens and their text have 30 MB together
@@ -284,7 +284,7 @@ def _verification(info: Fields) -> Verification | None:
 
 
 def _lossy(info: Fields) -> tuple[str, ...]:
-    found = [
+    lossy = [
         f"{name} = {value:g}"
         for name in _THRESHOLDS
         if (value := number(info.get(name, 1.0), name)) != 1
@@ -294,8 +294,8 @@ def _lossy(info: Fields) -> tuple[str, ...]:
     for state in states if isinstance(states, list) else []:
         variables = section({"state": state}, "state", "env_vars")
         if _SIMULATED in variables:
-            found.append(f"{_SIMULATED} = {short(variables[_SIMULATED])}")
-    return tuple(dict.fromkeys(found))
+            lossy.append(f"{_SIMULATED} = {short(variables[_SIMULATED])}")
+    return tuple(dict.fromkeys(lossy))
 
 
 def _verifies_greedily(info: Fields) -> bool:

@@ -120,7 +120,7 @@ def read_answer(reply: Reply, ask: Ask, num_draft_tokens: int | None, where: str
         drafted=None,
         num_cut_rounds=0 if accepted is None else len(steps.chunks) - 1 - len(accepted),
         num_draft_tokens=None,
-        token_logprob=tuple(number(one, key) for one in _listed(steps, key)) if num_top else None,
+        token_logprob=tuple(number(v, key) for v in _listed(steps, key)) if num_top else None,
         top_gap=tuple(map(_gap, _listed(steps, "top_logprobs"))) if num_top > 1 else None,
         time_to_first_token=steps.seconds[0],
         latency=reply.events[-1].seconds,
@@ -217,7 +217,9 @@ class TensorRTLLMProtocol(EngineProtocol):
             speculation = _speculation(labels) if told else await self._seen(client)
         self._num_draft_tokens = speculation.num_draft_tokens if speculation else None
         arguments = {
-            f"{group}.{key}": value for group, own in told.items() for key, value in own.items()
+            f"{group}.{key}": value
+            for group, fields in told.items()
+            for key, value in fields.items()
         }
         identity = ServerIdentity(
             engine="tensorrt-llm", version=version, model=self._model, arguments=arguments
@@ -263,8 +265,8 @@ async def _told(client: ServerClient) -> dict[str, Mapping[str, str]]:
     if page is None:  # an older version, or metrics are off
         return {}
     samples = Counters.parse(page, client.url).samples
-    found = {group: samples.get(f"trtllm_{group}_config_info") for group in _GROUPS}
-    told = {group: sample[0][0] for group, sample in found.items() if sample}
+    groups = {group: samples.get(f"trtllm_{group}_config_info") for group in _GROUPS}
+    told = {group: sample[0][0] for group, sample in groups.items() if sample}
     return told if "model" in told else {}
 
 

@@ -68,8 +68,8 @@ class VLLMProtocol(EngineProtocol):
         known = {**served, "system_fingerprint": fingerprint}
         arguments = told(known, ("root", "max_model_len", "system_fingerprint"))
         for part, keys in ARGUMENTS["vllm"].items():
-            found = told(section(config, part), keys)
-            arguments |= {f"{part}.{key}": value for key, value in found.items()}
+            values = told(section(config, part), keys)
+            arguments |= {f"{part}.{key}": value for key, value in values.items()}
         identity = ServerIdentity(
             engine="vllm", version=version, model=self._model, arguments=arguments
         )
@@ -94,8 +94,8 @@ class VLLMProtocol(EngineProtocol):
     async def _stream(
         self, client: ServerClient, prompt: Prompt, ask: Ask
     ) -> tuple[Completion, str | None]:
-        own = {**STREAM, "return_token_ids": True}
-        body = completion_body(self._model, prompt, ask, own, int)
+        extra = {**STREAM, "return_token_ids": True}
+        body = completion_body(self._model, prompt, ask, extra, int)
         if ask.decoding.num_top_logprobs:
             body["return_tokens_as_token_ids"] = True
         reply = await client.stream("/v1/completions", body)
@@ -119,13 +119,13 @@ class VLLMProtocol(EngineProtocol):
                 fix=f"{_DETAILED}, or without --disable-log-stats",
             )
         method = told.get("rejection_sample_method")
-        said = _text(method) or short(method)
+        shown = _text(method) or short(method)
         return Speculation(
             num_draft_tokens=num_draft_tokens,
             method=_text(told.get("method")),
             draft=_text(told.get("model")),
             draft_quantization=_draft_quantization(told),
-            lossy=() if method in (None, *_LOSSLESS) else (f"rejection_sample_method = {said}",),
+            lossy=() if method in (None, *_LOSSLESS) else (f"rejection_sample_method = {shown}",),
             acceptance_told=bool(told),
             verification=_verification(told),
         )
@@ -140,9 +140,9 @@ def _verification(told: Mapping[str, Any]) -> Verification | None:
 
 def _draft_quantization(speculative: Mapping[str, Any]) -> str | None:
     """As given to the server, or as found in the draft's config; None = it does not say."""
-    found = section(speculative, "draft_model_config")
-    own = _text(speculative.get("quantization")) or _text(found.get("quantization"))
-    return own or ("none" if "quantization" in found else None)
+    config = section(speculative, "draft_model_config")
+    quantization = _text(speculative.get("quantization")) or _text(config.get("quantization"))
+    return quantization or ("none" if "quantization" in config else None)
 
 
 async def _version(client: ServerClient) -> str:
@@ -321,20 +321,20 @@ class ServerCounters:
 async def read_counters(client: ServerClient) -> ServerCounters:
     """Read them now; MeasureError if they are another server's."""
     text = await client.find_text(_PAGE) or ""
-    found = Counters.parse(text, f"{client.url}{_PAGE}")
-    positions = found.by_label(_VLLM.accepted_at, _VLLM.position_label)
+    counters = Counters.parse(text, f"{client.url}{_PAGE}")
+    positions = counters.by_label(_VLLM.accepted_at, _VLLM.position_label)
     count = len(positions)
     if set(positions) != {str(i) for i in range(count)}:
         where, what = f"{client.url}{_PAGE}", f"counts odd positions: {sorted(positions)}"
         raise MeasureError(where, what, fix="give the address of a vLLM server")
-    running = (found.total(f"vllm:num_requests_{state}") for state in ("running", "waiting"))
-    finished = found.total("vllm:request_success_total")
+    running = (counters.total(f"vllm:num_requests_{state}") for state in ("running", "waiting"))
+    finished = counters.total("vllm:request_success_total")
     return ServerCounters(
         are_there=finished is not None,
         num_running=sum(number or 0 for number in running),
         num_finished=finished or 0,
-        num_tokens=found.total(_VLLM.generated) or 0,
-        num_rounds=found.total(_VLLM.verify_steps),
+        num_tokens=counters.total(_VLLM.generated) or 0,
+        num_rounds=counters.total(_VLLM.verify_steps),
         accepted=tuple(positions[str(i)] for i in range(count)),
     )
 

@@ -51,7 +51,7 @@ class RunDivergence:
     @property
     def unexplained(self) -> tuple[Divergence, ...]:
         """The differences beyond noise."""
-        return tuple(one for one in self.divergences if not one.explained)
+        return tuple(divergence for divergence in self.divergences if not divergence.explained)
 
     @property
     def identity_rate(self) -> float:
@@ -66,25 +66,25 @@ class RunDivergence:
     @property
     def largest_gap(self) -> float:
         """The largest gap that is known of a difference; 0 without any."""
-        return max((one.gap for one in self.divergences if one.gap is not None), default=0.0)
+        return max((d.gap for d in self.divergences if d.gap is not None), default=0.0)
 
 
 def audit(plain: Measurement, other: Measurement, *, max_gap: float) -> RunDivergence:
     """Compare every prompt's output with the plain one, which has `top_gap`; `max_gap` in nats."""
     _check_comparable(plain, other)
     theirs = {record.id: record for record in other.records}
-    found, tokens = [], 0
-    for own in plain.records:
-        divergence = _first_difference(own, theirs[own.id], max_gap)
-        tokens += len(own.token_ids) if divergence is None else divergence.position + 1
-        found += [] if divergence is None else [divergence]
+    divergences, tokens = [], 0
+    for record in plain.records:
+        divergence = _first_difference(record, theirs[record.id], max_gap)
+        tokens += len(record.token_ids) if divergence is None else divergence.position + 1
+        divergences += [] if divergence is None else [divergence]
     return RunDivergence(
         name=other.name,
         num_prompts=len(plain.records),
         num_distinct_prompts=len({record.prompt_sha256 for record in plain.records}),
         num_tokens=tokens,
         max_gap=max_gap,
-        divergences=tuple(found),
+        divergences=tuple(divergences),
     )
 
 
@@ -126,8 +126,8 @@ def _drop(plain: RequestRecord, other: RequestRecord, position: int) -> float | 
 def check_settings(plain: Measurement, other: Measurement, wanted: str) -> str:
     """Refuse two runs with different settings; returns the place where both are wrong otherwise."""
     where = f"{plain.name}, {other.name}"
-    if found := differences(plain.setup, other.setup):
-        raise ParityError(where, f"were measured with different settings: {'; '.join(found)}",
+    if differing := differences(plain.setup, other.setup):
+        raise ParityError(where, f"were measured with different settings: {'; '.join(differing)}",
                           fix=f"measure the same prompts, target, engine and {wanted}")  # fmt: skip
     return where
 
@@ -142,7 +142,7 @@ def _check_comparable(plain: Measurement, other: Measurement) -> None:
             " run",
             fix="measure at temperature 0, or use 'parity sampled'",
         )
-    keys = [{(r.id, r.prompt_sha256) for r in one.records} for one in (plain, other)]
+    keys = [{(r.id, r.prompt_sha256) for r in run.records} for run in (plain, other)]
     if keys[0] != keys[1] or not keys[0]:
         lacking = len(keys[0] ^ keys[1])
         count = lacking or "all"
@@ -202,22 +202,22 @@ def divergence_findings(
             max_gap = min(LARGEST_NOISE, max(LEAST_NOISE, 2 * again.largest_gap))
     findings = []
     for measured in speculative:
-        found = audit(plain, measured, max_gap=max_gap)
-        findings.append(_judged(found, measured, again, min_prompts))
+        run = audit(plain, measured, max_gap=max_gap)
+        findings.append(_judged(run, measured, again, min_prompts))
         if again is not None:
-            findings.append(_hazard_judged(found, again, max_hazard_ratio))
+            findings.append(_hazard_judged(run, again, max_hazard_ratio))
     return tuple(findings)
 
 
 def _judged(
-    found: RunDivergence, measured: Measurement, again: RunDivergence | None, min_prompts: int
+    run: RunDivergence, measured: Measurement, again: RunDivergence | None, min_prompts: int
 ) -> ParityFinding:
-    unexplained = len(found.unexplained)
-    equal = found.num_prompts - len(found.divergences)
+    unexplained = len(run.unexplained)
+    equal = run.num_prompts - len(run.divergences)
     figures = (
-        f"{equal} of {found.num_prompts} outputs are identical and {len(found.divergences)}"
+        f"{equal} of {run.num_prompts} outputs are identical and {len(run.divergences)}"
         f" diverge, {unexplained} of them not at a near tie (the target's two most likely tokens"
-        f" within {found.max_gap:g} nats)"
+        f" within {run.max_gap:g} nats)"
     )
     lossy = measured.setup.speculation.lossy if measured.setup.speculation else ()
     verdict: Verdict
@@ -231,30 +231,30 @@ def _judged(
             f" about speculation; {figures}"
         )
     elif unexplained:
-        worst = max(found.unexplained, key=lambda one: one.gap or 0.0)
+        worst = max(run.unexplained, key=lambda d: d.gap or 0.0)
         verdict, reason = "FAIL", f"{figures}, such as {_named(worst)}"
-    elif found.num_distinct_prompts < min_prompts:
+    elif run.num_distinct_prompts < min_prompts:
         verdict = "INCONCLUSIVE"
         reason = f"{figures}; expected at least {min_prompts} distinct prompts (--min-prompts)"
     else:
-        verdict, reason = "PASS", f"{figures} (largest gap {found.largest_gap:.3f})"
+        verdict, reason = "PASS", f"{figures} (largest gap {run.largest_gap:.3f})"
     return ParityFinding(
         check="divergence",
-        what=f"{found.name}: unexplained divergences",
+        what=f"{run.name}: unexplained divergences",
         estimate=unexplained,
         threshold=0,
         verdict=verdict,
         reason=f"{reason}.",
-        details=tuple(_details(found, again)),
+        details=tuple(_details(run, again)),
     )
 
 
 def _hazard_judged(
-    found: RunDivergence, again: RunDivergence, max_ratio: float | None
+    run: RunDivergence, again: RunDivergence, max_ratio: float | None
 ) -> ParityFinding:
     """Two Poisson rates: given their sum, one is binomial, with exact (Clopper-Pearson) bounds."""
-    ours, theirs = len(found.divergences), len(again.divergences)
-    exposure = again.num_tokens / max(1, found.num_tokens)
+    ours, theirs = len(run.divergences), len(again.divergences)
+    exposure = again.num_tokens / max(1, run.num_tokens)
 
     def bound(confidence: float, a: int, b: int) -> float | None:
         share = float(stats.beta.ppf(confidence, a, b)) if min(a, b) else None
@@ -262,29 +262,29 @@ def _hazard_judged(
 
     lower, upper = bound(1 - CONFIDENCE, ours, theirs + 1), bound(CONFIDENCE, ours + 1, theirs)
     figures = (
-        f"{ours} divergences in {found.num_tokens:,} tokens with speculation, {theirs} in"
+        f"{ours} divergences in {run.num_tokens:,} tokens with speculation, {theirs} in"
         f" {again.num_tokens:,} of the plain run against itself"
     )
     verdict: Verdict
     if max_ratio is None:
-        verdict, said = "INCONCLUSIVE", "no threshold was given (--max-hazard-ratio)"
+        verdict, why = "INCONCLUSIVE", "no threshold was given (--max-hazard-ratio)"
     elif lower is not None and lower > max_ratio:
-        verdict, said = "FAIL", f"even the lower bound of their ratio, {lower:.2f}, is beyond"
+        verdict, why = "FAIL", f"even the lower bound of their ratio, {lower:.2f}, is beyond"
     elif not ours or (upper is not None and upper <= max_ratio):
-        verdict, said = "PASS", "which is no more often than allowed"
+        verdict, why = "PASS", "which is no more often than allowed"
     else:
-        verdict, said = "INCONCLUSIVE", "these prompts do not decide: measure more prompts"
+        verdict, why = "INCONCLUSIVE", "these prompts do not decide: measure more prompts"
     both = lower is not None and upper is not None
     return ParityFinding(
         check="divergence",
-        what=f"{found.name}: hazard against the plain run's own",
+        what=f"{run.name}: hazard against the plain run's own",
         estimate=ours / theirs * exposure if theirs else None,
         lower=lower if both else None,
         upper=upper if both else None,
         confidence=CONFIDENCE if both else None,
         threshold=max_ratio,
         verdict=verdict,
-        reason=f"{figures}: {said}.",
+        reason=f"{figures}: {why}.",
         details=({"lower": lower, "upper": upper},),
     )
 
@@ -292,31 +292,31 @@ def _hazard_judged(
 _OF_AGAIN = ("name", "identity_rate", "hazard", "largest_gap")
 
 
-def _details(found: RunDivergence, again: RunDivergence | None) -> Iterator[Mapping[str, object]]:
+def _details(run: RunDivergence, again: RunDivergence | None) -> Iterator[Mapping[str, object]]:
     yield {
-        "prompts": found.num_prompts,
-        "identity_rate": found.identity_rate,
-        "tokens": found.num_tokens,
-        "hazard": found.hazard,
-        "max_gap": found.max_gap,
-        "largest_gap": found.largest_gap,
+        "prompts": run.num_prompts,
+        "identity_rate": run.identity_rate,
+        "tokens": run.num_tokens,
+        "hazard": run.hazard,
+        "max_gap": run.max_gap,
+        "largest_gap": run.largest_gap,
         "plain_again": again and {key: getattr(again, key) for key in _OF_AGAIN},
     }
-    yield from map(asdict, found.divergences)
+    yield from map(asdict, run.divergences)
 
 
-def _named(one: Divergence) -> str:
-    gap = "of a gap that is not known" if one.gap is None else f"a gap of {one.gap:.3f}"
-    return f"prompt {one.id} at output token {one.position} ({gap})"
+def _named(parted: Divergence) -> str:
+    gap = "of a gap that is not known" if parted.gap is None else f"a gap of {parted.gap:.3f}"
+    return f"prompt {parted.id} at output token {parted.position} ({gap})"
 
 
 def _check_roles(
     plain: Measurement, speculative: Sequence[Measurement], again: Measurement | None
 ) -> None:
-    for one in (plain, *([again] if again else [])):
-        if one.setup.speculation is not None:
+    for run in (plain, *([again] if again else [])):
+        if run.setup.speculation is not None:
             raise ParityError(
-                one.name,
+                run.name,
                 "expected a server without a draft, but this one uses a draft",
                 fix="give the plain run first, then speculative ones",
             )
@@ -328,10 +328,10 @@ def _check_roles(
             " both runs round alike and show no noise",
             fix="measure the plain server again with another --concurrency",
         )
-    for one in speculative:
-        if one.setup.speculation is None:
+    for run in speculative:
+        if run.setup.speculation is None:
             raise ParityError(
-                one.name,
+                run.name,
                 "expected a server with a draft, but this one uses none",
                 fix="a second plain run is --plain-again",
             )

@@ -86,23 +86,23 @@ def draft_agreement(
         most = baseline.forward.num_logits
         raise ParityError("--top", f"expected 1 to {most:,} (the drafts' vocabulary), got {top}",
                           fix=f"leave it out for the default, {DEFAULT_TOP}")  # fmt: skip
-    found = []
+    agreements = []
     work = [work_of([entry], num_draft_tokens) for entry in traces.manifest.prompts]
     for done, entry in zip(accumulate(work), traces.manifest.prompts, strict=True):
         trace = traces.load(entry)
         rows = rows_along(trace, num_draft_tokens)
         if rows:
             sums = _sums((baseline, candidate), traces, trace, rows, num_draft_tokens, top)
-            found.append(
+            agreements.append(
                 PromptAgreement(
                     category=trace.category, prompt_sha256=trace.cluster_sha256, sums=sums
                 )
             )
         on_progress(done, sum(work))
-    if not found:
+    if not agreements:
         what = f"no continuation is longer than --num-draft-tokens {num_draft_tokens}"
         raise ParityError(traces.folder, what, fix="record longer continuations")
-    return tuple(found)
+    return tuple(agreements)
 
 
 def _sums(
@@ -140,13 +140,14 @@ def _sums(
             part = slice(start, start + together)
             at = places[part]
             logits = [
-                _logits(draft, one.hidden[0, part]) for draft, one in zip(drafts, both, strict=True)
+                _logits(draft, drafted.hidden[0, part])
+                for draft, drafted in zip(drafts, both, strict=True)
             ]
-            found = list(_quantities(logits, draft_ids[token_ids[at]], top))
+            values = list(_quantities(logits, draft_ids[token_ids[at]], top))
             if recorded is not None and manifest.temperature is not None:
                 logprob = recorded[at - trace.prompt_length]
-                found += _accepted(logits, draft_ids[token_ids[at]], logprob, manifest.temperature)
-            for name, each in found:
+                values += _accepted(logits, draft_ids[token_ids[at]], logprob, manifest.temperature)
+            for name, each in values:
                 sums[name][depths.start : depths.stop] += each.double().sum(0).cpu()
     return dict(sums)
 
@@ -155,8 +156,8 @@ def _quantities(
     logits: Sequence[Tensor], draft_ids: Tensor, top: int
 ) -> Iterator[tuple[Quantity, Tensor]]:
     """[R, D] of every quantity that needs no log-probability of the target."""
-    p, q = (found.log_softmax(-1) for found in logits)
-    best_p, best_q = (found.topk(top, dim=-1).indices for found in (p, q))
+    p, q = (rows.log_softmax(-1) for rows in logits)
+    best_p, best_q = (logprobs.topk(top, dim=-1).indices for logprobs in (p, q))
     proposable = draft_ids >= 0
     yield "rows", torch.ones_like(draft_ids)
     # Rounding can make a divergence of zero slightly negative.
@@ -174,8 +175,8 @@ def _quantities(
 def _accepted(
     logits: Sequence[Tensor], draft_ids: Tensor, logprob: Tensor, temperature: float
 ) -> Iterator[tuple[Quantity, Tensor]]:
-    for name, found in zip(ACCEPTED, logits, strict=True):
-        drawn = _of((found / temperature).log_softmax(-1), draft_ids)
+    for name, rows in zip(ACCEPTED, logits, strict=True):
+        drawn = _of((rows / temperature).log_softmax(-1), draft_ids)
         drawn = drawn.masked_fill(draft_ids < 0, -torch.inf)
         yield name, acceptance_probabilities(drawn, logprob)
 
@@ -265,9 +266,9 @@ def _finding(
 ) -> ParityFinding:
     details = []
     for named, some, steps in _parts(prompts):
-        found = _bounded(figure, some, steps, confidence)
-        if found is not None:
-            details.append(named | _plain(found) | _sides(figure, some, steps))
+        bounded = _bounded(figure, some, steps, confidence)
+        if bounded is not None:
+            details.append(named | _plain(bounded) | _sides(figure, some, steps))
     whole = _bounded(figure, prompts, slice(None), confidence)
     if whole is None:
         return ParityFinding(
@@ -308,12 +309,12 @@ def _bounded(
     return pooled_mean(totals, counts, confidence=confidence)
 
 
-def _plain(found: Bounded) -> dict[str, object]:
+def _plain(bounded: Bounded) -> dict[str, object]:
     return {
-        "estimate": found.estimate,
-        "lower": found.lower if found.has_spread else None,
-        "upper": found.upper if found.has_spread else None,
-        "prompts": found.num_clusters,
+        "estimate": bounded.estimate,
+        "lower": bounded.lower if bounded.has_spread else None,
+        "upper": bounded.upper if bounded.has_spread else None,
+        "prompts": bounded.num_clusters,
     }
 
 

@@ -128,7 +128,7 @@ class Findings(Brief):
     @property
     def verdict(self) -> Verdict:
         """The worst verdict of all findings."""
-        return worst([found.verdict for found in self.findings])
+        return worst([finding.verdict for finding in self.findings])
 
     @property
     def exit_code(self) -> int:
@@ -137,7 +137,7 @@ class Findings(Brief):
 
     @override
     def brief(self) -> Mapping[str, object]:
-        first = min(self.findings, key=lambda one: one.verdict != self.verdict)
+        first = min(self.findings, key=lambda finding: finding.verdict != self.verdict)
         return {
             "verdict": self.verdict,
             "findings": len(self.findings),
@@ -187,7 +187,7 @@ def limits(
 def judged(
     check: CheckName,
     what: str,
-    found: "Bounded",
+    bounded: "Bounded",
     allowed: Limits,
     *,
     unit: str = "prompts",
@@ -195,40 +195,40 @@ def judged(
     details: Sequence[Mapping[str, object]] = (),
 ) -> ParityFinding:
     """A finding about one figure; `unit` is what a cluster is, `remedy` what would settle it."""
-    verdict, why = _verdict(found, allowed, unit, remedy)
-    spread = found.has_spread
+    verdict, why = _verdict(bounded, allowed, unit, remedy)
+    spread = bounded.has_spread
     given = [limit for limit in (allowed.least, allowed.most) if limit is not None]
     estimate, lower, upper = (
-        apart(one, min(given, key=lambda limit: abs(limit - one), default=None), ".4g")
-        for one in (found.estimate, found.lower, found.upper)
+        apart(value, min(given, key=lambda limit: abs(limit - value), default=None), ".4g")
+        for value in (bounded.estimate, bounded.lower, bounded.upper)
     )
     bounds = f", bounds {lower} and {upper}" if spread else ""
     return ParityFinding(
         check=check,
         what=what,
-        estimate=found.estimate,
-        lower=found.lower if spread else None,
-        upper=found.upper if spread else None,
-        confidence=found.confidence if spread else None,
+        estimate=bounded.estimate,
+        lower=bounded.lower if spread else None,
+        upper=bounded.upper if spread else None,
+        confidence=bounded.confidence if spread else None,
         threshold=given[0] if given else None,
         verdict=verdict,
-        reason=f"{estimate}{bounds}, over {found.num_clusters:,} {unit}: {why}.",
+        reason=f"{estimate}{bounds}, over {bounded.num_clusters:,} {unit}: {why}.",
         details=tuple(details),
     )
 
 
-def _verdict(found: "Bounded", allowed: Limits, unit: str, remedy: str) -> tuple[Verdict, str]:
+def _verdict(bounded: "Bounded", allowed: Limits, unit: str, remedy: str) -> tuple[Verdict, str]:
     given = [limit for limit in (allowed.least, allowed.most) if limit is not None]
     if not given:
         return "INCONCLUSIVE", f"no threshold was given ({allowed.option})"
-    if found.num_clusters < MIN_PROMPTS:
+    if bounded.num_clusters < MIN_PROMPTS:
         return "INCONCLUSIVE", f"expected at least {MIN_PROMPTS} {unit}"
     least = -math.inf if allowed.least is None else allowed.least
     most = math.inf if allowed.most is None else allowed.most
     named = " and ".join(f"{limit:.4g}" for limit in given)
-    if least <= found.lower and found.upper <= most:
+    if least <= bounded.lower and bounded.upper <= most:
         return "PASS", f"its bounds clear the limit {named} ({allowed.option})"
-    if found.upper < least or most < found.lower:
+    if bounded.upper < least or most < bounded.lower:
         return "FAIL", f"both bounds are beyond the limit {named} ({allowed.option})"
     return (
         "INCONCLUSIVE",

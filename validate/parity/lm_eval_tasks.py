@@ -85,7 +85,7 @@ class TaskSamples(Brief):
 def read_samples(path: Path) -> dict[str, TaskSamples]:
     """Every task of a run, in order: from a folder that lm_eval wrote, or from one file."""
     files = sorted(path.rglob("samples_*.jsonl")) if path.is_dir() else [path]
-    found: dict[str, TaskSamples] = {}
+    tasks: dict[str, TaskSamples] = {}
     for file in files:
         named = _FILE.fullmatch(file.name)
         if not file.exists():
@@ -101,13 +101,13 @@ def read_samples(path: Path) -> dict[str, TaskSamples]:
                 fix="give files as lm_eval names them",
             )
         task = named["task"]
-        if task in found:
-            raise ParityError(file, f"is a second run of {task}, beside {found[task].path}",
+        if task in tasks:
+            raise ParityError(file, f"is a second run of {task}, beside {tasks[task].path}",
                               fix="give one of the files instead of the folder")  # fmt: skip
-        found[task] = _read_task(file, task, named["date"])
-    if not found:
+        tasks[task] = _read_task(file, task, named["date"])
+    if not tasks:
         raise ParityError(path, "holds no samples_TASK_DATE.jsonl", fix=_ANEW)
-    return found
+    return tasks
 
 
 def _read_task(path: Path, task: str, date: str) -> TaskSamples:
@@ -180,7 +180,7 @@ def _item(line: bytes, where: str) -> tuple[str, Item]:
     return name, Item(number=number, sha256=sha256, scores=scores)
 
 
-def missing_samples(folder: Path, found: Mapping[str, TaskSamples]) -> str:
+def missing_samples(folder: Path, tasks: Mapping[str, TaskSamples]) -> str:
     """Items that a run claims to have evaluated and lacks; empty if none."""
     files = sorted(folder.rglob("results_*.json"))
     if len(files) != 1:
@@ -190,7 +190,7 @@ def missing_samples(folder: Path, found: Mapping[str, TaskSamples]) -> str:
         return f"{files[0].name} does not say how many items were evaluated"
     for task, counts in table.items():
         expected = counts.get("effective") if isinstance(counts, Mapping) else None
-        items = found[task].items if task in found else {"": {}}
+        items = tasks[task].items if task in tasks else {"": {}}
         for name, of_filter in items.items():
             if len(of_filter) != expected:
                 under = f" under {name!r}" if name else ""
@@ -225,15 +225,15 @@ class Directions:
     def higher_is_better(self, metric: str, first: TaskSamples, second: TaskSamples) -> bool:
         """Whether more is better; ParityError if the sources disagree, or nobody says."""
         told = {
-            str(one.path): one.higher_is_better[metric]
-            for one in (first, second)
-            if metric in one.higher_is_better
+            str(samples.path): samples.higher_is_better[metric]
+            for samples in (first, second)
+            if metric in samples.higher_is_better
         }
         told |= {"--higher-is-better": True} if metric in self.higher else {}
         told |= {"--lower-is-better": False} if metric in self.lower else {}
         if len(set(told.values())) > 1:
-            said = ", ".join(f"{who}: {'higher' if up else 'lower'}" for who, up in told.items())
-            what = f"two places disagree on whether higher is better ({said})"
+            answers = ", ".join(f"{who}: {'higher' if up else 'lower'}" for who, up in told.items())
+            what = f"two places disagree on whether higher is better ({answers})"
             fix = "run both with one version of the task, whose results stand beside the samples"
             raise ParityError(f"{first.task}, {metric}", what, fix=fix)
         if told:
@@ -262,20 +262,20 @@ def run_tasks(asked: TaskRun) -> dict[str, TaskSamples]:
     asked = dataclasses.replace(asked, model=_served_model(asked))
     work = out.with_name(f"{out.name}.tasks")
     with resumable_folder(work, "tasks", asked.plan):
-        found = work / _FOUND
-        shutil.rmtree(found, ignore_errors=True)  # from a run that was interrupted while it wrote
-        _run([*words, *asked.arguments(found, work / _CACHE)])
-        samples = _checked(found)
+        folder = work / _FOUND
+        shutil.rmtree(folder, ignore_errors=True)  # from a run that was interrupted while it wrote
+        _run([*words, *asked.arguments(folder, work / _CACHE)])
+        samples = _checked(folder)
         check_output(out)
         try:
-            found.rename(out)
+            folder.rename(out)
         except OSError as exc:
             raise OutputError(out, f"cannot be written: {exc}",
-                              fix=f"move {found} there") from exc  # fmt: skip
+                              fix=f"move {folder} there") from exc  # fmt: skip
     shutil.rmtree(work, ignore_errors=True)
     return {
-        task: dataclasses.replace(one, path=out / one.path.relative_to(found))
-        for task, one in samples.items()
+        task: dataclasses.replace(task_samples, path=out / task_samples.path.relative_to(folder))
+        for task, task_samples in samples.items()
     }
 
 
@@ -325,9 +325,9 @@ def _run(words: Sequence[str]) -> None:
         raise ParityError(words[0], what, fix=_GOES_ON)
 
 
-def _checked(found: Path) -> dict[str, TaskSamples]:
-    samples = read_samples(found) if found.is_dir() else {}
-    problem = missing_samples(found, samples) if found.is_dir() else "it is not there"
+def _checked(saved: Path) -> dict[str, TaskSamples]:
+    samples = read_samples(saved) if saved.is_dir() else {}
+    problem = missing_samples(saved, samples) if saved.is_dir() else "it is not there"
     if problem:
-        raise ParityError(found, f"lm_eval did not save all that it found: {problem}", fix=_GOES_ON)
+        raise ParityError(saved, f"lm_eval did not save all that it found: {problem}", fix=_GOES_ON)
     return samples

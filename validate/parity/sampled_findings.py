@@ -56,7 +56,7 @@ def score_by_target(
     on_progress: Progress = lambda _done, _total: None,
 ) -> list[Scores]:
     """Score with transformers, one text at a time; ParityError: no such token, or NaN."""
-    found = []
+    scores = []
     placement = Placement(device=device)
     with loaded_target(target, dtype, placement, beside=target) as model, torch.inference_mode():
         vocabulary = model.get_input_embeddings().num_embeddings
@@ -67,11 +67,11 @@ def score_by_target(
             ids = torch.tensor([whole], device=input_device(model))
             # Positions that predict the output; the last one predicts a token that was not written.
             logits = model(ids, logits_to_keep=len(text.output) + 1, use_cache=False).logits[0, :-1]
-            found.append(_scores(logits, ids[0, len(text.prompt) :].to(logits.device)))
-            if not all(map(math.isfinite, found[-1])):
+            scores.append(_scores(logits, ids[0, len(text.prompt) :].to(logits.device)))
+            if not all(map(math.isfinite, scores[-1])):
                 raise _another(target, text, "its log-probabilities are not finite")
             on_progress(done, len(texts))
-    return found
+    return scores
 
 
 def _scores(logits: torch.Tensor, token_ids: torch.Tensor) -> Scores:
@@ -113,10 +113,10 @@ def score_by_server(
             async def score(text: Text) -> Scores:
                 nonlocal done
                 async with free:
-                    found = await _ASK[engine](client, identity.model, text)
+                    scores = await _ASK[engine](client, identity.model, text)
                 done += 1
                 on_progress(done, len(texts))
-                return found
+                return scores
 
             return await asyncio.gather(*map(score, texts))
 
@@ -250,7 +250,7 @@ def sampled_finding(
             "no prompt has output in both runs",
             fix="measure with a larger --max-new-tokens",
         )
-    found = pooled_mean(
+    bounded = pooled_mean(
         [theirs[sha256] - ours[sha256] for sha256 in common],
         [1.0] * len(common),
         confidence=confidence,
@@ -262,7 +262,7 @@ def sampled_finding(
     finding = judged(
         "sampled",
         f"{speculative.name}: change of log-probability per token",
-        found,
+        bounded,
         max_logprob_drop,
         details=[
             {
@@ -281,10 +281,10 @@ def sampled_finding(
 
 def _means(run: Measurement, scores: Sequence[Scores]) -> dict[str, float]:
     """For each distinct prompt: the mean over its tokens, and over its copies."""
-    found: dict[str, list[float]] = {}
-    for record, own in zip(_with_output(run), scores, strict=True):
-        found.setdefault(record.prompt_sha256, []).append(sum(own) / len(own))
-    return {sha256: sum(means) / len(means) for sha256, means in found.items()}
+    by_prompt: dict[str, list[float]] = {}
+    for record, logprobs in zip(_with_output(run), scores, strict=True):
+        by_prompt.setdefault(record.prompt_sha256, []).append(sum(logprobs) / len(logprobs))
+    return {sha256: sum(means) / len(means) for sha256, means in by_prompt.items()}
 
 
 def _doubt(plain: Measurement, scores: Sequence[Scores]) -> str:
@@ -293,8 +293,8 @@ def _doubt(plain: Measurement, scores: Sequence[Scores]) -> str:
     if (asked.temperature, asked.top_p, asked.top_k) != (1, 1, 0):
         return ""
     apart: list[float] = []
-    for record, own in zip(_with_output(plain), scores, strict=True):
-        apart += [abs(a - b) for a, b in zip(record.token_logprob or (), own, strict=False)]
+    for record, logprobs in zip(_with_output(plain), scores, strict=True):
+        apart += [abs(a - b) for a, b in zip(record.token_logprob or (), logprobs, strict=False)]
     mean = sum(apart) / len(apart) if apart else 0.0
     if mean <= SCORED_AS_SERVED:
         return ""

@@ -35,15 +35,15 @@ class Discordance:
         return (self.only_first + self.only_second) / self.num_items
 
 
-def mcnemar(found: Discordance) -> float:
+def mcnemar(discordance: Discordance) -> float:
     """Exact two-sided p of a split of b + c discordant items this uneven, if sides are equal."""
-    total = found.only_first + found.only_second
+    total = discordance.only_first + discordance.only_second
     if not total:
         return 1.0
-    return float(stats.binomtest(found.only_first, total, 0.5).pvalue)
+    return float(stats.binomtest(discordance.only_first, total, 0.5).pvalue)
 
 
-def score_bounds(found: Discordance, confidence: float) -> tuple[float, float]:
+def score_bounds(discordance: Discordance, confidence: float) -> tuple[float, float]:
     """One-sided bounds, in [-1, 1], of the difference d of shares: Tango's score interval (1998).
 
     With b, c and n items, the bounds are the d at which
@@ -57,11 +57,11 @@ def score_bounds(found: Discordance, confidence: float) -> tuple[float, float]:
     """
     z = float(stats.norm.ppf(confidence))
     edge = 1 - 1e-12  # at -1 and 1 the score is 0 / 0
-    distance = found.difference
+    distance = discordance.difference
 
     def bound(sign: float) -> float:
         def beyond(d: float) -> float:
-            return _score(found, d) - sign * z
+            return _score(discordance, d) - sign * z
 
         end = -edge if sign > 0 else edge
         if sign * beyond(end) <= 0:
@@ -90,9 +90,9 @@ def items_needed(
     return math.ceil(z**2 * share / slack**2)
 
 
-def _score(found: Discordance, d: float) -> float:
+def _score(discordance: Discordance, d: float) -> float:
     """Falls from above z to below -z as d rises."""
-    n, b, c = found.num_items, found.only_first, found.only_second
+    n, b, c = discordance.num_items, discordance.only_first, discordance.only_second
     linear = (2 * n + b - c) * d - b - c
     constant = -b * d * (1 - d)
     # b counts as Tango's x21: its share is what d leaves.
@@ -186,9 +186,9 @@ def _check_same(first: TaskSamples, second: TaskSamples) -> None:
 
 def _metrics(first: TaskSamples, second: TaskSamples, name: str) -> Sequence[str]:
     """Metrics of which items have one number: then every item has it, on both sides."""
-    sides = [(one.path, item) for one in (first, second) for item in one.items[name].values()]
-    found = sorted({metric for _, item in sides for metric in item.scores})
-    for metric in found:
+    sides = [(s.path, item) for s in (first, second) for item in s.items[name].values()]
+    metrics = sorted({metric for _, item in sides for metric in item.scores})
+    for metric in metrics:
         lacking = [(path, item.number) for path, item in sides if metric not in item.scores]
         if lacking:
             path, number = lacking[0]
@@ -198,7 +198,7 @@ def _metrics(first: TaskSamples, second: TaskSamples, name: str) -> Sequence[str
                 f" the {len(sides)} samples of both sides have",
                 fix="look into this item (an error of the server?), and run the task again",
             )
-    return found
+    return metrics
 
 
 def _pairs(
@@ -219,13 +219,13 @@ def _finding(
         details[name] = sum(scores) / count
     remedy = _MORE
     if not {score for pair in pairs for score in pair} <= {0.0, 1.0}:
-        found = pooled_mean(gains, [1.0] * count, confidence=confidence)
+        bounded = pooled_mean(gains, [1.0] * count, confidence=confidence)
     else:
         counted = Discordance(
             num_items=count, only_first=gains.count(-1.0), only_second=gains.count(1.0)
         )
         lower, upper = score_bounds(counted, confidence)
-        found = Bounded(
+        bounded = Bounded(
             estimate=counted.difference,
             lower=lower,
             upper=upper,
@@ -239,7 +239,7 @@ def _finding(
             "mcnemar_p": mcnemar(counted),
         }
     what = f"{label}, gain"
-    return judged("task", what, found, margin, unit="items", remedy=remedy, details=[details])
+    return judged("task", what, bounded, margin, unit="items", remedy=remedy, details=[details])
 
 
 def _remedy(counted: Discordance, margin: Limits, confidence: float) -> str:

@@ -62,8 +62,8 @@ class TaskRun(Heard):
         for name in ("concurrency", "max_retries", "timeout", "max_length", "limit"):
             option = f"--{name.replace('_', '-')}"
             AT_LEAST_1.check(ParityError, option, getattr(self, name), fix="leave it out")
-        own = "leave it out for the task's own"
-        AT_LEAST_0.check(ParityError, "--num-fewshot", self.num_fewshot, fix=own)
+        remedy = "leave it out for the task's own"
+        AT_LEAST_0.check(ParityError, "--num-fewshot", self.num_fewshot, fix=remedy)
         for option, fits, what, fix in (
             ("--server", self.server.startswith(("http://", "https://")),
              f"expected an address, got {self.server}", "give http://HOST:PORT"),

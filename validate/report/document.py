@@ -50,138 +50,138 @@ class _EditedError(Exception):
     """What does not follow, and where."""
 
 
-def judged_again(found: Judgement) -> tuple[Judgement, str]:
+def judged_again(judgement: Judgement) -> tuple[Judgement, str]:
     """What was read, with the sentences of this version; and what does not follow, or ""."""
     try:
-        if isinstance(found, GateReport):
-            return _compared(found, _compare(found)), ""
-        return _joint(found), ""
+        if isinstance(judgement, GateReport):
+            return _compared(judgement, _compare(judgement)), ""
+        return _joint(judgement), ""
     except _EditedError as exc:
-        return found, str(exc)
+        return judgement, str(exc)
     except GateError as exc:  # counts that the gate refuses
-        return found, exc.what
+        return judgement, exc.what
 
 
-def _compare(found: GateReport) -> GateReport:
-    if not 0 <= found.num_short_prompts <= _MOST_LEFT_OUT:
-        raise _EditedError(f"num_short_prompts: got {found.num_short_prompts}")
+def _compare(written: GateReport) -> GateReport:
+    if not 0 <= written.num_short_prompts <= _MOST_LEFT_OUT:
+        raise _EditedError(f"num_short_prompts: got {written.num_short_prompts}")
     incomparable = ""
-    if not found.prompts and found.reason.endswith(_INCOMPARABLE):
-        incomparable = found.reason.removesuffix(_INCOMPARABLE)
-    elif not found.prompts and not found.num_short_prompts:
+    if not written.prompts and written.reason.endswith(_INCOMPARABLE):
+        incomparable = written.reason.removesuffix(_INCOMPARABLE)
+    elif not written.prompts and not written.num_short_prompts:
         raise _EditedError("prompts: expected one at least")
     wording = REPLAYED
-    if found.served is not None:
-        wording = SERVED if found.served.tool is None else FOREIGN
-        wording = TARGETS if found.served.of_targets else wording
+    if written.served is not None:
+        wording = SERVED if written.served.tool is None else FOREIGN
+        wording = TARGETS if written.served.of_targets else wording
     report = judge_counts(
-        _draft(found, of_candidate=False),
-        _draft(found, of_candidate=True),
-        found.policy,
+        _draft(written, of_candidate=False),
+        _draft(written, of_candidate=True),
+        written.policy,
         incomparable=incomparable,
-        estimand=_estimand(found),
+        estimand=_estimand(written),
         wording=wording,
-        look=found.look,
-        background=found.background,
+        look=written.look,
+        background=written.background,
     )
     if incomparable:  # no counts show why
-        report = dataclasses.replace(report, action=found.action)
+        report = dataclasses.replace(report, action=written.action)
     key = "every_position_mean_acceptance_length"  # for replays only, and taken as written
-    own, other = (
-        dataclasses.replace(one, **{key: getattr(read, key)})
-        for one, read in ((report.baseline, found.baseline), (report.candidate, found.candidate))
+    baseline, candidate = (
+        dataclasses.replace(f, **{key: getattr(read, key)})
+        for f, read in ((report.baseline, written.baseline), (report.candidate, written.candidate))
     )
     return dataclasses.replace(
         report,
-        baseline=own,
-        candidate=other,
-        served=found.served,
-        draft_sampling=found.draft_sampling,
+        baseline=baseline,
+        candidate=candidate,
+        served=written.served,
+        draft_sampling=written.draft_sampling,
     )
 
 
-def _compared(found: GateReport, again: GateReport) -> GateReport:
-    _check(found, {key: getattr(again, key) for key in _FOLLOWING})
-    return dataclasses.replace(found, **{key: getattr(again, key) for key in _WORDED})
+def _compared(report: GateReport, again: GateReport) -> GateReport:
+    _check(report, {key: getattr(again, key) for key in _FOLLOWING})
+    return dataclasses.replace(report, **{key: getattr(again, key) for key in _WORDED})
 
 
-def _estimand(found: GateReport) -> str:
+def _estimand(report: GateReport) -> str:
     """For traces it is known; what a server did is taken as written."""
-    traces = found.traces
+    traces = report.traces
     if traces is None:
-        return found.estimand
-    return estimand(traces.temperature, traces.sampling, found.draft_sampling or "greedy")
+        return report.estimand
+    return estimand(traces.temperature, traces.sampling, report.draft_sampling or "greedy")
 
 
-def _draft(found: GateReport, *, of_candidate: bool) -> CountedDraft:
-    figures = found.candidate if of_candidate else found.baseline
-    told = counted(found, of_candidate=of_candidate)
-    _check_pooled(found, figures, told)
-    nothing = AcceptanceCounts(histogram=(0.0,) * (found.num_draft_tokens + 1))
+def _draft(report: GateReport, *, of_candidate: bool) -> CountedDraft:
+    figures = report.candidate if of_candidate else report.baseline
+    told = counted(report, of_candidate=of_candidate)
+    _check_pooled(report, figures, told)
+    nothing = AcceptanceCounts(histogram=(0.0,) * (report.num_draft_tokens + 1))
     short_one = PromptCounts(id="", category="", prompt_sha256="", counts=nothing)
     return CountedDraft(
         name=figures.name,
-        num_draft_tokens=found.num_draft_tokens,
-        prompts=(*told, *[short_one] * found.num_short_prompts),
+        num_draft_tokens=report.num_draft_tokens,
+        prompts=(*told, *[short_one] * report.num_short_prompts),
         counts=AcceptanceCounts(histogram=figures.histogram),
-        text=_text(found),
+        text=_text(report),
     )
 
 
-def _text(found: GateReport) -> TextFigures:
-    if found.traces is not None:
-        return found.traces.text
-    if found.served is None:
+def _text(report: GateReport) -> TextFigures:
+    if report.traces is not None:
+        return report.traces.text
+    if report.served is None:
         raise _EditedError("traces, served: expected one of them")
     return TextFigures(
-        mean_token_probability=found.served.mean_token_probability,
-        num_near_duplicates=found.served.num_near_duplicates,
+        mean_token_probability=report.served.mean_token_probability,
+        num_near_duplicates=report.served.num_near_duplicates,
     )
 
 
 def _check_pooled(
-    found: GateReport, figures: DraftFigures, prompts: Sequence[PromptCounts]
+    report: GateReport, figures: DraftFigures, prompts: Sequence[PromptCounts]
 ) -> None:
     """A draft's counts are the sum of its prompts', except served ones that were left out."""
     if not prompts:
         return
-    sums = pooled((prompt.counts for prompt in prompts), found.num_draft_tokens).histogram
-    whole = found.served is None or not found.num_short_prompts
-    for own, summed in zip(figures.histogram, sums, strict=True):
-        near = math.isclose(own, summed, rel_tol=ROUNDING, abs_tol=ROUNDING)
-        if not near and (whole or own < summed):
-            role = "candidate" if figures is found.candidate else "baseline"
-            raise _EditedError(f"{role}.histogram: expected {summed:g} by its prompts, got {own:g}")
+    sums = pooled((prompt.counts for prompt in prompts), report.num_draft_tokens).histogram
+    whole = report.served is None or not report.num_short_prompts
+    for got, summed in zip(figures.histogram, sums, strict=True):
+        near = math.isclose(got, summed, rel_tol=ROUNDING, abs_tol=ROUNDING)
+        if not near and (whole or got < summed):
+            role = "candidate" if figures is report.candidate else "baseline"
+            raise _EditedError(f"{role}.histogram: expected {summed:g} by its prompts, got {got:g}")
 
 
-def _joint(found: JointReport) -> JointReport:
-    served, replayed = (one and _compare(one) for one in (found.served, found.replayed))
-    again = joint_report(served=served, replayed=replayed, noise=_noise(found), parity=found.parity)
-    _check(found, {"verdict": again.verdict, "exit_code": again.exit_code})
+def _joint(joint: JointReport) -> JointReport:
+    served, replayed = (report and _compare(report) for report in (joint.served, joint.replayed))
+    again = joint_report(served=served, replayed=replayed, noise=_noise(joint), parity=joint.parity)
+    _check(joint, {"verdict": again.verdict, "exit_code": again.exit_code})
     return dataclasses.replace(
-        found,
+        joint,
         reason=again.reason,
         action=again.action,
         warnings=again.warnings,
-        served=found.served and served and _compared(found.served, served),
-        replayed=found.replayed and replayed and _compared(found.replayed, replayed),
+        served=joint.served and served and _compared(joint.served, served),
+        replayed=joint.replayed and replayed and _compared(joint.replayed, replayed),
         noise=again.noise,
     )
 
 
-def _noise(found: JointReport) -> ServerNoise | None:
+def _noise(joint: JointReport) -> ServerNoise | None:
     """The noise, from two changes whose counts no report has."""
-    noise = found.noise
+    noise = joint.noise
     if noise is None:
         return None
-    if found.served is None:
+    if joint.served is None:
         raise _EditedError("noise: expected served beside it")
-    policy, change, drift = found.served.policy, noise.change, noise.drift
-    for name, one, level in (("change", change, policy.confidence),
+    policy, change, drift = joint.served.policy, noise.change, noise.drift
+    for name, read, level in (("change", change, policy.confidence),
                              ("drift", drift, DRIFT_CONFIDENCE)):  # fmt: skip
-        if one is not None and one.confidence != level:
-            raise _EditedError(f"noise.{name}.confidence: expected {level}, got {one.confidence}")
-        if one is not None and not one.lower <= one.log_ratio <= one.upper:
+        if read is not None and read.confidence != level:
+            raise _EditedError(f"noise.{name}.confidence: expected {level}, got {read.confidence}")
+        if read is not None and not read.lower <= read.log_ratio <= read.upper:
             raise _EditedError(f"noise.{name}: expected lower <= log_ratio <= upper")
     is_apart = change is None and noise.verdict == "ANOMALOUS"
     incomparable = noise.reason.partition(":")[0] if is_apart else ""
@@ -191,9 +191,9 @@ def _noise(found: JointReport) -> ServerNoise | None:
     return dataclasses.replace(noise, reason=reason, action=action)
 
 
-def _check(found: object, expected: Mapping[str, Any]) -> None:
+def _check(report: object, expected: Mapping[str, Any]) -> None:
     for key, value in expected.items():
-        for where, wanted, got in differences(key, value, getattr(found, key)):
+        for where, wanted, got in differences(key, value, getattr(report, key)):
             raise _EditedError(f"{where}: expected {short(wanted)}, got {short(got)}")
 
 
@@ -248,7 +248,7 @@ class Document(Brief):
         if isinstance(self.judgement, GateReport):
             return (("", self.judgement),)
         both = (("Replayed", self.judgement.replayed), ("Served", self.judgement.served))
-        return tuple((title, one) for title, one in both if one is not None)
+        return tuple((title, report) for title, report in both if report is not None)
 
     @property
     def noise(self) -> ServerNoise | None:
@@ -307,11 +307,11 @@ def read_report(path: Path) -> Document:
 def parse_report(text: str, where: object) -> Document:
     """As `read_report`, for the text of a file."""
     try:
-        found = parse_object(text)
-        _check_version(found, where)
-        names = {field.name for field in fields(ReportHeader)} & found.keys()
-        header = {key: found.pop(key) for key in names}
-        document = Document(header=decode(ReportHeader, header), judgement=_judgement(found))
+        mapping = parse_object(text)
+        _check_version(mapping, where)
+        names = {field.name for field in fields(ReportHeader)} & mapping.keys()
+        header = {key: mapping.pop(key) for key in names}
+        document = Document(header=decode(ReportHeader, header), judgement=_judgement(mapping))
     except JsonProblem as exc:
         raise GateError(where, f"is no report of the gate: {exc}", fix=_AGAIN) from exc
     judgement, problem = judged_again(document.judgement)
@@ -326,8 +326,8 @@ def parse_report(text: str, where: object) -> Document:
 
 def _identity_problem(document: Document) -> str:
     drafts = document.header.drafts
-    for _, found in document.comparisons:
-        known = found.background
+    for _, report in document.comparisons:
+        known = report.background
         for role, judged, named in (
             ("candidate", known.candidate_sha256, drafts.candidate.sha256),
             ("baseline", known.baseline_sha256, drafts.baseline.sha256),
@@ -339,14 +339,14 @@ def _identity_problem(document: Document) -> str:
 
 def _judgement(mapping: Mapping[str, Any]) -> Judgement:
     try:
-        found: _Judgement = decode(_Judgement, {"judgement": mapping})
+        decoded: _Judgement = decode(_Judgement, {"judgement": mapping})
     except JsonProblem as exc:
         raise JsonProblem(str(exc).removeprefix("judgement.")) from exc
-    return found.judgement
+    return decoded.judgement
 
 
-def _check_version(found: Mapping[str, Any], where: object) -> None:
-    kind, version = found.get("format"), found.get("schema_version")
+def _check_version(mapping: Mapping[str, Any], where: object) -> None:
+    kind, version = mapping.get("format"), mapping.get("schema_version")
     if kind != FORMAT:
         what = f"is no report of the gate: expected format {FORMAT!r}, got {short(kind)}"
         fix = "give what 'draftquant gate --report' wrote"

@@ -155,22 +155,22 @@ def engine_checks(checkpoint: Checkpoint, name: str) -> Iterator[EngineCheck]:
     """What the newest version of every engine does with draft `name` on each GPU."""
     has_side_file = (checkpoint.folder / HF_QUANT_CONFIG).is_file()
     how = Serving(draft=name)
-    for one in newest_engines():
-        for arch in one.gpus:
+    for engine in newest_engines():
+        for arch in engine.gpus:
             yield check_checkpoint(
-                checkpoint, engine=one.name, arch=arch, has_side_file=has_side_file, serving=how
+                checkpoint, engine=engine.name, arch=arch, has_side_file=has_side_file, serving=how
             )
 
 
 def engine_facts(folder: Path, name: str) -> tuple[EngineFacts, ...]:
     """The same in the form of a report, with commands where the draft may load."""
     names = [each.name for each in fields(EngineFacts)]
-    found = []
-    for one in engine_checks(Checkpoint.open(folder), name):
-        told = {each: getattr(one, each) for each in names}
-        launch = one.launch if one.verdict in ("LOADS", "UNKNOWN") else None
-        found.append(EngineFacts(**told | {"launch": launch}))
-    return tuple(found)
+    facts = []
+    for check in engine_checks(Checkpoint.open(folder), name):
+        told = {each: getattr(check, each) for each in names}
+        launch = check.launch if check.verdict in ("LOADS", "UNKNOWN") else None
+        facts.append(EngineFacts(**told | {"launch": launch}))
+    return tuple(facts)
 
 
 def today() -> str:
@@ -209,11 +209,11 @@ def _rules(record: QuantizedProvenance, draft: Draft) -> Iterator[RuleFacts]:
     roles: set[str] = {row.role for row in draft.rows}
     roles |= {"norm"} if roles & {"other", "router"} else set()
     roles |= {role for name in record.dropped for role, of in _TABLES if name.endswith(of)}
-    for one in record.recipe.rules:
-        held: list[str] = [role for role in one.role if role in roles]
-        held += one.tensor if any(names_row(one, row) for row in draft.rows) else ()
+    for rule in record.recipe.rules:
+        held: list[str] = [role for role in rule.role if role in roles]
+        held += rule.tensor if any(names_row(rule, row) for row in draft.rows) else ()
         if held:
-            yield RuleFacts(tensors=", ".join(held), action=one.action, why=one.why)
+            yield RuleFacts(tensors=", ".join(held), action=rule.action, why=rule.why)
 
 
 def _quantization(record: QuantizedProvenance, draft: Draft) -> QuantizationFacts:

@@ -25,15 +25,15 @@ MOST_DRAWN = 60
 """Most categories in a chart; the table has all."""
 
 
-def _intervals(found: GateReport) -> tuple[Interval, ...]:
+def _intervals(report: GateReport) -> tuple[Interval, ...]:
     """Rows of the forest plot: the whole, the categories with most prompts, and bins."""
-    largest = sorted(found.categories, key=lambda own: -own.num_prompts)[:MOST_DRAWN]
+    largest = sorted(report.categories, key=lambda part: -part.num_prompts)[:MOST_DRAWN]
     return (
-        _interval("all prompts", found.change, found.policy.max_relative_drop, whole=True),
+        _interval("all prompts", report.change, report.policy.max_relative_drop, whole=True),
         *(
-            _interval(own.category, own.change, own.max_relative_drop, judged=bool(own.outcome))
-            for own in found.parts.all
-            if own in largest or own.is_context_bin
+            _interval(part.category, part.change, part.max_relative_drop, judged=bool(part.outcome))
+            for part in report.parts.all
+            if part in largest or part.is_context_bin
         ),
     )
 
@@ -41,7 +41,7 @@ def _intervals(found: GateReport) -> tuple[Interval, ...]:
 def _forest_of(drawn: Sequence[tuple[str, GateReport]]) -> str:
     """Each comparison's whole, categories and context bins beside their limits."""
     rows = [
-        replace(row, series=i) for i, (_, found) in enumerate(drawn) for row in _intervals(found)
+        replace(row, series=i) for i, (_, report) in enumerate(drawn) for row in _intervals(report)
     ]
     labels = list(dict.fromkeys(row.label for row in rows))
     rows.sort(key=lambda row: labels.index(row.label))
@@ -62,12 +62,12 @@ def _forest_of(drawn: Sequence[tuple[str, GateReport]]) -> str:
     )
 
 
-def _interval(label: str, found: PairedChange | None, limit: float, **looks: bool) -> Interval:
+def _interval(label: str, change: PairedChange | None, limit: float, **looks: bool) -> Interval:
     """A change as a row of a forest plot; without a change it only shows its limit."""
-    if found is None:
+    if change is None:
         return Interval(label=label, estimate=None, limit=-limit, whole=looks.get("whole", False))
-    lower, upper = found.relative_bounds
-    estimate = found.relative_change
+    lower, upper = change.relative_bounds
+    estimate = change.relative_change
     return Interval(label=label, estimate=estimate, lower=lower, upper=upper, limit=-limit, **looks)
 
 
@@ -79,16 +79,16 @@ _MOST_WORST = 10
 def page(document: Document) -> str:
     """The whole page."""
     comparisons, named = document.comparisons, document.header.drafts
-    decisive = worst(found.verdict for _, found in comparisons)
-    charts_of = next(title for title, found in comparisons if found.verdict == decisive)
+    decisive = worst(report.verdict for _, report in comparisons)
+    charts_of = next(title for title, report in comparisons if report.verdict == decisive)
     drawn = [each for each in comparisons if each[1].change]
     return render(
         "page.html.j2",
         document=document,
-        parts=[_part(title, found, charts_of, drawn) for title, found in comparisons],
+        parts=[_part(title, report, charts_of, drawn) for title, report in comparisons],
         charts_of=charts_of,
         drafts=(("BF16", named.baseline), ("quantized", named.candidate)),
-        refused=sum(one.verdict == "REFUSED" for one in document.header.engines),
+        refused=sum(engine.verdict == "REFUSED" for engine in document.header.engines),
         launches=tuple(_launches(document)),
         provenance=tuple(_provenance(document)),
         signs=SIGNS,
@@ -97,16 +97,16 @@ def page(document: Document) -> str:
 
 def render(template: str, *loaders: PackageLoader, **values: Any) -> str:
     """Render our own page: text from files is escaped, and made visible."""
-    own = PackageLoader(__package__, "")
+    ours = PackageLoader(__package__, "")
     environment = Environment(
-        loader=ChoiceLoader([*loaders, own]),
+        loader=ChoiceLoader([*loaders, ours]),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_visible,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    style, _, _ = own.get_source(environment, "page.css")
+    style, _, _ = ours.get_source(environment, "page.css")
     named = {name: getattr(words, name) for name in WORDS} | {
         "apart": apart,
         "confidence": in_percent,
@@ -125,37 +125,37 @@ WORDS = ("change", "bounds", "limit", "length", "share", "count", "figure", "nby
 """Functions of `words` that templates use."""
 
 
-def _of_one_depth(found: GateReport) -> GateReport:
+def _of_one_depth(report: GateReport) -> GateReport:
     """Drafts that cannot be compared may each have another K: no step got beyond its own."""
-    most = max(len(found.baseline.survival), len(found.candidate.survival))
+    most = max(len(report.baseline.survival), len(report.candidate.survival))
 
-    def deeper(own: DraftFigures) -> DraftFigures:
-        never = (0.0,) * (most - len(own.survival))
-        return replace(own, histogram=own.histogram + never, survival=own.survival + never)
+    def deeper(draft: DraftFigures) -> DraftFigures:
+        never = (0.0,) * (most - len(draft.survival))
+        return replace(draft, histogram=draft.histogram + never, survival=draft.survival + never)
 
-    return replace(found, baseline=deeper(found.baseline), candidate=deeper(found.candidate))
+    return replace(report, baseline=deeper(report.baseline), candidate=deeper(report.candidate))
 
 
 def _part(
-    title: str, found: GateReport, charts_of: str, drawn: Sequence[tuple[str, GateReport]]
+    title: str, report: GateReport, charts_of: str, drawn: Sequence[tuple[str, GateReport]]
 ) -> dict[str, object]:
     """One comparison as the page shows it; a page has charts once, the worst prompts first."""
-    found = _of_one_depth(found)
-    prompts = tuple(map(_lengths, found.prompts))
-    told = found.served is None or found.served.told_positions
-    charts = _charts(found, told, prompts, drawn) if title == charts_of else ()
-    lost = sorted((one for one in prompts if one.change < 0), key=lambda one: one.change)
+    report = _of_one_depth(report)
+    prompts = tuple(map(_lengths, report.prompts))
+    told = report.served is None or report.served.told_positions
+    charts = _charts(report, told, prompts, drawn) if title == charts_of else ()
+    lost = sorted((p for p in prompts if p.change < 0), key=lambda p: p.change)
     return {
         "title": title,
-        "comparison": found,
-        "charts": [(said, Markup(drawing)) for said, drawing in charts],
+        "comparison": report,
+        "charts": [(caption, Markup(drawing)) for caption, drawing in charts],
         "worst": lost[:_MOST_WORST],
         "told_positions": told,
     }
 
 
 def _charts(
-    found: GateReport,
+    report: GateReport,
     told: bool,
     prompts: Sequence[Lengths],
     drawn: Sequence[tuple[str, GateReport]],
@@ -164,32 +164,32 @@ def _charts(
 
     By position only if `told` how many tokens each verify step accepted.
     """
-    before, after = found.baseline, found.candidate
+    before, after = report.baseline, report.candidate
     if drawn:
-        left_out = max(0, len(found.categories) - MOST_DRAWN)
+        left_out = max(0, len(report.categories) - MOST_DRAWN)
         more = f" ({left_out} smaller ones are in the table only)" if left_out else ""
         yield f"Change of the acceptance length, by category{more}", _forest_of(drawn)
-    limit = found.policy.max_relative_drop
+    limit = report.policy.max_relative_drop
     square = "Each prompt: acceptance length under both drafts"
-    if prompts and not found.context_bins:
+    if prompts and not report.context_bins:
         yield square, scatter(prompts, limit=limit)
     if told:
-        said = "Share of verify steps that accepted the token at each position"
-        yield said, positions(before.survival, after.survival)
-    if found.context_bins:
+        caption = "Share of verify steps that accepted the token at each position"
+        yield caption, positions(before.survival, after.survival)
+    if report.context_bins:
         bins = [
             Lengths(
-                label=own.category.removeprefix("context "),
-                baseline=own.baseline_mean_acceptance_length,
-                candidate=own.candidate_mean_acceptance_length,
+                label=part.category.removeprefix("context "),
+                baseline=part.baseline_mean_acceptance_length,
+                candidate=part.candidate_mean_acceptance_length,
             )
-            for own in found.context_bins
+            for part in report.context_bins
         ]
         yield "Acceptance length by tokens before the verify step", contexts(bins)
         yield square, scatter(prompts, limit=limit)
     if told:
-        said = "Share of verify steps by number of accepted tokens"
-        yield said, histogram(before.histogram, after.histogram)
+        caption = "Share of verify steps by number of accepted tokens"
+        yield caption, histogram(before.histogram, after.histogram)
 
 
 def _lengths(prompt: PromptFigures) -> Lengths:
@@ -207,28 +207,28 @@ def _lengths(prompt: PromptFigures) -> Lengths:
 
 def _launches(document: Document) -> Iterator[dict[str, str]]:
     gpus: dict[tuple[str, str], list[str]] = {}
-    for one in document.header.engines:
-        if one.launch is not None:
-            what = f"{one.verdict} in {one.engine} {one.version}"
-            gpus.setdefault((what, one.launch), []).append(gpu_name(one.arch))
+    for facts in document.header.engines:
+        if facts.launch is not None:
+            what = f"{facts.verdict} in {facts.engine} {facts.version}"
+            gpus.setdefault((what, facts.launch), []).append(gpu_name(facts.arch))
     for (what, command), archs in gpus.items():
         yield {"where": f"{what} on {', '.join(archs)}", "command": command}
 
 
 def _provenance(document: Document) -> Iterator[tuple[str, str]]:
-    _, found = document.comparisons[0]
+    _, report = document.comparisons[0]
     made = document.header.drafts.candidate.quantized
-    yield "What is counted", f"{found.estimand}; {found.convention}"
-    yield "Drafted tokens per verify step (K)", str(found.num_draft_tokens)
-    if found.traces is not None:
-        target = found.traces.target
+    yield "What is counted", f"{report.estimand}; {report.convention}"
+    yield "Drafted tokens per verify step (K)", str(report.num_draft_tokens)
+    if report.traces is not None:
+        target = report.traces.target
         yield "Target", f"{target.name}, weights {words.digest(target.weights_sha256)}"
-        yield "Traces", found.traces.sha256
-        yield "Repeated 8-grams in the text", words.share(found.traces.repeated_8gram_share)
-    if found.served is not None:
-        yield "Served by", f"{words.server(found.served)}, {found.served.model}"
-    looser = "; ".join(found.looser_than_release)
-    yield "Policy", found.policy.name + (f", looser than release: {looser}" if looser else "")
+        yield "Traces", report.traces.sha256
+        yield "Repeated 8-grams in the text", words.share(report.traces.repeated_8gram_share)
+    if report.served is not None:
+        yield "Served by", f"{words.server(report.served)}, {report.served.model}"
+    looser = "; ".join(report.looser_than_release)
+    yield "Policy", report.policy.name + (f", looser than release: {looser}" if looser else "")
     if made is not None:
         yield "Recipe", f"{made.recipe}, sha256 {made.recipe_sha256}"
     versions = {"draftquant": document.header.draftquant, **document.header.environment}

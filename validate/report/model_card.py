@@ -73,8 +73,8 @@ def _row(figures: Figures) -> tuple[str, ...]:
 
 def read_gate(path: Path, candidate_sha256: str) -> Document:
     """A report of the gate on the draft with this identity, else CardError."""
-    found = read_report(path)
-    for _, each in found.comparisons:
+    document = read_report(path)
+    for _, each in document.comparisons:
         known = each.background
         if each.served and each.served.of_targets:
             raise CardError(
@@ -88,23 +88,23 @@ def read_gate(path: Path, candidate_sha256: str) -> Document:
                 "does not know which drafts it judges: a sha256 of their tensors is null",
                 fix="run the gate on both folders, or on measurements that were taken with --draft",
             )
-    judged = {each.background.candidate_sha256 for _, each in found.comparisons}
+    judged = {each.background.candidate_sha256 for _, each in document.comparisons}
     if judged != {candidate_sha256}:
         (other,) = sorted(filter(None, judged - {candidate_sha256}))[:1]
         what = f"judges a draft whose tensors are {other[:12]}, expected {candidate_sha256[:12]}"
         raise CardError(path, what, fix="run the gate on this folder, and give its report")
-    return found
+    return document
 
 
-def _table(found: GateReport) -> str:
+def _table(report: GateReport) -> str:
     rows = []
-    for one in words.rows(found):
+    for row in words.rows(report):
         change = ("", "", "")
-        if one.change is not None:
-            change = one.change.in_percent(one.limit)
+        if row.change is not None:
+            change = row.change.in_percent(row.limit)
         rows.append(
-            (prose(one.name or "all"), one.prompts, f"{one.before:.4f}",
-             f"{one.after:.4f}", *change, words.limit(one.limit), one.outcome or "too few prompts")
+            (prose(row.name or "all"), row.prompts, f"{row.before:.4f}",
+             f"{row.after:.4f}", *change, words.limit(row.limit), row.outcome or "too few prompts")
         )  # fmt: skip
     head = ("category", "prompts", "unquantized", "this draft", "change", "lower bound",
             "upper bound", "limit", "outcome")  # fmt: skip
@@ -128,16 +128,16 @@ def model_card(folder: Path, request: CardRequest) -> str:
     stored = StoredDraft.read(checkpoint)
     facts = CardFacts.of_folder(stored, record)
     front = _front_matter(facts, request)
-    said = recorded.tensor_digests if recorded is not None else {}
+    recorded_digests = recorded.tensor_digests if recorded is not None else {}
     digests = tensor_digests(checkpoint)
-    if digests != said:
+    if digests != recorded_digests:
         what = f"its tensors are not those that {PROVENANCE_FILE} records"
         fix = "'draftquant verify' says which differ; quantize the draft again"
         raise CheckpointError(folder, what, fix=fix)
     identity = tensors_sha256(digests)
     gate = None if request.gate is None else read_gate(Path(request.gate), identity)
     measured = map(read_measurement, map(Path, request.measured))
-    served = [(one, check_served(one, identity)) for one in measured]
+    served = [(measurement, check_served(measurement, identity)) for measurement in measured]
     before, behind = around(read_card(folder))
     engines, commands = _engines(checkpoint, request.name or HERE)
     maker = record.made_by or record
@@ -223,14 +223,14 @@ def _engines(
 ) -> tuple[list[tuple[str, ...]], Mapping[str, Sequence[str]]]:
     rows: list[tuple[str, ...]] = []
     commands = defaultdict[str, list[str]](list)
-    for found in engine_checks(checkpoint, name):
-        arch = found.arch or ""
+    for check in engine_checks(checkpoint, name):
+        arch = check.arch or ""
         names = gpus_of(arch)
         gpus = f"{names} ({arch})" if names not in ("", arch) else arch
-        engine = f"{found.engine} {found.version}"
-        rows.append((engine, gpus, found.verdict, prose(found.error or "")))
-        if found.verdict == "LOADS" and found.launch:
-            commands[found.launch].append(f"{engine} on {gpus}")
+        engine = f"{check.engine} {check.version}"
+        rows.append((engine, gpus, check.verdict, prose(check.error or "")))
+        if check.verdict == "LOADS" and check.launch:
+            commands[check.launch].append(f"{engine} on {gpus}")
     return rows, commands
 
 

@@ -34,8 +34,8 @@ def forest(
     """The element `svg`: rows from top to bottom, beside the limits that they must clear."""
     names = 18.0 * len(series) if len(series) > 1 else 0.0
     height = _TOP + names + _ROW * len(rows) + _FOOT + 14
-    said = "; ".join(_in_figures(row, series) for row in rows)
-    drawing = Drawing(key, height, title=title, described=f"Lines are {bounds}. {said}.")
+    figures = "; ".join(_in_figures(row, series) for row in rows)
+    drawing = Drawing(key, height, title=title, described=f"Lines are {bounds}. {figures}.")
     scale = Scale(*domain(rows), _LABELS + 8, WIDTH - _RIGHT)
     _legend(drawing, rows, bounds, series)
     top = _TOP + names
@@ -159,16 +159,16 @@ class Lengths:
 
 def contexts(bins: Sequence[Lengths]) -> str:
     """The acceptance length by the number of tokens before a step, for at least two bins."""
-    said = "; ".join(f"{one.label}: {one.baseline:.4f} and {one.candidate:.4f}" for one in bins)
+    figures = "; ".join(f"{b.label}: {b.baseline:.4f} and {b.candidate:.4f}" for b in bins)
     title = "Acceptance length by tokens before the verify step"
-    described = f"{NAMES[0]} and {NAMES[1]} by context: {said}."
+    described = f"{NAMES[0]} and {NAMES[1]} by context: {figures}."
     drawing = Drawing("contexts", _LOWER + _FEET, title=title, described=described)
-    highest = max(max(one.baseline, one.candidate) for one in bins)
+    highest = max(max(b.baseline, b.candidate) for b in bins)
     up = Scale(1, 1 + 1.04 * max(highest - 1, 0.01), _LOWER, _UPPER)
     _rungs(drawing, up, _LEFT, "{:g}".format)
     across = Scale(0, len(bins) - 1, _LEFT + 34, WIDTH - _EDGE - 34)
     labels = {number - 1: bins[number - 1].label for number in _thinned(len(bins), most=8)}
-    both = ([one.baseline for one in bins], [one.candidate for one in bins])
+    both = ([b.baseline for b in bins], [b.candidate for b in bins])
     return _curves(drawing, across, up, both, labels, "tokens before the verify step")
 
 
@@ -295,5 +295,5 @@ def _thinned(count: int, most: int = 17) -> range:
 
 def _by_number(both: Sequence[Sequence[float]], *, first: int) -> str:
     pairs = enumerate(zip(*both, strict=True), first)
-    said = "; ".join(f"{i}: {b:.1%} and {q:.1%}" for i, (b, q) in pairs)
-    return f"{NAMES[0]} and {NAMES[1]} by number: {said}."
+    figures = "; ".join(f"{i}: {b:.1%} and {q:.1%}" for i, (b, q) in pairs)
+    return f"{NAMES[0]} and {NAMES[1]} by number: {figures}."

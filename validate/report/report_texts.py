@@ -36,9 +36,9 @@ _APART = "\u200b"
 def markdown(document: Document) -> str:
     """The whole text, in GitHub's Markdown."""
     checks = [
-        (escaped(f"{one.check}: {one.what}"[:_LONGEST]), words.figure(one.estimate),
-         words.figure(one.threshold), one.verdict)
-        for one in document.findings
+        (escaped(f"{finding.check}: {finding.what}"[:_LONGEST]), words.figure(finding.estimate),
+         words.figure(finding.threshold), finding.verdict)
+        for finding in document.findings
     ]  # fmt: skip
     if (noise := document.noise) is not None:
         checks.append(("server noise", words.change(noise.change), words.NONE, noise.verdict))
@@ -80,7 +80,7 @@ def code(text: str) -> str:
 
 
 def _referenced(text: str) -> str:
-    return _SPECIAL.sub(lambda found: f"&#{ord(found[0])};", text)
+    return _SPECIAL.sub(lambda match: f"&#{ord(match[0])};", text)
 
 
 SUITE = "draftquant gate"
@@ -112,19 +112,19 @@ class Case:
 def junit(document: Document, *, inconclusive: Inconclusive = "error") -> str:
     """The whole file."""
     cases = list(_cases(document))
-    found = [case.result(document.judgement.verdict, inconclusive) for case in cases]
+    results = [case.result(document.judgement.verdict, inconclusive) for case in cases]
     counts = {
         "tests": str(len(cases)),
-        "failures": str(found.count("failure")),
-        "errors": str(found.count("error")),
-        "skipped": str(found.count("skipped")),
+        "failures": str(results.count("failure")),
+        "errors": str(results.count("error")),
+        "skipped": str(results.count("skipped")),
     }
     root = ElementTree.Element("testsuites", {"name": SUITE, **counts})
     suite = ElementTree.SubElement(root, "testsuite", {"name": SUITE, **counts})
     properties = ElementTree.SubElement(suite, "properties")
     for name, value in _properties(document):
         ElementTree.SubElement(properties, "property", {"name": name, "value": visible(value)})
-    for case, result in zip(cases, found, strict=True):
+    for case, result in zip(cases, results, strict=True):
         names = {"classname": visible(case.group), "name": visible(case.name), "time": "0"}
         element = ElementTree.SubElement(suite, "testcase", names)
         if result:
@@ -139,28 +139,28 @@ def _cases(document: Document) -> Iterator[Case]:
     judgement = document.judgement
     action = "".join(f" {way}" for way in (judgement.action or "").splitlines())
     yield Case(SUITE, "verdict", judgement.verdict, f"{judgement.reason}{action}")
-    for title, found in document.comparisons:
+    for title, report in document.comparisons:
         if title:
-            yield Case(SUITE, title, found.verdict, found.reason)
-        yield from _junit_report_categories(title or "category", found)
+            yield Case(SUITE, title, report.verdict, report.reason)
+        yield from _junit_report_categories(title or "category", report)
     if document.noise is not None:
         yield Case(SUITE, "server noise", document.noise.verdict, document.noise.reason)
-    for one in document.findings:
-        yield Case("parity", f"{one.check}: {one.what}", one.verdict, one.reason)
+    for finding in document.findings:
+        yield Case("parity", f"{finding.check}: {finding.what}", finding.verdict, finding.reason)
 
 
-def _junit_report_categories(group: str, found: GateReport) -> Iterator[Case]:
-    for own in found.parts.all:
-        if own.outcome is None:
+def _junit_report_categories(group: str, report: GateReport) -> Iterator[Case]:
+    for part in report.parts.all:
+        if part.outcome is None:
             continue
-        drop = own.max_relative_drop
+        drop = part.max_relative_drop
         reason = (
-            f"The acceptance length on {own.num_prompts} prompts changed by"
-            f" {words.change(own.change, drop)} (bounds {words.bounds(own.change, drop)}, limit"
+            f"The acceptance length on {part.num_prompts} prompts changed by"
+            f" {words.change(part.change, drop)} (bounds {words.bounds(part.change, drop)}, limit"
             f" {words.limit(drop)})."
         )
-        required = found.policy.every_category_passes
-        yield Case(group, own.category, own.outcome, reason, required)
+        required = report.policy.every_category_passes
+        yield Case(group, part.category, part.outcome, reason, required)
 
 
 def _properties(document: Document) -> Iterator[tuple[str, str]]:
@@ -171,7 +171,7 @@ def _properties(document: Document) -> Iterator[tuple[str, str]]:
     yield "command", words.command(document.header.argv)
     yield "baseline_sha256", drafts.baseline.sha256 or "not known"
     yield "candidate_sha256", drafts.candidate.sha256 or "not known"
-    for title, found in document.comparisons:
-        if found.relative_change is not None:
+    for title, report in document.comparisons:
+        if report.relative_change is not None:
             name = "relative_change" if not title else f"relative_change ({title})"
-            yield name, f"{found.relative_change:.6f}"
+            yield name, f"{report.relative_change:.6f}"

@@ -115,8 +115,8 @@ class Drawing:
 
     def _drawn(self, tag: str, look: str, **attributes: float | str) -> ElementTree.Element:
         plain = {
-            name.replace("_", "-"): one if isinstance(one, str) else _number(one)
-            for name, one in attributes.items()
+            name.replace("_", "-"): value if isinstance(value, str) else _number(value)
+            for name, value in attributes.items()
         }
         return self._add(tag, {**plain, "class": look} if look else plain)
 

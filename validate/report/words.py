@@ -16,14 +16,14 @@ NONE = "\u2013"
 _COMMAND = ": draftquant "
 
 
-def change(found: PairedChange | None, max_drop: float | None = None) -> str:
+def change(paired: PairedChange | None, max_drop: float | None = None) -> str:
     """A change in percent, told from the limit of a drop; `NONE` where there is none."""
-    return NONE if found is None else found.in_percent(max_drop)[0]
+    return NONE if paired is None else paired.in_percent(max_drop)[0]
 
 
-def bounds(found: PairedChange | None, max_drop: float | None = None) -> str:
+def bounds(paired: PairedChange | None, max_drop: float | None = None) -> str:
     """Both bounds in the same way."""
-    return NONE if found is None else " to ".join(found.in_percent(max_drop)[1:])
+    return NONE if paired is None else " to ".join(paired.in_percent(max_drop)[1:])
 
 
 def limit(max_relative_drop: float) -> str:
@@ -80,38 +80,38 @@ class ComparisonRow:
     def cells(self) -> tuple[str, ...]:
         """Prompts, both lengths, change, bounds and limit."""
         lengths = length(self.before), length(self.after)
-        found = change(self.change, self.limit), bounds(self.bounds, self.limit)
-        return self.prompts, *lengths, *found, limit(self.limit)
+        changes = change(self.change, self.limit), bounds(self.bounds, self.limit)
+        return self.prompts, *lengths, *changes, limit(self.limit)
 
 
-def rows(found: GateReport) -> Iterator[ComparisonRow]:
+def rows(report: GateReport) -> Iterator[ComparisonRow]:
     """The whole of a comparison, then its parts."""
     yield ComparisonRow(
         name="",
-        prompts=found.sample,
-        before=found.baseline.mean_acceptance_length,
-        after=found.candidate.mean_acceptance_length,
-        change=found.change,
-        bounds=found.change,
-        limit=found.policy.max_relative_drop,
-        outcome=found.verdict,
+        prompts=report.sample,
+        before=report.baseline.mean_acceptance_length,
+        after=report.candidate.mean_acceptance_length,
+        change=report.change,
+        bounds=report.change,
+        limit=report.policy.max_relative_drop,
+        outcome=report.verdict,
     )
-    for own in found.parts.all:
+    for part in report.parts.all:
         yield ComparisonRow(
-            name=own.category,
-            prompts=count(own.num_prompts),
-            before=own.baseline_mean_acceptance_length,
-            after=own.candidate_mean_acceptance_length,
-            change=own.change,
-            bounds=own.change if own.bounds_are_shown else None,
-            limit=own.max_relative_drop,
-            outcome=own.outcome,
+            name=part.category,
+            prompts=count(part.num_prompts),
+            before=part.baseline_mean_acceptance_length,
+            after=part.candidate_mean_acceptance_length,
+            change=part.change,
+            bounds=part.change if part.bounds_are_shown else None,
+            limit=part.max_relative_drop,
+            outcome=part.outcome,
         )
 
 
 def together(parts: Parts) -> str | None:
     """The confidence at which bounds hold together, in one sentence; None if none do."""
-    of_each = {one.change.confidence for one in parts.all if one.change is not None}
+    of_each = {part.change.confidence for part in parts.all if part.change is not None}
     if not parts.bounds_hold_together or not of_each:
         return None
     return (
@@ -127,8 +127,8 @@ def command(argv: Sequence[str]) -> str:
 
 def way_out(way: str) -> tuple[str, str]:
     """A sentence that says what to do, and the command for it; "" where there is none."""
-    sentence, found, arguments = way.partition(_COMMAND)
-    return (f"{sentence}:", f"{_COMMAND[2:]}{arguments}") if found else (way, "")
+    sentence, separator, arguments = way.partition(_COMMAND)
+    return (f"{sentence}:", f"{_COMMAND[2:]}{arguments}") if separator else (way, "")
 
 
 def estimator(name: str) -> str:

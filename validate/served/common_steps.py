@@ -111,12 +111,12 @@ def pair_outputs(
     placed = greedy and None not in both
     nothing = AcceptanceCounts(histogram=(0,) * (num_draft_tokens + 1))
     splits = [
-        own.split(common, num_draft_tokens)
-        if placed and own is not None
+        steps.split(common, num_draft_tokens)
+        if placed and steps is not None
         else StepSplit(common=nothing, rest=whole_counts(record, num_draft_tokens))
-        for own, record in zip(both, (baseline, candidate), strict=True)
+        for steps, record in zip(both, (baseline, candidate), strict=True)
     ]
-    found = PairedOutputs(
+    outputs = PairedOutputs(
         num_common=common,
         num_tokens=(len(baseline.token_ids), len(candidate.token_ids)),
         placed=placed,
@@ -124,9 +124,9 @@ def pair_outputs(
         candidate=splits[1],
     )
     if both[0] is None or both[1] is None:
-        return found
+        return outputs
     first = baseline.num_prompt_tokens
-    return replace(found, contexts=_contexts(found, (both[0], both[1]), first, bins))
+    return replace(outputs, contexts=_contexts(outputs, (both[0], both[1]), first, bins))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +146,8 @@ class _Placed:
 
     def between(self, first: int, last: int) -> "_Placed":
         """The steps that begin in a range."""
-        own = slice(bisect_left(self.starts, first), bisect_left(self.starts, last))
-        return _Placed(starts=self.starts[own], accepted=self.accepted[own])
+        part = slice(bisect_left(self.starts, first), bisect_left(self.starts, last))
+        return _Placed(starts=self.starts[part], accepted=self.accepted[part])
 
     def split(self, common: int, num_draft_tokens: int) -> StepSplit:
         """Split at the end of common text."""
@@ -165,25 +165,25 @@ def _contexts(
     depth = outputs.baseline.whole.num_draft_tokens
     common, places = _places(outputs.num_common, outputs.num_tokens, depth)
     most = max(outputs.num_tokens)
-    found: list[tuple[AcceptanceCounts, AcceptanceCounts]] = []
-    for own in bins.slices(num_prompt_tokens + 1, most):  # the first step follows one token
-        common_here = max(0, min(common, own.stop) - own.start)
-        weights = _weights(common_here, max(0.0, min(places, own.stop) - own.start) - common_here)
+    weighted: list[tuple[AcceptanceCounts, AcceptanceCounts]] = []
+    for span in bins.slices(num_prompt_tokens + 1, most):  # the first step follows one token
+        common_here = max(0, min(common, span.stop) - span.start)
+        weights = _weights(common_here, max(0.0, min(places, span.stop) - span.start) - common_here)
         splits = [
-            one.between(own.start + 1, own.stop + 1).split(outputs.num_common, depth)
-            for one in both
+            steps.between(span.start + 1, span.stop + 1).split(outputs.num_common, depth)
+            for steps in both
         ]
         if not outputs.placed:
             weights = 1.0, 1.0
-        found.append((splits[0].weighted(*weights), splits[1].weighted(*weights)))
-    first, second = (ContextCounts(bins=bins, counts=side) for side in zip(*found, strict=True))
+        weighted.append((splits[0].weighted(*weights), splits[1].weighted(*weights)))
+    first, second = (ContextCounts(bins=bins, counts=side) for side in zip(*weighted, strict=True))
     return first, second
 
 
-def common_length(one: Sequence[int], other: Sequence[int]) -> int:
+def common_length(first: Sequence[int], second: Sequence[int]) -> int:
     """Tokens until two texts part; all of the shorter one if they do not."""
-    pairs = zip(one, other, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+    pairs = zip(first, second, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
 def step_starts(record: RequestRecord, num_draft_tokens: int) -> list[int] | None:

@@ -40,9 +40,9 @@ def judge_foreign(
 ) -> GateReport:
     """Compare runs of one tool, with the BF16 draft and the quantized one; GateError: one run."""
     baseline, candidate = runs.baseline, paired(runs.baseline, runs.candidate)
-    for one in (baseline, candidate):
-        if not any(sum(request.histogram) for request in one.requests):
-            raise GateError(one.name, "has no verify step", fix="measure a server that drafts")
+    for run in (baseline, candidate):
+        if not any(sum(request.histogram) for request in run.requests):
+            raise GateError(run.name, "has no verify step", fix="measure a server that drafts")
     incomparable = incomparability(baseline, candidate)
     if not incomparable and not background.unrelated and _same(baseline, candidate):
         raise GateError(
@@ -73,21 +73,21 @@ def judge_foreign(
 
 def paired(first: ForeignMeasurement, second: ForeignMeasurement) -> ForeignMeasurement:
     """The second run in the order of the first; unchanged if it has other prompts."""
-    own, other = _numbered(first), _numbered(second)
-    if own.keys() != other.keys():
+    firsts, seconds = _numbered(first), _numbered(second)
+    if firsts.keys() != seconds.keys():
         return second
     requests = [
-        dataclasses.replace(other[key], id=one.id, cluster=one.cluster) for key, one in own.items()
+        dataclasses.replace(seconds[key], id=r.id, cluster=r.cluster) for key, r in firsts.items()
     ]
     return dataclasses.replace(second, requests=tuple(requests))
 
 
 def _numbered(run: ForeignMeasurement) -> dict[tuple[str, int], ForeignRequest]:
-    seen, found = Counter[str](), {}
+    seen, numbered = Counter[str](), {}
     for request in run.requests:
-        found[request.prompt_sha256, seen[request.prompt_sha256]] = request
+        numbered[request.prompt_sha256, seen[request.prompt_sha256]] = request
         seen[request.prompt_sha256] += 1
-    return found
+    return numbered
 
 
 def incomparability(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> str:
@@ -104,13 +104,13 @@ def incomparability(baseline: ForeignMeasurement, candidate: ForeignMeasurement)
 def _unlike(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> str:
     """Differences of two runs that must not exist; empty if there are none."""
     both = (baseline, candidate)
-    sizes = [one.num_draft_tokens for one in both]
-    if found := unequal(sizes, _differing(baseline, candidate)):
-        return found
-    counts = [len(one.requests) for one in both]
+    sizes = [run.num_draft_tokens for run in both]
+    if difference := unequal(sizes, _differing(baseline, candidate)):
+        return difference
+    counts = [len(run.requests) for run in both]
     if counts[0] != counts[1]:
         return f"the two runs have {counts[0]} and {counts[1]} requests"
-    prompts = [[request.prompt_sha256 for request in one.requests] for one in both]
+    prompts = [[request.prompt_sha256 for request in run.requests] for run in both]
     if prompts[0] != prompts[1]:
         return f"the two runs hold different prompts (paired by {baseline.paired_by})"
     return ""
@@ -118,28 +118,28 @@ def _unlike(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> str:
 
 def _differing(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> Iterator[str]:
     for key in ("tool", "engine", "version", "model"):
-        own, other = getattr(baseline, key), getattr(candidate, key)
-        if own != other:
-            yield f"{key}: {own or 'not said'}, {other or 'not said'}"
+        first, second = getattr(baseline, key), getattr(candidate, key)
+        if first != second:
+            yield f"{key}: {first or 'not said'}, {second or 'not said'}"
     yield from _unequal(baseline.settings, candidate.settings)
     requests = zip(baseline.requests, candidate.requests, strict=False)
-    found = (one for own, other in requests for one in _unequal(own.settings, other.settings))
-    yield from [*dict.fromkeys(found)][:MOST_NAMED]
+    named = (d for first, second in requests for d in _unequal(first.settings, second.settings))
+    yield from [*dict.fromkeys(named)][:MOST_NAMED]
 
 
-def _unequal(own: Mapping[str, object], other: Mapping[str, object]) -> Iterator[str]:
-    for key in sorted({*own, *other}):
-        if own.get(key) != other.get(key):
-            yield f"{key}: {short(own.get(key))}, {short(other.get(key))}"
+def _unequal(first: Mapping[str, object], second: Mapping[str, object]) -> Iterator[str]:
+    for key in sorted({*first, *second}):
+        if first.get(key) != second.get(key):
+            yield f"{key}: {short(first.get(key))}, {short(second.get(key))}"
 
 
 def _unaccounted(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> str:
     """The run whose verify steps do not match its outputs, as far as their lengths are known."""
     both = (baseline, candidate)
-    return "" if not all(one.has_lengths for one in both) else unaccounted([
-        (one.name, [num_missing(request.num_output_tokens or 0, request.counts, cut=False)
-                    for request in one.requests], [request.counts for request in one.requests])
-        for one in both
+    return "" if not all(run.has_lengths for run in both) else unaccounted([
+        (run.name, [num_missing(request.num_output_tokens or 0, request.counts, cut=False)
+                    for request in run.requests], [request.counts for request in run.requests])
+        for run in both
     ])  # fmt: skip
 
 
@@ -147,26 +147,26 @@ def not_compared(
     baseline: ForeignMeasurement, candidate: ForeignMeasurement
 ) -> Iterator[tuple[str, str]]:
     """What a verdict needs and these files lack, and how their tool can record it."""
-    for one in (baseline, candidate):
-        if not one.has_outputs:
+    for run in (baseline, candidate):
+        if not run.has_outputs:
             yield (
-                f"whether both servers ran one target ({one.name} keeps no texts of outputs)",
-                f"Keep the texts of outputs, and measure again: {one.to_keep_outputs}.",
+                f"whether both servers ran one target ({run.name} keeps no texts of outputs)",
+                f"Keep the texts of outputs, and measure again: {run.to_keep_outputs}.",
             )
-        if not one.has_outputs and one.temperature is None:
+        if not run.has_outputs and run.temperature is None:
             yield (
-                f"the temperature ({one.name} does not say it, and has no texts that show it)",
+                f"the temperature ({run.name} does not say it, and has no texts that show it)",
                 "Send the temperature with every request, and measure again.",
             )
-        if one.has_outputs and one.temperature and not one.model:
+        if run.has_outputs and run.temperature and not run.model:
             yield (
-                f"whether both servers ran one target ({one.name} does not name it, and texts"
+                f"whether both servers ran one target ({run.name} does not name it, and texts"
                 " that were sampled do not show it)",
                 "Measure at temperature 0, or with a tool that names the model of the server.",
             )
-        if not one.has_lengths:
+        if not run.has_lengths:
             yield (
-                f"whether verify steps account for the outputs ({one.name} has no numbers of"
+                f"whether verify steps account for the outputs ({run.name} has no numbers of"
                 " output tokens)",
                 "Let the server report its usage (completion tokens), and measure again.",
             )
@@ -194,21 +194,22 @@ def _same(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> bool:
     """True if every request has equal verify steps, and equal text where texts are kept."""
     both = zip(baseline.requests, candidate.requests, strict=True)
     return all(
-        (own.histogram, own.output) == (other.histogram, other.output) for own, other in both
+        (first.histogram, first.output) == (second.histogram, second.output)
+        for first, second in both
     )
 
 
 def _parting(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> tuple[int, float]:
     """Outputs that part, and the tokens before that, of all: the share of common characters."""
     both = list(zip(baseline.requests, candidate.requests, strict=True))
-    parted = sum(own.output != other.output for own, other in both)
-    return parted, sum(_common_tokens(own, other) for own, other in both)
+    parted = sum(first.output != second.output for first, second in both)
+    return parted, sum(_common_tokens(first, second) for first, second in both)
 
 
-def _common_tokens(own: ForeignRequest, other: ForeignRequest) -> float:
-    texts = [(one.output or "").encode() for one in (own, other)]
+def _common_tokens(first: ForeignRequest, second: ForeignRequest) -> float:
+    texts = [(request.output or "").encode() for request in (first, second)]
     share = common_length(*texts) / max(1, *map(len, texts))
-    return share * max(_num_tokens(own), _num_tokens(other))
+    return share * max(_num_tokens(first), _num_tokens(second))
 
 
 def _num_tokens(request: ForeignRequest) -> int:
@@ -221,19 +222,19 @@ def _have_outputs(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -
     return baseline.has_outputs and candidate.has_outputs
 
 
-def _counted(one: ForeignMeasurement) -> CountedDraft:
-    prompts = tuple(request.prompt for request in one.requests)
+def _counted(run: ForeignMeasurement) -> CountedDraft:
+    prompts = tuple(request.prompt for request in run.requests)
     return CountedDraft(
-        name=one.name,
-        num_draft_tokens=one.num_draft_tokens,
+        name=run.name,
+        num_draft_tokens=run.num_draft_tokens,
         prompts=prompts,
-        counts=pooled((prompt.counts for prompt in prompts), one.num_draft_tokens),
-        text=TextFigures(mean_token_probability=None, num_near_duplicates=_num_same_outputs(one)),
+        counts=pooled((prompt.counts for prompt in prompts), run.num_draft_tokens),
+        text=TextFigures(mean_token_probability=None, num_near_duplicates=_num_same_outputs(run)),
     )
 
 
-def _num_same_outputs(one: ForeignMeasurement) -> int:
-    told = (request for request in one.requests if request.output is not None)
+def _num_same_outputs(run: ForeignMeasurement) -> int:
+    told = (request for request in run.requests if request.output is not None)
     return num_same_outputs((request.output, request.prompt_sha256) for request in told)
 
 
@@ -242,7 +243,7 @@ def _figures(
 ) -> ServedFigures:
     known = report.change is not None and _have_outputs(baseline, candidate)
     parted, common = _parting(baseline, candidate) if known else (0, 0.0)
-    tokens = sum(_num_tokens(one) for run in (baseline, candidate) for one in run.requests)
+    tokens = sum(_num_tokens(request) for run in (baseline, candidate) for request in run.requests)
     return ServedFigures(
         engine=baseline.engine,
         version=baseline.version,
@@ -263,9 +264,9 @@ def _figures(
     )
 
 
-def _estimand(one: ForeignMeasurement) -> str:
-    where = f"speculative decoding by {' '.join(filter(None, (one.engine, one.version)))}"
-    how = f"{where}, measured by {one.tool}"
-    if one.temperature is None:
+def _estimand(run: ForeignMeasurement) -> str:
+    where = f"speculative decoding by {' '.join(filter(None, (run.engine, run.version)))}"
+    how = f"{where}, measured by {run.tool}"
+    if run.temperature is None:
         return f"{how} at a temperature that it does not record"
-    return drawn_or_greedy(how, one.temperature)
+    return drawn_or_greedy(how, run.temperature)

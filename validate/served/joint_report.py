@@ -84,18 +84,19 @@ def joint_report(
     """What several judgements say together; `warnings` belong to none, without a full stop."""
     parts = _parts(served, replayed, noise, parity)
     verdict = worst(verdict for _, verdict, _, _ in parts)
-    actions = (action for _, own, _, action in parts if own == verdict)
-    said = [*(warning for one in (served, replayed) if one for warning in one.warnings), *warnings]
+    actions = (action for _, part_verdict, _, action in parts if part_verdict == verdict)
+    sentences = [*(warning for r in (served, replayed) if r for warning in r.warnings), *warnings]
     if replayed is not None and served is not None:
-        said += replay_differences(replayed, served)
+        sentences += replay_differences(replayed, served)
     return JointReport(
         verdict=verdict,
         reason=" ".join(
-            f"{title[0].upper()}{title[1:]}: {own}. {reason}" for title, own, reason, _ in parts
+            f"{title[0].upper()}{title[1:]}: {part_verdict}. {reason}"
+            for title, part_verdict, reason, _ in parts
         ),
         action=next((action for action in actions if action is not None), None),
         exit_code=EXIT_CODES[verdict],
-        warnings=tuple(dict.fromkeys(said)),
+        warnings=tuple(dict.fromkeys(sentences)),
         served=served,
         replayed=replayed,
         noise=noise,
@@ -111,9 +112,9 @@ def _parts(
 ) -> tuple[Part, ...]:
     titled = (("served", served), ("replayed", replayed), ("server noise", noise))
     return (
-        *((title, one.verdict, one.reason, one.action) for title, one in titled if one is not None),
+        *((title, r.verdict, r.reason, r.action) for title, r in titled if r is not None),
         *_other_rule(served, replayed),
-        *((f"parity, {one.check}: {one.what}", one.verdict, one.reason, None) for one in parity),
+        *((f"parity, {f.check}: {f.what}", f.verdict, f.reason, None) for f in parity),
     )
 
 
@@ -141,27 +142,27 @@ def _other_rule(served: GateReport | None, replayed: GateReport | None) -> Itera
 
 def replay_differences(replayed: GateReport, served: GateReport) -> Sequence[str]:
     """How a replay and two measurements of the same drafts disagree, in sentences."""
-    found = []
+    differences = []
     if replayed.num_draft_tokens != served.num_draft_tokens:
-        found.append(
+        differences.append(
             f"the replay used K = {replayed.num_draft_tokens} and the servers K ="
             f" {served.num_draft_tokens}, so their acceptance lengths cannot be compared"
         )
     elif replayed.change is not None and served.change is not None:
-        one, other = replayed.change, served.change
-        error = math.hypot(one.standard_error, other.standard_error)
-        apart = abs(one.log_ratio - other.log_ratio) > 2 * error + 1e-12
-        found.append(
+        by_replay, by_servers = replayed.change, served.change
+        error = math.hypot(by_replay.standard_error, by_servers.standard_error)
+        apart = abs(by_replay.log_ratio - by_servers.log_ratio) > 2 * error + 1e-12
+        differences.append(
             f"the change is {replayed.change.relative_change:+.2%} by replay and"
             f" {served.change.relative_change:+.2%} by the servers: chance"
             f" {'does not explain' if apart else 'explains'} the difference"
         )
     if replayed.verdict != served.verdict:
-        found.append(
+        differences.append(
             f"the verdicts differ: {replayed.verdict} by replay, {served.verdict} by the servers;"
             " the worse one counts"
         )
-    return found
+    return differences
 
 
 def judge_jointly(

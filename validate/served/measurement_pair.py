@@ -59,22 +59,22 @@ class ServedPair:
         """Figures besides those of the two drafts."""
         baseline, candidate = self.measurements
         server, outputs = baseline.setup.server, self.outputs
-        tokens = sum(sum(one.num_tokens) for one in outputs)
+        tokens = sum(sum(output.num_tokens) for output in outputs)
         return ServedFigures(
             engine=server.engine,
             version=server.version,
             model=server.model,
             concurrency=(baseline.setup.asked.concurrency, candidate.setup.asked.concurrency),
             estimator="weighted rounds" if any(o.placed for o in outputs) else "whole outputs",
-            identical_share=_share(sum(one.identical for one in outputs), len(outputs)),
-            common_share=_share(2 * sum(one.num_common for one in outputs), tokens),
+            identical_share=_share(sum(output.identical for output in outputs), len(outputs)),
+            common_share=_share(2 * sum(output.num_common for output in outputs), tokens),
             baseline_mean_acceptance_length=_served_length(baseline, self.baseline),
             candidate_mean_acceptance_length=_served_length(candidate, self.candidate),
             whole_change=self._change(
-                ((one.baseline.whole, one.candidate.whole) for one in outputs), confidence
+                ((o.baseline.whole, o.candidate.whole) for o in outputs), confidence
             ),
             common_change=self._change(
-                ((one.baseline.common, one.candidate.common) for one in outputs), confidence
+                ((o.baseline.common, o.candidate.common) for o in outputs), confidence
             ),
             repeated_8gram_share=repeated_ngram_share(r.token_ids for r in baseline.records),
             mean_token_probability=self.baseline.text.mean_token_probability,
@@ -86,11 +86,11 @@ class ServedPair:
         """The change by these counts, for prompts that have a step under both drafts."""
         recorded = [
             (
-                PromptCounts.of(record, own, record.cluster),
-                PromptCounts.of(record, other, record.cluster),
+                PromptCounts.of(record, first, record.cluster),
+                PromptCounts.of(record, second, record.cluster),
             )
-            for record, (own, other) in zip(self.baseline.prompts, counts, strict=False)
-            if own.num_steps and other.num_steps
+            for record, (first, second) in zip(self.baseline.prompts, counts, strict=False)
+            if first.num_steps and second.num_steps
         ]
         return widest_change(recorded, confidence)
 
@@ -108,7 +108,7 @@ def pair_measurements(baseline: Measurement, candidate: Measurement) -> ServedPa
             f"is the same measurement as {baseline.name}: even all times are equal",
             fix="give two runs, the BF16 draft's first",
         )
-    sizes = [_num_draft_tokens(one) for one in both]
+    sizes = [_num_draft_tokens(run) for run in both]
     depth = sizes[0] or sizes[1]
     if not depth:
         raise GateError(
@@ -117,36 +117,36 @@ def pair_measurements(baseline: Measurement, candidate: Measurement) -> ServedPa
             fix="measure servers that draft",
         )
     counts = [
-        [whole_counts(record, size or depth) for record in one.records]
-        for one, size in zip(both, sizes, strict=True)
+        [whole_counts(record, size or depth) for record in run.records]
+        for run, size in zip(both, sizes, strict=True)
     ]
-    for one, own in zip(both, counts, strict=True):
-        if not any(each.num_steps for each in own):
+    for run, run_counts in zip(both, counts, strict=True):
+        if not any(each.num_steps for each in run_counts):
             raise GateError(
-                one.name,
+                run.name,
                 "has no verify step: all of its outputs are one token long",
                 fix="ask for longer outputs (measure --max-new-tokens)",
             )
     incomparable, outputs = incomparability(baseline, candidate), tuple[PairedOutputs, ...]()
-    contexts: list[Contexts] = [[None] * len(one.records) for one in both]
+    contexts: list[Contexts] = [[None] * len(run.records) for run in both]
     if not incomparable:
         greedy = not baseline.setup.asked.temperature
         records = zip(baseline.records, candidate.records, strict=True)
         outputs = tuple(pair_outputs(*pair, depth, greedy=greedy) for pair in records)
         incomparable = unaccounted([
-            (one.name, [num_unwritten(record, depth) for record in one.records], own)
-            for one, own in zip(both, counts, strict=True)
+            (run.name, [num_unwritten(record, depth) for record in run.records], run_counts)
+            for run, run_counts in zip(both, counts, strict=True)
         ])  # fmt: skip
         if greedy and not incomparable:
-            parted = sum(not one.identical for one in outputs)
-            incomparable = other_target(parted, sum(one.num_common for one in outputs))
+            parted = sum(not output.identical for output in outputs)
+            incomparable = other_target(parted, sum(output.num_common for output in outputs))
     if not incomparable:
-        weighted = [one.weighted() for one in outputs]
+        weighted = [output.weighted() for output in outputs]
         counts = [[pair[side] for pair in weighted] for side in (0, 1)]
-        contexts = [[one.contexts and one.contexts[side] for one in outputs] for side in (0, 1)]
+        contexts = [[o.contexts and o.contexts[side] for o in outputs] for side in (0, 1)]
     drafts = [
-        _served_draft(one, size or depth, own, by_bin)
-        for one, size, own, by_bin in zip(both, sizes, counts, contexts, strict=True)
+        _served_draft(run, size or depth, run_counts, by_bin)
+        for run, size, run_counts, by_bin in zip(both, sizes, counts, contexts, strict=True)
     ]
     return ServedPair(
         measurements=both,
@@ -159,19 +159,19 @@ def pair_measurements(baseline: Measurement, candidate: Measurement) -> ServedPa
 
 def incomparability(baseline: Measurement, candidate: Measurement) -> str:
     """The difference that makes drafts incomparable by two measurements; empty if there is none."""
-    for one in (baseline, candidate):
-        if one.setup.speculation is None:
-            return f"{one.name} was measured without a draft"
-        if one.setup.speculation.lossy:
-            settings = ", ".join(one.setup.speculation.lossy)
+    for run in (baseline, candidate):
+        if run.setup.speculation is None:
+            return f"{run.name} was measured without a draft"
+        if run.setup.speculation.lossy:
+            settings = ", ".join(run.setup.speculation.lossy)
             return (
-                f"the server of {one.name} accepts tokens that its target would not have written"
+                f"the server of {run.name} accepts tokens that its target would not have written"
                 f" ({settings})"
             )
-    sizes = [_num_draft_tokens(one) for one in (baseline, candidate)]
-    if found := unequal(sizes, differences(baseline.setup, candidate.setup)):
-        return found
-    prompts = [[(r.id, r.prompt_sha256) for r in one.records] for one in (baseline, candidate)]
+    sizes = [_num_draft_tokens(run) for run in (baseline, candidate)]
+    if difference := unequal(sizes, differences(baseline.setup, candidate.setup)):
+        return difference
+    prompts = [[(r.id, r.prompt_sha256) for r in run.records] for run in (baseline, candidate)]
     if prompts[0] != prompts[1]:
         return "the two runs hold different prompts"
     return ""
@@ -181,8 +181,8 @@ def unequal(sizes: Sequence[int], differing: Iterable[str]) -> str:
     """The K, or else the settings, in which two runs differ; empty if none."""
     if sizes[0] != sizes[1]:
         return f"the two drafts drafted {sizes[0]} and {sizes[1]} tokens per verify step"
-    found = "; ".join(differing)
-    return f"the two runs differ in settings that must be equal ({found})" if found else ""
+    settings = "; ".join(differing)
+    return f"the two runs differ in settings that must be equal ({settings})" if settings else ""
 
 
 def unaccounted(runs: Sequence[tuple[str, Sequence[int], Iterable[AcceptanceCounts]]]) -> str:
@@ -214,7 +214,7 @@ def _undrafted_share(unwritten: Sequence[int], counts: Iterable[AcceptanceCounts
     """Share of steps after first tokens that are not verify steps; below 0 = too many are."""
     if min(unwritten) < 0:
         return -1.0
-    steps = sum(own.num_steps for own in counts)
+    steps = sum(c.num_steps for c in counts)
     return sum(unwritten) / (sum(unwritten) + steps) if any(unwritten) else 0.0
 
 
@@ -241,8 +241,8 @@ def _served_draft(
         name=measurement.name,
         num_draft_tokens=num_draft_tokens,
         prompts=tuple(
-            replace(PromptCounts.of(record, own, record.cluster or ""), contexts=by_bin)
-            for record, own, by_bin in each
+            replace(PromptCounts.of(record, prompt_counts, record.cluster or ""), contexts=by_bin)
+            for record, prompt_counts, by_bin in each
         ),
         counts=pooled(counts, num_draft_tokens),
         text=TextFigures(

@@ -48,7 +48,7 @@ def judge_measured(
             with another draft than `background` names; or the outputs are too short.
     """
     pair = pair_measurements(baseline, candidate)
-    digests = [draft_sha256(one) for one in (baseline, candidate)]
+    digests = [draft_sha256(measurement) for measurement in (baseline, candidate)]
     if None in digests and said_the_same(baseline, candidate):
         raise GateError(
             candidate.name,
@@ -92,10 +92,10 @@ def draft_sha256(measurement: Measurement) -> str | None:
     return None if speculation is None else speculation.draft_sha256
 
 
-def said_the_same(one: Measurement, other: Measurement) -> bool:
+def said_the_same(first: Measurement, second: Measurement) -> bool:
     """Whether two runs got the same outputs by the same verify steps; times may differ."""
     untimed = {"began": 0.0, "time_to_first_token": None, "latency": 0.0, "num_attempts": 1}
-    records = [[dataclasses.replace(r, **untimed) for r in run.records] for run in (one, other)]  # type: ignore[arg-type]
+    records = [[dataclasses.replace(r, **untimed) for r in run.records] for run in (first, second)]  # type: ignore[arg-type]
     return records[0] == records[1]
 
 
@@ -130,32 +130,32 @@ def _check_folders(pair: ServedPair, digests: Sequence[str | None], background: 
 
 def warnings_of(pair: ServedPair) -> Iterator[str]:
     """What a reader must know about two runs, sentences without a full stop."""
-    if unnamed := [one.name for one in pair.measurements if draft_sha256(one) is None]:
+    if unnamed := [m.name for m in pair.measurements if draft_sha256(m) is None]:
         do = "does" if len(unnamed) == 1 else "do"
         yield (
             f"{' and '.join(unnamed)} {do} not record which draft was served (measure --draft), so"
             " nothing shows that the candidate was quantized from the baseline"
         )
-    runs = [(one.name, own) for one in pair.measurements if (own := one.setup.speculation)]
-    for name, own in runs:
-        if not own.acceptance_told:
+    runs = [(m.name, spec) for m in pair.measurements if (spec := m.setup.speculation)]
+    for name, spec in runs:
+        if not spec.acceptance_told:
             yield (
                 f"the server of {name} does not report its acceptance rule, so settings that"
                 " change the target's outputs would go unnoticed (see `draftquant parity`)"
             )
-    if found := differing_arguments(*(one.setup.server for one in pair.measurements)):
-        yield f"the two servers were started differently ({'; '.join(found)})"
-    for name, own in runs:
-        if own.told_by == "user":
+    if arguments := differing_arguments(*(m.setup.server for m in pair.measurements)):
+        yield f"the two servers were started differently ({'; '.join(arguments)})"
+    for name, spec in runs:
+        if spec.told_by == "user":
             yield (
-                f"the server of {name} calls its draft {own.served_draft}; only --served-as says"
-                f" that this is {own.draft}"
+                f"the server of {name} calls its draft {spec.served_draft}; only --served-as says"
+                f" that this is {spec.draft}"
             )
-    one, other = (measurement.setup.asked.concurrency for measurement in pair.measurements)
-    if one != other:
+    first, second = (measurement.setup.asked.concurrency for measurement in pair.measurements)
+    if first != second:
         yield (
-            f"the two runs had {one} and {other} requests in flight, so that their outputs differ"
-            " more often"
+            f"the two runs had {first} and {second} requests in flight, so that their outputs"
+            " differ more often"
         )
     for measurement in pair.measurements:
         share = _short_share(measurement)
@@ -221,7 +221,7 @@ class ServerNoise:
 def server_noise(baseline: Measurement, again: Measurement, policy: Policy) -> ServerNoise:
     """Compare a run with its repetition on the same server, with the same draft."""
     pair = pair_measurements(baseline, again)
-    digests = {draft_sha256(one) for one in (baseline, again)} - {None}
+    digests = {draft_sha256(measurement) for measurement in (baseline, again)} - {None}
     if len(digests) > 1:
         raise GateError(
             again.name,
@@ -245,9 +245,9 @@ def judged_noise(
     incomparable: str, change: PairedChange | None, drift: PairedChange | None, policy: Policy
 ) -> tuple[Verdict, str, str | None]:
     """Verdict, reason and action; `drift` is `change` at `DRIFT_CONFIDENCE`."""
-    limit, found = policy.max_relative_drop, ""
+    limit, figures = policy.max_relative_drop, ""
     if change is not None:
-        found = (
+        figures = (
             "the second measurement of the baseline differs from the first by"
             " {} (bounds {} and {})".format(*change.in_percent())
         )
@@ -267,7 +267,7 @@ def judged_noise(
     if not drift.lower <= 0 <= drift.upper:
         return (
             "ANOMALOUS",
-            f"The server changed between the two measurements: {found}, and chance does that in"
+            f"The server changed between the two measurements: {figures}, and chance does that in"
             " fewer than one of a hundred pairs of runs.",
             "Look for a change of the server's load, version or settings, then measure all runs"
             " again in turns.",
@@ -275,11 +275,11 @@ def judged_noise(
     if (change.upper - change.lower) / 2 >= -math.log1p(-limit):
         return (
             "INCONCLUSIVE",
-            f"The server's noise is as large as the limit of {limit:.2%}: {found}.",
+            f"The server's noise is as large as the limit of {limit:.2%}: {figures}.",
             "Measure more prompts or longer outputs, or keep fewer requests in flight.",
         )
     return (
         "PASS",
-        f"The server's noise is smaller than the limit of {limit:.2%}: {found}.",
+        f"The server's noise is smaller than the limit of {limit:.2%}: {figures}.",
         None,
     )

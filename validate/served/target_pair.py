@@ -123,8 +123,8 @@ def judge_targets(
         incomparable = _parting(outputs)
     if incomparable:
         outputs = ()
-    weighted = [one.weighted() for one in outputs]
-    shares = [one.traces.repeated_8gram_share for one in both]
+    weighted = [output.weighted() for output in outputs]
+    shares = [replay.traces.repeated_8gram_share for replay in both]
     if shares[1] - shares[0] > MOST_REPEATS_MORE:
         repeats = (
             f"text that does not repeat itself ({shares[0]:.1%} of the 8-grams repeat in the first"
@@ -161,17 +161,17 @@ def judge_targets(
 
 def _unlike(baseline: BesideTarget, candidate: BesideTarget) -> str:
     """In what two sets of traces differ that must be equal; empty if in nothing."""
-    both = [_settings(one.traces.manifest) for one in (baseline, candidate)]
+    both = [_settings(beside.traces.manifest) for beside in (baseline, candidate)]
     differing = [
-        f"{key}: {short(own)}, {short(both[1][key])}"
-        for key, own in both[0].items()
-        if own != both[1][key]
+        f"{key}: {short(value)}, {short(both[1][key])}"
+        for key, value in both[0].items()
+        if value != both[1][key]
     ]
     if differing:
         return f"the two sets of traces differ in what must be equal ({'; '.join(differing)})"
-    prompts = [[p.identity for p in one.replay.prompts] for one in (baseline, candidate)]
+    prompts = [[p.identity for p in beside.replay.prompts] for beside in (baseline, candidate)]
     if prompts[0] != prompts[1]:
-        ids = [[id_ for id_, _ in own] for own in prompts]
+        ids = [[id_ for id_, _ in identities] for identities in prompts]
         if ids[0] == ids[1]:
             return (
                 "equal prompts have other tokens in the two sets of traces: another tokenizer or"
@@ -179,8 +179,8 @@ def _unlike(baseline: BesideTarget, candidate: BesideTarget) -> str:
             )
         return "the two sets of traces hold different prompts"
     starts = [
-        [(tokens[: entry.prompt_length].tolist()) for entry, tokens in one.traces.token_ids()]
-        for one in (baseline, candidate)
+        [(tokens[: entry.prompt_length].tolist()) for entry, tokens in beside.traces.token_ids()]
+        for beside in (baseline, candidate)
     ]
     if starts[0] != starts[1]:
         return "later turns hold the targets' own answers, which differ (record first turns alone)"
@@ -204,8 +204,8 @@ def _settings(manifest: TraceManifest) -> dict[str, object]:
 
 def _parting(outputs: Sequence[PairedOutputs]) -> str:
     """That texts part far too often for two precisions of one target."""
-    parted = sum(not one.identical for one in outputs)
-    chance = parted / max(1, parted + sum(one.num_common for one in outputs))
+    parted = sum(not output.identical for output in outputs)
+    chance = parted / max(1, parted + sum(output.num_common for output in outputs))
     if chance <= MOST_PARTING:
         return ""
     told = apart(chance, MOST_PARTING, ".1%")
@@ -223,17 +223,17 @@ def _counted(
         both = zip(prompts, weighted, outputs, strict=True)
         prompts = tuple(
             dataclasses.replace(
-                PromptCounts.of(one, counts[side], one.cluster, one.alike),
+                PromptCounts.of(prompt, counts[side], prompt.cluster, prompt.alike),
                 contexts=output.contexts and output.contexts[side],
             )
-            for one, counts, output in both
+            for prompt, counts, output in both
         )
     k = replay.num_draft_tokens
     return CountedDraft(
         name=_name(replay),
         num_draft_tokens=k,
         prompts=prompts,
-        counts=pooled((one.counts for one in prompts), k),
+        counts=pooled((prompt.counts for prompt in prompts), k),
         text=replay.text,
     )
 
@@ -249,15 +249,15 @@ def _figures(
     confidence: float,
 ) -> ServedFigures:
     target = candidate.traces.target
-    tokens = sum(sum(one.num_tokens) for one in outputs)
+    tokens = sum(sum(output.num_tokens) for output in outputs)
 
     def change(counts: Sequence[CountsPair]) -> PairedChange | None:
         recorded = [
-            tuple(PromptCounts.of(one, each, one.cluster, one.alike) for each in pair)
-            for one, pair in zip(baseline.prompts, counts, strict=False)
+            tuple(PromptCounts.of(prompt, each, prompt.cluster, prompt.alike) for each in pair)
+            for prompt, pair in zip(baseline.prompts, counts, strict=False)
             if min(each.num_steps for each in pair)
         ]
-        return widest_change([(own, other) for own, other in recorded], confidence)
+        return widest_change([(first, second) for first, second in recorded], confidence)
 
     return ServedFigures(
         engine=REPLAY,
@@ -265,12 +265,12 @@ def _figures(
         model=f"{target.name} ({(target.weights_sha256 or 'not known')[:12]})",
         concurrency=None,
         estimator="weighted rounds",
-        identical_share=sum(one.identical for one in outputs) / max(1, len(outputs)),
-        common_share=2 * sum(one.num_common for one in outputs) / max(1, tokens),
+        identical_share=sum(output.identical for output in outputs) / max(1, len(outputs)),
+        common_share=2 * sum(output.num_common for output in outputs) / max(1, tokens),
         baseline_mean_acceptance_length=baseline.counts.mean_acceptance_length,
         candidate_mean_acceptance_length=candidate.counts.mean_acceptance_length,
-        whole_change=change([(one.baseline.whole, one.candidate.whole) for one in outputs]),
-        common_change=change([(one.baseline.common, one.candidate.common) for one in outputs]),
+        whole_change=change([(o.baseline.whole, o.candidate.whole) for o in outputs]),
+        common_change=change([(o.baseline.common, o.candidate.common) for o in outputs]),
         repeated_8gram_share=baseline.traces.repeated_8gram_share,
         mean_token_probability=None,
         num_near_duplicates=baseline.traces.num_near_duplicates,

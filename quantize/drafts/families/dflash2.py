@@ -37,9 +37,9 @@ def _read_in_vllm(config: Mapping[str, Any], layers: Mapping[str, Any]) -> dict[
     return plain | _renamed(plain, {key: config[key] for key in _KEYS})
 
 
-def _renamed(plain: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def _renamed(plain: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a DFlash draft, and DFlash2's own."""
-    options = {**plain["dflash_config"], **own}
+    options = {**plain["dflash_config"], **section}
     return {"architectures": ["DFlash2DraftModel"], "dflash_config": options}
 
 
@@ -138,9 +138,9 @@ class DFlash2Forward(DFlashForward):
         unary = unary * g.output_multiplier
         if g.final_logit_softcapping is not None:
             unary = g.final_logit_softcapping * (unary / g.final_logit_softcapping).tanh()
-        own, before = hidden[..., : g.hidden_size], hidden[..., g.hidden_size :]
+        here, before = hidden[..., : g.hidden_size], hidden[..., g.hidden_size :]
         projection = self.weights[_SELECTOR + "hidden_projection.weight"]
-        projected = linear(self.norm("norm", own), projection)
+        projected = linear(self.norm("norm", here), projection)
         return unary + linear(before * projected, self.weights[_SELECTOR + "successor_codebook"])
 
     @override
@@ -224,33 +224,33 @@ class DFlash2(DFlash):
 
     @override
     def geometry(self, keys: ConfigReader) -> DFlash2Geometry:
-        common, own = self.common_keys(keys), keys.section("dflash_config")
+        common, section = self.common_keys(keys), keys.section("dflash_config")
         hidden, vocab = common["hidden_size"], common["vocab_size"]
-        group_size = own.positive("conv_group_size")
+        group_size = section.positive("conv_group_size")
         if hidden % group_size:
-            raise own.wrong("conv_group_size", f"a divisor of hidden_size {hidden}", group_size)
+            raise section.wrong("conv_group_size", f"a divisor of hidden_size {hidden}", group_size)
         rows = common["draft_vocab_size"]
         if rows != vocab:
             raise CheckpointError(
-                own.where,
+                section.where,
                 f"draft_vocab_size: expected vocab_size {vocab}, got {rows}: the selector's"
                 " candidates are tokens of the target",
                 fix="no engine serves a DFlash2 draft of another vocabulary",
             )
-        top_k = own.positive("selector_top_k")
+        top_k = section.positive("selector_top_k")
         if top_k > vocab:
-            raise own.wrong("selector_top_k", f"at most vocab_size {vocab}", top_k)
+            raise section.wrong("selector_top_k", f"at most vocab_size {vocab}", top_k)
         # Engines take 0 as none, like a missing key.
-        capped = own.config.get("final_logit_softcapping") not in (None, 0)
+        capped = section.config.get("final_logit_softcapping") not in (None, 0)
         return DFlash2Geometry(
             **common,
-            conv_kernel_size=own.positive("conv_kernel_size"),
+            conv_kernel_size=section.positive("conv_kernel_size"),
             conv_group_size=group_size,
-            selector_rank=own.positive("selector_rank"),
+            selector_rank=section.positive("selector_rank"),
             selector_top_k=top_k,
-            input_embedding_scale=own.number("input_embedding_scale", 1.0),
-            output_multiplier=own.number("output_multiplier", 1.0),
-            final_logit_softcapping=own.number("final_logit_softcapping") if capped else None,
+            input_embedding_scale=section.number("input_embedding_scale", 1.0),
+            output_multiplier=section.number("output_multiplier", 1.0),
+            final_logit_softcapping=section.number("final_logit_softcapping") if capped else None,
         )
 
     @override
@@ -274,8 +274,8 @@ class DFlash2(DFlash):
             f"{_SELECTOR}successor_codebook": (vocab, rank),
             f"{_SELECTOR}hidden_projection.weight": (rank, hidden),
         }
-        own = {name: TensorSpec(role="proposal", shape=shape) for name, shape in shapes.items()}
-        return {**super().tensor_specs(g), **own}
+        specs = {name: TensorSpec(role="proposal", shape=shape) for name, shape in shapes.items()}
+        return {**super().tensor_specs(g), **specs}
 
 
 FAMILY = DFlash2()

@@ -73,8 +73,8 @@ def _in_vllm(draft: traits.ServedDraft) -> traits.Finding | None:
 
 def _cut(draft: traits.ServedDraft) -> traits.Finding | None:
     """A head with fewer rows than the vocabulary: `qwen3_dspark.py:342`."""
-    own, names = draft.config.get("draft_vocab_size"), draft.tensor_names
-    if own in (None, draft.config.get("vocab_size")):
+    head_rows, names = draft.config.get("draft_vocab_size"), draft.tensor_names
+    if head_rows in (None, draft.config.get("vocab_size")):
         return None
     if not any("lm_head" in name for name in names):
         return traits.Finding(
@@ -97,8 +97,8 @@ def other_confidence(draft: traits.ServedDraft) -> traits.Finding | None:
     """Without a key the confidence head reads no Markov embedding, though trainers let it."""
     config = draft.config
     stored = "confidence_head.proj.weight" in draft.tensor_names
-    said = config.get("confidence_head_with_markov") is not None
-    if said or not (stored and config.get("enable_confidence_head")):
+    declared = config.get("confidence_head_with_markov") is not None
+    if declared or not (stored and config.get("enable_confidence_head")):
         return None
     width, rank = config["hidden_size"], config["markov_rank"]
     return traits.Finding(
@@ -139,12 +139,12 @@ def _in_sglang(draft: traits.ServedDraft) -> traits.Finding | None:
             "write markov_rank, markov_head_type and the keys of the confidence head at the top"
             " level",
         )
-    own, vocab = config.get("draft_vocab_size") or draft.head_rows, config.get("vocab_size")
-    if own not in (None, vocab):
+    rows, vocab = config.get("draft_vocab_size") or draft.head_rows, config.get("vocab_size")
+    if rows not in (None, vocab):
         rank = config["markov_rank"]
         return traits.Finding(
             "load",
-            f"AssertionError: Attempted to load weight (torch.Size([{own}, {rank}])) into"
+            f"AssertionError: Attempted to load weight (torch.Size([{rows}, {rank}])) into"
             f" parameter (torch.Size([{vocab}, {rank}]))",
             "serve it with vLLM, or train it with the whole vocabulary",
         )
@@ -153,8 +153,8 @@ def _in_sglang(draft: traits.ServedDraft) -> traits.Finding | None:
 
 def _flat(names: Iterable[str]) -> str:
     """The first ModelOpt prefix that a name has."""
-    own = tuple(names)
-    return next((flat for flat in _FLAT if any(name.startswith(flat) for name in own)), "")
+    all_names = tuple(names)
+    return next((flat for flat in _FLAT if any(name.startswith(flat) for name in all_names)), "")
 
 
 def _read_in_vllm(config: Mapping[str, Any], _layers: Mapping[str, Any]) -> traits.ConfigRead:
@@ -331,14 +331,14 @@ class DSpark(DFlash):
     @override
     def tensor_specs(self, geometry: Any) -> Mapping[str, TensorSpec]:
         g: DSparkGeometry = geometry
-        rank, vocab, own = dims(g, "markov_rank", "vocab_size", "draft_vocab_size")
-        one = Dim(1, "the confidence head")
+        rank, vocab, rows = dims(g, "markov_rank", "vocab_size", "draft_vocab_size")
+        single = Dim(1, "the confidence head")
         width = Dim(g.confidence_width, "hidden_size, confidence_head_with_markov")
         shapes: dict[str, tuple[Dim, ...]] = {
             "markov_head.markov_w1.weight": (vocab, rank),
-            "markov_head.markov_w2.weight": (own, rank),
-            "confidence_head.proj.weight": (one, width),
-            "confidence_head.proj.bias": (one,),
+            "markov_head.markov_w2.weight": (rows, rank),
+            "confidence_head.proj.weight": (single, width),
+            "confidence_head.proj.bias": (single,),
         }
         return {
             **super().tensor_specs(g),
@@ -365,12 +365,12 @@ class DSpark(DFlash):
 def _proposes_from_anchor(keys: ConfigReader, options: ConfigReader) -> bool:
     """Source: vLLM 0.33 `dspark/speculator.py:50`, SGLang 0.5.23 `dspark_config.py:28`."""
     anchor = keys.flag("sample_from_anchor", True)
-    said = {
+    declared = {
         "dflash_config.sample_from_anchor": options.flag("sample_from_anchor", anchor),
         "shift_label": options.flag("shift_label", anchor),  # ModelOpt's word for it
         "dspark_bonus_anchor": not keys.flag("dspark_bonus_anchor", not anchor),  # vLLM's
     }
-    for key, value in said.items():
+    for key, value in declared.items():
         if value != anchor:
             raise CheckpointError(
                 keys.where,
@@ -389,12 +389,12 @@ def _check_agreement(keys: ConfigReader, options: ConfigReader) -> None:
         ("mask_token_id", "dspark_noise_token_id", keys.config.get("dspark_noise_token_id")),
     ]
     for key, other, value in pairs:
-        own = keys.config.get(key) if other.startswith(_SECTION) else options.config.get(key)
-        agree = value is None or own is None or own == value
+        here = keys.config.get(key) if other.startswith(_SECTION) else options.config.get(key)
+        agree = value is None or here is None or here == value
         if not agree:
             raise CheckpointError(
                 keys.where,
-                f"{key}: {own!r} beside {other}: {value!r}, and engines differ in which they read",
+                f"{key}: {here!r} beside {other}: {value!r}, and engines differ in which they read",
                 fix="write what the draft was trained with in both places",
             )
 

@@ -119,11 +119,11 @@ class DSparkMla(DSpark):
     @override
     def common_keys(self, keys: ConfigReader) -> dict[str, Any]:
         common = with_latent(keys, super().common_keys(keys))
-        own, vocab = common["draft_vocab_size"], common["vocab_size"]
-        if own != vocab:
+        rows, vocab = common["draft_vocab_size"], common["vocab_size"]
+        if rows != vocab:
             raise CheckpointError(
                 keys.where,
-                f"draft_vocab_size: expected vocab_size {vocab}, got {own}: vLLM gives a"
+                f"draft_vocab_size: expected vocab_size {vocab}, got {rows}: vLLM gives a"
                 " K3DSparkModel the target's whole head",
                 fix="no engine serves an MLA DSpark draft of another vocabulary",
             )

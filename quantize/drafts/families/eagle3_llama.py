@@ -60,8 +60,8 @@ def _in_vllm(draft: traits.ServedDraft) -> traits.Finding | None:
 
 def _dropped_in_vllm(draft: traits.ServedDraft) -> tuple[str, ...]:
     """`load_weights` of `llama_eagle3.py:462`."""
-    said = {**draft.config, **object_at(draft.config, SECTION)}
-    before = () if said.get("norm_before_fc") else ("input_norm.",)
+    config = {**draft.config, **object_at(draft.config, SECTION)}
+    before = () if config.get("norm_before_fc") else ("input_norm.",)
     return before if draft.fuses else (*before, "fc.")
 
 
@@ -89,12 +89,12 @@ def _peagle_in_vllm(config: Mapping[str, Any], layers: Mapping[str, Any]) -> tra
             "KeyError: 'mask_token_id'",
             "add it, as the draft was trained",
         )
-    found = _eagle3_in_vllm(config, layers)
-    if isinstance(found, traits.Finding):
-        return found
-    own = {key: value for key, value in found.items() if key not in ("fc_norm", "norm_output")}
+    read = _eagle3_in_vllm(config, layers)
+    if isinstance(read, traits.Finding):
+        return read
+    kept = {key: value for key, value in read.items() if key not in ("fc_norm", "norm_output")}
     residual = config.get("norm_before_residual", False)
-    return {**own, "norm_before_residual": residual, "pard_token": config["mask_token_id"]}
+    return {**kept, "norm_before_residual": residual, "pard_token": config["mask_token_id"]}
 
 
 _IN_VLLM = frozenset({
@@ -243,8 +243,8 @@ class Eagle3Llama(Eagle3):
         # P-EAGLE's mask replaces target features.
         table = dict(super().tensor_specs(geometry))
         if geometry.parallel:
-            one, (_, features) = Dim(1, "one mask for all positions"), table["fc.weight"].shape
-            table["mask_hidden"] = TensorSpec(role="mask", shape=(one, one, features))
+            single, (_, features) = Dim(1, "one mask for all positions"), table["fc.weight"].shape
+            table["mask_hidden"] = TensorSpec(role="mask", shape=(single, single, features))
         return table
 
     @override

@@ -32,8 +32,8 @@ _LAYER = "mtp.layers."
 
 def _is_dense(draft: ServedDraft) -> bool:
     """Whether it has an MLP, which only Qwen3.5's layers have in engines; executed."""
-    own = declared_architecture(draft.config) == _NEXT
-    return own and not any(is_expert(name) for name in draft.tensor_names)
+    is_next = declared_architecture(draft.config) == _NEXT
+    return is_next and not any(is_expert(name) for name in draft.tensor_names)
 
 
 def _in_sglang(draft: ServedDraft) -> Finding | None:

@@ -143,9 +143,9 @@ class Step3p5Mtp(Mtp):
     def geometry(self, keys: ConfigReader) -> MtpStepGeometry:
         config, number = keys.config, keys.positive("num_hidden_layers")
         count = keys.positive("num_nextn_predict_layers", 1)
-        types, own = config.get("layer_types"), config.get("mtp_layer_types")
-        if isinstance(types, list) and isinstance(own, list):  # as transformers 5 writes them
-            types = [*types, *own]
+        types, mtp_types = config.get("layer_types"), config.get("mtp_layer_types")
+        if isinstance(types, list) and isinstance(mtp_types, list):  # as transformers 5 writes them
+            types = [*types, *mtp_types]
         kind = _same_in_all(keys, types, number, count, "layer_types")
         fits = kind in (_SLIDING, _FULL)
         if not fits:
@@ -193,13 +193,13 @@ class Step3p5Mtp(Mtp):
     @override
     def tensor_specs(self, geometry: Any) -> Mapping[str, TensorSpec]:
         # Every module has its head; the embedding is shared.
-        found = dict(super().tensor_specs(geometry))
+        specs = dict(super().tensor_specs(geometry))
         for name, spec in super().tensor_specs(geometry).items():
             if spec.role == "head":
-                found[name] = TensorSpec(role="head", shape=spec.shape)
+                specs[name] = TensorSpec(role="head", shape=spec.shape)
             elif spec.role == "embedding" and name.startswith("modules."):
-                del found[name]
-        return found
+                del specs[name]
+        return specs
 
     @override
     def forward(self, geometry: Any, weights: Weights, on_input: OnInput) -> DraftForward:
@@ -223,12 +223,12 @@ def _same_in_all(keys: ConfigReader, values: Any, number: int, count: int, key: 
             f"{key}: expected a list over {number} layers of the target and {count} of the draft",
             fix=f"correct {key!r}, num_hidden_layers or num_nextn_predict_layers",
         )
-    first, *others = own = values[number : number + count]
+    first, *others = of_modules = values[number : number + count]
     same = all(other == first and type(other) is type(first) for other in others)
     if not same:
         raise CheckpointError(
             keys.where,
-            f"{key}: expected the same of all modules, got {own}",
+            f"{key}: expected the same of all modules, got {of_modules}",
             fix="modules that differ in kind are not supported",
         )
     return first
@@ -238,23 +238,23 @@ def _refuse_others(keys: ConfigReader, number: int, count: int) -> None:
     """Refuse experts, a limit of the activation, and layers without rope or gate."""
     experts = keys.config.get("moe_layers_enum") or ""
     sparse = experts.split(",") if isinstance(experts, str) else [str(i) for i in experts]
-    own = range(number, number + count)
+    modules = range(number, number + count)
     limits = keys.config.get("swiglu_limits_shared") or []
     rope = keys.config.get("use_rope_layers") or []
     mlp = [*(keys.config.get("mlp_layer_types") or []),
            *(keys.config.get("mtp_mlp_layer_types") or [])]  # fmt: skip
     refused = {
-        "moe_layers_enum": any(str(i) in {name.strip() for name in sparse} for i in own),
+        "moe_layers_enum": any(str(i) in {name.strip() for name in sparse} for i in modules),
         "mlp_layer_types": "sparse" in mlp[number : number + count],
-        "swiglu_limits_shared": any(limits[i] for i in own if i < len(limits)),
-        "use_rope_layers": not all(rope[i] for i in own if i < len(rope)),
+        "swiglu_limits_shared": any(limits[i] for i in modules if i < len(limits)),
+        "use_rope_layers": not all(rope[i] for i in modules if i < len(rope)),
         "use_head_wise_attn_gate": keys.config.get("use_head_wise_attn_gate") is not True,
     }
-    for key, found in refused.items():
-        if found:
+    for key, is_refused in refused.items():
+        if is_refused:
             raise CheckpointError(
                 keys.where,
-                f"{key}: asks of the layers {own.start} to {own.stop - 1} what the released"
+                f"{key}: asks of the layers {modules.start} to {modules.stop - 1} what the released"
                 " modules have not: rope, a gate of each head and a dense MLP without a limit",
                 fix="use another draft: no family has these maths, to quantize or to replay it",
             )

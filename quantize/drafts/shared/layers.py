@@ -32,45 +32,45 @@ def dims(g: Any, *names: str) -> tuple[Dim, ...]:
 
 def attention_shapes(g: RotatedGeometry, width: Dim) -> Shapes:
     """The tensors of a layer's attention, for rows of a width; vectors are kept, as norms are."""
-    own = g.attention
-    shapes = _latent(g, own, width) if isinstance(own, LatentAttention) else _grouped(g, own, width)
+    a = g.attention
+    shapes = _latent(g, a, width) if isinstance(a, LatentAttention) else _grouped(g, a, width)
     return {f"self_attn.{name}": row for name, row in shapes.items()}
 
 
-def _grouped(g: RotatedGeometry, own: GroupedAttention, width: Dim) -> Shapes:
-    hidden, heads, head = *dims(g, "hidden_size", "num_attention_heads"), *dims(own, "head_dim")
-    queries = Dim(g.num_attention_heads * own.head_dim, "num_attention_heads x head_dim")
-    keys = Dim(own.num_key_value_heads * own.head_dim, "num_key_value_heads x head_dim")
+def _grouped(g: RotatedGeometry, a: GroupedAttention, width: Dim) -> Shapes:
+    hidden, heads, head = *dims(g, "hidden_size", "num_attention_heads"), *dims(a, "head_dim")
+    queries = Dim(g.num_attention_heads * a.head_dim, "num_attention_heads x head_dim")
+    keys = Dim(a.num_key_value_heads * a.head_dim, "num_key_value_heads x head_dim")
     asked = queries
-    if own.gate == "elements":
+    if a.gate == "elements":
         asked = Dim(2 * queries.size, f"2 x {queries.follows_from}")
     inputs = {"q_proj": asked, "k_proj": keys, "v_proj": keys}
     shapes: Shapes = {f"{name}.weight": ("attention", (out, width)) for name, out in inputs.items()}
     shapes["o_proj.weight"] = ("attention", (hidden, queries))
-    if own.input_bias:
+    if a.input_bias:
         shapes |= {f"{name}.bias": ("norm", (out,)) for name, out in inputs.items()}
-    if own.output_bias:
+    if a.output_bias:
         shapes["o_proj.bias"] = ("norm", (hidden,))
-    if own.qk_norm:
+    if a.qk_norm:
         shapes |= {f"{name}_norm.weight": ("norm", (head,)) for name in ("q", "k")}
-    if own.gate == "heads":
+    if a.gate == "heads":
         shapes["g_proj.weight"] = ("router", (heads, hidden))
     return shapes
 
 
-def _latent(g: RotatedGeometry, own: LatentAttention, width: Dim) -> Shapes:
+def _latent(g: RotatedGeometry, a: LatentAttention, width: Dim) -> Shapes:
     heads = g.num_attention_heads
-    hidden, q_latent, kv_latent = *dims(g, "hidden_size"), *dims(own, "q_lora_rank", "kv_lora_rank")
+    hidden, q_latent, kv_latent = *dims(g, "hidden_size"), *dims(a, "q_lora_rank", "kv_lora_rank")
     queries = Dim(
-        heads * (own.qk_nope_head_dim + own.qk_rope_head_dim),
+        heads * (a.qk_nope_head_dim + a.qk_rope_head_dim),
         "num_attention_heads x (qk_nope_head_dim + qk_rope_head_dim)",
     )
     keys_values = Dim(
-        heads * (own.qk_nope_head_dim + own.v_head_dim),
+        heads * (a.qk_nope_head_dim + a.v_head_dim),
         "num_attention_heads x (qk_nope_head_dim + v_head_dim)",
     )
-    values = Dim(heads * own.v_head_dim, "num_attention_heads x v_head_dim")
-    down = Dim(own.kv_lora_rank + own.qk_rope_head_dim, "kv_lora_rank + qk_rope_head_dim")
+    values = Dim(heads * a.v_head_dim, "num_attention_heads x v_head_dim")
+    down = Dim(a.kv_lora_rank + a.qk_rope_head_dim, "kv_lora_rank + qk_rope_head_dim")
     return {
         "q_a_proj.weight": ("attention", (q_latent, width)),
         "q_a_layernorm.weight": ("norm", (q_latent,)),
@@ -109,14 +109,14 @@ def vocabulary_specs(
     g: Any, around: Mapping[str, TensorSpec], *, head_optional: bool
 ) -> dict[str, TensorSpec]:
     """Embedding, head, maps and tensors around the layers, for a draft whose head may be cut."""
-    hidden, vocab, own = dims(g, "hidden_size", "vocab_size", "draft_vocab_size")
+    hidden, vocab, rows = dims(g, "hidden_size", "vocab_size", "draft_vocab_size")
     full = g.draft_vocab_size == g.vocab_size
     role: Role = "vocabulary_map"
     return {
         "embed_tokens.weight": TensorSpec(role="embedding", shape=(vocab, hidden), optional=True),
-        "lm_head.weight": TensorSpec(role="head", shape=(own, hidden), optional=head_optional),
+        "lm_head.weight": TensorSpec(role="head", shape=(rows, hidden), optional=head_optional),
         **around,
-        "d2t": TensorSpec(role=role, shape=(own,), dtypes=("I64", "I32"), optional=full),
+        "d2t": TensorSpec(role=role, shape=(rows,), dtypes=("I64", "I32"), optional=full),
         "t2d": TensorSpec(role=role, shape=(vocab,), dtypes=("BOOL",), optional=True),
     }
 
@@ -215,18 +215,18 @@ class LlamaAttention(Attention):
 
     def __init__(self, geometry: RotatedGeometry) -> None:
         assert isinstance(geometry.attention, GroupedAttention)
-        self.own = geometry.attention
+        self.attention = geometry.attention
         self.rope = check_replayed(geometry.rope)
 
     @override
     def project(self, layer: int, x: Tensor, at: Tensor, modules: ModulesForward) -> Projected:
-        prefix, head_dim = f"layers.{layer}.self_attn.", self.own.head_dim
+        prefix, head_dim = f"layers.{layer}.self_attn.", self.attention.head_dim
         queries, gate = modules.linear(f"{prefix}q_proj", x), None
-        if self.own.gate == "elements":
+        if self.attention.gate == "elements":
             both = queries.view(*x.shape[:-1], -1, 2, head_dim)
             queries, gate = (part.flatten(-2) for part in both.unbind(-2))
             gate = gate.sigmoid()
-        elif self.own.gate == "heads":
+        elif self.attention.gate == "heads":
             each = modules.kept_linear(f"{prefix}g_proj", x).to(x.dtype)
             gate = each.sigmoid().repeat_interleave(head_dim, dim=-1)
         q = self._turned(f"{prefix}q_norm", queries, at, modules)
@@ -243,11 +243,11 @@ class LlamaAttention(Attention):
         return modules.on_cache(layer, k, self._heads(modules.linear(f"{prefix}v_proj", x)))
 
     def _heads(self, flat: Tensor) -> Tensor:
-        return flat.view(*flat.shape[:-1], -1, self.own.head_dim).transpose(1, 2)
+        return flat.view(*flat.shape[:-1], -1, self.attention.head_dim).transpose(1, 2)
 
     def _turned(self, norm: str, flat: Tensor, at: Tensor, modules: ModulesForward) -> Tensor:
-        x, rotated = self._heads(flat), self.own.rotary_dim
-        x = modules.norm(norm, x) if self.own.qk_norm else x
+        x, rotated = self._heads(flat), self.attention.rotary_dim
+        x = modules.norm(norm, x) if self.attention.qk_norm else x
         turned = rotate(x[..., :rotated], at, self.rope)
         return torch.cat((turned, x[..., rotated:]), dim=-1) if rotated < x.shape[-1] else turned
 
@@ -262,16 +262,16 @@ class MlaAttention(Attention):
 
     def __init__(self, geometry: RotatedGeometry) -> None:
         assert isinstance(geometry.attention, LatentAttention)
-        self.own = own = geometry.attention
+        self.attention = a = geometry.attention
         self.num_heads = geometry.num_attention_heads
         self.rope = served_rope(geometry.rope)
-        width = own.qk_nope_head_dim + own.qk_rope_head_dim
+        width = a.qk_nope_head_dim + a.qk_rope_head_dim
         self.scale = width**-0.5 * softmax_mscale(geometry.rope) ** 2
 
     @override
     def project(self, layer: int, x: Tensor, at: Tensor, modules: ModulesForward) -> Projected:
-        own, prefix = self.own, f"layers.{layer}.self_attn."
-        widths = [own.qk_nope_head_dim, own.qk_rope_head_dim]
+        a, prefix = self.attention, f"layers.{layer}.self_attn."
+        widths = [a.qk_nope_head_dim, a.qk_rope_head_dim]
         latent = modules.norm(prefix + "q_a_layernorm", modules.linear(prefix + "q_a_proj", x))
         queries = self._heads(modules.linear(prefix + "q_b_proj", latent))
         q_plain, q_turned = torch.split(queries, widths, dim=-1)
@@ -282,8 +282,8 @@ class MlaAttention(Attention):
     def keys_values(
         self, layer: int, x: Tensor, at: Tensor, modules: ModulesForward
     ) -> tuple[Tensor, Tensor]:
-        own, prefix = self.own, f"layers.{layer}.self_attn."
-        plain, turned, rank = own.qk_nope_head_dim, own.qk_rope_head_dim, own.kv_lora_rank
+        a, prefix = self.attention, f"layers.{layer}.self_attn."
+        plain, turned, rank = a.qk_nope_head_dim, a.qk_rope_head_dim, a.kv_lora_rank
         down = modules.linear(prefix + "kv_a_proj_with_mqa", x)
         latent, k_turned = torch.split(down, [rank, turned], dim=-1)
         latent = modules.norm(prefix + "kv_a_layernorm", latent)
@@ -292,7 +292,7 @@ class MlaAttention(Attention):
         entry, _ = modules.on_cache(layer, entry, entry[..., :0])
         latent, k_turned = torch.split(entry[:, 0], [rank, turned], dim=-1)
         up = self._heads(modules.kept_linear(prefix + "kv_b_proj", latent.contiguous()))
-        k_plain, v = torch.split(up, [plain, own.v_head_dim], dim=-1)
+        k_plain, v = torch.split(up, [plain, a.v_head_dim], dim=-1)
         k_shared = k_turned[:, None].expand(-1, up.shape[1], -1, -1)
         return torch.cat((k_plain, k_shared), dim=-1), v
 
@@ -300,7 +300,7 @@ class MlaAttention(Attention):
         return flat.view(*flat.shape[:-1], self.num_heads, -1).transpose(1, 2)
 
     def _rotated(self, x: Tensor, positions: Tensor) -> Tensor:
-        return rotate(x, positions, self.rope, interleaved=self.own.rope_interleave)
+        return rotate(x, positions, self.rope, interleaved=self.attention.rope_interleave)
 
 
 class LayersForward(ModulesForward):

@@ -61,7 +61,7 @@ def read_mixture(keys: ConfigReader) -> Mixture:
             )
     width = keys.positive("moe_intermediate_size")
     shared = config.get("n_shared_experts")
-    found = Mixture(
+    mixture = Mixture(
         num_experts=keys.positive("n_routed_experts"),
         per_token=keys.positive("num_experts_per_tok"),
         width=width,
@@ -73,22 +73,22 @@ def read_mixture(keys: ConfigReader) -> Mixture:
         normalises=keys.flag("norm_topk_prob", True),
         scale=keys.number("routed_scaling_factor", 1.0),
     )
-    in_group, rest = divmod(found.num_experts, found.num_groups)
-    chosen, opened = found.per_token, found.groups_per_token
-    fits = not rest and opened <= found.num_groups and chosen <= in_group * opened
+    in_group, rest = divmod(mixture.num_experts, mixture.num_groups)
+    chosen, opened = mixture.per_token, mixture.groups_per_token
+    fits = not rest and opened <= mixture.num_groups and chosen <= in_group * opened
     if not fits:
         raise CheckpointError(
             keys.where,
-            f"{chosen} of {found.num_experts} experts cannot be chosen from {opened} of"
-            f" {found.num_groups} groups",
+            f"{chosen} of {mixture.num_experts} experts cannot be chosen from {opened} of"
+            f" {mixture.num_groups} groups",
             fix="correct num_experts_per_tok, n_routed_experts, n_group or topk_group",
         )
-    return found
+    return mixture
 
 
 def read_qwen_mixture(keys: ConfigReader) -> Mixture:
     """A mixture as Qwen3-Next and Qwen3.5 spell it."""
-    found = Mixture(
+    mixture = Mixture(
         num_experts=keys.positive("num_experts"),
         per_token=keys.positive("num_experts_per_tok"),
         width=keys.positive("moe_intermediate_size"),
@@ -98,14 +98,14 @@ def read_qwen_mixture(keys: ConfigReader) -> Mixture:
         shared="shared_expert",
         gates_shared=True,
     )
-    experts, chosen = found.num_experts, found.per_token
+    experts, chosen = mixture.num_experts, mixture.per_token
     if chosen > experts:
         raise CheckpointError(
             keys.where,
             f"num_experts_per_tok: expected at most num_experts, {experts}, got {chosen}",
             fix="correct 'num_experts_per_tok' or 'num_experts'",
         )
-    return found
+    return mixture
 
 
 def mixture_shapes(mixture: Mixture, hidden: Dim) -> Shapes:

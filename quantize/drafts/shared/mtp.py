@@ -143,7 +143,7 @@ class Mtp(Family):
         # Of several modules the first is the one with the lowest number.
         if geometry.num_layers == 1:
             return self
-        numbers = [int(found[1]) for found in map(self.layer.match, names) if found is not None]
+        numbers = [int(match[1]) for match in map(self.layer.match, names) if match is not None]
         several = copy.copy(self)
         several.first = min(numbers, default=0)
         return several
@@ -278,8 +278,8 @@ class MtpForward(decoder.LayersForward, ChainForward):
 
     def _table(self, name: str) -> str:
         """The module's own table; where it has none, that of the first module or of the target."""
-        own = self._around(name)
-        return own if f"{own}.weight" in self.weights else name
+        module_table = self._around(name)
+        return module_table if f"{module_table}.weight" in self.weights else name
 
     def _both(self, token_ids: Tensor, hidden: Tensor, positions: Tensor) -> Tensor:
         table = self.weights[f"{self._table('embed_tokens')}.weight"]

@@ -80,9 +80,9 @@ class ObjectReader:
 
     def says(self, key: str, value: int) -> bool:
         """True if the key exists with exactly this whole number; it then counts as read."""
-        said = type(self._value.get(key)) is int and self._value[key] == value
-        self._seen |= {key} if said else set()
-        return said
+        matches = type(self._value.get(key)) is int and self._value[key] == value
+        self._seen |= {key} if matches else set()
+        return matches
 
     def skip(self, *keys: str) -> None:
         """Mark keys that need not be read."""
@@ -110,10 +110,10 @@ class ObjectReader:
         """A nested object of objects, by names or patterns; a missing key gives none."""
         if not self.has(key):
             return {}
-        found = self.section(key)
-        if problem := _too_many(list(found.names())):
+        section = self.section(key)
+        if problem := _too_many(list(section.names())):
             raise self.refused(key, (problem,), self._value[key])
-        return {name: found.section(name) for name in found.names()}
+        return {name: section.section(name) for name in section.names()}
 
     def section(self, key: str, ignored: Collection[str] = ()) -> "ObjectReader":
         """A nested object that must exist."""

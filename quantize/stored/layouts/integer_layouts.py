@@ -80,7 +80,7 @@ class StoredAwq(_PackedIntegers):
         return numbers.scheme(_Packing(layout=self if zeros else _SYMMETRIC, method="reorder"))
 
     @override
-    def declaration(self, recipe: Recipe, excludes: list[str], own: Others = ()) -> dict[str, Any]:
+    def declaration(self, recipe: Recipe, excludes: list[str], rest: Others = ()) -> dict[str, Any]:
         return {
             "bits": 4,
             "group_size": recipe.weights.group_size,
@@ -163,13 +163,13 @@ def _with_others(
 ) -> DeclaredScheme:
     """The scheme of most linears, and those of `others`, which give their differences by target."""
     bits = (4,) if packing.method else tuple(INTEGERS)
-    whole, found = _Numbers.read(keys, None, bits, ordered=ordered), []
-    for target, own in others:
-        check_integers(own)
-        scheme = _Numbers.read(own, whole, bits, ordered=ordered).scheme(packing)
-        own.finish()
-        found.append(dataclasses.replace(scheme, targets=(target,)))
-    return dataclasses.replace(whole.scheme(packing), others=tuple(found))
+    whole, schemes = _Numbers.read(keys, None, bits, ordered=ordered), []
+    for target, reader in others:
+        check_integers(reader)
+        scheme = _Numbers.read(reader, whole, bits, ordered=ordered).scheme(packing)
+        reader.finish()
+        schemes.append(dataclasses.replace(scheme, targets=(target,)))
+    return dataclasses.replace(whole.scheme(packing), others=tuple(schemes))
 
 
 class StoredGptq(_PackedIntegers):
@@ -195,10 +195,10 @@ class StoredGptq(_PackedIntegers):
         keys.optional("pack_dtype", None, "int32")
         keys.absent("is_marlin_format", "adapter", "rotation")
         others = []
-        for pattern, own in keys.named("dynamic").items():
-            own.skip("mse", "act_group_aware")
+        for pattern, reader in keys.named("dynamic").items():
+            reader.skip("mse", "act_group_aware")
             if not pattern.startswith(_KEPT):
-                others.append((f"re:{pattern.removeprefix(_OTHERWISE)}", own))
+                others.append((f"re:{pattern.removeprefix(_OTHERWISE)}", reader))
         packing = _Packing(self, version if version != V1 else None)
         return _with_others(keys, packing, others, ordered=True)
 
@@ -207,12 +207,12 @@ class StoredGptq(_PackedIntegers):
         """The first rule that matches a name decides, as in engines' `get_dynamic_override`."""
         kept, before = [], list[str]()
         for pattern in keys.named("dynamic"):
-            own = pattern.removeprefix(_KEPT if pattern.startswith(_KEPT) else _OTHERWISE)
+            plain = pattern.removeprefix(_KEPT if pattern.startswith(_KEPT) else _OTHERWISE)
             if not pattern.startswith(_KEPT):
-                before.append(own)
+                before.append(plain)
                 continue
             unless = f"(?!{'|'.join(f'(?:{each})' for each in before)})" if before else ""
-            kept.append(f"re:{unless}(?:{own})" if before else f"re:{own}")
+            kept.append(f"re:{unless}(?:{plain})" if before else f"re:{plain}")
         return tuple(kept)
 
     @override
@@ -252,13 +252,13 @@ class StoredAutoRound(StoredGptq):
         keys.optional("backend", "auto", None)
         packing = PACKINGS[keys.value("packing_format", next(iter(PACKINGS)), *PACKINGS)]
         named = keys.named("extra_config").items()
-        others = [(_target(name), own) for name, own in named if not own.says("bits", _KEPT_BITS)]
+        others = [(_target(name), r) for name, r in named if not r.says("bits", _KEPT_BITS)]
         return _with_others(keys, packing, others, ordered=False)
 
     @override
     def excludes(self, keys: ObjectReader) -> tuple[str, ...]:
         kept = keys.named("extra_config").items()
-        return tuple(_target(name) for name, own in kept if own.says("bits", _KEPT_BITS))
+        return tuple(_target(name) for name, reader in kept if reader.says("bits", _KEPT_BITS))
 
 
 _AS_GPTQ = StoredAutoRound()

@@ -124,12 +124,12 @@ class _Matcher:
         if most is None and len(parts) == 1 and parts[0][0] == "ONE":
             places = _places(parts[0][1], self._name)
             return ((starts & places) + places ^ places) | starts  # a carry runs through the ones
-        found = new = starts
+        reached = new = starts
         rounds = len(self._name) + 1 if most is None else most - least
         while new and rounds:
-            new = self.row(parts, new) & ~found
-            found, rounds = found | new, rounds - 1
-        return found
+            new = self.row(parts, new) & ~reached
+            reached, rounds = reached | new, rounds - 1
+        return reached
 
     def _anchored(self, place: str) -> int:
         end = 1 << len(self._name)
@@ -142,8 +142,8 @@ class _Matcher:
 
 
 @functools.lru_cache(maxsize=16384)
-def _places(one: re.Pattern[str], name: str) -> int:
-    return sum(1 << i for i, character in enumerate(name) if one.match(character))
+def _places(pattern: re.Pattern[str], name: str) -> int:
+    return sum(1 << i for i, character in enumerate(name) if pattern.match(character))
 
 
 def is_regex_match(pattern: str, module: str) -> bool:

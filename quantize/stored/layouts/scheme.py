@@ -197,16 +197,16 @@ class DeclaredScheme:
 
     def to_mapping(self) -> dict[str, Any]:
         """The scheme as JSON values; if there are several, each with its targets."""
-        said = {field.name: getattr(self, field.name) for field in fields(self)}
-        said["layout"] = self.layout.name
-        del said["targets"], said["others"]
+        mapping = {field.name: getattr(self, field.name) for field in fields(self)}
+        mapping["layout"] = self.layout.name
+        del mapping["targets"], mapping["others"]
         for key in _SAID_IF_SO:
-            if not said[key]:
-                del said[key]
+            if not mapping[key]:
+                del mapping[key]
         if not self.others:
-            return said
+            return mapping
         others = [{**each.to_mapping(), "targets": each.targets} for each in self.others]
-        return said | {"targets": self.targets, "others": others}
+        return mapping | {"targets": self.targets, "others": others}
 
     def __str__(self) -> str:
         size = f" of {self.group_size}" if self.group_size else ""
@@ -217,9 +217,9 @@ class DeclaredScheme:
         order = ", inputs ordered by activation" if self.ordered else ""
         weights = f"{self.weight_dtype} per {self.granularity}{size}{of}{packing}{zeros}{order}"
         cache = f", KV cache {self.kv_cache}" if self.kv_cache else ""
-        one = f"{self.layout.name} {weights}, activations {self.activations}{cache}"
+        text = f"{self.layout.name} {weights}, activations {self.activations}{cache}"
         more = (f"; {' '.join(each.targets)}: {each}" for each in self.others)
-        return one + "".join(more)
+        return text + "".join(more)
 
 
 class Part(NamedTuple):
@@ -320,7 +320,7 @@ class StoredLayout(ABC):
         (key,) = self.exclude_keys
         return keys.strings(key)
 
-    def declaration(self, recipe: Recipe, excludes: list[str], own: Others = ()) -> dict[str, Any]:  # noqa: ARG002
+    def declaration(self, recipe: Recipe, excludes: list[str], rest: Others = ()) -> dict[str, Any]:  # noqa: ARG002
         """The whole `quantization_config` that this package writes for a recipe of one format."""
         raise ValueError(f"{recipe.name}: no recipe has layout {self.name}")
 

@@ -102,12 +102,12 @@ class StoredCompressedTensors(StoredLayout):
         )  # fmt: skip
 
     @override
-    def declaration(self, recipe: Recipe, excludes: list[str], own: Others = ()) -> dict[str, Any]:
+    def declaration(self, recipe: Recipe, excludes: list[str], rest: Others = ()) -> dict[str, Any]:
         # Both engines look for the name of a linear first, in the order of the groups, then for its
         # class, so `Linear` means every other one. A head is found only by its name: its class,
         # ParallelLMHead, has no "Linear" in it
         groups = {"group_0": _declared_group(recipe, ["Linear"])}
-        for index, each in enumerate(own, start=1):
+        for index, each in enumerate(rest, start=1):
             targets = [f"re:.*{leaf}$" for leaf in each.leaves]
             groups[f"group_{index}"] = _declared_group(each.recipe, targets)
         forms = {group["format"] for group in groups.values()}
@@ -133,8 +133,8 @@ class StoredCompressedTensors(StoredLayout):
         parts = {self.weight_suffix(scheme): stored_codes(scheme, rows, columns)}
         if number.is_integer:
             parts["weight_shape"] = Part(("I64",), (2,))
-        own = (str(number.scale_dtype),) if dtypes is None else dtypes
-        parts["weight_scale"] = Part(own, scales)
+        scale_dtypes = (str(number.scale_dtype),) if dtypes is None else dtypes
+        parts["weight_scale"] = Part(scale_dtypes, scales)
         if number.global_scale:
             parts["weight_global_scale"] = Part(("F32",), (1,))
         if scheme.activations == "tensor-static":
@@ -264,11 +264,11 @@ def _groups(keys: ObjectReader) -> list[ObjectReader]:
     names = groups.names()
     if not 1 <= len(names) <= _MOST_GROUPS:
         raise keys.refused("config_groups", (f"1 to {_MOST_GROUPS} groups",), list(names))
-    found = [groups.section(name) for name in names]
-    for group in found:
+    sections = [groups.section(name) for name in names]
+    for group in sections:
         if not group.strings("targets"):
             raise group.refused("targets", ("a list of names",), None)
-    return found
+    return sections
 
 
 def _inputs(inputs: ObjectReader, dtype: WeightDtype, granularity: Granularity) -> Activations:
@@ -280,22 +280,22 @@ def _inputs(inputs: ObjectReader, dtype: WeightDtype, granularity: Granularity) 
     rounded: WeightDtype = "nvfp4" if nvfp4 else "fp8_e4m3"
     _args(inputs, NUMBER_FORMATS[rounded], _SCALE_DTYPES.get(rounded))
     inputs.absent("actorder", "block_structure")
-    found: Activations
+    activations: Activations
     if nvfp4:
         inputs.choice("strategy", "tensor_group")
         inputs.choice("group_size", *NUMBER_FORMATS["nvfp4"].sizes["group"])
         inputs.choice("dynamic", "local")
-        found = "nvfp4"
+        activations = "nvfp4"
     elif granularity == "block":
         inputs.exactly(strategy="group", group_size=BLOCK, dynamic=True)
-        found = "group-dynamic"
+        activations = "group-dynamic"
     else:
         inputs.absent("group_size")
         token = inputs.choice("strategy", "token", "tensor") == "token"
         inputs.choice("dynamic", token)
-        found = "token-dynamic" if token else "tensor-static"
+        activations = "token-dynamic" if token else "tensor-static"
     inputs.finish()
-    return found
+    return activations
 
 
 def _args(args: ObjectReader, number: NumberFormat, scale_dtype: str | None) -> None:

@@ -126,7 +126,7 @@ class StoredModelOpt(StoredLayout):
         return excludes
 
     @override
-    def declaration(self, recipe: Recipe, excludes: list[str], own: Others = ()) -> dict[str, Any]:
+    def declaration(self, recipe: Recipe, excludes: list[str], rest: Others = ()) -> dict[str, Any]:
         algorithm = algorithm_of(recipe) or ""
         declared: dict[str, Any] = {
             "exclude_modules": excludes,
@@ -243,7 +243,7 @@ class StoredFp8(StoredLayout):
         return excludes
 
     @override
-    def declaration(self, recipe: Recipe, excludes: list[str], own: Others = ()) -> dict[str, Any]:
+    def declaration(self, recipe: Recipe, excludes: list[str], rest: Others = ()) -> dict[str, Any]:
         declared: dict[str, Any] = {
             "activation_scheme": "static" if recipe.needs_input_scales else "dynamic",
             "ignored_layers": excludes,

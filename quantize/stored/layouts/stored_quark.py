@@ -83,7 +83,7 @@ class StoredQuark(StoredLayout):
         )  # fmt: skip
 
     @override
-    def declaration(self, recipe: Recipe, excludes: list[str], own: Others = ()) -> dict[str, Any]:
+    def declaration(self, recipe: Recipe, excludes: list[str], rest: Others = ()) -> dict[str, Any]:
         linear = {
             "bias": None,
             "input_tensors": _activation_spec(recipe.activations),
