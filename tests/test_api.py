@@ -215,7 +215,7 @@ def test_mistakes_are_told_in_the_words_of_python(
     work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for said, (function, positional, named) in MISTAKES.items():
-        with pytest.raises((dq.DraftQuantError, TypeError), match=said) as caught:
+        with pytest.raises((dq.DraftQuantError, TypeError), match=said):
             function(*positional, **named)
     assert not (work / "x").exists()
     report = dq.gate("DRAFT", "DRAFT", "TRACES", unrelated=True, max_relative_drop="2%")  # type: ignore[arg-type]
