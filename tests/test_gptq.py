@@ -20,11 +20,11 @@ from draftquant import api as dq
 from draftquant.quantize.algorithms import InputMoments
 from draftquant.quantize.algorithms.algorithm import MOST_CHANGED
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.converting.dequantize_draft import dequantize_draft
-from draftquant.quantize.converting.transcode_draft import plan_transcoding
 from draftquant.quantize.engines.excludes import gptq_by_lists, gptq_by_rules
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.making.dequantize_draft import dequantize_draft
+from draftquant.quantize.making.transcode_draft import plan_transcoding
 from draftquant.quantize.numerics.quantized_weight import code_values
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify

@@ -10,8 +10,8 @@ from ..frame.console import megabytes, print_table, stderr, stdout, table
 from ..frame.verb import Command, verb
 
 if TYPE_CHECKING:
-    from ...calibration.vocabulary_rows import Choosing, ChosenRows
-    from ...quantize.vocabulary.cut_vocabulary import VocabularyReport
+    from ...calibration.vocabulary.cut_vocabulary import VocabularyReport
+    from ...calibration.vocabulary.vocabulary_rows import Choosing, ChosenRows
     from ...validate.comparison.size_curve import ChoiceCurve, SizeChange, SizeCurve
     from ...validate.comparison.size_estimate import MachineSpeeds, SizeEstimate, SizeSpeed
 

@@ -9,7 +9,7 @@ from typing import Any
 from ...calibration.passes.loaded_drafts import load_for_replay
 from ...calibration.passes.on_traces import chosen_num_draft_tokens, open_traces
 from ...calibration.traces.held_out import seen_continuations, seen_prompts
-from ...calibration.vocabulary_rows import (
+from ...calibration.vocabulary.vocabulary_rows import (
     Choosing,
     RowsAsked,
     check_same_target,

@@ -11,24 +11,23 @@ from pathlib import Path
 import torch
 from transformers.utils import logging
 
-from ..quantize.drafts import read_config
-from ..quantize.drafts.config_reader import with_text_config
-from ..quantize.files.checkpoint import CONFIG_FILE, Checkpoint
-from ..quantize.files.hub import folder_of
-from ..quantize.pairing.inherited import rotated_by
-from ..quantize.stored.loading import load_draft
-from ..recipes.listener import SILENT, Unit, beyond_kept
-from .passes.draft_inputs import mask_token_ids
-from .passes.memory import resolve_device
-from .passes.ray_tasks import Placed, ray_tasks
-from .prompts.prompt_file import Prompt, PromptEncoder
-from .prompts.prompt_source import ReadPrompts, chosen_prompts
-from .record_asked import RecordRun
-from .recording.conversations import Record, record_conversations, recorded_texts
-from .recording.decoding import Decoding
-from .recording.record_traces import FixedBatch, RecordedBatch, record_batch, record_traces
-from .recording.target_model import Placement, configured_shape, opened_target
-from .recording.target_shape import (
+from ...quantize.drafts import read_config
+from ...quantize.drafts.config_reader import with_text_config
+from ...quantize.files.checkpoint import CONFIG_FILE, Checkpoint
+from ...quantize.files.hub import folder_of
+from ...quantize.pairing.inherited import rotated_by
+from ...quantize.stored.loading import load_draft
+from ...recipes.listener import SILENT, Unit, beyond_kept
+from ..passes.draft_inputs import mask_token_ids
+from ..passes.memory import resolve_device
+from ..passes.ray_tasks import Placed, ray_tasks
+from ..prompts.prompt_file import Prompt, PromptEncoder
+from ..prompts.prompt_source import ReadPrompts, chosen_prompts
+from ..recording.conversations import Record, record_conversations, recorded_texts
+from ..recording.decoding import Decoding
+from ..recording.record_traces import FixedBatch, RecordedBatch, record_batch, record_traces
+from ..recording.target_model import Placement, configured_shape, opened_target
+from ..recording.target_shape import (
     RecordingPlan,
     TargetShape,
     check_draft_fits,
@@ -36,12 +35,13 @@ from .recording.target_shape import (
     end_token_ids,
     fitted_prompts,
 )
-from .traces.manifest import MANIFEST_FILE
-from .traces.stored_features import storage_of
-from .traces.target_tables import TargetTables
-from .traces.trace_folder import TraceFolder, file_sha256
-from .vllm.kept_recording import EngineSetup
-from .vllm.vllm_recording import Offline, Served, record_with_vllm
+from ..traces.manifest import MANIFEST_FILE
+from ..traces.stored_features import storage_of
+from ..traces.target_tables import TargetTables
+from ..traces.trace_folder import TraceFolder, file_sha256
+from ..vllm.kept_recording import EngineSetup
+from ..vllm.vllm_recording import Offline, Served, record_with_vllm
+from .record_asked import RecordRun
 
 
 def record_asked(asked: RecordRun) -> TraceFolder | str:
