@@ -23,7 +23,6 @@ from draftquant import api as dq
 from draftquant.recipes.python_values import are_paths, members
 from draftquant.scripts.cli import every_parser
 from draftquant.scripts.frame.arguments import Option
-from draftquant.scripts.frame.parsers import CommandParser
 from draftquant.scripts.frame.settings import Form
 from draftquant.validate.counting import replaying
 from draftquant.validate.runs.judging_asked import ReplayRun
@@ -185,7 +184,7 @@ def test_help_names_the_other_options_as_its_reader_does(verb: str) -> None:
     assert not {*FLAG.findall(told)} & {*flags.values()}
     head, _, tail = verb.partition("_")
     words = [head, *([tail.replace("_", "-")] if tail else [])]
-    leaf = functools.reduce(CommandParser.below, words, PARSER)
+    leaf = functools.reduce(type(PARSER).below, words, PARSER)
     helps = {action.dest: str(action.help) for action in leaf._actions}
     for name, option in options.items():
         for other in re.findall(r"\$(\w+)", option.help):
