@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from draftquant.calibration.traces.trace_info import FeatureEvidence
+from draftquant.calibration.traces.feature_evidence import FeatureEvidence
 from draftquant.recipes import load_recipe
 from draftquant.recipes.brief import apart
 from draftquant.recipes.errors import GateError
@@ -32,7 +32,7 @@ from draftquant.validate.judging.policy import (
     resolve_policy,
 )
 from draftquant.validate.report.html_report import page
-from draftquant.validate.runs.gate_run import _algorithm_to_try, _recipes_to_try
+from draftquant.validate.runs.drafts_judged import _algorithm_to_try, _recipes_to_try
 from handmade_replays import BASELINE, FIGURES, RELEASE, noisy, replay, spread
 from handmade_reports import document
 from scipy import stats

@@ -26,8 +26,8 @@ from ...recipes.listener import Listener
 from ...recipes.regular_file import AnyPath
 from ..traces.target_tables import SharedTables, TargetTables
 from ..traces.trace_folder import TraceFolder, file_sha256
+from .devices import resolve_device
 from .draft_inputs import DraftRun
-from .memory import resolve_device
 
 
 def open_traces(folder: AnyPath, listener: Listener) -> TraceFolder:

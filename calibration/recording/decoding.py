@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...quantize.files.torch_file import SpooledRows
+from ...quantize.files.mapped_rows import SpooledRows
 from ...recipes.decode import AT_LEAST_0, SHARE_OR_ALL
 from ...recipes.errors import TraceError
 from ..prompts.prompt_file import Prompt

@@ -31,12 +31,12 @@ from ...recipes.regular_file import optional_path
 from ..linear_inputs.plan_inputs import few_for_correction, measured_inputs, need_of, why_unused
 from ..linear_inputs.static_scales import constant_scales
 from ..measured_cache import measure_cache_scales
+from ..passes.devices import resolve_device
 from ..passes.draft_inputs import DraftRun
-from ..passes.memory import resolve_device
 from ..passes.on_traces import draft_on_traces, open_traces
 from ..rounding.learn import learned_codes
 from ..rounding.learned_state import LearnedCodes, LearningProgress, LearningSettings
-from ..traces.trace_info import feature_evidence
+from ..traces.feature_evidence import feature_evidence
 from ..vocabulary.vocabulary_rows import with_chosen_rows
 
 

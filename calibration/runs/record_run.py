@@ -18,8 +18,8 @@ from ...quantize.files.hub import folder_of
 from ...quantize.pairing.inherited import rotated_by
 from ...quantize.stored.loading import load_draft
 from ...recipes.listener import SILENT, Unit, beyond_kept
+from ..passes.devices import resolve_device
 from ..passes.draft_inputs import mask_token_ids
-from ..passes.memory import resolve_device
 from ..passes.ray_tasks import Placed, ray_tasks
 from ..prompts.prompt_file import Prompt, PromptEncoder
 from ..prompts.prompt_source import ReadPrompts, chosen_prompts

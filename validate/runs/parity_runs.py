@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from ...calibration.passes import Passes
+from ...calibration.passes.devices import resolve_device
 from ...calibration.passes.loaded_drafts import load_for_replay
-from ...calibration.passes.memory import resolve_device
 from ...calibration.passes.on_traces import chosen_num_draft_tokens, open_traces
 from ...calibration.prompts.prompt_file import PromptEncoder
 from ...calibration.prompts.prompt_source import chosen_prompts
