@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draftquant.calibration.passes import draft_inputs
-from draftquant.calibration.passes import devices
+from draftquant.calibration.passes import devices, draft_inputs
 from draftquant.calibration.passes import proposals as counted_rows
 from draftquant.calibration.passes.devices import available_bytes, resolve_device
 from draftquant.calibration.passes.draft_inputs import proposals_of_batch
