@@ -30,7 +30,7 @@ class Option:
     Attributes:
         help: what it means; `$out` in it is what `out` is called where it is read (`explained`).
         place: placeholder of an argument that is given by its place.
-        value: placeholder of an option's value; None = the choices, or nothing for a flag.
+        value: placeholder of an option's value; None = the choices, or the field's last word.
         short: one letter, such as "-k".
         flag: the option's name, where it is not the field's.
         several: how several values are given.

@@ -266,7 +266,7 @@ def _add(
     elif option.place and not needed:
         given["nargs"] = "?"
     if kinds != [bool]:
-        given["metavar"] = metavar
+        given["metavar"] = metavar or name.rpartition("_")[2].upper()
     if option.place:
         action = parser.add_argument(name, **given)
     else:
