@@ -14,9 +14,10 @@ from draftquant.recipes.errors import OutputError, ParityError, ServerError
 from draftquant.scripts.cli import main
 from draftquant.validate.counting.paired_change import pooled_mean
 from draftquant.validate.parity.finding import ParityFinding
-from draftquant.validate.parity.lm_eval_tasks import TaskSamples, read_samples, run_tasks
+from draftquant.validate.parity.lm_eval_tasks import run_tasks
 from draftquant.validate.parity.task_findings import Discordance, mcnemar, task_findings
 from draftquant.validate.parity.task_run import TaskRun
+from draftquant.validate.parity.task_samples import TaskSamples, read_samples
 from scipy import stats
 from vllm_server import MODEL, VLLMServer, served
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ...validate.judging.judgement import GateReport as GateReport
     from ...validate.measure.measurement import Measurement as Measurement
     from ...validate.parity.finding import Findings as Findings
-    from ...validate.parity.lm_eval_tasks import TaskSamples as TaskSamples
+    from ...validate.parity.task_samples import TaskSamples as TaskSamples
     from ...validate.report.document import Document as Document
     from ...validate.runs.golden_run import GoldenText as GoldenText
     from ...validate.runs.report_pages import WrittenReport as WrittenReport
