@@ -1,4 +1,4 @@
-"""The value of a head's rows by their number: the curve, times on GPUs, and both as JSON."""
+"""`vocab`, whole: writes rows of a head, or the curve of their value, with times on GPUs."""
 
 import dataclasses
 import math
@@ -23,8 +23,8 @@ from ...quantize.files.staging import check_output
 from ...quantize.gpus import named_gpu
 from ...recipes.errors import EstimateError
 from ...recipes.regular_file import optional_path
-from .size_curve import drawing, size_curve, usual_sizes
-from .size_estimate import (
+from ..comparison.size_curve import drawing, size_curve, usual_sizes
+from ..comparison.size_estimate import (
     MachineSpeeds,
     ServingSpeeds,
     SizeEstimate,
