@@ -82,11 +82,12 @@ OTHERS: tuple[tuple[Callable[[int, Tensor], Tensor], str], ...] = (
 )
 
 
-def test_others_are_named() -> None:
-    for change, problem in OTHERS:
-        found = evidence(change).fault()
-        assert found is not None
-        assert re.search(problem, found)
+@pytest.mark.parametrize("case", OTHERS)
+def test_others_are_named(case: tuple[Callable[[int, Tensor], Tensor], str]) -> None:
+    change, problem = case
+    found = evidence(change).fault()
+    assert found is not None
+    assert re.search(problem, found)
 
 
 def test_too_little_text_says_nothing_and_of_much_some_is_held(

@@ -214,9 +214,10 @@ CALLS: tuple[tuple[Callable[[], object], str], ...] = (
 )  # fmt: skip
 
 
-def test_errors_of_every_verb_name_their_argument() -> None:
-    for call, where in CALLS:
-        with pytest.raises(dq.DraftQuantError, match=where) as caught:
-            call()
-        exc = caught.value
-        assert str(exc).startswith(f"{exc.where}: {exc.what}")
+@pytest.mark.parametrize("case", CALLS)
+def test_errors_of_every_verb_name_their_argument(case: tuple[Callable[[], object], str]) -> None:
+    call, where = case
+    with pytest.raises(dq.DraftQuantError, match=where) as caught:
+        call()
+    exc = caught.value
+    assert str(exc).startswith(f"{exc.where}: {exc.what}")
