@@ -309,9 +309,9 @@ def test_traces_that_are_not_needed_are_not_looked_at(tmp_path: Path) -> None:
     scaled = dq.quantize(draft, "blackwell-fp8", tmp_path / "a", traces=traces, input_scale=1.0)
     report = dq.quantize(draft, "fp8-ptpc", tmp_path / "b", traces=traces)
     nearest = "scale absmax, rounding nearest looks at no inputs"
-    said = f"traces= is not used: recipe fp8-ptpc stores no static input scales, and {nearest}"
+    said = f"--traces is not used: recipe fp8-ptpc stores no static input scales, and {nearest}"
     assert said in report.warnings
-    assert f"traces= is not used: input_scale= gives the static scales, and {nearest}" in (
+    assert f"--traces is not used: --input-scale gives the static scales, and {nearest}" in (
         scaled.warnings
     )
     for name in "ab":

@@ -258,7 +258,7 @@ def test_all_prompts_that_do_not_fit_are_named_at_once(pair: Path, tmp_path: Pat
     assert "3 of 4 do not fit the target" in said
     for line in ("p0: 602 tokens", "p2: 513 tokens", "p3: 514 tokens"):
         assert line in said
-    assert 'too_long="skip"' in said
+    assert "--too-long skip" in said
 
 
 @pytest.mark.parametrize("how", ["skip", "truncate"])
