@@ -1,10 +1,4 @@
-"""The gate, whole: reads its inputs, judges by all of them, and writes the report files.
-
-Measurements must belong to the named drafts. A measurement says which draft its server
-ran by the hash of its tensors (`measure --draft`), and a report of parity which drafts it
-compared. If nothing says so, two measurements alone do not release a named draft: they could
-belong to any other.
-"""
+"""The gate, whole: reads its inputs, judges by all of them, and writes the report files."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
