@@ -10,11 +10,13 @@ import collections.abc
 import dataclasses
 import functools
 import itertools
+import math
 import re
 import typing
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 from unittest.mock import MagicMock
 
@@ -94,6 +96,25 @@ def test_options_arrive_in_their_fields_and_in_no_other(verb: str) -> None:
         assert getattr(made, name) == value != defaults[name]
         for other in defaults.keys() - {name, *beside, "listener"}:
             assert getattr(made, other) == defaults[other], f"--{name} changes {other}"
+
+
+BOUNDED = [(v, n) for v, form in FORMS.items() for n, o in form.options.items() if o.bounds]
+
+
+@pytest.mark.parametrize(("verb", "name"), BOUNDED)
+def test_a_number_beyond_its_bounds_is_refused_where_it_stands(verb: str, name: str) -> None:
+    """Bounds stand in the table alone: what takes these numbers does not check them again."""
+    form, bounds = FORMS[verb], FORMS[verb].options[name].bounds
+    assert bounds is not None
+    given: Any = SimpleNamespace(**dict.fromkeys(form.options), check=lambda: None)
+    form.check(given, lambda one, _: one)
+    below = bounds.above if bounds.least is None else bounds.least - 1
+    above = bounds.below if bounds.most is None else bounds.most + 1
+    for beyond in (below, above, math.nan, math.inf):
+        if beyond is not None:
+            setattr(given, name, beyond)
+            with pytest.raises(dq.DraftQuantError, match=rf"^{name}: expected "):
+                form.check(given, lambda one, _: one)
 
 
 # ---- what reads a field: an attribute of a parameter that is annotated with its record, or a base

@@ -20,7 +20,6 @@ from ...quantize.pairing.target import Rotation
 from ...quantize.stored.loading import LoadedDraft, load_draft
 from ...quantize.stored.stored_draft import StoredDraft
 from ...recipes.brief import first_of
-from ...recipes.decode import AT_LEAST_1
 from ...recipes.errors import ReplayError
 from ...recipes.listener import Listener
 from ...recipes.regular_file import AnyPath
@@ -63,8 +62,6 @@ def chosen_num_draft_tokens(asked: int | None, drafts: Sequence[LoadedDraft]) ->
     number in serving.
     """
     if asked is not None:
-        served = "give the K that will be served, such as -k 3"
-        AT_LEAST_1.check(ReplayError, "--num-draft-tokens", asked, fix=served)
         return asked
     defaults = [usual_draft_tokens(draft.geometry) for draft in drafts]
     if len(set(defaults)) > 1:
