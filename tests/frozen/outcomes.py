@@ -29,7 +29,7 @@ _TAKEN_OUT = (
     (re.compile(r"\d{4}-\d\d-\d\d at \d\d:\d\d UTC"), "DATE"),
     (re.compile(r"\.[\w-]+\.\d+-\d+-[0-9a-f]{12}\.staging"), "STAGING"),
 )
-_PROGRESS = r"[^:\n]+(?: \d\.\d+)?: (?:\d+% after|done in|running for|\d+ in) .*"
+_PROGRESS = r"[^:\n]+(?: \d\.\d+)?: (?:\d+% after|done in|running for|\d+ in|[\d,.]+ MB in) .*"
 _LINES = re.compile(rf"^(?:{_PROGRESS}|memory (?:on|of) .*)\n", re.MULTILINE)
 _LONG = re.compile(_WHOLE + r"-?\d+\.\d{7,}(?:e[-+]?\d+)?")
 
