@@ -13,9 +13,7 @@ from pathlib import Path
 from ...recipes.errors import GateError
 from ..foreign.foreign_formats import read_foreign_pair
 from ..foreign.foreign_measurement import ForeignPair
-from ..judging.candidate_origin import (
-    DraftFolder,
-)
+from ..judging.candidate_origin import DraftFolder
 from ..measure.measurement import Measurement
 from ..measure.measurement_file import read_measurement
 from ..parity.finding import ParityReport, read_parity
