@@ -192,7 +192,7 @@ def record_all(
 def measure(name: str, target: Path, load: Load, chosen: argparse.Namespace) -> Measurement:
     """Measure both, in turns."""
     import torch
-    from draftquant.calibration.passes.memory import resolve_device
+    from draftquant.calibration.passes.devices import resolve_device
     from transformers import AutoModelForCausalLM
 
     device = resolve_device(chosen.device)

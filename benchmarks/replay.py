@@ -146,8 +146,9 @@ def timed_replay(
     """What a replay in this process takes; see `Row`."""
     import torch
     from draftquant.calibration.passes import Passes
+    from draftquant.calibration.passes.devices import peak_bytes
     from draftquant.calibration.passes.loaded_drafts import load_for_replay
-    from draftquant.calibration.passes.memory import estimate_replay, peak_bytes
+    from draftquant.calibration.passes.memory import estimate_replay
     from draftquant.calibration.traces.trace_folder import TraceFolder
     from draftquant.scripts.frame.console import OnTerminal
     from draftquant.validate.counting.trace_replay import replay_drafts

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from draftquant.calibration.traces.feature_evidence import FeatureEvidence
 from draftquant.calibration.traces.manifest import TargetIdentity
-from draftquant.calibration.traces.trace_info import FeatureEvidence
 from draftquant.validate.counting.acceptance_counts import (
     CONTEXT_BINS,
     AcceptanceCounts,

@@ -5,7 +5,6 @@ Every answer is hostile input: bounded in size and time, parsed strictly, quoted
 
 import asyncio
 import contextlib
-import math
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -14,7 +13,6 @@ from typing import Any, Self, TypeVar
 
 import httpx2
 
-from ..recipes.decode import AT_LEAST_1
 from ..recipes.errors import NoAnswerError, ServerError, short
 from ..recipes.strict_json import JsonProblem, parse_json
 
@@ -36,12 +34,6 @@ class Patience:
     attempts: int = 6
     first_pause: float = 0.5  # seconds, doubled each time unless the server says how long
     seconds: float = 600.0  # of one attempt, to its last byte
-
-    def __post_init__(self) -> None:
-        AT_LEAST_1.check(ServerError, "--attempts", self.attempts, fix="give a whole number")
-        if not 0 < self.seconds < math.inf:
-            what = f"expected more than 0 seconds, got {self.seconds:g}"
-            raise ServerError("--timeout", what, fix="give a number, such as 600")
 
 
 @dataclass(frozen=True, slots=True)

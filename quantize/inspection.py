@@ -115,7 +115,7 @@ def inspect_draft(
     reference: object, subtree: str | None, listener: Listener, roles: Sequence[str] = ()
 ) -> Inspection:
     """A draft as it is stored, quantized or not; CheckpointError where a tensor is not finite."""
-    from .files.digests import check_finite, not_finite
+    from .files.finiteness import check_finite, not_finite
 
     checkpoint = resolve_draft(str(reference), subtree).checkpoint()
     checkpoint = dataclasses.replace(checkpoint, roles=tuple(roles))

@@ -1,7 +1,7 @@
 """Errors: one class per stage, each saying where, what (expected, got) and how to fix it."""
 
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 _LONGEST_FIELD = 4000  # characters
 _REPR = reprlib.Repr()
@@ -32,14 +32,10 @@ class DraftQuantError(Exception):
         first = f"{self.where}: {self.what}"
         super().__init__("\n".join([first, *self.details, f"  fix: {self.fix}"]))
 
-    def reword(self, say: Callable[[str], str], place: Callable[[str], str]) -> None:
-        """Say the same in other words: a caller from Python knows options by other names."""
-        text = str(self)
-        behind = text.removeprefix(self.where)
-        where = place(self.where) if behind != text else ""
-        self.args = (where + say(behind),)
-        self.where, self.what, self.fix = place(self.where), say(self.what), say(self.fix)
-        self.details = tuple(map(say, self.details))
+    def move(self, where: str) -> None:
+        """Give it another place: a caller from Python knows an option as an argument."""
+        self.args = (where + str(self).removeprefix(self.where),)
+        self.where = where
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle it for another process; plain pickling fails because `__init__` takes keywords."""

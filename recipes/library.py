@@ -1,4 +1,4 @@
-"""Finding recipes: built-in ones by name, a user's own by path, and `extends` one level deep."""
+"""Finding recipes: built-in ones by name, a user's own by path, and what they extend."""
 
 import dataclasses
 import difflib
@@ -281,8 +281,7 @@ def recipe_file(recipe: Recipe) -> str:
     for name in built_in_recipes():
         base = to_mapping(load_recipe(name))
         changed = {key: value for key, value in own.items() if base.get(key, ...) != value}
-        extends_none = _find(compose(_FOLDER / f"{name}.yaml"), "extends")[0] is None
-        if extends_none and merged(base, changed) == own:
+        if merged(base, changed) == own:
             files.append({"extends": name, **changed})
     return min((yaml.safe_dump(each, sort_keys=False, width=10**6, default_flow_style=None)
                 for each in files), key=len)  # fmt: skip
@@ -354,11 +353,13 @@ def _extended(node: MappingNode, path: Path) -> MappingNode:
     except RecipeError as exc:
         raise _at(path, line, f"extends: {named!r}: {exc.what}", exc.fix) from exc
     base = compose(base_path)
+    if base_path.parent == _FOLDER:
+        base = _extended(base, base_path)
     extended, below = _find(base, "extends")
     if extended is not None:
         what = f"extends: {named!r} extends another recipe itself"
         one = f"write 'extends: {below.value}' and what {named} changes"
-        raise _at(path, line, what, f"{one}: only one level is allowed")
+        raise _at(path, line, what, f"{one}: only built-in recipes may extend another")
     if _find(node, "name")[0] is None:
         raise _at(path, 0, "name: it is missing", f"add 'name: {path.stem}'")
     node.value = [(k, v) for k, v in node.value if k.value != "extends"]

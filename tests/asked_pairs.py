@@ -12,7 +12,7 @@ from draftquant.quantize.engines.engine_check import (
     with_values,
 )
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.digests import not_finite
+from draftquant.quantize.files.finiteness import not_finite
 from draftquant.quantize.pairing import pair_check
 from draftquant.quantize.pairing.pair import PairCheck
 from draftquant.quantize.stored.layouts import HF_QUANT_CONFIG

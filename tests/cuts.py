@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from draftquant.calibration.vocabulary.cut_vocabulary import VocabularyReport, cut_vocabulary
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.files.provenance import VocabularyChoice
-from draftquant.quantize.vocabulary.cut_vocabulary import VocabularyReport, cut_vocabulary
 from tiny import edit_json, read_tensors, tiny_eagle3_llama, write_tensors
 
 CHOICE = VocabularyChoice(

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from draftquant.calibration.traces.feature_evidence import FeatureEvidence
 from draftquant.calibration.traces.prompt_trace import prompt_sha256
-from draftquant.calibration.traces.trace_info import FeatureEvidence
 from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
 from draftquant.validate.counting.draft_counts import (
     DraftReplay,

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 from draftquant.calibration.recording.decoding import GREEDY
-from draftquant.calibration.row_choice import RowChooser, RowOrder, TokenCounts
 from draftquant.calibration.traces.manifest import FeatureSpec, TargetIdentity
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.traces.writer import trace_output
+from draftquant.calibration.vocabulary.row_choice import RowChooser, RowOrder, TokenCounts
 
 VOCAB = 96
 CATEGORIES = ("code", "chat")

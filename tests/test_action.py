@@ -214,11 +214,14 @@ REFUSED: tuple[tuple[dict[str, str], str], ...] = (
 )
 
 
-def test_a_bad_input_is_refused_first(workspace: Workspace) -> None:
-    for inputs, said in REFUSED:
-        run = workspace.ask(**inputs, install="true")
-        assert (run.code, workspace.calls) == (2, [])
-        assert [line.partition(said)[0] for line in run.obeyed] == ["::error title=draftquant::"]
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_bad_input_is_refused_first(
+    workspace: Workspace, case: tuple[dict[str, str], str]
+) -> None:
+    inputs, said = case
+    run = workspace.ask(**inputs, install="true")
+    assert (run.code, workspace.calls) == (2, [])
+    assert [line.partition(said)[0] for line in run.obeyed] == ["::error title=draftquant::"]
 
 
 ATTACK = "$(touch hit)`touch hit`\"; touch hit; '; touch hit # \\"

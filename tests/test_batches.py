@@ -13,7 +13,7 @@ from draftquant.calibration.passes.proposals import NOTHING
 from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.calibration.traces import trace_folder
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.quantize.files import torch_file
+from draftquant.quantize.files import mapped_rows
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.validate.counting.trace_replay import replay_drafts
 from recorded import record_traces
@@ -94,7 +94,7 @@ def test_long_texts_are_read_by_blocks(
     n = traces.load(first).features.shape[1]
     asked = ([first], [first, second])
     whole = [first_hidden_of_batch(draft, traces, [*map(traces.load, one)]) for one in asked]
-    for module in (torch_file, draft_inputs, trace_folder):
+    for module in (mapped_rows, draft_inputs, trace_folder):
         monkeypatch.setattr(module, "BLOCK_ROWS", 7)
     for one, expected in zip(asked, whole, strict=True):
         found = first_hidden_of_batch(draft, traces, [*map(traces.load, one)])

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 import torch
+from draftquant.api import TraceFolder
 from draftquant.calibration.passes import draft_inputs as batches
 from draftquant.calibration.passes import memory
 from draftquant.calibration.passes.memory import DraftMemory, MemoryEstimate, estimate_replay
 from draftquant.calibration.passes.on_traces import position_warnings
-from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes.errors import DeviceError
 from draftquant.recipes.listener import Listener

@@ -148,7 +148,7 @@ def test_methods_of_a_judgement_give_the_bytes_of_the_command(
     with pytest.raises(dq.DraftQuantError, match="already exists"):
         called.write(html=work / "w.html", markdown=work / "w.md")
     assert not (work / "w.md").exists()
-    with pytest.raises(dq.DraftQuantError, match=r"w\.txt: html=: expected a name ending in"):
+    with pytest.raises(dq.DraftQuantError, match=r"w\.txt: --html: expected a name ending in"):
         called.write(html=work / "w.txt")
     called.write(html=work / "w.html", overwrite=True)
     again = pickle.loads(pickle.dumps(called))  # noqa: S301 (our own)

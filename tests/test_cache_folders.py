@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from draftquant.quantize.converting.transcode_draft import plan_transcoding, transcode_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.draft_cache import CacheScales
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.making.transcode_draft import plan_transcoding, transcode_draft
 from draftquant.quantize.planning.quantization_plan import MeasuredInputs, make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.stored_draft import StoredDraft

@@ -276,14 +276,15 @@ REFUSED: dict[str, tuple[Callable[[Path, Path], object], str]] = {
 }  # fmt: skip
 
 
-def test_files_that_cannot_be_compared(tmp_path: Path) -> None:
-    for name, (write, what) in REFUSED.items():
-        folder = tmp_path / name
-        folder.mkdir()
-        paths = [folder / "a.json", folder / "b.json"]
-        write(*paths)
-        with pytest.raises(DraftQuantError, match=what):
-            of_files([paths[0], *filter(Path.exists, paths[1:])])
+@pytest.mark.parametrize("name", REFUSED)
+def test_files_that_cannot_be_compared(tmp_path: Path, name: str) -> None:
+    write, what = REFUSED[name]
+    folder = tmp_path / name
+    folder.mkdir()
+    paths = [folder / "a.json", folder / "b.json"]
+    write(*paths)
+    with pytest.raises(DraftQuantError, match=what):
+        of_files([paths[0], *filter(Path.exists, paths[1:])])
 
 
 def test_steps_that_accept_nothing_and_are_left_out_are_missed(tmp_path: Path) -> None:

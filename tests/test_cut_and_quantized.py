@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from cuts import CHOICE, IDS, cut, target
 from draftquant.calibration.traces.held_out import seen_prompts
+from draftquant.calibration.vocabulary.cut_plan import cut_config
+from draftquant.calibration.vocabulary.cut_vocabulary import cut_vocabulary
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.digests import tensor_digests
@@ -26,8 +28,6 @@ from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
-from draftquant.quantize.vocabulary.cut_plan import cut_config
-from draftquant.quantize.vocabulary.cut_vocabulary import cut_vocabulary
 from draftquant.recipes import Recipe, Rule, load_recipe
 from draftquant.recipes.errors import CheckpointError, GateError, LayoutError
 from draftquant.scripts.cli import main

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draftquant.calibration.passes import draft_inputs
-from draftquant.calibration.passes import memory as devices
+from draftquant.calibration.passes import devices, draft_inputs
 from draftquant.calibration.passes import proposals as counted_rows
+from draftquant.calibration.passes.devices import available_bytes, resolve_device
 from draftquant.calibration.passes.draft_inputs import proposals_of_batch
-from draftquant.calibration.passes.memory import available_bytes, resolve_device
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.quantize.algorithms import InputMoments
 from draftquant.quantize.algorithms.algorithm import Feedback

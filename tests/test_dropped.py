@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from asked_pairs import check_draft
 from by_recipe import planned, quantized
-from draftquant.calibration import quantizing
+from draftquant.calibration.runs import quantize_run
 from draftquant.quantize.engines.contract import TITLES
 from draftquant.quantize.making import quantize_draft
 from draftquant.quantize.making.preparing import check_tables
@@ -194,7 +194,7 @@ def test_the_commands(
         proofs.append(target)
         return check_tables(plan, target)
 
-    for module in (quantizing, quantize_draft):
+    for module in (quantize_run, quantize_draft):
         monkeypatch.setattr(module, "check_tables", proven)
     (tmp_path / "mine.yaml").write_text(
         recipe_text(f"{{role: embedding, action: drop, why: {WHY}}}"), encoding="utf-8"

@@ -15,11 +15,11 @@ import torch
 from asked_pairs import check_draft
 from block_pair import MASK_TOKEN_ID, TARGET_LAYER_IDS, save_draft, shared_tables
 from by_recipe import draft_of, quantized
-from draftquant.quantize.converting.dequantize_draft import dequantize_draft
 from draftquant.quantize.drafts.families.dspark import DSpark, DSparkGeometry
 from draftquant.quantize.drafts.families.dspark_mla import FAMILY
 from draftquant.quantize.drafts.passes import BlockAttention, BlockForward
 from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.making.dequantize_draft import dequantize_draft
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes.errors import CheckpointError

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from draftquant.calibration.prompts.prompt_file import Prompt
-from draftquant.calibration.traces import trace_info as feature_evidence
+from draftquant.calibration.traces import feature_evidence
+from draftquant.calibration.traces.feature_evidence import FeatureEvidence, FeatureTally
+from draftquant.calibration.traces.head_agreement import head_agreement
 from draftquant.calibration.traces.manifest import TraceEntry
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.target_tables import FINAL_NORM, SharedTables, TargetTables
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.calibration.traces.trace_info import FeatureEvidence, FeatureTally, head_agreement
 from draftquant.quantize.stored.stored_tables import HEAD
 from recorded import record_traces
 from tied_pair import NUM_LAYERS, prompt_tokens, save_target
@@ -81,11 +82,12 @@ OTHERS: tuple[tuple[Callable[[int, Tensor], Tensor], str], ...] = (
 )
 
 
-def test_others_are_named() -> None:
-    for change, problem in OTHERS:
-        found = evidence(change).fault()
-        assert found is not None
-        assert re.search(problem, found)
+@pytest.mark.parametrize("case", OTHERS)
+def test_others_are_named(case: tuple[Callable[[int, Tensor], Tensor], str]) -> None:
+    change, problem = case
+    found = evidence(change).fault()
+    assert found is not None
+    assert re.search(problem, found)
 
 
 def test_too_little_text_says_nothing_and_of_much_some_is_held(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from draftquant.quantize.files.digests import Finiteness
+from draftquant.quantize.files.finiteness import Finiteness
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main

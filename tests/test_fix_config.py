@@ -186,7 +186,7 @@ def test_absent_keys_are_the_class_s_and_given_ones_stay() -> None:
 
 
 def test_what_is_not_known_is_told_apart() -> None:
-    assert class_defaults("no_such_type") == class_defaults(None) == "unknown"
+    assert [*map(class_defaults, ("no_such_type", None, "vit"))] == ["unknown"] * 3
     assert class_defaults("falcon") == "refused"
     assert class_defaults("internlm3") != "unknown"
     assert class_defaults("internlm3", "vllm") == class_defaults("internlm3", "sglang") == "unknown"

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from draftquant.calibration.traces.trace_info import FeatureEvidence
+from draftquant.calibration.traces.feature_evidence import FeatureEvidence
 from draftquant.recipes import load_recipe
 from draftquant.recipes.brief import apart
 from draftquant.recipes.errors import GateError
@@ -32,7 +32,7 @@ from draftquant.validate.judging.policy import (
     resolve_policy,
 )
 from draftquant.validate.report.html_report import page
-from draftquant.validate.runs.gate_run import _algorithm_to_try, _recipes_to_try
+from draftquant.validate.runs.drafts_judged import _algorithm_to_try, _recipes_to_try
 from handmade_replays import BASELINE, FIGURES, RELEASE, noisy, replay, spread
 from handmade_reports import document
 from scipy import stats
@@ -139,14 +139,15 @@ VERDICTS: dict[str, tuple[Callable[[], GateReport], str, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-def test_a_rung_of_the_ladder() -> None:
-    for name, (report, verdict, said) in VERDICTS.items():
-        found = report()
-        code = {"PASS": 0, "FAIL": 1}.get(verdict, 3)
-        assert (name, found.verdict, found.exit_code) == (name, verdict, code)
-        assert (found.action is None) == (verdict == "PASS")
-        for text in said:
-            assert text in f"{found.reason}\n{found.action}"
+@pytest.mark.parametrize("name", VERDICTS)
+def test_a_rung_of_the_ladder(name: str) -> None:
+    report, verdict, said = VERDICTS[name]
+    found = report()
+    code = {"PASS": 0, "FAIL": 1}.get(verdict, 3)
+    assert (name, found.verdict, found.exit_code) == (name, verdict, code)
+    assert (found.action is None) == (verdict == "PASS")
+    for text in said:
+        assert text in f"{found.reason}\n{found.action}"
 
 
 def test_what_is_plausible_ends_where_it_should() -> None:
@@ -345,16 +346,19 @@ PUBLISHED: list[tuple[Spending, float, dict[int, float]]] = [
 ]
 
 
-def test_the_constants_are_the_published_ones() -> None:
-    for spending, confidence, published in PUBLISHED:
-        for total, constant in published.items():
-            found = boundaries(total, spending, confidence)
-            assert found[-1] == pytest.approx(constant, abs=6e-4)
-            looks = range(1, total + 1)
-            shape = [math.sqrt(total / i) if spending == "obrien-fleming" else 1 for i in looks]
-            assert found == pytest.approx([found[-1] * factor for factor in shape])
-        most = boundaries(MAX_LOOKS, spending, confidence)
-        assert crossing_probability(most) == pytest.approx(1 - confidence, rel=1e-5)
+@pytest.mark.parametrize("case", PUBLISHED)
+def test_the_constants_are_the_published_ones(
+    case: tuple[Spending, float, dict[int, float]],
+) -> None:
+    spending, confidence, published = case
+    for total, constant in published.items():
+        found = boundaries(total, spending, confidence)
+        assert found[-1] == pytest.approx(constant, abs=6e-4)
+        looks = range(1, total + 1)
+        shape = [math.sqrt(total / i) if spending == "obrien-fleming" else 1 for i in looks]
+        assert found == pytest.approx([found[-1] * factor for factor in shape])
+    most = boundaries(MAX_LOOKS, spending, confidence)
+    assert crossing_probability(most) == pytest.approx(1 - confidence, rel=1e-5)
 
 
 def test_a_look_is_one_of_several() -> None:

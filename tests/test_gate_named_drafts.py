@@ -68,7 +68,7 @@ def test_measurements_of_these_drafts_pass_and_of_others_decide_nothing(
             judged(work, wrong)
     with pytest.raises(GateError, match="was not quantized from"):
         gate(work / "other", work / "fp8", measured=[other, runs[1]])
-    with pytest.raises(GateError, match="got no candidate="):
+    with pytest.raises(GateError, match="got no QUANT"):
         gate(work / "bf16", measured=runs)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from draftquant.api import DraftReplay
 from draftquant.recipes.errors import GateError
 from draftquant.scripts.verbs.gate import print_gate
 from draftquant.scripts.verbs.replay import print_replays
@@ -13,7 +14,6 @@ from draftquant.validate.counting.acceptance_counts import (
     AcceptanceCounts,
     ContextCounts,
 )
-from draftquant.validate.counting.draft_counts import DraftReplay
 from draftquant.validate.judging.advice import Background
 from draftquant.validate.judging.judgement import GateReport, judge
 from draftquant.validate.judging.policy import Policy

@@ -20,11 +20,11 @@ from draftquant import api as dq
 from draftquant.quantize.algorithms import InputMoments
 from draftquant.quantize.algorithms.algorithm import MOST_CHANGED
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.converting.dequantize_draft import dequantize_draft
-from draftquant.quantize.converting.transcode_draft import plan_transcoding
 from draftquant.quantize.engines.excludes import gptq_by_lists, gptq_by_rules
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.making.dequantize_draft import dequantize_draft
+from draftquant.quantize.making.transcode_draft import plan_transcoding
 from draftquant.quantize.numerics.quantized_weight import code_values
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
@@ -309,9 +309,9 @@ def test_traces_that_are_not_needed_are_not_looked_at(tmp_path: Path) -> None:
     scaled = dq.quantize(draft, "blackwell-fp8", tmp_path / "a", traces=traces, input_scale=1.0)
     report = dq.quantize(draft, "fp8-ptpc", tmp_path / "b", traces=traces)
     nearest = "scale absmax, rounding nearest looks at no inputs"
-    said = f"traces= is not used: recipe fp8-ptpc stores no static input scales, and {nearest}"
+    said = f"--traces is not used: recipe fp8-ptpc stores no static input scales, and {nearest}"
     assert said in report.warnings
-    assert f"traces= is not used: input_scale= gives the static scales, and {nearest}" in (
+    assert f"--traces is not used: --input-scale gives the static scales, and {nearest}" in (
         scaled.warnings
     )
     for name in "ab":

@@ -103,14 +103,15 @@ WRONG = (
 )  # fmt: skip
 
 
-def test_usage_errors_say_what_was_meant() -> None:
-    for given, where, what, fix in WRONG:
-        with pytest.raises(UsageError) as caught:
-            WHOLE.parse_args(shlex.split(given))
-        assert caught.value.usage.startswith("usage: draftquant ")
-        assert caught.value.where == where
-        assert what in caught.value.what
-        assert fix in caught.value.fix
+@pytest.mark.parametrize("case", WRONG)
+def test_usage_errors_say_what_was_meant(case: tuple[str, str, str, str]) -> None:
+    given, where, what, fix = case
+    with pytest.raises(UsageError) as caught:
+        WHOLE.parse_args(shlex.split(given))
+    assert caught.value.usage.startswith("usage: draftquant ")
+    assert caught.value.where == where
+    assert what in caught.value.what
+    assert fix in caught.value.fix
 
 
 @pytest.mark.parametrize(("given", "code", "text"), [

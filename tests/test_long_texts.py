@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 from draftquant.calibration.recording import decoding
-from draftquant.quantize.files import torch_file as mapped_rows
-from draftquant.quantize.files.torch_file import SpooledRows, release, row_blocks
+from draftquant.quantize.files import mapped_rows
+from draftquant.quantize.files.mapped_rows import SpooledRows, release, row_blocks
 
 
 def test_rows_of_a_file_are_given_back_and_read_again(tmp_path: Path) -> None:

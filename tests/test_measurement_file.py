@@ -128,12 +128,15 @@ BAD: tuple[tuple[int, str, object, str], ...] = (
 )  # fmt: skip
 
 
-def test_what_cannot_be_is_refused_with_its_line(tmp_path: Path) -> None:
-    for line, key, value, problem in BAD:
-        path = edited(tmp_path, line, key, value)
-        with pytest.raises(MeasureError, match=problem) as found:
-            read_measurement(path)
-        assert found.value.where == f"{path}:{line}"
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_is_refused_with_its_line(
+    tmp_path: Path, case: tuple[int, str, object, str]
+) -> None:
+    line, key, value, problem = case
+    path = edited(tmp_path, line, key, value)
+    with pytest.raises(MeasureError, match=problem) as found:
+        read_measurement(path)
+    assert found.value.where == f"{path}:{line}"
 
 
 def test_what_was_not_asked_for_is_refused(tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ def test_what_belongs_together_is_asked_for() -> None:
     draft = LLAMA / "draft"
     for given, what in (
         ({"version": "1.0"}, "is of one engine, and all are asked"),
-        ({"engine": "vllm", "target_args": "--dtype half"}, "without target=, no pair"),
+        ({"engine": "vllm", "target_args": "--dtype half"}, "without --target, no pair"),
         ({"target": "no/such/folder"}, "no such folder, and no Hub id"),
         ({"target": draft, "version": "1.0"}, "is of one engine, and all are asked"),
     ):

@@ -19,7 +19,7 @@ from draftquant.validate.parity.finding import (
     to_mapping,
     write_findings,
 )
-from draftquant.validate.parity.lm_eval_tasks import read_samples
+from draftquant.validate.parity.task_samples import read_samples
 from handmade_measurements import written
 from handmade_runs import SPECULATION, record, run
 from scipy import stats

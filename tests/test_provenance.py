@@ -190,9 +190,10 @@ NO_RECORD = {
 }
 
 
-def test_a_file_that_is_no_record(tmp_path: Path) -> None:
-    for content, what in NO_RECORD.items():
-        (tmp_path / "draftquant.json").write_bytes(content)
-        with pytest.raises(CheckpointError) as caught:
-            read_provenance(tmp_path)
-        assert what in caught.value.what
+@pytest.mark.parametrize("content", NO_RECORD)
+def test_a_file_that_is_no_record(tmp_path: Path, content: bytes) -> None:
+    what = NO_RECORD[content]
+    (tmp_path / "draftquant.json").write_bytes(content)
+    with pytest.raises(CheckpointError) as caught:
+        read_provenance(tmp_path)
+    assert what in caught.value.what

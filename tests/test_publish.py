@@ -18,7 +18,6 @@ import pytest
 from by_recipe import quantized
 from draftquant.calibration.recording.decoding import GREEDY
 from draftquant.calibration.traces.writer import trace_output
-from draftquant.quantize.converting.dequantize_draft import dequantize_draft
 from draftquant.quantize.files import publish as publish_module
 from draftquant.quantize.files import staging as staging_module
 from draftquant.quantize.files.checkpoint import Checkpoint
@@ -34,6 +33,7 @@ from draftquant.quantize.files.publish import (
     publish,
 )
 from draftquant.quantize.files.staging import check_output, staged_output, write_text
+from draftquant.quantize.making.dequantize_draft import dequantize_draft
 from draftquant.quantize.verify import Fault, check_faults
 from draftquant.recipes.errors import OutputError, VerifyError
 from draftquant.scripts.cli import main

@@ -171,8 +171,6 @@ def test_traces_that_do_not_fit_a_draft(target: Path, tmp_path: Path, traces: Tr
 
 def test_arguments_that_do_not_fit_the_target(target: Path, tmp_path: Path) -> None:
     for changes, message in (
-        ({"max_new_tokens": 0}, "max_new_tokens: expected at least 1"),
-        ({"batch_size": 0}, "batch_size: expected at least 1"),
         ({"prompts": [Prompt(id="x", category="a", token_ids=(VOCAB,))]}, f"ids below {VOCAB}"),
         ({"max_new_tokens": 510}, r"at most 512 tokens .*\nprompt p0: 519 tokens"),
         ({"aux_layer_ids": (1, 8)}, r"ascending ids in \[0, 8\)"),
@@ -258,7 +256,7 @@ def test_all_prompts_that_do_not_fit_are_named_at_once(pair: Path, tmp_path: Pat
     assert "3 of 4 do not fit the target" in said
     for line in ("p0: 602 tokens", "p2: 513 tokens", "p3: 514 tokens"):
         assert line in said
-    assert 'too_long="skip"' in said
+    assert "--too-long skip" in said
 
 
 @pytest.mark.parametrize("how", ["skip", "truncate"])
@@ -358,19 +356,8 @@ def test_sampled_traces_hold_the_probabilities_that_were_drawn_from(
     assert drawn > 0
 
 
-def test_values_out_of_range() -> None:
-    changes: dict[str, Any]
-    for changes, where in (
-        ({"temperature": -0.1}, "--temperature"),
-        ({"temperature": float("nan")}, "--temperature"),
-        ({"temperature": float("inf")}, "--temperature"),
-        ({"temperature": 1.0, "top_p": 0.0}, "--top-p"),
-        ({"temperature": 1.0, "top_p": 1.1}, "--top-p"),
-        ({"temperature": 1.0, "top_k": -1}, "--top-k"),
-        ({"num_top_logprobs": -1}, "--top-logprobs"),
-        ({"top_p": 0.9}, "--temperature"),
-        ({"top_k": 5}, "--temperature"),
-    ):
-        with pytest.raises(TraceError, match=r"expected|greedy") as caught:
-            dataclasses.replace(Decoding(), **changes)
-        assert caught.value.where == where
+@pytest.mark.parametrize("changes", [{"top_p": 0.9}, {"top_k": 5}])
+def test_values_that_greedy_decoding_does_not_use(changes: dict[str, Any]) -> None:
+    with pytest.raises(TraceError, match="greedy") as caught:
+        dataclasses.replace(Decoding(), **changes)
+    assert caught.value.where == "--temperature"

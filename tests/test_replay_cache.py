@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import corpus
-import draftquant.calibration.passes.memory as computed
+import draftquant.calibration.passes.computing as computed
 import draftquant.validate.counting.replay_cache as module
 import numpy as np
 import pytest

@@ -21,14 +21,14 @@ QUANTIZE = (
     ("backends", "planning"),
     ("engines", "estimate"),
     ("grafting", "inspection", "listed_recipes", "making", "pairing"),
-    ("converting", "estimated", "vocabulary"),
+    ("estimated",),
 )
 CALIBRATION = (
     ("server_client", "traces"),
-    ("passes", "prompts", "row_choice"),
-    ("linear_inputs", "recording", "vocabulary_rows"),
-    ("dumps", "measured_cache", "record_asked", "rounding", "vllm"),
-    ("quantizing", "record_run"),
+    ("passes", "prompts", "vocabulary"),
+    ("linear_inputs", "recording"),
+    ("dumps", "measured_cache", "rounding", "vllm"),
+    ("runs",),
 )
 VALIDATE = (
     ("counting",),

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from blake3 import blake3
 from by_recipe import quantized
-from draftquant.quantize.converting.dequantize_draft import dequantize_draft
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.making import execute
+from draftquant.quantize.making.dequantize_draft import dequantize_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Recipe, load_recipe
 from draftquant.recipes.errors import BackendError

@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
-from draftquant.calibration.row_choice import RowChooser, said_texts
-from draftquant.calibration.traces.trace_folder import TraceFolder
+from draftquant.api import TraceFolder
+from draftquant.calibration.vocabulary.row_choice import RowChooser, said_texts
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.estimate.draft_step import draft_round, plain_weights
 from draftquant.quantize.estimate.work import Machine, Pass, Round, VerifyStep, Work

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from draftquant.api import TraceFolder
 from draftquant.calibration.prompts.prompt_file import read_prompts
 from draftquant.calibration.recording.target_model import ON_CPU, Placement, loaded_target
-from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.recipes.errors import TraceError
 from recorded import record_traces
 from safetensors.torch import load_file

@@ -156,7 +156,7 @@ def test_what_is_of_two_drafts_is_refused(
 def test_traces_that_say_nothing_of_two_targets(tmp_path: Path) -> None:
     with pytest.raises(DraftQuantError, match="recorded from the same target"):
         dq.gate(DRAFT, traces=first(), traces_of_candidate=first())
-    with pytest.raises(DraftQuantError, match="expected DRAFT traces=T beside it"):
+    with pytest.raises(DraftQuantError, match="expected DRAFT --traces T beside it"):
         dq.gate(DRAFT, traces_of_candidate=second())
     drawn = {"temperature": 0.7, "sampling": Sampling()}
     sampled = TraceFolder.open(second())

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from draftquant.quantize.converting import transcode_draft as transcoding
-from draftquant.quantize.converting.transcode_draft import (
+from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.files.provenance import QuantizedProvenance
+from draftquant.quantize.files.provenance_file import read_provenance
+from draftquant.quantize.making import transcode_draft as transcoding
+from draftquant.quantize.making.transcode_draft import (
     CarrierChoice,
     plan_transcoding,
     transcode_draft,
 )
-from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.files.provenance import QuantizedProvenance
-from draftquant.quantize.files.provenance_file import read_provenance
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify.verification import verify
 from draftquant.recipes import Recipe, load_recipe

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from draftquant.api import TraceFolder
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.recording.decoding import Decoding
 from draftquant.calibration.recording.target_shape import RecordingPlan, TargetShape
 from draftquant.calibration.server_client import Patience
-from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.vllm import kept_recording as recording_folder
 from draftquant.calibration.vllm import states_file as pages
 from draftquant.calibration.vllm import vllm_engines as server

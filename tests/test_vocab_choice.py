@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 from draftquant import api as dq
-from draftquant.calibration.row_choice import (
+from draftquant.calibration.traces.trace_folder import TraceFolder
+from draftquant.calibration.vocabulary.row_choice import (
     RowChooser,
     RowOrder,
     SaidText,
@@ -21,8 +22,7 @@ from draftquant.calibration.row_choice import (
     read_general_counts,
     said_texts,
 )
-from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.calibration.vocabulary_rows import (
+from draftquant.calibration.vocabulary.vocabulary_rows import (
     Choosing,
     check_same_target,
     choosing_of,

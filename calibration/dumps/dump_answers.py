@@ -17,8 +17,8 @@ from torch import Tensor
 from ...recipes.brief import apart
 from ...recipes.errors import TraceError
 from ..prompts.prompt_file import Prompt
+from ..traces.head_agreement import MIN_AGREEMENT, normalized
 from ..traces.target_tables import FINAL_NORM, HEAD, SharedTables
-from ..traces.trace_info import MIN_AGREEMENT, normalized
 from .dump_layouts import Sample
 
 SHIFTS = (-1, 0, 1)  # row i holds the state after token i + shift

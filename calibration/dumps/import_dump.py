@@ -16,11 +16,12 @@ from ...recipes.brief import Brief, apart
 from ...recipes.errors import CheckpointError, TraceError
 from ..passes.draft_inputs import mask_token_ids
 from ..prompts.prompt_file import read_prompts
+from ..traces.feature_evidence import FeatureTally
+from ..traces.head_agreement import MIN_AGREEMENT
 from ..traces.manifest import FeatureSpec, TraceManifest
 from ..traces.prompt_trace import PromptTrace, prompt_sha256
 from ..traces.target_tables import SharedTables, TargetTables
 from ..traces.trace_folder import TraceFolder
-from ..traces.trace_info import MIN_AGREEMENT, FeatureTally
 from ..traces.writer import TraceWriter, trace_output
 from . import DumpFormat, DumpImport
 from .dump_answers import Answer, Answers, TargetHead

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...quantize.drafts.forward import BLOCK_ROWS as BATCHES_BLOCK_ROWS
 from ...quantize.drafts.forward import DraftForward, whole_rows
 from ...quantize.drafts.geometry import Geometry
-from ...quantize.files.torch_file import BLOCK_ROWS, release
+from ...quantize.files.mapped_rows import BLOCK_ROWS, release
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes.errors import CalibrationError, TraceError
 from ..traces.manifest import TraceEntry

@@ -11,7 +11,8 @@ from ...quantize.stored.loading import LoadedDraft, load_draft
 from ..traces.target_tables import SharedTables
 from ..traces.trace_folder import TraceFolder
 from . import Passes
-from .memory import MemoryEstimate, estimate_replay, resolve_device
+from .devices import resolve_device
+from .memory import MemoryEstimate, estimate_replay
 from .on_traces import shared_tables
 
 

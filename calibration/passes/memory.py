@@ -4,12 +4,7 @@ Weights are counted to the byte; temporary memory of the passes is bounded from 
 """
 
 import dataclasses
-import functools
-import hashlib
 import math
-import re
-import resource
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,140 +21,13 @@ from ...quantize.stored.loading import BLOCK_BYTES, held_dtype
 from ...quantize.stored.stored_draft import StoredDraft
 from ...recipes.errors import DeviceError
 from ...recipes.formats import OnlineHead
-from ...recipes.packages import package_version
-from ...recipes.regular_file import open_stream, read_text
 from ..traces.prompt_trace import FEATURE_DTYPES
 from ..traces.trace_folder import TraceFolder
+from .devices import available_bytes
 from .draft_inputs import MAX_TOKENS, batches_of
 from .proposals import MAX_LOGITS
 
-_MEMINFO = Path("/proc/meminfo")
-_CGROUPS = (
-    (Path("/sys/fs/cgroup"), "memory.max", "memory.current", ""),
-    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
-)
-"""For cgroup versions 2 and 1: folder, limit, usage, and the prefix of keys in memory.stat."""
-
-
-def resolve_device(name: str) -> torch.device:
-    """The device that a command line names: cpu, cuda, cuda:I, or auto, the first GPU if any."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name == "auto":
-        return torch.device("cuda:0" if count else "cpu")
-    if name == "cpu":
-        return torch.device("cpu")
-    kind, _, index = name.partition(":")
-    if kind != "cuda" or (name != "cuda" and not index.isdecimal()):
-        raise DeviceError(
-            "--device",
-            f"expected auto, cpu, cuda or cuda:I, got {name!r}",
-            fix="give one of these",
-        )
-    number = int(index or 0)
-    if number >= count:
-        what = f"there is no {name}: {_what_there_is(count)}"
-        raise DeviceError("--device", what, fix="give one of these, or auto")
-    return torch.device("cuda", number)
-
-
-def available_bytes(device: torch.device) -> int | None:
-    """Bytes that are still available on a device; None where there is no /proc/meminfo."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    free = _available_of_machine()
-    if free is None:
-        return None
-    lefts = (_left_in_cgroup(*group) for group in _CGROUPS)
-    return min([free, *(left for left in lefts if left is not None)])
-
-
-def peak_bytes(device: torch.device) -> int:
-    """The most memory that this process has held: on a GPU as torch counts it, else resident."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _what_there_is(count: int) -> str:
-    if not count:
-        built = torch.version.cuda or torch.version.hip
-        why = "" if built else ", a build without GPUs,"
-        return f"torch {torch.__version__}{why} sees the CPU only"
-    names = [f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(count)]
-    return f"torch sees cpu, {', '.join(names)}"
-
-
-def _available_of_machine() -> int | None:
-    try:
-        lines = read_text(_MEMINFO).splitlines()
-    except OSError:
-        return None
-    sizes = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return int(sizes[0]) * 1024 if sizes else None
-
-
-def _left_in_cgroup(folder: Path, limit: str, used: str, prefix: str) -> int | None:
-    """None where there is no limit. Cached files can be dropped, so they do not count as used."""
-    try:
-        held = int(read_text(folder / used))
-        stat = dict(line.split() for line in read_text(folder / "memory.stat").splitlines())
-        cached = sum(int(stat[f"{prefix}{key}_file"]) for key in ("active", "inactive"))
-        return max(0, int(read_text(folder / limit)) - held + cached)
-    except (OSError, ValueError, KeyError):  # no such group; "max"
-        return None
-
-
-_ROOT = Path(__file__).parents[2]
-_COMPUTING = ("recipes", "quantize", "calibration", "validate/counting")
-_SOME = 2**16  # bytes of /proc/cpuinfo: the first processor is in them
 _DECODED = 8  # bytes that decoding holds at most per byte of a stored block
-
-
-def computing(device: torch.device) -> dict[str, object]:
-    """What determines the bits of a result: arithmetic, and the code of this package."""
-    return {
-        **arithmetic(device),
-        "draftquant": package_version("draftquant"),
-        "code": code_sha256(),
-    }
-
-
-def arithmetic(device: torch.device) -> dict[str, object]:
-    """What makes another machine round differently: it may sum a product in another order.
-
-    On the CPU the number of threads does so too: with 7,168 columns two threads sum halves.
-    """
-    if device.type == "cpu":
-        name = f"{_processor()} {torch.backends.cpu.get_cpu_capability()}"
-        name += f", {torch.get_num_threads()} threads"
-    else:
-        name = torch.cuda.get_device_name(device)
-    precision = torch.get_float32_matmul_precision()
-    return {"torch": torch.__version__, "device": name, "float32 products": precision}
-
-
-def _processor() -> str:
-    """The processor's name in Linux; even kernels of one instruction set differ by it."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if not cpuinfo.is_file():
-        return "cpu"
-    with open_stream(cpuinfo) as stream:
-        name = re.search(rb"^model name\s*:(.*)$", stream.read(_SOME), re.MULTILINE)
-    return name[1].decode("ascii", "replace").strip() if name else "cpu"
-
-
-@functools.cache
-def code_sha256() -> str:
-    """Hash of the modules that proposals may depend on: a checkout changes without a version."""
-    digest = hashlib.sha256()
-    for house in _COMPUTING:
-        for path in sorted((_ROOT / house).rglob("*.py")):
-            with open_stream(path) as stream:
-                text = stream.read()
-            digest.update(f"{path.relative_to(_ROOT)} {len(text)}\n".encode())
-            digest.update(text)
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

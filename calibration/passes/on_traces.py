@@ -20,14 +20,13 @@ from ...quantize.pairing.target import Rotation
 from ...quantize.stored.loading import LoadedDraft, load_draft
 from ...quantize.stored.stored_draft import StoredDraft
 from ...recipes.brief import first_of
-from ...recipes.decode import AT_LEAST_1
 from ...recipes.errors import ReplayError
 from ...recipes.listener import Listener
 from ...recipes.regular_file import AnyPath
 from ..traces.target_tables import SharedTables, TargetTables
 from ..traces.trace_folder import TraceFolder, file_sha256
+from .devices import resolve_device
 from .draft_inputs import DraftRun
-from .memory import resolve_device
 
 
 def open_traces(folder: AnyPath, listener: Listener) -> TraceFolder:
@@ -63,8 +62,6 @@ def chosen_num_draft_tokens(asked: int | None, drafts: Sequence[LoadedDraft]) ->
     number in serving.
     """
     if asked is not None:
-        served = "give the K that will be served, such as -k 3"
-        AT_LEAST_1.check(ReplayError, "--num-draft-tokens", asked, fix=served)
         return asked
     defaults = [usual_draft_tokens(draft.geometry) for draft in drafts]
     if len(set(defaults)) > 1:

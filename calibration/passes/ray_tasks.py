@@ -20,7 +20,7 @@ import torch
 from ...recipes.errors import DraftQuantError, first_line
 from ...recipes.installing import imported
 from ...recipes.packages import package_version
-from .memory import computing
+from .computing import computing
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")

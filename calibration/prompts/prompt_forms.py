@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from ...recipes.decode import AT_LEAST_1
 from ...recipes.errors import LineProblem, PromptError, short
 from ...recipes.listener import Heard
 from ...recipes.strict_json import JsonProblem, parse_object
@@ -242,7 +241,6 @@ class ChosenPrompts(Heard):
 
     def taken(self, where: object, count: int) -> Sequence[int]:
         """The places taken from `count`, in their own order; there must be enough."""
-        AT_LEAST_1.check(PromptError, "num_prompts", self.num_prompts, fix="give a larger number")
         if self.num_prompts is not None and count < self.num_prompts:
             what = f"expected at least {self.num_prompts} prompts, got {count}"
             fix = f"take fewer: --num-prompts {count}" if count else "give another source"

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..passes.memory import available_bytes
+from ..passes.devices import available_bytes
 from ..prompts.prompt_file import Prompt
 from ..traces.prompt_trace import PromptTrace
 from .continuing import MAX_LOGITS, Continuing, Together

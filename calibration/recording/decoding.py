@@ -12,8 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...quantize.files.torch_file import SpooledRows
-from ...recipes.decode import AT_LEAST_0, SHARE_OR_ALL
+from ...quantize.files.mapped_rows import SpooledRows
 from ...recipes.errors import TraceError
 from ..prompts.prompt_file import Prompt
 from ..traces.manifest import FeatureSpec, LogprobSpec, Sampling, TargetIdentity, TraceManifest
@@ -33,13 +32,6 @@ class Decoding:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        for name, value, allowed, fix in (
-            ("--temperature", self.temperature, AT_LEAST_0, "0 is greedy"),
-            ("--top-p", self.top_p, SHARE_OR_ALL, "1 keeps all tokens"),
-            ("--top-k", self.top_k, AT_LEAST_0, "give a whole number"),
-            ("--top-logprobs", self.num_top_logprobs, AT_LEAST_0, "give a whole number"),
-        ):
-            allowed.check(TraceError, name, value, fix=fix)
         if not self.sampled and (self.top_p, self.top_k) != (1, 0):
             raise TraceError(
                 "--temperature",

@@ -15,7 +15,6 @@ from ...quantize.files.hub import no_target
 from ...quantize.files.staging import check_output
 from ...quantize.pairing.features import OTHER_TARGET, misfits
 from ...quantize.stored.loading import LoadedDraft
-from ...recipes.decode import AT_LEAST_1
 from ...recipes.errors import TraceError, short, visible
 from ..passes.draft_inputs import default_aux_layer_ids
 from ..prompts.prompt_file import Prompt
@@ -314,8 +313,6 @@ class RecordingPlan:
         check_storage(self.storage)
         if self.table_ids is not None:
             TargetTables.find(self.target)
-        for name in ("max_new_tokens", "batch_size"):
-            AT_LEAST_1.check(TraceError, name, getattr(self, name), fix="give a larger number")
         fitted_prompts(self.prompts, self.shape, self.max_new_tokens)
 
     def output(

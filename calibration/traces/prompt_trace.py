@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...quantize.files.torch_file import row_blocks
+from ...quantize.files.mapped_rows import row_blocks
 from ...recipes.errors import TraceError
 from .manifest import FeatureDtype, TraceManifest
 

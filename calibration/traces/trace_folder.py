@@ -33,8 +33,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from typing_extensions import override
 
+from ...quantize.files.mapped_rows import BLOCK_ROWS, mapped_rows
 from ...quantize.files.safetensors_header import read_header
-from ...quantize.files.torch_file import BLOCK_ROWS, mapped_rows
 from ...quantize.stored.loading import CPU
 from ...recipes.brief import Brief
 from ...recipes.errors import TraceError

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ...quantize.files.checkpoint import UNVERIFIED
+from ...quantize.files.mapped_rows import row_blocks
 from ...quantize.files.safetensors_file import SafetensorsFile
 from ...quantize.files.safetensors_header import StoredTensor
 from ...quantize.files.staging import check_output, staged_output, write_text
-from ...quantize.files.torch_file import row_blocks
 from ...quantize.numerics.number_formats import FP8
 from ...recipes.errors import TraceError
 from .manifest import (

@@ -24,10 +24,10 @@ from ...recipes.listener import Progress, unseen
 from ..passes.draft_inputs import fused_features
 from ..recording.decoding import Decoding, continued, processed_logprobs
 from ..recording.target_shape import RecordingPlan, target_identity
+from ..traces.head_agreement import MAX_ROWS
 from ..traces.prompt_trace import PromptTrace
 from ..traces.target_tables import FINAL_NORM, HEAD, TargetTables
 from ..traces.trace_folder import TraceFolder
-from ..traces.trace_info import MAX_ROWS
 from .kept_recording import EngineSetup, KeptRecording, check_last_norm, kept_recording, plan_json
 from .states_file import read_features
 from .vllm_engines import (

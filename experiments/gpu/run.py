@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1] / "tests")]
 
 import torch  # noqa: E402
-from draftquant.calibration.passes.memory import resolve_device  # noqa: E402
+from draftquant.calibration.passes.devices import resolve_device  # noqa: E402
 from draftquant.recipes.errors import DeviceError  # noqa: E402
 from gpu.rows import Row, Run, markdown  # noqa: E402
 from gpu.same import encoders, verbs  # noqa: E402

@@ -19,8 +19,8 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1] / "tests")]
 
 import torch  # noqa: E402
+from draftquant.calibration.traces.feature_evidence import feature_evidence  # noqa: E402
 from draftquant.calibration.traces.trace_folder import TraceFolder  # noqa: E402
-from draftquant.calibration.traces.trace_info import feature_evidence  # noqa: E402
 from draftquant.scripts.cli import main as draftquant  # noqa: E402
 from draftquant.validate.served.common_steps import common_length  # noqa: E402
 from served.drafts import SERVED_PAIRS, Pair, record, record_by_engine  # noqa: E402

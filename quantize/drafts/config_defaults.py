@@ -1,9 +1,9 @@
 """Keys that a config.json lacks, and that the config class of its model_type fills in.
 
 Both engines build drafts from the attributes of that class. The rows of config_defaults.json are
-those of transformers 5.23.0, and of each engine's own classes where these differ, with the
-transformers version that it pins (vLLM 0.33.0 admits at most 5.20.2, SGLang 0.5.23 wants
-5.19.0). `scripts/dev/config_defaults.py` generates them, and a test repeats that.
+those of transformers 5.23.0 for language models, and of each engine's own classes where these
+differ, with the transformers version that it pins (vLLM 0.33.0 admits at most 5.20.2, SGLang 0.5.23
+wants 5.19.0). `scripts/dev/config_defaults.py` generates them.
 """
 
 import json

@@ -99,7 +99,7 @@ def with_values(answer: EngineCheck, found: Mapping[str, str]) -> EngineCheck:
     Args:
         found: its tensors with NaN or infinity, as `not_finite` returns them.
     """
-    from ..files.digests import MEND, lines_of
+    from ..files.finiteness import MEND, lines_of
 
     if not found:
         return answer

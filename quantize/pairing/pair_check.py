@@ -29,7 +29,7 @@ from ..engines.engine import Serving
 from ..engines.engine_check import check_checkpoint, with_maths, with_values
 from ..engines.versions import newest_engines
 from ..files.checkpoint import Checkpoint
-from ..files.digests import not_finite
+from ..files.finiteness import not_finite
 from ..files.hub import resolve_draft, resolve_target
 from ..gpus import architecture
 from ..lints.catalogue import lints_of_maths

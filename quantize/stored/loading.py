@@ -20,7 +20,7 @@ from ..drafts import Draft, Family, Row
 from ..drafts.draft_cache import CacheRounding, CacheScales
 from ..drafts.forward import DraftForward, OnInput
 from ..files.checkpoint import Checkpoint
-from ..files.digests import Finiteness, check_finite
+from ..files.finiteness import Finiteness, check_finite
 from ..files.safetensors_header import TensorInfo
 from .decoded_numbers import Bytes, floats, read_rows, read_whole
 from .layouts.scheme import Activations

@@ -16,7 +16,8 @@ from ...recipes.errors import CheckpointError
 from ..drafts import Draft, read_config
 from ..drafts.family import MOST_OF_NORM, norms_before
 from ..files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, Checkpoint
-from ..files.digests import Digest, Finiteness
+from ..files.digests import Digest
+from ..files.finiteness import Finiteness
 from ..files.provenance import Method
 from ..files.safetensors_header import TensorInfo
 from ..stored.decoded_numbers import floats, read_whole

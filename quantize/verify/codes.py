@@ -8,7 +8,8 @@ import numpy as np
 
 from ...recipes.errors import CheckpointError
 from ..files.checkpoint import Checkpoint
-from ..files.digests import Digest, problem_of
+from ..files.digests import Digest
+from ..files.finiteness import problem_of
 from ..files.safetensors_header import TensorInfo
 from ..stored.decoded_numbers import Bytes, Floats, blocks_of, floats, read_rows
 from ..stored.layouts.scheme import NIBBLES_PER_WORD, DeclaredScheme

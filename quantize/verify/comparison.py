@@ -20,7 +20,8 @@ from typing_extensions import override
 from ...recipes.brief import Brief, counted, megabytes
 from ...recipes.errors import VerifyError
 from ..files.checkpoint import Checkpoint, byte_blocks
-from ..files.digests import Digest, Finiteness, check_finite, tensor_digest
+from ..files.digests import Digest, tensor_digest
+from ..files.finiteness import Finiteness, check_finite
 from ..files.safetensors_header import WORKERS, TensorInfo
 
 

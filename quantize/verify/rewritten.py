@@ -13,7 +13,8 @@ import numpy as np
 from ..drafts import Row, read_draft
 from ..drafts.draft_cache import UNIT
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
-from ..files.digests import Digest, Finiteness, tensor_digest
+from ..files.digests import Digest, tensor_digest
+from ..files.finiteness import Finiteness
 from ..files.safetensors_header import FloatDtype, TensorInfo
 from ..stored.decoded_numbers import Floats, floats, read_rows, stored_scalar
 from ..stored.layouts.scheme import INVERTED

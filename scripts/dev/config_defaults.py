@@ -3,7 +3,7 @@
 Usage: `python scripts/dev/config_defaults.py` prints transformers' values here; in the engines'
 environments, with the transformers that each pins, `... vllm` and `... sglang` print those of
 their own classes. `python scripts/dev/config_defaults.py TRANSFORMERS VLLM SGLANG`, given the three
-outputs, writes the file. `tests/test_fix_config.py` asks transformers again.
+outputs, writes the file.
 """
 
 import importlib
@@ -96,9 +96,8 @@ def row(config_class: Any) -> dict[str, Any] | None:
         elif first == second and first is not NONE and first != PLAIN.get(key, NONE):
             found[key] = first
     types = layer_types(ask)
-    if types is None:
-        unclear.append("layer_types")
-    elif "sliding_attention" in types:
+    unclear += ["layer_types"] if types is None else []
+    if types and "sliding_attention" in types:
         found["layer_types"] = types
     rope = rotation(full[0], without(ask, PROBES[0], "rope_theta"))
     if rope is None:
@@ -187,8 +186,16 @@ def classes(engine: str | None) -> dict[str, Any]:
             importlib.import_module("sglang_platform").install("sm90")
         own = importlib.import_module(REGISTRIES[engine])._CONFIG_REGISTRY
     # Classes that other packages of this process have registered are not transformers' own.
-    names = [*(set(mapping.keys()) - set(mapping._extra_content)), *own]
-    return {name: own[name] if name in own else mapping[name] for name in names}
+    names = set(mapping.keys()) - set(mapping._extra_content)
+    return {name: mapping[name] for name in filter(is_language_model, names)} | dict(own)
+
+
+def is_language_model(model_type: str) -> bool:
+    """Whether a draft can have the type: text goes on, and no encoder of images or sound does."""
+    auto: Any = importlib.import_module("transformers.models.auto.modeling_auto")
+    known = {*auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "step3p5"}
+    known |= auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.keys()
+    return model_type in known or model_type.endswith("_text")
 
 
 def answers(engine: str | None) -> dict[str, Any]:

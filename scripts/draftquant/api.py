@@ -19,7 +19,6 @@ from .recipes.listener import Bar as Bar
 from .recipes.listener import Listener as Listener
 from .scripts.frame import reports
 from .scripts.frame.ears import ProgressListener as ProgressListener
-from .scripts.frame.keywords import explain
 from .scripts.verbs.card import card as card
 from .scripts.verbs.check import check as check
 from .scripts.verbs.clean import clean as clean
@@ -62,9 +61,6 @@ VERBS = tuple(sorted(name for name, value in globals().items() if hasattr(value,
 """The functions."""
 _TYPES = ("Bar", "DraftQuantError", "DraftQuantWarning", "Listener", "ProgressListener", "Recipe")
 __all__ = sorted({"VERBS", *VERBS, *_TYPES, *reports.__all__})
-
-for _name in VERBS:
-    explain(globals()[_name])
 
 if not TYPE_CHECKING:  # otherwise type checkers would take every name as existing
 

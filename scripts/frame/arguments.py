@@ -28,9 +28,9 @@ class Option:
     """What a field means, and how a command line gives it: `--num-draft-tokens K`, or `DRAFT`.
 
     Attributes:
-        help: what it means.
+        help: what it means; `$out` in it is what `out` is called where it is read (`explained`).
         place: placeholder of an argument that is given by its place.
-        value: placeholder of an option's value; None = the choices, or nothing for a flag.
+        value: placeholder of an option's value; None = the choices, or the field's last word.
         short: one letter, such as "-k".
         flag: the option's name, where it is not the field's.
         several: how several values are given.
@@ -55,6 +55,10 @@ class Option:
         """The name of a field on a command line: `--num-draft-tokens`, or `DRAFT`."""
         return self.place or self.flag or f"--{name.replace('_', '-')}"
 
+    def explained(self, names: Mapping[str, str]) -> str:
+        """What it means, with the names of other fields as a command line or a call has them."""
+        return Template(self.help).substitute(names)
+
 
 def options_for(verb: str, record: type, figures: Mapping[str, str]) -> dict[str, Option]:
     """Field -> its meaning, for all fields except the listener; positional ones first."""
@@ -72,7 +76,7 @@ def _rows() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
 
 def _option(row: Mapping[str, Any], figures: Mapping[str, str]) -> Option:
     said: dict[str, Any] = {
-        name: Template(cell).substitute(figures) if isinstance(cell, str) else cell
+        name: Template(cell).safe_substitute(figures) if isinstance(cell, str) else cell
         for name, cell in row.items()
     }
     if "reads" in said:

@@ -1,8 +1,8 @@
-"""Who listens to a verb: warnings are kept for its report, in the caller's words."""
+"""Who listens to a verb: warnings are kept for its report."""
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -14,11 +14,10 @@ ReportT = TypeVar("ReportT")
 
 
 class Ears(Listener):
-    """Passes everything on in the caller's words, and keeps the warnings, each once."""
+    """Passes everything on, and keeps the warnings, each once."""
 
-    def __init__(self, listener: Listener, words: Callable[[str], str] | None = None) -> None:
+    def __init__(self, listener: Listener) -> None:
         self._listener = listener
-        self._words = words
         self.warnings: tuple[str, ...] = ()
 
     @override
@@ -33,21 +32,17 @@ class Ears(Listener):
 
     @override
     def line(self, text: str) -> None:
-        self._listener.line(self._said(text))
+        self._listener.line(text)
 
     @override
     def warning(self, text: str) -> None:
-        said = self._said(text)
-        if said not in self.warnings:
-            self.warnings += (said,)
-            self._listener.warning(said)
+        if text not in self.warnings:
+            self.warnings += (text,)
+            self._listener.warning(text)
 
     @override
     def note(self, text: str) -> None:
-        self._listener.note(self._said(text))
-
-    def _said(self, text: str) -> str:
-        return text if self._words is None else self._words(text)
+        self._listener.note(text)
 
 
 def with_warnings(report: ReportT, warnings: Sequence[str]) -> ReportT:

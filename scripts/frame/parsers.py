@@ -60,9 +60,11 @@ class CommandParser(argparse.ArgumentParser):
         }
         hints = typing.get_type_hints(form.record)
         fields = {each.name: each for each in dataclasses.fields(form.record)}
+        names = {name: option.spelling(name) for name, option in form.options.items()}
         for name, option in form.options.items():
             needed = fields[name].default is fields[name].default_factory is dataclasses.MISSING
-            _add(alone.get(name, self), name, option, hints[name], needed=needed)
+            action = _add(alone.get(name, self), name, option, hints[name], needed=needed)
+            action.help = option.explained(names).replace("%", "%%")
 
     def format_help(self) -> str:
         """As in argparse, with commands in groups, common options in short, and examples."""
@@ -244,14 +246,14 @@ class CommandParser(argparse.ArgumentParser):
 
 def _add(
     parser: argparse._ActionsContainer, name: str, option: Option, hint: Any, *, needed: bool
-) -> None:
+) -> argparse.Action:
     """Add one field of settings as an argument; its words are kept unchanged."""
     kinds = [kind for kind in members(hint) if kind is not type(None)]
     origin = typing.get_origin(kinds[0]) or kinds[0]
     metavar: str | tuple[str, ...] | None = option.place or option.value
     if origin is Literal and metavar is None:
         metavar = f"{{{','.join(map(str, typing.get_args(kinds[0])))}}}"
-    given: dict[str, Any] = {"help": option.help.replace("%", "%%"), "default": argparse.SUPPRESS}
+    given: dict[str, Any] = {"default": argparse.SUPPRESS}
     if kinds == [bool]:
         given["action"] = "store_true"
     elif origin in (tuple, collections.abc.Sequence, collections.abc.Mapping):
@@ -264,13 +266,14 @@ def _add(
     elif option.place and not needed:
         given["nargs"] = "?"
     if kinds != [bool]:
-        given["metavar"] = metavar
+        given["metavar"] = metavar or name.rpartition("_")[2].upper()
     if option.place:
         action = parser.add_argument(name, **given)
     else:
         names = [option.spelling(name), *([option.short] if option.short else [])]
         action = parser.add_argument(*names, dest=name, required=needed, **given)
     action.offered = _offered(kinds)  # type: ignore[attr-defined]
+    return action
 
 
 def _offered(kinds: Sequence[Any]) -> tuple[object, ...] | type[Path] | None:

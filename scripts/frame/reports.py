@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from ...calibration.traces.sets import StoreReport as StoreReport
     from ...calibration.traces.trace_folder import TraceFolder as TraceFolder
     from ...calibration.traces.trace_info import TraceInfo as TraceInfo
-    from ...quantize.converting.dequantize_draft import DequantizeReport as DequantizeReport
-    from ...quantize.converting.transcode_draft import TranscodeReport as TranscodeReport
     from ...quantize.engines.contract import EngineCheck as EngineCheck
     from ...quantize.estimate.estimate_report import EstimateReport as EstimateReport
     from ...quantize.files.staging import CleanReport as CleanReport
@@ -20,7 +18,9 @@ if TYPE_CHECKING:
     from ...quantize.inspection import Inspection as Inspection
     from ...quantize.inspection import PlanReport as PlanReport
     from ...quantize.listed_recipes import ListedRecipe as ListedRecipe
+    from ...quantize.making.dequantize_draft import DequantizeReport as DequantizeReport
     from ...quantize.making.quantize_draft import QuantizeReport as QuantizeReport
+    from ...quantize.making.transcode_draft import TranscodeReport as TranscodeReport
     from ...quantize.making.unpickle_draft import Unpickled as Unpickled
     from ...quantize.pairing.pair_check import CheckReport as CheckReport
     from ...quantize.verify.comparison import VerifyReport as VerifyReport
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ...validate.judging.judgement import GateReport as GateReport
     from ...validate.measure.measurement import Measurement as Measurement
     from ...validate.parity.finding import Findings as Findings
-    from ...validate.parity.lm_eval_tasks import TaskSamples as TaskSamples
+    from ...validate.parity.task_samples import TaskSamples as TaskSamples
     from ...validate.report.document import Document as Document
     from ...validate.runs.golden_run import GoldenText as GoldenText
     from ...validate.runs.report_pages import WrittenReport as WrittenReport

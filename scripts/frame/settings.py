@@ -184,6 +184,12 @@ class Form(Generic[S]):
             raise WordsError(misfit)
         return typing.cast(S, settings)
 
+    def in_call(self, where: str) -> str:
+        """The place of an error in a Python call: `--tp` of `check` is `check(tp=)`."""
+        option, space, behind = where.partition(" ")
+        names = {each.spelling(name): name for name, each in self.options.items()}
+        return f"{self.verb}({names[option]}=){space}{behind}" if option in names else where
+
     def check(self, settings: S, called: Callable[[str, Option], str]) -> None:
         """Refuse numbers outside the bounds of their fields, then contradictory settings."""
         for name, option in self.options.items():

@@ -1,7 +1,7 @@
 """`verb`: the Python function of a verb, made from its settings and its implementation.
 
-The command runs it with decoded settings (`Command`). The function decodes its arguments,
-and words errors and warnings for a Python call.
+The command runs it with decoded settings (`Command`). The function decodes its arguments. Messages
+are the same for both, but for the place of an error that is an argument.
 """
 
 import dataclasses
@@ -19,7 +19,6 @@ from ...recipes.listener import Heard
 from .arguments import Option, meant, options_for
 from .console import print_json
 from .ears import Ears, usual_listener, with_warnings
-from .keywords import Keywords
 from .settings import CallError, Form
 
 P = ParamSpec("P")
@@ -76,14 +75,13 @@ def verb(
 
         def function(*args: Any, **kwargs: Any) -> R:
             given = {"listener": usual_listener()} | _bound(name, signature, args, kwargs)
-            words = Keywords(form)
             try:
                 settings = form.from_arguments(given)
                 _check_operands(settings)
-                ears = Ears(settings.listener, words)
+                ears = Ears(settings.listener)
                 report = run(dataclasses.replace(settings, listener=ears))
             except DraftQuantError as exc:
-                exc.reword(words, words.place)
+                exc.move(form.in_call(exc.where))
                 raise
             for text in getattr(report, "warnings", ()):
                 ears.warning(text)
@@ -187,10 +185,10 @@ def _bound(
 def documented(run: Callable[..., object], options: Mapping[str, Option]) -> str:
     """The documentation of `run` with that of its arguments, before what it returns."""
     own = inspect.getdoc(run) or ""
-    lines = []
+    lines, names = [], {name: f"{name}=" for name in options}
     for name, option in options.items():
         bounds = f" ({option.bounds})" if option.bounds is not None else ""
-        meaning = f"{name}: {option.help}{bounds}."
+        meaning = f"{name}: {option.explained(names)}{bounds}."
         filled = textwrap.fill(meaning, 92, subsequent_indent="    ")
         lines.append(textwrap.indent(filled, "    "))
     arguments = "\n".join(("Args:", *lines, "    listener: sees how far the run is."))

@@ -36,7 +36,7 @@ def dequantize(settings: DequantizeSettings) -> "reports.DequantizeReport":
     Raises:
         DraftQuantError: the folder is not quantized, or cannot be read; nothing is left behind.
     """
-    from ...quantize.converting.dequantize_draft import dequantize_draft, plan_dequantization
+    from ...quantize.making.dequantize_draft import dequantize_draft, plan_dequantization
 
     source = resolve_draft(str(settings.quantized), settings.subtree)
     dtype = None if settings.dtype is None else _DTYPES[settings.dtype]

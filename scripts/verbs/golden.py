@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ...validate.runs.judging_asked import GoldenRun
+from ...validate.runs.serving_asked import GoldenRun
 from ..frame import reports
 from ..frame.console import print_document, print_table, stderr, table
 from ..frame.verb import Command, verb

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from ...validate.runs.judging_asked import MeasureRun
+from ...validate.runs.serving_asked import MeasureRun
 from ..frame import reports
 from ..frame.console import print_table, stdout, table
 from ..frame.verb import Command, verb

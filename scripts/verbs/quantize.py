@@ -30,7 +30,7 @@ def quantize(settings: Quantizing) -> "reports.QuantizeReport":
         DraftQuantError: a stage failed: reading, planning, computing, writing or verifying. Nothing
             is left behind.
     """
-    from ...calibration.quantizing import quantize_as_asked
+    from ...calibration.runs.quantize_run import quantize_as_asked
 
     return quantize_as_asked(settings)
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ...calibration.record_asked import RecordRun
+from ...calibration.runs.record_asked import RecordRun
 from ..frame import reports
 from ..frame.console import megabytes, print_document, stdout
 from ..frame.verb import Command, verb
@@ -31,7 +31,7 @@ def record(settings: RecordRun) -> "reports.TraceFolder | str":
         DraftQuantError: the target, the draft, the prompts or a setting cannot be used, or the
             folder exists already.
     """
-    from ...calibration.record_run import record_asked
+    from ...calibration.runs.record_run import record_asked
 
     return record_asked(settings)
 

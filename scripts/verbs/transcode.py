@@ -35,7 +35,7 @@ def transcode(settings: TranscodeSettings) -> "reports.TranscodeReport":
     Raises:
         DraftQuantError: the layout cannot hold the quantized values; nothing is left behind.
     """
-    from ...quantize.converting.transcode_draft import plan_transcoding, transcode_draft
+    from ...quantize.making.transcode_draft import plan_transcoding, transcode_draft
 
     plan = plan_transcoding(
         resolve_draft(str(settings.quantized)),

@@ -4,14 +4,14 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ...validate.comparison.vocab_asked import VocabRun
+from ...validate.runs.vocab_asked import VocabRun
 from ..frame import reports
 from ..frame.console import megabytes, print_table, stderr, stdout, table
 from ..frame.verb import Command, verb
 
 if TYPE_CHECKING:
-    from ...calibration.vocabulary_rows import Choosing, ChosenRows
-    from ...quantize.vocabulary.cut_vocabulary import VocabularyReport
+    from ...calibration.vocabulary.cut_vocabulary import VocabularyReport
+    from ...calibration.vocabulary.vocabulary_rows import Choosing, ChosenRows
     from ...validate.comparison.size_curve import ChoiceCurve, SizeChange, SizeCurve
     from ...validate.comparison.size_estimate import MachineSpeeds, SizeEstimate, SizeSpeed
 
@@ -31,7 +31,7 @@ def vocab(settings: VocabRun) -> "reports.VocabReport":
         DraftQuantError: the draft, the traces or the counts cannot be read, do not belong together,
             or the vocabulary of this kind of draft cannot be cut.
     """
-    from ...validate.comparison.vocabulary_curve import vocabulary_as_asked
+    from ...validate.runs.vocab_run import vocabulary_as_asked
 
     return vocabulary_as_asked(settings)
 
@@ -44,7 +44,7 @@ def _show(report: "reports.VocabReport", _settings: object) -> None:
 
 
 def _mapping(report: "reports.VocabReport", _settings: object) -> dict[str, Any]:
-    from ...validate.comparison.vocabulary_curve import to_mapping
+    from ...validate.runs.vocab_run import to_mapping
 
     return to_mapping(report)
 

@@ -30,7 +30,7 @@ _TAKEN_OUT = (
     (re.compile(r"\.[\w-]+\.\d+-\d+-[0-9a-f]{12}\.staging"), "STAGING"),
     (re.compile(r"\b[0-9a-f]{16}-[0-9a-f]{32}\.safetensors"), "STATES"),
 )
-_PROGRESS = r"[^:\n]+(?: \d\.\d+)?: (?:\d+% after|done in|running for|\d+ in) .*"
+_PROGRESS = r"[^:\n]+(?: \d\.\d+)?: (?:\d+% after|done in|running for|\d+ in|[\d,.]+ MB in) .*"
 _LINES = re.compile(rf"^(?:{_PROGRESS}|memory (?:on|of) .*)\n", re.MULTILINE)
 _LONG = re.compile(_WHOLE + r"-?\d+\.\d{7,}(?:e[-+]?\d+)?")
 

@@ -28,8 +28,8 @@ from ...calibration.passes.draft_inputs import (
     work_of,
 )
 from ...calibration.passes.proposals import MAX_LOGITS, CountedRows, draft_ids_of
-from ...calibration.row_choice import RowOrder
 from ...calibration.traces.trace_folder import TraceFolder
+from ...calibration.vocabulary.row_choice import RowOrder
 from ...quantize.drafts.forward import BLOCK_ROWS
 from ...quantize.stored.loading import LoadedDraft
 from ..counting.acceptance_counts import AcceptanceCounts

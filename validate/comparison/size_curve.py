@@ -16,8 +16,14 @@ import numpy as np
 from typing_extensions import override
 
 from ...calibration.passes.draft_inputs import MAX_TOKENS
-from ...calibration.row_choice import RowChooser, RowOrder, SaidText, crosswise, said_texts
 from ...calibration.traces.trace_folder import TraceFolder
+from ...calibration.vocabulary.row_choice import (
+    RowChooser,
+    RowOrder,
+    SaidText,
+    crosswise,
+    said_texts,
+)
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes.brief import Brief
 from ..counting.draft_counts import PromptCounts

@@ -16,13 +16,13 @@ from math import prod
 
 from typing_extensions import override
 
-from ...calibration.vocabulary_rows import Choosing, ChosenRows
+from ...calibration.vocabulary.cut_vocabulary import VocabularyReport
+from ...calibration.vocabulary.vocabulary_rows import Choosing, ChosenRows
 from ...quantize.drafts import Draft, read_config
 from ...quantize.drafts.family import Row, TensorSpec
 from ...quantize.estimate.draft_step import draft_round, plain_weights, usual_context
 from ...quantize.estimate.work import Machine, Round, VerifyStep
 from ...quantize.files.safetensors_header import DTYPE_BYTES, TensorInfo
-from ...quantize.vocabulary.cut_vocabulary import VocabularyReport
 from ...recipes.brief import Brief
 from ...recipes.decode import AT_LEAST_1
 from ...recipes.errors import CheckpointError, EstimateError

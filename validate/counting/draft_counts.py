@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing_extensions import override
 
 from ...calibration.passes import DraftSampling
+from ...calibration.traces.feature_evidence import FeatureEvidence
 from ...calibration.traces.manifest import Sampling, TargetIdentity
-from ...calibration.traces.trace_info import FeatureEvidence
 from ...quantize.drafts.draft_cache import CacheScaleOrigin
 from ...recipes.brief import Brief
 from .acceptance_counts import AcceptanceCounts, ContextCounts, PromptKey, pooled

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...calibration.passes.computing import computing
 from ...calibration.passes.draft_inputs import proposals_of_batch, rows_along
-from ...calibration.passes.memory import computing
 from ...calibration.passes.proposals import Proposals
 from ...calibration.traces.prompt_trace import PromptTrace
 from ...calibration.traces.trace_folder import TraceFolder

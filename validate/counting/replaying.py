@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from ...calibration.passes import OnTraces, Passes
+from ...calibration.passes.devices import peak_bytes
 from ...calibration.passes.loaded_drafts import (
     LoadedForReplay,
     load_beside,
     load_for_replay,
     memory_of,
 )
-from ...calibration.passes.memory import peak_bytes
 from ...calibration.passes.on_traces import chosen_num_draft_tokens
 from ...calibration.passes.proposals import Proposals
 from ...calibration.passes.ray_tasks import check_equal, ray_tasks

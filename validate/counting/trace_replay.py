@@ -38,6 +38,7 @@ from ...calibration.passes.draft_inputs import (
     work_of,
 )
 from ...calibration.passes.proposals import Proposals, num_draft_tokens_fault
+from ...calibration.traces.feature_evidence import FeatureTally
 from ...calibration.traces.prompt_trace import PromptTrace
 from ...calibration.traces.related_prompts import (
     PromptText,
@@ -47,7 +48,6 @@ from ...calibration.traces.related_prompts import (
     related_groups,
 )
 from ...calibration.traces.trace_folder import TraceFolder
-from ...calibration.traces.trace_info import FeatureTally
 from ...quantize.drafts.draft_cache import scale_origin
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes.errors import ReplayError

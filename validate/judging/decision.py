@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from ...calibration.traces.trace_info import MIN_AGREEMENT
+from ...calibration.traces.head_agreement import MIN_AGREEMENT
 from ...recipes.brief import apart
 from ..counting.draft_counts import DraftCounts
 from ..counting.paired_change import PairedChange, RequiredPrompts, required_prompts

@@ -2,7 +2,6 @@
 
 import dataclasses
 import html
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -11,7 +10,7 @@ from typing_extensions import override
 
 from ...quantize.files.report_files import ReportFormat, check_reports, write_reports
 from ...recipes.brief import Brief
-from ...recipes.errors import GateError, OutputError
+from ...recipes.errors import GateError
 
 AnyPath = str | Path
 Inconclusive = Literal["error", "skipped"]
@@ -61,13 +60,9 @@ class Paged(Brief):
     ) -> tuple[Path, ...]:
         paths = {kind: Path(path) for kind, path in asked.items() if path is not None}
         texts = {kind: self._text(kind) for kind in paths}
-        try:
-            check_reports(paths, overwrite=overwrite)
-            written = {path: texts[kind](**given.get(kind, {})) for kind, path in paths.items()}
-            write_reports(written, overwrite=overwrite)
-        except OutputError as exc:
-            exc.reword(_keywords, _keywords)
-            raise
+        check_reports(paths, overwrite=overwrite)
+        written = {path: texts[kind](**given.get(kind, {})) for kind, path in paths.items()}
+        write_reports(written, overwrite=overwrite)
         return tuple(paths.values())
 
 
@@ -138,9 +133,5 @@ def _fields(report: Any) -> dict[str, Any]:
 
 
 def _restored(cls: type[Paged], fields: dict[str, Any], texts: Texts | None) -> Paged:
-    report = cls(**fields)
-    return report if texts is None else report.with_texts(texts)
-
-
-def _keywords(text: str) -> str:
-    return re.sub(r"--([a-z]+)", r"\1=", text).replace("report=", "json=")
+    found = cls(**fields)
+    return found if texts is None else found.with_texts(texts)

@@ -13,7 +13,7 @@ from scipy import optimize, stats
 from ...recipes.errors import ParityError
 from ..counting.paired_change import Bounded, pooled_mean
 from .finding import Limits, ParityFinding, judged, limits
-from .lm_eval_tasks import Directions, Item, TaskSamples
+from .task_samples import Directions, Item, TaskSamples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

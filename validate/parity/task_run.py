@@ -10,7 +10,6 @@ from typing import Any
 
 from typing_extensions import override
 
-from ...recipes.decode import AT_LEAST_0, AT_LEAST_1
 from ...recipes.errors import ParityError
 from ...recipes.listener import Heard
 from ...recipes.regular_file import AnyPath
@@ -59,11 +58,6 @@ class TaskRun(Heard):
     @override
     def check(self) -> None:
         """Refuse, before anything runs, what is out of range or missing."""
-        for name in ("concurrency", "max_retries", "timeout", "max_length", "limit"):
-            option = f"--{name.replace('_', '-')}"
-            AT_LEAST_1.check(ParityError, option, getattr(self, name), fix="leave it out")
-        remedy = "leave it out for the task's own"
-        AT_LEAST_0.check(ParityError, "--num-fewshot", self.num_fewshot, fix=remedy)
         for option, fits, what, fix in (
             ("--server", self.server.startswith(("http://", "https://")),
              f"expected an address, got {self.server}", "give http://HOST:PORT"),

@@ -13,7 +13,7 @@ from ..golden.golden_acceptance import ALL, Golden, read_golden
 from ..golden.grafana_dashboard import grafana_dashboard
 from ..golden.prometheus import Queries, check_window, limits_of, prometheus_rules
 from ..golden.synthetic import simulation
-from .judging_asked import GoldenRun
+from .serving_asked import GoldenRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -18,8 +18,8 @@ from ..measure.measurement import Measurement
 from ..measure.measurement_file import read_measurement
 from ..measure.measuring import MeasurePlan, Progress, ServerAddress, measure
 from ..measure.server_answers import Ask, get_protocol
-from .judging_asked import MeasureRun
 from .report_pages import draft_identity
+from .serving_asked import MeasureRun
 
 
 def measured(asked: MeasureRun) -> Measurement:

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from ...calibration.passes import Passes
+from ...calibration.passes.devices import resolve_device
 from ...calibration.passes.loaded_drafts import load_for_replay
-from ...calibration.passes.memory import resolve_device
 from ...calibration.passes.on_traces import chosen_num_draft_tokens, open_traces
 from ...calibration.prompts.prompt_file import PromptEncoder
 from ...calibration.prompts.prompt_source import chosen_prompts
@@ -22,7 +22,6 @@ from ..measure.measurement_file import read_measurement
 from ..parity.divergence_findings import divergence_findings
 from ..parity.draft_findings import check_limits, draft_agreement, draft_findings
 from ..parity.finding import MIN_PROMPTS, Findings, limits
-from ..parity.lm_eval_tasks import Directions, read_samples
 from ..parity.sampled_findings import (
     Scores,
     Text,
@@ -33,6 +32,7 @@ from ..parity.sampled_findings import (
     texts_of,
 )
 from ..parity.task_findings import task_findings
+from ..parity.task_samples import Directions, read_samples
 from ..served.served_gate import draft_sha256
 from .parity_asked import DivergenceRun, DraftParityRun, SampledRun, ScoringEngine, TasksRun
 from .report_pages import draft_identity

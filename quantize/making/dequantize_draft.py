@@ -21,13 +21,13 @@ from ..files.provenance_file import check_seal, read_provenance
 from ..files.publish import check_no_other_weights, publish
 from ..files.safetensors_file import SafetensorsFile
 from ..files.safetensors_header import FloatDtype, StoredTensor
-from ..making.folder_card import plain_card
-from ..making.rewriting import OutputPlan, OutputRewrite, quantized_source, side_files_without_codes
 from ..numerics.quantized_weight import rounded
 from ..planning.outputs import OutputTensors, copied
 from ..stored.linear import decoded_blocks
 from ..stored.stored_draft import StoredDraft, cache_scales
 from ..verify import Compared, DequantizedLinear, verify_dequantized
+from .folder_card import plain_card
+from .rewriting import OutputPlan, OutputRewrite, quantized_source, side_files_without_codes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

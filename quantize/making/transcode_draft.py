@@ -36,9 +36,6 @@ from ..files.publish import check_no_other_weights, json_texts, publish
 from ..files.safetensors_file import SafetensorsFile
 from ..layouts import check_head, check_layout, get_layout, named_heads
 from ..layouts.layout import rows_of_block
-from ..making.execute import store_linear
-from ..making.folder_card import renewed_card
-from ..making.rewriting import OutputPlan, OutputRewrite, quantized_source, side_files_without_codes
 from ..numerics.quantized_weight import TORCH_DTYPES, QuantizedWeight, carried
 from ..planning.outputs import OutputTensors, cache_outputs, copied
 from ..stored.decoded_numbers import blocks_of, stored_scalar
@@ -47,6 +44,9 @@ from ..stored.linear import StoredLinear, global_scale, input_groups, stored_sca
 from ..stored.stored_declaration import INPUT_SCALES, INVERSE_INPUT_SCALE
 from ..stored.stored_draft import StoredDraft, cache_scales, weight_format
 from ..verify import Compared, verify_transcoded
+from .execute import store_linear
+from .folder_card import renewed_card
+from .rewriting import OutputPlan, OutputRewrite, quantized_source, side_files_without_codes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -11,24 +11,23 @@ from pathlib import Path
 import torch
 from transformers.utils import logging
 
-from ..quantize.drafts import read_config
-from ..quantize.drafts.config_reader import with_text_config
-from ..quantize.files.checkpoint import CONFIG_FILE, Checkpoint
-from ..quantize.files.hub import folder_of
-from ..quantize.pairing.inherited import rotated_by
-from ..quantize.stored.loading import load_draft
-from ..recipes.listener import SILENT, Unit, beyond_kept
-from .passes.draft_inputs import mask_token_ids
-from .passes.memory import resolve_device
-from .passes.ray_tasks import Placed, ray_tasks
-from .prompts.prompt_file import Prompt, PromptEncoder
-from .prompts.prompt_source import ReadPrompts, chosen_prompts
-from .record_asked import RecordRun
-from .recording.conversations import Record, record_conversations, recorded_texts
-from .recording.decoding import Decoding
-from .recording.record_traces import FixedBatch, RecordedBatch, record_batch, record_traces
-from .recording.target_model import Placement, configured_shape, opened_target
-from .recording.target_shape import (
+from ...quantize.drafts import read_config
+from ...quantize.drafts.config_reader import with_text_config
+from ...quantize.files.checkpoint import CONFIG_FILE, Checkpoint
+from ...quantize.files.hub import folder_of
+from ...quantize.pairing.inherited import rotated_by
+from ...quantize.stored.loading import load_draft
+from ...recipes.listener import SILENT, Unit, beyond_kept
+from ..passes.devices import resolve_device
+from ..passes.draft_inputs import mask_token_ids
+from ..passes.ray_tasks import Placed, ray_tasks
+from ..prompts.prompt_file import Prompt, PromptEncoder
+from ..prompts.prompt_source import ReadPrompts, chosen_prompts
+from ..recording.conversations import Record, record_conversations, recorded_texts
+from ..recording.decoding import Decoding
+from ..recording.record_traces import FixedBatch, RecordedBatch, record_batch, record_traces
+from ..recording.target_model import Placement, configured_shape, opened_target
+from ..recording.target_shape import (
     RecordingPlan,
     TargetShape,
     check_draft_fits,
@@ -36,12 +35,13 @@ from .recording.target_shape import (
     end_token_ids,
     fitted_prompts,
 )
-from .traces.manifest import MANIFEST_FILE
-from .traces.stored_features import storage_of
-from .traces.target_tables import TargetTables
-from .traces.trace_folder import TraceFolder, file_sha256
-from .vllm.kept_recording import EngineSetup
-from .vllm.vllm_recording import Offline, Served, record_with_vllm
+from ..traces.manifest import MANIFEST_FILE
+from ..traces.stored_features import storage_of
+from ..traces.target_tables import TargetTables
+from ..traces.trace_folder import TraceFolder, file_sha256
+from ..vllm.kept_recording import EngineSetup
+from ..vllm.vllm_recording import Offline, Served, record_with_vllm
+from .record_asked import RecordRun
 
 
 def record_asked(asked: RecordRun) -> TraceFolder | str:
@@ -49,7 +49,8 @@ def record_asked(asked: RecordRun) -> TraceFolder | str:
     logging.disable_progress_bar()  # type: ignore[no-untyped-call] # one bar is enough
     logging.set_verbosity_error()  # type: ignore[no-untyped-call] # missing weights are our error
     _warn_of_a_rotated_target(asked)
-    plan = _with_prompts(_plan(asked), asked)
+    device = resolve_device(asked.device)
+    plan = _with_prompts(_plan(asked, device), asked)
     if asked.print_server_args:
         assert asked.shared is not None  # see `RecordRun.check`
         return EngineSetup(plan, Path(asked.shared), dict(asked.engine_args or {})).command()
@@ -57,7 +58,7 @@ def record_asked(asked: RecordRun) -> TraceFolder | str:
     unit: Unit = "items" if asked.engine == "vllm" else "work"
     turns = itertools.count(1)
     with ExitStack() as stack:
-        elsewhere = stack.enter_context(_ray(asked)) if asked.ray else None
+        elsewhere = stack.enter_context(_ray(asked, device)) if asked.ray else None
         bar = stack.enter_context(asked.listener.bar("record", len(plan.prompts), unit))
 
         def records(some: Sequence[Prompt], folder: Path) -> TraceFolder:
@@ -67,7 +68,6 @@ def record_asked(asked: RecordRun) -> TraceFolder | str:
             if asked.engine == "vllm":
                 show = beyond_kept(bar)
                 return record_with_vllm(these, _source(asked), folder, on_progress=show)
-            device = resolve_device(asked.device)
             return record_traces(
                 these,
                 folder,
@@ -93,9 +93,8 @@ def _warn_of_a_rotated_target(asked: RecordRun) -> None:
         )
 
 
-def _plan(asked: RecordRun) -> RecordingPlan:
-    device, shape = resolve_device(asked.device), shape_of(asked)
-    given, fuse_with = asked.aux_layer_ids, None
+def _plan(asked: RecordRun, device: torch.device) -> RecordingPlan:
+    shape, given, fuse_with = shape_of(asked), asked.aux_layer_ids, None
     aux_layer_ids = None if given is None else tuple(given)
     table_ids = tuple(asked.table_ids)
     if asked.draft:
@@ -132,10 +131,11 @@ def _plan(asked: RecordRun) -> RecordingPlan:
     )
 
 
-def _ray(asked: RecordRun) -> AbstractContextManager[Placed[FixedBatch, RecordedBatch]]:
+def _ray(
+    asked: RecordRun, device: torch.device
+) -> AbstractContextManager[Placed[FixedBatch, RecordedBatch]]:
     """Inside the block, the requested cluster records fixed batches."""
     assert asked.ray is not None  # the caller checks
-    device = resolve_device(asked.device)
     sent = dataclasses.replace(
         asked,
         listener=SILENT,
@@ -149,8 +149,8 @@ def _ray(asked: RecordRun) -> AbstractContextManager[Placed[FixedBatch, Recorded
 @contextmanager
 def _open_recording(asked: RecordRun) -> Iterator[Callable[[FixedBatch], RecordedBatch]]:
     """In a worker: load the target; the yielded function records a batch."""
-    plan, scratch = _plan(asked), Path(tempfile.gettempdir())
-    placement = Placement(device=resolve_device(asked.device))
+    device, scratch = resolve_device(asked.device), Path(tempfile.gettempdir())
+    plan, placement = _plan(asked, device), Placement(device=device)
     with opened_target(plan, placement, beside=scratch) as opened:
         yield partial(record_batch, opened, plan, scratch)
 

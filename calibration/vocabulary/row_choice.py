@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..recipes.errors import CalibrationError, short
-from ..recipes.regular_file import read_text
-from ..recipes.strict_json import parse_json, reading
-from .traces.related_prompts import related_groups, text_of
-from .traces.trace_folder import TraceFolder
+from ...recipes.errors import CalibrationError, short
+from ...recipes.regular_file import read_text
+from ...recipes.strict_json import parse_json, reading
+from ..traces.related_prompts import related_groups, text_of
+from ..traces.trace_folder import TraceFolder
 
 # A verify step follows a token that is already committed, so the first token of a continuation,
 # which comes from the prefill, is never proposed; all later ones are, and are counted. Tokens of

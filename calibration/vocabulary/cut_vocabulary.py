@@ -12,22 +12,22 @@ import numpy as np
 import torch
 from typing_extensions import override
 
+from ...quantize.files import provenance as records
+from ...quantize.files.card_text import CARD_FILE, is_ours, read_card, split_front
+from ...quantize.files.checkpoint import PROVENANCE_FILE, open_weights, pread_exactly
+from ...quantize.files.digests import tensor_digest
+from ...quantize.files.hub import DraftSource, recorded_argv
+from ...quantize.files.provenance_file import check_seal, quantization_of, read_provenance
+from ...quantize.files.publish import check_no_other_weights, publish
+from ...quantize.files.safetensors_file import SafetensorsFile
+from ...quantize.making.folder_card import renewed_card
+from ...quantize.making.rewriting import OutputRewrite
+from ...quantize.planning.outputs import OutputTensors
+from ...quantize.stored.stored_draft import StoredDraft
+from ...quantize.verify import VerifyReport, verify_cut
 from ...recipes.brief import Brief, megabytes
 from ...recipes.errors import CheckpointError
 from ...recipes.packages import package_version
-from ..files import provenance as records
-from ..files.card_text import CARD_FILE, is_ours, read_card, split_front
-from ..files.checkpoint import PROVENANCE_FILE, open_weights, pread_exactly
-from ..files.digests import tensor_digest
-from ..files.hub import DraftSource, recorded_argv
-from ..files.provenance_file import check_seal, quantization_of, read_provenance
-from ..files.publish import check_no_other_weights, publish
-from ..files.safetensors_file import SafetensorsFile
-from ..making.folder_card import renewed_card
-from ..making.rewriting import OutputRewrite
-from ..planning.outputs import OutputTensors
-from ..stored.stored_draft import StoredDraft
-from ..verify import VerifyReport, verify_cut
 from .cut_plan import CutPlan, Ids, RowsOf, plan_cut
 
 

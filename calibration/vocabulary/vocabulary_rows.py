@@ -6,25 +6,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..quantize.asked import Quantizing
-from ..quantize.drafts import Draft
-from ..quantize.drafts.geometry import MAP
-from ..quantize.files.checkpoint import CONFIG_FILE, read_json_object
-from ..quantize.files.hub import DraftSource, no_target, running_argv
-from ..quantize.files.provenance import VocabularyChoice, VocabularyCut
-from ..quantize.files.provenance_file import cuts_of, read_provenance
-from ..quantize.files.publish import SPARE_BYTES
-from ..quantize.files.staging import check_output, staged_source
-from ..quantize.inspection import open_draft
-from ..quantize.making.preparing import check_source
-from ..quantize.planning.quantization_plan import make_plan
-from ..quantize.stored.stored_draft import StoredDraft
-from ..quantize.vocabulary.cut_plan import TREE_WIDTH, check_may_be_cut, plan_cut, stored_target_ids
-from ..quantize.vocabulary.cut_vocabulary import VocabularyReport, cut_vocabulary
-from ..recipes import Recipe
-from ..recipes.errors import CalibrationError
-from ..recipes.listener import Listener
-from ..recipes.regular_file import optional_path
+from ...quantize.asked import Quantizing
+from ...quantize.drafts import Draft
+from ...quantize.drafts.geometry import MAP
+from ...quantize.files.checkpoint import CONFIG_FILE, read_json_object
+from ...quantize.files.hub import DraftSource, no_target, running_argv
+from ...quantize.files.provenance import VocabularyChoice, VocabularyCut
+from ...quantize.files.provenance_file import cuts_of, read_provenance
+from ...quantize.files.publish import SPARE_BYTES
+from ...quantize.files.staging import check_output, staged_source
+from ...quantize.inspection import open_draft
+from ...quantize.making.preparing import check_source
+from ...quantize.planning.quantization_plan import make_plan
+from ...quantize.stored.stored_draft import StoredDraft
+from ...recipes import Recipe
+from ...recipes.errors import CalibrationError
+from ...recipes.listener import Listener
+from ...recipes.regular_file import optional_path
+from ..traces.held_out import seen_prompts
+from ..traces.trace_folder import TraceFolder, file_sha256
+from .cut_plan import TREE_WIDTH, check_may_be_cut, plan_cut, stored_target_ids
+from .cut_vocabulary import VocabularyReport, cut_vocabulary
 from .row_choice import (
     HeldOutCoverage,
     RowChooser,
@@ -34,8 +36,6 @@ from .row_choice import (
     read_general_counts,
     said_texts,
 )
-from .traces.held_out import seen_prompts
-from .traces.trace_folder import TraceFolder, file_sha256
 
 _KEYS = ("eos_token_id", "bos_token_id")
 _TEXT = "text_config"  # where the config of a multimodal target has that of its language model

@@ -7,11 +7,11 @@ from typing import Literal
 
 from typing_extensions import override
 
-from ..quantize.files.hub import Reference
-from ..recipes.errors import TraceError
-from ..recipes.regular_file import AnyPath
-from .prompts.prompt_forms import ChosenPrompts
-from .traces.manifest import FeatureDtype, StorageChoice, TooLong
+from ...quantize.files.hub import Reference
+from ...recipes.errors import TraceError
+from ...recipes.regular_file import AnyPath
+from ..prompts.prompt_forms import ChosenPrompts
+from ..traces.manifest import FeatureDtype, StorageChoice, TooLong
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class RecordRun(ChosenPrompts):
     @property
     def stored_in(self) -> FeatureDtype:
         """The dtype of the traces: a BF16 target's output is rounded as where it serves."""
-        from .recording.target_shape import has_bf16_weights
+        from ..recording.target_shape import has_bf16_weights
 
         if self.dtype is None and has_bf16_weights(Path(self.target)):
             return "bfloat16"

@@ -1,4 +1,4 @@
-"""The value of a head's rows by their number: the curve, times on GPUs, and both as JSON."""
+"""`vocab`, whole: writes rows of a head, or the curve of their value, with times on GPUs."""
 
 import dataclasses
 import math
@@ -9,7 +9,7 @@ from typing import Any
 from ...calibration.passes.loaded_drafts import load_for_replay
 from ...calibration.passes.on_traces import chosen_num_draft_tokens, open_traces
 from ...calibration.traces.held_out import seen_continuations, seen_prompts
-from ...calibration.vocabulary_rows import (
+from ...calibration.vocabulary.vocabulary_rows import (
     Choosing,
     RowsAsked,
     check_same_target,
@@ -23,8 +23,8 @@ from ...quantize.files.staging import check_output
 from ...quantize.gpus import named_gpu
 from ...recipes.errors import EstimateError
 from ...recipes.regular_file import optional_path
-from .size_curve import drawing, size_curve, usual_sizes
-from .size_estimate import (
+from ..comparison.size_curve import drawing, size_curve, usual_sizes
+from ..comparison.size_estimate import (
     MachineSpeeds,
     ServingSpeeds,
     SizeEstimate,

@@ -12,20 +12,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ...quantize.drafts import Draft, Row, read_config, read_draft
+from ...quantize.drafts.family import LAYER_CONFIG
+from ...quantize.drafts.geometry import MAP, MASK, SIZE_KEY
+from ...quantize.files.checkpoint import CONFIG_FILE, Checkpoint
+from ...quantize.files.safetensors_header import StoredTensor, TensorInfo
+from ...quantize.lints.value_lints import check_vocabulary_map, vocabulary_map
+from ...quantize.making.rewriting import OutputPlan
+from ...quantize.planning.outputs import copied
+from ...quantize.stored.decoded_numbers import read_integers, read_whole
+from ...quantize.stored.stored_declaration import stored_parts
+from ...quantize.stored.stored_draft import StoredDraft
+from ...quantize.stored.stored_tables import HEAD, StoredTables
 from ...recipes.brief import first_of
 from ...recipes.errors import CheckpointError, LayoutError, PlanError, short
-from ..drafts import Draft, Row, read_config, read_draft
-from ..drafts.family import LAYER_CONFIG
-from ..drafts.geometry import MAP, MASK, SIZE_KEY
-from ..files.checkpoint import CONFIG_FILE, Checkpoint
-from ..files.safetensors_header import StoredTensor, TensorInfo
-from ..lints.value_lints import check_vocabulary_map, vocabulary_map
-from ..making.rewriting import OutputPlan
-from ..planning.outputs import copied
-from ..stored.decoded_numbers import read_integers, read_whole
-from ..stored.stored_declaration import stored_parts
-from ..stored.stored_draft import StoredDraft
-from ..stored.stored_tables import HEAD, StoredTables
 
 TREE_WIDTH = 10
 """Most likely tokens that engines ask a draft for in one step: EAGLE-2's trees use 10."""

@@ -7,37 +7,37 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from ..quantize.asked import Quantizing
-from ..quantize.drafts.family import Lint
-from ..quantize.engines.plan_verdicts import nothing_loads, planned_verdicts
-from ..quantize.files.hub import DraftSource, running_argv
-from ..quantize.files.staging import check_output
-from ..quantize.inspection import open_draft
-from ..quantize.lints.catalogue import find_lints
-from ..quantize.making.preparing import check_tables, checked_measured
-from ..quantize.making.quantize_draft import QuantizeReport, quantize_draft
-from ..quantize.pairing.pair_check import loads_beside
-from ..quantize.planning.quantization_plan import (
+from ...quantize.asked import Quantizing
+from ...quantize.drafts.family import Lint
+from ...quantize.engines.plan_verdicts import nothing_loads, planned_verdicts
+from ...quantize.files.hub import DraftSource, running_argv
+from ...quantize.files.staging import check_output
+from ...quantize.inspection import open_draft
+from ...quantize.lints.catalogue import find_lints
+from ...quantize.making.preparing import check_tables, checked_measured
+from ...quantize.making.quantize_draft import QuantizeReport, quantize_draft
+from ...quantize.pairing.pair_check import loads_beside
+from ...quantize.planning.quantization_plan import (
     NOTHING_MEASURED,
     MeasuredInputs,
     Plan,
     Step,
     make_plan,
 )
-from ..recipes.chosen_recipe import chosen_recipe
-from ..recipes.errors import CheckpointError
-from ..recipes.listener import Bar, Listener, Progress, beyond_kept
-from ..recipes.regular_file import optional_path
-from .linear_inputs.plan_inputs import few_for_correction, measured_inputs, need_of, why_unused
-from .linear_inputs.static_scales import constant_scales
-from .measured_cache import measure_cache_scales
-from .passes.draft_inputs import DraftRun
-from .passes.memory import resolve_device
-from .passes.on_traces import draft_on_traces, open_traces
-from .rounding.learn import learned_codes
-from .rounding.learned_state import LearnedCodes, LearningProgress, LearningSettings
-from .traces.trace_info import feature_evidence
-from .vocabulary_rows import with_chosen_rows
+from ...recipes.chosen_recipe import chosen_recipe
+from ...recipes.errors import CheckpointError
+from ...recipes.listener import Bar, Listener, Progress, beyond_kept
+from ...recipes.regular_file import optional_path
+from ..linear_inputs.plan_inputs import few_for_correction, measured_inputs, need_of, why_unused
+from ..linear_inputs.static_scales import constant_scales
+from ..measured_cache import measure_cache_scales
+from ..passes.devices import resolve_device
+from ..passes.draft_inputs import DraftRun
+from ..passes.on_traces import draft_on_traces, open_traces
+from ..rounding.learn import learned_codes
+from ..rounding.learned_state import LearnedCodes, LearningProgress, LearningSettings
+from ..traces.feature_evidence import feature_evidence
+from ..vocabulary.vocabulary_rows import with_chosen_rows
 
 
 def quantize_as_asked(asked: Quantizing) -> QuantizeReport:

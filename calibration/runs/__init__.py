@@ -1,0 +1,1 @@
+"""Runs of verbs that need traces, whole: `quantize` and `record`."""

@@ -1,1 +1,0 @@
-"""Writing existing quantized values in another layout or storage dtype."""

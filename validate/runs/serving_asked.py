@@ -1,0 +1,118 @@
+"""What is asked of servers, and of golden acceptance: records whose fields are options."""
+
+import typing
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Literal
+
+from typing_extensions import override
+
+from ...calibration.prompts.prompt_forms import ChosenPrompts
+from ...quantize.files.hub import Reference
+from ...quantize.files.report_files import check_reports
+from ...recipes.errors import GoldenError, MeasureError
+from ...recipes.listener import Heard
+from ...recipes.regular_file import AnyPath
+from ..measure.measurement import EngineName
+from .judging_asked import given
+
+_NEEDED = {
+    "server": "--server http://HOST:PORT",
+    "engine": f"--engine {' or '.join(typing.get_args(EngineName))}, as the server runs",
+    "prompts": "--prompts FILE",
+    "out": "--out FILE",
+}
+
+
+@dataclass(frozen=True)
+class MeasureRun(ChosenPrompts):
+    """Which server is asked what, or which measurement is shown; fields as the options."""
+
+    _: KW_ONLY
+    server: str | None = None
+    engine: EngineName | None = None
+    prompts: AnyPath | None = None
+    out: AnyPath | None = None
+    show: AnyPath | None = None
+    tokenizer: AnyPath | None = None
+    draft: Reference | None = None
+    served_as: str | None = None
+    model: str | None = None
+    max_new_tokens: int = 128
+    ignore_eos: bool = False
+    temperature: float = 0
+    top_p: float = 1
+    top_k: int = 0
+    seed: int = 0
+    top_logprobs: int = 0
+    concurrency: int = 8
+    warm_up: int = 0
+    max_requests_per_second: float | None = None
+    timeout: float = 600
+    attempts: int = 6
+    golden: AnyPath | None = None
+    overwrite: bool = False
+
+    @override
+    def check(self) -> None:
+        """Check that one of the two is requested, and has what it needs."""
+        check_reports(given({"golden": self.golden}), overwrite=self.overwrite)
+        if self.show is not None:
+            return
+        if self.served_as is not None and not self.draft:
+            raise MeasureError("--served-as", "is another name of --draft", fix="add --draft DRAFT")
+        missing = [name for name in _NEEDED if getattr(self, name) is None]
+        if missing:
+            fix = f"give {_NEEDED[missing[0]]}; or --show MEASUREMENT to look at one"
+            raise MeasureError(f"--{missing[0]}", "is needed to measure a server", fix=fix)
+
+
+Form = Literal["vllm", "sglang", "tensorrt-llm", "prometheus", "grafana"]
+_MONITORED: tuple[Form, ...] = ("prometheus", "grafana")
+_TAKEN_BY: Mapping[str, tuple[Form, ...]] = {
+    "engine": _MONITORED,
+    "model": ("prometheus",),  # a dashboard lets its reader choose among the served targets
+    "category_label": _MONITORED,
+    "max_drop": _MONITORED,
+    "window": ("prometheus",),
+}
+"""Options that only these forms use."""
+
+
+@dataclass(frozen=True)
+class GoldenRun(Heard):
+    """Which golden acceptance becomes what, and for which traffic; fields as the options."""
+
+    golden: AnyPath
+    _: KW_ONLY
+    to: Form | None = None
+    category: str | None = None
+    category_label: str | None = None
+    engine: EngineName | None = None
+    model: str | None = None
+    max_drop: float = 0.01
+    window: str = "1h"
+    out: AnyPath | None = None
+    overwrite: bool = False
+
+    @override
+    def check(self) -> None:
+        """Check that the requested form has what it needs."""
+        for name, forms in _TAKEN_BY.items():
+            given = getattr(self, name) != self.__dataclass_fields__[name].default
+            if given and self.to not in forms:
+                option = f"--{name.replace('_', '-')}"
+                raise GoldenError(option, f"is for --for {' and '.join(forms)} alone",
+                                  fix="leave it out, or ask for what takes it")  # fmt: skip
+        if self.model is not None and not (self.model and self.model.isprintable()):
+            raise GoldenError(
+                "--model",
+                f"expected a name, got {self.model!r}",
+                fix="give the name under which the target is served",
+            )
+        if self.to is None and self.out is not None:
+            raise GoldenError(
+                "--out",
+                "needs --for, which says what to write",
+                fix="add --for prometheus, for example",
+            )
