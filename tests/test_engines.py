@@ -25,6 +25,7 @@ from draftquant.quantize.engines.contract import (
 )
 from draftquant.quantize.engines.engine import Engine
 from draftquant.quantize.engines.excludes import exact_or_regex
+from draftquant.quantize.engines.linear_scheme import Signature
 from draftquant.quantize.engines.vllm_rules import Vllm
 from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
@@ -303,8 +304,8 @@ class Later(Vllm):
     """VLLM as 0.33.0, but for INT4 per channel and an architecture."""
 
     @override
-    def row(self, signature: str, arch: str) -> Scheme | None:
-        if signature == "quark int4 channel none":
+    def row(self, signature: Signature, arch: str) -> Scheme | None:
+        if str(signature) == "quark int4 channel none":
             return Scheme("QuarkW4A16Int4")
         return Vllm.row(self, signature, arch)
 
