@@ -164,16 +164,6 @@ def test_a_declaration_of_any_shape_is_answered_or_refused(tmp_path: Path) -> No
                 assert set(said) <= set(typing.get_args(Verdict))
 
 
-def test_names_decide_nothing_under_a_method_that_is_not_read(tmp_path: Path) -> None:
-    row = rows_of("imitated by hand")["lm-gptq"]
-    declared = {**row["config"]["quantization_config"], "sym": "maybe"}
-    answers = {"UNKNOWN": [f"{engine} sm90 1" for engine in ("vllm", "sglang")]}
-    row = {**row, "config": {**row["config"], "quantization_config": declared}, "answers": answers}
-    for _, _, said in folder_rows.predictions(row, tmp_path):
-        assert said.verdict == "UNKNOWN"
-        assert "no module or parameter" not in (said.error or "")
-
-
 def test_fix_config_writes_the_name_that_both_engines_have(tmp_path: Path) -> None:
     builders: dict[str, Any] = {
         "LlamaForCausalLMEagle3": tiny_eagle3_llama,

@@ -65,11 +65,6 @@ V4: Shapes = {
     "mtp.0.fc_embedding.weight": (WIDTH, WIDTH),
     "mtp.0.hc_head_fn": (4, 4 * WIDTH),
 }
-V4_HEADS: Shapes = {
-    "mtp.0.main_proj.weight": (WIDTH, 3 * WIDTH),
-    "mtp.0.markov_head.markov_w1.weight": (WORDS, 16),
-    "mtp.0.confidence_head.proj.weight": (1, WIDTH + 16),
-}
 STRANGE = "model.layers.0.strange.weight"
 DRAFTS: Mapping[str, tuple[dict[str, Any], Shapes]] = {
     "medusa": ({"medusa_num_heads": 2}, MEDUSA),
@@ -77,27 +72,16 @@ DRAFTS: Mapping[str, tuple[dict[str, Any], Shapes]] = {
     "experts": ({"architectures": ["UnheardMTP"]}, EXPERTS),
     "gemma": ({"architectures": ["Gemma4AssistantForCausalLM"]}, GEMMA),
     "v4": ({"architectures": ["DeepSeekV4MTPModel"]}, V4),
-    "v4 dspark": ({"architectures": ["DSparkDeepseekV4ForCausalLM"]}, {**V4, **V4_HEADS}),
-    "step5": ({"architectures": ["Step5MTP"]}, EXPERTS),
-    "qwen4": ({"architectures": ["Qwen4ExpMTP"]}, EXPERTS),
-    "generic": ({"architectures": ["UnheardForCausalLM"], "num_mtp_layers": 1}, EXPERTS),
     "strange": ({"architectures": ["UnheardMTP"]}, {**EAGLE, STRANGE: (WIDTH, WIDTH)}),
 }
 ROLES = {
     "medusa": {"mlp": 2, "norm": 2, "head": 2},
     "eagle": {"attention": 4, "mlp": 3, "norm": 1, "fusion": 1, "embedding": 1},
     "experts": {"attention": 4, "mlp": 9, "norm": 1, "router": 1, "fusion": 1, "other": 1},
-    "gemma": {
-        "attention": 2,
-        "mlp": 3,
-        "norm": 1,
-        "fusion": 2,
-        "proposal": 1,
-        "embedding": 1,
-        "other": 1,
-    },
+    "gemma": {"attention": 2, "mlp": 3, "norm": 1, "fusion": 2, "proposal": 1, "embedding": 1,
+              "other": 1},
     "v4": {"attention": 5, "mlp": 2, "norm": 1, "router": 1, "fusion": 3, "other": 2},
-}
+}  # fmt: skip
 TRACELESS = [
     name
     for name, recipe in ((n, load_recipe(n)) for n in built_in_recipes())

@@ -31,7 +31,7 @@ EXIT_CODES: Mapping[Verdict, int] = {"LOADS": 0, "LOADS BUT WRONG": 1, "REFUSED"
 FROM_WORST: tuple[Verdict, ...] = ("REFUSED", "LOADS BUT WRONG", "UNKNOWN", "LOADS")
 """A certain fault decides what is said of one engine, the best what is said of several."""
 
-TRY = "try it in the server, or ask vLLM or SGLang itself: draftquant check DRAFT --ask"
+TRY = "ask vLLM or SGLang itself (draftquant check DRAFT --ask), or try it in the server"
 """What to do about most of what is UNKNOWN."""
 STAGES: tuple[Stage, ...] = ("config", "init", "load", "unknown", "wrong", "after load")
 """Findings in the order in which they decide. An unknown may be an error of loading, so it precedes
@@ -130,7 +130,7 @@ class Question(ServedDraft):
     @override
     def is_nvfp4_of_modelopt(self) -> bool:
         found = self.signature
-        return found is not None and (found.layout, found.dtype) == ("modelopt", "nvfp4")
+        return found is not None and holds({"layout": "modelopt", "dtype": "nvfp4"}, found)
 
     def names_of_parts(self, module: Module) -> tuple[str, ...]:
         """Names of the parts of a fused linear by which a declaration may mean it; else none.

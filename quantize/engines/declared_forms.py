@@ -29,7 +29,7 @@ from .linear_scheme import (
     LinearScheme,
     Signature,
     Size,
-    StoredTensor,
+    TensorForm,
     scheme_of_tensors,
 )
 
@@ -137,6 +137,8 @@ def _understood(found: RawDeclaration, method: str) -> dict[str, Any]:
 
 _OF_ONE_FORMAT = frozenset({"auto-round"})
 """Layouts for which engines were asked with one format for all linears."""
+_SAYS_SYMMETRIC = {("awq", True)}
+_AS_AWQ = {("auto-round", "reorder")}
 
 
 def of_declared(scheme: DeclaredScheme) -> LinearScheme:
@@ -152,8 +154,8 @@ def of_declared(scheme: DeclaredScheme) -> LinearScheme:
             group_size=(scheme.group_size or 0) if in_groups else 0,
             activations=scheme.activations,
             zero_points=scheme.asymmetric,
-            says_symmetric=layout.name == "awq" and layout.declares_symmetry,
-            as_awq=layout.name == "auto-round" and scheme.pack_method == "reorder",
+            says_symmetric=(layout.name, layout.declares_symmetry) in _SAYS_SYMMETRIC,
+            as_awq=(layout.name, scheme.pack_method) in _AS_AWQ,
             of_fp8=scheme.first_stage is not None,
         ),
         suffix=layout.weight_suffix(scheme),
@@ -187,21 +189,21 @@ def mapping(key: str, value: object) -> Declared:
 # ---- Kinds that this package does not decode
 
 _BYTES = ("U8",)
-_SCALES_OF_16 = StoredTensor("weight_scale", FP8, (ROWS, Size("columns", 16)))
-_POWERS_OF_32 = StoredTensor("weight_scale", _BYTES, (ROWS, Size("columns", 32)))
-_FP4, _FP8 = (StoredTensor("weight", kind, (ROWS, last)) for kind, last in (
+_SCALES_OF_16 = TensorForm("weight_scale", FP8, (ROWS, Size("columns", 16)))
+_POWERS_OF_32 = TensorForm("weight_scale", _BYTES, (ROWS, Size("columns", 32)))
+_FP4, _FP8 = (TensorForm("weight", kind, (ROWS, last)) for kind, last in (
     (_BYTES, PAIRS), (FP8, COLUMNS),
 ))  # fmt: skip
 
 
-def _fp32(suffix: str, *shape: Size | int) -> StoredTensor:
-    return StoredTensor(suffix, ("F32",), shape)
+def _fp32(suffix: str, *shape: Size | int) -> TensorForm:
+    return TensorForm(suffix, ("F32",), shape)
 
 
 def _of_modelopt(algorithm: str) -> LinearScheme:
     """Those that engines have: `modelopt.py` of vLLM."""
 
-    def scheme(dtype: str, granularity: str, activations: str, *scales: StoredTensor) -> Any:
+    def scheme(dtype: str, granularity: str, activations: str, *scales: TensorForm) -> Any:
         size = {"nvfp4": 16, "mxfp8": 32}.get(dtype, 0)
         signature = Signature(
             layout="modelopt",
@@ -286,7 +288,7 @@ def _ct_floats(weights: Declared, activations: str) -> LinearScheme:
     shapes = {"tensor": (1,), "channel": (ROWS, 1), "block": BLOCKS}
     tensors = _CT_FLOATS[dtype] or (
         _FP8,
-        StoredTensor("weight_scale", ANY_FLOAT, shapes.get(strategy, ())),
+        TensorForm("weight_scale", ANY_FLOAT, shapes.get(strategy, ())),
     )
     signature = Signature(
         layout="compressed-tensors",
@@ -298,9 +300,9 @@ def _ct_floats(weights: Declared, activations: str) -> LinearScheme:
     return scheme_of_tensors(signature, *tensors)
 
 
-_CT_FLOATS: Mapping[str, tuple[StoredTensor, ...]] = {
+_CT_FLOATS: Mapping[str, tuple[TensorForm, ...]] = {
     "fp8": (),
-    "mxfp4": (StoredTensor("weight_packed", _BYTES, (ROWS, PAIRS)), _POWERS_OF_32),
+    "mxfp4": (TensorForm("weight_packed", _BYTES, (ROWS, PAIRS)), _POWERS_OF_32),
     "mxfp8": (_FP8, _POWERS_OF_32),
 }
 """The tensors of a dtype; of fp8 the strategy decides."""
@@ -342,17 +344,17 @@ def _ct_integers(weights: Declared, activations: str, form: object) -> LinearSch
     packed, per_word = form == "pack-quantized", 32 // bits
     scales = (1,) if strategy == "tensor" else (ROWS, GROUPS_OF_COLUMNS)
     words = Size("columns", per_word, rounds_up=True)
-    tensors = [StoredTensor("weight_scale", ANY_FLOAT, scales)]
+    tensors = [TensorForm("weight_scale", ANY_FLOAT, scales)]
     if packed:
-        tensors.append(StoredTensor("weight_packed", ("I32",), (ROWS, words)))
-        tensors.append(StoredTensor("weight_shape", ("I64",), (2,)))
+        tensors.append(TensorForm("weight_packed", ("I32",), (ROWS, words)))
+        tensors.append(TensorForm("weight_shape", ("I64",), (2,)))
     else:
-        tensors.append(StoredTensor("weight", ("I8",), (ROWS, COLUMNS)))
+        tensors.append(TensorForm("weight", ("I8",), (ROWS, COLUMNS)))
     if not symmetric:
         zeros = (Size("rows", per_word, rounds_up=True), scales[-1])
-        tensors.append(StoredTensor("weight_zero_point", ("I32" if packed else "I8",), zeros))
+        tensors.append(TensorForm("weight_zero_point", ("I32" if packed else "I8",), zeros))
     if activations.endswith("static"):
-        tensors.append(StoredTensor("input_scale", ANY_FLOAT, (1,)))
+        tensors.append(TensorForm("input_scale", ANY_FLOAT, (1,)))
     signature = Signature(
         layout="compressed-tensors",
         dtype=f"int{bits}",
@@ -390,9 +392,9 @@ def _quark_integers(weight: Declared, inputs: object) -> LinearScheme:
         words = Size("rows", 8, rounds_up=True)
         return scheme_of_tensors(
             Signature(layout="quark", dtype="uint4", granularity="group", group_size=size),
-            StoredTensor("weight", ("I32",), (COLUMNS, words)),
-            StoredTensor("weight_zero_point", ("I32",), (GROUPS_OF_COLUMNS, words)),
-            StoredTensor("weight_scale", FLOAT, (GROUPS_OF_COLUMNS, ROWS)),
+            TensorForm("weight", ("I32",), (COLUMNS, words)),
+            TensorForm("weight_zero_point", ("I32",), (GROUPS_OF_COLUMNS, words)),
+            TensorForm("weight_scale", FLOAT, (GROUPS_OF_COLUMNS, ROWS)),
             not_read=(),
         )
     theirs = mapping("input_tensors", inputs)
@@ -406,10 +408,10 @@ def _quark_integers(weight: Declared, inputs: object) -> LinearScheme:
     )
     return scheme_of_tensors(
         signature,
-        StoredTensor("weight", ("I8",), (ROWS, COLUMNS)),
-        StoredTensor("weight_scale", FLOAT),
-        StoredTensor("weight_zero_point", ("I8",)),
-        StoredTensor("input_scale", FLOAT),
+        TensorForm("weight", ("I8",), (ROWS, COLUMNS)),
+        TensorForm("weight_scale", FLOAT),
+        TensorForm("weight_zero_point", ("I8",)),
+        TensorForm("input_scale", FLOAT),
     )
 
 

@@ -442,5 +442,5 @@ def _not_executed(what: str) -> Finding:
     return Finding(
         "unknown",
         f"Loading this declaration was never executed: {what}",
-        f"quantize the draft again, by a built-in recipe; or {TRY}",
+        f"quantize the draft again, by a built-in recipe, or {TRY}",
     )

@@ -88,7 +88,7 @@ PAIRS = Size("columns", 2)
 FP8, FLOAT = (FP8_DTYPE,), FLOAT_DTYPES
 
 
-class StoredTensor(NamedTuple):
+class TensorForm(NamedTuple):
     """One tensor of a linear; `dtypes`: those that engines take."""
 
     suffix: str
@@ -98,7 +98,7 @@ class StoredTensor(NamedTuple):
 
 def scheme_of_tensors(
     signature: Signature,
-    *tensors: StoredTensor,
+    *tensors: TensorForm,
     not_read: tuple[str, ...] = ("weight_shape",),
 ) -> LinearScheme:
     """A scheme whose linears are stored in these tensors."""

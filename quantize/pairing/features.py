@@ -111,8 +111,6 @@ def facts(pair: Pair) -> dict[str, Any]:
         "is_of_other_depth": not pair.is_inside and named not in (None, target.num_layers),
         "outputs": [1, target.num_layers // 2 - 1, target.num_layers - 4],
         "takes_default_layers": not pair.is_inside and geometry.reads_layers and ids is None,
-        "last": ids[-1] if ids else None,
-        "reads_last_layer": bool(ids) and ids is not None and ids[-1] == target.num_layers - 1,
         "own_tokens": geometry.vocab_size,
         "their_tokens": whole,
         "has_other_tokens": geometry.vocab_size != whole,

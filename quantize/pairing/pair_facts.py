@@ -21,8 +21,6 @@ class PairFacts:
     is_of_other_depth: bool
     outputs: list[int]
     takes_default_layers: bool
-    last: int | None
-    reads_last_layer: bool
     own_tokens: int
     their_tokens: int
     has_other_tokens: bool
@@ -41,7 +39,6 @@ class PairFacts:
     own_kind: str
     only_sizes_a_table: bool
     rotates_otherwise: bool
-    overridden: str
     tp: int
     allowed: str
     undivided: str

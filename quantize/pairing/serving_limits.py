@@ -52,7 +52,6 @@ def facts(pair: Pair) -> dict[str, Any]:
         "own_kind": own.kind,
         "only_sizes_a_table": own.only_sizes_a_table,
         "rotates_otherwise": rotates and own.in_words != theirs.in_words,
-        "overridden": ", ".join(pair.args.overrides or ()),
         "tp": pair.tp,
         "allowed": ", ".join(map(str, sizes_of_both(pair))),
         "undivided": " and ".join(_undivided(pair)),
