@@ -200,29 +200,31 @@ def _fp32(suffix: str, *shape: Size | int) -> TensorForm:
     return TensorForm(suffix, ("F32",), shape)
 
 
+_WHOLE = (_fp32("weight_scale_2"), _fp32("input_scale"))
+_OF_MODELOPT: Mapping[str, tuple[dict[str, Any], tuple[TensorForm, ...]]] = {
+    "FP8": (
+        {"dtype": "fp8", "granularity": "tensor", "activations": "tensor-static"},
+        (_FP8, _fp32("weight_scale"), _WHOLE[1]),
+    ),
+    "NVFP4": (
+        {"dtype": "nvfp4", "granularity": "group", "group_size": 16, "activations": "nvfp4"},
+        (_FP4, _SCALES_OF_16, *_WHOLE),
+    ),
+    "FP8_PB_WO": (
+        {"dtype": "fp8", "granularity": "block"},
+        (_FP8, _fp32("weight_scale", BLOCKS[0], 1, BLOCKS[1], 1)),
+    ),
+    "MXFP8": (
+        {"dtype": "mxfp8", "granularity": "group", "group_size": 32, "activations": "mxfp8"},
+        (_FP8, _POWERS_OF_32),
+    ),
+}
+"""Those that engines have: `modelopt.py` of vLLM."""
+
+
 def _of_modelopt(algorithm: str) -> LinearScheme:
-    """Those that engines have: `modelopt.py` of vLLM."""
-
-    def scheme(dtype: str, granularity: str, activations: str, *scales: TensorForm) -> Any:
-        size = {"nvfp4": 16, "mxfp8": 32}.get(dtype, 0)
-        signature = Signature(
-            layout="modelopt",
-            dtype=dtype,
-            granularity=granularity,
-            group_size=size,
-            activations=activations,
-        )
-        return scheme_of_tensors(signature, _FP4 if dtype == "nvfp4" else _FP8, *scales)
-
-    whole = (_fp32("weight_scale_2"), _fp32("input_scale"))
-    known = {
-        "FP8": ("fp8", "tensor", "tensor-static", _fp32("weight_scale"), whole[1]),
-        "NVFP4": ("nvfp4", "group", "nvfp4", _SCALES_OF_16, *whole),
-        "FP8_PB_WO": ("fp8", "block", "none", _fp32("weight_scale", BLOCKS[0], 1, BLOCKS[1], 1)),
-        "MXFP8": ("mxfp8", "group", "mxfp8", _POWERS_OF_32),
-    }
-    found: LinearScheme = scheme(*known[algorithm])
-    return found
+    names, tensors = _OF_MODELOPT[algorithm]
+    return scheme_of_tensors(Signature(layout="modelopt", **names), *tensors)
 
 
 def _modelopt(declared: Declared) -> tuple[Group, ...]:
