@@ -5,7 +5,6 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Mapping
-from fnmatch import fnmatchcase
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -52,42 +51,6 @@ def table_beside(module: str, name: str = "") -> dict[str, Any]:
 def rows_beside(module: str, table: str) -> Mapping[str, Any]:
     """The same, read once."""
     return table_beside(module, table)
-
-
-def counts(row: Mapping[str, Any], facts: object) -> bool:
-    """Whether the facts meet the condition of a row, and none of its exceptions."""
-    excepted = "unless" in row and _holds(facts, row["unless"])
-    return _holds(facts, row.get("when", {})) and not excepted
-
-
-def _holds(facts: object, condition: Mapping[str, Any]) -> bool:
-    return all(_meets(_fact(facts, path), wanted) for path, wanted in condition.items())
-
-
-def _fact(facts: object, path: str) -> Any:
-    value: Any = facts
-    for name in path.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else getattr(value, name)
-    return value() if callable(value) else value
-
-
-def _meets(value: Any, wanted: Any) -> bool:
-    """Whether a fact is what a condition wants."""
-    match wanted:
-        case bool():
-            return bool(value) is wanted
-        case str():
-            same = fnmatchcase(str(value), wanted.removeprefix("!"))
-            return same is not wanted.startswith("!")
-        case list():
-            return any(_meets(value, each) for each in wanted)
-        case {"not": others}:
-            return not _meets(value, others)
-        case {"above": limit}:
-            return bool(value > limit)
-        case {"multiple_of": step}:
-            return bool(value % step == 0)
-    return bool(value == wanted)
 
 
 def package_version(name: str) -> str:

@@ -38,11 +38,12 @@ NO_DRAFTS = {"qwen2-head-dim", "qwen2-odd-heads", "dflash2"}
 MANY = ("drawn at random", "names and model types")
 """Of these rows every second is everyday."""
 UNKNOWN = {
-    "drawn at random": 10,
-    "imitated by hand": 10,
+    "drawn at random": 40,
+    "imitated by hand": 152,
     "names and model types": 16,
+    "broken on purpose": 10,
 }
-"""Everyday answers that `check` does not know: of none that a tool made."""
+"""Everyday answers that `check` leaves to the engine: of none that a tool made."""
 SERVED = {
     # It loads, and unpacks a tensor as a pair in its first forward: `llama.py:502,621`.
     ("no-layers", "sglang"): "LOADS BUT WRONG",
@@ -161,17 +162,6 @@ def test_a_declaration_of_any_shape_is_answered_or_refused(tmp_path: Path) -> No
                 said = [one.verdict for *_, one in folder_rows.predictions(row, tmp_path)]
                 assert said
                 assert set(said) <= set(typing.get_args(Verdict))
-
-
-@pytest.mark.parametrize("method", ["gguf", "gptq"])
-def test_names_decide_nothing_under_a_method_that_is_not_read(method: str, tmp_path: Path) -> None:
-    row = rows_of("imitated by hand")["lm-gptq"]
-    declared = {**row["config"]["quantization_config"], "quant_method": method, "sym": "maybe"}
-    answers = {"UNKNOWN": [f"{engine} sm90 1" for engine in ("vllm", "sglang")]}
-    row = {**row, "config": {**row["config"], "quantization_config": declared}, "answers": answers}
-    for _, _, said in folder_rows.predictions(row, tmp_path):
-        assert said.verdict == ("UNKNOWN" if method == "gptq" else "REFUSED")
-        assert "no module or parameter" not in (said.error or "")
 
 
 def test_fix_config_writes_the_name_that_both_engines_have(tmp_path: Path) -> None:

@@ -28,8 +28,8 @@ def filled(template: str) -> str:
 def errors_in_the_tables() -> Iterator[str]:
     rows = tomllib.loads((QUANTIZE / "engines" / "schemes.toml").read_text(encoding="utf-8"))
     for refused in rows["refused"].values():
-        yield from (filled(text) for _, text, _ in refused.values() if is_raw(text))
-    yield from (row["error"] for row in rows["concatenated"])
+        yield from (filled(text) for _, text, *_ in refused.values() if is_raw(text))
+    yield from (row["error"] for of_layout in rows["concatenated"].values() for row in of_layout)
     rules = tomllib.loads((QUANTIZE / "engines" / "rules.toml").read_text(encoding="utf-8"))
     texts = [filled(each["says"][1]) for rows in rules.values() for each in rows]
     for text in (*texts, *findings_of_the_modules()):

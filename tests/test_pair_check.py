@@ -132,7 +132,7 @@ WORDS = {
     "--dtype bogus": "--dtype: expected one that engines take (auto, half, float16",
     "--dtype": "--dtype has no value",
     "--speculative-config {": "not readable as JSON",
-    "--hf-overrides 3": "expected a JSON object, got 3",
+    "--speculative-config 3": "expected a JSON object, got 3",
     "'": "are no words of a shell",
 }
 
@@ -335,3 +335,23 @@ def test_hidden_states_that_float16_cannot_hold(tmp_path: Path) -> None:
     assert check_pair(draft, target, largest_feature=70144.0).of("vllm").verdict == "LOADS"
     traces = write_said(tmp_path / "traces", prompts=2, tokens=4, hidden=4).folder
     assert dq.check(draft, target=target, traces=traces, **narrow).verdict == "LOADS"  # type: ignore[arg-type]
+
+
+ROPE = {"rope_type": "default", "rope_theta": 5e6}
+
+
+def test_what_few_pairs_are_told(tmp_path: Path) -> None:
+    """Another base, another vocabulary of a language model, and angles that depend on a length."""
+    draft = LLAMA / "draft"
+    turned = check_pair(draft, other_target(tmp_path / "t", rope_parameters=ROPE))
+    assert "its target with theta 5,000,000" in said(turned, "rope")[0][1]
+    model = tiny_language_model(tmp_path / "model")
+    sizes = {"vocab_size": 999, "num_hidden_layers": 8}
+    found = check_pair(model, other_target(tmp_path / "other", **sizes))
+    assert "hands token ids from one to the other" in said(found, "vocabulary", "sglang")[0][1]
+    scaled = Path(shutil.copytree(draft, tmp_path / "scaled"))
+    yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
+    edit_json(scaled / "config.json", rope_scaling=yarn, max_position_embeddings=128)
+    short = check_pair(scaled, LLAMA / "target")
+    for engine, level in (("vllm", "warning"), ("sglang", "refused")):
+        assert said(short, "context", engine)[0][0] == level

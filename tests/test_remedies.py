@@ -229,9 +229,6 @@ FOLLOWED: Mapping[str, Callable[..., None]] = {
     ),
     r"set tie_word_embeddings to false": lambda at: put(at, "tie_word_embeddings", False),
     r"^exclude \w+ so that \w+ matches it as ('.*')$": exclude,
-    r"^exclude \w+: add '(.*)': {} to dynamic": lambda at, rule: declared(
-        at, lambda said: said.update(dynamic={**(said.get("dynamic") or {}), rule: {}})
-    ),
     r"as quantized: an exclude matches ('.*')": include,
     rf"set {LAYERS} in config.json to (\[.*\]) at the top level, and to (\[.*\]) in": layers,
     r"name the 5 layers": lambda at: layers(at, "[2, 4, 5, 6, 7]", "[1, 3, 4, 5, 6]"),

@@ -169,8 +169,8 @@ EDITS = {
     ],
     "quantize/engines/schemes.toml": [
         ("\n# The MLA draft of SGLang", "".join(
-            f'\n[[row]]\nengine = "{engine}"\nclass = "CompressedTensors"\nrefused = "no-ct"\n'
-            'schemes = ["compressed-tensors toy4 none"]\n'
+            f'\n[[{engine}.compressed-tensors]]\nclass = "CompressedTensors"\nrefused = "no-ct"\n'
+            'schemes = [{ dtype = "toy4" }]\n'
             for engine in ("vllm", "sglang")
         ) + "\n# The MLA draft of SGLang"),
     ],

@@ -107,8 +107,8 @@ class ServedDraft(ABC):
 
     @property
     @abstractmethod
-    def signature(self) -> str:
-        """The declared scheme as a key of the tables; "" if there is none, or not understood."""
+    def is_nvfp4_of_modelopt(self) -> bool:
+        """Whether some classes build an MTP layer in BF16 by what is declared."""
 
 
 Problem = Callable[[ServedDraft], Finding | None]

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from ...recipes.errors import CheckpointError
-from ...recipes.packages import counts, rows_beside
+from ...recipes.packages import rows_beside
 from ...recipes.schema import SHARED_ROLES, Role
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
@@ -50,12 +50,6 @@ def told(row: str, fix: Mapping[str, Any] | None = None, /, **facts: object) -> 
     texts = {key: text.format_map(facts) for key, text in entry.items() if isinstance(text, str)}
     texts["name"] = entry.get("name", row)
     return Lint(**texts, fix=fix or entry.get("fix", {}))  # type: ignore[arg-type]
-
-
-def told_if(row: str, facts: Mapping[str, Any]) -> Iterator[Lint]:
-    """The lint of a row of lints.toml, where its condition holds."""
-    if counts(rows_beside(__file__, "lints")[row], facts):
-        yield told(row, **facts)
 
 
 class SpeculatorsForm(NamedTuple):

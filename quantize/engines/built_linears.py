@@ -8,6 +8,7 @@ in both, `experts`; unquantized ones load.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from ..drafts.architectures import declared_architecture
 from ..drafts.engine_traits import (
@@ -26,8 +27,8 @@ from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.layouts.scheme import FP8_DTYPE
 from ..stored.stored_declaration import COMPANIONS
-from .contract import EngineName, Facts, Module, Parameter, Question, Scheme, concatenated
-from .declared_forms import LinearScheme
+from .contract import EngineName, Module, Parameter, Question, Scheme, concatenated
+from .linear_scheme import LinearScheme
 
 # ---- The linears of one decoder layer as engines build them: fused, and split by shards
 
@@ -299,44 +300,38 @@ def one_global_scale(
 
 def quantized_linear(
     question: Question, module: Module, scheme: LinearScheme, shapes: Sequence[tuple[int, int]]
-) -> Facts:
+) -> dict[str, Any]:
     """Facts of a module that is stored quantized, with [rows, columns] of its parts in a shard."""
-    columns = shapes[0][1]
-    group = scheme.group_size or columns  # inputs of one group; all where there are no groups
+    columns, signature = shapes[0][1], scheme.signature
     return {
-        "question": question,
-        "module": module,
-        "scheme": scheme,
+        **question.facts,
+        **vars(signature),
+        "leaf": module.leaf,
+        "module": module.name,
+        "prefix": module.prefix,
+        "suffix": scheme.suffix,
+        "is_fused": len(shapes) > 1,
+        "is_replicated": module.sharding == "replicated",
+        "is_marlin": question.is_marlin,
+        "renames_block_scales": question.renames_block_scales,
+        "has_own_head": bool(question.config.get("has_own_lm_head")),
+        "concatenated": concatenated(signature),
         "rows": sum(rows for rows, _ in shapes),
         "columns": columns,
-        "fused": len(shapes) > 1,
-        "concatenated": concatenated().get(scheme.signature),
-        "group": group,
-        "group_or_row": "row" if group == columns else group,
-        "cut_group": columns % group != 0,
-        "less_than_a_group": columns < group,
-        "cut_columns": columns % BLOCK != 0,
-        "cut_scales": _cut_scales([rows for rows, _ in shapes]),
-        "cut_block": _cut_block(module, shapes, split=question.tp > 1),
+        "cut_group": columns % (signature.group_size or columns) != 0,
+        "cut_parts": any(rows % BLOCK for rows, _ in shapes[:-1]),
+        **_cut_block(module, shapes, split=question.tp > 1),
     }
 
 
-def _cut_scales(parts: Sequence[int]) -> Facts | None:
-    """For parts that end inside blocks of this many rows: where the last part's scales are put."""
-    if not any(rows % BLOCK for rows in parts[:-1]):
-        return None
-    start, length, size = (-(-rows // BLOCK) for rows in (sum(parts[:-1]), parts[-1], sum(parts)))
-    return {"start": start, "length": length, "size": size, "fit": start + length <= size}
-
-
-def _cut_block(module: Module, shapes: Sequence[tuple[int, int]], *, split: bool) -> Facts | None:
+def _cut_block(module: Module, shapes: Sequence[tuple[int, int]], *, split: bool) -> dict[str, str]:
     """What is not a whole number of blocks in a part or shard, as both engines' errors name it."""
     columns = shapes[0][1]
     if split and module.sharding == "row" and columns % BLOCK:
-        return {"size": f"input_size_per_partition = {columns}", "side": "block_k"}
+        return {"cut_block": f"input_size_per_partition = {columns}", "block_side": "block_k"}
     every = split and module.sharding == "column"
     checked = shapes if every else shapes[:-1]  # in one piece the last part may end inside a block
     small = next((rows for rows, _ in checked if rows % BLOCK), None)
     if small is None:
-        return None
-    return {"size": f"output_partition_size = {small}", "side": "block_n"}
+        return {}
+    return {"cut_block": f"output_partition_size = {small}", "block_side": "block_n"}

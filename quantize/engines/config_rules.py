@@ -11,7 +11,7 @@ from ..drafts.config_defaults import ClassDefaults, Source, absent_keys, class_d
 from ..drafts.config_reader import DEEPSEEK_TYPES, KEY, SECTION, layers_in_both_places, object_at
 from ..drafts.engine_traits import INVALID, EngineTraits, Finding, Fusion
 from ..drafts.rope import declared
-from .contract import TITLES, Capture, Captures, EngineName, Facts, Question, data_file
+from .contract import TRY, Capture, Captures, EngineName, Question, data_file
 from .engine import TRAITS, Engine
 
 BIAS_KEYS = ("attention_bias", "mlp_bias")
@@ -33,8 +33,6 @@ _OF_DRAFTS = {
 _OF_HEADS = frozenset({"head_dim", "num_key_value_heads"})
 """Keys that nobody reads for MLA."""
 _TYPES = data_file("versions")["types"]
-_ROPE_BY_LAYER = ("gemma3_text", "olmo3")
-"""Types of models whose class has a rope for each type of layer, of those that were executed."""
 _NEEDED_BY_BOTH = frozenset({"hidden_act", "rms_norm_eps"})
 """Attributes that vLLM reads too: it takes as many key heads as heads, and no tied head."""
 _MORE_TYPES_THAN_LAYERS = frozenset().union(*(traits.more_types_than_layers for traits in TRAITS))
@@ -45,12 +43,13 @@ def draft_traits(config: Mapping[str, Any]) -> EngineTraits | None:
     return _OF_DRAFTS.get(declared_architecture(config))
 
 
-def as_class_reads(config: Mapping[str, Any], engine: Source) -> Mapping[str, Any] | Finding:
+def as_class_reads(config: Mapping[str, Any], asked: Engine) -> Mapping[str, Any] | Finding:
     """A draft's config.json with what the class of its model_type fills in, or why it is refused.
 
     That of MTP layers and whole models is returned unchanged. Source: executed with keys left out,
     for the types of `experiments/engines/names.json`.
     """
+    engine: Source = "vllm" if asked.name == "vllm" else "sglang"
     traits, model_type = draft_traits(config), config.get("model_type")
     row = class_defaults(model_type, engine) if traits else None
     own = _OWN_TYPES.get(model_type) if isinstance(model_type, str) else None
@@ -67,20 +66,17 @@ def as_class_reads(config: Mapping[str, Any], engine: Source) -> Mapping[str, An
         return Finding("config", text, remedy)
     if (problem := _size_problem(config)) is not None or traits is None or row is None:
         return problem or config
-    usual, remedy = traits.usual_type, "try it in the server"
+    usual, remedy = traits.usual_type, TRY
     if model_type != usual:
         remedy = f"set model_type to {usual}, whose layers the draft has"
     text = f"Loading such a draft of model_type {model_type} was never executed"
     unread = Finding("unknown", text, remedy)
     if isinstance(row, str):
         return unread
-    if list(row.changes) == ["rope_parameters"] and model_type in _ROPE_BY_LAYER:
-        return Finding(
-            "init",
-            f"The class of model_type {model_type} has a rope for each type of layer, and"
-            f" {TITLES[engine]} takes one for a draft [TypeError: unhashable type: 'dict']",
-            remedy,
-        )
+    if list(row.changes) == ["rope_parameters"]:
+        refused = asked.rule("class", model_type=model_type, remedy=remedy)
+        if refused is not None:
+            return refused
     if traits.latent:
         row = row.without(_OF_HEADS)
     read = {**config, **absent_keys(config, row), **row.changes}
@@ -171,7 +167,7 @@ _ONLY_IN_VLLM = {"mrope": "default", "ntk": "of another scaling", "su": "longrop
 """Types that SGLang lacks, or has under another name."""
 
 
-def rope_facts(question: Question, engine: EngineName) -> Facts:
+def rope_facts(question: Question, engine: EngineName) -> dict[str, Any]:
     """Facts on the rope of a draft, for rows of rules.toml."""
     found, traits, latent = declared(question.config), question.traits, question.is_latent
     keys, kind = found.keys, found.keys["rope_type"]
@@ -186,7 +182,7 @@ def rope_facts(question: Question, engine: EngineName) -> Facts:
         "section": section if found.is_clear else "of those that the draft was trained with",
         "null_theta": keys.get("rope_theta", 0) is None,
         "kind": kind,
-        "known": latent or kind in tuple(known) or (engine == "sglang" and plain),
+        "is_known": latent or kind in tuple(known) or (engine == "sglang" and plain),
         "usual": _ONLY_IN_VLLM.get(str(kind), "that the draft was trained with"),
         "clashes": legacy != kind and _ONLY_IN_VLLM.get(str(legacy)) != kind,
         "lacks": next(
@@ -199,7 +195,7 @@ def rope_facts(question: Question, engine: EngineName) -> Facts:
         ),
         "pairs": (pairs := _rotated_pairs(question, keys, engine)),
         "unequal": _numbers(keys, engine, latent) not in (None, pairs),
-        "is_latent": latent,
+        "is_mla": latent,
     }
 
 

@@ -1,7 +1,6 @@
 """What an engine does with a draft, as data: the words and rows that engine modules use."""
 
 import functools
-import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,11 +10,13 @@ from typing import Any, Literal, NamedTuple, get_args
 from typing_extensions import override
 
 from ...recipes.brief import Brief, counted, first_of
-from ...recipes.packages import counts, rows_beside
+from ...recipes.packages import rows_beside
 from ...recipes.schema import EngineName as EngineName
 from ..drafts.architectures import declared_architecture
 from ..drafts.engine_traits import EngineTraits, Finding, InEngine, ServedDraft, Sharding, Stage
 from .declared_forms import Declaration
+from .linear_scheme import Signature
+from .row_conditions import Facts, counts, holds
 
 ENGINE_NAMES: tuple[EngineName, ...] = get_args(EngineName)
 TITLES: Mapping[EngineName, str] = {
@@ -30,7 +31,7 @@ EXIT_CODES: Mapping[Verdict, int] = {"LOADS": 0, "LOADS BUT WRONG": 1, "REFUSED"
 FROM_WORST: tuple[Verdict, ...] = ("REFUSED", "LOADS BUT WRONG", "UNKNOWN", "LOADS")
 """A certain fault decides what is said of one engine, the best what is said of several."""
 
-TRY = "try it in the server"
+TRY = "ask vLLM or SGLang itself (draftquant check DRAFT --ask), or try it in the server"
 """What to do about most of what is UNKNOWN."""
 STAGES: tuple[Stage, ...] = ("config", "init", "load", "unknown", "wrong", "after load")
 """Findings in the order in which they decide. An unknown may be an error of loading, so it precedes
@@ -66,7 +67,6 @@ class Scheme(NamedTuple):
     name: str
     problem: Finding | None = None
     own_global_scales: str = ""
-    whole_rows: bool = False
     not_read: tuple[str, ...] = ()
 
 
@@ -122,9 +122,15 @@ class Question(ServedDraft):
         return self.declaration.method if self.declaration else None
 
     @property
+    def signature(self) -> Signature | None:
+        """How every linear is stored; None if there is none, or several, or not understood."""
+        return self.declaration.signature if self.declaration else None
+
+    @property
     @override
-    def signature(self) -> str:
-        return (self.declaration.signature if self.declaration else None) or ""
+    def is_nvfp4_of_modelopt(self) -> bool:
+        found = self.signature
+        return found is not None and holds({"layout": "modelopt", "dtype": "nvfp4"}, found)
 
     def names_of_parts(self, module: Module) -> tuple[str, ...]:
         """Names of the parts of a fused linear by which a declaration may mean it; else none.
@@ -165,8 +171,27 @@ class Question(ServedDraft):
     @property
     def is_marlin(self) -> bool:
         """Whether SGLang takes AutoAWQ's AWQ with zero points in Marlin, where GPUs have it."""
-        has_marlin = not self.arch.startswith("gfx") and "int4=" not in self.signature
-        return self.method == "awq" and has_marlin and "bits" in self.keys
+        plain = self.is_amd or (self.signature is not None and self.signature.says_symmetric)
+        return self.method == "awq" and not plain and "bits" in self.keys
+
+    @property
+    def is_amd(self) -> bool:
+        """Whether the GPU is AMD's, for which engines have ROCm's kernels."""
+        return self.arch.startswith("gfx")
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What rows of any subject may ask for."""
+        return {
+            "method": self.method,
+            "arch": self.arch,
+            "is_amd": self.is_amd,
+            "is_mla": self.is_latent,
+            "is_tied": self.is_tied,
+            "is_whole_model": self.traits.whole_model,
+            "drafts_blocks": self.traits.drafts_blocks,
+            "prunes_vocabulary": self.traits.prunes_vocabulary,
+        }
 
     @property
     def renames_block_scales(self) -> bool:
@@ -177,27 +202,6 @@ class Question(ServedDraft):
     def is_parallel(self) -> bool:
         """Whether all tokens of a verify step are drafted in one pass, as P-EAGLE does."""
         return any(name.endswith("mask_hidden") for name in self.tensor_names)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CutHead:
-    """A head that may have rows for fewer tokens than the vocabulary of the target.
-
-    Attributes:
-        built: rows that draft_vocab_size of config.json asks for; all tokens without the key.
-        stored: rows of lm_head; None = it is not stored. mapped: the same for d2t.
-    """
-
-    vocabulary: int
-    built: int
-    is_declared: bool
-    stored: int | None
-    mapped: int | None
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether the head is meant to have fewer rows than there are tokens."""
-        return self.built < self.vocabulary
 
 
 class UnsureError(Exception):
@@ -340,12 +344,7 @@ def shown(text: str) -> str:
 # classes that take a declared scheme, rules.toml what an engine says on a condition, meanings.toml
 # what its errors mean, versions.toml what differs between versions. What no row says is unknown.
 
-Rows = Sequence[Mapping[str, Any]]
-Facts = Mapping[str, Any]
-"""What rows of rules.toml read; a function is called only if a row asks for its fact."""
 _RAW = re.compile(r"\w*(Error|Exception)\b")
-_CHOICE = re.compile(r"\{(.*?)\}")
-_INTEGERS = re.compile(r"int(?P<bits>\d)(?P<plus>\+?) \D*(?P<size>\d*)")
 
 
 def data_file(name: str) -> Mapping[str, Any]:
@@ -386,53 +385,40 @@ def refuses_target(engine: str, version: str, method: str, name: str | None) -> 
     return None
 
 
-@functools.cache
-def schemes_of(engine: EngineName, version: str) -> Mapping[str, Mapping[str, Scheme]]:
-    """Signature of a declared scheme -> GPU, or "*" -> what happens to it."""
-    table, found = data_file("schemes"), dict[str, dict[str, Scheme]]()
-    for row in table["row"]:
-        for signature in _signatures(row) if _is_of(row, engine, version) else ():
-            refused = table["refused"][engine][row["refused"]] if "refused" in row else None
-            scheme = Scheme(
-                row["class"],
-                refused and _filled(refused, signature),
-                row.get("own_global_scales", ""),
-                row.get("whole_rows", False),
-                tuple(row.get("not_read", ())),
-            )
-            found.setdefault(signature, {}).update(dict.fromkeys(row.get("gpus", ["*"]), scheme))
-    return found
+def taken_by(
+    engine: EngineName, version: str, signature: Signature, archs: Sequence[str]
+) -> Scheme | None:
+    """What happens to a declared scheme on a GPU, or on one of which the same is known."""
+    table = data_file("schemes")
+    for row in table[engine].get(signature.layout, ()):
+        here = "gpus" not in row or not set(archs).isdisjoint(row["gpus"])
+        if here and version in row.get("versions", [version]) and _is_meant(row, signature):
+            problem = None
+            if "refused" in row:
+                stage, text, *remedy = table["refused"][engine][row["refused"]]
+                problem = Finding(stage, text, *(remedy or [table["usual"][engine]]))
+            own_scales, not_read = row.get("own_global_scales", ""), tuple(row.get("not_read", ()))
+            return Scheme(row["class"], problem, own_scales, not_read)
+    return None
 
 
-@functools.cache
-def concatenated() -> Mapping[str, str]:
-    """Signature -> SGLang's error where it concatenates q_a and kv_a of MLA."""
-    rows: Rows = data_file("schemes")["concatenated"]
-    return {signature: row["error"] for row in rows for signature in _signatures(row)}
+def concatenated(signature: Signature) -> str | None:
+    """SGLang's error where it concatenates q_a and kv_a of MLA."""
+    rows = data_file("schemes")["concatenated"].get(signature.layout, ())
+    return next((row["error"] for row in rows if _is_meant(row, signature)), None)
 
 
-def _signatures(row: Mapping[str, Any]) -> Iterator[str]:
-    """Every spelling of "awq {int4,int4=} channel none"."""
-    for pattern in row["schemes"]:
-        parts = _CHOICE.split(pattern)  # alternatives are at every second place
-        yield from map("".join, itertools.product(*(
-            part.split(",") if i % 2 else [part] for i, part in enumerate(parts)
-        )))  # fmt: skip
-
-
-def _filled(refused: Sequence[Any], signature: str) -> Finding:
-    stage, text, remedy = refused
-    if (match := _INTEGERS.search(signature)) is not None:
-        text = text.format(bits=match["bits"], sym=not match["plus"], size=match["size"])
-    return Finding(stage, text, remedy)
+def _is_meant(row: Mapping[str, Any], signature: Signature) -> bool:
+    return any(holds(scheme, signature) for scheme in row["schemes"])
 
 
 def all_rules(engine: EngineName, version: str, about: str, facts: Facts) -> Iterator[Finding]:
     """What an engine says about the facts by the rows of rules.toml."""
     for row in data_file("rules")[about]:
         if _is_of(row, engine, version) and counts(row, facts):
-            stage, text, remedy = row["says"]
-            yield Finding(stage, text.format_map(facts), remedy.format_map(facts))
+            stage, *texts = row["says"]
+            text, remedy = (each.format_map(vars(facts)) for each in (*texts, TRY)[:2])
+            yield Finding(stage, text, remedy)
 
 
 def _is_of(row: Mapping[str, Any], engine: EngineName, version: str) -> bool:
@@ -443,7 +429,7 @@ def _is_of(row: Mapping[str, Any], engine: EngineName, version: str) -> bool:
 @functools.cache
 def meanings() -> Sequence[tuple[re.Pattern[str], str]]:
     """An error of an engine, and its meaning, with {engine}, {gpu} and the groups of the error."""
-    return [(re.compile(row["error"]), row["means"]) for row in data_file("meanings")["row"]]
+    return [(re.compile(error), means) for error, means in data_file("meanings").items()]
 
 
 def is_raw(text: str) -> bool:

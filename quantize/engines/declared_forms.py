@@ -2,72 +2,38 @@
 
 An engine takes the keys that it knows: it reads more than this package decodes, and less strictly.
 What `stored.layouts` can read comes from there; other kinds, which llm-compressor, ModelOpt and
-Quark write, are rows of forms.toml. Their sources are modules of vLLM 0.33.0 and SGLang 0.5.23.
+Quark write, are told below. Their sources are modules of vLLM 0.33.0 and SGLang 0.5.23.
 Anything else is UNKNOWN, unless the engine refuses its method.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from ...recipes.errors import CheckpointError, VerifyError, short
-from ...recipes.formats import NUMBER_FORMATS
-from ...recipes.packages import counts, rows_beside
 from ..drafts.config_reader import object_at
 from ..files.checkpoint import Checkpoint
 from ..stored.layouts import LAYOUTS, READ_LAYOUTS
 from ..stored.layouts.declaration_reader import ObjectReader
-from ..stored.layouts.scheme import (
-    EVERY_LINEAR,
-    FLOAT_DTYPES,
-    FP8_DTYPE,
-    GROUPS,
-    DeclaredScheme,
-    Part,
-    Parts,
-)
+from ..stored.layouts.scheme import EVERY_LINEAR, FLOAT_DTYPES, DeclaredScheme, Part, Parts
 from ..stored.stored_declaration import Form, RawDeclaration, stored_parts, written_declaration
+from .linear_scheme import (
+    ANY_FLOAT,
+    BLOCKS,
+    COLUMNS,
+    FLOAT,
+    FP8,
+    GROUPS_OF_COLUMNS,
+    PAIRS,
+    ROWS,
+    LinearScheme,
+    Signature,
+    Size,
+    TensorForm,
+    scheme_of_tensors,
+)
 
-ANY_FLOAT = (*FLOAT_DTYPES, "F8_E8M0")
 Declared = Mapping[str, Any]
-_SYMMETRIC = ("weight_shape", "weight_zero_point", "weight_zero_point_2", "g_idx")
-"""No kernel reads them: values are symmetric, and groups in order."""
-_ONE_GRANULARITY = (*GROUPS, "mxfp8")
-_GLOBAL_SCALES = {name for name, number in NUMBER_FORMATS.items() if number.global_scale}
-_DTYPES = {"F8": (FP8_DTYPE,), "F": FLOAT_DTYPES, "A": ANY_FLOAT}
-"""Abbreviations of `_stored`; other words are dtypes of safetensors."""
-_TENSOR = re.compile(r"(\w+) (\w+) \[(.*?)\]")
-_VALUES = ("weight", "weight_packed")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinearScheme:
-    """One way to store a linear.
-
-    Attributes:
-        layout: the quant_method that stores it so.
-        signature: key of schemes.toml, such as "quark int4 group128 none".
-        first_stage: values were rounded to another format before.
-        suffix: last part of the name of the tensor with the values.
-        parts: rows and columns of a linear -> its stored tensors.
-        not_read: suffixes of parts whose absence no engine minds.
-    """
-
-    layout: str
-    signature: str
-    weight_dtype: str
-    granularity: str
-    group_size: int | None
-    first_stage: bool = False
-    suffix: str
-    parts: Callable[[int, int], Parts]
-    not_read: tuple[str, ...] = _SYMMETRIC
-
-    @property
-    def has_global_scale(self) -> bool:
-        """Whether one scale of the whole matrix multiplies those of its groups."""
-        return self.weight_dtype in _GLOBAL_SCALES
 
 
 class Group(NamedTuple):
@@ -116,8 +82,8 @@ class Declaration:
         return "fp8" if named else None
 
     @property
-    def signature(self) -> str | None:
-        """The key of schemes.toml; None where it is not understood or there are several."""
+    def signature(self) -> Signature | None:
+        """That of every linear; None where it is not understood or there are several."""
         found = {group.scheme.signature for group in self.groups}
         return found.pop() if len(found) == 1 else None
 
@@ -171,31 +137,27 @@ def _understood(found: RawDeclaration, method: str) -> dict[str, Any]:
 
 _OF_ONE_FORMAT = frozenset({"auto-round"})
 """Layouts for which engines were asked with one format for all linears."""
-_BEFORE: Mapping[tuple[str, object], str] = {("auto-round", "reorder"): "awq-"}
-_BEHIND = {("awq", True): "="}
-"""Prefix of a dtype's name, by packing, and suffix, where symmetry is declared."""
+_SAYS_SYMMETRIC = {("awq", True)}
+_AS_AWQ = {("auto-round", "reorder")}
 
 
 def of_declared(scheme: DeclaredScheme) -> LinearScheme:
     """What this package decodes, as engines take it: scales in any float dtype."""
-    layout = scheme.layout
+    layout, in_groups = scheme.layout, scheme.granularity == "group"
     if layout.name in _OF_ONE_FORMAT and (scheme.others or scheme.version):
         not_read("extra_config", "linears of another format")
-    before = _BEFORE.get((layout.name, scheme.pack_method), "")
-    dtype = before + scheme.weight_dtype.removesuffix("_e4m3")
-    dtype += _BEHIND.get((layout.name, layout.declares_symmetry), "")
-    names = [layout.name, dtype + ("+" if scheme.asymmetric else "")]
-    granularity = "ordered" if scheme.ordered else scheme.granularity
-    if scheme.weight_dtype not in _ONE_GRANULARITY:
-        size = scheme.group_size if scheme.granularity == "group" else None
-        names.append(f"{granularity}{size or ''}{'+fp8' if scheme.first_stage else ''}")
     return LinearScheme(
-        layout=layout.name,
-        signature=" ".join([*names, scheme.activations]),
-        weight_dtype=before + scheme.weight_dtype,
-        granularity=granularity,
-        group_size=scheme.group_size,
-        first_stage=scheme.first_stage is not None,
+        signature=Signature(
+            layout=layout.name,
+            dtype=scheme.weight_dtype.removesuffix("_e4m3"),
+            granularity="ordered" if scheme.ordered else scheme.granularity,
+            group_size=(scheme.group_size or 0) if in_groups else 0,
+            activations=scheme.activations,
+            zero_points=scheme.asymmetric,
+            says_symmetric=(layout.name, layout.declares_symmetry) in _SAYS_SYMMETRIC,
+            as_awq=(layout.name, scheme.pack_method) in _AS_AWQ,
+            of_fp8=scheme.first_stage is not None,
+        ),
         suffix=layout.weight_suffix(scheme),
         parts=lambda rows, columns: _in_any_float(stored_parts(scheme, rows, columns)),
     )
@@ -226,90 +188,55 @@ def mapping(key: str, value: object) -> Declared:
 
 # ---- Kinds that this package does not decode
 
-
-def _form(layout: str, facts: Mapping[str, Any]) -> LinearScheme:
-    """The scheme of the first row of forms.toml whose condition holds."""
-    for row in rows_beside(__file__, "forms")[layout]:
-        if counts(row, facts):
-            dtype, granularity, activations = (part.format_map(facts) for part in row["scheme"])
-            size, stored = facts["size"] if "grouped" in row else None, row["stored"]
-            names = (layout, dtype, granularity, size, activations, stored.format_map(facts))
-            return linear_scheme(*names, not_read=tuple(row.get("not_read", ("weight_shape",))))
-    return not_read(layout, dict(facts))
+_BYTES = ("U8",)
+_SCALES_OF_16 = TensorForm("weight_scale", FP8, (ROWS, Size("columns", 16)))
+_POWERS_OF_32 = TensorForm("weight_scale", _BYTES, (ROWS, Size("columns", 32)))
+_FP4, _FP8 = (TensorForm("weight", kind, (ROWS, last)) for kind, last in (
+    (_BYTES, PAIRS), (FP8, COLUMNS),
+))  # fmt: skip
 
 
-def linear_scheme(
-    layout: str,
-    dtype: str,
-    granularity: str,
-    size: int | None,
-    activations: str,
-    stored: str,
-    *,
-    bits: int = 4,
-    not_read: tuple[str, ...] = ("weight_shape",),
-) -> LinearScheme:
-    """A scheme under the signature "layout dtype granularity activations".
-
-    Args:
-        dtype: of the values; "+" after it: with zero points, "@": a whole byte for each value.
-        granularity: "" for formats that have only one.
-        size: of a group; None where there are no groups.
-        stored: text that `_stored` reads.
-        bits: of one value in words.
-    """
-    own = dtype not in _ONE_GRANULARITY
-    names = [layout, dtype, *([f"{granularity}{size or ''}"] if own else []), activations]
-    suffixes = [match[1] for match in _TENSOR.finditer(stored)]
-    return LinearScheme(
-        layout=layout,
-        signature=" ".join(name for name in names if name),
-        weight_dtype={"fp8": "fp8_e4m3"}.get(dtype, dtype.rstrip("+@")),
-        granularity=granularity if own else "group",
-        group_size=size,
-        suffix=next(suffix for suffix in suffixes if suffix in _VALUES),
-        parts=lambda rows, columns: _stored(stored, rows, columns, size, bits),
-        not_read=not_read,
-    )
+def _fp32(suffix: str, *shape: Size | int) -> TensorForm:
+    return TensorForm(suffix, ("F32",), shape)
 
 
-def _stored(text: str, rows: int, columns: int, size: int | None, bits: int) -> Parts:
-    """Tensors by suffix, from "weight F8 [r c], weight_scale F []".
+_WHOLE = (_fp32("weight_scale_2"), _fp32("input_scale"))
+_OF_MODELOPT: Mapping[str, tuple[dict[str, Any], tuple[TensorForm, ...]]] = {
+    "FP8": (
+        {"dtype": "fp8", "granularity": "tensor", "activations": "tensor-static"},
+        (_FP8, _fp32("weight_scale"), _WHOLE[1]),
+    ),
+    "NVFP4": (
+        {"dtype": "nvfp4", "granularity": "group", "group_size": 16, "activations": "nvfp4"},
+        (_FP4, _SCALES_OF_16, *_WHOLE),
+    ),
+    "FP8_PB_WO": (
+        {"dtype": "fp8", "granularity": "block"},
+        (_FP8, _fp32("weight_scale", BLOCKS[0], 1, BLOCKS[1], 1)),
+    ),
+    "MXFP8": (
+        {"dtype": "mxfp8", "granularity": "group", "group_size": 32, "activations": "mxfp8"},
+        (_FP8, _POWERS_OF_32),
+    ),
+}
+"""Those that engines have: `modelopt.py` of vLLM."""
 
-    Sizes are r rows, c columns, g whole groups of columns, R and C blocks of 128 along both, rw and
-    cw words of 32 bits along both, and numbers; c/16 is a sixteenth of c.
-    """
-    known = {
-        "r": rows,
-        "c": columns,
-        "g": columns // (size or columns or 1),
-        "R": -(-rows // 128),
-        "C": -(-columns // 128),
-        "rw": -(-rows * bits // 32),
-        "cw": -(-columns * bits // 32),
-    }
 
-    def number(word: str) -> int:
-        name, _, by = word.partition("/")
-        return known[name] // int(by or 1) if name in known else int(name)
-
-    return {
-        suffix: Part(_DTYPES.get(dtype, (dtype,)), tuple(map(number, sizes.split())))
-        for suffix, dtype, sizes in _TENSOR.findall(text)
-    }
+def _of_modelopt(algorithm: str) -> LinearScheme:
+    names, tensors = _OF_MODELOPT[algorithm]
+    return scheme_of_tensors(Signature(layout="modelopt", **names), *tensors)
 
 
 def _modelopt(declared: Declared) -> tuple[Group, ...]:
     """For MIXED_PRECISION one group for each algorithm, for layers by name on disk."""
     algorithm = str(declared.get("quant_algo")).upper()
     if algorithm != "MIXED_PRECISION":
-        return (Group(EVERY_LINEAR, _form("modelopt", {"algorithm": algorithm})),)
+        return (Group(EVERY_LINEAR, _of_modelopt(algorithm)),)
     names: dict[str, list[str]] = {}
     for name, said in mapping("quantized_layers", declared.get("quantized_layers")).items():
         algorithm = str(said.get("quant_algo") if isinstance(said, Mapping) else said).upper()
         names.setdefault(algorithm, []).append(name)
-    schemes = {each: _form("modelopt", {"algorithm": each}) for each in names}
-    return tuple(Group(tuple(names[each]), scheme) for each, scheme in schemes.items())
+    return tuple(Group(tuple(named), _of_modelopt(each)) for each, named in names.items())
 
 
 def _compressed_tensors(declared: Declared) -> tuple[Group, ...]:
@@ -349,25 +276,38 @@ def _ct_group(group: Declared, usual_format: object) -> Group:
         not_read("dynamic", weights["dynamic"])
     activations = _ct_activations(mapping("input_activations", inputs)) if inputs else "none"
     form = group.get("format") or usual_format
-    read = _ct_integers if weights.get("type") == "int" else _ct_floats
-    return Group(tuple(targets), read(weights, activations, form))
+    if weights.get("type") == "int":
+        return Group(tuple(targets), _ct_integers(weights, activations, form))
+    return Group(tuple(targets), _ct_floats(weights, activations))
 
 
-def _ct_floats(weights: Declared, activations: str, _form_name: object) -> LinearScheme:
-    strategy = str(weights.get("strategy"))
+def _ct_floats(weights: Declared, activations: str) -> LinearScheme:
+    strategy, dtype = str(weights.get("strategy")), _ct_dtype(weights)
     blocks = strategy == "block" and weights.get("block_structure") != [128, 128]
-    if blocks or not weights.get("symmetric", True):
+    static = activations == "tensor-static"
+    if blocks or static or dtype not in _CT_FLOATS or not weights.get("symmetric", True):
         not_read("weights", dict(weights))
-    return _form(
-        "compressed-tensors",
-        {
-            "dtype": _ct_dtype(weights),
-            "strategy": strategy,
-            "activations": activations,
-            "scales": {"tensor": "1", "channel": "r 1", "block": "R C"}.get(strategy, ""),
-            "size": weights.get("group_size"),
-        },
+    shapes = {"tensor": (1,), "channel": (ROWS, 1), "block": BLOCKS}
+    tensors = _CT_FLOATS[dtype] or (
+        _FP8,
+        TensorForm("weight_scale", ANY_FLOAT, shapes.get(strategy, ())),
     )
+    signature = Signature(
+        layout="compressed-tensors",
+        dtype=dtype,
+        granularity="group" if _CT_FLOATS[dtype] else strategy,
+        group_size=weights.get("group_size") or 0,
+        activations=activations,
+    )
+    return scheme_of_tensors(signature, *tensors)
+
+
+_CT_FLOATS: Mapping[str, tuple[TensorForm, ...]] = {
+    "fp8": (),
+    "mxfp4": (TensorForm("weight_packed", _BYTES, (ROWS, PAIRS)), _POWERS_OF_32),
+    "mxfp8": (_FP8, _POWERS_OF_32),
+}
+"""The tensors of a dtype; of fp8 the strategy decides."""
 
 
 def _ct_dtype(args: Declared) -> str:
@@ -392,7 +332,7 @@ def _ct_activations(inputs: Declared) -> str:
 
 
 def _ct_integers(weights: Declared, activations: str, form: object) -> LinearScheme:
-    """Packed into words, or a byte for each value; if ordered, a group's inputs may be anywhere."""
+    """Packed into words, or a byte for each value."""
     bits, strategy = weights.get("num_bits"), weights.get("strategy")
     size, symmetric = weights.get("group_size"), weights.get("symmetric", True)
     if strategy not in ("group", "channel", "tensor") or bits not in (4, 8):
@@ -401,19 +341,32 @@ def _ct_integers(weights: Declared, activations: str, form: object) -> LinearSch
         not_read("group_size", size)
     if form not in ("pack-quantized", "int-quantized"):
         not_read("format", form)
-    packed = form == "pack-quantized"
-    scales = "1" if strategy == "tensor" else "r g"
-    stored = f"weight_scale A [{scales}], "
-    stored += "weight_packed I32 [r cw], weight_shape I64 [2]" if packed else "weight I8 [r c]"
+    if weights.get("actorder") in ("group", "dynamic"):
+        not_read("actorder", weights["actorder"])
+    packed, per_word = form == "pack-quantized", 32 // bits
+    scales = (1,) if strategy == "tensor" else (ROWS, GROUPS_OF_COLUMNS)
+    words = Size("columns", per_word, rounds_up=True)
+    tensors = [TensorForm("weight_scale", ANY_FLOAT, scales)]
+    if packed:
+        tensors.append(TensorForm("weight_packed", ("I32",), (ROWS, words)))
+        tensors.append(TensorForm("weight_shape", ("I64",), (2,)))
+    else:
+        tensors.append(TensorForm("weight", ("I8",), (ROWS, COLUMNS)))
     if not symmetric:
-        stored += f", weight_zero_point {'I32' if packed else 'I8'} [rw {scales.split()[-1]}]"
+        zeros = (Size("rows", per_word, rounds_up=True), scales[-1])
+        tensors.append(TensorForm("weight_zero_point", ("I32" if packed else "I8",), zeros))
     if activations.endswith("static"):
-        stored += ", input_scale A [1]"
-    if ordered := weights.get("actorder") in ("group", "dynamic"):
-        stored += ", weight_g_idx I32 [c]"
-    dtype = f"int{bits}" + ("" if symmetric else "+") + ("" if packed else "@")
-    how = "ordered" if ordered else strategy
-    return linear_scheme("compressed-tensors", dtype, how, size, activations, stored, bits=bits)
+        tensors.append(TensorForm("input_scale", ANY_FLOAT, (1,)))
+    signature = Signature(
+        layout="compressed-tensors",
+        dtype=f"int{bits}",
+        granularity=strategy,
+        group_size=size or 0,
+        activations=activations,
+        zero_points=not symmetric,
+        unpacked=not packed,
+    )
+    return scheme_of_tensors(signature, *tensors)
 
 
 def _quark(declared: Declared) -> tuple[Group, ...]:
@@ -423,16 +376,45 @@ def _quark(declared: Declared) -> tuple[Group, ...]:
             not_read(key, declared[key])
     section = mapping("global_quant_config", declared.get("global_quant_config"))
     weight, inputs = section.get("weight"), section.get("input_tensors")
-    first: Any = weight if isinstance(weight, Mapping) else {}
-    facts = {
-        "is_nvfp4": _is_nvfp4(weight) and _is_nvfp4(inputs),
-        "weight": first,
-        "size": first.get("group_size"),
-        "is_sized": type(first.get("group_size")) is int,
-        "is_bare": inputs is None,
-        "inputs": inputs if isinstance(inputs, Mapping) else {},
-    }
-    return (Group(EVERY_LINEAR, _form("quark", facts)),)
+    if _is_nvfp4(weight) and _is_nvfp4(inputs):
+        signature = Signature(
+            layout="quark", dtype="nvfp4", granularity="group", group_size=16, activations="nvfp4"
+        )
+        whole = (_fp32("weight_scale_2"), _fp32("input_scale_2"))
+        scheme = scheme_of_tensors(signature, _FP4, _SCALES_OF_16, *whole)
+    else:
+        scheme = _quark_integers(mapping("weight", weight), inputs)
+    return (Group(EVERY_LINEAR, scheme),)
+
+
+def _quark_integers(weight: Declared, inputs: object) -> LinearScheme:
+    """UINT4 in groups, its axes turned; INT8 with static inputs."""
+    kind, size = (weight.get("dtype"), weight.get("qscheme")), weight.get("group_size")
+    if kind == ("uint4", "per_group") and inputs is None and type(size) is int:
+        words = Size("rows", 8, rounds_up=True)
+        return scheme_of_tensors(
+            Signature(layout="quark", dtype="uint4", granularity="group", group_size=size),
+            TensorForm("weight", ("I32",), (COLUMNS, words)),
+            TensorForm("weight_zero_point", ("I32",), (GROUPS_OF_COLUMNS, words)),
+            TensorForm("weight_scale", FLOAT, (GROUPS_OF_COLUMNS, ROWS)),
+            not_read=(),
+        )
+    theirs = mapping("input_tensors", inputs)
+    if kind != ("int8", "per_tensor") or (theirs.get("dtype"), theirs.get("is_dynamic")) != (
+        "int8",
+        False,
+    ):
+        not_read("weight", dict(weight))
+    signature = Signature(
+        layout="quark", dtype="int8", granularity="tensor", activations="int8-tensor-static"
+    )
+    return scheme_of_tensors(
+        signature,
+        TensorForm("weight", ("I8",), (ROWS, COLUMNS)),
+        TensorForm("weight_scale", FLOAT),
+        TensorForm("weight_zero_point", ("I8",)),
+        TensorForm("input_scale", FLOAT),
+    )
 
 
 def _is_nvfp4(stages: Any) -> bool:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..drafts import FAMILIES
-from ..drafts.architectures import nested_eagle_keys
 from ..drafts.config_reader import object_at, with_text_config
 from ..drafts.engine_traits import Biases, EngineTraits, Finding, InEngine
 from ..files.checkpoint import Checkpoint
@@ -20,14 +19,15 @@ from .contract import (
     TITLES,
     Captures,
     EngineName,
-    Facts,
     Module,
     Question,
     Scheme,
     all_rules,
-    schemes_of,
+    taken_by,
 )
-from .declared_forms import Declaration, quantizes_outputs
+from .declared_forms import Declaration
+from .linear_scheme import Signature
+from .row_conditions import Facts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,13 +141,13 @@ class Engine(ABC):
             **asked,
         )
 
-    def rule(self, about: str, /, **facts: object) -> Finding | None:
+    def rule(self, about: str, /, **facts: Any) -> Finding | None:
         """The finding of the first row of rules.toml that fits; None where no row does."""
         return next(self.rules(about, **facts), None)
 
-    def rules(self, about: str, /, **facts: object) -> Iterator[Finding]:
-        """The findings of all rows that fit."""
-        return all_rules(self.name, self.version, about, {"engine": self.title, **facts})
+    def rules(self, about: str, /, **facts: Any) -> Iterator[Finding]:
+        """The findings of all rows that fit; `facts` are fields of `Facts`."""
+        return all_rules(self.name, self.version, about, Facts(engine=self.title, **facts))
 
     @abstractmethod
     def launch(self, question: Question, num_draft_tokens: int, serving: Serving) -> str:
@@ -166,7 +166,6 @@ class Engine(ABC):
             "form",
             model_type=config.get("model_type"),
             of_speculators=of_speculators,
-            is_nested=nested_eagle_keys(config) is not None,
             lacks_heads="text_config" in config and lacks_heads,
         )
 
@@ -201,12 +200,28 @@ class Engine(ABC):
 
     def declaration_problem(self, declaration: Declaration, arch: str) -> Finding | None:
         """Why it refuses a declaration on a GPU before it looks at any layer."""
-        return self.rule("declaration", **_declaration_facts(declaration, arch, self.needed))
+        keys, method = declaration.keys, declaration.method or ""
+        algorithm, spellings = declaration.algorithm or "", self.needed.get(method, ())
+        absent = next((each for each in spellings if not any(key in keys for key in each)), None)
+        return self.rule(
+            "declaration",
+            method=method,
+            arch=arch,
+            is_amd=arch.startswith("gfx"),
+            capability={"sm80": 80, "sm90": 90}.get(arch),
+            algorithm=algorithm,
+            in_capitals=algorithm.upper(),
+            is_fp4="FP4" in algorithm,
+            is_nested=declaration.form != "flat" and declaration.by_modelopt,
+            spelled=declaration.spelled,
+            null_method=None in (keys.get("quant_method", ""), keys.get("quantization", "")),
+            absent_key=absent and str(absent),
+            absent_name=absent and absent[-1],
+        )
 
-    def row(self, signature: str, arch: str) -> Scheme | None:
+    def row(self, signature: Signature, arch: str) -> Scheme | None:
         """What happens to a declared scheme; None where that is not known."""
-        rows = schemes_of(self.name, self.version).get(signature, {})
-        return rows.get(arch) or rows.get(_LIKE.get(arch, "")) or rows.get("*")
+        return taken_by(self.name, self.version, signature, (arch, _LIKE.get(arch, arch)))
 
     def is_excluded(self, question: Question, module: Module) -> bool | Finding:
         """Whether the declared excludes leave a module unquantized, or why it refuses them.
@@ -273,28 +288,3 @@ class Engine(ABC):
     def stranger(self, _question: Question, _name: str) -> str | None:
         """Its own error for a tensor of a linear that has no such parameter, if it has one."""
         return None
-
-
-def _declaration_facts(
-    declaration: Declaration, arch: str, needed: Mapping[str, list[list[str]]]
-) -> Facts:
-    """`absent_key`: the spellings of the first key that is needed and missing."""
-    keys, method = declaration.keys, declaration.method or ""
-    algorithm, sparsity = declaration.algorithm or "", keys.get("sparsity_config")
-    spellings = needed.get(method, ())
-    absent = next((each for each in spellings if not any(key in keys for key in each)), None)
-    return {
-        "declaration": declaration,
-        "arch": arch,
-        "capability": {"sm80": 80, "sm90": 90}.get(arch),
-        "method": method,
-        "algorithm": algorithm,
-        "algorithm_in_capitals": algorithm.upper(),
-        "data_type": keys.get("data_type", "int"),
-        "null_method": None in (keys.get("quant_method", ""), keys.get("quantization", "")),
-        "says_nothing": not method and declaration.algorithm is None,
-        "is_sparse": isinstance(sparsity, Mapping) and sparsity.get("targets"),
-        "quantizes_outputs": lambda: quantizes_outputs(keys),
-        "absent_key": absent,
-        "absent_name": absent and absent[-1],
-    }

@@ -28,7 +28,6 @@ from ..gpus import gpu_name, gpu_names
 from ..stored.layouts import HF_QUANT_CONFIG
 from ..stored.layouts.declaration_reader import OTHER_WAY, UNREAD_METHODS
 from ..stored.stored_declaration import quantized_looking
-from .class_facts import from_source
 from .config_rules import (
     misread_layers,
     null_findings,
@@ -57,7 +56,7 @@ from .declared_forms import Declaration, read_declaration
 from .engine import Engine, Serving
 from .excludes import scheme_of
 from .executed import executed_class, form_of, of_other_form
-from .folder_findings import head_notes
+from .folder_findings import head_notes, unshared
 from .linear_findings import Walk
 from .versions import choose, known_versions, newest_engines
 
@@ -174,12 +173,7 @@ def _check(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
     kind = other_kind(checkpoint)
     if unknown_kind(checkpoint) is not None:
         asked = f"{place.engine.name} {place.arch} {place.tp}"
-        found = executed_class(checkpoint, asked)
-        if found is None or any(one.stage == "unknown" for one in found):
-            told = from_source(checkpoint, place.engine.name)
-            if told is not None:
-                return replace(_answer(place, told), evidence="its source was read")
-        if found is not None:
+        if (found := executed_class(checkpoint, asked)) is not None:
             return _answer(place, found)
     try:
         answer = _check_family(checkpoint, place)
@@ -234,7 +228,7 @@ def _as_read(
         return problem
     if declared_architecture(config) not in engine.architectures:
         what = f"a draft of architectures {config.get('architectures')!r}"
-        return Finding("unknown", f"Loading {what} was never executed", "try it in the server")
+        return Finding("unknown", f"Loading {what} was never executed", TRY)
     checkpoint = replace(checkpoint, config=engine.as_declared(config))
     declaration, spelled = read_declaration(checkpoint), config.get("quantization_config")
     if declaration is not None and isinstance(spelled, Mapping):
@@ -351,8 +345,8 @@ def _absent_tables(engine: Engine, question: Question, family: Family) -> list[s
     names = question.tensor_names
     stored = {family.canonical_name(name).rpartition(".")[0] for name in names}
     tied = question.config.get("tie_word_embeddings") is True
-    unshared = engine.rule("unshared_head", question=question) is not None
-    own = {"lm_head"} if tied or unshared else set()
+    is_served = engine.rule("unshared_head", **unshared(question)) is None
+    own = {"lm_head"} if tied or not is_served else set()
     return [said for table, said in engine.absent_tables.items() if table not in stored | own]
 
 

@@ -12,9 +12,8 @@ from ...recipes.errors import short
 from ..drafts.engine_traits import Finding
 from ..stored.layouts.module_patterns import PatternProblem, matches
 from ..stored.layouts.scheme import EVERY_LINEAR
-from ..stored.stored_declaration import WORDS_OF_CODES
 from .contract import Module, Question, UnsureError
-from .declared_forms import LinearScheme
+from .linear_scheme import LinearScheme
 
 SOME_PARTS = (
     "Detected some but not all shards of {} are quantized. All shards of fused layers to have the"
@@ -151,42 +150,13 @@ def extra_heads(question: Question) -> frozenset[str]:
     return frozenset(linear.leaf for linear in question.traits.extra_linears if linear.is_head)
 
 
-# ---- Linears that GPTQ and AutoRound leave unquantized, by keys of their own
-# Sources: `gptq_utils.py` and `inc/config_parser.py` of vLLM 0.33.0, `quantization/utils.py` and
-# `auto_round.py` of SGLang 0.5.23; executed (`experiments/engines/kinds.json`).
+# ---- Linears that AutoRound leaves unquantized, by keys of its own
+# Sources: `inc/config_parser.py` of vLLM 0.33.0, `auto_round.py` of SGLang 0.5.23; executed
+# (`experiments/engines/kinds.json`).
 
 Patterns = tuple[str, ...]
 FOR_REGEX = frozenset("*+?^$()[]{}|\\")
 """A key of extra_config with one of these is a regular expression."""
-
-
-def gptq_by_rules(question: Question, module: Module) -> bool:
-    """`dynamic`: the first regular expression that matches from the start decides; "-:" keeps."""
-    rules: Iterable[str] = question.keys.get("dynamic") or {}
-    for rule in rules:
-        is_kept: bool = rule.startswith("-:")
-        if is_regex_match(f"re:{rule.removeprefix('-:' if is_kept else '+:')}", module.prefix):
-            return is_kept
-    return False
-
-
-def gptq_by_lists(question: Question, module: Module) -> bool | Finding:
-    """And linears that no name in `modules_in_block_to_quantize` is a part of.
-
-    Without the key vLLM lists the modules that have quantized values, by their names on disk, which
-    equal those of the runtime only for whole models.
-    """
-    if gptq_by_rules(question, module):
-        return True
-    said = question.keys.get("modules_in_block_to_quantize")
-    given = _flat(said or [])
-    if said and not given:
-        return False  # no list has the name
-    listed = given or [
-        name.rpartition(".")[0] for name in question.tensor_names if name.endswith(WORDS_OF_CODES)
-    ]
-    found = {any(name in each for name in listed) for each in _unfused(question, module)}
-    return one_answer({not each for each in found}, module, SOME_PARTS)
 
 
 def auto_round_in_vllm(question: Question, module: Module) -> bool | Finding:

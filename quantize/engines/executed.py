@@ -151,7 +151,7 @@ def form_of(folder: Folder, layers: Sequence[Layer], written: Mapping[str, Any])
     if experts:
         stack = "stacked " if folder.checkpoint.stacks_experts else ""
         floats = experts <= set(FLOAT_DTYPES)
-        linears[f"{stack}experts"].add(_FLOATS if floats else question.signature)
+        linears[f"{stack}experts"].add(_FLOATS if floats else str(question.signature or ""))
     return DraftForm(
         draft=name if question.traits.is_mtp else folder.family.name,
         layers=question.num_layers,

@@ -15,7 +15,7 @@ from ..files.safetensors_header import TensorInfo
 from ..stored.stored_declaration import COMPANIONS
 from .built_linears import ROUTED
 from .config_rules import BIAS_KEYS
-from .contract import CutHead, Question, Verdict
+from .contract import Question, Verdict
 from .engine import TRAITS, Engine
 
 # ---- A head with rows for fewer tokens than the vocabulary
@@ -52,30 +52,30 @@ class Folder:
 def _cut_head(folder: Folder) -> Iterator[Finding]:
     """Findings: a head without its map, a map without its head, a map with wrong tokens."""
     question, geometry, stored = folder.question, folder.geometry, folder.stored
-    tables = stored.get("", {})
-    head = CutHead(
-        vocabulary=geometry.vocab_size,
-        built=geometry.draft_vocab_size,
-        is_declared=question.config.get("draft_vocab_size") is not None,
-        stored=_rows(stored.get("lm_head", {}), _WEIGHTS),
-        mapped=_rows(tables, ("d2t",)),
-    )
     if not question.traits.prunes_vocabulary or question.own.shares_tables:
         return
-    built = head.built if head.is_declared else head.vocabulary
+    vocabulary, built = geometry.vocab_size, geometry.draft_vocab_size
+    is_declared, is_cut = question.config.get("draft_vocab_size") is not None, built < vocabulary
+    stored_rows = _rows(stored.get("lm_head", {}), _WEIGHTS)
+    mapped = _rows(stored.get("", {}), ("d2t",))
+    asked = built if is_declared else vocabulary
     yield from folder.engine.rules(
         "cut_head",
-        question=question,
-        head=head,
+        is_tied=question.is_tied,
+        vocabulary=vocabulary,
         built=built,
-        is_absent=head.stored is None,
-        is_of_other_rows=head.stored not in (None, built),
-        has_map=head.mapped is not None,
-        has_other_map=head.mapped not in (None, built),
+        is_cut=is_cut,
+        is_declared=is_declared,
+        is_stored=stored_rows is not None,
+        stored_rows=stored_rows,
+        is_of_other_rows=stored_rows not in (None, asked),
+        mapped_rows=mapped,
+        has_map=mapped is not None,
+        has_other_map=mapped not in (None, asked),
         has_linears=bool(folder.engine.modules(question)),
     )
-    if head.is_cut and head.mapped is not None:
-        yield from _wrong_tokens(folder, head.vocabulary)
+    if is_cut and mapped is not None:
+        yield from _wrong_tokens(folder, vocabulary)
 
 
 def head_notes(folder: Folder, verdict: Verdict) -> Iterator[str]:
@@ -221,7 +221,7 @@ def folder_findings(folder: Folder) -> Iterator[Finding]:
                 )
     yield from _shared_tables(folder)
     if "lm_head" not in stored:
-        yield from engine.rules("unshared_head", question=question)
+        yield from engine.rules("unshared_head", **unshared(question))
     yield from _uneven_shards(folder)
 
 
@@ -244,6 +244,12 @@ def _partly_kept(folder: Folder) -> Iterator[Finding]:
         )
 
 
+def unshared(question: Question) -> dict[str, Any]:
+    """Facts of a draft without a head of its own."""
+    named = question.config.get("draft_vocab_size") is not None
+    return {**question.facts, "has_draft_vocab_size": named}
+
+
 def _shared_tables(folder: Folder) -> Iterator[Finding]:
     question, stored = folder.question, folder.stored
     if not question.own.shares_tables:
@@ -254,9 +260,9 @@ def _shared_tables(folder: Folder) -> Iterator[Finding]:
         yield from folder.engine.rules(
             "shared",
             module=module,
-            is_pruned=pruned,
+            is_cut=pruned,
             is_stored=module in stored,
-            is_quantized=bool(COMPANIONS & stored.get(module, {}).keys()),
+            has_companions=bool(COMPANIONS & stored.get(module, {}).keys()),
         )
 
 
@@ -266,14 +272,16 @@ def _uneven_shards(folder: Folder) -> Iterator[Finding]:
     heads, width = config.get("num_attention_heads", 0), config.get("intermediate_size", 0)
     kept = config.get("num_key_value_heads")
     kept = kept if type(kept) is int and kept > 0 else heads
+    left = {
+        f"total_num_heads = {heads}": heads % tp,
+        f"total_num_kv_heads = {kept}": max(kept, tp) % min(kept or tp, tp),
+        f"intermediate_size = {width}": width % tp,
+    }
     problem = folder.engine.rule(
         "shards",
-        own_error=own.uneven_heads.format(heads=heads, tp=tp),
+        uneven_heads=own.uneven_heads.format(heads=heads, tp=tp) if heads % tp else None,
         heads=heads,
-        heads_left=heads % tp,
-        kept_left=max(kept, tp) % min(kept or tp, tp),
-        width=width,
-        width_left=width % tp,
+        uneven=next((name for name, rest in left.items() if rest), None),
         tp=tp,
     )
     yield from filter(None, [problem])
@@ -283,7 +291,7 @@ def _other_vocabulary(folder: Folder) -> Iterator[Finding]:
     vocab, embedding = folder.geometry.vocab_size, folder.stored.get("embed_tokens", {})
     rows = _rows(embedding, ("weight",)) or vocab
     if rows != vocab and not folder.question.own.shares_tables:
-        yield from folder.engine.rules("vocabulary", rows=rows, vocab=vocab)
+        yield from folder.engine.rules("vocabulary", rows=rows, vocabulary=vocab)
 
 
 def _later_norms(folder: Folder) -> Iterator[Finding]:
@@ -329,8 +337,7 @@ def strangers(engine: Engine, question: Question, tensor: TensorInfo) -> Iterato
         name=name,
         in_engine=name.replace("midlayer", "layers.0"),
         is_silent=name.endswith((".bias", ".input_zero_point")),
-        is_dropped=dropped or question.own.unknown_tensors == "dropped",
-        refused=engine.stranger(question, name),
+        unknown_tensors="dropped" if dropped else question.own.unknown_tensors,
         remedy=remedy,
     )
     yield from filter(None, [problem])

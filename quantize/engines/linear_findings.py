@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..drafts.architectures import declared_architecture
 from ..drafts.engine_traits import MLA_DOWN, Finding
@@ -26,11 +27,14 @@ from .built_linears import (
     quantized_linear,
     refused_shape,
 )
-from .contract import Layer, Module, Question, Scheme, UnsureError, concatenated
-from .declared_forms import LinearScheme
+from .contract import TRY, Layer, Module, Question, Scheme, UnsureError
 from .engine import Engine
-from .excludes import NAMED_EXPERTS, NAMED_HEADS, gptq_by_rules, scheme_of
+from .excludes import NAMED_EXPERTS, NAMED_HEADS, scheme_of
 from .folder_findings import SHARED, Folder, Stored, built_biases, folder_findings, strangers
+from .linear_scheme import LinearScheme, Signature
+
+_IN_BYTES = ("fp8", "mxfp8", "int8")
+"""Formats whose values a float can be cast to, one by one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +46,13 @@ class Walk(Folder):
     def layers_and_findings(self) -> tuple[list[Layer], list[Finding]]:
         """Every linear, and everything that differs from what the folder means."""
         layers: list[Layer] = []
-        declared = self.question.declaration
-        if declared is not None and not declared.groups:  # nor which names and shapes it wants
-            what = declared.problem or f"quant_method {declared.method}"
-            return layers, [_not_executed(what)]
-        stored, findings = self.stored, list(folder_findings(self))
-        findings += filter(None, [_experts(self)])
+        declared, findings = self.question.declaration, list[Finding]()
         rows = self._rows(findings)
+        if declared is not None and not rows:  # nor is it known which names and shapes it wants
+            what = declared.problem or f"quant_method {declared.method}"
+            return layers, findings or [_not_executed(what)]
+        stored = self.stored
+        findings += [*folder_findings(self), *filter(None, [_experts(self)])]
         built: list[Scheme] = []
         for module in self.engine.modules(self.question):
             if any(f"{part}.weight" not in self.specs for part in module.parts):
@@ -57,8 +61,8 @@ class Walk(Folder):
             parts = {part: stored.get(part, {}) for part in module.parts}
             if module.leaf in SHARED and not any(parts.values()):
                 absent = self._scheme(module, [], even_plain=module.prefix != module.leaf)
-                signature = absent.signature if absent else ""
-                findings += self.engine.rules("absent_head", signature=signature, module=module)
+                stored_as = vars(absent.signature) if absent else {}
+                findings += self.engine.rules("absent_head", prefix=module.prefix, **stored_as)
                 continue
             scheme = self._scheme(module, findings)
             row = rows.get(scheme.signature) if scheme else None
@@ -83,14 +87,14 @@ class Walk(Folder):
                 findings.append(problem)
         return layers, findings
 
-    def _rows(self, findings: list[Finding]) -> dict[str, Scheme]:
+    def _rows(self, findings: list[Finding]) -> dict[Signature, Scheme]:
         """For every declared scheme, its row of the engine's table."""
-        found: dict[str, Scheme] = {}
+        found: dict[Signature, Scheme] = {}
         declared = self.question.declaration
         for group in declared.groups if declared else ():
             row = self.engine.row(group.scheme.signature, self.question.arch)
             if row is None:
-                findings.append(_not_executed(group.scheme.signature))
+                findings.append(_not_executed(str(group.scheme.signature)))
             else:
                 found[group.scheme.signature] = row
         return found
@@ -114,7 +118,8 @@ class Walk(Folder):
         elif excluded:
             return None
         elif scheme is None and module.leaf not in SHARED:
-            findings += self.engine.rules("no_target", question=question, module=module)
+            names = {"prefix": module.prefix, "leaf": module.leaf}
+            findings += self.engine.rules("no_target", method=question.method, **names)
         return scheme
 
     def _plain(self, module: Module, parts: Stored) -> Iterator[Finding]:
@@ -127,7 +132,7 @@ class Walk(Folder):
                 name, remedy = f"{module.name}.weight", _declare(self, module)
                 facts = {"has_companions": bool(companions)}
                 name = companions[0] if companions else name
-                yield self._in_place("codes", module, name, remedy, weight, shape, **facts)
+                yield self._in_place("codes", module, name, remedy, weight, shape, facts)
             elif weight is not None and weight.shape != shape:
                 yield self._other_shape(module, weight, shape)
 
@@ -164,13 +169,16 @@ class Walk(Folder):
             _exclude(self, module, mixed=mixed),
             weight,
             codes.shape if codes else weight.shape,
-            scheme=scheme,
-            mixed=mixed,
-            is_joined=module.leaf in MLA_DOWN.names,
-            has_codes=codes is not None,
-            dtype=codes and codes.dtypes[0],
-            packed=columns // 2,
-            columns=columns,
+            {
+                **vars(scheme.signature),
+                "suffix": scheme.suffix,
+                "is_mixed": mixed,
+                "is_joined": module.leaf in MLA_DOWN.names,
+                "is_bytes": codes is not None and scheme.signature.dtype in _IN_BYTES,
+                "wanted_dtype": codes.dtypes[0] if codes else "",
+                "half": columns // 2,
+                "columns": columns,
+            },
         )
 
     def _in_place(
@@ -181,23 +189,22 @@ class Walk(Folder):
         remedy: str,
         weight: TensorInfo | None,
         shape: tuple[int, ...],
-        **facts: object,
+        facts: Mapping[str, Any],
     ) -> Finding:
         """What happens to floats, or codes, where the engine expects the other, in this shape."""
         question = self.question
-        groups = question.declaration.groups if question.declaration else ()
-        joined = [concatenated().get(group.scheme.signature) for group in groups]
         other = weight is not None and weight.shape != shape and self.engine.checks_shapes
         found = self.engine.rule(
             about,
-            own=question.own,
-            module=module,
-            name=name,
+            leaf=module.leaf,
+            module=module.name,
+            unknown_tensors=question.own.unknown_tensors,
+            floats_into_fp8=question.own.floats_into_fp8,
+            name=weight.name if other and weight else name,
             in_engine=name.replace("midlayer", "layers.0"),
             remedy=remedy,
-            stranger=self.engine.stranger(question, name),
-            concatenated=next(filter(None, joined), None),
-            weight=weight,
+            refused=self.engine.stranger(question, name),
+            stored_dtype=weight.dtype if weight else "",
             is_other_shape=other,
             stored=str(list(weight.shape if weight else shape))[1:-1],
             shape=str(list(shape))[1:-1],
@@ -222,18 +229,10 @@ class Walk(Folder):
                 yield from self._parts(module, scheme, tensors, shape, row.not_read)
         shards = [self._shard(module, part) for part in parts]
         linear = quantized_linear(self.question, module, scheme, shards)
-        if (problem := self.engine.rule("linear", **linear, mixed=mixed)) is not None:
+        if (problem := self.engine.rule("linear", **linear, is_mixed=mixed)) is not None:
             yield problem
         if len(parts) > 1 and scheme.has_global_scale:
             yield from one_global_scale(self.checkpoint, module, parts, row)
-        if row.whole_rows and module.sharding == "row" and self.question.tp > 1:
-            name = next(t.name for part in parts.values() for t in part.values())
-            yield Finding(
-                "wrong",
-                f"The zero points and scales of {name.rpartition('.')[0]} are dropped, because a"
-                " row that is split between GPUs has no whole group",
-                "quantize with groups of 128, or serve on one GPU",
-            )
 
     def _parts(
         self,
@@ -254,9 +253,9 @@ class Walk(Folder):
                 remedy = self._reshaped(module) or "quantize the draft again"
                 yield self._unlike(tensor, part.shape, remedy if never else None)
             elif len(tensor.shape) != len(part.shape) and tensor.numel > 1:
-                wanted, stored = list(part.shape), list(tensor.shape)
-                names = {"name": tensor.name, "wanted": wanted, "stored": stored}
-                yield self.engine.rule("axes", **names) or other_shape(tensor, part.shape)
+                shapes = {"shape": str(list(part.shape)), "stored": str(list(tensor.shape))}
+                problem = self.engine.rule("axes", name=tensor.name, **shapes)
+                yield problem or other_shape(tensor, part.shape)
         for suffix, tensor in tensors.items():
             if suffix not in expected and suffix != "bias":
                 yield from strangers(self.engine, self.question, tensor)
@@ -365,9 +364,6 @@ def excluding(engine: Engine, question: Question, module: Module) -> str:
         graft = f"{GRAFT}, and " if question.method in GRAFTED else ""
         what = f"{engine.title} knows the layer's linears by names that others of the target have"
         return f"{graft}serve it with another engine: {what}"
-    if question.method == "gptq":  # whose excludes are rules
-        rule = f"-:{module.prefix}"
-        return f"exclude {module.leaf}: add {rule!r}: {{}} to dynamic of quantization_config"
     said = ", ".join(map(repr, names))
     return f"exclude {module.leaf} so that {engine.title} matches it as {said}"
 
@@ -399,10 +395,7 @@ def _experts(walk: Walk) -> Finding | None:
     whole = single[0].partition(ROUTED)[0] + ROUTED.rstrip(".")
 
     def excluded(name: str) -> bool:
-        asked = Module(name, name, (), "column")
-        if question.method == "gptq":  # never by lists: `auto_gptq.py:80` of vLLM
-            return gptq_by_rules(question, asked)
-        return engine.is_excluded(question, asked) is True
+        return engine.is_excluded(question, Module(name, name, (), "column")) is True
 
     try:
         by_whole = excluded(whole)
@@ -423,18 +416,17 @@ def _experts(walk: Walk) -> Finding | None:
     scheme, columns = declared.groups[0].scheme, tensors[floats[0]].shape[-1]
     return engine.rule(
         "experts",
-        method=question.method,
-        whole=whole,
+        prefix=whole,
         remedy=remedy,
         name=declared_architecture(question.config),
         is_mixed=question.method in NAMED_EXPERTS and len(by_single) > 1,
         is_packed=scheme.suffix != "weight",
         is_stacked=question.stacks_experts,
-        dtype=scheme.weight_dtype,
+        dtype=scheme.signature.dtype,
         columns=columns,
         half=columns // 2,
         layer=served.layer,
-        no_parameter=no_parameter(question, served, floats[0]),
+        refused=no_parameter(question, served, floats[0]),
     )
 
 
@@ -450,5 +442,5 @@ def _not_executed(what: str) -> Finding:
     return Finding(
         "unknown",
         f"Loading this declaration was never executed: {what}",
-        "quantize the draft again, by a built-in recipe",
+        f"quantize the draft again, by a built-in recipe, or {TRY}",
     )

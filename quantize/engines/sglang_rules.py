@@ -19,7 +19,7 @@ from ..drafts.recognition import is_speculators
 from ..files.safetensors_header import TensorInfo
 from . import built_linears as built
 from .config_rules import NO_NAME, as_class_reads, sglang_captures
-from .contract import Captures, Facts, Module, Question
+from .contract import Captures, Module, Question, UnsureError
 from .declared_forms import Declaration
 from .engine import TRAITS, Engine, Serving, flag
 from .excludes import (
@@ -30,7 +30,6 @@ from .excludes import (
     by_parts,
     dotted_path,
     exact_or_regex,
-    gptq_by_rules,
     star_on_parts,
     suffix_or_regex,
     whole_or_parts,
@@ -99,7 +98,7 @@ class Sglang(Engine):
     def plain_config(self, config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
         """Every config.json needs a model_type; SGLang does not know the speculators layout."""
         problem = self.form_problem(config, of_speculators=is_speculators(config))
-        return problem or as_class_reads(config, "sglang")
+        return problem or as_class_reads(config, self)
 
     @override
     def architecture_problem(self, config: Mapping[str, Any]) -> Finding | None:
@@ -130,8 +129,8 @@ class Sglang(Engine):
         problem = problem or own.problem_as_draft(question)
         return problem or self.rule("draft", **facts)
 
-    def _facts(self, question: Question) -> Facts:
-        """`has_draft_vocab_size`: a null key counts: the head is then the target's.
+    def _facts(self, question: Question) -> dict[str, Any]:
+        """`needs_draft_vocab_size`: a null key counts: the head is then the target's.
 
         `drops_fc`: the whole model has linears with the draft's names and shapes. `drops_head`:
         `llama_eagle3.py:303` and `llama.py` use the embedding as the head.
@@ -141,18 +140,21 @@ class Sglang(Engine):
         stored = any("lm_head." in each for each in names)
         most = traits.sglang.most_layers
         return {
-            "question": question,
+            **question.facts,
             "name": name,
             "is_ordinary": ordinary,
             "as_draft": self._as_draft(name) if ordinary else "",
-            "whole": config.get("vocab_size"),
+            "vocabulary": config.get("vocab_size"),
+            "head_rows": question.head_rows,
             "head_is_whole": question.head_rows in (None, config.get("vocab_size")),
             "config_class": _CONFIGS.get(str(config.get("model_type")), "config"),
-            "has_topk_method": "topk_method" in config,
             "drops_fc": name == _RENAMING or "hidden_norm.weight" in names,
-            "dtype": config.get("torch_dtype", config.get("dtype")),
+            "torch_dtype": config.get("torch_dtype", config.get("dtype")),
+            "is_float16_only": question.is_float16_only,
+            "is_parallel": question.is_parallel,
             "too_many_layers": most is not None and question.num_layers > most,
-            "has_draft_vocab_size": "draft_vocab_size" in config,
+            "needs_draft_vocab_size": traits.sglang.needs_draft_vocab_size
+            and "draft_vocab_size" not in config,
             "drops_head": not traits.drafts_blocks and question.is_tied and stored,
         }
 
@@ -208,8 +210,6 @@ class Sglang(Engine):
         """Most methods look up the parts of a fused linear, some whatever its class lists."""
         parts = question.names_of_parts(module)
         match layout:
-            case "gptq":
-                return gptq_by_rules(question, module)
             case "auto-round":
                 return auto_round_in_sglang(question, module)
             case "awq":
@@ -229,7 +229,7 @@ class Sglang(Engine):
                     star_on_parts(each, module.prefix) or _names_latent(each, module)
                     for each in patterns
                 )
-        raise KeyError(layout)
+        raise UnsureError(f"How {self.title} leaves linears out of {layout} was never executed")
 
     @override
     def modules(self, question: Question) -> tuple[Module, ...]:

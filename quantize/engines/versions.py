@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from ..drafts.engine_traits import Finding
-from .contract import ENGINE_NAMES, EngineName, Module, Question, Scheme, schemes_of, version_rows
+from .contract import ENGINE_NAMES, EngineName, Module, Question, Scheme, version_rows
 from .engine import Engine, Serving, flag
+from .linear_scheme import Signature
 from .sglang_rules import Sglang
 from .vllm_rules import Vllm
 
@@ -41,22 +42,21 @@ class TensorRtLlm(Engine):
     def config_problem(self, question: Question) -> Finding | None:
         """All that is known of a draft: how its declaration is read."""
         declared = question.declaration
-        method = declared.method if declared else None
-        row = schemes_of(self.name, self.version).get(question.signature, {}).get("*")
-        hidden = question.has_side_file and method != "modelopt"
-        if declared is not None and not hidden and row is not None and row.problem is not None:
+        hides_it = question.has_side_file and question.method != "modelopt"
+        signature = None if hides_it else question.signature
+        row = Engine.row(self, signature, "") if signature else None
+        if row is not None and row.problem is not None:
             return row.problem
         return self.rule(
             "config",
-            question=question,
             is_declared=declared is not None,
-            is_hidden=hidden,
-            method=method,
+            method=question.method,
             taken=row.name if row else "",
+            is_read=question.traits.tensorrt_llm.read,
         )
 
     @override
-    def row(self, signature: str, arch: str) -> Scheme | None:
+    def row(self, signature: Signature, arch: str) -> Scheme | None:
         """`config_problem` reports what is refused."""
         row = Engine.row(self, signature, arch)
         return row and row._replace(problem=None)

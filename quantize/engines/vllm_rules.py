@@ -22,7 +22,7 @@ from ..drafts.family import LAYER_CONFIG
 from ..files.safetensors_header import TensorInfo
 from .built_linears import vllm_problem
 from .config_rules import NO_NAME, as_class_reads, draft_traits, null_key, vllm_captures
-from .contract import UNKNOWN_FIRST_LAYER, Captures, Facts, Module, Question, UnsureError
+from .contract import UNKNOWN_FIRST_LAYER, Captures, Module, Question, UnsureError
 from .declared_forms import Declaration, Group
 from .engine import TRAITS, Engine, Serving, flag
 from .excludes import (
@@ -33,7 +33,6 @@ from .excludes import (
     auto_round_in_vllm,
     exact_or_regex,
     extra_heads,
-    gptq_by_lists,
     substring,
     substring_or_wildcard,
     whole_or_parts,
@@ -100,7 +99,7 @@ class Vllm(Engine):
         if model_type == "eagle":
             return config  # `architecture_problem` reads it
         if model_type not in (None, "speculators"):
-            return _rewritten(draft_traits(config), config) or as_class_reads(config, "vllm")
+            return _rewritten(draft_traits(config), config) or as_class_reads(config, self)
         return _speculators_config(config)
 
     @override
@@ -155,8 +154,6 @@ class Vllm(Engine):
         match layout:
             case "quark" | "compressed-tensors":
                 return _excluded(exact_or_regex, _SOME_SHARDS, question, module, patterns)
-            case "gptq":
-                return gptq_by_lists(question, module)
             case "auto-round":
                 return auto_round_in_vllm(question, module)
             case "awq":
@@ -172,7 +169,7 @@ class Vllm(Engine):
                 else:
                     named = _excluded(eq, SOME_PARTS, question, module, patterns)
                 return named or any(substring_or_wildcard(p, module.prefix) for p in patterns)
-        raise KeyError(layout)
+        raise UnsureError(f"How {self.title} leaves linears out of {layout} was never executed")
 
     @override
     def layer_names(self, question: Question, layer: int, path: str) -> tuple[str, str]:
@@ -251,17 +248,16 @@ class Vllm(Engine):
         return True if known and tensor.numel == 1 else None
 
 
-def _config_facts(question: Question) -> Facts:
+def _config_facts(question: Question) -> dict[str, Any]:
     """`names_mask`: as `v1/worker/gpu/spec_decode/utils.py:92` looks for it."""
     config, whole = question.config, question.config.get("vocab_size")
     there = {**config, **object_at(config, "dflash_config")}
     size = config.get("draft_vocab_size")
     return {
-        "question": question,
+        **question.facts,
         "names_mask": any(there.get(key) is not None for key in _MASK_KEYS),
         "has_map": "d2t" in question.tensor_names,
-        "declares_head": size is not None,
-        "declares_whole_head": size in (None, whole),
+        "is_cut": size not in (None, whole),
         "head_is_whole": question.head_rows in (None, whole),
     }
 

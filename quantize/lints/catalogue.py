@@ -6,7 +6,7 @@ from typing import Any
 
 from ...recipes.errors import DraftQuantError
 from ..drafts import Draft
-from ..drafts.family import Lint, told_if
+from ..drafts.family import Lint, told
 from ..files.checkpoint import Checkpoint
 from ..stored.stored_draft import StoredDraft
 from . import config_lints as config
@@ -42,7 +42,7 @@ CHECKS: tuple[Callable[[Draft], Iterator[Lint]] | str, ...] = (
     "embed-tokens",
     config.misspelt_keys,
 )
-"""Functions, and rows of lints.toml by name."""
+"""Functions, and names of `by_settings`."""
 
 
 def find_lints(draft: Draft) -> tuple[Lint, ...]:
@@ -50,8 +50,11 @@ def find_lints(draft: Draft) -> tuple[Lint, ...]:
     if not draft.family.has_maths:  # what a setting means there is not known
         return ()
     values.check_vocabulary_map(draft)
-    facts = config.facts(draft)
-    lints = (told_if(check, facts) if isinstance(check, str) else check(draft) for check in CHECKS)
+    applies, quoted = config.by_settings(draft), config.quoted(draft)
+    lints = (
+        check(draft) if callable(check) else [told(check, **quoted)] if applies.get(check) else ()
+        for check in CHECKS
+    )
     return tuple(chain.from_iterable(lints))
 
 

@@ -23,23 +23,44 @@ _INJECTED = (32, 2048)
 """Factor and original positions that ModelOpt's export writes for a draft trained without yarn."""
 
 
-def facts(draft: Draft) -> Mapping[str, Any]:
-    """Facts for rows of lints.toml."""
+def by_settings(draft: Draft) -> Mapping[str, bool]:
+    """Lints of which lints.toml says all: whether each applies."""
     of_eagle3, geometry, config = eagle3(draft), draft.geometry, draft.checkpoint.config
-    aux_layers = _spelled(draft)
+    layers, map_ = _spelled(draft), draft.row("d2t")
+    unsaid = draft.in_speculators_layout and config.get("norm_before_residual") is None
+    tied = config.get("tie_word_embeddings") is True
+    as_wide = geometry.hidden_size == geometry.target_hidden_size
+    shared = "embedding" in draft.family.shared_tables and as_wide
+    of_others = draft.is_mla or draft.is_torchspec or draft.in_speculators_layout
+    applies = {
+        "aux-layer-zero": bool(layers and layers.after and layers.after[0] == 0)
+        and config.get("model_type") in reader.DEEPSEEK_TYPES,
+        "d2t-of-full-vocabulary": map_ is not None
+        and geometry.draft_vocab_size == geometry.vocab_size,
+        "speculators-layout": draft.in_speculators_layout,
+        "embed-tokens": shared and draft.row("embed_tokens.weight") is not None,
+    }
+    if of_eagle3 is None:
+        return applies
+    return applies | {
+        "last-hidden-state": not of_eagle3.fuses,
+        "mla-layers": draft.is_mla and of_eagle3.num_layers > 1,
+        "head-tied": tied and draft.row("lm_head.weight") is not None,
+        "norm-before-residual-missing": unsaid,
+        "norm-before-residual": of_eagle3.norm_before_residual and not unsaid,
+        "mla-norm-before-fc": of_eagle3.norm_before_fc and draft.is_mla,
+        "norm-output": of_eagle3.norm_output and not of_others,
+        "eagle3-sliding": any(of_eagle3.windows),
+        "modelopt-double-norm": draft.is_modelopt,
+    }
+
+
+def quoted(draft: Draft) -> Mapping[str, object]:
+    """What these lints quote."""
+    of_eagle3, embedding = eagle3(draft), draft.row("embed_tokens.weight")
     return {
-        "draft": draft,
-        "eagle3": of_eagle3,
-        "first_layer": aux_layers and aux_layers.after and aux_layers.after[0],
-        "is_deepseek": config.get("model_type") in reader.DEEPSEEK_TYPES,
-        "embedding": draft.row("embed_tokens.weight"),
-        "shares_embedding": "embedding" in draft.family.shared_tables,
-        "is_as_wide": geometry.hidden_size == geometry.target_hidden_size,
-        "head": draft.row("lm_head.weight"),
-        "is_tied": config.get("tie_word_embeddings") is True,
-        "map": draft.row("d2t"),
-        "is_whole": geometry.draft_vocab_size == geometry.vocab_size,
-        "says_norm": config.get("norm_before_residual") is not None,
+        "nbytes": embedding.tensor.nbytes if embedding else 0,
+        "num_layers": draft.geometry.num_layers,
         "window": next(filter(None, of_eagle3.windows), None) if of_eagle3 else None,
     }
 

@@ -8,10 +8,11 @@ it from each config.json unless --dtype is given, and uses float16 for none or f
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from ..engines.contract import EngineName, Facts
+from ..engines.contract import EngineName
 from ..files.checkpoint import Checkpoint, byte_blocks
 from ..stored.decoded_numbers import floats
 from .pair import Pair
@@ -45,8 +46,8 @@ def launch_dtype(pair: Pair, engine: EngineName) -> str | None:
     return theirs if theirs in _HALVES and dtype_in(pair, "sglang") != theirs else None
 
 
-def facts(pair: Pair, engines: Sequence[EngineName]) -> Facts:
-    """Facts on dtypes for rows of findings.toml: casts that engines do silently."""
+def facts(pair: Pair, engines: Sequence[EngineName]) -> dict[str, Any]:
+    """Facts on dtypes: casts that engines do silently."""
     own, theirs, cast = stored_dtype(pair), pair.target.dtype, dtype_in(pair, "vllm")
     given, named = launch_dtype(pair, "sglang"), _draft_dtype(pair)
     asked, halves = pair.args.dtype is not None, {own, cast} <= {*_HALVES}
@@ -60,7 +61,6 @@ def facts(pair: Pair, engines: Sequence[EngineName]) -> Facts:
         "given": given,
         "splits_dtypes": splits,
         "said": f"names {named}" if named else "names none, which SGLang takes for float16",
-        "has_two_dtypes": not asked and own != theirs and {own, theirs} <= {*_HALVES},
         "beyond": _beyond(pair.draft) if narrow and own != "float16" else None,
         "feature": feature if feature is not None and feature >= _FIRST_OVERFLOW else None,
     }
@@ -92,7 +92,7 @@ def _sglang_auto(said: str | None) -> str:
 _FIRST_OVERFLOW = 65520.0  # the smallest value that rounds to infinity in float16
 
 
-def _beyond(checkpoint: Checkpoint) -> Facts | None:
+def _beyond(checkpoint: Checkpoint) -> str | None:
     """How many tensors hold values beyond float16, and the largest magnitude."""
     found: dict[str, float] = {}
     for tensor in checkpoint.tensors.values():
@@ -105,4 +105,4 @@ def _beyond(checkpoint: Checkpoint) -> Facts | None:
     if not found:
         return None
     worst = max(found, key=lambda name: found[name])
-    return {"number": len(found), "tensor": worst, "largest": found[worst]}
+    return f"{len(found)} of its tensors hold values beyond it ({worst} up to {found[worst]:,.0f})"

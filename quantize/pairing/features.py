@@ -1,12 +1,12 @@
 """What a draft reads from its target: hidden states of which layers, how wide, and which tokens."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..drafts.architectures import declared_architecture
 from ..drafts.geometry import MAP, Geometry
 from ..drafts.runtime_names import target_layers_named
-from ..engines.contract import TITLES, EngineCheck, Facts, explained, refuses_target
+from ..engines.contract import TITLES, EngineCheck, explained, refuses_target
 from ..engines.versions import newest_engines
 from .pair import Pair, PairFinding
 
@@ -92,8 +92,8 @@ def handed_out(pair: Pair, answer: EngineCheck) -> Iterator[PairFinding]:
         yield PairFinding("unknown", "target", text, "try it", answer.engine)
 
 
-def facts(pair: Pair) -> Facts:
-    """Facts on a draft's layers and tokens beside its target's, for rows of findings.toml."""
+def facts(pair: Pair) -> dict[str, Any]:
+    """Facts on a draft's layers and tokens beside its target's."""
     geometry, target, config = pair.geometry, pair.target, pair.draft.config
     ids = geometry.aux_layer_ids if geometry.reads_layers else None
     whole, tokenizer, mask = target.vocab_size, pair.target_tokenizer, geometry.mask_token_id
@@ -102,15 +102,15 @@ def facts(pair: Pair) -> Facts:
     difference = own.difference(tokenizer) if own and tokenizer else None
     templates = {each.template for each in (own, tokenizer) if own and each}
     named = target_layers_named(config)
+    unfit = {each.subject: each.text for each in misfits(geometry, target)}
     return {
-        "unfit": {each.subject: each.text for each in misfits(geometry, target)},
+        "unfit_width": unfit.get("hidden-size"),
+        "unfit_layers": unfit.get("layers"),
         "named": named,
         "depth": target.num_layers,
         "is_of_other_depth": not pair.is_inside and named not in (None, target.num_layers),
         "outputs": [1, target.num_layers // 2 - 1, target.num_layers - 4],
         "takes_default_layers": not pair.is_inside and geometry.reads_layers and ids is None,
-        "last": ids[-1] if ids else None,
-        "reads_last_layer": bool(ids) and ids is not None and ids[-1] == target.num_layers - 1,
         "own_tokens": geometry.vocab_size,
         "their_tokens": whole,
         "has_other_tokens": geometry.vocab_size != whole,
@@ -120,7 +120,7 @@ def facts(pair: Pair) -> Facts:
         "mask_is_outside": mask is not None and mask >= whole,
         "last_mapped": _last_mapped(pair) if geometry.vocab_size > whole else None,
         "difference": difference,
-        "has_other_template": own and own.template and not difference and len(templates) > 1,
+        "has_other_template": bool(own and own.template and not difference and len(templates) > 1),
         "unlike": "" if pair.is_inside else ", ".join(_special_tokens(pair)),
     }
 

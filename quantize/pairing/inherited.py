@@ -15,7 +15,7 @@ from typing import Any
 
 from ...recipes.errors import CheckpointError
 from ..drafts.engine_traits import EngineTraits
-from ..engines.contract import EngineName, Facts
+from ..engines.contract import EngineName
 from ..engines.declared_forms import transforms
 from ..engines.engine_check import misread_excludes
 from ..engines.folder_findings import CACHE_SCALE
@@ -37,7 +37,6 @@ KEEPS: Mapping[str, tuple[str, ...]] = {
     "auto-round-int8": ("compressed-tensors", "compressed_tensors"),
 }
 """--quantization of the target -> declarations of a draft that it accepts all the same."""
-_OPTION = "--speculative-draft-model-quantization"
 
 
 def becomes_in_sglang(pair: Pair, given: str | None) -> str | None:
@@ -88,8 +87,8 @@ _OWN_CACHE: Mapping[EngineName, str] = {"vllm": "bfloat16", "sglang": "auto"}
 in SGLang the dtype that the draft computes in."""
 
 
-def facts_in(pair: Pair, engine: EngineName) -> Facts:
-    """Facts on the KV cache of one engine, for rows of findings.toml.
+def facts_in(pair: Pair, engine: EngineName) -> dict[str, Any]:
+    """Facts on the KV cache of one engine.
 
     A cache whose scales the draft does not store has scales of 1.
     """
@@ -97,7 +96,15 @@ def facts_in(pair: Pair, engine: EngineName) -> Facts:
     said = "--kv-cache-dtype" if pair.args.cache_dtype else "its quantization_config"
     none = ", and the draft stores no scales, so engines take 1 for both"
     scales = none if inherited and inherited.startswith("fp8") else ""
-    return {"cache": inherited, "cache_said": said, "scales": scales}
+    keeps = None if pair.is_mtp else _KEEPS_CACHE.get(engine)
+    return {"cache": inherited, "cache_said": said, "scales": scales, "keeps_cache": keeps}
+
+
+_KEEPS_CACHE: Mapping[EngineName, str] = {
+    "vllm": '"kv_cache_dtype": "bfloat16" in --speculative-config',
+    "sglang": "--speculative-draft-kv-cache-dtype auto",
+}
+"""Options of the launch line; none was found in TensorRT-LLM's source."""
 
 
 def has_scales(pair: Pair) -> bool:
@@ -114,25 +121,23 @@ def has_scales(pair: Pair) -> bool:
 # (`models/dflash.py:106`, `models/dspark.py:128`).
 
 
-def facts(pair: Pair) -> Facts:
-    """Facts on quantization, a borrowed head, a rotated stream and MTP, for findings.toml."""
+def facts(pair: Pair) -> dict[str, Any]:
+    """Facts on quantization, a borrowed head, a rotated stream and MTP."""
     args, target = pair.args, pair.target
+    head = target.is_stored_quantized("lm_head")
     return {
-        "option": _OPTION,
         "inherited_method": args.quantization,
         "inherited_becomes": becomes_in_sglang(pair, args.quantization),
-        "asked_method": args.draft_quantization,
-        "asked_becomes": becomes_in_sglang(pair, args.draft_quantization),
         "declared": None if pair.is_mtp else target.quantization,
         "mixed": _mixed_layer(pair),
         "borrows_head": _borrows(pair, pair.family.engine_traits),
-        "head_is_quantized": target.is_stored_quantized("lm_head"),
+        "head_is_unread": head is None,
+        "head_is_quantized": bool(head),
         "drafts_blocks": pair.family.engine_traits.drafts_blocks,
         "dropped_layers": _dropped(target),
         "rotated_by": None if pair.is_whole_model else rotated_by(target.declaration),
         "transformers_mtp": _by_transformers(pair),
         "is_multimodal": target.is_multimodal,
-        "is_mtp": pair.is_mtp,
     }
 
 
@@ -203,7 +208,7 @@ def _dropped(target: Target) -> str | None:
     )
 
 
-def _by_transformers(pair: Pair) -> object:
+def _by_transformers(pair: Pair) -> int | None:
     """num_mtp_layers where vLLM builds the layers from transformers' classes, like the target's."""
     said = " ".join(pair.args.words).replace("--model-impl=", "--model-impl ")
     asked = pair.is_mtp and "--model-impl transformers" in said

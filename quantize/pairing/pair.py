@@ -26,7 +26,6 @@ _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "draft_quantization": ("--speculative-draft-model-quantization",),
     "draft_cache_dtype": ("--speculative-draft-kv-cache-dtype",),
     "speculative": ("--speculative-config",),
-    "overrides": ("--json-model-override-args", "--hf-overrides"),
 }
 _KEYS = {spelling: key for key, spellings in _SPELLINGS.items() for spelling in spellings}
 _THOUSANDS = {"k": 1_000, "K": 1_024, "m": 1_000_000, "M": 1_048_576}
@@ -51,8 +50,7 @@ class TargetArgs:
     """The flags of a target's launch line that matter to its draft; None = not given.
 
     Attributes:
-        draft_quantization, draft_cache_dtype: SGLang's flags for the draft.
-        overrides: of the target's config.json.
+        draft_cache_dtype: SGLang's flag for the draft.
         words: all other arguments, which a launch line repeats.
     """
 
@@ -61,9 +59,7 @@ class TargetArgs:
     cache_dtype: str | None = None
     context: int | None = None
     tp: int | None = None
-    draft_quantization: str | None = None
     draft_cache_dtype: str | None = None
-    overrides: Mapping[str, object] | None = None
     words: tuple[str, ...] = ()
 
     @classmethod
@@ -82,9 +78,7 @@ class TargetArgs:
             cache_dtype=flags.get("cache_dtype"),
             context=_number(flags, "context"),
             tp=_number(flags, "tp"),
-            draft_quantization=flags.get("draft_quantization"),
             draft_cache_dtype=flags.get("draft_cache_dtype") or (str(cached) if cached else None),
-            overrides=_object(flags, "overrides") or None,
             words=others,
         )
 

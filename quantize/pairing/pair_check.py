@@ -9,7 +9,7 @@ from typing import Any
 from typing_extensions import override
 
 from ...recipes.brief import Brief
-from ...recipes.packages import counts, rows_beside
+from ...recipes.packages import rows_beside
 from ..asked import Checking
 from ..drafts import read_config
 from ..drafts.config_reader import with_text_config
@@ -22,11 +22,11 @@ from ..engines.contract import (
     TITLES,
     EngineCheck,
     EngineName,
-    Facts,
     Verdict,
 )
 from ..engines.engine import Serving
 from ..engines.engine_check import check_checkpoint, with_maths, with_values
+from ..engines.row_conditions import counts
 from ..engines.versions import newest_engines
 from ..files.checkpoint import Checkpoint
 from ..files.finiteness import not_finite
@@ -44,6 +44,7 @@ from .pair import (
     in_order,
     tensor_parallel_size,
 )
+from .pair_facts import PairFacts
 from .target import Target, Tokenizer, check_operands
 
 
@@ -117,11 +118,13 @@ def _answers(
     arch: str | None,
     tp: int,
     target_layers: int | None,
-    serving: Callable[[EngineName], Serving | None] | None = None,
+    serving: Callable[[EngineName], Serving | None] = lambda _engine: None,
+    *,
+    each_gpu: bool = False,
 ) -> tuple[EngineCheck, ...]:
     """What each engine that is asked does with the draft alone, its values included.
 
-    With `serving`, GPUs on which an engine differs have an answer each.
+    With `each_gpu`, GPUs on which an engine differs have an answer each.
     """
 
     def answer(engine: EngineName, arch: str | None) -> EngineCheck:
@@ -134,12 +137,12 @@ def _answers(
             target_layers=target_layers,
             asked=asked.gpu,
             has_side_file=(checkpoint.folder / HF_QUANT_CONFIG).is_file(),
-            serving=serving and serving(engine),
+            serving=serving(engine),
         )
 
     engines = ENGINE_NAMES if asked.engine is None else (asked.engine,)
     answers = [answer(engine, arch) for engine in engines]
-    if serving is not None:
+    if each_gpu:
         answers = [
             each
             for whole in answers
@@ -179,6 +182,7 @@ def check_pair(
         tp,
         _target_layers(pair),
         lambda engine: _serving(pair, engine, str(asked.draft)),
+        each_gpu=True,
     )
     engines, findings = _beside(pair, answers)
     return PairCheck(
@@ -268,17 +272,19 @@ def _findings(pair: Pair, engines: Sequence[EngineName]) -> Iterator[PairFinding
         **dtypes.facts(pair, engines),
         **inherited.facts(pair),
     }
-    of_engine = {each: {**common, **_facts_in(pair, each)} for each in engines}
+    of_engine = {each: PairFacts(**common, **_facts_in(pair, each)) for each in engines}
     for name, row in rows_beside(__file__, "findings").items():
         about = row.get("engine")
         for engine in engines if about == "each" else [about]:
-            facts = of_engine.get(engine) if engine else common
+            facts = of_engine.get(engine) if engine else PairFacts(**common)
             if facts is not None and counts(row, facts):
-                text, remedy = (row.get(key, "").format(**facts) for key in ("text", "remedy"))
+                text, remedy = (
+                    row.get(key, "").format(**vars(facts)) for key in ("text", "remedy")
+                )
                 yield PairFinding(row["level"], row.get("subject", name), text, remedy, engine)
 
 
-def _facts_in(pair: Pair, engine: EngineName) -> Facts:
+def _facts_in(pair: Pair, engine: EngineName) -> dict[str, Any]:
     return {
         "title": TITLES[engine],
         "is_narrow": dtypes.is_narrow(pair, engine),

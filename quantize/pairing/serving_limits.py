@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..engines.contract import EngineName, Facts
+from ..engines.contract import EngineName
 from .pair import Pair
 
 _FLAGS: Mapping[EngineName, str] = {"vllm": "--max-model-len", "sglang": "--context-length"}
@@ -23,8 +23,8 @@ def is_too_short(pair: Pair, engine: EngineName) -> bool:
     return not pair.is_inside and served is not None and own is not None and own < served
 
 
-def facts_in(pair: Pair, engine: EngineName) -> Facts:
-    """Facts on positions in one engine, for rows of findings.toml.
+def facts_in(pair: Pair, engine: EngineName) -> dict[str, Any]:
+    """Facts on positions in one engine.
 
     More than the target is made for: vLLM 0.33 `config/model.py:2650`; SGLang 0.5.23
     `configs/model_config.py:1295`.
@@ -38,20 +38,20 @@ def facts_in(pair: Pair, engine: EngineName) -> Facts:
         "flag": flag,
         "asked": asked,
         "made": made,
-        "is_beyond_target": flag and asked is not None and made is not None and asked > made,
+        "is_beyond_target": bool(flag and asked and made and asked > made),
     }
 
 
-def facts(pair: Pair) -> Facts:
-    """Facts on positions and their rotation, for rows of findings.toml."""
+def facts(pair: Pair) -> dict[str, Any]:
+    """Facts on positions and their rotation."""
     own, theirs = pair.rotation, pair.target.rotation
     rotates = pair.geometry.rope is not None and not pair.is_inside
     return {
-        "own": own,
-        "theirs": theirs,
-        "longer": LONGER,
+        "own_rotation": own.in_words,
+        "their_rotation": theirs.in_words,
+        "own_kind": own.kind,
+        "only_sizes_a_table": own.only_sizes_a_table,
         "rotates_otherwise": rotates and own.in_words != theirs.in_words,
-        "overridden": ", ".join(pair.args.overrides or ()),
         "tp": pair.tp,
         "allowed": ", ".join(map(str, sizes_of_both(pair))),
         "undivided": " and ".join(_undivided(pair)),

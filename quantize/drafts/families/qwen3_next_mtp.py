@@ -59,18 +59,10 @@ def _in_sglang(draft: ServedDraft) -> Finding | None:
 
 
 def _floats_in_vllm(draft: ServedDraft) -> Mapping[str, str]:
-    """`qwen3_5_mtp.py:88` and `:110`: fc beside NVFP4; the layer where GPTQ's excludes name mtp."""
-    if draft.signature.startswith("modelopt nvfp4"):
+    """`qwen3_5_mtp.py:88`: fc beside NVFP4."""
+    if draft.is_nvfp4_of_modelopt:
         return {"mtp.fc": "keep fc in BF16: vLLM builds it so where ModelOpt's NVFP4 is declared"}
-    declared = draft.config.get("quantization_config")
-    rules = declared.get("dynamic") if isinstance(declared, Mapping) else None
-    named = any(rule.startswith("-:") and "mtp" in rule for rule in rules or ())
-    if declared_architecture(draft.config) == _NEXT or not named:
-        return {}
-    return {
-        _LAYER: "spell mtp as mt[p] in each key of dynamic that begins with -: and is not meant"
-        " for the whole layer: vLLM builds the layer in BF16 where one of them says mtp"
-    }
+    return {}
 
 
 def _floats_in_sglang(draft: ServedDraft) -> Mapping[str, str]:

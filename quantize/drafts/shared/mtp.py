@@ -74,8 +74,7 @@ def floats_beside_nvfp4(layer: str) -> Callable[[ServedDraft], Mapping[str, str]
     what = "SGLang builds this layer in BF16 where ModelOpt's NVFP4 is declared"
 
     def floats(draft: ServedDraft) -> Mapping[str, str]:
-        is_nvfp4 = draft.signature.startswith("modelopt nvfp4")
-        return {layer: f"use another format: {what}"} if is_nvfp4 else {}
+        return {layer: f"use another format: {what}"} if draft.is_nvfp4_of_modelopt else {}
 
     return floats
 
