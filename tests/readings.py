@@ -6,14 +6,21 @@ it changes in the scheme, and whoever lets another key or value pass changes a r
 """
 
 import ast
+import contextlib
+import dataclasses
 import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from draftquant.quantize.stored.stored_declaration import RawDeclaration, read_scheme
-from draftquant.recipes.errors import DeclarationError
+from draftquant.quantize.stored.stored_declaration import (
+    RawDeclaration,
+    beside_codes,
+    read_scheme,
+    stored_parts,
+)
+from draftquant.recipes.errors import DeclarationError, LayoutError
 
 HERE = Path(__file__).parent
 FILE = HERE / "readings.json"
@@ -39,6 +46,7 @@ _SHORT = {
 }
 _TWICE = {"layer_quant_config", "*v_proj"}
 """What stands in them stands in others, too; and the methods are those of the first declaration."""
+_TRUE = ("asymmetric", "ordered", "transposed", "scales_whole_matrix", "has_signed_scales")
 _EMPTY = (_ABSENT, None, False, 0, [], {})
 FOR_ENGINES = ("awq", "compressed-tensors, mixed", "fp8 in powers of two", "modelopt, KV cache")
 """Those whose names begin so are read for engines, too."""
@@ -69,6 +77,31 @@ def read(declared: object, strictness: Any) -> Reading | DeclarationError:
         return read_scheme(raw, strictness=strictness).to_mapping()
     except DeclarationError as exc:
         return exc
+
+
+def decoded(declared: Mapping[str, Any]) -> dict[str, Any]:
+    """What its linears store, and how that is read."""
+    where = Path("config.json")
+    raw = RawDeclaration(value=declared, where=where, key=ROOT, form="flat", has_method=True)
+    whole = read_scheme(raw, strictness="folder")
+    found = {"scheme": str(whole), "JSON": whole.to_mapping()}
+    for scheme in (dataclasses.replace(whole, others=()), *whole.others):
+        layout, parts = scheme.layout, stored_parts(scheme, 72, 384, ("BF16",))
+        facts = {
+            "parts": {suffix: [*part] for suffix, part in parts.items()},
+            "codes, scales": [layout.weight_suffix(scheme), layout.scale_suffix(scheme)],
+            "zeros, beside": [layout.zeros(scheme), sorted(beside_codes(scheme))],
+            "rows of a scale": scheme.rows_of_scale,
+            "true": [name for name in _TRUE if getattr(scheme, name)],
+            "rounded by others": layout.foreign_quotients_rounded(scheme),
+        }
+        with contextlib.suppress(LayoutError):
+            facts["inputs"] = str(scheme.activation_format())
+        found[" ".join(scheme.targets) or "all"] = facts
+    heads = ("lm_head", "model.lm_head", "fc")
+    for what in ("is_excluded", "asks_for_head"):
+        found[what] = [name for name in heads if getattr(whole, what)(name)]
+    return found
 
 
 def edited(value: Any, place: Place, to: object) -> Any:
@@ -150,7 +183,7 @@ def readings() -> dict[str, dict[str, Any]]:
             if said != found.get(key := ".".join(place)) and key != "quant_method":
                 found[f"{key}, for engines"] = said
         anything = [place for place, said in found.items() if said == "anything"]
-        rows[name] = {"anything": " ".join(anything)}
+        rows[name] = {**decoded(declared), "anything": " ".join(anything)}
         rows[name] |= {place: said for place, said in found.items() if said != "anything"}
     return rows
 
