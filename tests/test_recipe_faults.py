@@ -35,7 +35,6 @@ class Fault(NamedTuple):
     fix: str
 
 
-FP8 = "{weights: {dtype: fp8_e4m3, granularity: channel, symmetric: true}, activations: null}"
 FAULTS = {
     "misspelled key": Fault("summary:", "sumary:", 3, "sumary: unknown key", "'summary'?"),
     "missing key": Fault("summary: a test\n", "", 1, "summary: missing key", "add 'summary:'"),
@@ -55,19 +54,8 @@ FAULTS = {
     "anchor": Fault("a test", "&a test", 3, "anchors and aliases are not allowed", "write the"),
     "tag": Fault("a test", "!!python/name:os.system x", 3, "tags are not allowed", "remove"),
     "two documents": Fault("gate:", "---\ngate:", 14, "not YAML: but found another doc", "correct"),
-    "role and tensor": Fault(
-        "role: norm", "role: norm, tensor: x", 12, "rules[1]: expected exactly one of", "README"),
     "role in two rules": Fault("role: norm", "role: mlp", 1, "role 'mlp' is claimed twice", "READ"),
-    "int4 per tensor": Fault("channel", "tensor", 7, "weights: granularity: int4 needs", "README"),
     "group without a size": Fault("channel", "group", 7, "group_size: int4 per group needs", "RE"),
-    "the recipe's own format": Fault(
-        "action: quantize",
-        "action: quantize, format: {weights: {dtype: int4, granularity: channel, symmetric: true},"
-        " activations: null}",
-        1, "rules[0].format: leave it out", "README"),
-    "a format for every rule": Fault(
-        "action: quantize", f"action: quantize, format: {FP8}", 1, "weights: no rule uses it",
-        "README"),
     "other name": Fault("name: mine", "name: other", 2, "name: expected 'mine', got", "name: mine"),
 }  # fmt: skip
 
