@@ -16,6 +16,7 @@ from draftquant.quantize.layouts import check_layout, get_layout
 from draftquant.recipes import Algorithm, Recipe, Rule, WeightFormat, load_recipe
 from draftquant.recipes.errors import DraftQuantError
 from draftquant.recipes.formats import (
+    FEW_BITS,
     NUMBER_FORMATS,
     Granularity,
     KvCacheFormat,
@@ -165,6 +166,7 @@ def combinations() -> dict[str, Any]:
     caches = [KvCacheFormat(dtype=FP8, scales=s) for s in ("unit", "absmax", "measured")]
     backends = typing.get_args(BackendName)
     return {
+        "few bits": [*FEW_BITS, *FEW_BITS],
         "numbers": {name: _number(number) for name, number in NUMBER_FORMATS.items()},
         "weights": _said(WEIGHTS, _weights),
         "whole matrix": [str(weights) for weights in sound if weights.scales_whole_matrix],

@@ -396,6 +396,8 @@ def grafted(folder: Path) -> dict[str, Any]:
     found["another layer"] = compared("layer")["faults"]
     _edited(out, "config.json", lambda config: config.update(quantization_config=1))
     found["no declaration"] = compared(None)["faults"]
+    edit_json(target / "config.json", quantization_config=1)
+    found["of neither"] = compared(None)["faults"]
     (out / "config.json").unlink()
     found["unreadable"] = compared(None)["faults"]
     return found
@@ -464,10 +466,12 @@ def in_rewritten_files(out: Path) -> None:
     (out / "notes.txt").write_text("x", encoding="utf-8")
 
 
+FIRST = (4, 7, 8, 9, 0, 5, 3)
+"""The damage with which each recipe's linears begin."""
 SCENES: dict[str, Callable[[Path], dict[str, Any]]] = {
     **{
-        name: partial(scene, recipe=recipe, first=3 * number % len(LINEARS))
-        for number, (name, recipe) in enumerate(RECIPES.items())
+        name: partial(scene, recipe=recipe, first=first)
+        for first, (name, recipe) in zip(FIRST, RECIPES.items(), strict=True)
     },
     "cut": cut_scene,
     "rewritten": rewritten,

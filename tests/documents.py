@@ -163,9 +163,27 @@ def bounds() -> dict[str, list[Any]]:
     """Ends, just inside and just outside."""
     every = (
         Bounds(least=1), Bounds(above=0), Bounds(above=0, below=1), Bounds(above=0.5, most=1),
-        Bounds(least=0, below=1), Bounds(least=0.5, most=2), Bounds(least=1, most=9), Bounds(most=3),
+        Bounds(least=0, below=1), Bounds(least=0.5, most=2), Bounds(least=1, most=9),
+        Bounds(most=3),
     )  # fmt: skip
-    tried = (-1, 0, 1e-9, 0.5, 0.75, 1, 1 - 1e-9, 2, 3, 4, 9, 10, math.inf, -math.inf, math.nan)
+    tried = (
+        -1,
+        0,
+        10**400,
+        1e-9,
+        0.5,
+        0.75,
+        1,
+        1 - 1e-9,
+        2,
+        3,
+        4,
+        9,
+        10,
+        math.inf,
+        -math.inf,
+        math.nan,
+    )
     return {str(one): [value for value in tried if not one.problem(value)] for one in every} | {
         "said": [every[0].problem(0), every[0].problem(None)],
         "refused": [attempt(lambda: every[0].check(said.PlanError, "--n", 0, fix="more"))],
@@ -321,7 +339,7 @@ def listened() -> dict[str, Any]:
     """What the log hears of a run, and what a bar is told."""
     heard: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda said: heard.append(f"{said.levelname} {said.getMessage()}")  # type: ignore
+    handler.emit = lambda m: heard.append(f"{m.levelname} {m.getMessage()}")  # type: ignore[method-assign]
     log = logging.getLogger("draftquant")
     log.addHandler(handler)
     level = log.level
