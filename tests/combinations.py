@@ -13,6 +13,7 @@ from typing import Any
 
 from draftquant.quantize.files.safetensors_header import TensorInfo
 from draftquant.quantize.layouts import check_layout, get_layout
+from draftquant.quantize.layouts.layout import rows_of_block
 from draftquant.recipes import Algorithm, Recipe, Rule, WeightFormat, load_recipe
 from draftquant.recipes.errors import DraftQuantError
 from draftquant.recipes.formats import (
@@ -199,6 +200,7 @@ def combinations() -> dict[str, Any]:
             f"{backend}: {name}": _attempt(lambda b=backend, n=name: named_algorithm(n, b))
             for backend, name in itertools.product(backends, (*ALGORITHMS, "awq", "absmx"))
         },
+        "rows of a block": {_weights(w): rows_of_block(w) for w in sound},
         "layouts": _layouts(),
     }
 
