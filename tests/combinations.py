@@ -11,8 +11,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from draftquant.quantize.algorithms import get_algorithm, row_algorithm
+from draftquant.quantize.drafts import Row
 from draftquant.quantize.files.safetensors_header import TensorInfo
-from draftquant.quantize.layouts import check_layout, get_layout
+from draftquant.quantize.layouts import check_head, check_layout, get_layout, named_heads
 from draftquant.quantize.layouts.layout import rows_of_block
 from draftquant.recipes import Algorithm, Recipe, Rule, WeightFormat, load_recipe
 from draftquant.recipes.errors import DraftQuantError
@@ -126,19 +128,69 @@ def _layouts() -> dict[str, Any]:
     return {"refused": _grouped(refused), "stored": stored, "for the plugin": plugin}
 
 
-def _recipes() -> dict[str, Any]:
-    """Whole recipes that contradict themselves, and one of several formats."""
-    own, (first, *others) = Format(weights=PTPC.weights, activations=PTPC.activations), PTPC.rules
-    coarse = Format(
+KEPT = (
+    "fc", "model.lm_head", "layers.0.embed_proj.1", "confidence_head.proj", "layers.1.ffn.gate",
+    "model.mlp.gate", "lilicorr.mlp.up_proj", "a.xpress_head.b.c", "fc",
+)  # fmt: skip
+
+
+def _of_layouts() -> dict[str, Any]:
+    """What else each layout says: of caches, heads, names and algorithms."""
+    found: dict[str, Any] = {}
+    sound = _sound(WEIGHTS)
+    cache = KvCacheFormat(dtype=FP8, scales="unit")
+    tensor = TensorInfo(name="lm_head.weight", dtype="BF16", shape=(8, 8), file="", start=0, stop=0)
+    rows = [Row(tensor=tensor, canonical=f"{role}.weight", role=role) for role in ("head", "norm")]
+    blocks = next(weights for weights in sound if weights.granularity == "block")
+    for name in typing.get_args(LayoutName):
+        layout = get_layout(name)
+        every = (
+            replace(PTPC, layout=name, weights=weights, activations=inputs)
+            for weights, inputs in itertools.product(sound, [None, *_sound(INPUTS)])
+        )
+        recipe = next(one for one in every if layout.problem(one) is None)
+        found[name] = {
+            "cache": _attempt(lambda r=recipe: check_layout(replace(r, kv_cache=cache))),
+            "cache scales": [*layout.cache_scale_names("a.self_attn"), layout.cache_scale_shape],
+            "excludes": layout.excludes(KEPT),
+            "heads": [
+                _attempt(lambda r=recipe, x=row, w=w: check_head(replace(r, weights=w), x))
+                for row, w in itertools.product(rows, (PTPC.weights, blocks))
+            ],
+            "named": [own.leaves for own in named_heads(recipe, rows)],
+            "mixed": _attempt(lambda n=name: check_layout(replace(_mixed(), layout=n))),
+            "exact, one dtype": [layout.exact_excludes, layout.int4_scale_dtype],
+        }
+    found["algorithms"] = _grouped(
+        (f"{_algorithm(chosen)}: {_weights(w)}", str(get_algorithm(chosen).problem(w)))
+        for chosen, w in itertools.product(_sound(CHOICES)[::2], sound)
+    )
+    found["by rows"] = _grouped(
+        (str(chosen), _attempt(lambda c=chosen: type(row_algorithm(c)).__name__))
+        for chosen in _sound(CHOICES)
+    )
+    return found
+
+
+def _mixed() -> Recipe:
+    first, *others = PTPC.rules
+    head = Rule(role=("head",), action="quantize", format=_coarse())
+    rest = (rule for rule in others if "head" not in rule.role)
+    return replace(PTPC, algorithm=CHOICES[-1], rules=(first, head, *rest))
+
+
+def _coarse() -> Format:
+    return Format(
         weights=next(w for w in _sound(WEIGHTS) if w.dtype == "nvfp4"),
         activations=next(a for a in _sound(INPUTS) if a.dtype == "nvfp4"),
     )
-    head = Rule(role=("head",), action="quantize", format=coarse)
-    mixed = replace(
-        PTPC,
-        algorithm=CHOICES[-1],
-        rules=(first, head, *(r for r in others if "head" not in r.role)),
-    )
+
+
+def _recipes() -> dict[str, Any]:
+    """Whole recipes that contradict themselves, and one of several formats."""
+    own, (first, *others) = Format(weights=PTPC.weights, activations=PTPC.activations), PTPC.rules
+    mixed, coarse = _mixed(), _coarse()
+    head = mixed.rules[1]
     variants: dict[str, Recipe] = {
         "none": PTPC,
         "mixed": mixed,
@@ -202,6 +254,7 @@ def combinations() -> dict[str, Any]:
         },
         "rows of a block": {_weights(w): rows_of_block(w) for w in sound},
         "layouts": _layouts(),
+        "of layouts": _of_layouts(),
     }
 
 
