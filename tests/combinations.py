@@ -27,7 +27,15 @@ from draftquant.recipes.formats import (
     ServedForm,
 )
 from draftquant.recipes.schema import ALGORITHMS, ActivationFormat, BackendName, Format, LayoutName
-from draftquant.recipes.schemes import named_algorithm, refusal
+from draftquant.recipes.schemes import (
+    ABSENT_FORMATS,
+    DIFFERENT,
+    FIRST_RECIPES,
+    LIKE,
+    SAME,
+    named_algorithm,
+    refusal,
+)
 
 FILE = Path(__file__).with_suffix(".json")
 PTPC = load_recipe("fp8-ptpc")
@@ -219,6 +227,13 @@ def combinations() -> dict[str, Any]:
     caches = [KvCacheFormat(dtype=FP8, scales=s) for s in ("unit", "absmax", "measured")]
     backends = typing.get_args(BackendName)
     return {
+        "names of recipes": [
+            dict(FIRST_RECIPES),
+            dict(LIKE),
+            dict(SAME),
+            [*DIFFERENT],
+            [*ABSENT_FORMATS],
+        ],
         "few bits": [*FEW_BITS, *FEW_BITS],
         "numbers": {name: _number(number) for name, number in NUMBER_FORMATS.items()},
         "weights": _said(WEIGHTS, _weights),

@@ -1,23 +1,19 @@
 """Folders in which many things are wrong at once, and every word that is said of each.
 
-`python tests/damages.py` writes what is said anew. A fault that is found no more, or otherwise, is
+`python tests/scenes.py` writes what is said anew. A fault that is found no more, or otherwise, is
 a line that differs.
 """
 
 import json
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from importlib.metadata import version
 from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from by_recipe import quantized
 from cuts import cut
 from draftquant.quantize.converting.dequantize_draft import dequantize_draft
@@ -26,16 +22,14 @@ from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.files.provenance import GraftedProvenance
 from draftquant.quantize.files.provenance_file import read_provenance
-from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.stored_draft import StoredDraft
-from draftquant.quantize.stored.stored_tables import StoredTables
 from draftquant.quantize.verify import verify
 from draftquant.quantize.verify.audit import audit_checkpoint
 from draftquant.quantize.verify.comparison import Compared
 from draftquant.quantize.verify.graft_verification import verify_graft
 from draftquant.quantize.verify.rewritten import verify_dequantized, verify_transcoded
 from draftquant.recipes import KvCacheFormat, Recipe, WeightFormat, load_recipe
-from draftquant.recipes.errors import CheckpointError, DraftQuantError
+from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
 from mixes import FP8_STATIC, INT4_CHANNEL, mixed
 from tiny import (
@@ -49,10 +43,8 @@ from tiny import (
     write_tensors,
 )
 from tiny_target import MTP, quantized_target, tiny_target
-from verify_cases import flip_bit
 from weight_formats import FP8_BLOCK, PER_GROUP, TWO_STAGES
 
-FILE = Path(__file__).with_suffix(".json")
 SIDE = "hf_quant_config.json"
 Tensors = dict[str, Stored]
 PYTORCH = {"format": "pt"}
@@ -89,16 +81,16 @@ class Linear(NamedTuple):
     scale: str
 
 
-def _flipped(tensors: Tensors, name: str, byte: int, bits: int) -> None:
+def flipped(tensors: Tensors, name: str, byte: int, bits: int) -> None:
     data = bytearray(tensors[name].data)
     data[byte] ^= bits
     tensors[name] = tensors[name]._replace(data=bytes(data))
 
 
-def _times(tensors: Tensors, name: str, index: int, factor: float) -> None:
+def times(tensors: Tensors, name: str, index: int, factor: float) -> None:
     tensor = tensors[name]
     if tensor.dtype in ("F8_E4M3", "U8"):
-        _flipped(tensors, name, index, 0x08)
+        flipped(tensors, name, index, 0x08)
         return
     values = values_of(tensor).copy().reshape(-1)
     index = min(index, len(values) - 1)
@@ -111,7 +103,7 @@ def _times(tensors: Tensors, name: str, index: int, factor: float) -> None:
     tensors[name] = tensor._replace(data=bits.data)
 
 
-def _other_dtype(tensors: Tensors, name: str) -> None:
+def other_dtype(tensors: Tensors, name: str) -> None:
     tensor = tensors[name]
     if tensor.dtype in ("BF16", "F16", "F32"):
         other = "F32" if tensor.dtype != "F32" else "BF16"
@@ -131,26 +123,26 @@ BESIDE = (
 def _beside(at: Linear) -> None:
     for name in (f"{at.module}.{suffix}" for suffix in BESIDE):
         if name in at.tensors:
-            _flipped(at.tensors, name, 0, 0x11)
+            flipped(at.tensors, name, 0, 0x11)
 
 
 def _both_ends(at: Linear) -> None:
-    _flipped(at.tensors, at.codes, 0, 1)
-    _flipped(at.tensors, at.codes, -1, 8)
+    flipped(at.tensors, at.codes, 0, 1)
+    flipped(at.tensors, at.codes, -1, 8)
 
 
 LINEARS: dict[str, Callable[[Linear], object]] = {
-    "a code": lambda at: _flipped(at.tensors, at.codes, len(at.tensors[at.codes].data) // 2, 0x44),
-    "a scale twice as large": lambda at: _times(at.tensors, at.scale, 1, 2.0),
-    "a scale of NaN": lambda at: _times(at.tensors, at.scale, 2, np.nan),
+    "a code": lambda at: flipped(at.tensors, at.codes, len(at.tensors[at.codes].data) // 2, 0x44),
+    "a scale twice as large": lambda at: times(at.tensors, at.scale, 1, 2.0),
+    "a scale of NaN": lambda at: times(at.tensors, at.scale, 2, np.nan),
     "no scale": lambda at: at.tensors.pop(at.scale),
-    "another dtype": lambda at: _other_dtype(at.tensors, at.scale),
+    "another dtype": lambda at: other_dtype(at.tensors, at.scale),
     "one more": lambda at: at.tensors.update(
         {f"{at.module}.weight_g_idx": at.tensors["norm.weight"]}
     ),
     "no codes": lambda at: at.tensors.pop(at.codes),
-    "a scale of zero": lambda at: _times(at.tensors, at.scale, 0, 0.0),
-    "a scale a little larger": lambda at: _times(at.tensors, at.scale, 1, 1.02),
+    "a scale of zero": lambda at: times(at.tensors, at.scale, 0, 0.0),
+    "a scale a little larger": lambda at: times(at.tensors, at.scale, 1, 1.02),
     "first and last code": _both_ends,
     "beside": _beside,
 }
@@ -173,15 +165,15 @@ def of_linears(tensors: Tensors, first: int) -> Iterator[str]:
 def in_kept(tensors: Tensors, first: int) -> None:
     """Damage what is kept."""
     if first % 2:
-        _flipped(tensors, "d2t", 3, 1)
+        flipped(tensors, "d2t", 3, 1)
         fc = tensors["fc.weight"]
         tensors["fc.weight"] = fc._replace(shape=fc.shape[::-1])
         tensors["lm_head.weight_scale"] = tensors["norm.weight"]
     else:
-        _flipped(tensors, "t2d", 40, 1)
-        _flipped(tensors, "fc.weight", -1, 0x80)
+        flipped(tensors, "t2d", 40, 1)
+        flipped(tensors, "fc.weight", -1, 0x80)
         del tensors["norm.weight"]
-        _times(tensors, "lm_head.weight", 5, np.inf)
+        times(tensors, "lm_head.weight", 5, np.inf)
         tensors["extra.weight"] = tensors["d2t"]
 
 
@@ -310,17 +302,21 @@ def side_files(folder: Path, out: Path) -> Iterator[tuple[str, str]]:
     (out / SIDE).write_text(sound, encoding="utf-8")
 
 
+WRONG_IDS = (("outside", -1, 55), ("below", 0, -5), ("twice", 3, -1), ("stranger", 0, -1))
+"""What is wrong with the token of a draft id, and by how much."""
+
+
 def cut_scene(folder: Path) -> dict[str, Any]:
     """A quantized draft whose vocabulary was cut, held against both that it was made from."""
-    draft = tiny_eagle3_llama(folder / "draft")
+    draft = tiny_eagle3_llama(folder / "draft", pruned_vocabulary=True)
     whole = quantized(draft, RECIPES["int4 with a cache"], folder / "whole").out
     out = folder / "out"
-    cut(whole, out)
+    cut(whole, out, (4, 5, 7, 8, 9, 12, 15, 17, 19, 20, 21, 22, 25, 28, 29, 30, 34, 35, 38, 41))
     sides = (draft, whole)
     found: dict[str, Any] = {"sound": [report(folder, out, source) for source in sides]}
     found["sound, by itself"] = audited(folder, out)["made_by"]
     sound = read_tensors(out)
-    for name, index, value in (("outside", -1, 90), ("twice", 3, -3), ("stranger", 0, 1)):
+    for name, index, value in WRONG_IDS:
         ids = np.frombuffer(sound["d2t"].data, "<i8").copy()
         ids[index] += value
         data = ids.tobytes()
@@ -328,8 +324,8 @@ def cut_scene(folder: Path) -> dict[str, Any]:
         found[name] = [said(f, folder) for source in sides for f in verify(out, source).faults]
     tensors = dict(sound)
     for name, byte in (("lm_head.weight", 300), ("t2d", 50), ("fc.weight", 7), ("norm.weight", 0)):
-        _flipped(tensors, name, byte, 1)
-    _times(tensors, "midlayer.mlp.up_proj.weight_scale", 1, 2.0)
+        flipped(tensors, name, byte, 1)
+    times(tensors, "midlayer.mlp.up_proj.weight_scale", 1, 2.0)
     write_tensors(out, tensors, metadata={"format": "np"})
 
     def change(record: Any) -> None:
@@ -415,127 +411,6 @@ def _declared_otherwise(config: Any) -> None:
     declared["kv_cache_scheme"] = {**cache, "dynamic": False}
 
 
-def _attempt(do: Callable[[], object], folder: Path) -> str:
-    try:
-        return said(do(), folder)
-    except (DraftQuantError, ValueError) as exc:
-        return "! " + said(f"{exc}", folder)
-
-
-def _with(change: Callable[[Tensors], object], tensors: Tensors) -> Tensors:
-    changed = dict(tensors)
-    change(changed)
-    return changed
-
-
-Q, CACHE_OF = "midlayer.self_attn.q_proj", "midlayer.self_attn.attn"
-
-
-def _cache(dtype: str, *values: float, name: str = f"{CACHE_OF}.k_scale") -> dict[str, Stored]:
-    return {name: store(np.array(values, np.float32), dtype)}
-
-
-def _quantized_embedding(tensors: Tensors) -> None:
-    for name in [name for name in tensors if name.startswith("midlayer.mlp.down_proj.")]:
-        tensors[f"embed_tokens.{name.rpartition('.')[2]}"] = tensors[name]
-    del tensors["embed_tokens.weight"]
-
-
-_INT4, _FP8, _OF_KEYS = "int4 with a cache", "fp8 of matrices", f"{CACHE_OF}.k_scale"
-_TWICE = _cache("F32", 1.0, name="midlayer.self_attn.k_scale")
-_IN_I64 = {_OF_KEYS: Stored("I64", (1,), bytes(8))}
-UNREADABLE: dict[str, tuple[str, Callable[[Tensors], object]]] = {
-    "of no linear": (_INT4, lambda t: t.update({"norm.weight_scale": t["d2t"]})),
-    "an embedding": (_INT4, _quantized_embedding),
-    "a part": (_INT4, lambda t: t.pop(f"{Q}.weight_shape")),
-    "another part": (_FP8, lambda t: _other_dtype(t, f"{Q}.weight_scale")),
-    "a scale": (_INT4, lambda t: _times(t, f"{Q}.weight_scale", 3, np.nan)),
-    "an input": (_FP8, lambda t: _times(t, f"{Q}.input_scale", 0, 0.0)),
-    "an endless input": (_FP8, lambda t: _times(t, f"{Q}.input_scale", 0, np.inf)),
-    "zero points": ("two stages", lambda t: _flipped(t, f"{Q}.weight_zero_point_2", 0, 1)),
-    "other zero points": ("awq", lambda t: _flipped(t, f"{Q}.qzeros", 0, 1)),
-    "a code of NaN": (_FP8, lambda t: _flipped(t, f"{Q}.weight", 0, 255 ^ t[f"{Q}.weight"].data[0])),
-    "a cache twice": (_INT4, lambda t: t.update(_TWICE)),
-    "a cache in I64": (_INT4, lambda t: t.update(_IN_I64)),
-    **{
-        f"a cache of {values}": (_INT4, lambda t, values=values: t.update(_cache("F32", *values)))
-        for values in ((1.0, 2.0, 3.0), (1.0, 2.0), (1e-38,), (2.0**-126,), (0.0,), (np.inf,))
-    },
-}  # fmt: skip
-"""What cannot be loaded: the recipe, and what happens to its tensors."""
-
-
-def refused(folder: Path) -> dict[str, Any]:
-    """What is said where a folder is loaded, and where a target's tables are looked for."""
-    sizes = {"hidden": 128, "intermediate": 256, "heads": 2, "kv_heads": 2, "head_dim": 64}
-    draft = tiny_eagle3_llama(folder / "draft", pruned_vocabulary=True, vocab=64, **sizes)
-    made: dict[str, Path] = {}
-    found: dict[str, Any] = {}
-    for name, (recipe, change) in UNREADABLE.items():
-        if recipe not in made:
-            made[recipe] = quantized(draft, RECIPES[recipe], folder / recipe.replace(" ", "-")).out
-            (made[recipe] / "draftquant.json").unlink()
-        sound = read_tensors(made[recipe])
-        write_tensors(made[recipe], _with(change, sound), metadata=PYTORCH)
-
-        def load(out: Path = made[recipe]) -> object:
-            loaded = load_draft(out)
-            return sorted(loaded.quantized), loaded.cache_scales, set(loaded.activations.values())
-
-        found[name] = [_attempt(load, folder), audited(folder, made[recipe]).get("faults")]
-        write_tensors(made[recipe], sound, metadata=PYTORCH)
-    for base in (0.5, 1.0, 1.5, float("inf")):
-        found[f"rope {base}"] = _attempt(
-            lambda base=base: load_draft(draft, rope_theta=base).geometry.rope.theta, folder
-        )
-    found["tables"] = tables(folder, draft)
-    return found
-
-
-def tables(folder: Path, draft: Path) -> dict[str, str]:
-    """A target's embedding and head, and a draft that stores none."""
-    own = read_tensors(draft)
-    lent = {n: t for n, t in own.items() if n not in ("embed_tokens.weight", "lm_head.weight")}
-    embedding, head = own["embed_tokens.weight"], own["lm_head.weight"]
-    target, found = folder / "target", dict[str, str]()
-    shutil.copytree(draft, target)
-    edit_json(target / "config.json", architectures=["LlamaForCausalLM"], vocab_size=64)
-    names = {"model.embed_tokens.weight": embedding, "model.lm_head.weight": embedding}
-    turned = embedding._replace(shape=embedding.shape[::-1])
-    cases: dict[str, Tensors] = {
-        "sound": names,
-        "no embedding": {"model.lm_head.weight": embedding},
-        "no head": {"model.embed_tokens.weight": embedding, "model.layers.0.lm_head.weight": head},
-        "several": {**names, "other.embed_tokens.weight": embedding},
-        "of another shape": {**names, "model.lm_head.weight": turned},
-        "of codes": {**names, "model.lm_head.weight": embedding._replace(dtype="I16")},
-    }
-    for name, tensors in cases.items():
-        write_tensors(target, tensors, metadata=PYTORCH)
-        found[name] = _attempt(lambda: StoredTables.find(target).lm_head.name, folder)
-    found["absent"] = _attempt(lambda: StoredTables.find(folder / "absent"), folder)
-    edit_json(target / "config.json", tie_word_embeddings=True)
-    write_tensors(target, {"embed_tokens.weight": embedding}, metadata=PYTORCH)
-    found["tied"] = _attempt(lambda: StoredTables.find(target).lm_head.name, folder)
-    other = {"embed_tokens.weight": flip_bit(embedding, 8 * 1000)}
-    for name, stored in (("alike", own), ("a bit", own | other), ("a shape", own)):
-        write_tensors(draft, stored, metadata=PYTORCH)
-        checkpoint, of = Checkpoint.open(draft), "lm_head" if name == "a shape" else "embed_tokens"
-        tensor = checkpoint.tensors[f"{of}.weight"]
-        found[f"different: {name}"] = _attempt(
-            lambda c=checkpoint, t=tensor: StoredTables.find(target).difference(c, t, t.name),
-            folder,
-        )
-    write_tensors(draft, lent, metadata=PYTORCH)
-    values = {n: torch.from_numpy(values_of(own[n]).copy()) for n in own.keys() - lent.keys()}
-    few = {name: value[:5] for name, value in values.items()}
-    for name, shared in (("none", {}), ("few", few), ("all", values)):
-        found[f"lent: {name}"] = _attempt(
-            lambda shared=shared: sorted(load_draft(draft, shared=shared).weights), folder
-        )
-    return found
-
-
 def rewritten(folder: Path) -> dict[str, Any]:
     """A folder in another layout, and one of plain weights."""
     draft = tiny_eagle3_llama(folder / "draft", hidden=128, intermediate=256)
@@ -575,8 +450,8 @@ def _damage_rewritten(out: Path) -> None:
         if tensors[name].dtype == "F32":
             tensors[name] = store(values_of(tensors[name]) * np.float32(1 + number / 8), "F32")
         else:
-            _flipped(tensors, name, 8 * number + 1, 0x11)
-    _flipped(tensors, "fc.weight", 5, 4)
+            flipped(tensors, name, 8 * number + 1, 0x11)
+    flipped(tensors, "fc.weight", 5, 4)
     write_tensors(out, tensors, metadata=PYTORCH)
 
 
@@ -590,42 +465,3 @@ def in_rewritten_files(out: Path) -> None:
         left = {n: t for n, t in read_tensors(out).items() if not n.endswith("input_scale")}
         write_tensors(out, left, metadata=PYTORCH)
     (out / "notes.txt").write_text("x", encoding="utf-8")
-
-
-FIRST = (4, 7, 8, 9, 0, 5, 3)
-"""The damage with which each recipe's linears begin."""
-SCENES: dict[str, Callable[[Path], dict[str, Any]]] = {
-    **{
-        name: partial(scene, recipe=recipe, first=first)
-        for first, (name, recipe) in zip(FIRST, RECIPES.items(), strict=True)
-    },
-    "cut": cut_scene,
-    "rewritten": rewritten,
-    "grafted": grafted,
-    "refused": refused,
-}
-
-
-def answer(name: str, folder: Path) -> Any:
-    """What is said in a scene, as JSON has it."""
-    folder.mkdir(exist_ok=True)
-    return json.loads(json.dumps(SCENES[name](folder)))
-
-
-def lines(value: Any, deep: int = 3) -> str:
-    """JSON with a line for each thing that is said."""
-    if not deep or not isinstance(value, dict | list) or not value:
-        return json.dumps(value)
-    inner = (
-        [f"{json.dumps(key)}: {lines(item, deep - 1)}" for key, item in value.items()]
-        if isinstance(value, dict)
-        else [lines(item, deep - 1) for item in value]
-    )
-    ends = "{}" if isinstance(value, dict) else "[]"
-    return ends[0] + "\n" + ",\n".join(inner) + "\n" + ends[1]
-
-
-if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as temporary:
-        answers = {name: answer(name, Path(temporary, name.replace(" ", "-"))) for name in SCENES}
-    FILE.write_text(lines(answers, 4) + "\n", encoding="utf-8")

@@ -446,6 +446,6 @@ def parts() -> Iterator[tuple[str, Any]]:
 
 
 if __name__ == "__main__":
-    from damages import lines
+    from scenes import lines
 
     FILE.write_text(lines(dict(parts()), 4) + "\n", encoding="utf-8")

@@ -39,6 +39,12 @@ OTHERS = (0, 3, 8, 12, 16)
 """Of other_tools.json."""
 _RULES = {"-:.*fc": {}, "+:.*up_proj": {"bits": 8}, ".*down_proj": {"sym": False, "mse": 1}}
 _OWN = {"fc": {"bits": 16}, "a.*b": {"bits": 8, "data_type": "int"}}
+_FP8 = {"num_bits": 8, "type": "float"}
+_GROUP = {
+    "targets": ["Linear"],
+    "weights": {**_FP8, "dynamic": False, "strategy": "channel"},
+    "input_activations": {**_FP8, "dynamic": True, "strategy": "token"},
+}
 _ABSENT, _UNKNOWN = object(), {"no such": "value"}
 _SHORT = {
     json.dumps({"same": "nothing"}): "anything",
@@ -56,16 +62,19 @@ Reading = dict[str, Any]
 
 def declarations() -> Iterator[tuple[str, dict[str, Any]]]:
     """Those of our own layouts and of other tools, as they write them; and some that say more."""
-    for layout, forms in json.loads((HERE / "declarations.json").read_text("utf-8")).items():
+    of_ours = json.loads((HERE / "declarations.json").read_text("utf-8"))
+    for layout, forms in of_ours.items():
         for form in FORMS[layout]:
             name = form if isinstance(form, str) else list(forms)[form]
             yield f"{layout}, {name}", forms[name][0]
+    of_modelopt = next(iter(of_ours["modelopt"].values()))[0]
     of_others = json.loads((HERE / "other_tools.json").read_text("utf-8"))
     names = [list(of_others)[number] for number in OTHERS]
     yield from ((name, of_others[name]["declared"]) for name in names)
     yield "gptq with rules", {**of_others[names[0]]["declared"], "dynamic": _RULES}
     yield "auto-round with others", {**of_others[names[2]]["declared"], "extra_config": _OWN}
     powers = {"quant_method": "fp8", "activation_scheme": "dynamic", "scale_fmt": "ue8m0"}
+    yield "modelopt with groups", {**of_modelopt, "config_groups": {"group_0": _GROUP}}
     yield "fp8 in powers of two", {**powers, "weight_block_size": [64, 128]}
 
 
@@ -109,27 +118,40 @@ def edited(value: Any, place: Place, to: object) -> Any:
     if not place:
         return to
     key, *inner = place
+    if isinstance(value, list):
+        at = int(key)
+        return [*value[:at], edited(value[at], tuple(inner), to), *value[at + 1 :]]
     if to is _ABSENT and not inner:
         return {k: v for k, v in value.items() if k != key}
     return {**value, key: edited(value.get(key), tuple(inner), to)}
 
 
+def standing(declared: Mapping[str, Any], place: Place) -> Any:
+    """What stands at a place."""
+    value: Any = declared
+    for key in place:
+        value = value[int(key)] if isinstance(value, list) else value.get(key)
+    return value
+
+
 def places(declared: Mapping[str, Any], strictness: str, at: Place = ()) -> Iterator[Place]:
     """Every key of every object, and those that a refusal of an unknown key calls known."""
-    value: Any = declared
-    for key in at:
-        value = value[key]
+    value = standing(declared, at)
     refused = read(edited(declared, (*at, "unheard of"), 1), strictness)
     listed = str(refused).partition("(unknown key): understood are ")[2].partition(", got 1")[0]
     for key in sorted({*value, *filter(None, listed.split(" or "))} - {"unheard of"}):
         yield (*at, key)
-        if isinstance(value.get(key), dict) and value[key]:
+        inner = value.get(key)
+        if isinstance(inner, dict) and inner:
             yield from places(declared, strictness, (*at, key))
+        for i, item in enumerate(inner if isinstance(inner, list) else ()):
+            if isinstance(item, dict):
+                yield from places(declared, strictness, (*at, key, str(i)))
 
 
 def understood(refused: DeclarationError, place: Place) -> str:
     """What a refusal calls understood, if it is about this place; else the place that it names."""
-    path = ".".join((ROOT, *place))
+    path = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", ".".join((ROOT, *place)))
     found = re.fullmatch(rf"{re.escape(path)}: understood (?:is|are) (.*), got .*", refused.what)
     return found[1] if found else f"-> {refused.what.partition(':')[0].removeprefix(f'{ROOT}.')}"
 
@@ -153,6 +175,7 @@ def reading(declared: Mapping[str, Any], strictness: str, place: Place) -> Readi
         if (refused.fix or "").partition(",")[0] != "quantize again with a supported layout":
             found["fix"] = refused.fix
     tried = [*_EMPTY, *literals(found.get("or", ""))]
+    tried += [["other"]] if isinstance(standing(declared, place), list) else []
     for value in tried if found else [_ABSENT]:
         scheme = read(edited(declared, place, value), strictness)
         name = "nothing" if value is _ABSENT else json.dumps(value)

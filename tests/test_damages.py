@@ -3,21 +3,21 @@
 import json
 from pathlib import Path
 
-import damages
 import pytest
+import scenes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-KEPT = json.loads(damages.FILE.read_text(encoding="utf-8"))
+KEPT = json.loads(scenes.FILE.read_text(encoding="utf-8"))
 
 
 def test_every_scene_is_kept() -> None:
-    assert list(KEPT) == list(damages.SCENES)
+    assert list(KEPT) == list(scenes.SCENES)
 
 
-@pytest.mark.parametrize("name", damages.SCENES)
+@pytest.mark.parametrize("name", scenes.SCENES)
 def test_what_is_said_of_a_scene(name: str, tmp_path: Path) -> None:
-    """`python tests/damages.py` writes it anew."""
-    found = damages.answer(name, tmp_path.resolve())
+    """`python tests/scenes.py` writes it anew."""
+    found = scenes.answer(name, tmp_path.resolve())
     for part, said in KEPT[name].items():
         assert found.pop(part) == said, part
     assert not found
