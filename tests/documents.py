@@ -235,9 +235,12 @@ def recipes(folder: Path) -> dict[str, Any]:
                 text = text.replace(name, usual)
             path.write_text(text, encoding="utf-8")
             found[f"{key} {value[:20]}"] = attempt(lambda: load_recipe(path).summary)
+    others = (folder, folder / "absent.yaml", folder / "folder.yaml", folder / "recipe.json")
+    others[2].mkdir()
+    others[3].write_text("{}", encoding="utf-8")
     names = (
         "H200", "W4A16", "nvfp4-learned", "fp8", "gb200", "a100", "sm90", "mi300", "w8a8", "x/y",
-        "fp8-ptpc.yml", str(folder),
+        "fp8-ptpc.yml", "fp8-ptcp", "zzz", "Learned", *map(str, others),
     )  # fmt: skip
     heard: list[str] = []
     hears = _Hears(heard)
