@@ -186,7 +186,7 @@ def _check_plain(value: object, levels: int) -> None:
 
 
 def is_finite(number: Any) -> bool:
-    """Whether a float can hold it, and it is neither NaN nor infinity."""
+    """Whether it is finite as a float."""
     try:
         return math.isfinite(number)
     except OverflowError:  # a whole number beyond all floats

@@ -7,7 +7,6 @@ import contextlib
 import json
 import logging
 import math
-import os
 import pickle
 import tempfile
 import warnings
@@ -25,14 +24,7 @@ from draftquant.recipes.library import calibrated, recipe_file, recipe_of_alias
 from draftquant.recipes.listener import SILENT, Heard, beyond_kept, verifying
 from draftquant.recipes.packages import counts, package_version
 from draftquant.recipes.python_values import PythonValue
-from draftquant.recipes.regular_file import (
-    check_own,
-    entries,
-    files_of,
-    looks_like_weights,
-    open_kept,
-    read_text,
-)
+from draftquant.recipes.regular_file import looks_like_weights
 from draftquant.recipes.strict_json import JsonProblem, decode, parse_json, parse_object
 
 FILE = Path(__file__).with_suffix(".json")
@@ -271,6 +263,14 @@ def recipes(folder: Path) -> dict[str, Any]:
 # ---- words
 
 
+NAMES = (
+    "model.safetensors", "a.BIN", "x.pt", "mask_embedding.pt", "sub/mask_embedding.pt", "a.json",
+    "model.safetensors.index.json", "pytorch.bin.index.json", "a.gguf", "a.onnx_data", "a.txt",
+    "bin", "a.ckpt", "a.ggml", "a.h5", "a.joblib", "a.msgpack", "a.npy", "a.npz", "a.onnx", "a.pt2",
+    "a.pickle", "a.pkl", "a.pth", "a.tflite",
+)  # fmt: skip
+
+
 class _Hears(type(SILENT)):  # type: ignore[misc]
     def __init__(self, heard: list[str]) -> None:
         self.heard = heard
@@ -319,6 +319,7 @@ def words() -> dict[str, Any]:
         "apart": each(lambda one: briefs.apart(*one), *near),
         "brief": [repr(shown), repr(_Said("UNKNOWN, so", "y" * 80))],
         "table": [shown._repr_html_(), _Said("x")._repr_html_()[-60:]],
+        "weights": [name for name in NAMES if looks_like_weights(name)],
         "version": package_version("no-such-package-anywhere"),
     }
 
@@ -382,58 +383,6 @@ def listened() -> dict[str, Any]:
     return {"log": heard, "warned": warned, "bar": told, **shown}
 
 
-# ---- files
-
-
-NAMES = (
-    "model.safetensors", "a.BIN", "x.pt", "mask_embedding.pt", "sub/mask_embedding.pt", "a.json",
-    "model.safetensors.index.json", "pytorch.bin.index.json", "a.gguf", "a.onnx_data", "a.txt",
-    "bin", "a.ckpt", "a.ggml", "a.h5", "a.joblib", "a.msgpack", "a.npy", "a.npz", "a.onnx", "a.pt2",
-    "a.pickle", "a.pkl", "a.pth", "a.tflite",
-)  # fmt: skip
-
-
-def files(folder: Path) -> dict[str, Any]:
-    """Links, pipes and folders where files should be."""
-    hub = folder / "models--a" / "snapshots" / "1"
-    blobs = folder / "models--a" / "blobs"
-    for path in (hub / "sub", blobs):
-        path.mkdir(parents=True)
-    (folder / "out.txt").write_text("x", encoding="utf-8")
-    (blobs / "b").write_text("\ufeffblob", encoding="utf-8")
-    (hub / "sub" / "file").write_text("x", encoding="utf-8")
-    os.mkfifo(hub / "fifo")
-    away = {"out": "../../../out.txt", "away": "nowhere", "folder": "sub", "circle": "circle"}
-    for name, to in {"blob": "../../blobs/b", "own": "sub/file", **away}.items():
-        (hub / name).symlink_to(to)
-    bare = folder / "bare"
-    bare.mkdir()
-    (bare / "blob").symlink_to(blobs / "b")
-    (bare / "latin").write_bytes(b"\xe9")
-    closing: list[int] = []
-
-    def kept(path: Path) -> str:
-        closing.append(open_kept(path))
-        return "opened"
-
-    read = (hub / "blob", hub, hub / "fifo", bare / "latin", Path("/dev/null"), bare / "a\0b")
-    skipped = {"fifo", *away}
-    found = {
-        "entries": [[e.file, e.problem] for e in (*entries(hub), *entries(bare))],
-        "listed": attempt(lambda: list(entries(folder / "absent"))),
-        "files": attempt(lambda: files_of(hub, skip=skipped.__contains__)),
-        "other files": attempt(lambda: files_of(bare, skip=lambda _: False)),
-        "own": each(lambda n: attempt(lambda: check_own(hub, n)), "blob", "out", "absent", "own"),
-        "read": each(lambda p: attempt(lambda: read_text(p)), *read),
-        "limit": each(lambda n: attempt(lambda: read_text(folder / "out.txt", n)), 0, 1),
-        "kept": each(lambda p: attempt(lambda: kept(p)), bare / "new", hub / "fifo"),
-        "weights": [name for name in NAMES if looks_like_weights(name)],
-    }
-    for descriptor in closing:
-        os.close(descriptor)
-    return json.loads(json.dumps(found).replace(str(folder), ""))  # type: ignore[no-any-return]
-
-
 def parts() -> Iterator[tuple[str, Any]]:
     """Everything, part by part, as JSON has it."""
     with tempfile.TemporaryDirectory() as temporary, contextlib.chdir(temporary):
@@ -442,7 +391,6 @@ def parts() -> Iterator[tuple[str, Any]]:
         made: Iterable[tuple[str, Callable[[], Any]]] = (
             *((make.__name__, make) for make in alone),
             ("recipes", lambda: recipes(folder)),
-            ("files", lambda: files(folder)),
         )
         for name, make in made:
             yield name, json.loads(json.dumps(make()))
