@@ -250,8 +250,9 @@ def linears(found: Any) -> list[list[Any]]:
 
 def report(folder: Path, out: Path, source: Path | None = None, **how: Any) -> dict[str, Any]:
     """What `verify` says."""
+    read = list[tuple[int, int]]()
     try:
-        found = verify(out, source or folder / "draft", **how)
+        found = verify(out, source or folder / "draft", lambda *of: read.append(of), **how)
     except CheckpointError as exc:
         return {"refused": said(exc, folder)}
     left = {k: v for k, v in found.to_mapping().items() if k not in ("faults", "linears")}
@@ -259,7 +260,8 @@ def report(folder: Path, out: Path, source: Path | None = None, **how: Any) -> d
     brief = {key: said(value, folder) for key, value in found.brief().items()}
     values = {k: said(v, folder) if isinstance(v, str) else v for k, v in left.items()} | names
     faults = [said(fault, folder) for fault in found.faults]
-    return {"faults": faults, "linears": linears(found.linears), **values, "brief": brief}
+    shown = {"brief": brief, "read": [read == sorted(read), read[-1:]]}
+    return {"faults": faults, "linears": linears(found.linears), **values, **shown}
 
 
 def audited(folder: Path, out: Path) -> dict[str, Any]:
