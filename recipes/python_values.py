@@ -1,6 +1,5 @@
 """A Python value as the walker of `decode` sees it: an argument, or a recipe as a dict."""
 
-import math
 import os
 import types
 import typing
@@ -11,6 +10,7 @@ from typing import Any, Union
 
 from .decode import MisfitError, Tree, nearest
 from .errors import short
+from .strict_json import is_finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +30,14 @@ class PythonValue(Tree):
         """The entries of a dict."""
         value = self._read()
         if not isinstance(value, Mapping):
-            raise MisfitError(f"expected a dict, got {_shown(value)}")
+            raise MisfitError(f"expected a dict, got {short(value)}")
         return [(str(name), self, PythonValue(item)) for name, item in value.items()]
 
     def items(self) -> Sequence["PythonValue"]:
         """The items of a list; one text or path stands for a list of one."""
         values = [self.value] if isinstance(self.value, str | os.PathLike) else self.value
         if isinstance(values, bytes) or not isinstance(values, Sequence):
-            raise MisfitError(f"expected a list or tuple, got {_shown(self.value)}")
+            raise MisfitError(f"expected a list or tuple, got {short(self.value)}")
         if isinstance(self.count, int) and len(values) != self.count:
             raise MisfitError(f"expected {self.count} values, got {len(values)}")
         return [PythonValue(item, self.count, self.reads) for item in values]
@@ -49,13 +49,13 @@ class PythonValue(Tree):
         if object in kinds or any(_fits(value, one) for one in kinds):
             return Path(value) if are_paths(kinds) else value
         expected = " or ".join(dict.fromkeys(_KINDS.get(one) or one.__name__ for one in kinds))
-        raise MisfitError(f"expected {expected}, got {_shown(self.value)}")
+        raise MisfitError(f"expected {expected}, got {short(self.value)}")
 
     def choice(self, choices: tuple[object, ...]) -> object:
         """The value, which must be one of these."""
         if any(type(self.value) is type(one) and self.value == one for one in choices):
             return self.value
-        what = f"expected one of {', '.join(map(repr, choices))}, got {_shown(self.value)}"
+        what = f"expected one of {', '.join(map(repr, choices))}, got {short(self.value)}"
         raise MisfitError(what, nearest(self.value, choices))
 
     def is_null(self) -> bool:
@@ -100,13 +100,9 @@ def are_paths(kinds: Sequence[Any]) -> bool:
 def _fits(value: object, kind: Any) -> bool:
     if kind is float:
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        return number and math.isfinite(typing.cast(float, value))
+        return number and is_finite(value)
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool)
     if kind is Path:
         return isinstance(value, str | os.PathLike)
     return isinstance(value, typing.get_origin(kind) or kind)
-
-
-def _shown(value: object) -> str:
-    return short(repr(value)) if not isinstance(value, str) else short(value)

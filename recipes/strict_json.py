@@ -125,14 +125,14 @@ class _JsonTree:
             return None
         types = set(map(type, self.value))
         fits = types <= ({int} if kind is int else {int, float})
-        finite = kind is int or (fits and all(map(_is_finite, self.value)))
+        finite = kind is int or (fits and all(map(is_finite, self.value)))
         return tuple(self.value) if fits and finite else None
 
     def scalar(self, kind: Any) -> object:
         if kind is object:
             _check_plain(self.value, _DEEPEST)
         elif kind is float:
-            if type(self.value) not in (int, float) or not _is_finite(self.value):
+            if type(self.value) not in (int, float) or not is_finite(self.value):
                 raise MisfitError(f"expected a finite number, got {_kind(self.value)}")
         elif type(self.value) is not kind:
             raise MisfitError(f"expected {kind.__name__}, got {_kind(self.value)}")
@@ -185,7 +185,8 @@ def _check_plain(value: object, levels: int) -> None:
             _check_plain(item, levels - 1)
 
 
-def _is_finite(number: Any) -> bool:
+def is_finite(number: Any) -> bool:
+    """Whether it is finite as a float."""
     try:
         return math.isfinite(number)
     except OverflowError:  # a whole number beyond all floats

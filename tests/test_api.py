@@ -174,11 +174,11 @@ MISTAKES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] 
     "did you mean 'int4-channel'": (dq.quantize, ("DRAFT", "int4-chanel", "x"), {}),
     r"quantize\(num_draft_tokens=\): expected a whole number": (
         dq.quantize, ("DRAFT", "int4-channel", "x"), {"num_draft_tokens": "3"}),
-    "expected a whole number, got 'True'": (
+    "expected a whole number, got True": (
         dq.quantize, ("DRAFT", "int4-channel", "x"), {"num_draft_tokens": True}),
     r"quantize\(fix_config=\): expected True or False, got 'yes'": (
         dq.quantize, ("DRAFT", "int4-channel", "x"), {"fix_config": "yes"}),
-    r"quantize\(target=\): expected text or a path, got '3'": (
+    r"quantize\(target=\): expected text or a path, got 3": (
         dq.quantize, ("DRAFT", "int4-channel", "x"), {"target": 3}),
     "expected a finite number": (
         dq.quantize, ("DRAFT", "int4-channel", "x"), {"input_scale": float("nan")}),

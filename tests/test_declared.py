@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import readings
 from draftquant.quantize.layouts import get_layout
 from draftquant.quantize.stored.layouts.scheme import OwnFormat
 from draftquant.quantize.verify import verify
@@ -64,6 +65,14 @@ def test_every_pair_of_formats_is_declared_word_for_word(name: str) -> None:
     if get_layout(recipes[0].layout).mix_problem is None:
         found["mixed"] = declared(recipes[0], OwnFormat(recipes[-1], ("b.0",)))
     assert json.dumps(found) == json.dumps(LITERAL[name])
+
+
+def test_what_is_understood_at_each_place_of_a_declaration() -> None:
+    """A row that differs is read otherwise; `python tests/readings.py` writes them anew."""
+    kept = json.loads(readings.FILE.read_text(encoding="utf-8"))
+    for name, found in readings.readings().items():
+        assert json.loads(json.dumps(found)) == kept.pop(name), name
+    assert not kept
 
 
 @pytest.fixture(scope="module")

@@ -15,15 +15,13 @@ from draftquant.quantize.stored.layouts import LAYOUTS
 from draftquant.quantize.stored.layouts.scheme import DeclaredScheme
 from draftquant.quantize.stored.linear import StoredLinear
 from draftquant.quantize.stored.stored_declaration import declared_scheme
-from draftquant.recipes.errors import VerifyError
 from handmade import MADE, quantize_by_hand
-from handmade_declarations import EXCLUDES
 from handmade_numbers import e4m3_value, nearest_e4m3
-from tiny import edit_json, read_tensors, tiny_eagle3_llama, values_of
+from readings import read
+from tiny import read_tensors, tiny_eagle3_llama, values_of
 from verify_cases import edit
 
 Q_PROJ = "midlayer.self_attn.q_proj"
-CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True}
 
 
 @pytest.fixture(scope="module")
@@ -119,59 +117,6 @@ def changed(source: Path, out: Path, name: str, path: str, value: object) -> Pat
     return out
 
 
-@pytest.mark.parametrize(
-    ("name", "path", "value", "message"),
-    [
-        ("quark-int4", "quant_method", "other", "'awq' or 'gptq'"),
-        ("quark-int4", "surprise", 1, r"surprise \(unknown key\)"),
-        ("quark-int4", "layer_quant_config", {"fc": {}}, "layer_quant_config: understood is null"),
-        ("quark-int4", "export.pack_method", "row", "'order' or 'reorder', got 'row'"),
-        ("quark-int4", "global_quant_config.weight.dtype", "mx6", "'fp8_e4m3' or 'fp4', got"),
-        ("quark-fp8", "global_quant_config.input_tensors.is_dynamic", False, "is_dynamic"),
-        ("ct-int4", "format", "int-quantized", "'pack-quantized' or 'float-quantized' or"),
-        ("ct-int4", "config_groups.group_1", {}, r"group_1\.targets: understood is a list"),
-        ("ct-int4", "config_groups", {str(i): {} for i in range(17)}, "is 1 to 16 groups"),
-        ("ct-int4", "config_groups.group_0.targets", ["re:.*(down"], "a regular expression"),
-        ("ct-int4", "config_groups.group_0.weights.strategy", "group", "group_size: understood"),
-        ("ct-int4", "config_groups.group_0.weights.actorder", "group", "actorder"),
-        ("ct-int4", "kv_cache_scheme", CACHE | {"dynamic": True}, "dynamic: understood is False"),
-        ("modelopt-fp8", "quant_algo", "MXFP8", "'W4A16_NVFP4', got 'MXFP8'"),
-        ("modelopt-fp8", "ignore", [*EXCLUDES, "model*"], "the same patterns as exclude_modules"),
-        ("modelopt-nvfp4", "group_size", 32, "group_size: understood is 16, got 32"),
-        ("ct-nvfp4", "config_groups.group_0.weights.scale_dtype", "torch.uint8", "scale_dtype: un"),
-        ("ct-fp8-block", "config_groups.group_0.weights.block_structure", [64, 128], "got"),
-        ("quark-mxfp4", "global_quant_config.weight.scale_format", "float32", "'e8m0', got"),
-        ("fp8-block", "weight_block_size", [128, 96], r"\[128, 128\] or .*, got \[128, 96\]"),
-        ("awq", "zero_point", None, "zero_point: understood are True or False, got None"),
-        ("awq", "group_size", 48, "group_size: understood are -1 or 16 or 32 or 64 or 128 or"),
-    ],
-)  # fmt: skip
-def test_what_is_not_understood_is_refused(
-    source: Path, tmp_path: Path, name: str, path: str, value: object, message: str
-) -> None:
-    out = changed(source, tmp_path / "out", name, path, value)
-    with pytest.raises(VerifyError, match=message):
-        scheme_of(out)
-
-
-@pytest.mark.parametrize(
-    "quantization",
-    [
-        {"quant_algo": "NVFP4", "kv_cache_quant_algo": None, "exclude_modules": EXCLUDES},
-        {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": EXCLUDES},
-        {"quant_algo": "FP8", "kv_cache_quant_algo": None, "exclude_modules": [*EXCLUDES, "x"]},
-        None,
-    ],
-)
-def test_the_second_declaration_of_modelopt_must_agree(
-    source: Path, tmp_path: Path, quantization: object
-) -> None:
-    out = quantize_by_hand(source, tmp_path / "out", MADE["modelopt-fp8"])
-    edit_json(out / "hf_quant_config.json", quantization=quantization)
-    with pytest.raises(VerifyError, match=r"hf_quant_config\.json: quantization"):
-        scheme_of(out)
-
-
 def test_inputs_are_rounded_by_the_columns_of_blocks(source: Path, tmp_path: Path) -> None:
     for sizes, wanted in (([128, 64], "group-dynamic-64"), ([64, 128], "group-dynamic")):
         out = changed(source, tmp_path / wanted, "fp8-block", "weight_block_size", sizes)
@@ -205,20 +150,44 @@ def test_names_are_looked_for_before_what_is_for_every_other_linear() -> None:
     assert of_targets("re:.*attn.*", "fc").of("mlp.up") is None
 
 
-@pytest.mark.parametrize(
-    ("names", "what"),
-    [
-        (["a"] * 1001, "at most 1000 names"),
-        (["a" * 1000] * 61, "at most 60000 characters"),
-        ([f"re:.+{i:04d}" + "a" * 80 for i in range(50)], "4000 characters of regular expressions"),
-        ([f"model.layers.{i}.fc" for i in range(257)], "names of at most 256 layers"),
-        (["re:(([a-z._0-9])+)+!" + "(" * 300 + ")" * 300], "more than 500 characters"),
-    ],
-)
+NAMES = "at most 1000 names of at most 1000 characters"
+LIMITS: list[tuple[list[str], list[str], str]] = [
+    (["a"] * 1000, ["a"], NAMES),
+    (["a" * 1000], ["a" * 1001], NAMES),
+    (["a" * 1000] * 60, ["a"], "at most 60000 characters of names"),
+    (["re:.+" + "a" * 495] * 8, ["("], "at most 4000 characters of regular expressions"),
+    ([f"layers.{i}.fc" for i in range(256)], ["layers.256.fc"], "names of at most 256 layers"),
+    (["re:" + "a" * 500], ["re:" + "a" * 501], "a regular expression (more than 500 characters)"),
+    (
+        ["re:" + "(" * 19 + ")" * 19],
+        ["re:" + "(" * 20 + ")" * 20],
+        "a regular expression (more than 20 groups inside",
+    ),
+    (["re:.*down"], ["re:.*(down"], "a regular expression (missing )"),
+]
+
+
+@pytest.mark.parametrize(("inside", "more", "what"), LIMITS)
 def test_excludes_that_would_take_long_are_refused(
-    source: Path, tmp_path: Path, names: list[str], what: str
+    inside: list[str], more: list[str], what: str
 ) -> None:
-    out = changed(source, tmp_path / "out", "ct-int4", "ignore", names)
-    with pytest.raises(VerifyError, match=what) as caught:
-        scheme_of(out)
-    assert len(str(caught.value)) < 5000
+    """And hardly fewer are read."""
+    declared = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    assert isinstance(read({**declared, "ignored_layers": inside}, "folder"), dict)
+    refused = read({**declared, "ignored_layers": [*inside, *more]}, "folder")
+    assert f"understood is {what}" in str(refused)
+    assert len(str(refused)) < 5000
+
+
+@pytest.mark.parametrize("count", [1, 16, 17])
+def test_groups_are_counted(count: int) -> None:
+    group = {"targets": ["a"], "weights": WEIGHTS}
+    declared = {
+        "quant_method": "compressed-tensors",
+        "format": "mixed-precision",
+        "config_groups": {str(i): {**group, "format": "float-quantized"} for i in range(count)},
+    }
+    assert isinstance(read(declared, "folder"), dict) is (count <= 16)
+
+
+WEIGHTS = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}

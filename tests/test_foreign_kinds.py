@@ -215,14 +215,12 @@ def test_symmetric_awq_of_auto_round_is_read(zero: int, source: Path, tmp_path: 
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    (compressed() | {"transform_config": {"config_groups": {"u": {}}}}, "without rotations"),
-    (compressed() | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "compressed zeros"),
     (compressed(symmetric=False), "with symmetric: true, or as AWQ or GPTQ"),
+    (compressed(actorder="group"), "or as GPTQ (desc_act)"),
+    (compressed(actorder="dynamic"), "or as GPTQ (desc_act)"),
+    (compressed() | {"format": "int-quantized"}, "whose weights of 8 bits are read"),
     (compressed(num_bits=8), "whose weights of 8 bits are read"),
     ({"quant_method": "auto-round", "bits": 8, "data_type": "fp"}, "llm_compressor"),
-    ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "export it as FP8 or NVFP4"),
-    ({"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False,
-      "rotation": "hadamard"}, "without rotations"),
 ]  # fmt: skip
 
 

@@ -104,6 +104,15 @@ def test_damping_rises_until_there_is_a_factor() -> None:
         assert fix in caught.value.fix.split(", or")[0]
 
 
+def test_rows_that_a_toolkit_takes_for_inputs_have_their_moments() -> None:
+    """With the first damping: a hundredth of the mean of the diagonal."""
+    moments = moments_of(inputs(48))
+    rows, diagonal = moments.as_inputs, moments.mean.diagonal()
+    damped = moments.mean + 0.01 * diagonal.mean() * torch.eye(48)
+    assert torch.allclose(rows.T @ rows / len(rows), damped, atol=1e-5)
+    assert torch.equal(moments.squares, diagonal)
+
+
 # ---- correction for rounded inputs
 
 

@@ -235,40 +235,11 @@ def test_modelopts_nested_declarations_name_the_layer(folders: Path, tmp_path: P
         assert f"{MTP['mimo']}.*" in found["quantization"]["exclude_modules"]
 
 
-WRONG: dict[str, Callable[[Path], object]] = {
-    "a byte of a copied shard": lambda out: flip(out / "model-00001-of-00003.safetensors"),
-    "a byte of the layer": lambda out: flip(out / "mtp.safetensors"),
-    "another exclude": lambda out: edit_declaration(
-        out, lambda d: d["ignore"].append("re:.*layers.0.*")
-    ),
-    "a KV cache": lambda out: edit_declaration(
-        out, lambda d: d.update(kv_cache_scheme={"num_bits": 8, "type": "float"})
-    ),
-    "a key of config.json": lambda out: edit_json(out / "config.json", rope_theta=1.0),
-    "a foreign file": lambda out: write_text(out / "notes.txt", "x"),
-    "the record": lambda out: edit_json(out / "draftquant.json", argv=["x"]),
-}
-
-
 def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.unlink()
     path.write_bytes(content)
-
-
-@pytest.fixture(scope="module")
-def good(folders: Path) -> Path:
-    out = folders / "good"
-    assert graft(folders / "mimo-ct-fp8", folders / "mimo-int4", out) == 0
-    return out
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_verify_finds(wrong: str, good: Path, folders: Path, tmp_path: Path) -> None:
-    out = copied(good, tmp_path)
-    WRONG[wrong](out)
-    assert main(["verify", str(out), "--against", str(folders / "mimo-ct-fp8")]) == 1
 
 
 def test_groups_of_the_target_by_name_are_asked_after_the_layers(

@@ -51,6 +51,7 @@ def changes(source: str, path: str = "quantize/m.py") -> set[tuple[str, str]]:
             {("call dropped", "pass"), ("keyword dropped", "f(a)")},
         ),
         ("x = zip(a, b, strict=True)", set()),
+        ("x = a.reshape(-1, 3)", {("constant", "x = a.reshape(-1, 4)")}),
         ("x = sorted(a)", {("call dropped", "x = (a)")}),
         ("x = a.b()", {("call dropped", "x = a")}),
         ("x[a:b]", {("slice", "x[:b]"), ("slice", "x[a:]")}),

@@ -107,12 +107,6 @@ def test_a_zero_point_that_tools_read_in_two_ways(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("declared", "message"),
     [
-        ({"group_size": 10**9}, "group_size: understood are"),
-        ({"sym": 1}, "sym: understood are True or False, got 1"),
-        ({"pack_dtype": "int64"}, "pack_dtype: understood are"),
-        ({"checkpoint_format": "gptq_p"}, "checkpoint_format: understood are gptq|'gptq' or"),
-        ({"something": 1}, "something .unknown key"),
-        ({"dynamic": {"+:.*": {"bits": 7}}}, r"dynamic\..*bits: understood are"),
         ({"dynamic": {f"-:{i}": {} for i in range(1001)}}, "at most 1000 names"),
         ({"dynamic": {"-:(?<=a)b": {}}}, "a regular expression"),
     ],

@@ -10,6 +10,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
+import combinations
 import draftquant.recipes
 import pytest
 import yaml
@@ -234,3 +235,11 @@ def test_layouts_express_what_is_documented() -> None:
                 check_layout(recipe)
             named = str(caught.value).partition("fix: use one of: ")[2]
             assert sorted(filter(None, named.split(", "))) == sorted(able)
+
+
+def test_what_comes_of_every_combination() -> None:
+    """A row that differs is answered otherwise; `python tests/combinations.py` writes them anew."""
+    kept = json.loads(combinations.FILE.read_text(encoding="utf-8"))
+    for part, found in combinations.combinations().items():
+        assert json.loads(json.dumps(found)) == kept.pop(part), part
+    assert not kept

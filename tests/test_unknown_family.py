@@ -131,12 +131,15 @@ def test_what_needs_no_maths_is_done(recipe: str, tmp_path: Path) -> None:
     assert plain == before
 
 
-def test_a_transcoded_one_and_its_card(tmp_path: Path) -> None:
+def test_a_transcoded_one_and_its_card(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     source, out, other = draft("medusa", tmp_path / "draft"), tmp_path / "out", tmp_path / "other"
     dq.quantize(source, "int4-group128", out=out)
     dq.transcode(out, layout="awq", out=other)
     for folder in (out, other):
-        assert dq.verify(folder, against=source).ok
+        caplog.clear()
+        with caplog.at_level("INFO", logger="draftquant"):
+            assert dq.verify(folder, against=source).ok
+        assert "family unknown" in caplog.text
         size = dq.inspect(folder).to_mapping()["bytes"]
         assert f"→ {size:,} bytes" in (folder / "README.md").read_text(encoding="utf-8")
     said = dq.card(out, base_model="an/owner", license="mit")

@@ -324,10 +324,10 @@ def _table_faults(
 
     A head of a target that stores none is tied to its embedding; a quantized one is not compared.
     """
-    outside = {n: t for n, t in sorted(target.tensors.items()) if ".layers." not in n}
+    outside = {n: t for n, t in target.tensors.items() if ".layers." not in n}
     has_head = any(".lm_head." in f".{name}" for name in outside)
     embedding = next((t for name, t in outside.items() if name.endswith(EMBEDDING)), None)
-    for name, tensor in sorted(layer.tensors.items()):
+    for name, tensor in layer.tensors.items():
         if name.startswith(starts) or not name.endswith((EMBEDDING, HEAD)):
             continue
         whole = target.tensors.get(name)

@@ -138,6 +138,8 @@ class Edits:
                 continue
             if isinstance(value, ast.Tuple) and _counted(node):
                 value = value.elts
+            if field == "args" and ast.unparse(node).partition("(")[0].endswith(".reshape"):
+                value = [size for size in value if ast.unparse(size) != "-1"]  # numpy: -2 as well
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, ast.AST):
                     yield from self.below(child, inside if field == "body" else place)

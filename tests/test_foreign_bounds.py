@@ -1,0 +1,184 @@
+"""How far codes and scales of other tools may lie from ours: just inside, and just outside.
+
+The limits are worked out here from the roundings that the tools are known for.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from draftquant.quantize.stored.layouts import READ_LAYOUTS
+from draftquant.quantize.stored.layouts.scheme import DeclaredScheme
+from draftquant.quantize.verify.code_judges import Block, Buffers, Near, Nearest
+from draftquant.quantize.verify.foreign_rules import (
+    AboutNearest,
+    NearestOrCompensated,
+    about_absmax_faults,
+    foreign_judge,
+)
+
+
+def scheme(layout: str, dtype: Any, granularity: Any = "channel", **more: Any) -> DeclaredScheme:
+    return DeclaredScheme(
+        layout=READ_LAYOUTS[layout], weight_dtype=dtype, granularity=granularity, **more
+    )
+
+
+INT4 = 0.5 + 2.0**-18
+BOUNDS: dict[str, tuple[DeclaredScheme, float, float]] = {
+    # a code, and how far from it weight / scale may be
+    "two roundings": (scheme("quark", "int4"), 3, INT4),
+    "a quotient in BF16": (scheme("compressed-tensors", "int4"), -5, INT4 + 2.0**-6),
+    "a scale in F16, later": (scheme("awq", "int4", "group"), 3, INT4 + 8 * 2.0**-11),
+    "of 2 bits": (scheme("gptq", "int2", "group"), -1, INT4 + 2 * 2.0**-11),
+    "of 8 bits": (scheme("gptq", "int8", "group"), 1, 0.5 + 2.0**-14 + 128 * 2.0**-11),
+    "asymmetric": (scheme("gptq", "int4", "group", asymmetric=True), 3, INT4 + 16 * 2.0**-11),
+    "of 3 bits": (scheme("gptq", "int3", asymmetric=True), 1, INT4 + 8 * 2.0**-11),
+}
+FLOATS: dict[str, tuple[DeclaredScheme, float, float, float]] = {
+    # a code, the weights next to it under a scale of 1 that may have it, and that may not
+    "FP8 up": (scheme("quark", "fp8_e4m3"), 16, 17 * (1 + 2.0**-8), 17 * (1 + 2.0**-7)),
+    "FP8 down": (scheme("quark", "fp8_e4m3"), 16, 15.45, 15.5 * (1 - 2.0**-7)),
+    "FP8, subnormal": (scheme("quark", "fp8_e4m3"), 2.0**-8, 1.496 * 2.0**-9, 1.49 * 2.0**-9),
+    "FP8, saturated": (scheme("quark", "fp8_e4m3"), 448, 1e6, 415),
+    "FP4": (scheme("quark", "mxfp4", "group"), 4, 5 + 2.0**-20, 5 + 2.0**-18),
+    "FP4, halves": (scheme("quark", "mxfp4", "group"), 1, 0.75 - 2.0**-23, 0.75 - 2.0**-20),
+    "FP4, saturated": (scheme("quark", "mxfp4", "group"), 6, 100, 4.9),
+}
+
+
+def judged(of: DeclaredScheme, codes: Any, x: Any) -> AboutNearest:
+    """Weights x under scales of 1, stored as these codes."""
+    half = 2.0 ** (of.number.bits - 1)
+    codes, w = np.atleast_2d(np.array(codes, np.float32)), np.atleast_2d(np.array(x, np.float32))
+    linear: Any = SimpleNamespace(
+        scale=np.ones((len(w), 1), np.float32),
+        scale_of=lambda rows: np.ones((len(rows), 1), np.float32),
+        first_scale=None,
+        ends=lambda *_: (-half, half - 1),
+    )
+    judge = AboutNearest(of, linear, Buffers())
+    judge.add(Block(7, w, np.zeros(w.size, np.uint8), lambda: codes))
+    return judge
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_an_integer_may_be_this_far_from_its_weight(name: str) -> None:
+    of, code, bound = BOUNDS[name]
+    for side in (-1, 1):
+        inside, outside = (code + side * bound * factor for factor in (1 - 2e-6, 1 + 2e-6))
+        assert judged(of, code, inside).faults("a") == []
+        (fault,) = judged(of, [code, code], [inside, outside]).faults("a")
+        assert fault.got.startswith(f"1 other(s), worst at row 7, column 1: code {code:g} where")
+        assert judged(of, code, inside).max_error == pytest.approx(1, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_a_float_may_be_this_far_from_its_weight(name: str) -> None:
+    of, code, inside, outside = FLOATS[name]
+    for sign in (-1, 1):
+        assert judged(of, sign * code, sign * inside).wrong == 0
+        assert judged(of, sign * code, sign * outside).wrong == 1
+    nan = judged(of, [code, np.nan, code], [code, code, outside])
+    assert nan.wrong == 2
+    assert "column 1" in nan.faults("a")[0].got
+
+
+def test_codes_of_which_some_are_moved_compensate() -> None:
+    """Of 200 codes five are one step off: more than a fiftieth; four are damage."""
+    of = scheme("quark", "int4")
+    rng = np.random.default_rng(0)
+    w = rng.uniform(-7, 7, (1, 200)).astype(np.float32)
+    nearest, ones = np.rint(w), np.ones((1, 1), np.float32)
+    linear: Any = SimpleNamespace(
+        scale=ones, scale_of=lambda _: ones, first_scale=None, ends=lambda *_: (-8.0, 7.0)
+    )
+    for moved, compensated in ((4, False), (5, True), (200, False)):
+        codes = nearest.copy()
+        codes[:, :moved] += np.where(codes[:, :moved] > 0, -1, 1)
+        judge = foreign_judge(of, linear, Buffers())
+        assert isinstance(judge, NearestOrCompensated)
+        judge.add(Block(0, w, np.zeros(200, np.uint8), lambda codes=codes: codes))
+        assert judge.compensated is compensated
+        assert (judge.wrong, judge.max_error is None) == (
+            (0, True) if compensated else (moved, False)
+        )
+        assert len(judge.faults("a")) == (not compensated)
+
+
+@pytest.mark.parametrize("most", [2.5, 4.0])
+def test_codes_that_compensate_have_a_largest_error(most: float) -> None:
+    """Relative to that of the nearest, of all rows together and, twice as much, of one."""
+    of, ones = scheme("quark", "int4"), np.ones((2, 1), np.float32)
+    linear: Any = SimpleNamespace(scale_of=lambda _: ones)
+    w = np.full((2, 64), 0.25, np.float32)  # the nearest code is 0, with an error of a quarter
+    for errors, said in (
+        ((0.999, 0.999), None),
+        ((1.001, 1.001), f"{most * 1.001:.3g} times"),
+        ((1.999, 0.0), f"{(1.999**2 * most**2 / 2) ** 0.5:.3g} times"),
+        ((1.3, 0.2), None),
+    ):
+        codes = w + np.array(errors, np.float32)[:, None] * most / 4
+        judge = Near(Nearest(of, ones, None, Buffers()), linear, None, Buffers(), most=most)
+        judge.add(Block(0, w, np.zeros(128, np.uint8), lambda codes=codes: codes))
+        found = [fault.got for fault in judge.faults("a")]
+        assert found == ([said] if said else [])
+
+
+SCALES: dict[str, tuple[DeclaredScheme, str, tuple[float, ...], tuple[float, ...]]] = {
+    # dtype of scales; scales that an absmax of 1 may have, and that it may not
+    "FP8": (scheme("quark", "fp8_e4m3"), "F32", (1 / 448,), (1.005 / 448, 0.995 / 448)),
+    "FP8 in BF16": (
+        scheme("quark", "fp8_e4m3"), "BF16",
+        tuple((1 + s * 2.0**-8 * 0.99) / 448 for s in (-1, 1)),
+        tuple((1 + s * 2.0**-8 * 1.01) / 448 for s in (-1, 1)),
+    ),
+    "FP8 in F16": (
+        scheme("quark", "fp8_e4m3"), "F16",
+        tuple((1 + s * 2.0**-10 * 0.99) / 448 + s * 2.0**-24 for s in (-1, 1)),
+        tuple((1 + s * 2.0**-10 * 1.01) / 448 + s * 2.0**-24 for s in (-1, 1)),
+    ),
+    "powers of two": (
+        scheme("fp8", "fp8_e4m3", "block", group_size=128, version="ue8m0"), "F32",
+        (2.0**-8, 1 / 448), (2.0**-9, 2.0**-7, 2.0**-8 * 1.01),
+    ),
+    "MXFP4": (
+        scheme("quark", "mxfp4", "group", group_size=32), "U8", (1 / 3.51, 1 / 6.99),
+        (1 / 3.49, 1 / 7.01),
+    ),
+    "INT4": (
+        scheme("quark", "int4"), "F32", (1 / 7.5, 1 / 7, 1 / 8, 1 / 32, 0.5 / 7),
+        (1.01 / 7, 0.99 / 32, 0.5),
+    ),
+    "INT4, signed": (scheme("gptq", "int4", "group"), "F32", (-1 / 8, 1 / 7), (-0.5, 0.5)),
+    "INT4, asymmetric": (
+        scheme("gptq", "int4", "group", asymmetric=True), "F32", (1 / 64, 1 / 7),
+        (0.99 / 64, 1.01 / 7),
+    ),
+    "INT8": (
+        scheme("gptq", "int8", "group"), "F32", (1 / 127.5, 1 / 127, 1 / 512),
+        (1 / 125, 1 / 513),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_a_scale_may_be_this_far_from_absmax(name: str) -> None:
+    of, dtype, right, wrong = SCALES[name]
+    suffix = f"a.{of.layout.scale_suffix(of)}"
+    output: Any = SimpleNamespace(tensors={suffix: SimpleNamespace(name=suffix, dtype=dtype)})
+
+    def faults(*scale: float, compensated: bool = False) -> list[str]:
+        scales = np.array([scale], np.float32)
+        ones = np.ones_like(scales)
+        found = about_absmax_faults(output, of, "a", scales, ones, compensated=compensated)
+        return [fault.got for fault in found]
+
+    for scale in right:
+        assert faults(scale) == [], scale
+    for scale in wrong:
+        assert faults(scale) == [f"1 other(s), first {abs(np.float32(scale)):.6g} at row 0"], scale
+    if of.number.is_integer:
+        assert faults(1.4 * right[-1], compensated=True) == []
+        assert faults(1.6 * max(map(abs, right)), compensated=True) != []
