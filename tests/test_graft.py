@@ -17,7 +17,6 @@ from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
 from tiny import edit_json, read_tensors
 from tiny_target import FORMS, MTP, quantized_target, tiny_target, write_shards
-from verify_cases import edit_declaration
 
 INDEX, SIDE = "model.safetensors.index.json", "hf_quant_config.json"
 LAYER_RECIPES = {"int4": "int4-group128", "fp8": "fp8-ptpc"}
