@@ -250,7 +250,8 @@ def _cosine(a: torch.Tensor, b: torch.Tensor) -> float:
         x, y = x.double(), y.double()
         dot += float(x @ y)
         square_a, square_b = square_a + float(x @ x), square_b + float(y @ y)
-    return dot / math.sqrt(square_a * square_b) if square_a and square_b else math.nan
+    norms = math.sqrt(square_a * square_b)
+    return dot / norms if norms else math.nan
 
 
 def _blocks(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -259,11 +260,7 @@ def _blocks(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[torch.Tensor, to
 
 
 def _first(said: Mapping[str, str], found: Mapping[str, str]) -> str:
-    for name in sorted(said.keys() | found.keys()):
-        if name not in found:
-            return f"{name} is recorded, but missing"
-        if name not in said:
-            return f"{name} is in the folder, but not recorded"
-        if said[name] != found[name]:
-            return f"{name} differs"
-    return "nothing differs"
+    name = min(one for one in said.keys() | found.keys() if said.get(one) != found.get(one))
+    if name not in found:
+        return f"{name} is recorded, but missing"
+    return f"{name} differs" if name in said else f"{name} is in the folder, but not recorded"

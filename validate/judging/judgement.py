@@ -105,9 +105,9 @@ def report_warnings(evidence: Evidence) -> Iterator[str]:
             f"no context bin counts {placeless} of the {len(recorded)} prompts: where their verify"
             " steps began is not known"
         )
-    for found in parts.all:
-        drop = -found.change.relative_change if found.change else 0.0
-        if found.outcome == "INCONCLUSIVE" and drop > found.max_relative_drop:
+    for found in parts.with_outcome("INCONCLUSIVE"):
+        assert found.change is not None  # it has an outcome
+        if -found.change.relative_change > found.max_relative_drop:
             kind = "" if found.is_context_bin else "category "
             yield (
                 f"{kind}{found.category!r} lost more than its limit of"
