@@ -62,7 +62,6 @@ def lines_of(value: Any, place: str = "") -> Iterator[str]:
         return
     if dataclasses.is_dataclass(value):
         value = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
-
     if not isinstance(value, Mapping):
         yield f"{place} {plain(value)}".strip()
         return
@@ -111,9 +110,7 @@ def in_words(found: Any) -> str:
     return "\n".join([*filter(None, told), *lines_of(figures)])
 
 
-def telling(
-    *names: str, words: Callable[[Any], str] = in_words, computed: bool = False
-) -> Callable[..., Iterator[None]]:
+def telling(*names: str, computed: bool = False) -> Any:
     """A fixture: each test tells what is refused, and what these functions of its module give.
 
     Of `main`, the command line, that is what it prints, its JSON, and what is brief of it, without
@@ -128,7 +125,7 @@ def telling(
             @functools.wraps(function)
             def call(*arguments: Any, **options: Any) -> Any:
                 found = function(*arguments, **options)
-                said.append(words(found))
+                said.append(in_words(found))
                 return found
 
             return call
@@ -141,11 +138,12 @@ def telling(
                 said.append(f"{type(caught.value).__name__}: {caught.value}")
 
         def printing(arguments: Sequence[str], **options: Any) -> int:
-            streams, code = (io.StringIO(), io.StringIO()), "no exit code"
+            streams = io.StringIO(), io.StringIO()
+            code: Any = "no exit code"
             try:
                 with redirect_stdout(streams[0]), redirect_stderr(streams[1]):
                     code = command(arguments, **options)
-                    return code
+                return int(code)
             finally:
                 out, err = (one.getvalue() for one in streams)
                 sys.stdout.write(out)
