@@ -22,10 +22,7 @@ from tiny import tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_llama import tiny_language_model
 from tiny_mtp import tiny_step3p5_mtp
-from told import telling
 from typing_extensions import override
-
-_told = telling("main", "estimate_replay", computed=True)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16}

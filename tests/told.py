@@ -35,7 +35,8 @@ RULED = re.compile(r"(?m)^[ \u2500-\u257f]*\n|[ \u2500-\u257f]+$")
 SPACED = re.compile(r"(?<=\S)[ \u2500-\u257f]{2,}")
 MEASURED = re.compile(
     r"(?m)^.*(?:% after|done in|running for|\d in |^memory |tokens/s| \d+ s\b| GB free).*\n"
-    r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d\S*|\d+ GB(?= of memory)|127\.0\.0\.1:\d+"
+    r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d\S*|\d+ GB(?= of memory)|\b\d[\d.,]* (?:s|min)\b"
+    r"|127\.0\.0\.1:\d+"
 )
 
 
