@@ -19,10 +19,7 @@ from handmade_measurements import measurement, written
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 from tiny import edit_json
-from told import telling
 from verify_cases import edit, flip_bit, reseal
-
-_told = telling("main", "model_card", "check_served", computed=True)
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 EVIL = "\x1b[31m|`<img src=x onerror=a>`](https://evil)**\u202e\n---\n# evil"

@@ -10,9 +10,6 @@ import pytest
 from draftquant.recipes import aliases, built_in_recipes
 from draftquant.scripts.cli import COMMANDS, main
 from draftquant.scripts.verbs.completion import Shell
-from told import telling
-
-_told = telling()
 
 ASK = """
 source "$1"; shift

@@ -27,6 +27,7 @@ MOST, LONG = 8, 4000
 OTHER = {"began", "latency", "seconds", "time_to_first_token", "time_per_output_token",
          "tokens_per_second", "python", "torch", "transformers"}  # fmt: skip
 """Keys whose values differ between runs or machines."""
+VERSION = version("draftquant")
 KEPT = Path(__file__).with_name("told")
 PATHS = re.compile(r"(?<![\w.:/])(?:/[\w.+-]+)+/([\w.+-]+)")
 DECIMALS = re.compile(r"(?<![\w.])[-+]?[\d,]*\d\.\d+(?:e[-+]?\d+)?(?![\w.])")
@@ -89,7 +90,9 @@ def plain(value: Any) -> str:
         parts = map(plain, sorted(value) if isinstance(value, set | frozenset) else value)
         return f"({', '.join(parts)})"
     text = f"{round(value, 6) + 0.0:.12g}" if isinstance(value, float) else str(value)
-    return text if len(text) < LONG else f"sha256 {hashlib.sha256(text.encode()).hexdigest()}"
+    text = text.replace(VERSION, "VERSION")
+    digest = hashlib.sha256(text.encode()).hexdigest().upper()  # as no hash of a folder is written
+    return text if len(text) < LONG else f"sha256 {digest}"
 
 
 def in_lines(printed: str) -> str:
@@ -171,7 +174,7 @@ def telling(*names: str, computed: bool = False) -> Any:
         if said:
             text = MEASURED.sub("", PATHS.sub(r"\1", "\n".join(said)))
             text = DECIMALS.sub("0.0", text) if computed else text
-            text = text.replace(version("draftquant"), "VERSION")
+            text = text.replace(VERSION, "VERSION")
             text = HASH.sub(lambda found: f"HASH{len(found[0])}", text)
             text = SPACED.sub(" ", RULED.sub("", text)).strip()
             text = "\n".join(dict.fromkeys(text.split("\n")))  # each line once
