@@ -29,7 +29,7 @@ from test_prompts import target  # noqa: F401 - a fixture
 from told import telling
 from vllm_server import VLLMServer, served
 
-_told = telling("main", "read_measurement")
+_told = telling("main", "read_measurement", computed=True)
 
 RECORDS = tuple(
     RequestRecord(

@@ -18,6 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from draftquant.recipes.errors import DraftQuantError
 from draftquant.scripts.frame.verb import Command
@@ -35,7 +36,8 @@ HASH = re.compile(r"\b[0-9a-f]{12,}\b")
 RULED = re.compile(r"(?m)^[ \u2500-\u257f]*\n|[ \u2500-\u257f]+$")
 SPACED = re.compile(r"(?<=\S)[ \u2500-\u257f]{2,}")
 MEASURED = re.compile(
-    r"(?m)^.*(?:% after|done in|running for|\d in |^memory |tokens/s| \d+ s\b| GB free).*\n"
+    r"(?m)^.*(?:it/s\]|: \d+% of \d|% after|done in|running for|\d in |^memory |tokens/s| GB free"
+    r"| \d+ s\b).*\n"
     r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d\S*|\d+ GB(?= of memory)|\b\d[\d.,]* (?:s|min)\b"
     r"|127\.0\.0\.1:\d+"
 )
@@ -95,6 +97,14 @@ def plain(value: Any) -> str:
     return text if len(text) < LONG else f"sha256 {digest}"
 
 
+def without_ids(sent: Any) -> Any:
+    """What a server is asked, whatever the prompt and the seed: the same for all requests."""
+    if isinstance(sent, Mapping):
+        own = ("prompt", "input_ids", "seed", "request_id", "rid")
+        return {key: key if key in own else without_ids(value) for key, value in sent.items()}
+    return sent
+
+
 def in_lines(printed: str) -> str:
     """What was printed, JSON as the lines of its records."""
     try:
@@ -117,13 +127,15 @@ def in_words(found: Any) -> str:
 def telling(*names: str, computed: bool = False) -> Any:
     """A fixture: each test tells what is refused, and what these functions of its module give.
 
-    Of `main`, the command line, that is what it prints, its JSON, and what is brief of it, without
-    decimals where they are `computed` by kernels that differ between machines.
+    And what servers are asked, in no order. Of `main`, the command line, it tells what is printed,
+    the JSON, and what is brief of it, without decimals where they are `computed` by kernels that
+    differ between machines.
     """
 
     @pytest.fixture(autouse=True)
     def _told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         said: list[str] = []
+        asked: set[str] = set()
 
         def listening(function: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(function)
@@ -163,6 +175,12 @@ def telling(*names: str, computed: bool = False) -> Any:
             brief = report.brief() if hasattr(report, "brief") else {}
             said.append("\n".join([in_lines(other.getvalue()), *lines_of(brief)]))
 
+        def asking(client: Any, method: str, path: str, json: Any = None, **options: Any) -> Any:
+            asked.add(" ".join([method, path.partition("?")[0], *lines_of(without_ids(json))]))
+            return stream(client, method, path, json=json, **options)
+
+        stream = httpx2.AsyncClient.stream
+        monkeypatch.setattr(httpx2.AsyncClient, "stream", asking)
         tell = Command.tell
         monkeypatch.setattr(Command, "tell", both)
         command, raises = getattr(request.module, "main", None), pytest.raises
@@ -171,7 +189,7 @@ def telling(*names: str, computed: bool = False) -> Any:
             own = printing if name == "main" else listening(getattr(request.module, name))
             monkeypatch.setattr(request.module, name, own)
         yield
-        if said:
+        if said := [*said, *sorted(asked)]:
             text = MEASURED.sub("", PATHS.sub(r"\1", "\n".join(said)))
             text = DECIMALS.sub("0.0", text) if computed else text
             text = text.replace(VERSION, "VERSION")
