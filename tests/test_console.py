@@ -86,6 +86,18 @@ def test_a_pipe_folds_no_name_and_cells_are_escaped(capsys: Printed) -> None:
     assert set(names) <= set(re.split(r"[\s│┃]+", shown.splitlines()[2]))
 
 
+def test_titles_and_names_of_columns_are_bold(
+    monkeypatch: pytest.MonkeyPatch, capsys: Printed
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    found = table("title", "name")
+    found.row("plain")
+    found.row("strong", style="bold")
+    print_table(found)
+    bold = re.findall(r"\x1b\[1m ?([a-z]+)", capsys.readouterr().out)
+    assert bold == ["title", "name", "strong"]
+
+
 def test_errors_are_json_too(capsys: Printed) -> None:
     assert main(["--json", *PLAN]) == 2
     output = capsys.readouterr()

@@ -111,6 +111,7 @@ def test_ranges_are_those_of_every_key_that_any_step_keeps(
     assert quotients == {
         0: CacheScales(k=(float(torch.tensor(keys) / 448),), v=(float(torch.tensor(values) / 448),))
     }
+    assert type(quotients[0].k[0]) is float  # as JSON has it
 
 
 def test_values_too_small_for_unit_scales_get_scales_that_keep_them(

@@ -143,6 +143,7 @@ def test_a_report_has_the_engines_and_the_roles_that_quantize_named() -> None:
     )
     asked = [(one.engine, one.arch) for one in planned_verdicts(plan)]
     assert [(one.engine, one.arch) for one in engine_facts(made, "fp8")] == asked
+    assert folder_facts("org/fp8", DraftFolder.read(made)).name == "org/fp8"
     facts = folder_facts("fp8", DraftFolder.read(made)).quantized
     assert facts is not None
     roles = {role for rule in facts.rules for role in rule.tensors.split(", ")}
