@@ -179,8 +179,13 @@ def test_prompts_that_no_bin_counts_are_named_and_those_without_steps_are_none()
             made = long_replay(one, tenth(one, reach))
             placeless = [dataclasses.replace(p, contexts=None) for p in made.prompts[:3]]
             both.append(dataclasses.replace(made, prompts=(*placeless, *made.prompts[3:])))
-        (said,) = [one for one in judge(*both, RELEASE).warnings if "no context bin" in one]
-        assert said.startswith("no context bin counts 3 of the 40 prompts: where their verify")
+        for drafts in (both, [both[0], long_replay(wholes[1], tenth(wholes[1], reach))]):
+            report = judge(*drafts, RELEASE)
+            (said,) = [one for one in report.warnings if "no context bin" in one]
+            assert said.startswith("no context bin counts 3 of the 40 prompts: where their verify")
+            for one in report.prompts:  # known for both drafts, or for none
+                known = bool(one.baseline_context_bins), bool(one.candidate_context_bins)
+                assert known == (one.id not in ("p0", "p1", "p2"),) * 2
 
 
 def test_every_form_of_a_report_shows_the_bins(capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,6 +95,7 @@ WRONG = (
     ("quantize d fp8-ptpc out", "draftquant quantize",
      "2 arguments too many: 'fp8-ptpc', 'out'; and --recipe, --out is missing",
      "draftquant quantize d --recipe fp8-ptpc --out out"),
+    ("record --verifier m", "draftquant record", "no option --verifier", "--target"),
     ("quantize --model d", "draftquant quantize", "no option --model", "DRAFT is given by its pl"),
     ("check d --engine vlm", "--engine", "expected one of vllm", "did you mean vllm?"),
     ("check d --engine zzz", "--engine", "got 'zzz'", "see 'draftquant check --help'"),

@@ -264,6 +264,18 @@ def test_weights_are_those_of_places_by_hand() -> None:
     assert other.histogram == pytest.approx((common + 2 * rest, common, common + rest))
 
 
+def test_a_context_bin_begins_with_the_token_of_prefill() -> None:
+    """1,023 tokens of the prompt and the one that prefill wrote: all steps begin beyond 1k."""
+    one, other = (
+        dataclasses.replace(record(steps, num_draft_tokens=2), num_prompt_tokens=1023)
+        for steps in ([2, 0, 2, 0], [2, 0, 2, 0])
+    )
+    pair = common_steps.pair_outputs(one, other, 2, greedy=True)
+    assert pair.contexts is not None
+    for side in pair.contexts:
+        assert [bool(own.num_steps) for own in side.counts] == [False, True, False, False, False]
+
+
 def test_rounds_have_places_where_they_wrote_the_output() -> None:
     """vLLM counts what a last round accepted beyond the end; TensorRT-LLM leaves that round out."""
     one = record([2, 0, 2], num_draft_tokens=2)  # writes tokens 1 .. 7
