@@ -8,7 +8,10 @@ import corpus
 import pytest
 from draftquant.scripts.cli import main
 from tiny import change, edit_json
+from told import telling
 from verify_cases import reseal
+
+_told = telling("main", computed=True)
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 DRAFT, TARGET = str(PAIR / "draft"), str(PAIR / "target")
@@ -150,6 +153,14 @@ def test_traces_that_a_recipe_needs_are_asked_for_before_anything_else(
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith(f"error: recipe {recipe}: ")
     assert second.startswith("  fix: pass --traces CALIBRATION")
+
+
+def test_what_commands_tell_of_a_quantized_draft(fp8: Path, tmp_path: Path) -> None:
+    for words in (["inspect", str(fp8)], ["verify", str(fp8), "--against", DRAFT],
+                  ["check", str(fp8), "--engine", "vllm", "--gpu", "h200"],
+                  ["check", str(fp8), "--engine", "sglang", "--gpu", "mi300x"],
+                  ["clean", str(tmp_path)]):  # fmt: skip
+        assert main(words) == 0
 
 
 def test_a_folder_without_its_record_is_no_release(

@@ -14,8 +14,6 @@ from draftquant.recipes import built_in_recipes
 from draftquant.scripts.cli import main
 from draftquant.scripts.frame.console import print_table, table
 
-pytestmark = pytest.mark.slow
-
 DRAFT = str(Path(__file__).parent / "pairs" / "eagle3-llama" / "draft")
 COMMAND = [sys.executable, "-m", "draftquant.scripts.cli"]
 LOOK = re.compile(r"\x1b\[[0-9;]*m")
@@ -59,6 +57,7 @@ def piped(arguments: list[str], **more: str) -> "subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_colours_and_no_color_takes_all_of_them() -> None:
     assert LOOK.search(on_terminal(LIST, COLUMNS="160"))
     assert not LOOK.search(on_terminal(LIST, COLUMNS="160", NO_COLOR="1"))
@@ -87,6 +86,18 @@ def test_a_pipe_folds_no_name_and_cells_are_escaped(capsys: Printed) -> None:
     assert set(names) <= set(re.split(r"[\s│┃]+", shown.splitlines()[2]))
 
 
+def test_titles_and_names_of_columns_are_bold(
+    monkeypatch: pytest.MonkeyPatch, capsys: Printed
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    found = table("title", "name")
+    found.row("plain")
+    found.row("strong", style="bold")
+    print_table(found)
+    bold = re.findall(r"\x1b\[1m ?([a-z]+)", capsys.readouterr().out)
+    assert bold == ["title", "name", "strong"]
+
+
 def test_errors_are_json_too(capsys: Printed) -> None:
     assert main(["--json", *PLAN]) == 2
     output = capsys.readouterr()
@@ -95,6 +106,7 @@ def test_errors_are_json_too(capsys: Printed) -> None:
     assert f"error: {error['where']}: {error['what']}\n  fix: {error['fix']}\n" in output.err
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_error() -> None:
     line = '"$0" -m draftquant.scripts.cli recipes list | head -n 1; echo ${PIPESTATUS[0]}'
     command = ["bash", "-c", line, sys.executable]
@@ -103,6 +115,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert run.stdout.splitlines()[-1] == "0"
 
 
+@pytest.mark.slow
 def test_no_pipe_hides_what_verify_says(quantized: Path, tmp_path: Path) -> None:
     """Both streams lose their reader at once, and the folder is WRONG: exit code 1 all the same."""
     out = shutil.copytree(quantized, tmp_path / "out")

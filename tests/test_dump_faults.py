@@ -34,6 +34,9 @@ from dumps import (
     torchspec,
     vllm,
 )
+from told import telling
+
+_told = telling()
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -27,6 +27,9 @@ from draftquant.scripts.dev.real_shapes.generate import write_sparse_model
 from tiny import tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_mtp import tiny_mimo_mtp
+from told import telling
+
+_told = telling("main")
 
 DRAFT = Path(__file__).parent / "pairs" / "eagle3-llama" / "draft"
 LLAMA = "kimi-k2.5-eagle3"

@@ -20,6 +20,9 @@ from draftquant.validate.foreign.foreign_formats import (
 )
 from handmade_foreign import FOREIGN
 from handmade_reports import ONE_BY_ONE, jointly, lost
+from told import telling
+
+_told = telling("gate", "compare", "read_foreign", "read_foreign_pair")
 
 DOCS = Path(__file__).parents[1] / "docs" / "servers.md"
 REAL = {
@@ -198,6 +201,9 @@ def test_what_was_cut_contradicts_itself_or_is_huge_is_refused(tmp_path: Path) -
         place = tmp_path / "a" / f"cut{found[kind].suffix}"
         with pytest.raises(MeasureError, match=said):
             read_foreign(changed(found[kind], place, change))
+    whole, warm = found["aiperf"], {"metadata": {"benchmark_phase": "warmup"}}
+    warmed = changed(whole, whole.with_name("warm.jsonl"), lambda lines: lines.insert(1, warm))
+    assert sums(warmed) == sums(whole)
 
 
 def test_what_was_known_before_reaches_the_report() -> None:

@@ -15,7 +15,10 @@ from draftquant.validate.runs.report_pages import draft_identity
 from handmade_measurements import losing, written
 from test_foreign_measurements import REAL, both
 from tiny import edit_json, tiny_eagle3_llama
+from told import telling
 from verify_cases import reseal
+
+_told = telling("gate")
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),

@@ -14,6 +14,7 @@ from draftquant.validate.counting.acceptance_counts import (
     AcceptanceCounts,
     ContextCounts,
 )
+from draftquant.validate.counting.draft_counts import clustered as in_clusters
 from draftquant.validate.judging.advice import Background
 from draftquant.validate.judging.judgement import GateReport, judge
 from draftquant.validate.judging.policy import Policy
@@ -22,9 +23,11 @@ from draftquant.validate.report.html_report import page
 from draftquant.validate.report.report_texts import junit, markdown
 from handmade_replays import BASELINE, FIGURES, RELEASE, noisy, replay, spread
 from handmade_reports import document, text_of
+from told import telling
 
 Rows = Sequence[tuple[float, ...]]
 NOTHING = (0, 0)
+_told = telling("judge")
 EVERY = dataclasses.replace(RELEASE, name="custom", every_category_passes=True)
 
 # ---- Categories
@@ -45,6 +48,7 @@ def test_a_category_has_a_limit_of_its_own() -> None:
         (64, 4, {"count": 29}, "INCONCLUSIVE", None, "fewer than 30 prompts lost more than 3.00%"),
         (64, 300, {"count": 29}, "PASS", None, ""),
         (46, 4, {"count": 29}, "PASS", None, ""),  # -2.9 %
+        (64, 4, {"count": 5}, "INCONCLUSIVE", None, "fewer than 30 prompts lost more than"),
         (64, 4, {"count": 4}, "PASS", None, ""),  # too few even for that
         (55, 60, {}, "PASS", "INCONCLUSIVE", ""),
         (55, 60, {"policy": EVERY}, "INCONCLUSIVE", "INCONCLUSIVE", "every category has to pass"),
@@ -175,8 +179,13 @@ def test_prompts_that_no_bin_counts_are_named_and_those_without_steps_are_none()
             made = long_replay(one, tenth(one, reach))
             placeless = [dataclasses.replace(p, contexts=None) for p in made.prompts[:3]]
             both.append(dataclasses.replace(made, prompts=(*placeless, *made.prompts[3:])))
-        (said,) = [one for one in judge(*both, RELEASE).warnings if "no context bin" in one]
-        assert said.startswith("no context bin counts 3 of the 40 prompts: where their verify")
+        for drafts in (both, [both[0], long_replay(wholes[1], tenth(wholes[1], reach))]):
+            report = judge(*drafts, RELEASE)
+            (said,) = [one for one in report.warnings if "no context bin" in one]
+            assert said.startswith("no context bin counts 3 of the 40 prompts: where their verify")
+            for one in report.prompts:  # known for both drafts, or for none
+                known = bool(one.baseline_context_bins), bool(one.candidate_context_bins)
+                assert known == (one.id not in ("p0", "p1", "p2"),) * 2
 
 
 def test_every_form_of_a_report_shows_the_bins(capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,6 +200,15 @@ def test_every_form_of_a_report_shows_the_bins(capsys: pytest.CaptureFixture[str
     for bins, shown in (((tenth(spread(600)),), True), ((), False)):
         print_replays([long_replay(spread(600), *bins)])
         assert ("before the verify step" in capsys.readouterr().out) == shown
+
+
+def test_a_cluster_is_called_by_its_first_prompt() -> None:
+    """Copies need no cluster; texts show another one than was declared, or the same."""
+    prompts = replay([(1, 9)] * 6, texts=[0, 0, 1, 2, 3, 4]).prompts
+    hashes = [one.prompt_sha256 for one in prompts]
+    found = in_clusters(prompts, [[0, 1], [2, 3], [5, 4]], [[2, 3], [4, 1]])
+    assert [one.cluster for one in found] == ["", "", hashes[2], hashes[2], hashes[5], hashes[5]]
+    assert [one.alike for one in found] == ["", "p4", hashes[2], hashes[2], "p4", ""]
 
 
 def clustered(draft: DraftReplay, clusters: list[str]) -> DraftReplay:

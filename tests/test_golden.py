@@ -33,6 +33,11 @@ from draftquant.validate.measure.measurement import EngineName
 from handmade_measurements import losing, measurement, written
 from handmade_replays import noisy, replay
 from handmade_reports import comparison, document, joint, served, text_of
+from told import telling
+
+_told = telling(
+    "main", "golden_of_measurement", "golden_of_replay", "golden_of_report", "limits_of"
+)
 
 Capsys = pytest.CaptureFixture[str]
 HISTOGRAMS = [(5, 3, 2), (1, 4, 5), (8, 1, 1), (2, 2, 6)]
@@ -261,6 +266,12 @@ def test_the_command_prints_writes_and_refuses(path: Path, tmp_path: Path, capsy
     rules = ["golden", str(path), "--for", "prometheus", "--engine", "vllm",
              "--out", str(tmp_path / "rules.yml")]  # fmt: skip
     assert main(rules) == 0
+    tmp_path.joinpath("two.json").write_text(golden_document(of_two()), encoding="utf-8")
+    label = ["--engine", "vllm", "--category-label", "category"]
+    assert main(["golden", str(tmp_path / "two.json"), "--for", "grafana", *label]) == 0
+    assert main(["golden", str(path), "--for", "grafana", "--engine", "sglang"]) == 0
+    assert main(["golden", str(path)]) == 0
+    capsys.readouterr()
     for words, said in (
         (rules, "already exists"),
         (["golden", str(path), "--for", "prometheus"], "--engine"),

@@ -12,6 +12,9 @@ from draftquant.scripts.command_table import COMMANDS, EXAMPLES, GROUPS
 from draftquant.scripts.frame.help_text import COMMON, NEEDED, RARE
 from draftquant.scripts.frame.help_text import GROUPS as OPTION_GROUPS
 from draftquant.scripts.frame.parsers import CommandParser, UsageError
+from told import telling
+
+_told = telling("main")
 
 LIST, PAGE = 56, 102
 """Lines of the list of commands, and of a command's own help: one screen, and two."""
@@ -92,6 +95,7 @@ WRONG = (
     ("quantize d fp8-ptpc out", "draftquant quantize",
      "2 arguments too many: 'fp8-ptpc', 'out'; and --recipe, --out is missing",
      "draftquant quantize d --recipe fp8-ptpc --out out"),
+    ("record --verifier m", "draftquant record", "no option --verifier", "--target"),
     ("quantize --model d", "draftquant quantize", "no option --model", "DRAFT is given by its pl"),
     ("check d --engine vlm", "--engine", "expected one of vllm", "did you mean vllm?"),
     ("check d --engine zzz", "--engine", "got 'zzz'", "see 'draftquant check --help'"),

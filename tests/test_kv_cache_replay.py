@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from draftquant.calibration import measured_cache
 from draftquant.calibration.linear_inputs.static_scales import run_over_traces
 from draftquant.calibration.measured_cache import (
     OCTAVES,
@@ -110,12 +111,14 @@ def test_ranges_are_those_of_every_key_that_any_step_keeps(
     assert quotients == {
         0: CacheScales(k=(float(torch.tensor(keys) / 448),), v=(float(torch.tensor(values) / 448),))
     }
+    assert type(quotients[0].k[0]) is float  # as JSON has it
 
 
-@pytest.mark.slow
 def test_values_too_small_for_unit_scales_get_scales_that_keep_them(
-    pair: tuple[LoadedDraft, TraceFolder],
+    pair: tuple[LoadedDraft, TraceFolder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of three candidates each, which are enough for the middle one."""
+    monkeypatch.setattr(measured_cache, "OCTAVES", range(3))
     draft, traces = pair
     small = shrunk(draft, 12)
     usual, own = (

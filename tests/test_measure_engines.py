@@ -32,6 +32,9 @@ from stand.asking import (
 from stand.server import Fault, Object, Stand, served
 from stand.sglang import SGLangStand
 from stand.tensorrt_llm import TensorRTLLMStand
+from told import telling
+
+_told = telling()
 
 __all__ = ["replayed"]  # a fixture
 Change = Callable[[list[Object]], list[Object]]

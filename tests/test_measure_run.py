@@ -26,7 +26,10 @@ from draftquant.validate.measure.measuring import (
 )
 from draftquant.validate.measure.server_answers import Ask, Completion, Counters
 from draftquant.validate.measure.vllm_server import VLLMProtocol
+from told import telling
 from vllm_server import MODEL, VLLMServer, continued, rounds_of, served
+
+_told = telling()
 
 PROMPTS = tuple(
     Prompt(

@@ -22,7 +22,9 @@ from handmade_measurements import alternating, measurement, record, written
 from handmade_measurements import losing as run
 from handmade_replays import RELEASE, noisy, replay, spread
 from handmade_reports import KNOWN, ONE_BY_ONE, jointly, lost
+from told import telling
 
+_told = telling("judge_measured", "server_noise", "joint_report", "main")
 Capsys = pytest.CaptureFixture[str]
 A, B = {"draft_sha256": "a" * 64}, {"draft_sha256": "b" * 64}
 UNRELATED = Background(unrelated=True)
@@ -260,6 +262,18 @@ def test_weights_are_those_of_places_by_hand() -> None:
     own, other = pair.weighted()
     assert own.histogram == pytest.approx((0, rest, 2 * common + rest))
     assert other.histogram == pytest.approx((common + 2 * rest, common, common + rest))
+
+
+def test_a_context_bin_begins_with_the_token_of_prefill() -> None:
+    """1,023 tokens of the prompt and the one that prefill wrote: all steps begin beyond 1k."""
+    one, other = (
+        dataclasses.replace(record(steps, num_draft_tokens=2), num_prompt_tokens=1023)
+        for steps in ([2, 0, 2, 0], [2, 0, 2, 0])
+    )
+    pair = common_steps.pair_outputs(one, other, 2, greedy=True)
+    assert pair.contexts is not None
+    for side in pair.contexts:
+        assert [bool(own.num_steps) for own in side.counts] == [False, True, False, False, False]
 
 
 def test_rounds_have_places_where_they_wrote_the_output() -> None:

@@ -1,7 +1,9 @@
 """The candidate is the baseline, quantized: by hashes where there is a record, else by weights."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from draftquant.quantize.stored.loading import load_draft
@@ -9,8 +11,11 @@ from draftquant.quantize.verify.verification import verify
 from draftquant.recipes.errors import CheckpointError, GateError
 from draftquant.scripts.cli import main
 from draftquant.validate.judging.candidate_origin import DraftFolder, check_folders, check_loaded
-from tiny import bf16_bits, edit_json, read_tensors, tiny_eagle3_llama, values_of
+from tiny import Stored, bf16_bits, edit_json, tiny_eagle3_llama, values_of
+from told import telling
 from verify_cases import edit, edit_declaration
+
+_told = telling("main", "check_folders", "check_loaded", computed=True)
 
 
 @pytest.fixture(scope="module")
@@ -89,23 +94,39 @@ def test_an_edited_record_or_declaration_is_refused(work: Path, tmp_path: Path) 
         DraftFolder.read(edited)
     shutil.copytree(work / "foreign-other", tmp_path / "forged")
     shutil.copy(work / "fp8" / "draftquant.json", tmp_path / "forged")
-    with pytest.raises(GateError, match=r"draftquant\.json belongs to other tensors: "):
-        DraftFolder.read(tmp_path / "forged")
+    changed: list[tuple[Any, str]] = [
+        (lambda tensors: tensors.pop("norm.weight"), "norm.weight is recorded, but missing"),
+        (lambda tensors: tensors.update(extra=tensors["norm.weight"]), "extra is in the folder"),
+    ]
+    for number, (change, _) in enumerate(changed):
+        edit(Path(shutil.copytree(work / "fp8", tmp_path / f"{number}")), change)
+    for name, said in (("forged", "embed_tokens.weight differs"), ("0", changed[0][1]),
+                       ("1", changed[1][1])):  # fmt: skip
+        with pytest.raises(GateError, match=f"draftquant.json belongs to other tensors: {said}"):
+            DraftFolder.read(tmp_path / name)
 
 
-@pytest.mark.parametrize("name", ["midlayer.mlp.up_proj.weight", "fc.weight", "norm.weight"])
-def test_weights_decide_where_there_is_no_record(work: Path, tmp_path: Path, name: str) -> None:
+LINEAR = "midlayer.mlp.up_proj.weight"
+CHANGED: dict[str, tuple[str, Callable[[Stored], Stored], str]] = {
+    "of another draft": (LINEAR, lambda old: old._replace(data=old.data[::-1]), "up_proj.weight h"),
+    "nothing": (LINEAR, lambda old: old._replace(data=bytes(len(old.data))), "a cosine of nan"),
+    "other fc": ("fc.weight", lambda old: scaled(old, 1.5), "fc.weight differs"),
+    "folded": ("norm.weight", lambda old: scaled(old, 1.5), ""),
+}
+
+
+def scaled(old: Stored, factor: float) -> Stored:
+    return old._replace(data=bf16_bits(factor * values_of(old)).tobytes())
+
+
+@pytest.mark.parametrize("how", CHANGED)
+def test_weights_decide_where_there_is_no_record(work: Path, tmp_path: Path, how: str) -> None:
     """A linear, the fc, and a norm, into which other tools fold scales, are not the baseline's."""
     folder = Path(shutil.copytree(work / "foreign", tmp_path / "candidate"))
-    old = read_tensors(folder)[name]
-    if name in ("fc.weight", "norm.weight"):
-        new = old._replace(data=bf16_bits(1.5 * values_of(old)).tobytes())
-    else:
-        new = old._replace(data=old.data[::-1])
-    edit(folder, lambda tensors: tensors.update({name: new}))
-    if name == "norm.weight":
+    name, change, said = CHANGED[how]
+    edit(folder, lambda tensors: tensors.update({name: change(tensors[name])}))
+    if not said:
         assert len(check(work, "draft", str(folder))) == 1
         return
-    named = r"was not quantized from the baseline: (layers\.0\.mlp\.up_proj|fc)\.weight"
-    with pytest.raises(GateError, match=named):
+    with pytest.raises(GateError, match=f"was not quantized from the baseline: .*{said}"):
         check(work, "draft", str(folder))

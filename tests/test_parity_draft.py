@@ -26,7 +26,10 @@ from draftquant.validate.parity.draft_findings import (
 )
 from draftquant.validate.parity.finding import DraftLimits, ParityFinding
 from recorded import record_traces
+from told import telling
 from torch import Tensor
+
+_told = telling("main", "check_limits", "kl", computed=True)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PAIRS = Path(__file__).parent / "pairs"
@@ -237,6 +240,7 @@ def test_drafts_that_cannot_be_compared(pair: Pair, capsys: pytest.CaptureFixtur
     with pytest.raises(ParityError, match="expected at least 1, got 0"):
         draft_agreement(bf16, int4, traces, num_draft_tokens=0)
     command = ["parity", "draft", str(pair.source), str(pair.quant), "--traces"]
+    assert main([*command, str(traces.folder), "--max-kl", "9"]) == 3
     assert main([*command, str(traces.folder), "--confidence", "95"]) == 2
     assert "--confidence: expected a share in (0.5, 1), got 95.0" in capsys.readouterr().err
     with pytest.raises(ParityError, match=r"--top: expected 1 to 1,024 .* got 1025"):

@@ -186,6 +186,9 @@ def test_several_drafts_are_compared_with_the_first(pair_traces: TraceFolder) ->
     assert first.traces.sha256 == second.traces.sha256 == pair_traces.sha256
     assert [p.id for p in first.prompts] == [entry.id for entry in pair_traces.manifest.prompts]
     assert first.first_step.share == 1
+    assert (first.quantized, second.quantized, second.cache_scales) == (False, True, None)
+    assert second.family == "eagle3-llama"
+    assert second.draft_vocab_size == int4.geometry.draft_vocab_size is not None
     agreement = second.first_step
     assert agreement.num_rows == second.every_position.num_steps == 12 * (48 - 3)
     assert agreement.num_rows > agreement.num_equal > 0.5 * agreement.num_rows

@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import corpus
 import draftquant.calibration.passes.computing as computed
@@ -186,6 +187,11 @@ def test_every_part_of_the_key_counts(
         question(work, num_draft_tokens=2),
         question(work, temperature=0.8),
     ]
+    for part in (
+        {"family": SimpleNamespace(name="another")}, {"activations": {"fc": "token"}},
+        {"cache_scales": {0: usual.draft.geometry}}, {"dtype": torch.float64},
+    ):  # fmt: skip
+        others.append(question(work, draft=dataclasses.replace(usual.draft, **part)))  # type: ignore[arg-type]
     keys = [usual.key, *(other.key for other in others)]
     torch.set_num_threads(2)
     keys.append(question(work).key)

@@ -27,6 +27,9 @@ from draftquant.validate.report.words import NONE
 from handmade_replays import RELEASE, noisy, replay, spread
 from handmade_reports import EVIL, comparison, document, evil_document, joint, served
 from test_gate_parts import clustered
+from told import telling
+
+_told = telling("page", "markdown", "junit", "engine_facts", "folder_facts")
 
 KINDS: dict[str, Callable[[], Judgement]] = {
     "PASS": comparison,
@@ -140,6 +143,7 @@ def test_a_report_has_the_engines_and_the_roles_that_quantize_named() -> None:
     )
     asked = [(one.engine, one.arch) for one in planned_verdicts(plan)]
     assert [(one.engine, one.arch) for one in engine_facts(made, "fp8")] == asked
+    assert folder_facts("org/fp8", DraftFolder.read(made)).name == "org/fp8"
     facts = folder_facts("fp8", DraftFolder.read(made)).quantized
     assert facts is not None
     roles = {role for rule in facts.rules for role in rule.tensors.split(", ")}

@@ -86,9 +86,10 @@ def test_drawn_proposals_are_expected_and_most_likely_ones_counted(
     assert drawn.counts.mean_acceptance_length > likely.counts.mean_acceptance_length
     assert drawn.first_step == likely.first_step
     assert drawn.traces.temperature == 0.8
-    probability = drawn.traces.mean_token_probability
-    assert probability is not None
-    assert 0.2 < probability < 1
+    logprobs = [trace.token_logprob for trace in sampled if trace.token_logprob is not None]
+    mean = float(torch.cat(logprobs).double().exp().mean())
+    assert drawn.traces.mean_token_probability == pytest.approx(mean, rel=1e-6)
+    assert 0.2 < mean < 1
     # Every position weighs alike: another quantity.
     assert drawn.every_position != drawn.counts
 

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from draftquant.calibration.recording.decoding import GREEDY
 from draftquant.calibration.traces.manifest import FeatureSpec, FeatureStorage
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.sets import store_traces
-from draftquant.calibration.traces.stored_features import decoded, encoded
+from draftquant.calibration.traces.stored_features import check_storage, decoded, encoded
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.traces.writer import trace_output
 from draftquant.recipes.errors import TraceError
@@ -23,7 +24,10 @@ from draftquant.recipes.listener import Listener
 from draftquant.scripts.cli import main
 from safetensors.torch import load_file, save_file
 from test_traces import AUX, TARGET, TRACES, WIDTH, equal
+from told import telling
 from torch import Tensor
+
+_told = telling()
 
 SHARD = "traces-00001.safetensors"
 FP8_STEP = 2**-4
@@ -141,6 +145,16 @@ def longer(by: int) -> Callable[[dict[str, Tensor]], object]:
 
 def instead(**tensors: Tensor) -> Callable[[dict[str, Tensor]], object]:
     return lambda old: old.update({f"b.{name}": tensor for name, tensor in tensors.items()})
+
+
+def test_a_package_that_is_not_there_is_named_before_a_target_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    for storage in (None, "fp8-per-token"):
+        check_storage(storage)  # type: ignore[arg-type]
+    with pytest.raises(TraceError, match="feature storage zstd"):
+        check_storage("zstd")
 
 
 def frame(content: bytes, **how: Any) -> Mapping[str, Tensor]:

@@ -12,6 +12,7 @@ import torch
 from draftquant.calibration.recording.decoding import GREEDY
 from draftquant.calibration.traces.held_out import recorded_prompts
 from draftquant.calibration.traces.manifest import (
+    DatasetSource,
     FeatureSpec,
     LogprobSpec,
     Sampling,
@@ -27,6 +28,9 @@ from draftquant.calibration.traces.writer import trace_output
 from draftquant.recipes.errors import OutputError, TraceError
 from draftquant.scripts.cli import main
 from safetensors.torch import load_file, save_file
+from told import telling
+
+_told = telling("main")
 
 TARGET = TargetIdentity(
     name="tiny", config_sha256="a" * 64, weights_sha256="b" * 64, num_layers=8, vocab_size=50
@@ -459,6 +463,34 @@ def test_folders_that_do_not_fit_together(tmp_path: Path) -> None:
         with pytest.raises(TraceError, match=what):
             merge_traces(folders, tmp_path / "m")
     assert not (tmp_path / "m").exists()
+
+
+def test_what_commands_say_of_traces(tmp_path: Path) -> None:
+    """Of drawn text, of ids that exist twice, of what was too long, and of data sets."""
+    datasets = tuple(
+        DatasetSource(
+            name="a/b", revision="c" * 40, config="d", split="e", column=column, seed=seed
+        )
+        for column, seed in (("text", 7), (None, None))
+    )
+    too_long = TooLongPrompts(skipped=("p", "q"), truncated=("r",))
+    how = {"sampling": SAMPLING, "logprobs": SPEC, "temperature": 0.6, "recorded_by": "vllm 0.32.0"}
+    first = written(tmp_path / "first", [sampled_trace("a"), sampled_trace("b")],
+                    too_long=too_long, datasets=datasets, ignore_eos=True, **how)  # fmt: skip
+    other = dataclasses.replace(SAMPLING, seed=None)
+    again = dataclasses.replace(sampled_trace("b"), cluster="c")
+    written(tmp_path / "again", [again], **(how | {"sampling": other, "ignore_eos": True}))
+    names = [str(tmp_path / name) for name in ("first", "again", "both", "small")]
+    for words in (["info", names[0]], ["info", names[1]], ["merge", *names[:2], "--out", names[2]],
+                  ["store", names[2], "--feature-storage", "fp8-per-token", "--out", names[3]],
+                  ["info", names[3]]):  # fmt: skip
+        assert main(["traces", *words]) == 0
+    (tmp_path / "x").mkdir()
+    last = dataclasses.replace(again, cluster="e")
+    written(tmp_path / "x" / "both", [last], ignore_eos=True, **how)
+    doubled = [*names[:3], str(tmp_path / "x" / "both"), "--out", str(tmp_path / "no")]
+    assert main(["traces", "merge", *doubled]) == 2
+    assert trace_info(first).num_clusters == 0
 
 
 def test_a_split_says_what_one_large_group_means(

@@ -115,15 +115,6 @@ class TraceFolder(Brief):
     def __iter__(self) -> Iterator[PromptTrace]:
         return (self.load(entry) for entry in self.manifest.prompts)
 
-    def prompt_token_ids(self) -> Iterator[tuple[TraceEntry, list[int]]]:
-        """Every prompt without its continuation; reads token ids only.
-
-        Raises:
-            TraceError: the shard's bytes changed since recording.
-        """
-        for entry, token_ids in self.token_ids():
-            yield entry, token_ids[: entry.prompt_length].tolist()
-
     def token_ids(self) -> Iterator[tuple[TraceEntry, Tensor]]:
         """Every prompt with its continuation, [N] int32; reads token ids only.
 

@@ -62,14 +62,14 @@ def replay_in_groups(
         load_for_replay(folders[:1], traces, how), max_tokens=estimate.max_tokens
     )
     held = _cache(how, holds=True)
-    replays: list[DraftReplay] = []
+    replays: tuple[DraftReplay, ...] = ()
     for group in groups:
         listener.note(f"replay of drafts {group.start} to {group.stop - 1} of {len(names) - 1}")
         loaded = load_beside(first, folders[group.start : group.stop], how)
         baseline, *others = _beside(loaded, how, held)
-        replays += others if replays else [baseline, *others]
+        replays += tuple(others) if replays else (baseline, *others)
     _note_memory(listener, first.device)
-    return tuple(replays)
+    return replays
 
 
 def _alike(folders: Sequence[Path], how: OnTraces) -> OnTraces:

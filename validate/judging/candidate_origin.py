@@ -250,7 +250,8 @@ def _cosine(a: torch.Tensor, b: torch.Tensor) -> float:
         x, y = x.double(), y.double()
         dot += float(x @ y)
         square_a, square_b = square_a + float(x @ x), square_b + float(y @ y)
-    return dot / math.sqrt(square_a * square_b) if square_a and square_b else math.nan
+    norms = math.sqrt(square_a * square_b)
+    return dot / norms if norms else math.nan
 
 
 def _blocks(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -259,11 +260,8 @@ def _blocks(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[torch.Tensor, to
 
 
 def _first(recorded: Mapping[str, str], present: Mapping[str, str]) -> str:
-    for name in sorted(recorded.keys() | present.keys()):
-        if name not in present:
-            return f"{name} is recorded, but missing"
-        if name not in recorded:
-            return f"{name} is in the folder, but not recorded"
-        if recorded[name] != present[name]:
-            return f"{name} differs"
-    return "nothing differs"
+    names = recorded.keys() | present.keys()
+    name = min(name for name in names if recorded.get(name) != present.get(name))
+    if name not in present:
+        return f"{name} is recorded, but missing"
+    return f"{name} differs" if name in recorded else f"{name} is in the folder, but not recorded"

@@ -105,9 +105,9 @@ def report_warnings(evidence: Evidence) -> Iterator[str]:
             f"no context bin counts {placeless} of the {len(recorded)} prompts: where their verify"
             " steps began is not known"
         )
-    for part in parts.all:
-        drop = -part.change.relative_change if part.change else 0.0
-        if part.outcome == "INCONCLUSIVE" and drop > part.max_relative_drop:
+    for part in parts.with_outcome("INCONCLUSIVE"):
+        assert part.change is not None  # it has an outcome
+        if -part.change.relative_change > part.max_relative_drop:
             kind = "" if part.is_context_bin else "category "
             yield (
                 f"{kind}{part.category!r} lost more than its limit of"

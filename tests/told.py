@@ -1,0 +1,201 @@
+"""What is told, to the letter: texts that lie beside the tests, so that a change of one is seen.
+
+With $DRAFTQUANT_TELL they are written anew, and `git diff` shows what has changed.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import io
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from draftquant.recipes.errors import DraftQuantError
+from draftquant.scripts.frame.verb import Command
+
+MOST, LONG = 8, 4000
+"""Of more records the first and the last are told, of longer texts their digest."""
+OTHER = {"began", "latency", "seconds", "time_to_first_token", "time_per_output_token",
+         "tokens_per_second", "python", "torch", "transformers"}  # fmt: skip
+"""Keys whose values differ between runs or machines."""
+VERSION = version("draftquant")
+KEPT = Path(__file__).with_name("told")
+PATHS = re.compile(r"(?<![\w.:/])(?:/[\w.+-]+)+/([\w.+-]+)")
+DECIMALS = re.compile(r"(?<![\w.])[-+]?[\d,]*\d\.\d+(?:e[-+]?\d+)?(?![\w.])")
+HASH = re.compile(r"\b[0-9a-f]{12,}\b")
+RULED = re.compile(r"(?m)^[ \u2500-\u257f]*\n|[ \u2500-\u257f]+$")
+SPACED = re.compile(r"(?<=\S)[ \u2500-\u257f]{2,}")
+MEASURED = re.compile(
+    r"(?m)^.*(?:it/s\]|: \d+% of \d|% after|done in|running for|\d in |^memory |tokens/s| GB free"
+    r"| \d+ s\b).*\n"
+    r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d\S*|\d+ GB(?= of memory)|\b\d[\d.,]* (?:s|min)\b"
+    r"|127\.0\.0\.1:\d+"
+)
+
+
+def check_told(name: str, scenes: Mapping[str, str]) -> None:
+    """Each scene's text is the one that is kept."""
+    file = KEPT / f"{name}.txt"
+    kept = file.read_text(encoding="utf-8") if file.is_file() else ""
+    found = dict(re.findall(r"^## (.+)\n((?:(?!## ).*\n)*)", kept, re.MULTILINE))
+    wanted = {scene: f"{text.strip()}\n\n" for scene, text in scenes.items()}
+    if os.environ.get("DRAFTQUANT_TELL"):
+        found |= wanted
+        text = "".join(f"## {scene}\n{found[scene]}" for scene in sorted(found))
+        file.write_text(text, encoding="utf-8")
+    for scene, text in wanted.items():
+        assert text == found.get(scene, ""), scene
+
+
+def lines_of(value: Any, place: str = "") -> Iterator[str]:
+    """A line of a record's fields that are not empty, then its records; six decimals."""
+    if isinstance(value, tuple | list) and is_record(value):
+        for number, own in enumerate(value):
+            if number in (0, len(value) - 1) or len(value) <= MOST:
+                yield from lines_of(own, f"{place}[{number}]")
+        return
+    if dataclasses.is_dataclass(value):
+        value = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+    if not isinstance(value, Mapping):
+        yield f"{place} {plain(value)}".strip()
+        return
+    value = {key: own for key, own in value.items() if key not in OTHER}
+    inner = {key: own for key, own in value.items() if is_record(own)}
+    rest = [f"{key}={plain(own)}" for key, own in value.items() if key not in inner]
+    if rest := [one for one in rest if not one.endswith("=")]:
+        yield f"{place}: {' '.join(rest)}".removeprefix(": ")
+    for key, own in inner.items():
+        yield from lines_of(own, f"{place}.{key}".removeprefix("."))
+
+
+def is_record(value: Any) -> bool:
+    """A record, or several of them."""
+    several = isinstance(value, tuple | list) and any(map(is_record, value))
+    return several or dataclasses.is_dataclass(value) or isinstance(value, Mapping)
+
+
+def plain(value: Any) -> str:
+    """A value in words; none for what is empty."""
+    if value is None or value is False or (isinstance(value, tuple | list) and not value):
+        return ""
+    if isinstance(value, tuple | list | set | frozenset):
+        parts = map(plain, sorted(value) if isinstance(value, set | frozenset) else value)
+        return f"({', '.join(parts)})"
+    text = f"{round(value, 6) + 0.0:.12g}" if isinstance(value, float) else str(value)
+    text = text.replace(VERSION, "VERSION")
+    digest = hashlib.sha256(text.encode()).hexdigest().upper()  # as no hash of a folder is written
+    return text if len(text) < LONG else f"sha256 {digest}"
+
+
+def without_ids(sent: Any) -> Any:
+    """What a server is asked, whatever the prompt and the seed: the same for all requests."""
+    if isinstance(sent, Mapping):
+        own = ("prompt", "input_ids", "seed", "request_id", "rid")
+        return {key: key if key in own else without_ids(value) for key, value in sent.items()}
+    return sent
+
+
+def in_lines(printed: str) -> str:
+    """What was printed, JSON as the lines of its records."""
+    try:
+        return "\n".join(lines_of(json.loads(printed)))
+    except ValueError:
+        return printed
+
+
+def in_words(found: Any) -> str:
+    """A verdict with all that is told beside it, and the figures of every part; or any record."""
+    if not hasattr(found, "action"):
+        return "\n".join(lines_of(found, "-"))
+    told = found.verdict, found.reason, found.action, *getattr(found, "warnings", ())
+    names = "required_num_prompts", "change", "drift", "categories", "context_bins", "served"
+    figures = {name: own for name in names if is_record(own := getattr(found, name, None))}
+    figures = {name: own for name, own in figures.items() if not hasattr(own, "verdict")}
+    return "\n".join([*filter(None, told), *lines_of(figures)])
+
+
+def telling(*names: str, computed: bool = False) -> Any:
+    """A fixture: each test tells what is refused, and what these functions of its module give.
+
+    And what servers are asked, in no order. Of `main`, the command line, it tells what is printed,
+    the JSON, and what is brief of it, without decimals where they are `computed` by kernels that
+    differ between machines.
+    """
+
+    @pytest.fixture(autouse=True)
+    def _told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        said: list[str] = []
+        asked: set[str] = set()
+
+        def listening(function: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(function)
+            def call(*arguments: Any, **options: Any) -> Any:
+                found = function(*arguments, **options)
+                said.append(in_words(found))
+                return found
+
+            return call
+
+        @contextmanager
+        def refusing(*expected: Any, **options: Any) -> Iterator[Any]:
+            with raises(*expected, **options) as caught:
+                yield caught
+            if isinstance(caught.value, DraftQuantError):
+                said.append(f"{type(caught.value).__name__}: {caught.value}")
+
+        def printing(arguments: Sequence[str], **options: Any) -> int:
+            streams = io.StringIO(), io.StringIO()
+            code: Any = "no exit code"
+            try:
+                with redirect_stdout(streams[0]), redirect_stderr(streams[1]):
+                    code = command(arguments, **options)
+                return int(code)
+            finally:
+                out, err = (one.getvalue() for one in streams)
+                sys.stdout.write(out)
+                sys.stderr.write(err)
+                text = f"{in_lines(out)}\n{err}"
+                said.append(f"$ {shlex.join(map(str, arguments))}: {code}\n{text}")
+
+        def both(command: Command, report: Any, settings: Any, *, as_json: bool) -> None:
+            tell(command, report, settings, as_json=as_json)
+            other = io.StringIO()
+            with redirect_stdout(other), redirect_stderr(other):
+                tell(command, report, settings, as_json=not as_json)
+            brief = report.brief() if hasattr(report, "brief") else {}
+            said.append("\n".join([in_lines(other.getvalue()), *lines_of(brief)]))
+
+        def asking(client: Any, method: str, path: str, json: Any = None, **options: Any) -> Any:
+            asked.add(" ".join([method, path.partition("?")[0], *lines_of(without_ids(json))]))
+            return stream(client, method, path, json=json, **options)
+
+        stream = httpx2.AsyncClient.stream
+        monkeypatch.setattr(httpx2.AsyncClient, "stream", asking)
+        tell = Command.tell
+        monkeypatch.setattr(Command, "tell", both)
+        command, raises = getattr(request.module, "main", None), pytest.raises
+        monkeypatch.setattr(pytest, "raises", refusing)
+        for name in names:
+            own = printing if name == "main" else listening(getattr(request.module, name))
+            monkeypatch.setattr(request.module, name, own)
+        yield
+        if said := [*said, *sorted(asked)]:
+            text = MEASURED.sub("", PATHS.sub(r"\1", "\n".join(said)))
+            text = DECIMALS.sub("0.0", text) if computed else text
+            text = text.replace(VERSION, "VERSION")
+            text = HASH.sub(lambda found: f"HASH{len(found[0])}", text)
+            text = SPACED.sub(" ", RULED.sub("", text)).strip()
+            text = "\n".join(dict.fromkeys(text.split("\n")))  # each line once
+            check_told(request.path.stem.removeprefix("test_"), {request.node.name: text})
+
+    return _told
