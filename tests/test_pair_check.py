@@ -339,7 +339,6 @@ ROPE = {"rope_type": "default", "rope_theta": 5e6}
 
 
 def test_what_few_pairs_are_told(tmp_path: Path) -> None:
-    """Another base, another vocabulary of a language model, and angles that depend on a length."""
     draft = LLAMA / "draft"
     turned = check_pair(draft, other_target(tmp_path / "t", rope_parameters=ROPE))
     assert "its target with theta 5,000,000" in said(turned, "rope")[0][1]

@@ -278,8 +278,8 @@ def _findings(pair: Pair, engines: Sequence[EngineName]) -> Iterator[PairFinding
         for engine in engines if about == "each" else [about]:
             facts = of_engine.get(engine) if engine else PairFacts(**common)
             if facts is not None and counts(row, facts):
-                texts = (row.get(key, "").format(**vars(facts)) for key in ("text", "remedy"))
-                yield PairFinding(row["level"], row.get("subject", name), *texts, engine)
+                text, remedy = (row.get(k, "").format(**vars(facts)) for k in ("text", "remedy"))
+                yield PairFinding(row["level"], row.get("subject", name), text, remedy, engine)
 
 
 def _facts_in(pair: Pair, engine: EngineName) -> dict[str, Any]:
