@@ -80,10 +80,8 @@ def test_a_target_hands_out_its_layers_or_not(
 
 
 def test_quantize_judges_the_pair_where_a_target_is_given(tmp_path: Path) -> None:
-    draft, target = (
-        LLAMA / "draft",
-        other_target(tmp_path / "t", architectures=["Gemma3ForCausalLM"]),
-    )
+    draft = LLAMA / "draft"
+    target = other_target(tmp_path / "t", architectures=["Gemma3ForCausalLM"])
     alone = dq.quantize(draft, "fp8-ptpc", tmp_path / "alone")
     with pytest.warns(dq.DraftQuantWarning, match="(?s)REFUSED in vLLM .*with SGLang"):
         beside = dq.quantize(draft, "fp8-ptpc", tmp_path / "beside", target=target)
@@ -341,7 +339,6 @@ ROPE = {"rope_type": "default", "rope_theta": 5e6}
 
 
 def test_what_few_pairs_are_told(tmp_path: Path) -> None:
-    """Another base, another vocabulary of a language model, and angles that depend on a length."""
     draft = LLAMA / "draft"
     turned = check_pair(draft, other_target(tmp_path / "t", rope_parameters=ROPE))
     assert "its target with theta 5,000,000" in said(turned, "rope")[0][1]

@@ -73,7 +73,9 @@ RARE: list[tuple[str, dict[str, Any], str]] = [
     ("vllm floats", {"name": "x", "stored_dtype": "BF16"}, "x is stored as BF16, and vLLM"),
     ("sglang codes", {"name": "x"}, "x belongs to quantized values"),
     ("vllm shards", {"uneven": "width = 7", "tp": 2}, "width = 7 is not divisible by 2"),
-]
+    ("sglang declaration", {"method": "modelopt", "algorithm": "MIXED_PRECISION", "arch": "sm80"},
+     "never executed on sm80"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("asked", "facts", "text"), RARE)

@@ -120,6 +120,8 @@ def _understood(found: RawDeclaration, method: str) -> dict[str, Any]:
     layout = READ_LAYOUTS.get(method)
     if layout is None:
         return {}
+    if object_at(found.value, "sparsity_config").get("targets"):
+        return {"problem": "sparsity_config, which leaves zeros out of what is stored"}
     try:
         keys = ObjectReader(found.value, found.where, found.key, strictness="engine")
         excludes = layout.excludes(keys) if method in LAYOUTS else ()
@@ -337,7 +339,8 @@ def _ct_integers(weights: Declared, activations: str, form: object) -> LinearSch
     size, symmetric = weights.get("group_size"), weights.get("symmetric", True)
     if strategy not in ("group", "channel", "tensor") or bits not in (4, 8):
         not_read("strategy, num_bits", (strategy, bits))
-    if size is not None and (type(size) is not int or size < 1):
+    is_size = type(size) is int and size > 0
+    if not is_size and (size is not None or strategy == "group"):
         not_read("group_size", size)
     if form not in ("pack-quantized", "int-quantized"):
         not_read("format", form)
@@ -375,6 +378,9 @@ def _quark(declared: Declared) -> tuple[Group, ...]:
         if declared.get(key):
             not_read(key, declared[key])
     section = mapping("global_quant_config", declared.get("global_quant_config"))
+    for key in ("output_tensors", "bias"):
+        if section.get(key):
+            not_read(key, section[key])
     weight, inputs = section.get("weight"), section.get("input_tensors")
     if _is_nvfp4(weight) and _is_nvfp4(inputs):
         signature = Signature(
@@ -424,19 +430,6 @@ def _is_nvfp4(stages: Any) -> bool:
     first, second = (mapping("weight", stage) for stage in stages)
     sizes = (first.get("dtype"), first.get("group_size"), second.get("dtype"))
     return sizes == ("fp4", 16, "fp8_e4m3") and bool(second.get("is_scale_quant"))
-
-
-def quantizes_outputs(declared: Declared) -> bool:
-    """Whether Quark's outputs or biases are to be quantized, except those of the KV cache."""
-    cache = object_at(declared, "export").get("kv_cache_group")
-    cache = cache if isinstance(cache, list) else []
-    layers = object_at(declared, "layer_quant_config")
-    sections = [said for name, said in layers.items() if name not in cache]
-    sections.append(declared.get("global_quant_config"))
-    return any(
-        isinstance(said, Mapping) and (said.get("output_tensors") or said.get("bias"))
-        for said in sections
-    )
 
 
 READERS: Mapping[str, Callable[[Declared], tuple[Group, ...]]] = {

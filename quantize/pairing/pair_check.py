@@ -278,9 +278,7 @@ def _findings(pair: Pair, engines: Sequence[EngineName]) -> Iterator[PairFinding
         for engine in engines if about == "each" else [about]:
             facts = of_engine.get(engine) if engine else PairFacts(**common)
             if facts is not None and counts(row, facts):
-                text, remedy = (
-                    row.get(key, "").format(**vars(facts)) for key in ("text", "remedy")
-                )
+                text, remedy = (row.get(k, "").format(**vars(facts)) for k in ("text", "remedy"))
                 yield PairFinding(row["level"], row.get("subject", name), text, remedy, engine)
 
 
