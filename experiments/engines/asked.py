@@ -1,12 +1,10 @@
 """What installed engines answer to `draftquant check --ask`, for every recipe and family.
 
-`experiments/run asked [--add] PYTHON...`: each interpreter has an engine with kernels for this machine.
+`experiments/run asked PYTHON...`: each interpreter has an engine, with kernels for this machine.
 Writes asked.json and ASKED.md. Each question is a process forked after the engine was imported.
 """
 
-import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -17,8 +15,6 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1] / "tests")]
 
-import asking  # noqa: E402
-from cases import TARGET_FOLDER, Case, Workshop, recipe_cases  # noqa: E402
 from draftquant.quantize.asked import Checking  # noqa: E402
 from draftquant.quantize.asking.ask import Question  # noqa: E402
 from draftquant.quantize.asking.asked_check import AskedCheck  # noqa: E402
@@ -65,7 +61,11 @@ def ask_all(
         requests = [str(w / REQUEST) for w, q in questions if isinstance(q, Question)]
         code = _FORKING.format(inside=str(inside), engine=engine)
         done = subprocess.run(
-            [python, "-c", code, *requests], cwd=temporary, capture_output=True, text=True, check=False
+            [python, "-c", code, *requests],
+            cwd=temporary,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if log is not None:
             log.write_text(done.stdout + done.stderr, encoding="utf-8")

@@ -8,7 +8,6 @@ from typing import Any
 from typing_extensions import override
 
 from ...recipes.brief import Brief, counted
-from ...recipes.schema import EngineName
 from ..engines.contract import EXIT_CODES, TITLES, Verdict
 from .linear_judge import AskedLinear
 
@@ -73,12 +72,13 @@ class AskedCheck(Brief):
         if self.verdict == "LOADS BUT WRONG":
             if not wrong:
                 return f"{loaded}, and not all of it arrived"
-            return f"{loaded}, and {len(wrong)} of {counted(len(self.linears), 'linear')} compute other than the folder says"
+            of = f"{len(wrong)} of {counted(len(self.linears), 'linear')}"
+            return f"{loaded}, and {of} compute something else than the folder says"
         if not self.linears:
             return f"{loaded}, which has no quantized linear that could be run"
         largest = max(each.error for each in self.linears)
-        each = counted(len(self.linears), "linear")
-        return f"{loaded}, and each of {each} computes what the folder says (largest error {largest:.1%})"
+        each = f"each of {counted(len(self.linears), 'linear')} computes what the folder says"
+        return f"{loaded}, and {each} (largest error {largest:.1%})"
 
     def to_mapping(self) -> dict[str, Any]:
         """What `--json` prints."""

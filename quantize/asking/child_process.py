@@ -1,9 +1,9 @@
 """The engine's interpreter as a child process: its time, its ends, and nothing left behind."""
 
 import json
+import os
 import signal
 import subprocess
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,7 +12,10 @@ from typing import Any
 from ...recipes.errors import DeviceError
 
 REQUEST, ANSWER = "request.json", "answer.jsonl"
-_CHILD = "import sys; sys.path.insert(0, {!r}); from inside.answer import main; del sys.path[0]; main({!r})"
+_CHILD = (
+    "import sys; sys.path.insert(0, {!r}); from inside.answer import main; del sys.path[0];"
+    " main({!r})"
+)
 _TAIL = 2000  # characters of what the engine printed last
 Answer = Mapping[str, Any]
 

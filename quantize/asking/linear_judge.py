@@ -172,13 +172,11 @@ def _cause(part: _Part, y: Tensor, bound: float, parts: Sequence[_Part]) -> str 
     return None
 
 
-def _mistakes(
-    part: _Part, weight: Tensor, parts: Sequence[_Part]
-) -> Iterator[tuple[str, Tensor]]:
+def _mistakes(part: _Part, weight: Tensor, parts: Sequence[_Part]) -> Iterator[tuple[str, Tensor]]:
     """What was done instead, and the product that it gives."""
     x, width = part.x, weight.shape[1]
     yield "", x @ weight.T
-    yield "inputs are rounded to INT8 per token, which is not declared", _int8(part.given) @ weight.T
+    yield "inputs are rounded to INT8, which is not declared", _int8(part.given) @ weight.T
     for said, order in (
         ("the two values of each byte are swapped", [1, 0]),
         ("the nibbles of each word are in another order", [0, 2, 4, 6, 1, 3, 5, 7]),

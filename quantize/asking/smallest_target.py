@@ -1,4 +1,4 @@
-"""config.json of a target beside which an engine builds a draft: the user's own, or a smallest one."""
+"""config.json of a target beside which an engine builds a draft: the user's, or a smallest one."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,9 @@ _NOT_OF_TARGETS = ("auto_map", "quantization_config", "compression_config")
 _LEAST_LAYERS = 8
 
 
-def write_target(folder: Path, draft: StoredDraft, target: Path | None, num_layers: int | None) -> None:
+def write_target(
+    folder: Path, draft: StoredDraft, target: Path | None, num_layers: int | None
+) -> None:
     """Write config.json into the empty folder: nothing of a target's code gets there.
 
     CheckpointError: the given target has not the width, vocabulary or layers that the draft reads.

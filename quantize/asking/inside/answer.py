@@ -52,11 +52,19 @@ def _answer(request: "dict[str, Any]", say: Any) -> "dict[str, Any]":
         return {"version": found, "unknown": unknown}
     from .loading import Outcome
 
-    outcome = Outcome()
+    class Told(Outcome):
+        """Each stage is written at once: the process may die in it."""
+
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, value)
+            if name == "stage":
+                say(stage=value)
+
+    outcome = Told()
     answer: dict[str, Any] = {"version": found}
     try:
         with ExitStack() as stack:
-            _examine(engine, request, outcome, answer, stack, say)
+            _examine(engine, request, outcome, answer, stack)
     except Exception as exc:  # noqa: BLE001  whatever an engine raises is its answer
         traceback.print_exc()
         draft = request["draft"]
@@ -67,7 +75,7 @@ def _answer(request: "dict[str, Any]", say: Any) -> "dict[str, Any]":
 
 
 def _examine(
-    engine: Any, request: "dict[str, Any]", outcome: Any, answer: Any, stack: ExitStack, say: Any
+    engine: Any, request: "dict[str, Any]", outcome: Any, answer: Any, stack: ExitStack
 ) -> None:
     from safetensors.torch import load_file, save_file
 
@@ -80,16 +88,13 @@ def _examine(
     outcome.stage = "target"
     engine.speculating(target)
     outcome.stage = "config"
-    say(stage="config")
     subject = engine.subject(draft, target)
-    say(stage="load")
     with subject.context:
         model = examine(subject, outcome)
         if model is None:
             outcome.stage = "loaded"
             return
         outcome.stage = "run"
-        say(stage="run")
         inputs = {int(width): x for width, x in load_file(request["inputs"]).items()}
         answer["linears"], outputs, left = run_linears(
             model, outcome.filled, request["codes"], inputs, request["widths"], subject.needs_gpu

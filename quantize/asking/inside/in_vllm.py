@@ -11,19 +11,18 @@ from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
 
-from .loading import FolderTensors, Steps, Subject
+from .loading import FolderTensors, Steps, Subject, architecture_of_gpu
 
-NAME, TITLE = "vllm", "vLLM"
+NAME = "vllm"
 NEEDED = {
     "vllm.config": (
-        "CacheConfig DeviceConfig LoadConfig ModelConfig ParallelConfig SpeculativeConfig VllmConfig"
-        " set_current_vllm_config"
+        "CacheConfig DeviceConfig LoadConfig ModelConfig ParallelConfig SpeculativeConfig"
+        " VllmConfig set_current_vllm_config"
     ),
     "vllm.distributed.parallel_state": "init_distributed_environment initialize_model_parallel",
     "vllm.model_executor.model_loader.default_loader": "DefaultModelLoader",
@@ -52,13 +51,7 @@ def device() -> str:
     kind = current_platform.device_type
     if kind == "cpu":
         return "the CPU"
-    return f"{current_platform.get_device_name()} ({_architecture()})"
-
-
-def _architecture() -> str:
-    properties = torch.cuda.get_device_properties(0)
-    name = getattr(properties, "gcnArchName", "").partition(":")[0]
-    return name or f"sm{properties.major}{properties.minor}"
+    return f"{current_platform.get_device_name()} ({architecture_of_gpu()})"
 
 
 def start(stack: ExitStack) -> None:
@@ -196,7 +189,7 @@ def _context_steps(model: nn.Module, dtype: torch.dtype) -> Steps:
 
 
 def method_of(architecture: str, tensors: "Collection[str]") -> str:
-    """vLLM's method for a draft, as `draftquant check` says; tensors tell where its name does not.
+    """VLLM's method for a draft, as `draftquant check` says; tensors tell where its name does not.
 
     Args:
         architecture: in config.json. tensors: their names.
@@ -213,7 +206,7 @@ def method_of(architecture: str, tensors: "Collection[str]") -> str:
     return "eagle" if fused else "draft_model"
 
 
-def draft_config(draft: Path, target: Path) -> Any:
+def draft_config(draft: Path, target: Path, device: "str | None" = None) -> Any:
     """The engine's config for this target and draft, in BF16 as the target is served."""
     config = json.loads((draft / "config.json").read_text(encoding="utf-8"))
     architecture, tensors = config["architectures"][0], FolderTensors(draft)
@@ -225,11 +218,12 @@ def draft_config(draft: Path, target: Path) -> Any:
     slides = "sliding_attention" in (config.get("layer_types") or ())
     if any(part in architecture for part in heads) or method == "dspark" or slides:
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
-    said = {"parallel_drafting": True} if "mask_hidden" in tensors else {}
-    return speculating(target, model=str(draft), method=method, num_speculative_tokens=3, **said)
+    said: dict[str, Any] = {"parallel_drafting": True} if "mask_hidden" in tensors else {}
+    said |= {"model": str(draft), "method": method, "num_speculative_tokens": 3}
+    return speculating(target, device, **said)
 
 
-def speculating(target: Path, **speculative: Any) -> Any:
+def speculating(target: Path, device: "str | None" = None, **speculative: Any) -> Any:
     """The engine's config of a target that is served with a draft; without one, of it alone."""
     from vllm.config import (
         CacheConfig,
@@ -260,13 +254,13 @@ def speculating(target: Path, **speculative: Any) -> Any:
         parallel_config=parallel,
         load_config=LoadConfig(use_tqdm_on_load=False),
         cache_config=CacheConfig(block_size=16),
-        device_config=_device_config(),
+        device_config=_device_config(device),
         **speculative,
     )
 
 
-def _device_config() -> Any:
+def _device_config(device: "str | None" = None) -> Any:
     from vllm.config import DeviceConfig
     from vllm.platforms import current_platform
 
-    return DeviceConfig(current_platform.device_type)
+    return DeviceConfig(device or current_platform.device_type)

@@ -14,7 +14,7 @@ changed whose number has bit b, so that the passes in which an element changed s
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,7 +29,7 @@ Steps = Mapping[str, Callable[[], object]]
 _CODES = frozenset({torch.float8_e4m3fn, torch.uint8, torch.int8, torch.int32})
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _WATCHED = 2**20
-"""Elements of a parameter that are compared, evenly spread: every part of a fused linear has many."""
+"""Elements of a parameter that are compared, evenly spread: each part of a fused linear has many."""
 _NOT_READ_BY_DESIGN = (
     "t2d",  # the inverse of d2t: engines need one of the two
     "weight_shape",  # the parts of a fused linear share one parameter, which no kernel reads
@@ -139,6 +139,13 @@ class FolderTensors(Mapping[str, Tensor]):
         return len(self._files)
 
 
+def architecture_of_gpu() -> str:
+    """Of the first one: gfx942, or sm90."""
+    properties = torch.cuda.get_device_properties(0)
+    name = str(getattr(properties, "gcnArchName", "")).partition(":")[0]
+    return name or f"sm{properties.major}{properties.minor}"
+
+
 def examine(subject: Subject, outcome: Outcome) -> "nn.Module | None":
     """Build, load, compare, and run the step after loading.
 
@@ -178,13 +185,19 @@ def describe_schemes(model: nn.Module) -> dict[str, str]:
     return found
 
 
+def absent_tables(tensors: "Iterable[str]") -> "tuple[str, ...]":
+    """Modules that the folder rightly says nothing of."""
+    parts = {part for name in tensors for part in name.split(".")}
+    return tuple(name for name in _MAY_BE_ABSENT if name not in parts)
+
+
 def _compare(model: nn.Module, subject: Subject, outcome: Outcome) -> None:
     """Fill in unloaded, unread, cast and filled."""
     tensors = subject.tensors
     names = list(tensors)
     before = _watched_after(model, tensors, fill=0x55)
     other = _watched_after(model, tensors, fill=0xAA)
-    absent = tuple(n for n in _MAY_BE_ABSENT if not any(n in t.split(".") for t in tensors))
+    absent = absent_tables(tensors)
     outcome.unloaded = [
         name
         for name, _ in model.named_parameters()
@@ -202,9 +215,7 @@ def _compare(model: nn.Module, subject: Subject, outcome: Outcome) -> None:
     counts = {name: _counted(numbers, names) for name, numbers in spelled.items()}
     for name, _ in model.named_parameters():
         outcome.filled[name] = list(counts.get(name, ()))
-    reached = {
-        name: [key for key, found in counts.items() if name in found] for name in names
-    }
+    reached = {name: [key for key, found in counts.items() if name in found] for name in names}
     parameters, read = dict(model.named_parameters()), []
     for name in names:
         tensor, by_design = tensors[name], name.endswith(_NOT_READ_BY_DESIGN)
