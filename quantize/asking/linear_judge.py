@@ -39,7 +39,9 @@ _OUTLIER = 64.0
 _ROUNDINGS = 5
 _ONE_OUTPUT = 3.0
 _HALF_STEP = {"torch.float16": 2.0**-11}
-_SEED = 65
+_SEED, _TINY = 65, 1e-30
+_NO_NUMBER = 1e6
+"""The error of an output that is missing, infinite or NaN."""
 
 
 def random_inputs(width: int) -> Tensor:
@@ -74,8 +76,17 @@ class AskedLinear:
 
     @property
     def is_right(self) -> bool:
-        """Whether the error is within its bound; NaN is not."""
+        """Whether all of the errors is rounding."""
         return self.error <= self.bound and self.worst <= _ONE_OUTPUT
+
+    @property
+    def sentence(self) -> str:
+        """What is wrong, in words."""
+        what = f"an error of {self.error:.1%}, of which at most {self.bound:.1%} is rounding"
+        if self.error <= self.bound:
+            what = f"an error of {self.worst:.1f} times the bound in output {self.output}"
+        cause = f": {self.cause}" if self.cause else ""
+        return f"{self.module} computes {self.part} with {what}{cause}"
 
 
 def judge(
@@ -122,15 +133,16 @@ class _Part:
         errors, changes = [], []
         for rows in decoded_blocks(self.row.tensor):
             weight = self.weight(rows)
-            usual = (self.x.square() @ weight.T.square()).sqrt().clamp(min=1e-30)
+            usual = (self.x.square() @ weight.T.square()).sqrt().clamp(min=_TINY)
             got = torch.full_like(usual, math.nan)
             own = y[:, rows.start : rows.stop]
             got[:, : own.shape[1]] = own
-            errors.append((got - self.x @ weight.T) / usual)
+            found = (got - self.x @ weight.T) / usual
+            errors.append(torch.where(found.isfinite(), found, _NO_NUMBER))
             changes.append((self.x - self.given) @ weight.T / usual)
         error, bound = torch.cat(errors, 1), _ROUNDINGS * u + _size(torch.cat(changes, 1), 1)
         by_row, by_output = _size(error, 1), _size(error / bound[:, None], 0)
-        row, output = _largest(by_row / bound), _largest(by_output)
+        row, output = int((by_row / bound).argmax()), int(by_output.argmax())
         return AskedLinear(
             module=line["module"],
             part=self.row.module,
@@ -147,10 +159,6 @@ def _size(errors: Tensor, dim: int) -> Tensor:
     return errors.square().mean(dim).sqrt()
 
 
-def _largest(values: Tensor) -> int:
-    return int(values.nan_to_num(math.inf).argmax())
-
-
 def _cause(part: _Part, y: Tensor, bound: float, parts: Sequence[_Part]) -> str | None:
     """The first mistake that gives these outputs."""
     if not y.isfinite().all():
@@ -159,17 +167,20 @@ def _cause(part: _Part, y: Tensor, bound: float, parts: Sequence[_Part]) -> str 
         return f"there are {y.shape[1]} outputs, not {part.row.tensor.shape[0]}"
     weight = part.weight()
     for said, other in _mistakes(part, weight, parts):
-        gain = _gain(y, other)
+        power = round(math.log2(max(_gain(y, other), _TINY)))
         if said and _distance(y, other) <= bound:
             return said
-        power = round(math.log2(gain)) if gain > 0 else 0
         if power and _distance(y, other * 2.0**power) <= bound:
             return f"every scale is taken times 2^{power:+d}" + (said and f"; {said}")
-    by_output = _gain_by_output(y, part.x @ weight.T)
-    near = (by_output - by_output.median()).abs().median()
-    if near < bound and (by_output.median() - 1).abs() > bound:
-        return f"outputs are {by_output.median():.3g} times what they should be"
+    product = part.x @ weight.T
+    gain = _gain(y, product)
+    if abs(gain - 1) > bound and _distance(y, product * gain) <= bound:
+        return f"outputs are {gain:.3g} times what they should be"
     return None
+
+
+def _gain(y: Tensor, of: Tensor) -> float:
+    return float((y * of).sum() / of.square().sum().clamp(min=_TINY))
 
 
 def _mistakes(part: _Part, weight: Tensor, parts: Sequence[_Part]) -> Iterator[tuple[str, Tensor]]:
@@ -204,15 +215,7 @@ def _int8(x: Tensor) -> Tensor:
     return (x / scale).round() * scale
 
 
-def _gain(y: Tensor, of: Tensor) -> float:
-    return float((y * of).sum() / of.square().sum().clamp(min=1e-30))
-
-
-def _gain_by_output(y: Tensor, of: Tensor) -> Tensor:
-    return (y * of).sum(0) / of.square().sum(0).clamp(min=1e-30)
-
-
 def _distance(y: Tensor, of: Tensor) -> float:
     """Relative, by rows: the one with the outlier counts as every other."""
-    size = of.square().mean(1, keepdim=True).clamp(min=1e-30)
+    size = of.square().mean(1, keepdim=True).clamp(min=_TINY)
     return float(((y - of).square() / size).mean().sqrt())

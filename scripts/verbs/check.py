@@ -108,11 +108,7 @@ def _print_asked(asked: "reports.AskedCheck") -> None:
             out.line(f"  {said}: {name}")
     for each in asked.linears:
         if not each.is_right:
-            cause = f": {each.cause}" if each.cause else ""
-            out.line(
-                f"  {each.module} computes {each.part} with an error of {each.error:.1%}, at most"
-                f" {each.bound:.1%} is rounding{cause}"
-            )
+            out.line(f"  {each.sentence}")
     for name, why in (asked.not_run or {}).items():
         out.line(f"  not run: {name}: {why}")
     if asked.remedy:

@@ -15,6 +15,7 @@ import traceback
 from contextlib import ExitStack
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def main(request_file: str) -> None:
             stream.flush()
 
         say(stage="engine")
-        missing = [name for name in ("torch", "safetensors", "transformers") if not _has(name)]
+        missing = [name for name in ("torch", "safetensors", "transformers") if not find_spec(name)]
         if missing:
             say(missing=missing)
             return
@@ -102,14 +103,6 @@ def _examine(
         outcome.not_run = {**outcome.not_run, **left}
         save_file(outputs, request["outputs"])
     outcome.stage = "loaded"
-
-
-def _has(module: str) -> bool:
-    try:
-        importlib.import_module(module)
-    except ImportError:
-        return False
-    return True
 
 
 def installed_version(engine: str) -> "str | None":

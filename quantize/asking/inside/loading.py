@@ -195,8 +195,8 @@ def _compare(model: nn.Module, subject: Subject, outcome: Outcome) -> None:
     """Fill in unloaded, unread, cast and filled."""
     tensors = subject.tensors
     names = list(tensors)
-    before = _watched_after(model, tensors, fill=0x55)
     other = _watched_after(model, tensors, fill=0xAA)
+    before = _watched_after(model, tensors, fill=0x55)  # which the passes below leave as it is
     absent = absent_tables(tensors)
     outcome.unloaded = [
         name
