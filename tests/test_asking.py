@@ -7,6 +7,7 @@ The engine is a stub of vLLM's interfaces in plain torch. Real engines are asked
 import dataclasses
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -115,20 +116,17 @@ def test_interpreters_without_an_engine(draft: Path, tmp_path: Path) -> None:
         assert said in str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["modeling_draft.py", "training_args.bin", "auto_map"])
-def test_a_folder_with_code_is_not_given_to_an_engine(
-    draft: Path, tmp_path: Path, name: str
-) -> None:
+def test_code_of_a_folder_does_not_get_to_the_engine(draft: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
-    copy.mkdir()
-    for path in draft.iterdir():
-        (copy / path.name).write_bytes(path.read_bytes())
-    if name == "auto_map":
-        edit_json(copy / "config.json", auto_map={"AutoModel": "x.Y"})
-    else:
-        (copy / name).touch()
-    with pytest.raises(CheckpointError, match=name):
-        dq.check(copy, "vllm", ask=tmp_path / "absent")
+    shutil.copytree(draft, copy)
+    edit_json(copy / "config.json", auto_map={"AutoModel": "modeling.Draft"})
+    for name in ("modeling.py", "training_args.bin", "weights.pt"):
+        (copy / name).write_text("raise SystemExit")
+    (tmp_path / "work").mkdir()
+    Question.of(Checking(copy, "vllm")).write(tmp_path / "work")
+    given = {path.name for path in (tmp_path / "work" / "draft").iterdir()}
+    assert given == {path.name for path in draft.iterdir() if path.suffix != ".md"}
+    assert "auto_map" not in (tmp_path / "work" / "draft" / "config.json").read_text()
 
 
 @pytest.mark.parametrize(

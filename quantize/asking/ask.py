@@ -23,7 +23,6 @@ from .child_process import ANSWER, REQUEST, Answer, run_child
 from .linear_judge import judge, random_inputs
 from .smallest_target import write_target
 
-_MAY_HOLD_CODE = (".py", ".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth")
 _OUTPUTS = "outputs.safetensors"
 _LISTS = ("unloaded", "unread", "cast", "merged")
 _ANOTHER = "ask another version of the engine; without --ask, rows of known versions answer"
@@ -39,7 +38,7 @@ def ask_engine(asked: Checking) -> AskedCheck:
     """Start the engine's interpreter, let it load the draft, and judge what it answers.
 
     Raises:
-        CheckpointError: the folder is no draft, holds code, does not fit its target, or changed.
+        CheckpointError: the folder is no draft, does not fit its target, or changed.
         DeviceError: the engine is not there, is unknown to us, crashed, or took too long.
     """
     question, python = Question.of(asked), _interpreter(Path(str(asked.ask)))
@@ -71,10 +70,9 @@ class Question:
 
     @classmethod
     def of(cls, asked: Checking) -> "Question":
-        """Read the folder; CheckpointError where it is no draft, or holds what may be code."""
+        """Read the folder; CheckpointError where it is no draft."""
         folder = resolve_draft(str(asked.draft)).folder
         checkpoint = Checkpoint.open(folder)
-        _refuse_code(checkpoint)
         try:
             stored, problem = StoredDraft.read(checkpoint), None
         except DraftQuantError as exc:
@@ -84,8 +82,9 @@ class Question:
     def write(self, work: Path) -> None:
         """Write what the child reads: the target, inputs of each width, and what is asked."""
         asked, stored = self.asked, self.stored
-        target = work / "target"
+        target, view = work / "target", work / "draft"
         target.mkdir()
+        _without_code(stored.checkpoint, view)
         theirs = None if asked.target is None else resolve_target(str(asked.target))
         write_target(target, stored, theirs, asked.target_layers)
         widths, codes = {}, {}
@@ -97,7 +96,7 @@ class Question:
         inputs = work / "inputs.safetensors"
         save_file({str(width): random_inputs(width) for width in set(widths.values())}, inputs)
         request = {
-            "engine": asked.engine, "draft": str(self.folder.absolute()), "target": str(target),
+            "engine": asked.engine, "draft": str(view), "target": str(target),
             "codes": codes, "widths": widths, "inputs": str(inputs),
             "outputs": str(work / _OUTPUTS), "answer": str(work / ANSWER),
         }  # fmt: skip
@@ -182,16 +181,14 @@ def _interpreter(given: Path) -> str:
     return str(path.absolute()) if path.exists() else str(given)
 
 
-def _refuse_code(checkpoint: Checkpoint) -> None:
-    folder = checkpoint.folder
-    if checkpoint.config.get("auto_map"):
-        what = "auto_map names code of the folder, and --ask runs no code but the engine's"
-        fix = "ask a copy without the key, where the engine has the class itself"
-        raise CheckpointError(folder / CONFIG_FILE, what, fix=fix)
-    if found := sorted(p.name for p in folder.rglob("*") if p.suffix in _MAY_HOLD_CODE):
-        what = f"expected safetensors and JSON, got files that may hold code: {first_of(found)}"
-        fix = "ask a copy without them; 'draftquant unpickle' converts weights"
-        raise CheckpointError(folder, what, fix=fix)
+def _without_code(checkpoint: Checkpoint, view: Path) -> None:
+    """The folder as the engine is given it: tensors and JSON, and nothing that could be run."""
+    view.mkdir()
+    config = {key: value for key, value in checkpoint.config.items() if key != "auto_map"}
+    (view / CONFIG_FILE).write_text(json.dumps(config), encoding="utf-8")
+    for path in checkpoint.folder.iterdir():
+        if path.suffix in (".safetensors", ".json") and path.name != CONFIG_FILE:
+            (view / path.name).symlink_to(path.absolute())
 
 
 def _state_of(folder: Path) -> dict[Path, tuple[int, int]]:

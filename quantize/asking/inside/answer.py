@@ -68,8 +68,7 @@ def _answer(request: "dict[str, Any]", say: Any) -> "dict[str, Any]":
             _examine(engine, request, outcome, answer, stack)
     except Exception as exc:  # noqa: BLE001  whatever an engine raises is its answer
         traceback.print_exc()
-        draft = request["draft"]
-        answer["error"] = text_of(exc, engine.NAME).replace(draft, Path(draft).name)
+        answer["error"] = text_of(exc, engine.NAME).replace(request["draft"], "DRAFT")
         answer["out_of_memory"] = "OutOfMemory" in type(exc).__name__
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {**answer, "memory": memory, **asdict(outcome)}

@@ -42,13 +42,13 @@ _UNUSED_FUSION = "|[.]fc[.]"
 
 def device() -> str:
     """The device, as people call it."""
-    kind = _kind()
-    if kind == "cpu":
+    if kind() == "cpu":
         return "the CPU"
-    return f"{torch.get_device_module(kind).get_device_name()} ({architecture_of_gpu()})"
+    return f"{torch.get_device_module(kind()).get_device_name()} ({architecture_of_gpu()})"
 
 
-def _kind() -> str:
+def kind() -> str:
+    """Of the device, as torch calls it."""
     from sglang.srt.utils import get_device
 
     return str(get_device()).partition(":")[0]
@@ -60,13 +60,13 @@ def start(stack: ExitStack) -> None:
     from sglang.srt.layers.dp_attention import initialize_dp_attention
 
     _load_plugins()
-    kind = _kind()
-    arguments = publish_arguments(device=kind)
-    if kind != "cpu":
-        torch.get_device_module(kind).set_device(0)
+    on = kind()
+    arguments = publish_arguments(device=on)
+    if on != "cpu":
+        torch.get_device_module(on).set_device(0)
     meeting = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "group"
     parallel_state.init_distributed_environment(
-        backend="gloo" if kind == "cpu" else "nccl",
+        backend="gloo" if on == "cpu" else "nccl",
         world_size=1,
         rank=0,
         local_rank=0,
@@ -105,7 +105,7 @@ def subject(draft: Path, _target: Path) -> Subject:
     from sglang.srt.configs.model_config import ModelConfig
 
     config = ModelConfig(str(draft), is_draft_model=True, quantization=None, dtype="auto")
-    return shard(config, draft, device=_kind())
+    return shard(config, draft, device=kind())
 
 
 def shard(

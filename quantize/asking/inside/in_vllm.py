@@ -45,13 +45,19 @@ of an MTP layer is filled with the target's (`glm4_moe_mtp.py`)."""
 
 
 def device() -> str:
-    """The device, as torch and people call it."""
+    """The device, as people call it."""
     from vllm.platforms import current_platform
 
-    kind = current_platform.device_type
-    if kind == "cpu":
+    if kind() == "cpu":
         return "the CPU"
     return f"{current_platform.get_device_name()} ({architecture_of_gpu()})"
+
+
+def kind() -> str:
+    """Of the device, as torch calls it."""
+    from vllm.platforms import current_platform
+
+    return str(current_platform.device_type)
 
 
 def start(stack: ExitStack) -> None:
@@ -62,11 +68,10 @@ def start(stack: ExitStack) -> None:
     from vllm.plugins import load_general_plugins
 
     load_general_plugins()
-    kind = current_platform.device_type
     meeting = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "group"
     with set_current_vllm_config(VllmConfig(device_config=_device_config())):
-        if kind != "cpu":
-            torch.get_device_module(kind).set_device(0)
+        if kind() != "cpu":
+            torch.get_device_module(kind()).set_device(0)
         parallel_state.init_distributed_environment(
             world_size=1,
             rank=0,
@@ -79,17 +84,15 @@ def start(stack: ExitStack) -> None:
 
 def subject(draft: Path, target: Path) -> Subject:
     """The draft, as `vllm serve --speculative-config` builds it beside this target."""
-    from vllm.platforms import current_platform
-
     config = draft_config(draft, target)
-    speculative, kind = config.speculative_config, current_platform.device_type
+    speculative, on = config.speculative_config, kind()
     whole = speculative.method == "draft_model"
     return shard(
         of_its_own(config) if whole else config,
         speculative.draft_model_config,
         draft,
         prefix="draft_model" if whole else "",
-        device=None if kind == "cpu" else kind,
+        device=None if on == "cpu" else on,
     )
 
 
@@ -261,6 +264,5 @@ def speculating(target: Path, device: "str | None" = None, **speculative: Any) -
 
 def _device_config(device: "str | None" = None) -> Any:
     from vllm.config import DeviceConfig
-    from vllm.platforms import current_platform
 
-    return DeviceConfig(device or current_platform.device_type)
+    return DeviceConfig(device or kind())

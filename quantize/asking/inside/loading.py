@@ -29,7 +29,7 @@ Steps = Mapping[str, Callable[[], object]]
 _CODES = frozenset({torch.float8_e4m3fn, torch.uint8, torch.int8, torch.int32})
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _WATCHED = 2**20
-"""Elements of a parameter that are compared, evenly spread: each part of a fused linear has many."""
+"""Elements of a parameter that compared, evenly spread: each part of a fused linear has many."""
 _NOT_READ_BY_DESIGN = (
     "t2d",  # the inverse of d2t: engines need one of the two
     "weight_shape",  # the parts of a fused linear share one parameter, which no kernel reads
