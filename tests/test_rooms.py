@@ -20,7 +20,7 @@ QUANTIZE = (
     ("backends", "planning"),
     ("engines", "estimate"),
     ("grafting", "inspection", "listed_recipes", "making", "pairing"),
-    ("converting", "estimated", "vocabulary"),
+    ("asking", "converting", "estimated", "vocabulary"),
 )
 CALIBRATION = (
     ("server_client", "traces"),

@@ -21,7 +21,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests")]
 
 import asking  # noqa: E402
 import torch  # noqa: E402
-from cases import Case, Workshop, recipe_cases  # noqa: E402
+from cases import FAMILIES, Case, Workshop, recipe_cases  # noqa: E402
 from draftquant.quantize.asked import Checking  # noqa: E402
 from draftquant.quantize.asking.ask import Question  # noqa: E402
 from draftquant.quantize.asking.asked_check import AskedCheck  # noqa: E402
@@ -67,12 +67,13 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("pythons", nargs="*", help="interpreters with a vLLM for CPUs")
     parser.add_argument("--fake", nargs="+", default=[], metavar="ENGINE:ARCH")
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=FAMILIES)
     given = parser.parse_args()
     rows: list[Row] = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else []
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
         workshop = Workshop(work)
-        cases = [case for case in recipe_cases(workshop) if case.refused is None]
+        cases = [case for case in recipe_cases(workshop) if case.family in given.families]
         questions = [(python, "vllm", "") for python in given.pythons]
         questions += [(asking.python(), *fake.split(":")) for fake in given.fake]
         for python, engine, arch in questions:
@@ -271,8 +272,8 @@ def page(rows: Sequence[Row]) -> Iterator[str]:
     yield ""
     yield (
         "Tiny drafts of seven families by every recipe (`experiments/run asked`). On a CPU the own"
-        " kernels of vLLM run: the figure is the largest relative error of a linear. On a faked GPU (sm90,"
-        " gfx942) loading runs, and no kernel. A number in brackets counts families."
+        " kernels of vLLM run: the figure is the largest relative error of a linear. On a faked GPU"
+        " (sm90, gfx942) loading runs, and no kernel. A number in brackets counts families."
     )
     yield ""
     yield f"| recipe | {' | '.join(titles)} |"

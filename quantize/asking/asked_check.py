@@ -8,6 +8,7 @@ from typing import Any
 from typing_extensions import override
 
 from ...recipes.brief import Brief, counted
+from ...recipes.schema import EngineName
 from ..engines.contract import EXIT_CODES, TITLES, Verdict
 from .linear_judge import AskedLinear
 
@@ -31,7 +32,7 @@ class AskedCheck(Brief):
         seconds: that the question took. memory: most bytes of main memory in use by the engine.
     """
 
-    engine: str
+    engine: EngineName
     version: str
     python: str
     device: str

@@ -131,7 +131,8 @@ def shard(
             with ExitStack() as stack:
                 if device != "cpu":
                     stack.enter_context(torch.device(device))
-                return loader._initialize_model(config, load_config, quantization)
+                model: nn.Module = loader._initialize_model(config, load_config, quantization)
+                return model
         finally:
             torch.set_default_dtype(before)
 

@@ -123,7 +123,10 @@ def shard(
                     stack.enter_context(torch.device(device))
                 if target_first:
                     initialize_model(vllm_config=config)
-                return initialize_model(vllm_config=config, model_config=served, prefix=prefix)
+                model: nn.Module = initialize_model(
+                    vllm_config=config, model_config=served, prefix=prefix
+                )
+                return model
         finally:
             torch.set_default_dtype(before)
 

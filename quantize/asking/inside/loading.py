@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -123,9 +124,9 @@ class FolderTensors(Mapping[str, Tensor]):
     """Every tensor of every safetensors file of a folder, read when it is asked for."""
 
     def __init__(self, folder: Path, *, only: Callable[[str], bool] = lambda _name: True) -> None:
-        self._files = {}
+        self._files: dict[str, Any] = {}
         for path in sorted(folder.glob("*.safetensors")):
-            stream = safe_open(path, "pt")
+            stream: Any = safe_open(path, "pt")
             self._files.update({name: stream for name in stream.keys() if only(name)})  # noqa: SIM118
 
     def __getitem__(self, name: str) -> Tensor:
@@ -269,14 +270,15 @@ def _watched(value: Tensor) -> Tensor:
 
 
 def _differing(a: Tensor, b: "Tensor | None") -> Tensor:
-    same = b is not None and a.shape == b.shape and a.dtype == b.dtype
-    return a != b if same else torch.ones(len(a), dtype=torch.bool)
+    if b is None or a.shape != b.shape or a.dtype != b.dtype:
+        return torch.ones(len(a), dtype=torch.bool)
+    return a.ne(b)
 
 
 def _counted(numbers: Tensor, names: "list[str]") -> dict[str, int]:
     """Tensor -> watched elements that spell its number, in the order of the first of them."""
     found, first = {}, {}
-    values, counts = numbers.unique(return_counts=True)
+    values, counts = torch.unique(numbers, return_counts=True)
     for number, count in zip(values.tolist(), counts.tolist()):  # noqa: B905  Python 3.9 has no strict
         if 0 < number <= len(names):
             name = names[number - 1]
@@ -324,9 +326,9 @@ def _finish(model: nn.Module, subject: Subject) -> "tuple[dict[str, str], list[s
     merged = [
         name
         for name, value in model.named_parameters()
-        if name.endswith(_ONE_PER_LINEAR) and value.unique().numel() > 1
+        if name.endswith(_ONE_PER_LINEAR) and torch.unique(value).numel() > 1
     ]
-    steps = {
+    steps: Steps = {
         name: partial(module.quant_method.process_weights_after_loading, module)
         for name, module in model.named_modules()
         if hasattr(getattr(module, "quant_method", None), "process_weights_after_loading")
@@ -344,8 +346,8 @@ def _finish(model: nn.Module, subject: Subject) -> "tuple[dict[str, str], list[s
 
 def _fill(model: nn.Module, byte: int) -> None:
     for parameter in model.parameters():
-        if parameter.numel():
-            parameter.data.untyped_storage().fill_(byte)
+        storage: Any = parameter.data.untyped_storage()
+        storage.fill_(byte)
 
 
 def _state(model: nn.Module) -> "Iterator[tuple[str, Tensor]]":

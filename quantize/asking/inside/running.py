@@ -43,7 +43,7 @@ def run_linears(
     lines, outputs, not_run = [], {}, {}
     for name, of in parts.items():
         module, of = modules[name], list(dict.fromkeys(of))
-        method = getattr(module, "quant_method", None)
+        method: Any = getattr(module, "quant_method", None)
         if name in experts or not hasattr(method, "apply"):
             not_run[name] = f"{type(module).__name__} is no linear"
             continue

@@ -27,7 +27,7 @@ class Fp8Method:
         scale = layer.weight_scale.float() * (2 if FAULT == "doubled" else 1)
         layer.dense = (layer.weight.float() * scale).bfloat16()
 
-    def apply(self, layer, x, bias=None):
+    def apply(self, layer, x):
         if FAULT == "memory":
             raise torch.OutOfMemoryError("CUDA out of memory.")
         scale = x.float().abs().amax(-1, keepdim=True) / 448
@@ -82,7 +82,7 @@ class Model(nn.Module):
 
 
 def initialize_model(vllm_config, model_config=None, prefix=""):
-    del prefix
+    del vllm_config, prefix
     if FAULT == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
     if FAULT == "hang":
