@@ -23,7 +23,7 @@ import asking  # noqa: E402
 import torch  # noqa: E402
 from cases import FAMILIES, Case, Workshop, recipe_cases  # noqa: E402
 from draftquant.quantize.asked import Checking  # noqa: E402
-from draftquant.quantize.asking.ask import Question  # noqa: E402
+from draftquant.quantize.asking.ask import DraftQuestion  # noqa: E402
 from draftquant.quantize.asking.asked_check import AskedCheck  # noqa: E402
 from draftquant.quantize.asking.child_process import ANSWER, REQUEST  # noqa: E402
 from draftquant.recipes import DraftQuantError  # noqa: E402
@@ -46,7 +46,7 @@ if {arch!r}:
     fakes.install(engine, {arch!r})
 if {plugin!r}:
     importlib.import_module("plugins." + {engine!r}).register()
-for name in ("inside.loading", "inside.running", "safetensors.torch", *engine.NEEDED):
+for name in ("inside.loaded_model", "inside.running", "safetensors.torch", *engine.NEEDED):
     importlib.import_module(name)
 if {engine!r} == "vllm":  # which looks at each class in a process of its own: a minute
     import vllm.model_executor.models.registry as registry
@@ -132,7 +132,7 @@ def ask_all(
     code = _FORKING.format(paths=paths, engine=engine, arch=arch, plugin=plugin)
     with tempfile.TemporaryDirectory() as temporary:
         works = [Path(temporary) / str(i) for i in range(len(folders))]
-        questions = [Question.of(Checking(folder, engine)) for folder in folders]
+        questions = [DraftQuestion.of(Checking(folder, engine)) for folder in folders]
         for question, work in zip(questions, works, strict=True):
             work.mkdir()
             question.write(work)
@@ -140,7 +140,7 @@ def ask_all(
         done = subprocess.run(command, cwd=temporary, capture_output=True, text=True, check=False)
         print(f"{python} {engine} {arch}: status {done.returncode}", file=sys.stderr)
         if judged_by is not None:
-            questions = [Question.of(Checking(folder, engine)) for folder in judged_by]
+            questions = [DraftQuestion.of(Checking(folder, engine)) for folder in judged_by]
         for question, work in zip(questions, works, strict=True):
             answer: dict[str, Any] = {"stage": "start"}
             for line in (work / ANSWER).read_text(encoding="utf-8").splitlines():

@@ -22,7 +22,7 @@ _QUANTIZE = Path(__file__).resolve().parents[2] / "quantize"
 sys.path.append(str(_QUANTIZE / "asking"))  # draftquant is not installed beside an engine
 
 from inside.answer import text_of  # noqa: E402
-from inside.loading import FolderTensors, Outcome, Subject, absent_tables, examine  # noqa: E402
+from inside.loaded_model import FolderTensors, Outcome, Subject, absent_tables, examine  # noqa: E402
 
 _LAYER = Path("/layer")
 _FIRST_OF_LAYER = re.compile(

@@ -18,7 +18,7 @@ from proposals import sglang_proposals
 
 from inside.in_sglang import shard  # isort: skip
 from inside.in_vllm import method_of  # isort: skip
-from inside.loading import FolderTensors  # isort: skip
+from inside.loaded_model import FolderTensors  # isort: skip
 
 
 def loaded(draft: Path, target: Path, tp: int, rank: int) -> Loaded:

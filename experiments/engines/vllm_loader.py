@@ -24,7 +24,7 @@ from proposals import vllm_proposals
 from torch import nn
 
 from inside.in_vllm import draft_config, of_its_own, shard, speculating  # isort: skip
-from inside.loading import Steps, Subject  # isort: skip
+from inside.loaded_model import Steps, Subject  # isort: skip
 
 _SHARING = "gpu/spec_decode/eagle/utils.py"
 

@@ -41,7 +41,7 @@ def ask_engine(asked: Checking) -> AskedCheck:
         CheckpointError: the folder is no draft, does not fit its target, or changed.
         DeviceError: the engine is not there, is unknown to us, crashed, or took too long.
     """
-    question, python = Question.of(asked), _interpreter(Path(str(asked.ask)))
+    question, python = DraftQuestion.of(asked), _interpreter(Path(str(asked.ask)))
     with tempfile.TemporaryDirectory(prefix="draftquant-ask-") as temporary:
         work = Path(temporary)
         before = _state_of(question.folder)
@@ -56,7 +56,7 @@ def ask_engine(asked: Checking) -> AskedCheck:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class DraftQuestion:
     """One draft for one engine.
 
     Attributes:
@@ -69,7 +69,7 @@ class Question:
     problem: str | None
 
     @classmethod
-    def of(cls, asked: Checking) -> "Question":
+    def of(cls, asked: Checking) -> "DraftQuestion":
         """Read the folder; CheckpointError where it is no draft."""
         folder = resolve_draft(str(asked.draft)).folder
         checkpoint = Checkpoint.open(folder)

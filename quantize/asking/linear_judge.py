@@ -163,6 +163,8 @@ def _cause(part: _Part, y: Tensor, bound: float, parts: Sequence[_Part]) -> str 
     """The first mistake that gives these outputs."""
     if not y.isfinite().all():
         return "outputs are not finite"
+    if not y.any():
+        return "all outputs are 0"
     if y.shape[1] != part.row.tensor.shape[0]:
         return f"there are {y.shape[1]} outputs, not {part.row.tensor.shape[0]}"
     weight = part.weight()

@@ -51,7 +51,7 @@ def _answer(request: "dict[str, Any]", say: Any) -> "dict[str, Any]":
     unknown = _unknown_interfaces(engine)
     if unknown:
         return {"version": found, "unknown": unknown}
-    from .loading import Outcome
+    from .loaded_model import Outcome
 
     class Told(Outcome):
         """Each stage is written at once: the process may die in it."""
@@ -79,7 +79,7 @@ def _examine(
 ) -> None:
     from safetensors.torch import load_file, save_file
 
-    from .loading import examine
+    from .loaded_model import examine
     from .running import run_linears
 
     draft, target = Path(request["draft"]), Path(request["target"])

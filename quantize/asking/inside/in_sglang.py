@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .loading import FolderTensors, Subject, architecture_of_gpu
+from .loaded_model import FolderTensors, Subject, architecture_of_gpu
 
 NAME = "sglang"
 NEEDED = {

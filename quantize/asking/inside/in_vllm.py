@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .loading import FolderTensors, Steps, Subject, architecture_of_gpu
+from .loaded_model import FolderTensors, Steps, Subject, architecture_of_gpu
 
 NAME = "vllm"
 NEEDED = {

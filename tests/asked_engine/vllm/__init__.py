@@ -17,18 +17,17 @@ from safetensors.torch import load_file
 from torch import nn
 
 __version__ = "0.31.0"
-FAULT = os.environ.get("STUB", "")
 FUSED = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj",
          "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj"}  # fmt: skip
 
 
 class Fp8Method:
     def process_weights_after_loading(self, layer):
-        scale = layer.weight_scale.float() * (2 if FAULT == "doubled" else 1)
+        scale = layer.weight_scale.float() * (2 if os.environ["STUB"] == "doubled" else 1)
         layer.dense = (layer.weight.float() * scale).bfloat16()
 
     def apply(self, layer, x):
-        if FAULT == "memory":
+        if os.environ["STUB"] == "memory":
             raise torch.OutOfMemoryError("CUDA out of memory.")
         scale = x.float().abs().amax(-1, keepdim=True) / 448
         rounded = (x.float() / scale).to(torch.float8_e4m3fn).float() * scale
@@ -38,9 +37,12 @@ class Fp8Method:
 class Linear(nn.Module):
     def __init__(self, shape):
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(shape, dtype=torch.float8_e4m3fn), False)
+        fault = os.environ["STUB"]
+        dtype = torch.bfloat16 if fault == "floats" else torch.float8_e4m3fn
+        self.weight = nn.Parameter(torch.empty(shape, dtype=dtype), False)
         self.weight_scale = nn.Parameter(torch.empty(shape[0], 1), False)
-        self.quant_method = Fp8Method()
+        if fault != "none":
+            self.quant_method = Fp8Method()
 
 
 class Model(nn.Module):
@@ -75,7 +77,7 @@ class Model(nn.Module):
     def load_weights(self, weights):
         parameters = dict(self.named_parameters())
         for name, tensor in weights:
-            if FAULT == "dropped" and "v_proj.weight_scale" in name:
+            if os.environ["STUB"] == "dropped" and "v_proj.weight_scale" in name:
                 continue
             place, first = self.places[name]
             parameters[place].data[first : first + len(tensor)].copy_(tensor)
@@ -83,13 +85,13 @@ class Model(nn.Module):
 
 def initialize_model(vllm_config, model_config=None, prefix=""):
     del vllm_config, prefix
-    if FAULT == "crash":
+    if os.environ["STUB"] == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
-    if FAULT == "hang":
+    if os.environ["STUB"] == "hang":
         time.sleep(600)
-    if FAULT == "refused":
+    if os.environ["STUB"] == "refused":
         raise ValueError("Model architectures ['X'] are not supported for now.")
-    if FAULT == "changed":
+    if os.environ["STUB"] == "changed":
         Path(model_config.model, "config.json").touch()
     return Model(load_file(Path(model_config.model, "model.safetensors")))
 
@@ -97,7 +99,7 @@ def initialize_model(vllm_config, model_config=None, prefix=""):
 class Config:
     def __init__(self, *arguments, **given):
         del arguments
-        if FAULT == "start" and "model" in given:
+        if os.environ["STUB"] == "start" and "model" in given:
             raise TypeError("__init__() got an unexpected keyword argument 'skip_tokenizer_init'")
         self.__dict__.update(given)
         self.dtype = torch.bfloat16
@@ -134,7 +136,7 @@ _module("distributed.parallel_state", init_distributed_environment=nothing,
         initialize_model_parallel=nothing)  # fmt: skip
 _module("model_executor")
 _module("model_executor.model_loader")
-if FAULT != "interfaces":
+if os.environ["STUB"] != "interfaces":
     _module("model_executor.model_loader.default_loader", DefaultModelLoader=Loader)
 _module("model_executor.model_loader.utils", initialize_model=initialize_model)
 _module("platforms", current_platform=types.SimpleNamespace(device_type="cpu"))
