@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,14 @@ def install(engine: Any, arch: str) -> None:
     """Fake the GPU for the rest of the process; `engine` is inside.in_vllm or in_sglang."""
     platform = importlib.import_module(f"{engine.NAME}_platform")
     platform.install(arch)
-
-    def start(_stack: object) -> None:
-        if engine.NAME == "sglang":
-            platform.publish_server_arguments(1)
-        platform.become_rank(1, 0)
-
-    make: Callable[[Path, Path], Any] = engine.subject
+    make, engine.kind, engine.device = engine.subject, lambda: "cpu", lambda: f"faked {arch}"
 
     def subject(draft: Path, target: Path) -> Any:
         return dataclasses.replace(make(draft, target), needs_gpu=platform.needs_gpu)
 
-    engine.start, engine.subject = start, subject
-    engine.kind, engine.device = lambda: "cpu", lambda: f"faked {arch}"
+    engine.subject = subject
+    if engine.NAME == "sglang":
+        published = engine.published
+        engine.published = lambda _device: published("cuda")
+    else:
+        engine.start = lambda _stack: None  # a group of processes is there already

@@ -25,7 +25,10 @@ from .smallest_target import write_target
 
 _OUTPUTS = "outputs.safetensors"
 _LISTS = ("unloaded", "unread", "cast", "merged")
-_ANOTHER = "ask another version of the engine; without --ask, rows of known versions answer"
+_ANOTHER = (
+    "ask on the machine that will serve, with its GPU, or another version; without --ask, rows of"
+    " known versions answer"
+)
 _NOT_SO = (
     "do not serve it so: where 'draftquant verify' finds the folder right, the engine is wrong; use"
     " another recipe or version"

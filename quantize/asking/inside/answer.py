@@ -14,7 +14,6 @@ import sys
 import traceback
 from contextlib import ExitStack
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -70,6 +69,9 @@ def _answer(request: "dict[str, Any]", say: Any) -> "dict[str, Any]":
         traceback.print_exc()
         answer["error"] = text_of(exc, engine.NAME).replace(request["draft"], "DRAFT")
         answer["out_of_memory"] = "OutOfMemory" in type(exc).__name__
+        where = traceback.extract_tb(exc.__traceback__)[-1]
+        if Path(where.filename).parent == Path(__file__).parent and not answer["out_of_memory"]:
+            answer["unknown"] = [f"{where.name}: {answer['error']}"]  # we called it wrongly
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {**answer, "memory": memory, **asdict(outcome)}
 
@@ -107,14 +109,10 @@ def _examine(
 def installed_version(engine: str) -> "str | None":
     """Its version, whatever the distribution is called; None where it cannot be imported."""
     try:
-        module = importlib.import_module(engine)
+        return str(getattr(importlib.import_module(engine), "__version__", "of unknown version"))
     except ImportError:
         traceback.print_exc()
         return None
-    try:
-        return str(getattr(module, "__version__", None) or version(engine))
-    except PackageNotFoundError:
-        return "of unknown version"
 
 
 def _unknown_interfaces(engine: Any) -> "list[str]":

@@ -29,7 +29,9 @@ NEEDED = {
     "sglang.srt.model_loader.loader": (
         "DefaultModelLoader _get_quantization_config _initialize_model"
     ),
-    "sglang.srt.runtime_context": "get_context",
+    "sglang.srt.plugins": "load_plugins",
+    "sglang.srt.runtime_context": "SpawnRanks publish",
+    "sglang.srt.server_args": "ServerArgs",
 }
 """Modules and the names that are used of them."""
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "SGLANG_LOG_LEVEL": "error"}
@@ -58,10 +60,11 @@ def start(stack: ExitStack) -> None:
     """One process with its plugins, as the server starts it."""
     from sglang.srt.distributed import parallel_state
     from sglang.srt.layers.dp_attention import initialize_dp_attention
+    from sglang.srt.plugins import load_plugins
 
-    _load_plugins()
+    load_plugins()
     on = kind()
-    arguments = publish_arguments(device=on)
+    arguments = published(on)
     if on != "cpu":
         torch.get_device_module(on).set_device(0)
     meeting = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "group"
@@ -76,24 +79,19 @@ def start(stack: ExitStack) -> None:
     initialize_dp_attention(server_args=arguments)
 
 
-def _load_plugins() -> None:
-    try:
-        from sglang.srt.plugins import load_plugins
-    except ImportError:
-        return
-    load_plugins()
-
-
-def publish_arguments(**arguments: Any) -> Any:
+def published(device: str) -> Any:
     """What `launch_server` publishes to all modules, and what the scheduler chooses from it."""
     from sglang.srt.layers.quantization.fp4_utils import initialize_fp4_gemm_config
     from sglang.srt.layers.quantization.fp8_utils import initialize_fp8_gemm_config
-    from sglang.srt.runtime_context import get_context
+    from sglang.srt.runtime_context import SpawnRanks, publish
+    from sglang.srt.server_args import ServerArgs
 
-    published = get_context().override_server_args(**arguments).install()
+    arguments = ServerArgs(model_path="dummy", device=device)
+    arguments.resolve_once()
+    publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
     initialize_fp8_gemm_config()
     initialize_fp4_gemm_config()
-    return published
+    return arguments
 
 
 def speculating(target: Path) -> None:

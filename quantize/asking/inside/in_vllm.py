@@ -38,6 +38,7 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
+_POSITIONS = 1024
 _OF_MTP = re.compile(r"mtp|\beh_proj\b|\bpre_projection\b|\.enorm\b")
 _UNUSED = re.compile(r"[.]layers[.][1-9][0-9]*[.]hidden_norm[.]|shared_head[.]head")
 """Layers after the first of `llama_eagle3.py` and `deepseek_eagle3.py` build and skip it; the head
@@ -240,13 +241,15 @@ def speculating(target: Path, device: "str | None" = None, **speculative: Any) -
         VllmConfig,
     )
 
+    config = json.loads((target / "config.json").read_text(encoding="utf-8"))
+    most = config.get("text_config", config).get("max_position_embeddings") or _POSITIONS
     served = ModelConfig(
         model=str(target),
         tokenizer=str(target),
         skip_tokenizer_init=True,
         dtype="bfloat16",
         enforce_eager=True,
-        max_model_len=1024,
+        max_model_len=min(most, _POSITIONS),
     )
     parallel = ParallelConfig()
     if speculative:

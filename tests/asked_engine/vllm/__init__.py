@@ -43,6 +43,8 @@ class Linear(nn.Module):
         self.weight_scale = nn.Parameter(torch.empty(shape[0], 1), False)
         if fault != "none":
             self.quant_method = Fp8Method()
+        if fault == "signature":
+            self.quant_method.apply = lambda *_given, more: more
 
 
 class Model(nn.Module):
@@ -92,7 +94,7 @@ def initialize_model(vllm_config, model_config=None, prefix=""):
     if os.environ["STUB"] == "refused":
         raise ValueError("Model architectures ['X'] are not supported for now.")
     if os.environ["STUB"] == "changed":
-        Path(model_config.model, "config.json").touch()
+        Path(model_config.model, "model.safetensors").touch()
     return Model(load_file(Path(model_config.model, "model.safetensors")))
 
 
