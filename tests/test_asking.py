@@ -19,7 +19,7 @@ import torch
 from draftquant import api as dq
 from draftquant.quantize.asked import Checking
 from draftquant.quantize.asking.ask import DraftQuestion
-from draftquant.quantize.asking.child_process import ANSWER, REQUEST
+from draftquant.quantize.asking.child_process import REQUEST, read_answer
 from draftquant.quantize.asking.inside import answer, in_vllm
 from draftquant.quantize.asking.linear_judge import AskedLinear, judge, random_inputs
 from draftquant.recipes.errors import CheckpointError, DeviceError, DraftQuantError
@@ -87,9 +87,7 @@ def test_a_draft_that_is_not(
     question = DraftQuestion.of(Checking(draft, "vllm"))
     question.write(tmp_path)
     answer.main(str(tmp_path / REQUEST))
-    lines = (tmp_path / ANSWER).read_text(encoding="utf-8").splitlines()
-    said_of_it = {key: value for line in lines for key, value in json.loads(line).items()}
-    found = question.judged(said_of_it, tmp_path, python="here", seconds=1)
+    found = question.judged(read_answer(tmp_path), tmp_path, python="here", seconds=1)
     assert found.verdict == verdict
     check.COMMAND.show(found, None)
     assert said in capsys.readouterr().out

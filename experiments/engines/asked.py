@@ -25,7 +25,7 @@ from cases import FAMILIES, Case, Workshop, recipe_cases  # noqa: E402
 from draftquant.quantize.asked import Checking  # noqa: E402
 from draftquant.quantize.asking.ask import DraftQuestion  # noqa: E402
 from draftquant.quantize.asking.asked_check import AskedCheck  # noqa: E402
-from draftquant.quantize.asking.child_process import ANSWER, REQUEST  # noqa: E402
+from draftquant.quantize.asking.child_process import REQUEST, read_answer  # noqa: E402
 from draftquant.recipes import DraftQuantError  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
@@ -142,11 +142,8 @@ def ask_all(
         if judged_by is not None:
             questions = [DraftQuestion.of(Checking(folder, engine)) for folder in judged_by]
         for question, work in zip(questions, works, strict=True):
-            answer: dict[str, Any] = {"stage": "start"}
-            for line in (work / ANSWER).read_text(encoding="utf-8").splitlines():
-                answer |= json.loads(line)
             try:
-                yield question.judged(answer, work, python=python, seconds=0)
+                yield question.judged(read_answer(work), work, python=python, seconds=0)
             except DraftQuantError:
                 print(done.stderr[-4000:], file=sys.stderr)
                 raise

@@ -18,18 +18,13 @@ class AskedCheck(Brief):
     """What an installed engine did with a draft.
 
     Attributes:
-        engine: vllm or sglang. version: the installed one. python: its interpreter.
-        device: the GPU, or the CPU.
-        verdict: LOADS, LOADS BUT WRONG, REFUSED, or UNKNOWN where no linear could be compared.
-        stage: the last one that the engine entered: config, init, load, after load, run, loaded.
-        error: what it means, then the engine's own text in brackets; None where it raised none.
-        remedy: what to do; None where the draft loads.
+        verdict: UNKNOWN where the folder's linears cannot be decoded here.
+        stage: the last one of config, init, load, after load, run, loaded.
+        error: what it means, then the engine's own text in brackets.
         unloaded: parameters that no tensor filled. unread: tensors that filled none.
-        cast: "tensor: dtype -> dtype of its parameter". merged: parameters of which parts had
-            scales of their own, and got one.
-        linears: every quantized linear that was run. not_run: modules -> why not.
-        schemes: module -> the engine's classes that take it.
-        seconds: that the question took. memory: most bytes of main memory in use by the engine.
+        cast: "tensor: dtype -> dtype of its parameter". merged: scales of parts that became one.
+        linears: those that were run. not_run: module -> why not. schemes: module -> classes.
+        memory: the engine's largest, in bytes.
     """
 
     engine: EngineName

@@ -22,18 +22,14 @@ Answer = Mapping[str, Any]
 
 def run_child(python: str, work: Path, seconds: int) -> Answer:
     """All that the child said, the last value of each key."""
-    code = _CHILD.format(str(Path(__file__).parent), str(work / "request.json"))
+    code = _CHILD.format(str(Path(__file__).parent), str(work / REQUEST))
     log = work / "log"
     with log.open("wb") as stream, _process([python, "-c", code], work, stream) as child:
         try:
             status = child.wait(seconds)
         except subprocess.TimeoutExpired:
             status = None
-    answer: dict[str, Any] = {"stage": "start"}
-    with suppress(FileNotFoundError):
-        for line in (work / "answer.jsonl").read_text(encoding="utf-8").splitlines():
-            answer |= json.loads(line)
-    where, printed = f"--ask {python}", _tail(log)
+    answer, where, printed = read_answer(work), f"--ask {python}", _tail(log)
     if status is None:
         raise DeviceError(
             where,
@@ -46,10 +42,20 @@ def run_child(python: str, work: Path, seconds: int) -> Answer:
         raise DeviceError(
             where,
             f"expected an answer, and the process ended with {how} ({answer['stage']})",
-            fix="see what it printed last; start the engine itself there, which should end alike",
+            fix="see what it printed last, and whether the engine itself starts there",
             details=printed,
         )
     return {**answer, "printed": printed}
+
+
+def read_answer(work: Path) -> dict[str, Any]:
+    """The last value of each key; a line that was not finished does not count."""
+    answer: dict[str, Any] = {"stage": "start"}
+    with suppress(FileNotFoundError):
+        whole = (work / ANSWER).read_text(encoding="utf-8").rpartition("\n")[0]
+        for line in whole.splitlines():
+            answer |= json.loads(line)
+    return answer
 
 
 @contextmanager

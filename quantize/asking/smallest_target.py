@@ -42,7 +42,7 @@ def _smallest(draft: StoredDraft, num_layers: int | None) -> dict[str, Any]:
     if family.engine_traits.vllm.mtp is not None or not geometry.reads_features:
         return {key: value for key, value in config.items() if key not in _NOT_OF_TARGETS}
     hidden = geometry.target_hidden_size
-    heads, of_head = max(1, hidden // 64), min(64, hidden)
+    heads = max(1, hidden // 64)
     layers = max(_LEAST_LAYERS, 2 + max(_layer_ids(config), default=0), num_layers or 0)
     common = {key: config[key] for key in _SHARED if config.get(key) is not None}
     common |= {
@@ -52,10 +52,10 @@ def _smallest(draft: StoredDraft, num_layers: int | None) -> dict[str, Any]:
     }  # fmt: skip
     if config.get("kv_lora_rank") is None:
         named = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
-        return {**common, **named, "head_dim": of_head}
+        return {**common, **named, "head_dim": hidden // heads}
     latent = {key: config.get(key) for key in _LATENT}
     named = {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
-    return {**common, **latent, **named, "head_dim": config["qk_rope_head_dim"],
+    return {**common, **latent, **named, "head_dim": config.get("qk_rope_head_dim"),
             "n_routed_experts": 8}  # fmt: skip
 
 

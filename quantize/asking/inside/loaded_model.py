@@ -7,10 +7,9 @@ Knows torch and nothing of any engine. A draft that loads without an error may s
 - codes that were written into floats, or floats into codes, lost their meaning;
 - parts of a fused linear with scales of their own were merged under one.
 
-The first three are measured, not read off the engine's code: an element is unloaded if it still
-depends on what was there before loading, and a tensor reached an element if changing the tensor
-changes the element. All tensors are asked together: each has a number, and in pass b those are
-changed whose number has bit b, so that the passes in which an element changed spell its tensor.
+The first three are measured: an element is unloaded if it depends on what was there before, and a
+tensor reached it if changing the tensor changes it. Each tensor has a number, and in pass b those
+with bit b are changed: the passes in which an element changes spell its tensor.
 """
 
 import re
@@ -66,11 +65,9 @@ class Outcome:
     """What an engine made of a draft.
 
     Attributes:
-        stage: the last one that was entered: engine, config, init, load, after load, run, loaded.
+        stage: the last one of engine, target, config, init, load, after load, run, loaded.
         schemes: runtime module -> class of the quantization method, and of its scheme.
-        unloaded: parameters of which an element was not written. unread: tensors that reached no
-            parameter, or not whole. cast: "tensor: dtype -> dtype of its parameter". merged:
-            parameters whose different values became one.
+        unloaded, unread, cast, merged: see `AskedCheck`.
         not_run: modules whose step after loading needs a kernel that is not there -> that kernel.
         filled: parameter -> the tensors that fill it, in the order in which they lie there.
     """
