@@ -100,7 +100,7 @@ def test_a_draft_that_is_not(
         ("crash", "signal SIGSEGV (init)"),
         ("hang", "within 9 s, got none (init)"),
         ("memory", "too little memory on its GPU (run)"),
-        ("start", "did not start (target): TypeError"),
+        ("start", "take the config.json of the target: TypeError"),
         ("interfaces", "has not what it is asked by: vllm.model_executor.model_loader.default"),
         ("signature", "has not what it is asked by: run_linears: TypeError: "),
         ("changed", "files changed"),

@@ -171,7 +171,11 @@ class DraftQuestion:
             what = f"{found} finds too little memory on its GPU ({stage}): {answer['error']}"
             fix = "end what else runs there, or choose another GPU, such as CUDA_VISIBLE_DEVICES=1"
             raise DeviceError(where, what, fix=fix)
-        if "schemes" not in answer or ("error" in answer and stage in ("engine", "target")):
+        if "error" in answer and stage == "target":
+            what = f"{found} does not take the config.json of the target: {answer['error']}"
+            fix = "give --target; a target that needs code of its own cannot be asked about"
+            raise DeviceError(where, what, fix=fix)
+        if "schemes" not in answer or ("error" in answer and stage == "engine"):
             what = f"{found} did not start ({stage}): {answer.get('error', 'it said nothing')}"
             raise DeviceError(where, what, fix=_ANOTHER, details=printed)
 
