@@ -113,6 +113,7 @@ class Checking(Heard):
         target_args: flags of the target's launch line, in any engine's spelling.
         traces: whose hidden states are scanned for values beyond float16's range.
         target_layers: the target's number of layers; vLLM numbers the draft's after them.
+        ask: the interpreter that has the engine, or its environment; None = no engine is run.
     """
 
     draft: Reference
@@ -126,10 +127,14 @@ class Checking(Heard):
     tp: int | None = None
     target_layers: int | None = None
     gpu: str | None = None
+    ask: AnyPath | None = None
+    ask_seconds: int = 600
 
     @override
     def check(self) -> None:
         """A version is of one engine; options of a pair are only given for a pair."""
+        if self.ask is not None:
+            self._check_ask()
         if self.engine is None and self.version is not None:
             what = "is of one engine, and all are asked"
             raise CheckpointError("--version", what, fix="add --engine vllm")
@@ -138,6 +143,18 @@ class Checking(Heard):
         if self.target is None and given is not None:
             what = "without --target, no pair is checked"
             raise CheckpointError(f"--{given}", what, fix="add --target TARGET")
+
+    def _check_ask(self) -> None:
+        """An installed engine has its version and its GPU, and loads the draft once, alone."""
+        if self.engine not in ("vllm", "sglang"):
+            what = f"expected --engine vllm or sglang, got {self.engine or 'none'}"
+            raise CheckpointError("--ask", what, fix="name the engine that is installed there")
+        beside = {"version": self.version, "gpu": self.gpu, "tp": self.tp, "traces": self.traces,
+                  "target-args": self.target_args, "subtree": self.subtree}  # fmt: skip
+        given = [f"--{name}" for name, value in beside.items() if value is not None]
+        if given:
+            what = "the engine answers as it is installed, on its GPU, for one draft folder"
+            raise CheckpointError("--ask", what, fix=f"leave out {', '.join(given)}")
 
 
 @dataclass(frozen=True)

@@ -179,7 +179,7 @@ def test_the_verdict_decides_with_or_without_a_card(workspace: Workspace) -> Non
 OPTIONS = {
     "recipe": {"quantize": "--recipe=r.yaml"}, "calibration": {"quantize": "--traces=c"},
     "backend": {"quantize": "--backend=quark"}, "engine": {"check": "--engine=vllm"},
-    "gpu": {"check": "--gpu=h200"}, "traces": {"gate": "--traces=t"},
+    "gpu": {"check": "--gpu=h200"}, "ask": {"check": "--ask=v"}, "traces": {"gate": "--traces=t"},
     "policy": {"gate": "--policy=screening"}, "num_draft_tokens": {"gate": "--num-draft-tokens=3"},
     "expect_baseline": {"gate": "--expect-baseline=2.9"},
     "base_model": {"card": "--base-model=a/b"},
@@ -238,7 +238,7 @@ def test_no_input_becomes_a_command(workspace: Workspace) -> None:
         assert run.code == 0, run.log
         words += [word for call in workspace.calls for word in call]
     assert {word.partition("=")[0] for word in words if word.endswith(f"={ATTACK}")} == {
-        "--recipe", "--traces", "--backend", "--against", "--engine", "--gpu", "--policy",
+        "--recipe", "--traces", "--backend", "--against", "--engine", "--gpu", "--ask", "--policy",
         "--num-draft-tokens", "--expect-baseline", "--base-model", "--license",
     }  # fmt: skip
     for name in ("name", "fail_on"):

@@ -21,7 +21,7 @@ QUANTIZE = (
     ("backends", "planning"),
     ("engines", "estimate"),
     ("grafting", "inspection", "listed_recipes", "making", "pairing"),
-    ("estimated",),
+    ("asking", "estimated"),
 )
 CALIBRATION = (
     ("server_client", "traces"),

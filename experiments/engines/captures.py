@@ -5,8 +5,7 @@ default layers.
 """
 
 import ast
-import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,27 +13,6 @@ from unittest.mock import patch
 
 Captured = dict[str, list[int] | None]
 _DEEPSEEK_TYPES = ("deepseek_v3", "kimi_k2")
-
-
-_OF_MTP = re.compile(r"mtp|\beh_proj\b|\bpre_projection\b|\.enorm\b")
-
-
-def method_of(architecture: str, tensors: Collection[str]) -> str:
-    """vLLM's method for a draft, as `draftquant check` says; tensors tell where its name does not.
-
-    Args:
-        architecture: in config.json. tensors: their names.
-    """
-    if any(map(_OF_MTP.search, tensors)):
-        return "mtp"
-    block = ("DFlash", "LiLiCorr", "XPress", "MuseGlimmer", "Laguna")
-    for part, method in (("DSpark", "dspark"), *((part, "dflash") for part in block)):
-        if part in architecture:
-            return method
-    if "Eagle3" in architecture or any("hidden_norm" in name for name in tensors):
-        return "eagle3"
-    fused = "Eagle" in architecture or any(re.search(r"(^|[.])fc[.]", name) for name in tensors)
-    return "eagle" if fused else "draft_model"
 
 
 def reads_layers(method: str) -> bool:

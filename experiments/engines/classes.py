@@ -55,6 +55,7 @@ def built(name: str) -> Any:
         method = CONFIGS[name].get("method", "mtp")
         config = vllm_loader.speculating(
             draft if method == "mtp" and "target" not in CONFIGS[name] else target,
+            "cpu",
             model=str(draft),
             method=method,
             num_speculative_tokens=1 if method == "mtp" else 3,

@@ -37,7 +37,7 @@ def main() -> None:
         write_target(Path(folder) / "target")
         for case in CASES:
             draft = write_draft(Path(folder) / case, case)
-            subject = vllm_loader.subject(draft, Path(folder) / "target", 1, 0)
+            subject = vllm_loader.subject(draft, Path(folder) / "target")
             with subject.context, torch.no_grad():
                 model: Any = subject.build()
                 subject.load_folder(model)

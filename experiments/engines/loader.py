@@ -1,39 +1,55 @@
 """The command line of both loaders: one JSON object per draft on standard output."""
 
 import argparse
+import hashlib
 import importlib
 import json
 import os
 import re
 import sys
 import traceback
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from verdict import Outcome, Subject, examine, read_tensors
+from torch import Tensor, nn
 
-_PLUGINS = Path(__file__).resolve().parents[2] / "quantize" / "plugins"
-_TAIL = re.compile(
-    r" The available parameters| Weight config:|: dict_keys| Must be one of|, weight_quant="
-)
-"""Where errors begin to list what they know; some in another order each time."""
+_QUANTIZE = Path(__file__).resolve().parents[2] / "quantize"
+sys.path.append(str(_QUANTIZE / "asking"))  # draftquant is not installed beside an engine
+
+from inside.answer import text_of  # noqa: E402
+from inside.loaded_model import FolderTensors, Outcome, Subject, absent_tables, examine  # noqa: E402
+
 _LAYER = Path("/layer")
 _FIRST_OF_LAYER = re.compile(
     r"(model\.layers\.\d+|model\.mtp_layers\.\d+|mtp)\.(eh_proj|input_proj|fc)\.weight"
 )
 _TABLES = re.compile(r"(embed_tokens|shared_head\.head)\.weight$")
+Line = dict[str, Any]
 
 
-Make = Callable[[Path, Path, int, int], Subject]
+class Loaded(NamedTuple):
+    """One shard of a draft in an engine, and what else is asked of it.
+
+    Attributes:
+        captures: runner -> layers of the target that it captures; None = its default.
+        proposes: target ids that the loaded draft proposes, see `proposals`.
+    """
+
+    subject: Subject
+    captures: Callable[[], dict[str, list[int] | None]] = dict
+    proposes: Callable[[nn.Module], list[int]] = lambda _model: []
+
+
+Make = Callable[[Path, Path, int, int], Loaded]
 """(draft, target, tp, rank) -> one shard of the draft."""
 
 
-def run(name: str, platform: Any, subject: Make, of_layer: Make) -> None:
+def run(name: str, platform: Any, loaded: Make, of_layer: Make) -> None:
     """Read the arguments and load one draft after the other.
 
     Args:
@@ -49,62 +65,100 @@ def run(name: str, platform: Any, subject: Make, of_layer: Make) -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # the tensors are tiny; and processes are forked
     platform.install(arguments.arch)
-    if arguments.plugin:  # draftquant is not installed here, and the plugin needs nothing of it
-        sys.path.append(str(_PLUGINS.parent))
-        importlib.import_module(f"{_PLUGINS.name}.{name}").register()
-    make = of_layer if arguments.target == _LAYER else subject
+    if arguments.plugin:  # it needs nothing of draftquant
+        sys.path.append(str(_QUANTIZE))
+        importlib.import_module(f"plugins.{name}").register()
+    make = of_layer if arguments.target == _LAYER else loaded
     for draft in arguments.drafts:
         target = arguments.target or draft.parent / "target"
-        outcome = Outcome(
-            draft=draft.name if arguments.target else f"{draft.parent.name}/{draft.name}",
-            engine=name,
-            version=version(name),
-            arch=arguments.arch,
-            tp=arguments.tp,
-        )
+        line = {
+            "draft": draft.name if arguments.target else f"{draft.parent.name}/{draft.name}",
+            "engine": name,
+            "version": version(name),
+            "arch": arguments.arch,
+            "tp": arguments.tp,
+        }
         sys.stdout.flush()
         if os.fork() == 0:  # engines cache configs and change classes: each draft starts afresh
-            _load_ranks(partial(make, draft, target, arguments.tp), platform, outcome, str(draft))
-            print(json.dumps(asdict(outcome)), flush=True)
+            print(json.dumps(_answer(partial(make, draft, target, arguments.tp), platform, line)))
+            sys.stdout.flush()
             os._exit(0)
         _, status = os.wait()
         if status:
             raise RuntimeError(f"{name} on {draft.name} ended with status {status}")
 
 
-def tensors_of_layer(folder: Path) -> dict[str, torch.Tensor]:
+def tensors_of_layer(folder: Path) -> set[str]:
     """Those of a target's MTP layer; its tables are the target's."""
-    tensors = read_tensors(folder)
+    tensors = FolderTensors(folder)
     starts = tuple(f"{m[1]}." for name in tensors if (m := _FIRST_OF_LAYER.fullmatch(name)))
-    own = (name for name in tensors if name.startswith(starts) and not _TABLES.search(name))
-    return {name: tensors[name] for name in own}
+    return {name for name in tensors if name.startswith(starts) and not _TABLES.search(name)}
 
 
-def _load_ranks(
-    of_rank: Callable[[int], Subject], platform: Any, outcome: Outcome, draft: str
-) -> None:
-    """The first rank that does not load decides; those between the first and the last are alike."""
+def _answer(of_rank: Callable[[int], Loaded], platform: Any, line: Line) -> Line:
+    """What both ranks say; the first one that does not load decides. Those between are alike.
+
+    served: sha256 over the draft's parameters after the step after loading, as they are served; ""
+    where that was not reached. proposes: or the error of an engine that proposes none.
+    """
+    line |= {"verdict": "REFUSED", "error": None, "parameters": {}, "captures": {}}
+    line |= {"proposes": [], "served": ""}
+    outcome = Outcome()
     try:
-        for rank in dict.fromkeys((0, outcome.tp - 1)):
-            outcome.stage = "config"
-            subject = of_rank(rank)
-            with subject.context:
-                examine(subject, outcome)
-            if outcome.verdict != "LOADS":
+        for rank in dict.fromkeys((0, line["tp"] - 1)):
+            outcome = Outcome(stage="config")
+            loaded = of_rank(rank)
+            with loaded.subject.context:
+                _examine(loaded, outcome, line)
+            outcome.stage = "loaded"
+            line["captures"] = loaded.captures()
+            wrong = outcome.is_incomplete or outcome.merged
+            line["verdict"] = "LOADS BUT WRONG" if wrong else "LOADS"
+            if wrong:
                 break
     except Exception as exc:  # noqa: BLE001  whatever an engine raises is its answer
         # A kernel that was called too early is the fake's limit, not the engine's answer.
-        outcome.verdict = "UNKNOWN" if platform.needs_gpu(exc) else "REFUSED"
-        outcome.error = _text(exc).replace(draft, "DRAFT")
+        line["verdict"] = "UNKNOWN" if platform.needs_gpu(exc) else "REFUSED"
+        line["error"] = text_of(exc, line["engine"]).replace(str(of_rank.args[0]), "DRAFT")  # type: ignore[attr-defined]
         traceback.print_exception(exc, file=sys.stderr)
+    return {**line, **{key: value for key, value in asdict(outcome).items() if key != "filled"}}
 
 
-def _text(exc: Exception) -> str:
-    """The engine's own words, shortened; of a bare assertion, the line that failed."""
-    lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
-    if not lines:
-        frame = traceback.extract_tb(exc.__traceback__)[-1]
-        module = re.sub(r".*/(vllm|sglang)/", r"\1/", frame.filename)
-        lines = [f"{module}:{frame.lineno}: {frame.line}"]
-    text = " ".join(lines[:3])
-    return f"{type(exc).__name__}: {_TAIL.split(text)[0][:300]}"
+def _examine(loaded: Loaded, outcome: Outcome, line: Line) -> None:
+    subject = loaded.subject
+
+    def build() -> nn.Module:
+        model = subject.build()
+        line["parameters"] = describe_parameters(model)
+        return model
+
+    model = examine(replace(subject, build=build), outcome)
+    if model is not None:
+        line["served"] = _sha256(model, absent_tables(subject.tensors))
+        try:
+            line["proposes"] = loaded.proposes(model)
+        except Exception as exc:  # noqa: BLE001  it comes with the first request, not before
+            line["proposes"] = [] if subject.needs_gpu(exc) else f"{type(exc).__name__}: {exc}"
+
+
+def describe_parameters(model: nn.Module) -> Mapping[str, str]:
+    """Name -> dtype and shape of every parameter that loading fills."""
+    return {
+        name: f"{str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}"
+        for name, parameter in model.named_parameters()
+    }
+
+
+def _sha256(model: nn.Module, absent: tuple[str, ...]) -> str:
+    """Over name, dtype, shape and bytes of every parameter that is the draft's own."""
+    state = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        if any(module in name.split(".") for module in absent):
+            continue
+        state.update(f"{name} {parameter.dtype} {list(parameter.shape)}".encode())
+        state.update(_bytes(parameter.detach()).numpy().tobytes())
+    return state.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)

@@ -248,7 +248,7 @@ def _vllm(folder: Path, target: Path, method: str) -> Any:
     from vllm.utils.torch_utils import set_default_torch_dtype
     from vllm_loader import of_its_own, speculating
 
-    config = speculating(target, model=str(folder), method=method, num_speculative_tokens=3)
+    config = speculating(target, "cpu", model=str(folder), method=method, num_speculative_tokens=3)
     vllm_platform.become_rank(1, 0)
     draft = config.speculative_config.draft_model_config
     config = of_its_own(config) if method == "draft_model" else config
@@ -259,12 +259,12 @@ def _vllm(folder: Path, target: Path, method: str) -> Any:
 def _sglang(folder: Path, _target: Path, _method: str) -> Any:
     import sglang_platform
     from sglang.srt.configs.model_config import ModelConfig
-    from sglang_loader import loading
+    from sglang_loader import building
 
     sglang_platform.publish_server_arguments(1)
     sglang_platform.become_rank(1, 0)
-    build, _ = loading(ModelConfig(str(folder), is_draft_model=True, dtype="float32"))
-    return _rope_in(build())
+    config = ModelConfig(str(folder), is_draft_model=True, dtype="float32")
+    return _rope_in(building(config, folder)())
 
 
 def _rope_in(model: Any) -> Any:

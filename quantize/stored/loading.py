@@ -216,7 +216,7 @@ def load_draft(
     schemes = {name: stored.scheme_of(row) for name, row in quantized.items()}
     activations = {name: s.activations for name, s in schemes.items() if s is not None}
     static = {name: how for name, how in activations.items() if how in STATIC}
-    scales = {n: _input_scale(stored, quantized[n], how, device) for n, how in static.items()}
+    scales = {n: input_scale(stored, quantized[n], how, device) for n, how in static.items()}
     served_heads = online_heads(stored, weights, shared or {}, online_head, dtype)
     weights |= served_heads
     online = [name.removesuffix(".weight") for name in served_heads]
@@ -257,7 +257,8 @@ def _rebased(geometry: Any, rope_theta: float) -> Any:
     return dataclasses.replace(geometry, rope=rope)
 
 
-def _input_scale(stored: StoredDraft, row: Row, how: Activations, device: torch.device) -> Tensor:
+def input_scale(stored: StoredDraft, row: Row, how: Activations, device: torch.device) -> Tensor:
+    """The stored static scale of a linear's input, [], in the form that `InputRounding` takes."""
     parts = stored.parts(row)
     (suffix,) = parts.keys() & set(INPUT_SCALES)
     checkpoint, tensor = stored.checkpoint, parts[suffix]

@@ -37,6 +37,7 @@ class Option:
         count: how many values of `several`, where that is fixed.
         reads: turns a word in a notation of its own into a value; raises `MisfitError`.
         bounds: what a number may be.
+        bare: the value of an option that is given without one; "" = it needs one.
         fix: for a number out of bounds; by default, leave it out or give one within them.
     """
 
@@ -49,6 +50,7 @@ class Option:
     count: int | Literal["+", "?"] = "+"
     reads: Callable[[str], object] | None = None
     bounds: Bounds | None = None
+    bare: str = ""
     fix: str = ""
 
     def spelling(self, name: str) -> str:

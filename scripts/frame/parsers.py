@@ -263,8 +263,8 @@ def _add(
             given["nargs"] = option.count
             if isinstance(option.count, int) and metavar is not None:
                 metavar = tuple(str(metavar).split())
-    elif option.place and not needed:
-        given["nargs"] = "?"
+    elif option.bare or (option.place and not needed):
+        given |= {"nargs": "?", "const": option.bare or None}
     if kinds != [bool]:
         given["metavar"] = metavar or name.rpartition("_")[2].upper()
     if option.place:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ...calibration.traces.sets import StoreReport as StoreReport
     from ...calibration.traces.trace_folder import TraceFolder as TraceFolder
     from ...calibration.traces.trace_info import TraceInfo as TraceInfo
+    from ...quantize.asking.asked_check import AskedCheck as AskedCheck
     from ...quantize.engines.contract import EngineCheck as EngineCheck
     from ...quantize.estimate.estimate_report import EstimateReport as EstimateReport
     from ...quantize.files.staging import CleanReport as CleanReport

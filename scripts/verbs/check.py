@@ -1,5 +1,6 @@
 """`check`: what an engine will do with a draft folder, before a server is started."""
 
+import sys
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -22,9 +23,12 @@ if TYPE_CHECKING:
 _GPUS = [f"{gpu_names(each.archs)} in {TITLES[each.name]}" for each in newest_engines()]
 
 
-@verb(Checking, exclusive=("target", "target_layers"), figures={"usual_gpus": "; ".join(_GPUS)})
-def check(settings: Checking) -> "reports.CheckReport":
-    """Predict what engines do with a draft, quantized or not. No engine and no GPU is needed.
+_FIGURES = {"usual_gpus": "; ".join(_GPUS), "python": sys.executable}
+
+
+@verb(Checking, exclusive=("target", "target_layers"), figures=_FIGURES)
+def check(settings: Checking) -> "reports.CheckReport | reports.AskedCheck":
+    """Predict what engines do with a draft, or ask one that is installed. Predicting needs none.
 
     Example:
         >>> answer = dq.check("OUT", "vllm", gpu="h200")
@@ -37,7 +41,13 @@ def check(settings: Checking) -> "reports.CheckReport":
 
     Raises:
         CheckpointError: the folder holds no draft, or there is no engine or GPU of this name.
+        DeviceError: the engine that is to be asked cannot be.
     """
+    if settings.ask is not None:
+        from ...quantize.asking.ask import ask_engine
+
+        settings.listener.note(f"{settings.ask} runs the engine's own code on {settings.draft}")
+        return ask_engine(settings)
     from ...quantize.pairing.pair_check import check_as_asked
 
     return check_as_asked(settings, partial(_largest_feature, settings.traces))
@@ -74,13 +84,35 @@ _WORDS = {"refused": "error"}
 """Levels that need another word than their names."""
 
 
-def _show(report: "reports.CheckReport", _settings: object) -> None:
-    if report.pair is not None:
+def _show(report: "reports.CheckReport | reports.AskedCheck", _settings: object) -> None:
+    if isinstance(report, reports.AskedCheck):
+        _print_asked(report)
+    elif report.pair is not None:
         _print_pair(report.pair)
     elif len(report.answers) == 1:
         _print(report.answer)
     else:
         _print_lines(report.answers)
+
+
+def _print_asked(asked: "reports.AskedCheck") -> None:
+    out = stdout()
+    out.line((asked.verdict, f"bold {_COLOURS[asked.verdict]}"), f": {asked.sentence}")
+    for said, names in (
+        ("no tensor fills the parameter", asked.unloaded),
+        ("no parameter takes the tensor", asked.unread),
+        ("another dtype holds it", asked.cast),
+        ("different scales of parts became one", asked.merged),
+    ):
+        for name in names:
+            out.line(f"  {said}: {name}")
+    for each in asked.linears:
+        if not each.is_right:
+            out.line(f"  {each.sentence}")
+    for name, why in (asked.not_run or {}).items():
+        out.line(f"  not run: {name}: {why}")
+    if asked.remedy:
+        out.line(f"    what to do: {asked.remedy}")
 
 
 def _print_lines(answers: "Iterable[EngineCheck]") -> None:

@@ -1,0 +1,293 @@
+"""`check --ask`: what a child says is judged, and what may go wrong with it is said.
+
+The engine is a stub of vLLM's interfaces in plain torch. Real engines are asked by
+`experiments/run asked`.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import corpus
+import pytest
+import torch
+from draftquant import api as dq
+from draftquant.quantize.asked import Checking
+from draftquant.quantize.asking.ask import DraftQuestion
+from draftquant.quantize.asking.child_process import REQUEST, read_answer
+from draftquant.quantize.asking.inside import answer, in_vllm
+from draftquant.quantize.asking.linear_judge import AskedLinear, judge, random_inputs
+from draftquant.recipes.errors import CheckpointError, DeviceError, DraftQuantError
+from draftquant.scripts.cli import main
+from draftquant.scripts.verbs import check
+from tiny import edit_json
+from torch import Tensor
+
+STUB = Path(__file__).parent / "asked_engine"
+Weight = Callable[[dict[str, Tensor], str], Tensor]
+
+
+def interpreter(folder: Path, fault: str = "", before: str = "") -> Path:
+    """An interpreter that finds the stub as vllm."""
+    script = folder / "python"
+    environment = f"PYTHONPATH={STUB} STUB={fault} PYTHONDONTWRITEBYTECODE=1"
+    script.write_text(f'#!/bin/sh\n{before}\nexec env {environment} {sys.executable} "$@"\n')
+    script.chmod(0o755)
+    return script
+
+
+@pytest.fixture(scope="module")
+def draft() -> Path:
+    return corpus.quantized("eagle3-llama", "fp8-ptpc")
+
+
+def test_a_draft_that_is_served_as_it_is_stored(
+    draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = interpreter(tmp_path)
+    code = main(["check", str(draft), "--engine", "vllm", "--ask", str(python), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert (code, found["verdict"], found["stage"]) == (0, "LOADS", "loaded")
+    assert found["sentence"].startswith(
+        f"vLLM 0.31.0 in {python} on the CPU loaded this draft, and"
+    )
+    parts = [each["part"].rpartition(".")[2] for each in found["linears"]]
+    assert sorted(parts) == sorted(
+        ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    )
+    assert all(0 < each["error"] < each["bound"] < 0.06 for each in found["linears"])
+    assert found["memory"] > 2**20
+
+
+@pytest.mark.parametrize(
+    ("fault", "verdict", "said"),
+    [
+        ("doubled", "LOADS BUT WRONG", "every scale is taken times 2^+1"),
+        ("dropped", "LOADS BUT WRONG", "takes the tensor: midlayer.self_attn.v_proj.weight_scale"),
+        ("dropped", "LOADS BUT WRONG", "fills the parameter: midlayer_self_attn_qkv_proj"),
+        ("floats", "LOADS BUT WRONG", "float8_e4m3fn -> bfloat16"),
+        ("refused", "REFUSED", "are not supported for now"),
+        ("none", "LOADS", "no quantized linear that could be run"),
+    ],
+)
+def test_a_draft_that_is_not(
+    draft: Path, tmp_path: Path, fault: str, verdict: str, said: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """What the child does, done in this process."""
+    monkeypatch.syspath_prepend(STUB)
+    monkeypatch.setenv("STUB", fault)
+    monkeypatch.setattr(in_vllm, "ENVIRONMENT", {})
+    monkeypatch.setenv("COLUMNS", "500")
+    question = DraftQuestion.of(Checking(draft, "vllm"))
+    question.write(tmp_path)
+    answer.main(str(tmp_path / REQUEST))
+    found = question.judged(read_answer(tmp_path), tmp_path, python="here", seconds=1)
+    assert found.verdict == verdict
+    check.COMMAND.show(found, None)
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.some(1)
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("crash", "signal SIGSEGV (init)"),
+        ("hang", "within 9 s, got none (init)"),
+        ("memory", "too little memory on its GPU (run)"),
+        ("start", "take the config.json of the target: TypeError"),
+        ("interfaces", "has not what it is asked by: vllm.model_executor.model_loader.default"),
+        ("signature", "has not what it is asked by: run_linears: TypeError: "),
+        ("changed", "files changed"),
+    ],
+)
+def test_no_answer_is_no_verdict(draft: Path, tmp_path: Path, fault: str, said: str) -> None:
+    seconds = 9 if fault == "hang" else 600
+    before = {path.name for path in Path(os.environ.get("TMPDIR", "/tmp")).glob("draftquant-ask*")}
+    copy = shutil.copytree(draft, tmp_path / "draft")
+    with pytest.raises((DeviceError, CheckpointError), match="fix: ") as raised:
+        dq.check(copy, "vllm", ask=interpreter(tmp_path, fault), ask_seconds=seconds)
+    assert said in str(raised.value)
+    left = {path.name for path in Path(os.environ.get("TMPDIR", "/tmp")).glob("draftquant-ask*")}
+    assert left <= before
+
+
+def test_interpreters_without_an_engine(draft: Path, tmp_path: Path) -> None:
+    """None, one that is no Python, one without vLLM, one without torch."""
+    cases: list[tuple[Path | str, str]] = [
+        (tmp_path / "absent", "got: No such file"),
+        ("/bin/false", "exit status 1"),
+        (sys.executable, "cannot be imported: sglang"),
+        (interpreter(tmp_path, before=f'exec {sys.executable} -I -S "$@"'), "torch, safetensors"),
+    ]
+    for python, said in cases:
+        with pytest.raises(DeviceError) as raised:
+            dq.check(draft, "sglang", ask=python)
+        assert said in str(raised.value)
+
+
+def test_code_of_a_folder_does_not_get_to_the_engine(draft: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(draft, copy)
+    edit_json(copy / "config.json", auto_map={"AutoModel": "modeling.Draft"})
+    for name in ("modeling.py", "training_args.bin", "weights.pt"):
+        (copy / name).write_text("raise SystemExit")
+    (tmp_path / "work").mkdir()
+    DraftQuestion.of(Checking(copy, "vllm")).write(tmp_path / "work")
+    given = {path.name for path in (tmp_path / "work" / "draft").iterdir()}
+    assert given == {path.name for path in draft.iterdir() if path.suffix != ".md"}
+    assert "auto_map" not in (tmp_path / "work" / "draft" / "config.json").read_text()
+
+
+@pytest.mark.parametrize(
+    "given", [{"engine": None}, {"engine": "tensorrt-llm"}, {"gpu": "h200"}, {"tp": 2}]
+)
+def test_options_that_an_installed_engine_answers_itself(draft: Path, given: Any) -> None:
+    with pytest.raises(DraftQuantError, match=r"fix: (leave out|name the engine)"):
+        dq.check(draft, **{"engine": "vllm", **given}, ask="python")
+
+
+def test_a_target_of_another_width(draft: Path, tmp_path: Path) -> None:
+    other = corpus.PAIRS / "eagle3-llama" / "target"
+    question = DraftQuestion.of(Checking(draft, "vllm", ask="python", target=other))
+    with pytest.raises(CheckpointError, match="the target's"):
+        question.write(tmp_path)
+
+
+# ---- The judge, on outputs that are made here
+
+
+def judged(
+    folder: Path,
+    weight: Weight = lambda weights, part: weights[part],
+    inputs: Callable[[Tensor], Tensor] = lambda x: x,
+) -> dict[str, AskedLinear]:
+    """Every linear of a folder as an engine in BF16 computes it with these weights and inputs."""
+    stored = DraftQuestion.of(Checking(folder, "vllm")).stored
+    rows = {row.module: row for row in stored.draft.rows if stored.is_quantized(row)}
+    weights = {
+        name: torch.from_numpy(stored.linear(row).decoded().dequantized()).bfloat16().float()
+        for name, row in rows.items()
+    }
+    fused = [
+        [name for name in rows if name.rpartition(".")[2] in leaves]
+        for leaves in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+    ]
+    modules = [*fused, *([name] for name in rows if not any(name in each for each in fused))]
+    lines, outputs = [], {}
+    for parts in filter(None, modules):
+        parts = sorted(parts, key=lambda name: "qkvgu".index(name.rpartition(".")[2][0])
+                       if len(parts) > 1 else 0)  # fmt: skip
+        x = inputs(random_inputs(weights[parts[0]].shape[1]).float())
+        y = torch.cat([x @ weight(weights, part).T for part in parts], dim=1)
+        outputs[parts[0]] = y.bfloat16().float()
+        lines.append({"module": parts[0], "parts": parts, "kernel": "", "dtype": "torch.bfloat16"})
+    return {each.part.rpartition(".")[2]: each for each in judge(stored, lines, outputs)}
+
+
+RECIPES = ("fp8-ptpc", "int4-channel", "int4-group128", "mi325x-int4-awq", "mxfp4-weights",
+           "nvfp4-weights", "mi325x-w4a8", "mi355-mxfp4")  # fmt: skip
+
+
+@pytest.mark.some(4)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_sixteen_bits_and_inputs_that_are_not_rounded_are_within_the_bound(recipe: str) -> None:
+    found = judged(corpus.quantized("eagle3-llama", recipe, pair=True))
+    assert len(found) == 7
+    assert all(each.is_right for each in found.values())
+    assert max(each.error for each in found.values()) < 0.25
+
+
+def replaced(leaf: str, change: Callable[[Tensor], Tensor]) -> Weight:
+    def weight(weights: dict[str, Tensor], part: str) -> Tensor:
+        return change(weights[part]) if part.endswith(leaf) else weights[part]
+
+    return weight
+
+
+def swapped(weight: Tensor) -> Tensor:
+    return weight.reshape(len(weight), -1, 2).flip(-1).reshape(weight.shape)
+
+
+def reordered(weight: Tensor) -> Tensor:
+    order = [0, 2, 4, 6, 1, 3, 5, 7]
+    return weight.reshape(len(weight), -1, 8)[..., order].reshape(weight.shape)
+
+
+def one_row(weight: Tensor) -> Tensor:
+    changed = weight.clone()
+    changed[3] *= 2
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("leaf", "change", "cause"),
+    [
+        ("k_proj", swapped, "the two values of each byte are swapped"),
+        ("up_proj", reordered, "another order"),
+        ("o_proj", lambda w: w * 2, "times 2^+1"),
+        ("down_proj", lambda w: w / 8, "times 2^-3"),
+        ("v_proj", lambda w: w * 1.3, "1.3 times"),
+        ("q_proj", lambda w: w * float("nan"), "not finite"),
+        ("gate_proj", torch.zeros_like, "all outputs are 0"),
+        ("q_proj", one_row, None),
+    ],
+)
+def test_a_mistake_is_found_and_named(
+    leaf: str, change: Callable[[Tensor], Tensor], cause: str | None
+) -> None:
+    folder = corpus.quantized("eagle3-llama", "int4-group128", pair=True)
+    found = judged(folder, replaced(leaf, change))
+    wrong = [name for name, each in found.items() if not each.is_right]
+    assert wrong == [leaf]
+    assert (cause in (found[leaf].cause or "")) if cause else found[leaf].cause is None
+    if change is one_row:
+        assert found[leaf].output == 3
+
+
+def test_the_scales_of_another_part() -> None:
+    """Rows of gate with scales of up: the two have as many rows."""
+    folder = corpus.quantized("eagle3-llama", "int4-channel", pair=True)
+    stored = DraftQuestion.of(Checking(folder, "vllm")).stored
+    scales = {
+        row.module: torch.from_numpy(stored.linear(row).scale)
+        for row in stored.draft.rows if stored.is_quantized(row)
+    }  # fmt: skip
+
+    def weight(weights: dict[str, Tensor], part: str) -> Tensor:
+        if not part.endswith("gate_proj"):
+            return weights[part]
+        return weights[part] / scales[part] * scales[part.replace("gate", "up")]
+
+    found = judged(folder, weight)
+    assert found["gate_proj"].cause == "the scales of up_proj are taken"
+    assert all(each.is_right for name, each in found.items() if name != "gate_proj")
+
+
+def test_a_square_weight_that_is_transposed_and_inputs_in_eight_bits() -> None:
+    folder = corpus.quantized("eagle3-llama", "int4-group128", pair=True)
+    square = judged(folder, lambda weights, part: weights[part].T
+                    if part.endswith("o_proj") else weights[part])  # fmt: skip
+    assert square["o_proj"].cause == "the weight is transposed"
+
+    def rounded(x: Tensor) -> Tensor:
+        scale = x.abs().amax(-1, keepdim=True) / 127
+        return (x / scale).round() * scale
+
+    found = judged(folder, inputs=rounded)
+    assert {each.cause for each in found.values()} == {
+        "inputs are rounded to INT8, which is not declared"
+    }
+
+
+def test_worst_is_in_units_of_the_bound() -> None:
+    right = AskedLinear(module="m", part="p", kernel="", format="", error=0.01, bound=0.02,
+                        worst=2.9, output=0)  # fmt: skip
+    assert right.is_right
+    assert not dataclasses.replace(right, worst=3.1).is_right
+    assert not dataclasses.replace(right, error=0.021).is_right
