@@ -1,6 +1,6 @@
 """Golden acceptance: figures that follow from counts, a file that says nothing else, and its forms.
 
-experiments/monitoring holds rules and dashboards against a real Prometheus, experiments/served the
+experiments/monitoring holds rules against a real Prometheus, experiments/served the
 settings of vLLM against a real server.
 """
 
@@ -129,7 +129,7 @@ def test_each_source_gives_all_its_verify_steps_as_they_were_counted() -> None:
         golden_of_report(document(served()))
 
 
-# ---- settings of engines, rules for Prometheus, a dashboard
+# ---- settings of engines, rules for Prometheus
 
 
 def test_vllm_gets_unconditional_rates_and_the_others_a_mean() -> None:
@@ -268,8 +268,8 @@ def test_the_command_prints_writes_and_refuses(path: Path, tmp_path: Path, capsy
     assert main(rules) == 0
     tmp_path.joinpath("two.json").write_text(golden_document(of_two()), encoding="utf-8")
     label = ["--engine", "vllm", "--category-label", "category"]
-    assert main(["golden", str(tmp_path / "two.json"), "--for", "grafana", *label]) == 0
-    assert main(["golden", str(path), "--for", "grafana", "--engine", "sglang"]) == 0
+    assert main(["golden", str(tmp_path / "two.json"), "--for", "prometheus", *label]) == 0
+    assert main(["golden", str(path), "--for", "prometheus", "--engine", "sglang"]) == 0
     assert main(["golden", str(path)]) == 0
     capsys.readouterr()
     for words, said in (

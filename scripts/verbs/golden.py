@@ -1,4 +1,4 @@
-"""`golden`: golden acceptance as load tests, Prometheus and Grafana take it."""
+"""`golden`: golden acceptance as load tests and Prometheus take it."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @verb(GoldenRun, exclusive=("category", "category_label"))
 def golden(settings: GoldenRun) -> "reports.GoldenText":
-    """Turn golden acceptance into settings of load tests, alerts or a dashboard.
+    """Turn golden acceptance into settings of load tests, or alerts.
 
     Returns:
         The golden acceptance that was read, and what was made of it as text.

@@ -1,4 +1,4 @@
-"""`golden`, whole: golden acceptance in the forms of load tests, Prometheus and Grafana."""
+"""`golden`, whole: golden acceptance in the forms of load tests and Prometheus."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,6 @@ from ...quantize.files.report_files import check_place, write_reports
 from ...recipes.brief import Brief
 from ...recipes.errors import GoldenError
 from ..golden.golden_acceptance import ALL, Golden, read_golden
-from ..golden.grafana_dashboard import grafana_dashboard
 from ..golden.prometheus import Queries, check_window, limits_of, prometheus_rules
 from ..golden.synthetic import simulation
 from .serving_asked import GoldenRun
@@ -22,7 +21,7 @@ class GoldenText(Brief):
 
     Attributes:
         golden: the golden acceptance that was read.
-        text: arguments, rules or a dashboard; "" where nothing was asked for.
+        text: arguments or rules; "" where nothing was asked for.
         notes: what to know about it, one sentence each.
         out: the file that was written, if one was asked for.
     """
@@ -57,7 +56,7 @@ def _made(asked: GoldenRun, golden: Golden, category: str) -> tuple[str, tuple[s
     to = asked.to
     if to is None:
         return "", ()
-    if to == "prometheus" or to == "grafana":
+    if to == "prometheus":
         return _monitored(asked, golden, category), ()
     found = simulation(golden.categories[category], to)
     return f"{found.line}\n", found.notes
@@ -77,6 +76,4 @@ def _monitored(asked: GoldenRun, golden: Golden, category: str) -> str:
     limits = limits_of(
         golden, asked.max_drop, category=category, by_category=asked.category_label is not None
     )
-    if asked.to == "grafana":
-        return grafana_dashboard(golden, limits, queries)
     return prometheus_rules(golden, limits, queries, asked.window)

@@ -1,7 +1,6 @@
 """What is asked of servers, and of golden acceptance: records whose fields are options."""
 
 import typing
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
@@ -67,16 +66,8 @@ class MeasureRun(ChosenPrompts):
             raise MeasureError(f"--{missing[0]}", "is needed to measure a server", fix=fix)
 
 
-Form = Literal["vllm", "sglang", "tensorrt-llm", "prometheus", "grafana"]
-_MONITORED: tuple[Form, ...] = ("prometheus", "grafana")
-_TAKEN_BY: Mapping[str, tuple[Form, ...]] = {
-    "engine": _MONITORED,
-    "model": ("prometheus",),  # a dashboard lets its reader choose among the served targets
-    "category_label": _MONITORED,
-    "max_drop": _MONITORED,
-    "window": ("prometheus",),
-}
-"""Options that only these forms use."""
+Form = Literal["vllm", "sglang", "tensorrt-llm", "prometheus"]
+_OF_RULES = ("engine", "model", "category_label", "max_drop", "window")
 
 
 @dataclass(frozen=True)
@@ -98,11 +89,11 @@ class GoldenRun(Heard):
     @override
     def check(self) -> None:
         """Check that the requested form has what it needs."""
-        for name, forms in _TAKEN_BY.items():
+        for name in _OF_RULES:
             given = getattr(self, name) != self.__dataclass_fields__[name].default
-            if given and self.to not in forms:
+            if given and self.to != "prometheus":
                 option = f"--{name.replace('_', '-')}"
-                raise GoldenError(option, f"is for --for {' and '.join(forms)} alone",
+                raise GoldenError(option, "is for --for prometheus alone",
                                   fix="leave it out, or ask for what takes it")  # fmt: skip
         if self.model is not None and not (self.model and self.model.isprintable()):
             raise GoldenError(
