@@ -223,7 +223,7 @@ def in_files(out: Path) -> None:
         excludes = json.loads((out / "config.json").read_text())["quantization_config"]["ignore"]
         _edited(out, SIDE, lambda side: side["quantization"].update(exclude_modules=excludes))
     _edited(out, "draftquant.json", _record)
-    (out / "tokenizer.json").write_text("{}", encoding="utf-8")
+    (out / "tokenizer.json").write_text('{"version": "1.1"}\n', encoding="utf-8")
     (out / "notes.txt").write_text("x", encoding="utf-8")
     for folder, file in ((".git", "HEAD"), ("a", "b.txt"), (".cache/huggingface", "x")):
         (out / folder).mkdir(parents=True)
@@ -295,6 +295,8 @@ def scene(folder: Path, recipe: Recipe, first: int) -> dict[str, Any]:
     edit_json(out / "config.json", rope_theta=10000.0)
     (out / "draftquant.json").unlink()
     found["somebody else's"] = report(folder, out, foreign=True)
+    (out / "model.safetensors").unlink()
+    found["no weights"] = report(folder, out, foreign=True)["refused"]
     return {"damages": kinds, **found}
 
 
@@ -430,7 +432,7 @@ def _declared_otherwise(config: Any) -> None:
 
 def rewritten(folder: Path) -> dict[str, Any]:
     """A folder in another layout, and one of plain weights."""
-    draft = tiny_eagle3_llama(folder / "draft", hidden=128, intermediate=256)
+    draft = tiny_eagle3_llama(folder / "draft", hidden=128, intermediate=256, dtype="F16")
     whole = quantized(draft, RECIPES["fp8 of matrices"], folder / "whole").out
     source, found = StoredDraft.read(Checkpoint.open(whole)), dict[str, Any]()
     plan = plan_transcoding(DraftSource(folder=whole), "quark", None, target_layers=4)

@@ -283,7 +283,7 @@ def _from_target(draft: Draft, shared: Mapping[str, Tensor]) -> dict[str, Tensor
                 f"the draft does not store {name}, which it shares with the target",
                 fix="give the target (--target M), or traces recorded with --tables",
             )
-        if tuple(shared[name].shape) != shape:
+        if shared[name].shape != shape:
             raise CheckpointError(
                 draft.checkpoint.folder,
                 f"{name}: expected shape {list(shape)}, the target's is {list(shared[name].shape)}",

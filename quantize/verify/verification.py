@@ -354,7 +354,6 @@ def _roles_of(output: Path) -> tuple[str, ...]:
 def _check_sides(output: DraftSource, source: DraftSource, *, foreign: bool) -> Family:
     """Check that both are in place, of one family, and that a foreign declaration is understood."""
     given, record = source.checkpoint(), _record_of(output.folder)
-    given = replace(given, roles=_roles_of(output.folder))
     refuse_other_kinds(given)
     if looks_quantized(given) and not isinstance(record, records.CutProvenance):
         raise CheckpointError(
