@@ -117,18 +117,23 @@ def test_no_answer_is_no_verdict(draft: Path, tmp_path: Path, fault: str, said: 
     assert left <= before
 
 
-def test_interpreters_without_an_engine(draft: Path, tmp_path: Path) -> None:
+def test_interpreters_without_an_engine(
+    draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """None, one that is no Python, one without vLLM, one without torch."""
     cases: list[tuple[Path | str, str]] = [
         (tmp_path / "absent", "got: No such file"),
         ("/bin/false", "exit status 1"),
-        (sys.executable, "cannot be imported: sglang"),
         (interpreter(tmp_path, before=f'exec {sys.executable} -I -S "$@"'), "torch, safetensors"),
     ]
     for python, said in cases:
         with pytest.raises(DeviceError) as raised:
             dq.check(draft, "sglang", ask=python)
         assert said in str(raised.value)
+    assert main(["check", str(draft), "--engine", "sglang", "--ask"]) == 2
+    error = "".join(capsys.readouterr().err.split())
+    assert f"--ask{sys.executable}:expectedSGLang" in error
+    assert "cannotbeimported:sglang" in error
 
 
 def test_code_of_a_folder_does_not_get_to_the_engine(draft: Path, tmp_path: Path) -> None:
