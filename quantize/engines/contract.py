@@ -388,7 +388,7 @@ def refuses_target(engine: str, version: str, method: str, name: str | None) -> 
 def taken_by(
     engine: EngineName, version: str, signature: Signature, archs: Sequence[str]
 ) -> Scheme | None:
-    """What happens to a declared scheme on a GPU, or on one of which the same is known."""
+    """What happens to a declared scheme on the first of `archs` that a row means, or on any."""
     table = data_file("schemes")
     for row in table[engine].get(signature.layout, ()):
         here = "gpus" not in row or not set(archs).isdisjoint(row["gpus"])

@@ -1,8 +1,8 @@
 """Conditions of rows: which facts they may name, and whether they hold.
 
-The table `when` of a row has fields of one record -> what they are: a value, a list of which it is
-one, `{ not = [...] }` of which it is none, or the `{ multiple_of = n }`. True means that there is
-such a thing, false that there is none, it is 0 or empty. A row counts whose `when` holds, and whose
+The table `when` of a row has fields of one record -> what they are: a value; a list that has it;
+`{ not = [...] }`, which has it not; or `{ multiple_of = n }`. True means that there is a value,
+false that there is none, or that it is 0 or empty. A row counts whose `when` holds, and whose
 `unless` does not.
 """
 
