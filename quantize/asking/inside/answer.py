@@ -1,8 +1,7 @@
-"""What the child does: one draft, one engine, one answer as JSON.
+"""What the child does: one draft, one engine, one answer.
 
-The request is a JSON file: engine, draft, target, codes (tensor -> linear), widths (linear ->
-inputs), inputs and outputs (safetensors files: width -> rows; module -> rows). Lines of JSON are
-written into the file `answer`: the stage that was entered, and at the end everything.
+`DraftQuestion.write` says what it reads. It writes lines of JSON: each stage that it enters, and at
+the end everything.
 """
 
 import importlib

@@ -21,14 +21,11 @@ def run_linears(
     """Give each module that a quantized linear of the folder fills its inputs, without a bias.
 
     Args:
-        model: after the engine's steps after loading.
-        filled: parameter -> the tensors that fill it, in order.
-        quantized: a tensor of codes -> the linear of the folder that it belongs to.
+        filled: parameter -> tensors, in order. quantized: tensor of codes -> linear of the folder.
         inputs: width -> [rows, width] BF16. widths: of each linear of the folder.
 
     Returns:
-        One mapping for each module: its name, its parts, the classes that compute it, the dtype of
-        its inputs; its outputs by that name; and the modules that were not run, with the reason.
+        Module, parts, kernel and dtype of each; its outputs; and why modules were not run.
     """
     parts: dict[str, list[str]] = {}
     experts = set()
