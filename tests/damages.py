@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from by_recipe import quantized
 from cuts import cut
-from draftquant.quantize.converting.dequantize_draft import dequantize_draft
-from draftquant.quantize.converting.transcode_draft import plan_transcoding, transcode_draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.files.provenance import GraftedProvenance
 from draftquant.quantize.files.provenance_file import read_provenance
+from draftquant.quantize.making.dequantize_draft import dequantize_draft
+from draftquant.quantize.making.transcode_draft import plan_transcoding, transcode_draft
 from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.quantize.verify import verify
 from draftquant.quantize.verify.audit import audit_checkpoint

@@ -22,7 +22,7 @@ from draftquant.recipes.chosen_recipe import named_recipe
 from draftquant.recipes.decode import Bounds, Spelled, encode, problem_of, walk
 from draftquant.recipes.library import calibrated, recipe_file, recipe_of_alias
 from draftquant.recipes.listener import SILENT, Heard, beyond_kept, verifying
-from draftquant.recipes.packages import counts, package_version
+from draftquant.recipes.packages import package_version
 from draftquant.recipes.python_values import PythonValue
 from draftquant.recipes.regular_file import looks_like_weights
 from draftquant.recipes.strict_json import JsonProblem, decode, parse_json, parse_object
@@ -291,7 +291,7 @@ def words() -> dict[str, Any]:
     """Of errors and briefs."""
     error = said.PlanError("a\x1b", "b" * 4001, fix="c\n", details=["d"], ids=["i"])
     other = said.PlanError("--a", "b of --a", fix="use --a", details=["--a too"])
-    other.reword(lambda text: text.replace("--a", "a="), lambda text: f"<{text}>")
+    other.move("a=")
     again = pickle.loads(pickle.dumps(error))  # noqa: S301 (our own)
     values = (0, 1, 2, 1234567)
     shown = _Said("PASS: <b>", None, Path("/a" * 200), "x" * 301, 1)
@@ -306,7 +306,7 @@ def words() -> dict[str, Any]:
     return {
         "error": fields,
         "again": same,
-        "reworded": [str(other), other.where, other.what, other.fix, other.details],
+        "moved": [str(other), other.where, other.what, other.fix, other.details],
         "lines": each(said.first_line, ValueError(""), ValueError(" a\nb"), ValueError("c")),
         "short": each(said.short, *long),
         "reasons": each(said.reason, OSError(2, "No such file"), ValueError("x")),
@@ -322,21 +322,6 @@ def words() -> dict[str, Any]:
         "weights": [name for name in NAMES if looks_like_weights(name)],
         "version": package_version("no-such-package-anywhere"),
     }
-
-
-FACTS = {"a": 1, "b": {"c": "text"}, "call": lambda: 6, "no": False, "none": None}
-CONDITIONS: tuple[dict[str, Any], ...] = (
-    {"a": 1}, {"a": 2}, {"a": True}, {"no": False}, {"no": True}, {"b.c": "te*"}, {"b.c": "!te*"},
-    {"b.c": "!x"}, {"b.c": ["x", "text"]}, {"b.c": ["x"]}, {"call": {"above": 5}}, {},
-    {"call": {"above": 6}}, {"call": {"multiple_of": 3}}, {"call": {"multiple_of": 4}},
-    {"a": {"not": 1}}, {"a": {"not": [2, 3]}}, {"a": 1, "no": True}, {"none": "None"},
-)  # fmt: skip
-
-
-def rows() -> list[bool]:
-    """Which rows of conditions count."""
-    excepted = ({"when": {"a": 1}, "unless": {"no": False}}, {"unless": {"no": True}})
-    return [counts(row, FACTS) for row in (*({"when": one} for one in CONDITIONS), *excepted)]
 
 
 def listened() -> dict[str, Any]:
@@ -387,7 +372,7 @@ def parts() -> Iterator[tuple[str, Any]]:
     """Everything, part by part, as JSON has it."""
     with tempfile.TemporaryDirectory() as temporary, contextlib.chdir(temporary):
         folder = Path(temporary).resolve()
-        alone = (decoding, texts, bounds, words, rows, listened)
+        alone = (decoding, texts, bounds, words, listened)
         made: Iterable[tuple[str, Callable[[], Any]]] = (
             *((make.__name__, make) for make in alone),
             ("recipes", lambda: recipes(folder)),

@@ -10,7 +10,6 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from draftquant import api as dq
 from draftquant.quantize.algorithms import InputMoments
 from draftquant.quantize.algorithms.algorithm import MOST_CHANGED
 from draftquant.quantize.backends import get_backend
-from draftquant.quantize.engines.excludes import gptq_by_lists, gptq_by_rules
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.making.dequantize_draft import dequantize_draft
@@ -396,26 +394,10 @@ def test_a_damaged_folder(suffix: str, change: Any, source: Path, tmp_path: Path
 def test_the_first_rule_of_dynamic_decides(
     rules: tuple[str, ...], kept: set[str], source: Path, tmp_path: Path
 ) -> None:
-    """As `get_dynamic_override` of GPTQModel and of both engines; what is kept must be no codes."""
+    """As `get_dynamic_override` of GPTQModel; what is kept must be no codes."""
     out = gptq_folder(source, tmp_path / "out", dynamic={key: {} for key in rules})
     faults = audit_checkpoint(Checkpoint.open(out)).faults
     assert {fault.where.rpartition(".")[2] for fault in faults} == kept
-    asked: Any = SimpleNamespace(keys={"dynamic": {key: {} for key in rules}})
-    said = {
-        leaf
-        for leaf in ("up_proj", "gate_proj", "down_proj", "q_proj")
-        if gptq_by_rules(asked, SimpleNamespace(prefix=f"model.layers.0.mlp.{leaf}"))  # type: ignore[arg-type]
-    }
-    assert said - {"q_proj"} == kept
-
-
-def test_a_list_names_any_piece_of_a_name() -> None:
-    """As `is_layer_gptq_quantized` of vLLM does."""
-    listed = {"modules_in_block_to_quantize": [["layers.0.mlp"]]}
-    asked: Any = SimpleNamespace(keys=listed, names_of_parts=lambda _: ())
-    for leaf, kept in (("mlp.down_proj", False), ("self_attn.o_proj", True)):
-        module: Any = SimpleNamespace(prefix=f"model.layers.0.{leaf}")
-        assert gptq_by_lists(asked, module) is kept
 
 
 @pytest.mark.parametrize(
