@@ -1,6 +1,6 @@
 """Loading a draft with the vLLM that is installed here: all that touches its insides.
 
-Run with vLLM 0.26 to 0.32 on a CPU with its kernels, and with 0.33.0 without.
+Run with vLLM 0.21 to 0.32 on a CPU with its kernels, and with 0.33.0 without.
 """
 
 import json
