@@ -268,9 +268,10 @@ def page(rows: Sequence[Row]) -> Iterator[str]:
     yield "# What engines answer to `check --ask`"
     yield ""
     yield (
-        "Tiny drafts of seven families by every recipe (`experiments/run asked`). On a CPU the own"
-        " kernels of vLLM run: the figure is the largest relative error of a linear. On a faked GPU"
-        " (sm90, gfx942) loading runs, and no kernel. A number in brackets counts families."
+        "Tiny drafts of up to four families by every recipe (`experiments/run asked`). On a CPU the"
+        " own kernels of vLLM run: the figure is the largest relative error of a linear. On a faked"
+        " GPU loading runs, and no kernel. A number in brackets counts families. Packages beside"
+        " older versions were those of vLLM 0.32, but for torch 2.11 before 0.28."
     )
     yield ""
     yield f"| recipe | {' | '.join(titles)} |"

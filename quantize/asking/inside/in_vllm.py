@@ -1,6 +1,6 @@
 """Loading a draft with the vLLM that is installed here: all that touches its insides.
 
-Run with vLLM 0.28 to 0.32 on a CPU with its kernels, and with 0.33.0 without.
+Run with vLLM 0.21 to 0.32 on a CPU with its kernels, and with 0.33.0 without.
 """
 
 import json
@@ -168,14 +168,16 @@ def of_its_own(config: Any) -> Any:
 
 def _attention_steps(model: nn.Module, dtype: torch.dtype) -> Steps:
     """MLA takes kv_b_proj apart after all modules are done."""
-    try:
-        from vllm.model_executor.model_loader.utils import is_deferred_attention_layer
-    except ImportError:  # before 0.31
-        return {}
+    from vllm.model_executor.model_loader import utils
+
+    def is_attention(module: nn.Module) -> bool:  # before 0.28
+        return type(module).__name__ in ("Attention", "MLAAttention")
+
+    is_deferred = getattr(utils, "is_deferred_attention_layer", is_attention)
     return {
         name: partial(module.process_weights_after_loading, dtype)
         for name, module in model.named_modules()
-        if is_deferred_attention_layer(module)
+        if is_deferred(module)
     }
 
 
