@@ -40,8 +40,8 @@ def cache_divergences(
 ) -> list[float]:
     """KL(unrounded ‖ through the cache) in nats of each cache, the mean over rows and depths."""
     every = ((entry, run.rows(entry)) for entry in run.traces.manifest.prompts)
-    own = [(entry, rows) for entry, rows in every if rows]
-    draft, sample = run.draft, own[:: max(1, sum(len(rows) for _, rows in own) // ROWS)]
+    entries = [(entry, rows) for entry, rows in every if rows]
+    draft, sample = run.draft, entries[:: max(1, sum(len(rows) for _, rows in entries) // ROWS)]
     forwards = [draft.forward.caching(cache) for cache in caches]
     totals, count = torch.zeros(len(caches), dtype=torch.float64), 0
     for done, (entry, rows) in enumerate(sample):
@@ -62,7 +62,7 @@ def _states(
 ) -> list[Tensor]:
     """[n, D, W] of each pass."""
     passes = forward.passes(hidden, token_ids, rows=rows, num_draft_tokens=num_draft_tokens)
-    return [one.hidden.flatten(0, 1) for one in passes]
+    return [step.hidden.flatten(0, 1) for step in passes]
 
 
 def _divergence(forward: DraftForward, wanted: Tensor, got: Tensor) -> float:
@@ -95,7 +95,7 @@ def measure_cache_ranges(run: DraftRun, on_progress: Progress = unseen) -> Range
         return keys, values
 
     run_over_traces(draft.forward.caching(watch), run, on_progress=on_progress)
-    found: dict[int, tuple[float, float | None]] = {}
+    ranges: dict[int, tuple[float, float | None]] = {}
     for layer, (of_keys, of_values) in seen.items():
         if of_keys is None:
             where = run.traces.folder
@@ -104,8 +104,8 @@ def measure_cache_ranges(run: DraftRun, on_progress: Progress = unseen) -> Range
                 f"no continuation is longer than {run.num_draft_tokens} tokens, so no key was kept",
                 fix="record longer continuations: --max-new-tokens",
             )
-        found[layer] = float(of_keys), None if of_values is None else float(of_values)
-    return found
+        ranges[layer] = float(of_keys), None if of_values is None else float(of_values)
+    return ranges
 
 
 OCTAVES = range(-3, 8)
@@ -145,16 +145,16 @@ def best_octaves(divergences: Mapping[Octaves, float]) -> Octaves:
     `divergences`: for (k, 0) with every k and (0, v) with every v; or only for (k, k).
     """
     if (1, 0) not in divergences:
-        both = _middle({k: found for (k, _), found in divergences.items()})
+        both = _middle({k: divergence for (k, _), divergence in divergences.items()})
         return both, both
-    of_keys = {k: found for (k, v), found in divergences.items() if v == 0}
-    of_values = {v: found for (k, v), found in divergences.items() if k == 0}
+    of_keys = {k: divergence for (k, v), divergence in divergences.items() if v == 0}
+    of_values = {v: divergence for (k, v), divergence in divergences.items() if k == 0}
     return _middle(of_keys), _middle(of_values)
 
 
 def _middle(divergences: Mapping[int, float]) -> int:
     best = min(divergences.values())
-    good = sorted(octave for octave, found in divergences.items() if found <= AS_SMALL * best)
+    good = sorted(octave for octave, d in divergences.items() if d <= AS_SMALL * best)
     return good[(len(good) - 1) // 2]
 
 

@@ -225,8 +225,8 @@ class ServerClient:
         if status == 200:
             return
         # With its end: a server that dies from a request tells why, often last.
-        said = text if len(text) <= 1000 else f"{text[:500]}…{text[-500:]}"
-        what = f"{status} from {path}: {said!r}"
+        excerpt = text if len(text) <= 1000 else f"{text[:500]}…{text[-500:]}"
+        what = f"{status} from {path}: {excerpt!r}"
         if status in PASSING:
             after = answer.headers.get("retry-after", "")  # a date would be by the server's clock
             is_number = after.isascii() and after.isdigit()

@@ -40,8 +40,8 @@ def estimate_draft(asked: Estimating) -> EstimateReport:
 def _plans(draft: Draft, asked: Estimating) -> tuple[list[Plan], Mapping[str, str]]:
     """Plans of the requested recipes, or of all built-in ones that fit, and why others do not."""
     plans, refused = [], {}
-    named = [named_recipe(one, asked.listener) for one in asked.recipes or built_in_recipes()]
-    for recipe in (one for place, one in enumerate(named) if one not in named[:place]):
+    named = [named_recipe(name, asked.listener) for name in asked.recipes or built_in_recipes()]
+    for recipe in (each for place, each in enumerate(named) if each not in named[:place]):
         try:
             plans.append(make_plan(recipe, draft, target_layers=asked.target_layers))
         except (PlanError, LayoutError) as exc:
@@ -53,8 +53,8 @@ def _plans(draft: Draft, asked: Estimating) -> tuple[list[Plan], Mapping[str, st
 
 def _loaded_by(plan: Plan, gpus: Sequence[Gpu], tp: int) -> dict[str, list[str]]:
     """GPU -> the engines that load the result of a plan there, according to `check`."""
-    found: dict[str, list[str]] = {}
+    engines: dict[str, list[str]] = {}
     for gpu in gpus:
         verdicts = planned_verdicts(plan, arch=gpu.arch, tp=tp)
-        found[gpu.name] = [one.engine for one in verdicts if one.verdict == "LOADS"]
-    return found
+        engines[gpu.name] = [check.engine for check in verdicts if check.verdict == "LOADS"]
+    return engines

@@ -107,7 +107,7 @@ class Inspection(Brief):
             "tensors": len(self.draft.rows),
             "head": self.vocabulary,
             "size": megabytes(sum(row.tensor.nbytes for row in self.draft.rows)),
-            "lints": ", ".join(one.name for one in self.lints) or "none",
+            "lints": ", ".join(lint.name for lint in self.lints) or "none",
         }
 
 
@@ -119,10 +119,10 @@ def inspect_draft(
 
     checkpoint = resolve_draft(str(reference), subtree).checkpoint()
     checkpoint = dataclasses.replace(checkpoint, roles=tuple(roles))
-    found = _quantized(checkpoint) if looks_quantized(checkpoint) else _plain(checkpoint)
-    warn_of_kind(found.draft, listener)
+    inspection = _quantized(checkpoint) if looks_quantized(checkpoint) else _plain(checkpoint)
+    warn_of_kind(inspection.draft, listener)
     check_finite(checkpoint.folder, not_finite(checkpoint))
-    return found
+    return inspection
 
 
 def _plain(checkpoint: Checkpoint) -> Inspection:
@@ -146,19 +146,19 @@ def _quantized(checkpoint: Checkpoint) -> Inspection:
     from .verify import Fault, audit_checkpoint
 
     try:
-        found = audit_checkpoint(checkpoint)
+        audit = audit_checkpoint(checkpoint)
         if checkpoint.subtree is not None:
             where, expected = f"{CONFIG_FILE}: quantization_config", "what is stored of the layer"
-            said = misread_excludes(checkpoint, target_layers=None).values()
-            faults = (Fault(where, expected, text) for text in said)
-            found = dataclasses.replace(found, faults=(*found.faults, *faults))
+            misread = misread_excludes(checkpoint, target_layers=None).values()
+            faults = (Fault(where, expected, text) for text in misread)
+            audit = dataclasses.replace(audit, faults=(*audit.faults, *faults))
     except VerifyError as exc:  # nothing was verified: the input is not understood
         raise CheckpointError(exc.where, exc.what, fix=exc.fix) from exc
-    return Inspection(draft=found.draft, lints=tuple(find_lints(found.draft)), audit=found)
+    return Inspection(draft=audit.draft, lints=tuple(find_lints(audit.draft)), audit=audit)
 
 
-def _summary(found: Inspection) -> dict[str, Any]:
-    draft = found.draft
+def _summary(inspection: Inspection) -> dict[str, Any]:
+    draft = inspection.draft
     reads = draft.geometry.reads_features
     tensors = [
         {
@@ -183,7 +183,7 @@ def _summary(found: Inspection) -> dict[str, Any]:
         "parameters": sum(row.tensor.numel for row in draft.rows if row.role != "vocabulary_map"),
         "bytes": draft.checkpoint.nbytes,
         "tensors": tensors,
-        "bytes_after": dict(found.bytes_after),
+        "bytes_after": dict(inspection.bytes_after),
         "concat_half_ratio": [
             {
                 "name": r.name,
@@ -191,9 +191,9 @@ def _summary(found: Inspection) -> dict[str, Any]:
                 "rows": r.num_rows,
                 "harmful": r.harmful,
             }
-            for r in found.half_ratios
+            for r in inspection.half_ratios
         ],
-        "lints": [dataclasses.asdict(lint) for lint in found.lints],
+        "lints": [dataclasses.asdict(lint) for lint in inspection.lints],
     }
 
 

@@ -23,7 +23,7 @@ from .gpus import GPUS, architecture, gpu_name, gpu_names
 def loaded_families() -> tuple[str, ...]:
     """The families that recipes name in `loads_on`."""
     recipes = map(load_recipe, built_in_recipes())
-    every = (name for one in recipes for place in one.loads_on for name in place.family)
+    every = (name for recipe in recipes for place in recipe.loads_on for name in place.family)
     return tuple(dict.fromkeys(every))
 
 
@@ -70,14 +70,14 @@ def listed_recipes(asked: Listing) -> tuple[ListedRecipe, ...]:
         what = f"no family {asked.family!r}"
         raise RecipeError("--family", what, fix=nearest(asked.family, families))
     is_asked = asked.engine or arch or asked.family
-    found = [
+    matching = [
         recipe
         for recipe in map(load_recipe, built_in_recipes())
         if not is_asked or places(recipe, asked)
     ]
-    if not found:
+    if not matching:
         asked.listener.line(_why_none(asked, arch))
-    return tuple(map(_listed, found))
+    return tuple(map(_listed, matching))
 
 
 def _listed(recipe: Recipe) -> ListedRecipe:

@@ -87,11 +87,11 @@ def apart(value: float, limit: float | None, form: str) -> str:
 
 def _shown(brief: Mapping[str, object], longest: int) -> list[tuple[str, str]]:
     """Each value on one line of bounded length; a path keeps its end, which says more."""
-    found = []
+    shown = []
     for label, value in brief.items():
         text = "" if value is None else visible(str(value))
         if len(text) > longest:
             cut = longest - 1
             text = f"…{text[-cut:]}" if isinstance(value, Path) else f"{text[:cut]}…"
-        found.append((label, text))
-    return found
+        shown.append((label, text))
+    return shown

@@ -68,14 +68,14 @@ def named_recipe(reference: AnyRecipe, listener: Listener = SILENT) -> Recipe:
 
 def recipe_of_keys(keys: Mapping[str, Any]) -> Recipe:
     """A recipe from a dict with the keys of a recipe file, `extends` too, under the same rules."""
-    own = dict(keys)
-    if "extends" in own:
-        base = to_mapping(load_recipe(str(own.pop("extends"))))
-        own = merged({key: base[key] for key in base if key != "name"}, own)
-    recipe, misfits = walk(Recipe, PythonValue(own))
+    given = dict(keys)
+    if "extends" in given:
+        base = to_mapping(load_recipe(str(given.pop("extends"))))
+        given = merged({key: base[key] for key in base if key != "name"}, given)
+    recipe, misfits = walk(Recipe, PythonValue(given))
     if misfits:
-        said = [(f"recipe, {one.key or 'as a whole'}", one.what, one.fix) for one in misfits]
-        (where, what, fix), *others = said
+        problems = [(f"recipe, {m.key or 'as a whole'}", m.what, m.fix) for m in misfits]
+        (where, what, fix), *others = problems
         more = [f"{at}: {problem}" for at, problem, _ in others]
         raise RecipeError(where, what, fix=fix or "see recipes/README.md", details=more)
     _check_backend("recipe, algorithm:", recipe)
@@ -108,5 +108,5 @@ def _with_input_correction(recipe: Recipe, choice: InputCorrection) -> Recipe:
 def _check_backend(where: str, recipe: Recipe) -> None:
     refused = refusal(recipe.backend, recipe.algorithm)
     if refused is not None:
-        said = f"{where} backend {recipe.backend}, {recipe.algorithm}"
-        raise RecipeError(said, refused.reason, fix=refused.fix)
+        subject = f"{where} backend {recipe.backend}, {recipe.algorithm}"
+        raise RecipeError(subject, refused.reason, fix=refused.fix)

@@ -75,7 +75,7 @@ class Spelled:
     def problem(self, value: str | tuple[str, ...] | None) -> str:
         """What is wrong with a text, or with one of several."""
         if isinstance(value, tuple):
-            fits = all(re.fullmatch(self.pattern, one) for one in value)
+            fits = all(re.fullmatch(self.pattern, text) for text in value)
             return "" if fits else f"expected {self.words} each"
         fits = value is None or re.fullmatch(self.pattern, value) is not None
         return "" if fits else f"expected {self.words}, got {short(value)}"
@@ -202,7 +202,7 @@ class _Walker(Generic[TreeT]):
             return tree.choice(arguments)
         if origin in (tuple, collections.abc.Sequence):
             known = tree.all_of(_bare(arguments[0]))  # lists of tokens are long
-            if known is not None and not any(_problem(arguments[0], one) for one in known):
+            if known is not None and not any(_problem(arguments[0], item) for item in known):
                 return known
             items = enumerate(tree.items())
             return tuple(self.value(arguments[0], item, f"{key}[{i}]") for i, item in items)

@@ -36,9 +36,9 @@ def install_itself() -> str:
 
 def _packages(extra: str) -> Sequence[str]:
     """Packages of an extra; empty if unknown: an editable install may be older than its clone."""
-    found = _installed()
-    wanted = (found.requires if found else None) or ()
-    parts = (one.partition(";") for one in wanted)
+    installed = _installed()
+    wanted = (installed.requires if installed else None) or ()
+    parts = (requirement.partition(";") for requirement in wanted)
     return [name.strip() for name, _, marker in parts if f'extra == "{extra}"' in marker]
 
 
@@ -46,22 +46,22 @@ def _origin(extra: str = "") -> str:
     """What pip was given for draftquant (PEP 610): folder, file, address or version."""
     from urllib.parse import unquote, urlsplit
 
-    found = _installed()
+    installed = _installed()
     brackets = f"[{extra}]" if extra else ""
-    if found is None:
+    if installed is None:
         return f"CLONE{brackets}"
     try:
-        said = parse_object(found.read_text("direct_url.json") or "{}")
+        direct_url = parse_object(installed.read_text("direct_url.json") or "{}")
     except JsonProblem:
-        said = {}
-    url = said.get("url")
+        direct_url = {}
+    url = direct_url.get("url")
     if not isinstance(url, str):
-        return f"{_NAME}{brackets}=={found.version}"
+        return f"{_NAME}{brackets}=={installed.version}"
     address = urlsplit(url)
     if address.scheme == "file":
         path = Path(unquote(address.path))
         return f"{path if path.exists() else path.name}{brackets}"
-    of_git = said.get("vcs_info")
+    of_git = direct_url.get("vcs_info")
     if isinstance(of_git, dict):
         url = f"{of_git.get('vcs')}+{url}@{of_git.get('commit_id')}"
     return f"{_NAME}{brackets} @ {url}"

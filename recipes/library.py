@@ -117,8 +117,8 @@ def _check_keys(path: Path, node: Node) -> None:
 def merge(base: MappingNode, override: MappingNode) -> MappingNode:
     """`extends`: keys of `override` replace those of `base`; mappings merge, lists do not."""
     inherited = {key.value: value for key, value in base.value}
-    own = {key.value for key, _ in override.value}
-    merged = [(key, value) for key, value in base.value if key.value not in own]
+    overridden = {key.value for key, _ in override.value}
+    merged = [(key, value) for key, value in base.value if key.value not in overridden]
     for key, value in override.value:  # a key given twice stays twice: decoding reports it
         below = inherited.get(key.value)
         if isinstance(below, MappingNode) and isinstance(value, MappingNode):
@@ -254,11 +254,11 @@ def load_recipe(reference: str | Path) -> Recipe:
 
 def _read(path: Path) -> Recipe:
     node = _extended(compose(path), path)
-    found, misfits = walk(Recipe, _YamlTree(node))
+    decoded, misfits = walk(Recipe, _YamlTree(node))
     if misfits:
         backend = str(_find(node, "backend")[1].value)
         raise RecipeFileError([_problem(misfit, backend) for misfit in misfits])
-    recipe = typing.cast(Recipe, found)
+    recipe = typing.cast(Recipe, decoded)
     refused = schemes.refusal(recipe.backend, recipe.algorithm)
     if refused is not None:
         mark = _find(node, "algorithm")[1].start_mark
@@ -276,12 +276,12 @@ _built_in = functools.cache(_read)
 
 def recipe_file(recipe: Recipe) -> str:
     """The shortest file that is this recipe: what it changes of a built-in one, or all of it."""
-    own = to_mapping(recipe)
-    files = [own]
+    mapping = to_mapping(recipe)
+    files = [mapping]
     for name in built_in_recipes():
         base = to_mapping(load_recipe(name))
-        changed = {key: value for key, value in own.items() if base.get(key, ...) != value}
-        if merged(base, changed) == own:
+        changed = {key: value for key, value in mapping.items() if base.get(key, ...) != value}
+        if merged(base, changed) == mapping:
             files.append({"extends": name, **changed})
     return min((yaml.safe_dump(each, sort_keys=False, width=10**6, default_flow_style=None)
                 for each in files), key=len)  # fmt: skip
@@ -358,8 +358,8 @@ def _extended(node: MappingNode, path: Path) -> MappingNode:
     extended, below = _find(base, "extends")
     if extended is not None:
         what = f"extends: {named!r} extends another recipe itself"
-        one = f"write 'extends: {below.value}' and what {named} changes"
-        raise _at(path, line, what, f"{one}: only built-in recipes may extend another")
+        fix = f"write 'extends: {below.value}' and what {named} changes"
+        raise _at(path, line, what, f"{fix}: only built-in recipes may extend another")
     if _find(node, "name")[0] is None:
         raise _at(path, 0, "name: it is missing", f"add 'name: {path.stem}'")
     node.value = [(k, v) for k, v in node.value if k.value != "extends"]

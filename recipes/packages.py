@@ -19,24 +19,24 @@ class LazyModule(ModuleType):
 
 def lazy_names(module: str) -> tuple[list[str], Callable[[str], Any]]:
     """`__all__` and `__getattr__` of a module: the names that it imports only for type checkers."""
-    own = sys.modules[module]
+    package = sys.modules[module]
     home_of = {
         alias.name: f"{'.' * node.level}{node.module}"
-        for block in ast.parse(Path(str(own.__file__)).read_text(encoding="utf-8")).body
+        for block in ast.parse(Path(str(package.__file__)).read_text(encoding="utf-8")).body
         if isinstance(block, ast.If)
         for node in block.body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
 
-    def found(name: str) -> Any:
+    def imported(name: str) -> Any:
         if name not in home_of:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(home_of[name], own.__package__), name)
-        setattr(own, name, value)
+        value = getattr(importlib.import_module(home_of[name], package.__package__), name)
+        setattr(package, name, value)
         return value
 
-    return [*home_of], found
+    return [*home_of], imported
 
 
 def table_beside(module: str, name: str = "") -> dict[str, Any]:

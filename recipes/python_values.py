@@ -46,14 +46,14 @@ class PythonValue(Tree):
         """The value, which must be of one of these kinds."""
         kinds, value = members(kind), self._read()
         refuse_empty(value, kinds)
-        if object in kinds or any(_fits(value, one) for one in kinds):
+        if object in kinds or any(_fits(value, each) for each in kinds):
             return Path(value) if are_paths(kinds) else value
-        expected = " or ".join(dict.fromkeys(_KINDS.get(one) or one.__name__ for one in kinds))
+        expected = " or ".join(dict.fromkeys(_KINDS.get(each) or each.__name__ for each in kinds))
         raise MisfitError(f"expected {expected}, got {short(self.value)}")
 
     def choice(self, choices: tuple[object, ...]) -> object:
         """The value, which must be one of these."""
-        if any(type(self.value) is type(one) and self.value == one for one in choices):
+        if any(type(self.value) is type(choice) and self.value == choice for choice in choices):
             return self.value
         what = f"expected one of {', '.join(map(repr, choices))}, got {short(self.value)}"
         raise MisfitError(what, nearest(self.value, choices))
@@ -94,7 +94,7 @@ def members(kind: Any) -> tuple[Any, ...]:
 
 def are_paths(kinds: Sequence[Any]) -> bool:
     """True for a field that is a path and nothing else; the id of a draft on the Hub is not one."""
-    return kinds == (Path,) or any(typing.get_origin(one) is os.PathLike for one in kinds)
+    return kinds == (Path,) or any(typing.get_origin(kind) is os.PathLike for kind in kinds)
 
 
 def _fits(value: object, kind: Any) -> bool:

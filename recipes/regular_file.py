@@ -100,10 +100,10 @@ def entries(folder: Path) -> Iterator[Entry]:
 
 def files_of(folder: Path, *, skip: Callable[[str], bool]) -> list[str]:
     """Every file below `folder`, relative, by name; only skipped ones may be links out of it."""
-    found = [entry for entry in entries(folder) if not skip(entry.file)]
-    for file, problem in found:
+    kept = [entry for entry in entries(folder) if not skip(entry.file)]
+    for file, problem in kept:
         _check(folder / file, problem)
-    return [file for file, _ in found]
+    return [file for file, _ in kept]
 
 
 def check_own(folder: Path, file: str) -> None:
@@ -141,8 +141,8 @@ def _problem(path: Path, folder: Path) -> str | None:
         return f"{link}, which leads nowhere"
     if not target.is_file():
         return f"{link}, which is no file"
-    own = folder.resolve()
-    snapshots = [parent for parent in own.parents if parent.name == "snapshots"]
+    root = folder.resolve()
+    snapshots = [parent for parent in root.parents if parent.name == "snapshots"]
     repositories = [p.parent for p in snapshots if p.parent.name.startswith(_REPOSITORIES)]
-    homes = [own, *(repository / "blobs" for repository in repositories)]
+    homes = [root, *(repository / "blobs" for repository in repositories)]
     return None if any(target.is_relative_to(home) for home in homes) else f"{link}, elsewhere"

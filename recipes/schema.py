@@ -386,12 +386,12 @@ class Recipe(Brief):
 
     def in_format(self, form: Format) -> "Recipe":
         """The recipe as it holds for the linears of one of its formats, and only for these."""
-        own = form == self._own_format
+        is_own = form == self._own_format
         return dataclasses.replace(
             self,
             weights=form.weights,
             activations=form.activations,
-            algorithm=self.algorithm if own else self.algorithm.of(form.weights),
+            algorithm=self.algorithm if is_own else self.algorithm.of(form.weights),
             rules=tuple(dataclasses.replace(r, format=None) if r.format else r for r in self.rules),
         )
 

@@ -61,9 +61,9 @@ def refusal(backend: BackendName, algorithm: Algorithm) -> Refusal | None:
     """Why a backend does not run a recipe's algorithm; None where it does."""
     both = f"{algorithm.scale} {algorithm.rounding}"
     words = (both, algorithm.rounding, algorithm.scale)
-    found = next((found for word in words if (found := REFUSED.get((backend, word)))), None)
+    refused = next((refused for word in words if (refused := REFUSED.get((backend, word)))), None)
     corrects = algorithm.input_correction == "auto" and backend != "torch"
-    return found or (_CORRECTED if corrects else None)
+    return refused or (_CORRECTED if corrects else None)
 
 
 def named_algorithm(name: str, backend: BackendName) -> tuple[ScaleChoice, RoundingChoice]:

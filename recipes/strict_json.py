@@ -62,8 +62,8 @@ def parse_json(text: str, pairs_hook: Callable[[Pairs], Any] | None = None) -> A
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError as exc:
-            found = ascii(exc.object[exc.start])
-            raise JsonProblem(f"{found} is half a character (a lone surrogate)") from exc
+            surrogate = ascii(exc.object[exc.start])
+            raise JsonProblem(f"{surrogate} is half a character (a lone surrogate)") from exc
     return value
 
 
@@ -149,12 +149,12 @@ class _JsonTree:
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    decoded: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
+        if name in decoded:
             raise ValueError(f"key {name!r} given twice")
-        found[name] = value
-    return found
+        decoded[name] = value
+    return decoded
 
 
 def _check_bounds(value: object) -> None:

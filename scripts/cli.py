@@ -150,14 +150,14 @@ def parser_of(arguments: Container[str]) -> CommandParser:
 def _below(parsers: Any, word: str, name: str) -> CommandParser:
     """The parser of a word that belongs to this command, or a command and its verb."""
     summary = SUMMARIES[name]
-    found: CommandParser = parsers.add_parser(
+    parser: CommandParser = parsers.add_parser(
         word,
         help=summary,
         description=sentence(summary),
         examples=EXAMPLES[name],
         epilog=EPILOGS.get(name),
     )
-    return found
+    return parser
 
 
 def _add_arguments(parser: CommandParser, name: str) -> None:

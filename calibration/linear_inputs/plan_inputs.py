@@ -133,11 +133,11 @@ class MomentsAlongTraces(Statistics):
             on_progress=self._on_progress,
         )
         for leader in self._groups[number]:
-            found = sums.pop(leader)
-            if found.count == 0 and not is_expert(leader):
+            moments = sums.pop(leader)
+            if moments.count == 0 and not is_expert(leader):
                 raise never_run(self._run, leader)
-            self._seen[leader] = found.count
-            if found.count and not found.save_means(*self._files(leader)):
+            self._seen[leader] = moments.count
+            if moments.count and not moments.save_means(*self._files(leader)):
                 what = "an input is NaN or infinite"
                 fix = "its weights are finite, but too large to compute with: export it again"
                 raise CalibrationError(f"{self._draft.name}: {leader}", what, fix=fix)
@@ -161,7 +161,7 @@ class MomentsAlongTraces(Statistics):
     def _mapped(self, leader: str) -> InputMoments:
         mean, lost = self._files(leader)
 
-        def found(damping: float) -> None:
+        def keep(damping: float) -> None:
             self._damping[leader] = damping
 
         return InputMoments(
@@ -171,7 +171,7 @@ class MomentsAlongTraces(Statistics):
             damping=self._usual_damping(leader),
             precise=self._precise,
             name=leader,
-            on_factor=found,
+            on_factor=keep,
         )
 
 

@@ -49,8 +49,8 @@ def run_over_traces(
                 num_draft_tokens=run.num_draft_tokens,
                 block_rows=min(BLOCK_ROWS, max(1, MAX_TOKENS // len(batch))),
             )
-            for one in passes:
-                forward.head_input(one.hidden)
+            for step in passes:
+                forward.head_input(step.hidden)
         on_progress(done, sum(work))
 
 
@@ -128,8 +128,8 @@ def measure_absmax(
     def observe(name: str, x: Tensor) -> Tensor:
         low, high = x.aminmax()
         # max() drops a NaN that comes second: keep it for the check at the end.
-        found = [seen.get(name, 0.0), float(high), -float(low)]
-        seen[name] = math.nan if any(map(math.isnan, found)) else max(found)
+        extremes = [seen.get(name, 0.0), float(high), -float(low)]
+        seen[name] = math.nan if any(map(math.isnan, extremes)) else max(extremes)
         return x
 
     forward = draft.family.forward(draft.geometry, draft.weights, observe)
@@ -163,9 +163,9 @@ def calibrated_scales(plan: Plan, run: DraftRun, on_progress: Progress = unseen)
         if plan.format_of(step).needs_input_scale
     }
     others = [name for name in names if name not in run.draft.linears]
-    found = measure_absmax(balanced_run(run, plan), others=others, on_progress=on_progress)
+    absmax = measure_absmax(balanced_run(run, plan), others=others, on_progress=on_progress)
     scales = {
-        step.row.module: stored_scale(found[name], activations)
+        step.row.module: stored_scale(absmax[name], activations)
         for name, step in names.items()
         if (activations := plan.format_of(step).activations)
     }

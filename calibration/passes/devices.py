@@ -71,8 +71,8 @@ def _available_of_machine() -> int | None:
         lines = read_text(_MEMINFO).splitlines()
     except OSError:
         return None
-    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return int(found[0]) * 1024 if found else None
+    sizes = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(sizes[0]) * 1024 if sizes else None
 
 
 def _left_in_cgroup(folder: Path, limit: str, used: str, prefix: str) -> int | None:

@@ -71,7 +71,7 @@ def missing_file(path: Path) -> str:
     beside = (
         path.parent.glob(f"*{path.suffix}") if path.parent.is_dir() and not path.exists() else ()
     )
-    close = difflib.get_close_matches(path.stem, sorted(one.stem for one in beside), n=1)
+    close = difflib.get_close_matches(path.stem, sorted(file.stem for file in beside), n=1)
     near = path.parent / f"{close[0]}{path.suffix}" if close else None
     return f"did you mean {near}?" if near else f"give a file with {FORM}"
 
@@ -177,8 +177,8 @@ def read_prompts(
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Every line that is not blank, with its number; in JSON, U+2028 does not end a line."""
     with reading(path, PromptError, missing_file(path)), open_stream(path) as stream:
-        if found := mistaken_bytes(path, stream.peek(64)[:64]):
-            raise PromptError(path, found[0], fix=found[1])
+        if mistake := mistaken_bytes(path, stream.peek(64)[:64]):
+            raise PromptError(path, mistake[0], fix=mistake[1])
         number = 0
         while line := stream.readline(_LONGEST_LINE + 1):
             number += 1
@@ -275,9 +275,9 @@ class PromptEncoder:
 def _check_answer(last: Message, key: str) -> None:
     """Refuse a conversation that ends with another role's turn, or with an empty answer."""
     if last["role"] != "assistant" or not str(last["content"]).strip():
-        found = f"{short(last['role'])}, {short(last['content'])}"
+        got = f"{short(last['role'])}, {short(last['content'])}"
         raise LineProblem(
-            f"{key}: expected the beginning of an assistant's answer at the end, got {found}",
+            f"{key}: expected the beginning of an assistant's answer at the end, got {got}",
             "end the messages with the beginning of an answer, or leave --continue out",
         )
 

@@ -66,8 +66,8 @@ def read_form(value: Mapping[str, Any]) -> PromptForm:
             f" forms: token_ids, text, messages, {', '.join(_FORMS)}",
             f"name the key that holds the prompt: --prompts-column {foreign[0]}" if foreign else "",
         )
-    found = next((value[key] for key in _IDS if key in value), None)
-    named = str(found) if type(found) is int else found
+    given_id = next((value[key] for key in _IDS if key in value), None)
+    named = str(given_id) if type(given_id) is int else given_id
     kind, prompt, later_turns = read(value)
     category = value.get("category", NO_CATEGORY)
     cluster = value.get("cluster")
@@ -98,7 +98,7 @@ def _tools(value: Mapping[str, Any], kind: Kind) -> tuple[Mapping[str, Any], ...
     tools = value["tools"]
     if kind != "messages":
         raise LineProblem(f"tools: they are for messages, and the prompt is {kind}")
-    good = isinstance(tools, list) and tools and all(isinstance(one, dict) for one in tools)
+    good = isinstance(tools, list) and tools and all(isinstance(tool, dict) for tool in tools)
     if not good:
         raise LineProblem("tools: expected a list of objects, as the API of OpenAI has them")
     return tuple(tools)
@@ -151,7 +151,7 @@ def _messages(given: object, key: str, role: str, content: str) -> list[Message]
         return [
             _with_arguments(m, key)
             if _has_calls(m)
-            else {name: own for name, own in m.items() if name != "tool_calls"}
+            else {name: value for name, value in m.items() if name != "tool_calls"}
             for m in given
         ]
     return [{"role": _ROLES.get(m[role], m[role]), "content": m[content]} for m in given]
@@ -160,8 +160,8 @@ def _messages(given: object, key: str, role: str, content: str) -> list[Message]
 def _is_message(message: object, role: str, content: str) -> bool:
     if not isinstance(message, dict) or not isinstance(message.get(role), str):
         return False
-    said = message.get(content)
-    return isinstance(said, str) or (said is None and role == "role" and _has_calls(message))
+    text = message.get(content)
+    return isinstance(text, str) or (text is None and role == "role" and _has_calls(message))
 
 
 def _has_calls(message: Mapping[str, Any]) -> bool:
@@ -176,20 +176,20 @@ def _with_arguments(message: Mapping[str, Any], key: str) -> Message:
     given = message["tool_calls"]
     called = []
     for call in given if isinstance(given, list) else [None]:
-        own = call.get("function") if isinstance(call, dict) else None
-        named = isinstance(own, dict) and isinstance(own.get("name"), str)
-        if not isinstance(call, dict) or not isinstance(own, dict) or not named:
+        function = call.get("function") if isinstance(call, dict) else None
+        named = isinstance(function, dict) and isinstance(function.get("name"), str)
+        if not isinstance(call, dict) or not isinstance(function, dict) or not named:
             what = f"{key}: tool_calls: expected a list of objects, each with a function"
             raise LineProblem(what)
-        where = f"{key}: tool_calls: the arguments of {short(own['name'])}"
-        arguments = own.get("arguments")
+        where = f"{key}: tool_calls: the arguments of {short(function['name'])}"
+        arguments = function.get("arguments")
         try:
             read = parse_object(arguments or "{}") if isinstance(arguments, str) else arguments
         except JsonProblem as exc:
             raise LineProblem(f"{where}: {exc}") from exc
         if not isinstance(read, Mapping | None):
             raise LineProblem(f"{where}: expected an object or its JSON, got {short(read)}")
-        called.append({**call, "function": {**own, "arguments": read or {}}})
+        called.append({**call, "function": {**function, "arguments": read or {}}})
     content = message.get("content")
     return {**message, "content": "" if content is None else content, "tool_calls": called}
 
@@ -257,12 +257,12 @@ def of_column(row: Mapping[str, Any], column: str | None) -> Mapping[str, Any]:
         return row
     if column not in row:
         raise LineProblem(f"no column {short(column)}; there are {', '.join(sorted(row))}")
-    found = row[column]
+    cell = row[column]
     beside = {key: row[key] for key in ("id", "category", "cluster") if key in row}
-    if isinstance(found, str):
-        return {**beside, "prompt": found}
-    if isinstance(found, list) and found and isinstance(found[0], str):
-        return {**beside, "turns": found}
-    if isinstance(found, list):
-        return {**beside, "conversations": found}
-    raise LineProblem(f"{column}: expected text, texts or messages, got {short(found)}")
+    if isinstance(cell, str):
+        return {**beside, "prompt": cell}
+    if isinstance(cell, list) and cell and isinstance(cell[0], str):
+        return {**beside, "turns": cell}
+    if isinstance(cell, list):
+        return {**beside, "conversations": cell}
+    raise LineProblem(f"{column}: expected text, texts or messages, got {short(cell)}")

@@ -68,9 +68,9 @@ def _beside_target(report: QuantizeReport, target: Path, listener: Listener) -> 
         return report
     answers = tuple(each.judged for each in pairs)
     changed = (now for each, now in zip(pairs, answers, strict=True) if now is not each.answer)
-    for one in {(now.engine, now.error): now for now in changed}.values():
-        text = f"beside {target}: {one.verdict} in {one.title}: {one.error}"
-        listener.warning(f"{text}\n  what to do: {one.remedy}" if one.remedy else text)
+    for check in {(now.engine, now.error): now for now in changed}.values():
+        text = f"beside {target}: {check.verdict} in {check.title}: {check.error}"
+        listener.warning(f"{text}\n  what to do: {check.remedy}" if check.remedy else text)
     return dataclasses.replace(report, loads=answers)
 
 
@@ -137,7 +137,7 @@ def _measured(
         listener.note(few)
     spool = stack.enter_context(tempfile.TemporaryDirectory(prefix="draftquant-moments-"))
     with listener.bar("calibrate", len(traces), "work") as bar:
-        found = measured_inputs(
+        measured = measured_inputs(
             plan,
             run,
             spool=Path(spool),
@@ -152,15 +152,15 @@ def _measured(
     if cache is not None and cache.scales != "unit":
         with listener.bar("cache", None, "work") as bar:
             scales = measure_cache_scales(run, how=cache.scales, on_progress=bar.set)
-        found = dataclasses.replace(found, cache_scales=scales)
+        measured = dataclasses.replace(measured, cache_scales=scales)
         listener.note(f"scales of the KV cache from {len(traces)} traces ({cache.scales})")
-    if found.statistics is not None or (found.input_scales and not constant.input_scales):
-        what = "input scales" if found.statistics is None else "inputs"
+    if measured.statistics is not None or (measured.input_scales and not constant.input_scales):
+        what = "input scales" if measured.statistics is None else "inputs"
         listener.note(f"{what} from {len(traces)} traces, steps 1..{run.num_draft_tokens}")
     if need_of(plan) == "codes":
-        codes = learn(stack, plan, run, Path(asked.out), static=found, listener=listener)
-        found = dataclasses.replace(found, found=codes)
-    return found
+        codes = learn(stack, plan, run, Path(asked.out), static=measured, listener=listener)
+        measured = dataclasses.replace(measured, found=codes)
+    return measured
 
 
 def raised_damping(damping: Mapping[str, float]) -> str:
@@ -175,11 +175,11 @@ def raised_damping(damping: Mapping[str, float]) -> str:
 
 def lints_left(draft: object, lints: Sequence[Lint], *, fix_config: bool) -> str | None:
     """Which warnings of the source's config.json stay in the output, and how to remove them."""
-    left = [one for one in lints if one.level == "warning" and not (fix_config and one.fix)]
+    left = [lint for lint in lints if lint.level == "warning" and not (fix_config and lint.fix)]
     if not left:
         return None
-    text = f"lints: {', '.join(one.name for one in left)}; see 'draftquant inspect {draft}'"
-    fixable = ", ".join(one.name for one in left if one.fix)
+    text = f"lints: {', '.join(lint.name for lint in left)}; see 'draftquant inspect {draft}'"
+    fixable = ", ".join(lint.name for lint in left if lint.fix)
     unknown = "cannot correct these: config.json does not show which values are right"
     how = f"corrects {fixable} in the output" if fixable else unknown
     return f"{text}\n  --fix-config {how}" if fixable or fix_config else text
@@ -251,7 +251,7 @@ class Phases:
         """The stage that ends with a step; empty where one of its steps still runs."""
         self._written.add(step.row.tensor.name)
         stage = next(stage for stage in self._plan.stages() if step in stage)
-        is_over = all(one.row.tensor.name in self._written for one in stage)
+        is_over = all(each.row.tensor.name in self._written for each in stage)
         return list(stage) if is_over else []
 
     def _work(self, step: Step) -> int:
@@ -301,7 +301,7 @@ def learn(
             if progress.validation.step == progress.step:
                 listener.note(_line(progress))
 
-        found = stack.enter_context(
+        codes = stack.enter_context(
             learned_codes(
                 plan,
                 run,
@@ -312,7 +312,7 @@ def learn(
                 on_progress=show,
             )
         )
-    origin = found.origin
+    origin = codes.origin
     listener.note(
         f"learned rounding keeps step {origin.kept_step}: on {origin.validation_prompts} prompts"
         f" held back the acceptance length is {origin.acceptance_length:.3f} (before learning"
@@ -320,14 +320,14 @@ def learn(
         f" {origin.acceptance_length_unquantized:.3f}) and the overlap with the unquantized draft"
         f" {origin.overlap:.2%} (before {origin.overlap_before:.2%})"
     )
-    return found
+    return codes
 
 
 def _line(progress: LearningProgress) -> str:
-    found = progress.validation
+    score = progress.validation
     return (
         f"step {progress.step} of {progress.steps}, loss {progress.loss:.5f}; on the prompts held"
-        f" back the acceptance length is {found.acceptance_length:.3f} (unquantized"
-        f" {found.unquantized:.3f}) and the overlap with the unquantized draft"
-        f" {found.overlap:.2%}; the best so far is step {progress.best.step}"
+        f" back the acceptance length is {score.acceptance_length:.3f} (unquantized"
+        f" {score.unquantized:.3f}) and the overlap with the unquantized draft"
+        f" {score.overlap:.2%}; the best so far is step {progress.best.step}"
     )

@@ -129,9 +129,9 @@ class RecordRun(ChosenPrompts):
         )
 
     def _of_settings(self) -> Iterator[tuple[str, object, str, str]]:
-        one = "leave one of them out"
+        remedy = "leave one of them out"
         what = "gives each task one device, and --device-map spreads a target over all"
-        yield "--ray", self.ray and self.device_map, what, one
+        yield "--ray", self.ray and self.device_map, what, remedy
         yield (
             "--ray",
             self.ray and not self.fixed_batches,
@@ -140,7 +140,7 @@ class RecordRun(ChosenPrompts):
             "add --fixed-batches",
         )
         what = "goes on behind the last turn, and --turns all begins with the first"
-        yield "--continue", self.continued and self.turns == "all", what, one
+        yield "--continue", self.continued and self.turns == "all", what, remedy
         what = "needs the draft whose fc is applied"
         yield "--fused", self.fused and not self.draft, what, "add --draft DRAFT"
         what = "says which rows the tables carry"

@@ -84,10 +84,10 @@ def record_asked(asked: RecordRun) -> TraceFolder | str:
 
 
 def _warn_of_a_rotated_target(asked: RecordRun) -> None:
-    said = rotated_by(with_text_config(config_of(Path(asked.target))).get("quantization_config"))
-    if said is not None:
+    kind = rotated_by(with_text_config(config_of(Path(asked.target))).get("quantization_config"))
+    if kind is not None:
         asked.listener.warning(
-            f"{asked.target}: its residual stream is rotated ({said}), and so are the hidden states"
+            f"{asked.target}: its residual stream is rotated ({kind}), and so are the hidden states"
             " that are recorded: a draft that was trained on the target before accepts almost"
             " nothing on these traces; record that target instead"
         )
@@ -179,8 +179,8 @@ def _all_turns(asked: RecordRun, plan: RecordingPlan, record: Record) -> TraceFo
 def _with_prompts(plan: RecordingPlan, asked: RecordRun) -> RecordingPlan:
     """The plan with the prompts to record, and a message about those that are too long."""
     shape = plan.shape
-    found = _read(asked, shape)
-    read = found.prompts
+    given = _read(asked, shape)
+    read = given.prompts
     fitted, long = fitted_prompts(read, shape, asked.max_new_tokens, asked.too_long, asked.prompts)
     if long:
         done = "left out" if long.skipped else "cut to their last tokens"
@@ -191,12 +191,12 @@ def _with_prompts(plan: RecordingPlan, asked: RecordRun) -> RecordingPlan:
             f" {asked.max_new_tokens} new tokens they exceed the target's {shape.max_positions}"
             f" positions ({', '.join(names[:3])}{', ...' if names[3:] else ''})"
         )
-        if long.truncated and asked.continued and any(one.conversation_sha256 for one in read):
+        if long.truncated and asked.continued and any(p.conversation_sha256 for p in read):
             asked.listener.warning(
                 f"{asked.prompts}: a text that is cut no longer begins as its conversation did:"
                 " gate judges it only in one folder with the traces that began it (traces merge)"
             )
-    return dataclasses.replace(plan, prompts=fitted, too_long=long, dataset=found.dataset)
+    return dataclasses.replace(plan, prompts=fitted, too_long=long, dataset=given.dataset)
 
 
 def _read(asked: RecordRun, shape: TargetShape) -> ReadPrompts:
@@ -218,11 +218,11 @@ def _recorded_texts(asked: RecordRun, shape: TargetShape) -> tuple[Prompt, ...]:
     """Texts of a trace folder, and a message on those that have ended or are another target's."""
     target, traces = Path(asked.target), TraceFolder.open(Path(asked.prompts))
     ends = frozenset[int]() if asked.ignore_eos else end_token_ids(target)
-    found = recorded_texts(traces, shape.vocab_size, ends, asked)
-    if found.ended:
-        named = ", ".join(found.ended[:3]) + (", ..." if found.ended[3:] else "")
+    texts = recorded_texts(traces, shape.vocab_size, ends, asked)
+    if texts.ended:
+        named = ", ".join(texts.ended[:3]) + (", ..." if texts.ended[3:] else "")
         asked.listener.warning(
-            f"{asked.prompts}: {len(found.ended)} of {len(traces)} texts end with the target's"
+            f"{asked.prompts}: {len(texts.ended)} of {len(traces)} texts end with the target's"
             f" end of text, and are left out ({named})"
         )
     recorded = traces.manifest.target
@@ -231,7 +231,7 @@ def _recorded_texts(asked: RecordRun, shape: TargetShape) -> tuple[Prompt, ...]:
             f"{asked.prompts}: the texts are of the target {recorded.name}, whose {CONFIG_FILE}"
             f" is another than that of {target.name}: they are given, and not its own"
         )
-    return found.prompts
+    return texts.prompts
 
 
 def shape_of(asked: RecordRun) -> TargetShape:

@@ -59,7 +59,7 @@ def explained(
         rows.append(text.features[first:last])
     _, groups, counts = torch.unique(torch.cat(tokens), return_inverse=True, return_counts=True)
     sums, squares = torch.zeros(2, len(counts), rows[0].shape[1], dtype=torch.float64)
-    for some, block in zip(groups.split([len(one) for one in rows]), rows, strict=True):
+    for some, block in zip(groups.split([len(block) for block in rows]), rows, strict=True):
         sums.index_add_(0, some, block.double())
         squares.index_add_(0, some, block.double() ** 2)
     often = counts > 1
@@ -82,13 +82,13 @@ def explained(
 
 def _late_in_all(texts: Sequence[HeldText]) -> str:
     for start in range(0, max(len(text.features) for text in texts), _BLOCK):
-        found = {shift: explained(texts, shift, start, start + _BLOCK) for shift in SHIFTS}
-        best = max(SHIFTS, key=lambda shift: found[shift][1])
-        if found[0][0] >= _FEW_REPEATS and found[best][1] > found[0][1] + _CLEARLY:
+        fits = {shift: explained(texts, shift, start, start + _BLOCK) for shift in SHIFTS}
+        best = max(SHIFTS, key=lambda shift: fits[shift][1])
+        if fits[0][0] >= _FEW_REPEATS and fits[best][1] > fits[0][1] + _CLEARLY:
             return (
                 f"at positions {start} to {start + _BLOCK - 1} the recorded features are shifted by"
-                f" {best:+d} against their tokens (the token there explains {found[best][1]:.0%} of"
-                f" their variance, the one beside them {found[0][1]:.0%})"
+                f" {best:+d} against their tokens (the token there explains {fits[best][1]:.0%} of"
+                f" their variance, the one beside them {fits[0][1]:.0%})"
             )
     return ""
 
@@ -99,19 +99,19 @@ def _of_other_texts(texts: Sequence[HeldText]) -> str:
     every = torch.cat(stretches)
     if not len(every) or float(every.max(dim=1).values.median()) < _USUAL:
         return ""
-    found = []
+    spans = []
     for text, (places, nearest), shares in zip(texts, votes, stretches, strict=True):
         few = (shares[:, _OWN] < _TOO_FEW).nonzero()[:, 0]
         if len(few):
             inside = slice(int(few[0]), int(few[-1]) + _STRETCH)
             wrong = places[inside][nearest[inside] != _OWN]
-            found.append(f"{text.id!r} at positions {int(wrong[0])} to {int(wrong[-1])}")
-    if not found:
+            spans.append(f"{text.id!r} at positions {int(wrong[0])} to {int(wrong[-1])}")
+    if not spans:
         return ""
-    more = ", ..." if len(found) > 3 else ""
+    more = ", ..." if len(spans) > 3 else ""
     return (
-        f"in {len(found)} of {len(texts)} texts the recorded features do not belong to the tokens"
-        f" beside them: {', '.join(found[:3])}{more}"
+        f"in {len(spans)} of {len(texts)} texts the recorded features do not belong to the tokens"
+        f" beside them: {', '.join(spans[:3])}{more}"
     )
 
 
@@ -128,16 +128,16 @@ def _votes(texts: Sequence[HeldText]) -> Iterator[tuple[Tensor, Tensor]]:
     ]
 
     def tell(tokens: Tensor, features: Tensor, sign: float) -> None:
-        own = tokens[: len(features)]
-        count.index_add_(0, own, torch.full((len(own),), sign, dtype=torch.float64))
-        total.index_add_(0, own, sign * features)
+        beside = tokens[: len(features)]
+        count.index_add_(0, beside, torch.full((len(beside),), sign, dtype=torch.float64))
+        total.index_add_(0, beside, sign * features)
 
     for tokens, features in known:
         tell(tokens, features, 1.0)
     for tokens, features in known:
         tell(tokens, features, -1.0)  # a text says nothing about itself
-        own, places = tokens[: len(features)], torch.arange(len(features))
-        distances = torch.full((len(own), len(SHIFTS)), torch.inf, dtype=torch.float64)
+        beside, places = tokens[: len(features)], torch.arange(len(features))
+        distances = torch.full((len(beside), len(SHIFTS)), torch.inf, dtype=torch.float64)
         for column, shift in enumerate(SHIFTS):
             there = places + shift
             inside = (there >= 0) & (there < len(tokens))
@@ -146,7 +146,7 @@ def _votes(texts: Sequence[HeldText]) -> Iterator[tuple[Tensor, Tensor]]:
             mean = total[other] / seen.clamp(min=1)[:, None]
             # The mean of n rows is itself off by the variance of a row / n.
             distance = ((features - mean) ** 2).sum(dim=1) * seen / (seen + 1)
-            use = inside & (seen > 0) & ((other != own) | (shift == 0))
+            use = inside & (seen > 0) & ((other != beside) | (shift == 0))
             distances[use, column] = distance[use]
         finite = distances.isfinite()
         apart = finite[:, _OWN] & (finite.sum(dim=1) > 1)
@@ -209,17 +209,17 @@ class FeatureEvidence:
         if not self.checked:
             return None
         best = max(self.share, key=lambda shift: self.share[shift])
-        own = self.share[0]
+        beside = self.share[0]
         if self.share[best] < MIN_SHARE:
             return (
                 "the recorded features do not belong to the tokens beside them (a token"
-                f" explains {own:.0%} of their variance): they come from another text"
+                f" explains {beside:.0%} of their variance): they come from another text"
             )
         if best != 0:
             return (
                 f"the recorded features are shifted by {best:+d} against their tokens (the token"
                 f" there explains {self.share[best]:.1%} of their variance, the one beside them"
-                f" {own:.1%})"
+                f" {beside:.1%})"
             )
         return self.misplaced or None
 
@@ -261,13 +261,13 @@ class FeatureTally:
 
     def evidence(self) -> FeatureEvidence:
         """The evidence of all traces added."""
-        found = {shift: explained(self._texts, shift) for shift in SHIFTS if self._texts}
-        repeats = found[0][0] if found else 0
+        fits = {shift: explained(self._texts, shift) for shift in SHIFTS if self._texts}
+        repeats = fits[0][0] if fits else 0
         texts, judged = self._texts, repeats >= MIN_REPEATS and not self._constant
         return FeatureEvidence(
             repeats=repeats,
             constant=self._constant,
-            share={shift: share for shift, (_, share) in found.items()},
+            share={shift: share for shift, (_, share) in fits.items()},
             misplaced=(_late_in_all(texts) or _of_other_texts(texts)) if judged else "",
         )
 

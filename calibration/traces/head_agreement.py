@@ -51,8 +51,8 @@ def normalized(hidden: Tensor) -> Tensor:
 def _share(logits: Tensor, expected: Tensor) -> float:
     """Rows [R, V] whose largest logit is, within BF16's resolution, that of the expected token."""
     largest = logits.amax(dim=1)
-    said = logits.gather(1, expected[:, None])[:, 0]
-    return float((said >= largest - _BF16_STEP * largest.abs()).double().mean())
+    chosen = logits.gather(1, expected[:, None])[:, 0]
+    return float((chosen >= largest - _BF16_STEP * largest.abs()).double().mean())
 
 
 def _rows(traces: TraceFolder, width: int) -> Iterator[tuple[Tensor, int]]:

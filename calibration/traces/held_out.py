@@ -55,10 +55,10 @@ class RecordedPrompt:
 def recorded_prompts(traces: TraceFolder) -> list[RecordedPrompt]:
     """Every prompt, in order; reads token ids only."""
     texts = [(entry, text_of(entry, ids.tolist())) for entry, ids in traces.token_ids()]
-    own = [prompt_sha256(text.prompt) for _, text in texts]
+    digests = [prompt_sha256(text.prompt) for _, text in texts]
     first_turns = {
         digest
-        for (entry, _), digest in zip(texts, own, strict=True)
+        for (entry, _), digest in zip(texts, digests, strict=True)
         if entry.conversation_sha256 is None
     }
     return [
@@ -69,7 +69,7 @@ def recorded_prompts(traces: TraceFolder) -> list[RecordedPrompt]:
             conversation_known=(conversation := entry.conversation_sha256 or digest) in first_turns
             or _begins_with(text.prompt, conversation),
         )
-        for (entry, text), digest in zip(texts, own, strict=True)
+        for (entry, text), digest in zip(texts, digests, strict=True)
     ]
 
 
@@ -100,21 +100,21 @@ def seen_prompts(traces: TraceFolder) -> SeenPrompts:
 
 def seen_target(traces: TraceFolder) -> SeenTarget:
     """The target of a folder, for the same record."""
-    own = traces.manifest.target
+    target = traces.manifest.target
     return SeenTarget(
-        name=own.name, config_sha256=own.config_sha256, weights_sha256=own.weights_sha256
+        name=target.name, config_sha256=target.config_sha256, weights_sha256=target.weights_sha256
     )
 
 
 def _by_category(kept: Collection[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
+    by_category: dict[str, tuple[str, ...]] = {}
     for category, text in sorted(kept):
-        found[category] = (*found.get(category, ()), text)
-    return found
+        by_category[category] = (*by_category.get(category, ()), text)
+    return by_category
 
 
 def _stored(sketches: Mapping[str, Sequence[str]]) -> dict[tuple[str, str], int]:
-    return {(category, text): 0 for category, own in sketches.items() for text in own}
+    return {(category, text): 0 for category, texts in sketches.items() for text in texts}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,29 +206,29 @@ def seen_continuations(
             continue
         prompts_known, answers = map(_stored, (seen.sketches.minima, seen.sketches.continuations))
         near = sorted({i for _, i in related(prompts_known, texts, continued=False)})
-        own = sorted({i for _, i in related(answers, texts, continued=True)})
+        repeated = sorted({i for _, i in related(answers, texts, continued=True)})
         share = "share 90% or more of their text (4-token shingles) with prompts that"
         _refuse_any(where, [ids[i] for i in near], total, f"{share} {what}", _OTHERS)
-        again_said |= dict.fromkeys(own, what)
-    found = [ids[i] for i in sorted(again_said)]
-    if len(found) > MOST_SEEN_SHARE * total:
+        again_said |= dict.fromkeys(repeated, what)
+    repeats = [ids[i] for i in sorted(again_said)]
+    if len(repeats) > MOST_SEEN_SHARE * total:
         _refuse_any(
             where,
-            found,
+            repeats,
             total,
             "share 90% or more of their continuations (16-token shingles) with prompts that"
             f" {', or '.join(dict.fromkeys(again_said.values()))}, more than the"
             f" {MOST_SEEN_SHARE:.0%} that are judged with and without them",
             _OTHERS,
         )
-    return tuple(found)
+    return tuple(repeats)
 
 
 def _refuse_any(where: object, ids: Sequence[str], total: int, what: str, fix: str) -> None:
     if ids:
         named = ", ".join(ids[:_NAMED]) + (", ..." if len(ids) > _NAMED else "")
-        found = f"{len(ids)} of its {total} prompts {what}: {named}"
-        raise GateError(where, found, fix=fix, ids=ids)
+        problem = f"{len(ids)} of its {total} prompts {what}: {named}"
+        raise GateError(where, problem, fix=fix, ids=ids)
 
 
 def _unsaid(candidate: QuantizedProvenance) -> tuple[str, ...]:

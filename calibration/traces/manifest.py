@@ -67,8 +67,8 @@ def datasets_problem(datasets: Sequence[DatasetSource] | None) -> str | None:
         return None
     if not datasets:
         return "datasets: expected one at least, or no key"
-    for one in datasets:
-        names = (one.name, one.config, one.split, *([one.column] if one.column else []))
+    for data in datasets:
+        names = (data.name, data.config, data.split, *([data.column] if data.column else []))
         if not all(map(is_printable_name, names)):
             return f"datasets: expected names of 1 to {LONGEST_NAME} printable characters"
     return None

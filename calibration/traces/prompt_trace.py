@@ -116,10 +116,10 @@ def _logprob_problem(trace: PromptTrace, manifest: TraceManifest) -> tuple[str, 
     spec, count = manifest.logprobs, trace.num_tokens - trace.prompt_length
     num_top = spec.num_top if spec else 0
     shapes = [(count,) if spec else None, *[(count, num_top) if num_top else None] * 2]
-    found = [None if tensor is None else tuple(tensor.shape) for tensor in given]
-    if found != shapes:
+    got = [None if tensor is None else tuple(tensor.shape) for tensor in given]
+    if got != shapes:
         return (
-            f"token_logprob, top_token_ids, top_logprobs: expected shapes {shapes}, got {found}",
+            f"token_logprob, top_token_ids, top_logprobs: expected shapes {shapes}, got {got}",
             _AGAIN,
         )
     for name, values in (("token_logprob", given[0]), ("top_logprobs", given[2])):

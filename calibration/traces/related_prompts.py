@@ -58,15 +58,15 @@ class PromptText:
         return Shingled(category=self.category, document=document, values=values)
 
 
-def text_of(one: TraceEntry | PromptTrace, token_ids: Sequence[int]) -> PromptText:
+def text_of(entry: TraceEntry | PromptTrace, token_ids: Sequence[int]) -> PromptText:
     """What is compared of a trace with these tokens."""
-    prompt = tuple(token_ids[: one.prompt_length])
+    prompt = tuple(token_ids[: entry.prompt_length])
     return PromptText(
-        category=one.category,
+        category=entry.category,
         prompt=prompt,
-        continuation=tuple(token_ids[one.prompt_length :]),
-        cluster=one.conversation_sha256 or prompt_sha256(prompt),
-        declared=one.cluster,
+        continuation=tuple(token_ids[entry.prompt_length :]),
+        cluster=entry.conversation_sha256 or prompt_sha256(prompt),
+        declared=entry.cluster,
     )
 
 
@@ -81,22 +81,22 @@ Sketched = Mapping[tuple[str, str], int]
 
 def sketched(texts: Sequence[PromptText], *, continued: bool) -> Sketched:
     """The sketches of prompts, or of continuations, without what most of these texts have."""
-    own = [text.shingled(continued=continued) for text in texts]
-    found: dict[tuple[str, str], int] = {}
-    for position, sketch in enumerate(sketches_of(own, Templates(own))):
+    shingled = [text.shingled(continued=continued) for text in texts]
+    positions: dict[tuple[str, str], int] = {}
+    for position, sketch in enumerate(sketches_of(shingled, Templates(shingled))):
         if len(sketch.values):
-            found.setdefault((sketch.category, sketch.text), position)
-    return found
+            positions.setdefault((sketch.category, sketch.text), position)
+    return positions
 
 
 def related(
     known: Sketched, texts: Sequence[PromptText], *, continued: bool
 ) -> set[tuple[int, int]]:
     """Positions of known and of given texts whose prompts, or continuations, are related."""
-    own, places = [text.shingled(continued=continued) for text in texts], list(known.values())
-    sketches = [Sketch.parsed(*one) for one in known]
-    found = overlapping(own, sketches, Templates(own, sketches))
-    return {(places[number], position) for number, position in found}
+    shingled, places = [text.shingled(continued=continued) for text in texts], list(known.values())
+    sketches = [Sketch.parsed(*key) for key in known]
+    pairs = overlapping(shingled, sketches, Templates(shingled, sketches))
+    return {(places[number], position) for number, position in pairs}
 
 
 def num_near_duplicates(texts: Sequence[PromptText]) -> int:
@@ -125,7 +125,7 @@ def united(positions: Iterable[int], pairs: Iterable[tuple[int, int]]) -> list[l
             larger, smaller = sorted((groups[one], groups[other]), key=len, reverse=True)
             larger += smaller
             groups |= dict.fromkeys(smaller, larger)
-    return sorted(sorted(group) for group in {id(own): own for own in groups.values()}.values())
+    return sorted(sorted(group) for group in {id(g): g for g in groups.values()}.values())
 
 
 def _equal(keys: Iterable[Hashable]) -> Iterator[tuple[int, int]]:
@@ -150,9 +150,9 @@ def _alike(texts: Sequence[PromptText]) -> Iterator[tuple[int, int]]:
 
 
 def _overlapping(texts: Sequence[PromptText], *, continued: bool) -> Iterator[tuple[int, int]]:
-    own = [text.shingled(continued=continued) for text in texts]
-    templates = Templates(own)
-    return overlapping(own, sketches_of(own, templates), templates)
+    shingled = [text.shingled(continued=continued) for text in texts]
+    templates = Templates(shingled)
+    return overlapping(shingled, sketches_of(shingled, templates), templates)
 
 
 def _begin_alike(texts: Sequence[PromptText]) -> Iterator[tuple[int, int]]:
@@ -179,8 +179,8 @@ def _common_beginnings(texts: Sequence[PromptText]) -> dict[str, int]:
     every = set().union(*by_category.values())
     return {
         category: _common_prefix(min(of), max(of))
-        for category, own in by_category.items()
-        for of in [own if len(own) >= MIN_PROMPTS_OF_A_TASK else every]
+        for category, prompts in by_category.items()
+        for of in [prompts if len(prompts) >= MIN_PROMPTS_OF_A_TASK else every]
     }
 
 
@@ -220,8 +220,8 @@ def suggested_clusters(prompts: Sequence[tuple[str, str]]) -> str:
     return ""
 
 
-def _are_groups(found: Iterable[str]) -> bool:
-    names = list(found)
+def _are_groups(declared: Iterable[str]) -> bool:
+    names = list(declared)
     return _LEAST_GROUPS <= len(set(names)) <= len(names) / 2
 
 

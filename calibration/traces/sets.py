@@ -172,8 +172,8 @@ def _of_categories(traces: TraceFolder, groups: Groups, categories: Collection[s
         if category not in known:
             what = f"no prompt has the category {category!r}"
             raise TraceError(traces.folder, what, fix=f"use some of: {', '.join(known)}")
-    own = (group for group in groups if any(prompts[i].category in categories for i in group))
-    return {position for group in own for position in group}
+    chosen = (group for group in groups if any(prompts[i].category in categories for i in group))
+    return {position for group in chosen for position in group}
 
 
 def _quotas(sizes: Mapping[str, int], count: int) -> dict[str, int]:
@@ -216,12 +216,12 @@ def merge_traces(folders: Sequence[TraceFolder], out: Path) -> MergeReport:
     all_carry = len(with_tables) == len(folders)
     renamed: dict[str, str] = {}
     taken: set[str] = set()
-    datasets = (one for folder in folders for one in folder.manifest.datasets or ())
+    datasets = (dataset for folder in folders for dataset in folder.manifest.datasets or ())
     by = list(dict.fromkeys(folder.manifest.recorded_by for folder in folders))
     merged = replace(
         folders[0].manifest,
         sampling=_common_sampling(folders),
-        recorded_by=by[0] if len(by) == 1 else " + ".join(one or "transformers" for one in by),
+        recorded_by=by[0] if len(by) == 1 else " + ".join(name or "transformers" for name in by),
         too_long=_too_long(folders),
         datasets=tuple(dict.fromkeys(datasets)) or None,
     )
@@ -308,18 +308,18 @@ def _kind(manifest: TraceManifest) -> dict[str, object]:
 
 def _common_sampling(folders: Sequence[TraceFolder]) -> Sampling | None:
     """The settings of all folders; the seed is unknown where they differ."""
-    found = {folder.manifest.sampling for folder in folders}
+    samplings = {folder.manifest.sampling for folder in folders}
     sampling = folders[0].manifest.sampling
-    return sampling if len(found) == 1 or sampling is None else replace(sampling, seed=None)
+    return sampling if len(samplings) == 1 or sampling is None else replace(sampling, seed=None)
 
 
 def _too_long(folders: Sequence[TraceFolder]) -> TooLongPrompts | None:
-    found = [folder.manifest.too_long for folder in folders if folder.manifest.too_long]
-    if not found:
+    too_long = [folder.manifest.too_long for folder in folders if folder.manifest.too_long]
+    if not too_long:
         return None
     return TooLongPrompts(
-        skipped=tuple(dict.fromkeys(name for one in found for name in one.skipped)),
-        truncated=tuple(dict.fromkeys(name for one in found for name in one.truncated)),
+        skipped=tuple(dict.fromkeys(name for each in too_long for name in each.skipped)),
+        truncated=tuple(dict.fromkeys(name for each in too_long for name in each.truncated)),
     )
 
 
@@ -366,5 +366,5 @@ def store_traces(traces: TraceFolder, out: Path, choice: StorageChoice) -> Store
         )
     manifest = replace(traces.manifest, features=replace(spec, storage=storage))
     written = copy_traces([traces], out, traces, manifest)
-    before, now = (sum(one.nbytes for one in each.manifest.shards) for each in (traces, written))
+    before, now = (sum(s.nbytes for s in each.manifest.shards) for each in (traces, written))
     return StoreReport(traces=written, nbytes_before=before, nbytes=now)

@@ -98,10 +98,10 @@ class Templates:
         self._of: dict[str, Values] = {}
         for category in documents.keys() | absent.keys():
             parts = documents.get(category, {}).values()
-            own = [np.unique(np.concatenate(part)) for part in parts]
+            distinct = [np.unique(np.concatenate(part)) for part in parts]
             others = absent.get(category, [])
-            self._of[category] = _of_most(own, others)
-            of_all += own
+            self._of[category] = _of_most(distinct, others)
+            of_all += distinct
             others_of_all += others
         self._of_all = _of_most(of_all, others_of_all)
 
@@ -128,18 +128,18 @@ def overlapping(
     for number, sketch in enumerate(sketches):
         largest = sketch.largest_known
         least = _LEAST_OWN if largest is None else _LEAST_SAMPLE
-        own = templates.own(sketch.values, sketch.category, least=least)
-        found = overlaps.with_sketch(own, largest=largest) >= SHARED_SHARE
-        yield from ((number, position) for position in found.nonzero()[0].tolist())
+        kept = templates.own(sketch.values, sketch.category, least=least)
+        shared = overlaps.with_sketch(kept, largest=largest) >= SHARED_SHARE
+        yield from ((number, position) for position in shared.nonzero()[0].tolist())
 
 
 class Overlaps:
     """How much of each of many texts is in another one."""
 
-    def __init__(self, own: Sequence[Values]) -> None:
-        self._count = len(own)
-        values = np.concatenate([*own, np.zeros(0, dtype=np.uint32)])
-        owners = np.repeat(np.arange(len(own)), [len(each) for each in own])
+    def __init__(self, texts: Sequence[Values]) -> None:
+        self._count = len(texts)
+        values = np.concatenate([*texts, np.zeros(0, dtype=np.uint32)])
+        owners = np.repeat(np.arange(len(texts)), [len(each) for each in texts])
         order = np.argsort(values, kind="stable")
         self._values, self._owners = values[order], owners[order]
         self._sizes = self._of_each(self._owners)
@@ -165,9 +165,9 @@ class Overlaps:
         return np.bincount(owners, minlength=self._count)
 
 
-def _of_most(own: Sequence[Values], others: Sequence[Values]) -> Values:
+def _of_most(documents: Sequence[Values], others: Sequence[Values]) -> Values:
     """Shingles of more than half of some documents, and of more than half of these and others."""
-    return np.union1d(_frequent(own), _frequent([*own, *others]))
+    return np.union1d(_frequent(documents), _frequent([*documents, *others]))
 
 
 def _frequent(documents: Sequence[Values]) -> Values:

@@ -133,8 +133,8 @@ def _frame(zstandard: Any, frame: memoryview, nbytes: int, where: object) -> Ten
         declared = zstandard.get_frame_parameters(frame).content_size
         if declared != nbytes:
             unknown = declared == zstandard.CONTENTSIZE_UNKNOWN
-            said = "does not declare its size" if unknown else f"declares {declared:,} bytes"
-            what = f"a zstd frame {said}, expected {nbytes:,}"
+            problem = "does not declare its size" if unknown else f"declares {declared:,} bytes"
+            what = f"a zstd frame {problem}, expected {nbytes:,}"
             raise TraceError(where, what, fix=_AGAIN)
         content = zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
     except zstandard.ZstdError as exc:

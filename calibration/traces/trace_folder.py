@@ -271,9 +271,9 @@ def _check_header(folder: Path, listed: Shard | TablesFile, expected: TensorTabl
                          fix="copy the folder again, or record again")  # fmt: skip
     with files_raise(TraceError, "record the traces again"):
         header = read_header(folder, listed.file)
-    found = {tensor.name: (tensor.dtype, tensor.shape) for tensor in header.tensors}
-    for name in sorted(expected.keys() | found.keys()):
-        wanted, got = expected.get(name), found.get(name)
+    stored = {tensor.name: (tensor.dtype, tensor.shape) for tensor in header.tensors}
+    for name in sorted(expected.keys() | stored.keys()):
+        wanted, got = expected.get(name), stored.get(name)
         if not _fits(wanted, got):
             raise TraceError(
                 path,
@@ -282,10 +282,10 @@ def _check_header(folder: Path, listed: Shard | TablesFile, expected: TensorTabl
             )
 
 
-def _fits(expected: _Tensor | None, found: _Tensor | None) -> bool:
-    if expected is None or found is None or ANY_LENGTH not in expected[1]:
-        return expected == found
-    return expected[0] == found[0] and len(expected[1]) == len(found[1])
+def _fits(expected: _Tensor | None, stored: _Tensor | None) -> bool:
+    if expected is None or stored is None or ANY_LENGTH not in expected[1]:
+        return expected == stored
+    return expected[0] == stored[0] and len(expected[1]) == len(stored[1])
 
 
 def _described(tensor: _Tensor | None) -> str:

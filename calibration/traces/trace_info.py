@@ -100,7 +100,7 @@ def trace_info(traces: TraceFolder) -> TraceInfo:
         largest_group=max(map(len, groups)),
         num_clusters=len({entry.cluster for entry in traces.manifest.prompts if entry.cluster}),
         suggested_clusters=suggested_clusters(
-            [(one.id, one.category) for one in traces.manifest.prompts if one.cluster is None]
+            [(e.id, e.category) for e in traces.manifest.prompts if e.cluster is None]
         ),
         known_top1=known / max(1, positions),
         features=evidence.evidence(),
@@ -111,12 +111,12 @@ def trace_info(traces: TraceFolder) -> TraceInfo:
 def _categories(traces: TraceFolder) -> Iterator[CategoryInfo]:
     prompts = traces.manifest.prompts
     for category in sorted({entry.category for entry in prompts}):
-        own = [entry for entry in prompts if entry.category == category]
-        new = [entry.num_tokens - entry.prompt_length for entry in own]
+        entries = [entry for entry in prompts if entry.category == category]
+        new = [entry.num_tokens - entry.prompt_length for entry in entries]
         yield CategoryInfo(
             category=category,
-            num_prompts=len(own),
-            prompt_tokens=sum(entry.prompt_length for entry in own),
+            num_prompts=len(entries),
+            prompt_tokens=sum(entry.prompt_length for entry in entries),
             new_tokens=sum(new),
             shortest=min(new),
             longest=max(new),

@@ -50,11 +50,11 @@ class CarriedTables:
         (first, listed), *_ = every = self._listed()
         tensors, rows = first.stored_tables(), dict[int, Tensor]()
         for folder, theirs in every:
-            found = tensors if folder is first else folder.stored_tables()
-            shared = [name for name in ("lm_head", "norm") if name in found]
+            stored = tensors if folder is first else folder.stored_tables()
+            shared = [name for name in ("lm_head", "norm") if name in stored]
             same = _form(theirs) == _form(listed)
-            same = same and all(torch.equal(found[name], tensors[name]) for name in shared)
-            listed_rows = zip(found["token_ids"].tolist(), found["embed_tokens"], strict=True)
+            same = same and all(torch.equal(stored[name], tensors[name]) for name in shared)
+            listed_rows = zip(stored["token_ids"].tolist(), stored["embed_tokens"], strict=True)
             for token, row in dict(listed_rows).items():
                 same = same and torch.equal(rows.setdefault(token, row), row)
             if not same:

@@ -183,11 +183,11 @@ def _group_of_states(kv_cache_config: Any) -> tuple[int, int]:
     vLLM's example looks for a group of their own, and refuses targets that have several others.
     """
     groups: Sequence[Any] = kv_cache_config.kv_cache_groups
-    found = [i for i, group in enumerate(groups) if any(_LAYER in n for n in group.layer_names)]
-    if len(found) != 1:
+    indices = [i for i, group in enumerate(groups) if any(_LAYER in n for n in group.layer_names)]
+    if len(indices) != 1:
         raise ValueError(
             "draftquant: expected one group of the KV cache with hidden states, got"
-            f" {len(found)} of {len(groups)}; fix: start the engine with the arguments that"
+            f" {len(indices)} of {len(groups)}; fix: start the engine with the arguments that"
             " 'draftquant record --print-server-args' prints"
         )
-    return found[0], groups[found[0]].kv_cache_spec.block_size
+    return indices[0], groups[indices[0]].kv_cache_spec.block_size

@@ -75,10 +75,10 @@ def check_states(path: Path, expected: ExpectedStates, token_ids: Sequence[int])
     shape = (len(token_ids), len(expected.aux_layer_ids), expected.width)
     floats = FEATURE_DTYPES[expected.dtype][1]
     wanted = {"token_ids": ("I64", shape[:1]), "hidden_states": (floats, shape)}
-    found = {tensor.name: (tensor.dtype, tensor.shape) for tensor in header.tensors}
+    table = {tensor.name: (tensor.dtype, tensor.shape) for tensor in header.tensors}
     for name, tensor in wanted.items():
-        if found.get(name) != tensor:
-            got = f"{found[name][0]} {list(found[name][1])}" if name in found else "no such tensor"
+        if table.get(name) != tensor:
+            got = f"{table[name][0]} {list(table[name][1])}" if name in table else "no such tensor"
             what = f"{name}: expected {tensor[0]} {list(tensor[1])}, got {got}"
             raise TraceError(path, what, fix=_AGAIN)
     ids = " ".join(map(str, layer_inputs(expected.aux_layer_ids)))

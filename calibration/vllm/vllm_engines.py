@@ -157,7 +157,7 @@ class OfflineEngine:
         token_ids = tuple(completion.token_ids)
         spec, token_logprob, top = self._decoding.logprob_spec, None, None
         if spec:
-            places = [{t: one.logprob for t, one in each.items()} for each in completion.logprobs]
+            places = [{t: p.logprob for t, p in each.items()} for each in completion.logprobs]
             pairs = zip(token_ids, places, strict=True)
             token_logprob = tuple(place[token] for token, place in pairs)
             if spec.num_top:

@@ -78,13 +78,13 @@ def shown_norm(target: Path, written: Iterable[Written], decoding: Decoding) -> 
     if FINAL_NORM not in shared:
         raise TraceError(target, "the target has no norm.weight beside its embedding", fix=_FIX)
     weight, head = shared[FINAL_NORM].float(), shared[HEAD]
-    said = _first_rows(written)
+    first = _first_rows(written)
 
     def gap(norm: LastNorm) -> float:
         """Nats between the probabilities under this norm and the recorded ones."""
-        logprobs = processed_logprobs(linear(norm(said.states).float(), head), decoding)
-        own = logprobs.gather(1, said.token_ids[:, None])[:, 0]
-        return float((own - said.logprob).abs().median())
+        logprobs = processed_logprobs(linear(norm(first.states).float(), head), decoding)
+        computed = logprobs.gather(1, first.token_ids[:, None])[:, 0]
+        return float((computed - first.logprob).abs().median())
 
     norm = min((LastNorm(scale=scale, eps=eps) for scale in (weight, 1 + weight)), key=gap)
     if not gap(norm) <= MAX_GAP:
@@ -102,7 +102,7 @@ def _first_rows(written: Iterable[Written]) -> Written:
     texts: list[Written] = []
     for text in written:
         texts.append(text)
-        if sum(len(one.token_ids) for one in texts) >= MAX_ROWS:
+        if sum(len(text.token_ids) for text in texts) >= MAX_ROWS:
             break
     return Written(*(torch.cat(parts)[:MAX_ROWS] for parts in zip(*texts, strict=True)))
 

@@ -98,7 +98,7 @@ def kept_rows(draft: Draft, target_ids: Sequence[int]) -> KeptRows:
 def _check_ids(asked: Ids, vocabulary: int, where: object) -> None:
     outside = asked[(asked < 0) | (asked >= vocabulary)]
     if len(outside):
-        got = first_of([short(int(one)) for one in outside])
+        got = first_of([short(int(token)) for token in outside])
         raise PlanError(
             where,
             f"target ids: expected ids from 0 to {vocabulary - 1:,}, got {got}",
@@ -125,13 +125,13 @@ def _check_ids(asked: Ids, vocabulary: int, where: object) -> None:
 def _check_size(draft: Draft, kept: KeptRows) -> None:
     where, size = draft.checkpoint.folder, len(kept.rows)
     least = max(TREE_WIDTH, draft.geometry.most_draft_tokens or 0)
-    said = f"{size:,} of {kept.size_before:,} rows"
+    rows = f"{size:,} of {kept.size_before:,} rows"
     if kept.missing:
-        said += f" ({kept.missing:,} of the asked tokens have none here)"
+        rows += f" ({kept.missing:,} of the asked tokens have none here)"
     if size < least:
         raise PlanError(
             where,
-            f"expected at least {least} kept rows, got {said}: engines take the {TREE_WIDTH} most"
+            f"expected at least {least} kept rows, got {rows}: engines take the {TREE_WIDTH} most"
             " likely tokens of a step, or one for each of K draft tokens",
             fix="ask for a larger size, or cut the draft that has the whole vocabulary",
         )
@@ -177,9 +177,9 @@ class CutPlan(OutputPlan):
     def result(self) -> Draft:
         """The draft that it will be read as, from headers; its bytes have no place yet."""
         tensors = {}
-        for tensor, one in ((each.row.tensor, one) for each in self.outputs for one in each.stored):
-            tensors[one.name] = replace(
-                tensor, name=one.name, dtype=one.dtype, shape=one.shape, start=0, stop=one.nbytes
+        for tensor, new in ((each.row.tensor, new) for each in self.outputs for new in each.stored):
+            tensors[new.name] = replace(
+                tensor, name=new.name, dtype=new.dtype, shape=new.shape, start=0, stop=new.nbytes
             )
         tensors = dict(sorted(tensors.items()))
         return read_draft(replace(self.source.checkpoint, config=self.config, tensors=tensors))
@@ -227,12 +227,12 @@ def plan_cut(source: StoredDraft, target_ids: Sequence[int], target: Path | None
         kept=kept,
         config=config,
         outputs=tuple(
-            replace(each, stored=tuple(one.stored for one in anew), changed=True)
+            replace(each, stored=tuple(tensor.stored for tensor in anew), changed=True)
             if (anew := written.get(each.row.tensor.name))
             else each
             for each in outputs
         ),
-        contents={one.stored.name: one.content for each in written.values() for one in each},
+        contents={t.stored.name: t.content for each in written.values() for t in each},
         tables=tables,
     )
 
@@ -263,13 +263,13 @@ def cut_config(config: Mapping[str, Any], size: int) -> dict[str, Any]:
         behind = [(k, v) for k, v in config.items() if k == _DECLARATION]
         return dict([*items, (SIZE_KEY, size), *behind])
     anchor = "vocab_size" if "vocab_size" in config else SIZE_KEY
-    found: dict[str, Any] = {}
+    cut: dict[str, Any] = {}
     for name, value in config.items():
         if name == anchor:
-            found |= {name: value, SIZE_KEY: size}
+            cut |= {name: value, SIZE_KEY: size}
         elif name != SIZE_KEY:
-            found[name] = value
-    return found
+            cut[name] = value
+    return cut
 
 
 def _check_untied(draft: Draft) -> None:
@@ -327,12 +327,12 @@ def _maps(draft: Draft, kept: KeptRows) -> dict[str, _Written]:
     offsets = kept.target_ids - np.arange(size)
     mask = np.zeros(vocabulary, np.bool_)
     mask[kept.target_ids] = True
-    found = {
+    tensors = {
         MAP: ("I64", offsets.astype("<i8").tobytes(), size),
         MASK: ("BOOL", mask.tobytes(), vocabulary),
     }
     named = {}
-    for canonical, (dtype, data, rows) in found.items():
+    for canonical, (dtype, data, rows) in tensors.items():
         row = draft.row(canonical)
         name = row.tensor.name if row else canonical
         named[canonical] = _Written(StoredTensor(name=name, dtype=dtype, shape=(rows,)), data)

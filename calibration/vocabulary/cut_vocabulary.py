@@ -38,15 +38,15 @@ def cut_card(
     source = plan.source
     card = read_card(source.checkpoint.folder)
     size, vocabulary = len(plan.kept.rows), source.draft.geometry.vocab_size
-    said = f"vocabulary {size:,} of {vocabulary:,}"
+    summary = f"vocabulary {size:,} of {vocabulary:,}"
     quantized = quantization_of(record)
     if is_ours(card) and quantized is not None:
         recipe = quantized.recipe
-        return renewed_card(source, quantized, recipe, plan.bytes_after, vocabulary=said)
+        return renewed_card(source, quantized, recipe, plan.bytes_after, vocabulary=summary)
     front, text = split_front(card)
     mark = (
         f"# CUT VOCABULARY\n\nThe head of this draft has rows for {size:,} of the {vocabulary:,}"
-        f" tokens of its target ({said}), and proposes no others. They were chosen by"
+        f" tokens of its target ({summary}), and proposes no others. They were chosen by"
         f" {len(choice.calibration_prompts):,} recorded prompts; draftquant.json says how.\n"
     )
     return {CARD_FILE: front + mark + (f"\n{text}" if text else "")}
@@ -184,7 +184,7 @@ class _Cutting(OutputRewrite[VerifyReport]):
             else record,
         )
 
-    def report(self, found: VerifyReport) -> VocabularyReport:
+    def report(self, verification: VerifyReport) -> VocabularyReport:
         """What was written, from what verification found."""
         plan = self.plan
         return VocabularyReport(
@@ -197,7 +197,7 @@ class _Cutting(OutputRewrite[VerifyReport]):
             head_from=plan.tables.lm_head.name if plan.tables else None,
             bytes_before=plan.source.checkpoint.nbytes,
             bytes_after=plan.bytes_after,
-            verification=replace(found, output=str(self.out)),
+            verification=replace(verification, output=str(self.out)),
         )
 
 

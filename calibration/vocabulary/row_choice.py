@@ -52,12 +52,12 @@ class TokenCounts:
     def of(cls, texts: Collection[SaidText], vocab_size: int) -> "TokenCounts":
         """The counts of some texts, of a target with this many tokens."""
         categories = tuple(sorted({text.category for text in texts}))
-        said = np.zeros((len(categories), vocab_size), dtype=np.int64)
+        by_category = np.zeros((len(categories), vocab_size), dtype=np.int64)
         read = np.zeros(vocab_size, dtype=np.int64)
         for text in texts:
-            np.add.at(said[categories.index(text.category)], text.token_ids, 1)
+            np.add.at(by_category[categories.index(text.category)], text.token_ids, 1)
             np.add.at(read, text.prompt, 1)
-        return cls(categories=categories, by_category=said, of_prompts=read)
+        return cls(categories=categories, by_category=by_category, of_prompts=read)
 
     @property
     def pooled(self) -> Counts:
@@ -139,16 +139,16 @@ class RowOrder:
 
 
 def _put_in_order(
-    said: TokenCounts, candidates: NDArray[np.int64], order: list[int], floor: float
+    token_counts: TokenCounts, candidates: NDArray[np.int64], order: list[int], floor: float
 ) -> None:
     """Append candidates [n], by weight, to an order, one after the other."""
-    counts = said.by_category
+    counts = token_counts.by_category
     totals, reached = np.maximum(counts.sum(axis=1), 1), counts[:, order].sum(axis=1)
     total, taken = int(totals.sum()), set(order)
     # By weight overall, then by each category's counts; ties by weight overall.
     queues = [candidates[::-1].tolist()]
-    for own in counts[:, candidates]:
-        best = np.argsort(-own, kind="stable")[: np.count_nonzero(own)]
+    for of_category in counts[:, candidates]:
+        best = np.argsort(-of_category, kind="stable")[: np.count_nonzero(of_category)]
         queues.append(candidates[best][::-1].tolist())
     for _ in candidates:
         shares = reached / totals
@@ -191,7 +191,7 @@ class RowChooser:
         """Order by what the target said in these texts."""
         return self.order_of(TokenCounts.of(texts, self.vocab_size))
 
-    def order_of(self, said: TokenCounts) -> RowOrder:
+    def order_of(self, counts: TokenCounts) -> RowOrder:
         """Order by how often each token was said."""
         may_have_row = np.zeros(self.vocab_size, dtype=bool)
         may_have_row[slice(None) if self.offered is None else list(self.offered)] = True
@@ -199,10 +199,10 @@ class RowChooser:
         may_have_row[order] = False
         ids = np.arange(self.vocab_size)
         other = 0 * ids if self.general is None else self.general
-        by_weight = np.lexsort((ids, -said.of_prompts, -other, -said.pooled))
+        by_weight = np.lexsort((ids, -counts.of_prompts, -other, -counts.pooled))
         by_weight = by_weight[may_have_row[by_weight]]
-        spoken = np.count_nonzero(said.pooled[by_weight])
-        _put_in_order(said, by_weight[:spoken], order, self.floor)
+        spoken = np.count_nonzero(counts.pooled[by_weight])
+        _put_in_order(counts, by_weight[:spoken], order, self.floor)
         order += by_weight[spoken:].tolist()
         token_ids = np.array(order, dtype=np.int64)
         ranks = np.full(self.vocab_size, len(token_ids), dtype=np.int64)
@@ -251,11 +251,11 @@ def held_out_coverage(chooser: RowChooser, texts: Sequence[SaidText]) -> HeldOut
     totals = np.zeros(len(categories), dtype=np.int64)
     never_said = 0
     for number, order in enumerate(orders):
-        own = [text for text, fold in zip(texts, of_text, strict=True) if fold == number]
+        held = [text for text, fold in zip(texts, of_text, strict=True) if fold == number]
         others = [text for text, fold in zip(texts, of_text, strict=True) if fold != number]
-        counts = TokenCounts.of(own, chooser.vocab_size)
-        said = TokenCounts.of(others, chooser.vocab_size).pooled > 0
-        never_said += int(counts.pooled[~said].sum())
+        counts = TokenCounts.of(held, chooser.vocab_size)
+        known = TokenCounts.of(others, chooser.vocab_size).pooled > 0
+        never_said += int(counts.pooled[~known].sum())
         for category, of_category in zip(counts.categories, counts.by_category, strict=True):
             row = categories.index(category)
             covered[row] += order.covered(of_category)

@@ -43,14 +43,14 @@ _TEXT = "text_config"  # where the config of a multimodal target has that of its
 
 def special_tokens(configs: Iterable[Mapping[str, Any]], vocab_size: int) -> tuple[int, ...]:
     """The ids that configs name, each once, if the vocabulary has them."""
-    found: list[int] = []
+    tokens: list[int] = []
     for config in configs:
         section = config.get(_TEXT)
         for each in (config, section if isinstance(section, Mapping) else {}):
             for named in map(each.get, _KEYS):
                 ids = named if isinstance(named, list) else [named]
-                found += [one for one in ids if type(one) is int and 0 <= one < vocab_size]
-    return tuple(dict.fromkeys(found))
+                tokens += [token for token in ids if type(token) is int and 0 <= token < vocab_size]
+    return tuple(dict.fromkeys(tokens))
 
 
 _GENERATION_FILE = "generation_config.json"
@@ -108,9 +108,9 @@ class Choosing:
     @property
     def num_distinct(self) -> int:
         """Different tokens among them for which the draft has a row."""
-        said = TokenCounts.of(self.texts, self.chooser.vocab_size).pooled > 0
+        is_said = TokenCounts.of(self.texts, self.chooser.vocab_size).pooled > 0
         offered = self.chooser.offered
-        return int(said[slice(None) if offered is None else list(offered)].sum())
+        return int(is_said[slice(None) if offered is None else list(offered)].sum())
 
     @property
     def said(self) -> str:
@@ -122,10 +122,10 @@ class Choosing:
 
     def warnings_of(self, size: int) -> tuple[str, ...]:
         """Warnings on the choice, and on more rows than there are different tokens."""
-        if size <= (said := self.num_distinct):
+        if size <= (used := self.num_distinct):
             return self.warnings
         few = (
-            f"{size - said:,} of {size:,} rows are of tokens that were never said by what chooses"
+            f"{size - used:,} of {size:,} rows are of tokens that were never said by what chooses"
             f" them, {self.said}: record more prompts, or keep fewer rows"
         )
         return (*self.warnings, few)
@@ -175,10 +175,10 @@ def chosen_rows(
     else:
         choosing.check_size(option, size)
     order = choosing.chooser.order(choosing.texts)
-    said = TokenCounts.of(choosing.texts, choosing.chooser.vocab_size).pooled
+    counts = TokenCounts.of(choosing.texts, choosing.chooser.vocab_size).pooled
     return ChosenRows(
         target_ids=order.first(size),
-        coverage=float(order.covered(said)[size] / said.sum()),
+        coverage=float(order.covered(counts)[size] / counts.sum()),
         held_out=held_out.of(size),
         held_out_by_category=held_out.by_category(size),
         never_said=held_out.never_said / int(held_out.totals.sum()),
@@ -188,8 +188,8 @@ def chosen_rows(
 
 def _least_size(choosing: Choosing, held_out: HeldOutCoverage, coverage: float) -> int:
     rows = choosing.chooser.num_rows
-    found = held_out.least_size(coverage)
-    if found is None:
+    size = held_out.least_size(coverage)
+    if size is None:
         raise CalibrationError(
             "--coverage",
             f"{coverage:.2%} of held-out text cannot be reached: all {rows:,} rows of the draft"
@@ -197,14 +197,14 @@ def _least_size(choosing: Choosing, held_out: HeldOutCoverage, coverage: float) 
             " cut makes no row that the draft lacks",
             fix="ask for less, or cut the draft that has the whole vocabulary",
         )
-    if found >= rows:
+    if size >= rows:
         raise CalibrationError(
             "--coverage",
             f"{coverage:.2%} of held-out text needs all {rows:,} rows: {held_out.never_said:,} of"
             f" its {int(held_out.totals.sum()):,} tokens were said by no other part of the traces",
             fix="ask for less, or record traces of more prompts",
         )
-    return found
+    return size
 
 
 def choosing_of(
@@ -289,11 +289,11 @@ def _chosen_before(cuts: Sequence[VocabularyCut], traces: TraceFolder) -> Iterab
 def _lacking(chooser: RowChooser, texts: Sequence[SaidText]) -> Iterable[str]:
     if chooser.offered is None:
         return
-    said = TokenCounts.of(texts, chooser.vocab_size).pooled
-    said_in_all, said[list(chooser.offered)] = int(said.sum()), 0
-    if said.any():
+    used = TokenCounts.of(texts, chooser.vocab_size).pooled
+    said_in_all, used[list(chooser.offered)] = int(used.sum()), 0
+    if used.any():
         yield (
-            f"{int((said > 0).sum()):,} tokens that the target says ({said.sum() / said_in_all:.2%}"
+            f"{int((used > 0).sum()):,} tokens that the target says ({used.sum() / said_in_all:.2%}"
             f" of its text) have no row in the draft, which has {chooser.num_rows:,}: a cut makes"
             " no row that the draft lacks"
         )
@@ -357,14 +357,14 @@ def with_chosen_rows(
     needed = cut.bytes_after + plan.bytes_after + 2 * SPARE_BYTES
     check_output(out, source.folder, needed_bytes=needed)
     with staged_source(out) as folder:
-        own = folder / source.folder.resolve().name  # the draft's name, which messages use
+        place = folder / source.folder.resolve().name  # the draft's name, which messages use
         written = write_rows(
-            choosing, rows, own, wanted, listener=listener, on_stage=lambda _stage: None
+            choosing, rows, place, wanted, listener=listener, on_stage=lambda _stage: None
         )
         for warning in choosing.warnings_of(written.size):
             listener.warning(warning)
         listener.note(_said(choosing, rows, written))
-        yield open_draft(own)
+        yield open_draft(place)
 
 
 def _said(choosing: Choosing, rows: ChosenRows, written: VocabularyReport) -> str:

@@ -134,12 +134,12 @@ class InputMoments:
         """M (H + d I)^-1 float32, of the factor of H + d I in an order; rows at a time."""
         assert self.lost is not None  # else there is nothing to correct
         columns = order.to(self.device)
-        found = torch.empty(self.mean.shape, device=self.device)
+        correction = torch.empty(self.mean.shape, device=self.device)
         for start in range(0, len(order), _ROWS):
             at = slice(start, start + _ROWS)
             rows = self.lost[at].to(self.device).index_select(1, columns).to(factor.dtype)
-            found[at].index_copy_(1, columns, torch.cholesky_solve(rows.T, factor).T.float())
-        return found
+            correction[at].index_copy_(1, columns, torch.cholesky_solve(rows.T, factor).T.float())
+        return correction
 
     @cached_property
     def as_inputs(self) -> Tensor:

@@ -50,10 +50,10 @@ class Gptq(RowAlgorithm):
     ) -> QuantizedWeight:
         if moments is None:
             raise TypeError("gptq needs the second moments of the inputs")
-        found = self._scales.quantize(weight, weights, absmax=absmax, moments=moments)
+        scaled = self._scales.quantize(weight, weights, absmax=absmax, moments=moments)
         with moments.all_threads():
-            codes = _compensated(moments.corrected(weight), weights, found, moments)
-        return dataclasses.replace(found, codes=codes.to(weight.device))
+            codes = _compensated(moments.corrected(weight), weights, scaled, moments)
+        return dataclasses.replace(scaled, codes=codes.to(weight.device))
 
 
 def _compensated(
@@ -69,14 +69,14 @@ def _compensated(
     codes = torch.empty_like(columns, dtype=scales.codes.dtype)
     for stop in range(len(order), 0, -_BLOCK):
         at = slice(max(0, stop - _BLOCK), stop)
-        own = factor[at, at]
-        diagonal = own.diagonal()
+        block = factor[at, at]
+        diagonal = block.diagonal()
         wanted = factor[stop:, at].T @ columns[stop:]
         wanted = torch.addcdiv(columns[at], wanted, diagonal[:, None], value=-1)
         steps = served.index_select(0, groups[at])
         # Products too small to share: on a busy machine threads would wait for each other.
         with threads(1):
-            _round_block(weights.dtype, wanted, columns[at], own / diagonal, steps)
+            _round_block(weights.dtype, wanted, columns[at], block / diagonal, steps)
         codes.index_copy_(0, order[at], nearest_codes(weights.dtype, wanted, _ONE, None))
     return codes.T.contiguous()
 

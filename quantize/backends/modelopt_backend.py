@@ -145,11 +145,11 @@ def _run_modelopt(
         ],
         "algorithm": dict(_CALIBRATIONS[algorithm.scale, algorithm.rounding]),
     }
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(io.StringIO()):  # tqdm
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):  # tqdm
         reading = None if inputs is None else lambda model: model(inputs)
         model = mtq.quantize(nn.Sequential(linear), config, reading)
-    if "not positive definite" in said.getvalue():
+    if "not positive definite" in printed.getvalue():
         raise RuntimeError("GPTQ found no Cholesky factor and went on with the nearest codes")
     # The default, the checkpoint's dtype, rounds twice: in bfloat16 first, then to FP8.
     _process_quantized_modules(model, torch.float32)

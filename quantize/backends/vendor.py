@@ -102,16 +102,16 @@ def with_absmax(
     """
     if absmax is None:
         return weight
-    own, wanted = float(row_absmax(weight).amax()), float(absmax)
-    if not weights.scales_whole_matrix or wanted < own:
+    largest, wanted = float(row_absmax(weight).amax()), float(absmax)
+    if not weights.scales_whole_matrix or wanted < largest:
         where = f"backend {backend}, weight {list(weight.shape)} {weight.dtype}"
         raise BackendError(
             where,
-            f"expected an absmax of at least {own:g}, for one scale of the whole matrix, got"
+            f"expected an absmax of at least {largest:g}, for one scale of the whole matrix, got"
             f" {wanted:g} for {weights}",
             fix="pass the largest magnitude of this weight and of those fused with it",
         )
-    if wanted == own:
+    if wanted == largest:
         return weight
     row = torch.full((1, weight.shape[1]), wanted)
     exact = row.to(weight.dtype)

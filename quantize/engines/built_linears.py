@@ -103,8 +103,8 @@ def built_as_floats(question: Question, module: Module) -> str | None:
     """What to do where it is stored quantized; None where the declaration decides."""
     served = question.own.mtp
     beginnings = served.floats(question) if served is not None else {}
-    found = (remedy for name, remedy in beginnings.items() if module.prefix.startswith(name))
-    return next(found, None)
+    remedies = (remedy for name, remedy in beginnings.items() if module.prefix.startswith(name))
+    return next(remedies, None)
 
 
 def vllm_problem(question: Question, served: MtpLayer) -> Finding | None:

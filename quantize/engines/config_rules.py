@@ -20,14 +20,14 @@ _WHOLE_HEADS = ("llama",)
 """Each model_type whose heads have hidden_size / num_attention_heads elements by default."""
 _OWN_TYPES = {name: remedy for traits in TRAITS for name, remedy in traits.own_types.items()}
 _OF_MTP = frozenset().union(
-    *(own.architectures for t in TRAITS if t.is_mtp for own in (t.vllm, t.sglang))
+    *(in_engine.architectures for t in TRAITS if t.is_mtp for in_engine in (t.vllm, t.sglang))
 )
 _OF_DRAFTS = {
     name: traits
     for traits in TRAITS
     if traits.usual_type
-    for own in (traits.vllm, traits.sglang)
-    for name in own.architectures - _OF_MTP
+    for in_engine in (traits.vllm, traits.sglang)
+    for name in in_engine.architectures - _OF_MTP
 }
 """Architecture of drafts other than MTP layers -> what engines know of that draft."""
 _OF_HEADS = frozenset({"head_dim", "num_key_value_heads"})
@@ -52,10 +52,10 @@ def as_class_reads(config: Mapping[str, Any], asked: Engine) -> Mapping[str, Any
     engine: Source = "vllm" if asked.name == "vllm" else "sglang"
     traits, model_type = draft_traits(config), config.get("model_type")
     row = class_defaults(model_type, engine) if traits else None
-    own = _OWN_TYPES.get(model_type) if isinstance(model_type, str) else None
-    if own or (row == "unknown" and "auto_map" not in config):
+    of_type = _OWN_TYPES.get(model_type) if isinstance(model_type, str) else None
+    if of_type or (row == "unknown" and "auto_map" not in config):
         usual = traits and traits.usual_type
-        remedy = own or f"set model_type to {usual}"
+        remedy = of_type or f"set model_type to {usual}"
         if model_type == usual:
             remedy = "serve it with vLLM, which has a class of its own for that model_type"
         text = (
@@ -169,17 +169,17 @@ _ONLY_IN_VLLM = {"mrope": "default", "ntk": "of another scaling", "su": "longrop
 
 def rope_facts(question: Question, engine: EngineName) -> dict[str, Any]:
     """Facts on the rope of a draft, for rows of rules.toml."""
-    found, traits, latent = declared(question.config), question.traits, question.is_latent
-    keys, kind = found.keys, found.keys["rope_type"]
+    rope, traits, latent = declared(question.config), question.traits, question.is_latent
+    keys, kind = rope.keys, rope.keys["rope_type"]
     legacy, parts = keys.get("type", kind), keys.get("mrope_section")
     # SGLang's class of EAGLE-3 overwrites the type.
     plain = parts is not None and not (latent or traits.drafts_blocks or traits.whole_model)
     known = {*_ROPES, *(_ONLY_IN_VLLM if engine == "vllm" else ())} - {None if parts else "mrope"}
-    section = f"{json.dumps(found.keys)}, as quantize --fix-config does"
+    section = f"{json.dumps(rope.keys)}, as quantize --fix-config does"
     return {
-        "place": found.place,
-        "by_layer": found.by_layer,
-        "section": section if found.is_clear else "of those that the draft was trained with",
+        "place": rope.place,
+        "by_layer": rope.by_layer,
+        "section": section if rope.is_clear else "of those that the draft was trained with",
         "null_theta": keys.get("rope_theta", 0) is None,
         "kind": kind,
         "is_known": latent or kind in tuple(known) or (engine == "sglang" and plain),
@@ -246,8 +246,8 @@ def vllm_captures(config: Mapping[str, Any], *, runs_v1: bool = True) -> Capture
 
 def sglang_captures(config: Mapping[str, Any]) -> Captures:
     """Only nested ids; for DeepSeek's and Kimi's targets they are inputs unless the first is 1."""
-    own = object_at(config, _DFLASH_SECTION)
-    if block := _ids({**config, **own}.get(_DFLASH_KEY)):  # `dflash_utils.py:647`
+    dflash = object_at(config, _DFLASH_SECTION)
+    if block := _ids({**config, **dflash}.get(_DFLASH_KEY)):  # `dflash_utils.py:647`
         return (Capture("SGLang", _plus_one(block)),)
     section = object_at(config, SECTION)
     if section.get(KEY) == []:  # `llama.py:941`: none, rather than the default

@@ -129,8 +129,8 @@ class Question(ServedDraft):
     @property
     @override
     def is_nvfp4_of_modelopt(self) -> bool:
-        found = self.signature
-        return found is not None and holds({"layout": "modelopt", "dtype": "nvfp4"}, found)
+        signature = self.signature
+        return signature is not None and holds({"layout": "modelopt", "dtype": "nvfp4"}, signature)
 
     def names_of_parts(self, module: Module) -> tuple[str, ...]:
         """Names of the parts of a fused linear by which a declaration may mean it; else none.
@@ -325,7 +325,7 @@ class EngineCheck(Brief):
 
 def loading_places(checks: Sequence[EngineCheck]) -> str:
     """Where a draft loads; the first two places are named."""
-    where = [f"{one.title} on {one.gpu}" for one in checks if one.verdict == "LOADS"]
+    where = [f"{check.title} on {check.gpu}" for check in checks if check.verdict == "LOADS"]
     return first_of(where, 2)
 
 
@@ -449,5 +449,5 @@ def explained(text: str, *, engine: str, gpu: str) -> str:
     """A reason as a person reads it: what it means, then the engine's own text in brackets."""
     if not is_raw(text):
         return text
-    said = meaning(text, engine=engine, gpu=gpu) or f"{engine} ends with an error of its own"
-    return f"{said} [{text}]"
+    explanation = meaning(text, engine=engine, gpu=gpu) or f"{engine} ends with an error of its own"
+    return f"{explanation} [{text}]"

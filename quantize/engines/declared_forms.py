@@ -84,35 +84,35 @@ class Declaration:
     @property
     def signature(self) -> Signature | None:
         """That of every linear; None where it is not understood or there are several."""
-        found = {group.scheme.signature for group in self.groups}
-        return found.pop() if len(found) == 1 else None
+        signatures = {group.scheme.signature for group in self.groups}
+        return signatures.pop() if len(signatures) == 1 else None
 
 
 def read_declaration(checkpoint: Checkpoint) -> Declaration | None:
     """What the folder declares; None = nothing. A declaration that is not an object is refused."""
-    found = written_declaration(checkpoint)
-    if found is None:
+    written = written_declaration(checkpoint)
+    if written is None:
         return None
-    raw = found.value
+    raw = written.value
     if not isinstance(raw, dict):
         raise CheckpointError(
-            found.where,
+            written.where,
             f"quantization_config: expected an object with quant_method, got {short(raw)}",
             fix="remove it, or quantize the draft again",
         )
     algorithm, producer = raw.get("quant_algo"), raw.get("producer")
-    method = raw.get("quant_method") if found.has_method else None
+    method = raw.get("quant_method") if written.has_method else None
     return Declaration(
         method=None if method is None else str(method),
-        form=found.form,
+        form=written.form,
         algorithm=None if algorithm is None else str(algorithm),
         by_modelopt=isinstance(producer, dict) and producer.get("name") == "modelopt",
         keys=raw,
-        **_understood(found, str(method or ("modelopt" if algorithm else ""))),
+        **_understood(written, str(method or ("modelopt" if algorithm else ""))),
     )
 
 
-def _understood(found: RawDeclaration, method: str) -> dict[str, Any]:
+def _understood(written: RawDeclaration, method: str) -> dict[str, Any]:
     """The declaration as decoded here without unknown keys, or as a row; or why neither works.
 
     Layouts that are only read have excludes in keys of their own, which engines read.
@@ -120,10 +120,10 @@ def _understood(found: RawDeclaration, method: str) -> dict[str, Any]:
     layout = READ_LAYOUTS.get(method)
     if layout is None:
         return {}
-    if object_at(found.value, "sparsity_config").get("targets"):
+    if object_at(written.value, "sparsity_config").get("targets"):
         return {"problem": "sparsity_config, which leaves zeros out of what is stored"}
     try:
-        keys = ObjectReader(found.value, found.where, found.key, strictness="engine")
+        keys = ObjectReader(written.value, written.where, written.key, strictness="engine")
         excludes = layout.excludes(keys) if method in LAYOUTS else ()
         scheme = layout.read(keys)
         groups = tuple(Group(e.targets, of_declared(e)) for e in (scheme, *scheme.others))
@@ -131,7 +131,7 @@ def _understood(found: RawDeclaration, method: str) -> dict[str, Any]:
     except (NotReadError, VerifyError) as exc:
         problem = " ".join(str(exc).split())
     try:
-        groups = READERS[method](found.value)
+        groups = READERS[method](written.value)
         return {"layout": layout.name, "groups": groups, "excludes": layout.excludes(keys)}
     except (KeyError, NotReadError, VerifyError):
         return {"problem": problem}
@@ -235,8 +235,8 @@ def _modelopt(declared: Declared) -> tuple[Group, ...]:
     if algorithm != "MIXED_PRECISION":
         return (Group(EVERY_LINEAR, _of_modelopt(algorithm)),)
     names: dict[str, list[str]] = {}
-    for name, said in mapping("quantized_layers", declared.get("quantized_layers")).items():
-        algorithm = str(said.get("quant_algo") if isinstance(said, Mapping) else said).upper()
+    for name, entry in mapping("quantized_layers", declared.get("quantized_layers")).items():
+        algorithm = str(entry.get("quant_algo") if isinstance(entry, Mapping) else entry).upper()
         names.setdefault(algorithm, []).append(name)
     return tuple(Group(tuple(named), _of_modelopt(each)) for each, named in names.items())
 
@@ -251,10 +251,10 @@ def _compressed_tensors(declared: Declared) -> tuple[Group, ...]:
     """
     if any(location in ("input", "output") for _, location, _ in transforms(declared)):
         not_read("transform_config", "of inputs or outputs")
-    found = mapping("config_groups", declared.get("config_groups"))
+    entries = mapping("config_groups", declared.get("config_groups"))
     usual = declared.get("format")
-    groups = tuple(_ct_group(mapping(name, group), usual) for name, group in found.items())
-    return groups or not_read("config_groups", found)
+    groups = tuple(_ct_group(mapping(name, group), usual) for name, group in entries.items())
+    return groups or not_read("config_groups", entries)
 
 
 def transforms(declaration: Mapping[str, Any]) -> Iterator[tuple[str, object, list[Any]]]:

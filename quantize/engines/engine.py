@@ -120,8 +120,8 @@ class Engine(ABC):
 
     def own(self, traits: EngineTraits) -> InEngine:
         """What a family's traits say about this engine."""
-        found: InEngine = getattr(traits, self.name.replace("-", "_"))
-        return found
+        in_engine: InEngine = getattr(traits, self.name.replace("-", "_"))
+        return in_engine
 
     def question(
         self, checkpoint: Checkpoint, traits: EngineTraits, geometry: Any, **asked: Any
@@ -246,9 +246,9 @@ class Engine(ABC):
 
     def modules(self, question: Question) -> tuple[Module, ...]:
         """Linears that may be quantized; none for TensorRT-LLM, and for what is not a draft."""
-        own = question.own.mtp
-        if own is not None:
-            return mtp_modules(question, own, self.name)
+        mtp = question.own.mtp
+        if mtp is not None:
+            return mtp_modules(question, mtp, self.name)
         layers = [
             Module(*self.layer_names(question, i, path), parts, sharding)
             for i in range(question.num_layers)

@@ -92,17 +92,17 @@ def with_maths(answer: EngineCheck, checkpoint: Checkpoint) -> EngineCheck:
     return replace(answer, notes=(*answer.notes, *notes))
 
 
-def with_values(answer: EngineCheck, found: Mapping[str, str]) -> EngineCheck:
+def with_values(answer: EngineCheck, problems: Mapping[str, str]) -> EngineCheck:
     """An answer from headers alone, updated with what the tensors hold.
 
     Args:
-        found: its tensors with NaN or infinity, as `not_finite` returns them.
+        problems: its tensors with NaN or infinity, as `not_finite` returns them.
     """
     from ..files.finiteness import MEND, lines_of
 
-    if not found:
+    if not problems:
         return answer
-    text = f"The draft computes NaN, which no engine looks for. {'; '.join(lines_of(found))}"
+    text = f"The draft computes NaN, which no engine looks for. {'; '.join(lines_of(problems))}"
     broken = replace(answer, findings=(*answer.findings, Finding("wrong", text, MEND)))
     if answer.verdict != "LOADS":  # what decided it still does
         return broken
@@ -173,8 +173,8 @@ def _check(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
     kind = other_kind(checkpoint)
     if unknown_kind(checkpoint) is not None:
         asked = f"{place.engine.name} {place.arch} {place.tp}"
-        if (found := executed_class(checkpoint, asked)) is not None:
-            return _answer(place, found)
+        if (findings := executed_class(checkpoint, asked)) is not None:
+            return _answer(place, findings)
     try:
         answer = _check_family(checkpoint, place)
     except CheckpointError:
@@ -202,7 +202,7 @@ def _of_name(place: _Place, checkpoint: Checkpoint, answer: EngineCheck) -> Engi
         return answer
     known = fitting_name(checkpoint, engine.architectures, misnamed=fitting is not None)
     name = fitting or declared
-    having = [one.title for one in newest_engines() if name in one.architectures]
+    having = [engine.title for engine in newest_engines() if name in engine.architectures]
     if known is not None:
         remedy = f"set architectures to {known}, whose tensors these are"
     elif not declared or nested_eagle_keys(checkpoint.config) is not None:
@@ -261,11 +261,11 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
     config = checkpoint.config
     plain = replace(checkpoint, config=without_biases(config))
     family, read = read_config(plain, as_declared=True)
-    own = engine.own(family.engine_traits)
+    in_engine = engine.own(family.engine_traits)
     normed = read.normed_heads
     has_fc = any(family.canonical_name(name).startswith("fc.") for name in checkpoint.tensors)
-    fuses = read.fuses or (own.builds_fc and has_fc)
-    fusion = (own.normed_fusion if normed else None) or own.fusion if fuses else None
+    fuses = read.fuses or (in_engine.builds_fc and has_fc)
+    fusion = (in_engine.normed_fusion if normed else None) or in_engine.fusion if fuses else None
     geometry: Any = replace(read, fuses=fuses) if fuses != read.fuses else read
     geometry = with_built_fc(fusion, geometry, checkpoint.config) if fusion else geometry
     if isinstance(geometry, Finding):
@@ -295,10 +295,10 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
         fc_remedy=remedy_of_fc(written, fusion, read, geometry) if fusion else "",
     )
     layers, findings = walk.layers_and_findings()
-    found = stored_layers(checkpoint, family)
-    if findings and found < geometry.num_layers and not family.inside_target:
+    num_stored = stored_layers(checkpoint, family)
+    if findings and num_stored < geometry.num_layers and not family.inside_target:
         first = min(findings, key=lambda finding: STAGES.index(finding.stage))
-        again = f"correct {family.layer_keys}: the tensors are those of {found} layer(s)"
+        again = f"correct {family.layer_keys}: the tensors are those of {num_stored} layer(s)"
         findings = [first._replace(remedy=again)]
     if fuses != read.fuses:
         findings = [
@@ -321,7 +321,7 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
     serving = serving.with_cache(declaration.cache_dtype if declaration else None)
     launch = engine.launch(question, usual_draft_tokens(geometry), serving)
     nulls = null_findings(question, has_class=not is_speculators(written))
-    rotation = None if own.mtp else engine.rule("rope", **rope_facts(question, engine.name))
+    rotation = None if in_engine.mtp else engine.rule("rope", **rope_facts(question, engine.name))
     findings = [*nulls, *filter(None, (rotation, problem)), *findings]
     answer = _answer(place, findings, layers, launch or None)
     answer = _as_executed(place, replace(answer, form=form_of(walk, layers, written)))
@@ -346,8 +346,8 @@ def _absent_tables(engine: Engine, question: Question, family: Family) -> list[s
     stored = {family.canonical_name(name).rpartition(".")[0] for name in names}
     tied = question.config.get("tie_word_embeddings") is True
     is_served = engine.rule("unshared_head", **unshared(question)) is None
-    own = {"lm_head"} if tied or not is_served else set()
-    return [said for table, said in engine.absent_tables.items() if table not in stored | own]
+    unneeded = {"lm_head"} if tied or not is_served else set()
+    return [text for table, text in engine.absent_tables.items() if table not in stored | unneeded]
 
 
 def _answer(
@@ -409,10 +409,10 @@ def _agreed(place: _Place, answers: Sequence[EngineCheck]) -> EngineCheck:
         f"{verdict} on {', '.join(gpu for gpu in by_gpu if by_gpu[gpu] == verdict)}"
         for verdict in dict.fromkeys(by_gpu.values())
     )
-    said = next(answer for answer in answers if answer.verdict != "LOADS")
+    first = next(answer for answer in answers if answer.verdict != "LOADS")
     finding = Finding("unknown", f"Depends on the GPU: {each}", "name yours with --gpu")
     return replace(
-        _answer(place, [finding, *said.findings], launch=said.launch),
+        _answer(place, [finding, *first.findings], launch=first.launch),
         verdict="UNKNOWN",
         error=finding.text,
         remedy=finding.remedy,
@@ -436,14 +436,14 @@ def misread_excludes(
     family, _ = read_config(checkpoint)
     names = quantized_looking(checkpoint.tensors.values())
     quantized = {family.canonical_name(f"{n}.weight").removesuffix(".weight") for n in names}
-    found = {}
+    texts = {}
     for engine in newest_engines():
         question = _question(engine, checkpoint, target_layers)
         modules = engine.modules(question) if question is not None else ()
         told = [_misread(engine, question, m, quantized) for m in modules if question is not None]
         if wrong := [text for text in told if text is not None]:
-            found[engine.name] = wrong[0] + (f", and {len(wrong) - 1} more" if wrong[1:] else "")
-    return found
+            texts[engine.name] = wrong[0] + (f", and {len(wrong) - 1} more" if wrong[1:] else "")
+    return texts
 
 
 def _question(engine: Engine, checkpoint: Checkpoint, target_layers: int | None) -> Question | None:

@@ -94,8 +94,8 @@ def by_parts(
     matched: Matching, patterns: Collection[str], module: Module, parts: Iterable[str], error: str
 ) -> bool | Finding:
     """By these names; either all of them are excluded or none."""
-    found = {any(matched(pattern, name) for pattern in patterns) for name in parts}
-    return one_answer(found, module, error)
+    answers = {any(matched(pattern, name) for pattern in patterns) for name in parts}
+    return one_answer(answers, module, error)
 
 
 def one_answer(excluded: set[bool], module: Module, error: str) -> bool | Finding:
@@ -161,27 +161,27 @@ FOR_REGEX = frozenset("*+?^$()[]{}|\\")
 
 def auto_round_in_vllm(question: Question, module: Module) -> bool | Finding:
     """`extra_config` by the whole name, its end or a part, then `block_name_to_quantize`."""
-    own, prefix = _floats(question), module.prefix
-    if any(prefix == key or key == f"model.{prefix}" or prefix.endswith(f".{key}") for key in own):
+    keys, prefix = _floats(question), module.prefix
+    if any(prefix == key or key == f"model.{prefix}" or prefix.endswith(f".{key}") for key in keys):
         return True
     unfused = _unfused(question, module)
-    found = {key in own or _matched(own, key, anywhere=True) for key in unfused}
-    if len(unfused) > 1 and True in found:
-        return one_answer(found, module, "Fused module '{}' requires consistent quant config")
-    return _matched(own, prefix, anywhere=True) or not _in_blocks(question, prefix)
+    answers = {key in keys or _matched(keys, key, anywhere=True) for key in unfused}
+    if len(unfused) > 1 and True in answers:
+        return one_answer(answers, module, "Fused module '{}' requires consistent quant config")
+    return _matched(keys, prefix, anywhere=True) or not _in_blocks(question, prefix)
 
 
 def auto_round_in_sglang(question: Question, module: Module) -> bool:
     """As vLLM, without ends of names and parts of fused linears."""
-    own, prefix = _floats(question), module.prefix
-    named = prefix in own or _matched(own, prefix, anywhere=False)
+    floats, prefix = _floats(question), module.prefix
+    named = prefix in floats or _matched(floats, prefix, anywhere=False)
     return named or not _in_blocks(question, prefix)
 
 
 def _floats(question: Question) -> Patterns:
     """Names and expressions of `extra_config` whose linears stay floats; others have a group."""
-    own = question.keys.get("extra_config") or {}
-    return tuple(name for name, said in own.items() if said.get("bits", 0) >= 16)
+    extra = question.keys.get("extra_config") or {}
+    return tuple(name for name, entry in extra.items() if entry.get("bits", 0) >= 16)
 
 
 def _unfused(question: Question, module: Module) -> tuple[str, ...]:
@@ -189,17 +189,17 @@ def _unfused(question: Question, module: Module) -> tuple[str, ...]:
     return question.names_of_parts(module) or (module.prefix,)
 
 
-def _matched(own: Iterable[str], name: str, *, anywhere: bool) -> bool:
+def _matched(patterns: Iterable[str], name: str, *, anywhere: bool) -> bool:
     wanted = "re:.*(?:{})" if anywhere else "re:(?:{})$"
-    expressions = [key for key in own if FOR_REGEX & set(key)]
+    expressions = [key for key in patterns if FOR_REGEX & set(key)]
     return any(is_regex_match(wanted.format(key), name) for key in expressions)
 
 
 def _in_blocks(question: Question, prefix: str) -> bool:
     """True if the prefix is in a listed block; without the key everything is."""
     keys = question.keys
-    said = keys.get("block_name_to_quantize") or keys.get("to_quant_block_names") or []
-    blocks = said.split(",") if isinstance(said, str) else _flat(said)
+    given = keys.get("block_name_to_quantize") or keys.get("to_quant_block_names") or []
+    blocks = given.split(",") if isinstance(given, str) else _flat(given)
     return not blocks or prefix.startswith(tuple(blocks))
 
 

@@ -52,14 +52,14 @@ def executed_class(checkpoint: Checkpoint, asked: str) -> Sequence[Finding] | No
     """The findings of a question "ENGINE ARCH TP"; () = it loads; None where no class was asked."""
     name = declared_architecture(checkpoint.config)
     rows = [row for row in _rows() if declared_architecture(row["config"]) == name]
-    rows = [row for row in rows if any(asked in said for said in row["answers"].values())]
+    rows = [row for row in rows if any(asked in places for places in row["answers"].values())]
     if not rows:
         return None
     other = ""
     for row in rows:
         other = _difference(checkpoint, row)
         if not other:
-            verdict = next(v for v, said in row["answers"].items() if asked in said)
+            verdict = next(v for v, places in row["answers"].items() if asked in places)
             if verdict not in _STAGES:
                 return ()
             remedy = _OF_TARGET if _DECLARED in row["config"] else TRY
@@ -78,8 +78,8 @@ def _difference(checkpoint: Checkpoint, row: Mapping[str, Any]) -> str:
         mine, other = ours.get(key), theirs.get(key)
         if mine != other and (isinstance(mine, bool | str) or isinstance(other, bool | str)):
             return f"{key} of config.json ({other!r}, not {mine!r})"
-    found = {t.name: [t.dtype, *t.shape] for t in checkpoint.tensors.values()}
-    mine, other = (dict(_numbered(*one)) for one in ((found, ours), (row["tensors"], theirs)))
+    stored = {t.name: [t.dtype, *t.shape] for t in checkpoint.tensors.values()}
+    mine, other = (dict(_numbered(*side)) for side in ((stored, ours), (row["tensors"], theirs)))
     if unlike := sorted(mine.keys() ^ other.keys()):
         return unlike[0]
     if _spelled(ours) != _spelled(theirs):
@@ -94,7 +94,7 @@ def _difference(checkpoint: Checkpoint, row: Mapping[str, Any]) -> str:
 
 def _numbered(tensors: Shapes, config: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[int]]]:
     """Names with "L" for the number of the target's layers, and "E" for an expert's."""
-    experts = {found[1] for name in tensors if (found := re.search(r"experts\.(\d+)\.", name))}
+    experts = {match[1] for name in tensors if (match := re.search(r"experts\.(\d+)\.", name))}
     layers = str(config.get("num_hidden_layers"))
     for name, shape in tensors.items():
         plain = re.sub(r"experts\.\d+\.", "experts.E.", name)
@@ -221,9 +221,9 @@ def _forms() -> Mapping[str, Mapping[str, Set[str]]]:
 
 def _facts(kept: Mapping[str, Sequence[str]]) -> Iterator[str]:
     """Facts as they are kept: the others, and what takes linears by all of which it is taken."""
-    for modules, said in kept.items():
+    for modules, facts in kept.items():
         names = modules.split(", ") if modules != "others" else ()
-        yield from (f"{module} as {taken}" for module in names for taken in said)
+        yield from (f"{module} as {taken}" for module in names for taken in facts)
     yield from kept["others"]
 
 

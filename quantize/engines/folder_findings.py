@@ -42,11 +42,11 @@ class Folder:
     @cached_property
     def stored(self) -> Stored:
         """Its tensors by canonical names."""
-        found: dict[str, dict[str, TensorInfo]] = {}
+        stored: dict[str, dict[str, TensorInfo]] = {}
         for name, tensor in self.checkpoint.tensors.items():
             module, _, suffix = self.family.canonical_name(name).rpartition(".")
-            found.setdefault(module, {})[suffix] = tensor
-        return found
+            stored.setdefault(module, {})[suffix] = tensor
+        return stored
 
 
 def _cut_head(folder: Folder) -> Iterator[Finding]:
@@ -131,8 +131,8 @@ def _wrong_tokens(folder: Folder, vocabulary: int) -> Iterator[Finding]:
 
 def _rows(tensors: Mapping[str, TensorInfo], suffixes: tuple[str, ...]) -> int | None:
     """Rows of the first of the tensors that is stored."""
-    found = (tensors[suffix].shape for suffix in suffixes if suffix in tensors)
-    return next((shape[0] for shape in found if shape), None)
+    shapes = (tensors[suffix].shape for suffix in suffixes if suffix in tensors)
+    return next((shape[0] for shape in shapes if shape), None)
 
 
 _OF_FAMILIES = "".join(f"|{name}" for traits in TRAITS for name in traits.module_names)
@@ -268,7 +268,7 @@ def _shared_tables(folder: Folder) -> Iterator[Finding]:
 
 def _uneven_shards(folder: Folder) -> Iterator[Finding]:
     """Heads and inner widths that the shards cannot share evenly."""
-    config, tp, own = folder.question.config, folder.question.tp, folder.question.own
+    config, tp, in_engine = folder.question.config, folder.question.tp, folder.question.own
     heads, width = config.get("num_attention_heads", 0), config.get("intermediate_size", 0)
     kept = config.get("num_key_value_heads")
     kept = kept if type(kept) is int and kept > 0 else heads
@@ -279,7 +279,7 @@ def _uneven_shards(folder: Folder) -> Iterator[Finding]:
     }
     problem = folder.engine.rule(
         "shards",
-        uneven_heads=own.uneven_heads.format(heads=heads, tp=tp) if heads % tp else None,
+        uneven_heads=in_engine.uneven_heads.format(heads=heads, tp=tp) if heads % tp else None,
         heads=heads,
         uneven=next((name for name, rest in left.items() if rest), None),
         tp=tp,

@@ -89,15 +89,15 @@ class Walk(Folder):
 
     def _rows(self, findings: list[Finding]) -> dict[Signature, Scheme]:
         """For every declared scheme, its row of the engine's table."""
-        found: dict[Signature, Scheme] = {}
+        rows: dict[Signature, Scheme] = {}
         declared = self.question.declaration
         for group in declared.groups if declared else ():
             row = self.engine.row(group.scheme.signature, self.question.arch)
             if row is None:
                 findings.append(_not_executed(str(group.scheme.signature)))
             else:
-                found[group.scheme.signature] = row
-        return found
+                rows[group.scheme.signature] = row
+        return rows
 
     def _scheme(
         self, module: Module, findings: list[Finding], *, even_plain: bool = False
@@ -194,7 +194,7 @@ class Walk(Folder):
         """What happens to floats, or codes, where the engine expects the other, in this shape."""
         question = self.question
         other = weight is not None and weight.shape != shape and self.engine.checks_shapes
-        found = self.engine.rule(
+        finding = self.engine.rule(
             about,
             leaf=module.leaf,
             module=module.name,
@@ -210,8 +210,8 @@ class Walk(Folder):
             shape=str(list(shape))[1:-1],
             **facts,
         )
-        assert found is not None  # the last row matches always
-        return found
+        assert finding is not None  # the last row matches always
+        return finding
 
     def _quantized(
         self, module: Module, parts: Stored, scheme: LinearScheme, row: Scheme
@@ -265,9 +265,9 @@ class Walk(Folder):
         return rows, columns
 
     def _is_biased(self, part: str) -> bool:
-        own = self.specs.get(f"{part}.bias")
+        spec = self.specs.get(f"{part}.bias")
         built = built_biases(self.engine, self.question)
-        return bool(own and not own.optional) or part.rpartition(".")[2] in built
+        return bool(spec and not spec.optional) or part.rpartition(".")[2] in built
 
     def _shard(self, module: Module, part: str) -> tuple[int, int]:
         """Rows and columns of one part in one shard; heads of k and v are never split."""
@@ -364,8 +364,8 @@ def excluding(engine: Engine, question: Question, module: Module) -> str:
         graft = f"{GRAFT}, and " if question.method in GRAFTED else ""
         what = f"{engine.title} knows the layer's linears by names that others of the target have"
         return f"{graft}serve it with another engine: {what}"
-    said = ", ".join(map(repr, names))
-    return f"exclude {module.leaf} so that {engine.title} matches it as {said}"
+    quoted = ", ".join(map(repr, names))
+    return f"exclude {module.leaf} so that {engine.title} matches it as {quoted}"
 
 
 # ---- Routed experts of an MTP layer that are stored as floats in a quantized target

@@ -49,8 +49,8 @@ class Signature:
             f"{self.granularity}{self.group_size or ''}": self.dtype not in ONE_GRANULARITY,
             "of FP8": self.of_fp8,
         }
-        said = [name for name, holds in names.items() if holds]
-        return " ".join([self.layout, self.dtype, *said, self.activations])
+        words = [name for name, holds in names.items() if holds]
+        return " ".join([self.layout, self.dtype, *words, self.activations])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,21 +79,21 @@ def _planned_checkpoint(plan: Plan, *, fix_config: bool) -> Checkpoint:
 def verdict_lines(verdicts: Iterable[EngineCheck]) -> list[str]:
     """One line per engine: its verdict on each GPU."""
     by_engine: dict[str, list[str]] = {}
-    for one in verdicts:
-        where = gpu_name(one.arch)
-        by_engine.setdefault(one.title, []).append(f"{where} {one.verdict}")
+    for check in verdicts:
+        where = gpu_name(check.arch)
+        by_engine.setdefault(check.title, []).append(f"{where} {check.verdict}")
     return [f"{engine}: {', '.join(each)}" for engine, each in by_engine.items()]
 
 
 def to_mapping(verdicts: Iterable[EngineCheck]) -> list[dict[str, str | None]]:
     """For JSON: engine, version, arch, verdict and the engine's error."""
     keys = ("engine", "version", "arch", "verdict", "error", "remedy")
-    return [{key: getattr(one, key) for key in keys} for one in verdicts]
+    return [{key: getattr(check, key) for key in keys} for check in verdicts]
 
 
 def nothing_loads(plan: Plan, verdicts: Sequence[EngineCheck]) -> str | None:
     """That no known engine loads the result, and which recipe's result loads where; else None."""
-    if any(one.verdict == "LOADS" for one in verdicts):
+    if any(check.verdict == "LOADS" for check in verdicts):
         return None
     lines = [f"no known engine loads what recipe {plan.recipe.name} makes of this draft:"]
     lines += verdict_lines(verdicts)
@@ -115,25 +115,25 @@ def _asked_for(recipe: str) -> set[str]:
     return named or set(ARCHITECTURES)
 
 
-def _why(one: EngineCheck) -> str:
-    title, reason = TITLES[one.engine], one.error or ""
+def _why(check: EngineCheck) -> str:
+    title, reason = TITLES[check.engine], check.error or ""
     return reason if title in reason else f"{title}: {reason}"
 
 
 def _alternatives(plan: Plan) -> Mapping[str, list[str]]:
     """GPU -> built-in recipes whose result loads there; equal bits and inputs come first."""
-    asked, found = _asked_for(plan.recipe.name), dict[str, list[str]]()
+    asked, by_gpu = _asked_for(plan.recipe.name), dict[str, list[str]]()
     for name in sorted(built_in_recipes(), key=lambda name: _distance(plan, name)):
         try:
             other = make_plan(load_recipe(name), plan.draft, target_layers=plan.target_layers)
         except DraftQuantError:
             continue  # a recipe that does not fit this draft does not help
         for arch in dict.fromkeys(
-            one.arch for one in planned_verdicts(other) if one.verdict == "LOADS"
+            check.arch for check in planned_verdicts(other) if check.verdict == "LOADS"
         ):
             if arch in asked:
-                found.setdefault(arch, []).append(name)
-    return found
+                by_gpu.setdefault(arch, []).append(name)
+    return by_gpu
 
 
 def _distance(plan: Plan, name: str) -> tuple[bool, bool, str]:

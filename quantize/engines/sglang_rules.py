@@ -120,13 +120,13 @@ class Sglang(Engine):
 
     @override
     def config_problem(self, question: Question) -> Finding | None:
-        facts, own = self._facts(question), question.traits.sglang
-        problem = self.rule("whole_head", **facts) or own.problem(question)
+        facts, sglang = self._facts(question), question.traits.sglang
+        problem = self.rule("whole_head", **facts) or sglang.problem(question)
         problem = problem or self.rule("dtype", **facts)
-        if problem is None and own.mtp is not None:
-            problem = built.sglang_problem(question, own.mtp)
+        if problem is None and sglang.mtp is not None:
+            problem = built.sglang_problem(question, sglang.mtp)
         problem = problem or self.rule("whole_model", **facts)
-        problem = problem or own.problem_as_draft(question)
+        problem = problem or sglang.problem_as_draft(question)
         return problem or self.rule("draft", **facts)
 
     def _facts(self, question: Question) -> dict[str, Any]:
@@ -237,11 +237,11 @@ class Sglang(Engine):
 
     @override
     def layer_names(self, question: Question, layer: int, path: str) -> tuple[str, str]:
-        leaf, own = path.rpartition(".")[2], question.traits.sglang
+        leaf, sglang = path.rpartition(".")[2], question.traits.sglang
         inner = path if leaf == "o_proj" else leaf
         names = {"n": layer, "path": path, "leaf": leaf, "inner": inner}
-        name = own.layer_name.format(**names)
-        return name, name if own.quantizes_fc(question) else own.layer_prefix.format(**names)
+        name = sglang.layer_name.format(**names)
+        return name, name if sglang.quantizes_fc(question) else sglang.layer_prefix.format(**names)
 
     @override
     def other_modules(self, question: Question) -> Iterator[Module]:
@@ -298,8 +298,8 @@ class Sglang(Engine):
             return True
         served = question.own.mtp
         if served is not None:  # some loaders look it up without checking that it exists
-            own = _OWN.search(tensor.name) is not None
-            return served.cache_scales and _has_scales(question) if own else False
+            is_own = _OWN.search(tensor.name) is not None
+            return served.cache_scales and _has_scales(question) if is_own else False
         renames = declared_architecture(question.config) == _RENAMING
         names = _RENAMED if renames else _OWN
         if not _has_scales(question) or question.is_latent:

@@ -93,8 +93,8 @@ class Vllm(Engine):
 
     @override
     def plain_config(self, config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
-        model_type, own = config.get("model_type"), config.get("speculators_config")
-        if (problem := self.form_problem(config, of_speculators=own is not None)) is not None:
+        model_type, section = config.get("model_type"), config.get("speculators_config")
+        if (problem := self.form_problem(config, of_speculators=section is not None)) is not None:
             return problem
         if model_type == "eagle":
             return config  # `architecture_problem` reads it
@@ -296,9 +296,9 @@ def _speculators_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Findin
         )
     if not isinstance(layers, Mapping):
         return Finding("init", _ATTRIBUTE.format("vocab_size"), f"add {LAYER_CONFIG}")
-    own = _READ[kind].read(config, layers)
-    if isinstance(own, Finding):
-        return own
+    of_kind = _READ[kind].read(config, layers)
+    if isinstance(of_kind, Finding):
+        return of_kind
     qwen3 = _READ[kind].qwen3 or layers.get("model_type") == "qwen3"
     for key in (*(_NEEDED_BY_QWEN3 if qwen3 else ()), *_NEEDED):
         if key not in layers:
@@ -312,14 +312,14 @@ def _speculators_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Findin
     }
     if config.get("target_hidden_size") is not None:
         shared["target_hidden_size"] = config["target_hidden_size"]
-    return {**layers, **shared, **own}
+    return {**layers, **shared, **of_kind}
 
 
 def _is_weight_only(keys: Mapping[str, Any]) -> bool:
     """`ModelOptNvFp4Config._from_config`: no group has input_activations, or each has null."""
-    found = list(object_at(keys, "config_groups").values())
-    inputs = [each.get("input_activations") for each in found if isinstance(each, Mapping)]
-    return bool(found) and inputs == [None] * len(found)
+    groups = list(object_at(keys, "config_groups").values())
+    inputs = [each.get("input_activations") for each in groups if isinstance(each, Mapping)]
+    return bool(groups) and inputs == [None] * len(groups)
 
 
 def _without_inputs(group: Group) -> Group:
@@ -345,13 +345,13 @@ def _mapped(question: Question, patterns: Patterns) -> Patterns:
     for pattern in patterns:
         tree = len(pattern) >= 2 and pattern.endswith("*") and not pattern.endswith(".*")
         for name in (pattern[:-1], f"{pattern[:-1]}.*") if tree else (pattern,):
-            own = re.sub(
+            renamed = re.sub(
                 r"^((?:model\.)?\*?)layers\.(\d+)(?=\.|\*|$)",
                 lambda match: f"{match[1]}layers.{int(match[2]) + first}",
                 name,
             )
-            rooted = own.startswith("*") or re.match(r"model(?:\.|\*|$)", own)
-            mapped.append(own if rooted else f"model.{own}")
+            rooted = renamed.startswith("*") or re.match(r"model(?:\.|\*|$)", renamed)
+            mapped.append(renamed if rooted else f"model.{renamed}")
     return tuple(mapped)
 
 

@@ -55,16 +55,16 @@ def planned_weights(plan: Plan) -> tuple[Weight, ...]:
 
     That is as stored, but where our plugin unpacks INT4 to FP8, a byte each, as it loads.
     """
-    found = []
+    weights = []
     for step in plan.steps:
         if step.action == "quantize":
             recipe = plan.recipe_of(step)
             precision, is_fp4 = multiplied_as(recipe), recipe.weights.number.is_fp4
             unpacked = step.row.tensor.numel // 2 if recipe.is_for_the_plugin else 0
-            found.append(Weight(step.row, step.bytes_after + unpacked, precision, is_fp4))
+            weights.append(Weight(step.row, step.bytes_after + unpacked, precision, is_fp4))
         elif step.action != "drop":
-            found.append(Weight(step.row, step.bytes_after, "bf16"))
-    return tuple(found)
+            weights.append(Weight(step.row, step.bytes_after, "bf16"))
+    return tuple(weights)
 
 
 def multiplied_as(recipe: Recipe) -> Precision:
@@ -76,8 +76,8 @@ def usual_context(config: Mapping[str, Any]) -> int:
     """Positions per sequence by default: 4,096, or fewer by the draft's config.json."""
     section = config.get("text_config")
     text = section if isinstance(section, Mapping) else config
-    found = text.get("max_position_embeddings")
-    return min(USUAL_CONTEXT, found) if type(found) is int and found > 0 else USUAL_CONTEXT
+    limit = text.get("max_position_embeddings")
+    return min(USUAL_CONTEXT, limit) if type(limit) is int and limit > 0 else USUAL_CONTEXT
 
 
 def checked_num_draft_tokens(geometry: Geometry, asked: int | None) -> int:
@@ -195,8 +195,8 @@ class _Passes:
 
     def _embedding_rows(self, tokens: int) -> Work:
         """One row for each token, from the draft's table or the target's."""
-        own = (w.row.tensor.dtype for w in self.weights if w.row.role == "embedding")
-        size = next((DTYPE_BYTES[dtype] for dtype in own), ELEMENT_BYTES)
+        dtypes = (w.row.tensor.dtype for w in self.weights if w.row.role == "embedding")
+        size = next((DTYPE_BYTES[dtype] for dtype in dtypes), ELEMENT_BYTES)
         return Work(
             part="embedding", sequence_bytes=tokens * size * self.draft.geometry.hidden_size
         )

@@ -27,20 +27,20 @@ def candidates_of(draft: Draft, plans: Sequence[Plan], served: VerifyStep) -> tu
     """The draft as it is, and by each plan; no two recipes share a name."""
     norms = [row for row in draft.rows if row.role == "norm"]
     dtype = (*norms, *draft.rows)[0].tensor.dtype
-    found: dict[str, Candidate] = {}
+    candidates: dict[str, Candidate] = {}
     for plan in (None, *plans):
         name = plan.recipe.name if plan else dtype
         weights = planned_weights(plan) if plan else plain_weights(draft)
         cache = plan.recipe.kv_cache if plan else None
-        if name in found:
+        if name in candidates:
             what = f"two forms are called {name}"
             raise EstimateError("--recipe", what, fix="rename one of them")
-        found[name] = Candidate(
+        candidates[name] = Candidate(
             name=name,
             stored_bytes=plan.bytes_after if plan else sum(row.tensor.nbytes for row in draft.rows),
             round=draft_round(draft, weights, served, cache.dtype if cache else None),
         )
-    return tuple(found.values())
+    return tuple(candidates.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -80,7 +80,7 @@ class EstimateReport(Brief):
     def break_even(self, candidate: Candidate, machine: Machine) -> float | None:
         """The relative loss of acceptance length at break-even; None without a verify step."""
         verify, pair = self.verify_seconds, (self.candidates[0], candidate)
-        ours, theirs = [machine.round_seconds(one.round, self.concurrency) for one in pair]
+        ours, theirs = [machine.round_seconds(c.round, self.concurrency) for c in pair]
         return None if verify is None else break_even_loss(ours, theirs, verify)
 
     @override
@@ -129,34 +129,34 @@ def to_mapping(report: EstimateReport) -> dict[str, Any]:
         "tp": report.tp,
         "efficiency": report.machines[0].efficiency,
         "parameters": report.parameters,
-        "drafts": [_candidate_mapping(report, one) for one in report.candidates],
+        "drafts": [_candidate_mapping(report, candidate) for candidate in report.candidates],
         "not_planned": dict(report.refused),
         "assumptions": list(assumptions(report)),
     }
 
 
-def _candidate_mapping(report: EstimateReport, one: Candidate) -> dict[str, Any]:
+def _candidate_mapping(report: EstimateReport, candidate: Candidate) -> dict[str, Any]:
     at, verify = report.concurrency, report.verify_seconds
     times, losses = [], []
     for machine in report.machines:
         place = {"gpu": machine.gpu.name, "concurrency": at}
-        step = machine.pass_seconds(one.round.step, at)
-        whole = machine.round_seconds(one.round, at)
+        step = machine.pass_seconds(candidate.round.step, at)
+        whole = machine.round_seconds(candidate.round, at)
         times.append(place | {"step_seconds": step, "round_seconds": whole})
         if verify is not None:
-            loss = report.break_even(one, machine)
+            loss = report.break_even(candidate, machine)
             losses.append(place | {"verify_seconds": verify, "loss": loss})
     return {
-        "name": one.name,
-        "stored_bytes": one.stored_bytes,
-        "engines": report.loaded_by.get(one.name),
-        "step_bytes": _by_part(one.round.step),
-        "round_bytes": _by_part(one.round),
+        "name": candidate.name,
+        "stored_bytes": candidate.stored_bytes,
+        "engines": report.loaded_by.get(candidate.name),
+        "step_bytes": _by_part(candidate.round.step),
+        "round_bytes": _by_part(candidate.round),
         "times": times,
         "break_even": losses,
     }
 
 
 def _by_part(read: Pass | Round) -> dict[str, int]:
-    found = {part: read.nbytes(1, part) for part in get_args(Part)}
-    return {part: nbytes for part, nbytes in found.items() if nbytes}
+    sizes = {part: read.nbytes(1, part) for part in get_args(Part)}
+    return {part: nbytes for part, nbytes in sizes.items() if nbytes}

@@ -72,7 +72,7 @@ class Round:
 
     def nbytes(self, concurrency: int, part: Part | None = None) -> int:
         """Bytes that all passes read: for one part, or for all."""
-        return sum(one.repeats * one.nbytes(concurrency, part) for one in self.passes)
+        return sum(each.repeats * each.nbytes(concurrency, part) for each in self.passes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ class Machine:
 
     def round_seconds(self, whole: Round, concurrency: int) -> float:
         """All passes of a verify step."""
-        return sum(one.repeats * self.pass_seconds(one, concurrency) for one in whole.passes)
+        return sum(each.repeats * self.pass_seconds(each, concurrency) for each in whole.passes)
 
 
 def break_even_loss(baseline: float, candidate: float, verify: float) -> float:
@@ -130,42 +130,42 @@ def cache_works(
 ) -> tuple[Work, ...]:
     """Attention of all layers for one sequence, one work per layer; sliding ones read a window."""
     size = ELEMENT_BYTES if dtype is None else NUMBER_FORMATS[dtype].bits // 8
-    own = geometry.attention
-    if own is None:
+    attention = geometry.attention
+    if attention is None:
         what = "it is unknown how much of a KV cache this kind of draft reads"
         raise EstimateError(type(geometry).__name__, what, fix="estimate a draft of another family")
-    of_layer = _latent if isinstance(own, LatentAttention) else _grouped
+    of_layer = _latent if isinstance(attention, LatentAttention) else _grouped
     windows = map(geometry.window_of, range(geometry.num_layers))
     held = (context if window is None else min(context, window) for window in windows)
     heads = geometry.num_attention_heads
-    return tuple(of_layer(own, heads, n + own_positions, queries, tp, size) for n in held)
+    return tuple(of_layer(attention, heads, n + own_positions, queries, tp, size) for n in held)
 
 
 def key_value_shards(geometry: Geometry, tp: int) -> int:
     """GPUs that share key and value projections: at most one per head."""
-    own = geometry.attention
-    return min(tp, own.num_key_value_heads) if isinstance(own, GroupedAttention) else tp
+    attention = geometry.attention
+    return min(tp, attention.num_key_value_heads) if isinstance(attention, GroupedAttention) else tp
 
 
-def _grouped(own: Any, heads: int, positions: int, queries: int, tp: int, size: int) -> Work:
+def _grouped(attention: Any, heads: int, positions: int, queries: int, tp: int, size: int) -> Work:
     """Bytes are keys and values of all positions; GPUs beyond the number of heads hold copies.
 
     FLOP are 2 for the scores and 2 for the sum, each per query, head, position and dimension.
     """
     return Work(
         part="kv_cache",
-        sequence_bytes=positions * 2 * own.num_key_value_heads * own.head_dim * size,
-        sequence_flops=4 * queries * heads * positions * own.head_dim,
-        byte_shards=min(tp, own.num_key_value_heads),
+        sequence_bytes=positions * 2 * attention.num_key_value_heads * attention.head_dim * size,
+        sequence_flops=4 * queries * heads * positions * attention.head_dim,
+        byte_shards=min(tp, attention.num_key_value_heads),
         flop_shards=tp,
     )
 
 
-def _latent(own: Any, heads: int, positions: int, queries: int, tp: int, size: int) -> Work:
-    row = own.kv_lora_rank + own.qk_rope_head_dim
+def _latent(attention: Any, heads: int, positions: int, queries: int, tp: int, size: int) -> Work:
+    row = attention.kv_lora_rank + attention.qk_rope_head_dim
     return Work(
         part="kv_cache",
         sequence_bytes=positions * row * size,
-        sequence_flops=2 * queries * heads * positions * (row + own.kv_lora_rank),
+        sequence_flops=2 * queries * heads * positions * (row + attention.kv_lora_rank),
         flop_shards=tp,  # every GPU reads all latent rows, for its own heads
     )

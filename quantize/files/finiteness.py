@@ -50,14 +50,14 @@ class Finiteness:
             return
         kind, plain, minus = self._bits
         signed = np.frombuffer(block, kind)
-        found = signed.view(f"u{signed.itemsize}")
-        if signed.max(initial=0) >= plain or found.max(initial=0) >= minus:
-            bad = np.flatnonzero((signed >= plain) | (found >= minus))
+        bits = signed.view(f"u{signed.itemsize}")
+        if signed.max(initial=0) >= plain or bits.max(initial=0) >= minus:
+            bad = np.flatnonzero((signed >= plain) | (bits >= minus))
             if not self._count:
                 place = np.unravel_index(self._done + bad[0], self._shape)
                 self._first = tuple(map(int, place))
             self._count += len(bad)
-        self._done += len(found)
+        self._done += len(bits)
 
     @property
     def problem(self) -> str | None:
@@ -79,23 +79,23 @@ def problem_of(checkpoint: Checkpoint, tensor: TensorInfo) -> str | None:
     """The same for one tensor."""
     is_scale = tensor.dtype == "U8" and tensor.name.endswith(_SCALES)
     dtype = "F8_E8M0" if is_scale else tensor.dtype
-    found = Finiteness(dtype, tensor.shape)
+    finiteness = Finiteness(dtype, tensor.shape)
     if dtype in _BITS:
         for block in byte_blocks(checkpoint, tensor):
-            found.look(block)
-    return found.problem
+            finiteness.look(block)
+    return finiteness.problem
 
 
-def lines_of(found: Mapping[str, str]) -> list[str]:
+def lines_of(problems: Mapping[str, str]) -> list[str]:
     """What `not_finite` found: a line for each of the first ten tensors, and one for the rest."""
-    lines = [f"{name}: {problem}" for name, problem in sorted(found.items())]
+    lines = [f"{name}: {problem}" for name, problem in sorted(problems.items())]
     if len(lines) > _MOST_NAMED:
         lines[_MOST_NAMED:] = [f"and {len(lines) - _MOST_NAMED} more tensors"]
     return lines
 
 
-def check_finite(where: object, found: Mapping[str, str]) -> None:
+def check_finite(where: object, problems: Mapping[str, str]) -> None:
     """Refuse a draft that nothing can be computed with."""
-    if found:
-        first, *others = lines_of(found)
+    if problems:
+        first, *others = lines_of(problems)
         raise CheckpointError(where, first, details=[f"  {line}" for line in others], fix=MEND)

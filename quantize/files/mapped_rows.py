@@ -30,9 +30,9 @@ class SpooledRows:
 
     def write(self, start: int, rows: Tensor) -> None:
         """Write rows [n, width] from row `start` on."""
-        own = rows.to(self._dtype).cpu().contiguous()
+        stored = rows.to(self._dtype).cpu().contiguous()
         self._file.seek(start * self._width * self._dtype.itemsize)
-        self._file.write(own.reshape(-1).view(torch.uint8).numpy().data)
+        self._file.write(stored.reshape(-1).view(torch.uint8).numpy().data)
 
     def rows(self, count: int) -> Tensor:
         """The first rows, [count, width], which were all written; ends writing."""
@@ -48,20 +48,20 @@ def mapped_rows(path: Path, start: int, shape: Sequence[int], dtype: torch.dtype
 
 
 def _mapped(descriptor: int, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    found = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY)
+    mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY)
     count = torch.Size(shape).numel()
-    if start + count * dtype.itemsize > len(found):
+    if start + count * dtype.itemsize > len(mapped):
         raise OSError(f"it ends inside {list(shape)} {dtype} from byte {start}")
-    rows = torch.frombuffer(found, dtype=dtype, count=count, offset=start)
-    _MAPS[rows.untyped_storage().data_ptr()] = found
+    rows = torch.frombuffer(mapped, dtype=dtype, count=count, offset=start)
+    _MAPS[rows.untyped_storage().data_ptr()] = mapped
     return rows.view(shape)
 
 
 def release(rows: Tensor) -> None:
     """Give back the memory of a mapped file that was read; does nothing for other tensors."""
-    found = _MAPS.get(rows.untyped_storage().data_ptr())
-    if found is not None and hasattr(mmap, "MADV_DONTNEED"):
-        found.madvise(mmap.MADV_DONTNEED)
+    mapped = _MAPS.get(rows.untyped_storage().data_ptr())
+    if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def row_blocks(rows: Tensor) -> Iterator[Tensor]:

@@ -87,7 +87,7 @@ class Layout:
         """Why this layout cannot express the formats of a recipe of one format, or None."""
         weights, inputs = recipe.weights, str(recipe.activations or "none")
         of_weights = f"{weights.dtype} per {weights.granularity}"
-        said = {
+        values = {
             "weights": of_weights,
             "stages": "two" if weights.first_stage else "one",
             "scales": str(weights.scale_dtype),
@@ -95,8 +95,8 @@ class Layout:
             "pairs": f"{of_weights} with {inputs}",
         }
         for row in _HELD.get(self.name, ()):
-            asked = next(key for key in said if key in row)
-            if not any(fnmatchcase(said[asked], pattern) for pattern in row[asked]):
+            asked = next(key for key in values if key in row)
+            if not any(fnmatchcase(values[asked], pattern) for pattern in row[asked]):
                 return str(row["says"])
         return None
 
@@ -112,11 +112,11 @@ class Layout:
         scheme = self._scheme(weights, declared_activations(recipe.activations))
         asked = "F16" if weights.scale_dtype else "F32"
         of_weight = "F16" if weights.scale_dtype else weight.dtype
-        found = {}
+        parts = {}
         for suffix, part in scheme.layout.parts(scheme, *weight.shape).items():
             dtypes = part.dtypes or (of_weight,)
-            found[suffix] = asked if asked in dtypes else dtypes[0], part.shape
-        return dict(sorted(found.items(), key=lambda item: _place(item[0])))
+            parts[suffix] = asked if asked in dtypes else dtypes[0], part.shape
+        return dict(sorted(parts.items(), key=lambda item: _place(item[0])))
 
     def _scheme(self, weights: WeightFormat, activations: Activations = "none") -> DeclaredScheme:
         return DeclaredScheme(
@@ -151,8 +151,8 @@ class Layout:
         if weights.granularity == "tensor":
             return {codes_name: words}
         part = layout.parts(scheme, *block.codes.shape)[layout.scale_suffix(scheme)]
-        own = scale[:, 0] if len(part.shape) == 1 else stored_scale(scale, weights)
-        return {codes_name: words, scale_name: own}
+        scales = scale[:, 0] if len(part.shape) == 1 else stored_scale(scale, weights)
+        return {codes_name: words, scale_name: scales}
 
     def encode_whole(
         self, weight: TensorInfo, block: "QuantizedWeight", recipe: Recipe, scale: float | None
@@ -296,7 +296,7 @@ def check_groups(recipe: Recipe, claimed: Sequence[tuple[Row, int]]) -> None:
 
 def _in_groups(recipe: Recipe, weights: WeightFormat, size: int) -> Recipe:
     other = replace(weights, group_size=size)
-    own = other if recipe.weights == weights else recipe.weights
+    of_recipe = other if recipe.weights == weights else recipe.weights
     rules = tuple(
         replace(rule, format=replace(rule.format, weights=other))
         if rule.format is not None and rule.format.weights == weights
@@ -304,7 +304,7 @@ def _in_groups(recipe: Recipe, weights: WeightFormat, size: int) -> Recipe:
         for rule in recipe.rules
     )
     summary = f"{recipe.name} in groups of {size}"
-    return replace(recipe, name="mine", summary=summary, weights=own, rules=rules)
+    return replace(recipe, name="mine", summary=summary, weights=of_recipe, rules=rules)
 
 
 class CompressedTensorsLayout(Layout):

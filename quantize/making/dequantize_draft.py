@@ -217,13 +217,13 @@ class _Dequantization(OutputRewrite[Compared]):
             quantized_by=self.record,
         )
 
-    def report(self, found: Compared) -> DequantizeReport:
+    def report(self, compared: Compared) -> DequantizeReport:
         return DequantizeReport(
             out=self.out,
             scheme=str(self.plan.source.scheme),
             dtype=self.plan.dtype,
-            kept=len(self.plan.outputs) - len(found.dequantized),
-            linears=tuple(found.dequantized),
+            kept=len(self.plan.outputs) - len(compared.dequantized),
+            linears=tuple(compared.dequantized),
             bytes_before=self.plan.source.checkpoint.nbytes,
             bytes_after=self.plan.bytes_after,
         )

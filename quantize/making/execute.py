@@ -127,8 +127,8 @@ class _Execution:
 
     def every_step(self, on_progress: Callable[[Step], None]) -> None:
         """Run all steps at once; with moments, stage by stage, to hold only those of one stage."""
-        statistics, found = self.measured.statistics, self.measured.found
-        if self.backend.needs == "none" or (self.backend.needs == "codes" and found is not None):
+        statistics, codes = self.measured.statistics, self.measured.found
+        if self.backend.needs == "none" or (self.backend.needs == "codes" and codes is not None):
             self._run_stage(self.plan.steps, on_progress)
             return
         assert statistics is not None  # `checked_measured` refused
@@ -174,9 +174,9 @@ class _Execution:
         if step.action == "transform":
             self._write_norm(step, self.exponents[step.row.module])
         elif step.action == "learn":
-            found = self.measured.found
-            assert found is not None  # `every_step` has checked it
-            output.write(step.row.tensor.name, found.weight(step.row.canonical_module))
+            codes = self.measured.found
+            assert codes is not None  # `every_step` has checked it
+            output.write(step.row.tensor.name, codes.weight(step.row.canonical_module))
         else:
             blocks = self._quantized_blocks(step, moments)
             input_scale = self.measured.input_scales.get(step.row.module)
@@ -263,9 +263,9 @@ class _Execution:
         """
         plan = self.plan
         steps = [s for s in plan.quantized if plan.format_of(s).weights.scales_whole_matrix]
-        found = self.pool.map(self._matrix_absmax, steps)
+        largest = self.pool.map(self._matrix_absmax, steps)
         modules = (step.row.module for step in steps)
-        absmax = dict(zip(modules, found, strict=True))
+        absmax = dict(zip(modules, largest, strict=True))
         for group in plan.draft.scale_groups():
             if members := absmax.keys() & set(group):
                 absmax |= dict.fromkeys(members, max(absmax[module] for module in members))

@@ -101,18 +101,18 @@ class CardFacts:
         self, *, base_model: str | None = None, license: str | None = None
     ) -> dict[str, Any]:
         """Keys for the Hub, in one order; given keys take precedence over inherited ones."""
-        base, own = base_model or self.hub_id, dict(self.inherited)
+        base, keys = base_model or self.hub_id, dict(self.inherited)
         if license is not None:
-            own = {key: own[key] for key in own if not key.startswith("license")}
+            keys = {key: keys[key] for key in keys if not key.startswith("license")}
         return {
-            "license": license or own.get("license"),
-            "license_name": own.get("license_name"),
-            "license_link": own.get("license_link"),
-            "language": own.get("language"),
+            "license": license or keys.get("license"),
+            "license_name": keys.get("license_name"),
+            "license_link": keys.get("license_link"),
+            "language": keys.get("language"),
             "base_model": base,
             "base_model_relation": "quantized" if base else None,
-            "pipeline_tag": own.get("pipeline_tag"),
-            "library_name": own.get("library_name", "draftquant"),
+            "pipeline_tag": keys.get("pipeline_tag"),
+            "library_name": keys.get("library_name", "draftquant"),
             "tags": [*TAGS, self.family, self.recipe.layout],
         }
 

@@ -160,17 +160,17 @@ def balance_exponents(plan: Plan, balanced: Mapping[str, int]) -> dict[str, int]
 
 
 def learned_norms(
-    plan: Plan, found: FoundCodes | None, balanced: Mapping[str, int]
+    plan: Plan, codes: FoundCodes | None, balanced: Mapping[str, int]
 ) -> dict[str, float]:
     """The norms that learned: name -> the largest factor of an element, without balancing."""
-    if found is None:
+    if codes is None:
         return {}
     factors = {}
     for step in plan.learned_norms:
         tensor = step.row.tensor
         source = floats(read_whole(plan.draft.checkpoint, tensor), tensor.dtype).astype(np.float64)
         before = np.abs(source * 2.0 ** -balanced.get(tensor.name, 0))
-        after = found.weight(step.row.canonical_module).double().abs().numpy()
+        after = codes.weight(step.row.canonical_module).double().abs().numpy()
         larger, smaller = np.maximum(before, after), np.minimum(before, after)
         moved = larger > 0
         factors[tensor.name] = float(np.max(larger[moved] / smaller[moved], initial=1.0))

@@ -85,9 +85,9 @@ class QuantizeReport(Brief):
             "bytes_before": self.plan.bytes_before,
             "bytes_after": self.plan.bytes_after,
             "quantized": [step.row.tensor.name for step in self.plan.quantized],
-            "cuts": [{"size": one.size, "vocabulary": one.vocabulary} for one in self.cuts],
+            "cuts": [{"size": cut.size, "vocabulary": cut.vocabulary} for cut in self.cuts],
             **{name: dict(getattr(self, name)) for name in shown},
-            "lints": [one.name for one in self.lints],
+            "lints": [lint.name for lint in self.lints],
             "warnings": list(self.warnings),
             "seconds": seconds,
             "verification": self.verification.to_mapping(),
@@ -222,7 +222,7 @@ class _Quantization(Rewrite[VerifyReport]):
                 device=CPU if self.device is None else self.device(),
                 on_progress=self.on_progress,
             )
-            cached = [(each.row.tensor.file, one) for each in plan.cache for one in each.stored]
+            cached = [(each.row.tensor.file, t) for each in plan.cache for t in each.stored]
             scales = self.method.cache_scales.values()
             for (file, tensor), scale in zip(cached, scales, strict=True):
                 run.files[file].write(tensor.name, torch.full(tensor.shape, scale))
@@ -283,13 +283,13 @@ class _Quantization(Rewrite[VerifyReport]):
         few_inputs = {modules[name]: count for name, count in sorted(few.items())}
         return replace(self.method, few_inputs=few_inputs)
 
-    def report(self, found: VerifyReport) -> QuantizeReport:
+    def report(self, verification: VerifyReport) -> QuantizeReport:
         """The report on what was written, with what verification found."""
         statistics, method = self.measured.statistics, self.found_method()
         return QuantizeReport(
             out=self.out,
             plan=self.plan,
-            verification=replace(found, output=str(self.out)),
+            verification=replace(verification, output=str(self.out)),
             config_changes=self.changes,
             dropped=self.dropped,
             balanced=method.balanced,
@@ -303,6 +303,6 @@ class _Quantization(Rewrite[VerifyReport]):
 def _documents(plan: Plan, changes: Mapping[str, Any]) -> dict[str, str]:
     checkpoint = plan.draft.checkpoint
     layout, declared = get_layout(plan.recipe.layout), plan.declared()
-    own = json_texts(layout.side_files(declared))
+    beside = json_texts(layout.side_files(declared))
     config = {**fixed_config(checkpoint.config, changes), "quantization_config": declared}
-    return own | config_and_index(checkpoint, config, files_of(plan.outputs), plan.bytes_after)
+    return beside | config_and_index(checkpoint, config, files_of(plan.outputs), plan.bytes_after)

@@ -102,8 +102,8 @@ class OutputRewrite(Rewrite[FoundT]):
 
     @override
     def verify(self, staging: Path) -> FoundT:
-        found = self.compared(staging, config_file=UNVERIFIED_CONFIG_FILE)
-        check_faults(self.out, self.folder, found.faults, fix=self.fix)
+        comparison = self.compared(staging, config_file=UNVERIFIED_CONFIG_FILE)
+        check_faults(self.out, self.folder, comparison.faults, fix=self.fix)
         if self.record is not None:
-            check_recorded(self.folder, self.record.tensor_digests, found.source_digests)
-        return found
+            check_recorded(self.folder, self.record.tensor_digests, comparison.source_digests)
+        return comparison

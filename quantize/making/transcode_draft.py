@@ -89,12 +89,12 @@ def _cache_scales(source: StoredDraft, outputs: Sequence[OutputTensors]) -> dict
     """
     if not outputs:
         return {}
-    found = cache_scales(source.checkpoint, source.draft, source.scheme)
+    by_layer = cache_scales(source.checkpoint, source.draft, source.scheme)
     names = [tensor.name for output in outputs for tensor in output.stored]
     scales = []
     for site in cache_sites(source.draft):
-        own = found.get(site.layer, UNIT)
-        for values in (own.k, own.v):
+        pair = by_layer.get(site.layer, UNIT)
+        for values in (pair.k, pair.v):
             if len(values) != 1:
                 where = source.checkpoint.folder
                 raise LayoutError(
@@ -151,10 +151,10 @@ def plan_transcoding(
             f"its vocabulary was cut after it had been quantized ({record.cut})",
             fix="transcode first, then cut",
         )
-    found = _recipe(stored, record, layout)
+    read = _recipe(stored, record, layout)
     _check_counts_from_the_middle(stored)
-    origin = _origin(record, found, stored, source)
-    recipe = _wanted(found, origin, layout or found.layout, carrier)
+    origin = _origin(record, read, stored, source)
+    recipe = _wanted(read, origin, layout or read.layout, carrier)
     check_layout(recipe)
     rows = stored.draft.rows
     codes = [row for row in rows if stored.is_quantized(row)]
@@ -193,8 +193,8 @@ def _recipe(
     if isinstance(record, records.QuantizedProvenance):
         return record.recipe
     weights = weight_format(stored, scheme)
-    own = next((name for name in LAYOUT_NAMES if name == scheme.layout.name), layout)
-    if own is None:
+    layout_name = next((name for name in LAYOUT_NAMES if name == scheme.layout.name), layout)
+    if layout_name is None:
         where = stored.checkpoint.folder
         raise LayoutError(
             where,
@@ -212,7 +212,7 @@ def _recipe(
         summary="the formats of a folder that another tool made",
         loads_on=(),
         backend="torch",
-        layout=own,
+        layout=layout_name,
         weights=weights,
         activations=scheme.activation_format(),
         algorithm=Algorithm(scale="absmax", rounding="nearest"),
@@ -224,24 +224,24 @@ def _recipe(
 
 
 def _wanted(
-    found: Recipe, origin: records.TranscodedFrom, layout: LayoutName, carrier: CarrierChoice | None
+    read: Recipe, origin: records.TranscodedFrom, layout: LayoutName, carrier: CarrierChoice | None
 ) -> Recipe:
     """The same recipe in another layout or carrier.
 
     Where the layout has one dtype for scales, they must be exact in it to be written.
     """
-    only = get_layout(layout).int4_scale_dtype if found.weights.number.is_integer else None
+    only = get_layout(layout).int4_scale_dtype if read.weights.number.is_integer else None
     scale_dtype = only or origin.weights.scale_dtype
-    weights = replace(found.weights, scale_dtype=scale_dtype)
+    weights = replace(read.weights, scale_dtype=scale_dtype)
     if carrier is not None:
         weights = replace(weights, carrier=None if carrier == "none" else carrier)
     if problem := weights.problem():
         raise LayoutError(f"layout {layout}", problem, fix="choose another layout or carrier")
-    return replace(found, layout=layout, weights=weights)
+    return replace(read, layout=layout, weights=weights)
 
 
 def _origin(
-    record: records.Provenance | None, found: Recipe, stored: StoredDraft, source: DraftSource
+    record: records.Provenance | None, read: Recipe, stored: StoredDraft, source: DraftSource
 ) -> records.TranscodedFrom:
     before = None
     if isinstance(record, records.QuantizedProvenance | records.TranscodedProvenance):
@@ -249,9 +249,9 @@ def _origin(
     return records.TranscodedFrom(
         hub_id=source.hub_id,
         revision=source.revision,
-        layout=stored.scheme.layout.name if stored.scheme else found.layout,
-        weights=before.weights if before else found.weights,
-        scale_dtype=before.scale_dtype if before else _scale_dtype(stored, found.weights),
+        layout=stored.scheme.layout.name if stored.scheme else read.layout,
+        weights=before.weights if before else read.weights,
+        scale_dtype=before.scale_dtype if before else _scale_dtype(stored, read.weights),
         tensor_digests={},  # verification finds them
     )
 
@@ -301,11 +301,11 @@ def transcode_draft(
         argv=argv,
         on_progress=on_progress,
     )
-    found = publish(transcoding, on_stage)
+    comparison = publish(transcoding, on_stage)
     return TranscodeReport(
         out=out,
         before=str(plan.source.scheme),
-        after=str(found.scheme),
+        after=str(comparison.scheme),
         linears=len(plan.source.modules),
         kept=sum(not output.changed for output in plan.outputs),
         bytes_before=checkpoint.nbytes,

@@ -131,14 +131,14 @@ class _Unpickling(Rewrite[None]):
     @override
     def verify(self, staging: Path) -> None:
         with open_weights(staging / WEIGHTS_FILE) as descriptor:
-            for found in read_header(staging, WEIGHTS_FILE).tensors:
-                written = bytearray(found.nbytes)
-                pread_exactly(descriptor, memoryview(written), found.start, found.name)
-                read = self.tensors[found.name].contiguous().reshape(-1).view(torch.uint8)
+            for tensor in read_header(staging, WEIGHTS_FILE).tensors:
+                written = bytearray(tensor.nbytes)
+                pread_exactly(descriptor, memoryview(written), tensor.start, tensor.name)
+                read = self.tensors[tensor.name].contiguous().reshape(-1).view(torch.uint8)
                 if written != read.numpy().tobytes():
                     raise VerifyError(
                         self.out,
-                        f"{found.name} reads back differently than it was written, so nothing is"
+                        f"{tensor.name} reads back differently than it was written, so nothing is"
                         " published",
                         fix="run again; if it stays, check the disk",
                     )

@@ -48,20 +48,20 @@ def launch_dtype(pair: Pair, engine: EngineName) -> str | None:
 
 def facts(pair: Pair, engines: Sequence[EngineName]) -> dict[str, Any]:
     """Facts on dtypes: casts that engines do silently."""
-    own, theirs, cast = stored_dtype(pair), pair.target.dtype, dtype_in(pair, "vllm")
+    stored, theirs, cast = stored_dtype(pair), pair.target.dtype, dtype_in(pair, "vllm")
     given, named = launch_dtype(pair, "sglang"), _draft_dtype(pair)
-    asked, halves = pair.args.dtype is not None, {own, cast} <= {*_HALVES}
+    asked, halves = pair.args.dtype is not None, {stored, cast} <= {*_HALVES}
     splits = given is not None and not asked and not pair.is_inside
     narrow, feature = any(is_narrow(pair, each) for each in engines), pair.largest_feature
     return {
-        "own_dtype": own,
+        "own_dtype": stored,
         "their_dtype": theirs,
         "cast": cast,
-        "is_cast": halves and own != cast,
+        "is_cast": halves and stored != cast,
         "given": given,
         "splits_dtypes": splits,
         "said": f"names {named}" if named else "names none, which SGLang takes for float16",
-        "beyond": _beyond(pair.draft) if narrow and own != "float16" else None,
+        "beyond": _beyond(pair.draft) if narrow and stored != "float16" else None,
         "feature": feature if feature is not None and feature >= _FIRST_OVERFLOW else None,
     }
 
@@ -84,8 +84,8 @@ def _draft_dtype(pair: Pair) -> str | None:
     return declared_dtype(pair.config)
 
 
-def _sglang_auto(said: str | None) -> str:
-    return "float16" if said in (None, "float32") else said
+def _sglang_auto(declared: str | None) -> str:
+    return "float16" if declared in (None, "float32") else declared
 
 
 # Source: IEEE 754: float16 ends at 65,504; what rounds beyond that becomes infinity.
@@ -94,15 +94,15 @@ _FIRST_OVERFLOW = 65520.0  # the smallest value that rounds to infinity in float
 
 def _beyond(checkpoint: Checkpoint) -> str | None:
     """How many tensors hold values beyond float16, and the largest magnitude."""
-    found: dict[str, float] = {}
+    peaks: dict[str, float] = {}
     for tensor in checkpoint.tensors.values():
         blocks = byte_blocks(checkpoint, tensor) if tensor.dtype in ("BF16", "F32") else ()
         for block in blocks:
             magnitudes = np.abs(floats(np.frombuffer(block, np.uint8), tensor.dtype))
             beyond = magnitudes[magnitudes >= _FIRST_OVERFLOW]
             if beyond.size:
-                found[tensor.name] = max(found.get(tensor.name, 0.0), float(beyond.max()))
-    if not found:
+                peaks[tensor.name] = max(peaks.get(tensor.name, 0.0), float(beyond.max()))
+    if not peaks:
         return None
-    worst = max(found, key=lambda name: found[name])
-    return f"{len(found)} of its tensors hold values beyond it ({worst} up to {found[worst]:,.0f})"
+    worst = max(peaks, key=lambda name: peaks[name])
+    return f"{len(peaks)} of its tensors hold values beyond it ({worst} up to {peaks[worst]:,.0f})"

@@ -82,7 +82,7 @@ def handed_out(pair: Pair, answer: EngineCheck) -> Iterator[PairFinding]:
         for each in newest_engines()
     }
     title = TITLES[answer.engine]
-    error, others = errors[title], [other for other, said in errors.items() if said == ""]
+    error, others = errors[title], [other for other, text in errors.items() if text == ""]
     if error:
         text = explained(error, engine=title, gpu=answer.gpu)
         remedy = f"serve the pair with {others[0]}" if others else _WITHOUT
@@ -140,7 +140,7 @@ def _last_mapped(pair: Pair) -> int | None:
 def _special_tokens(pair: Pair) -> Iterator[str]:
     """Ids of special tokens in the draft's config.json that differ from the target's."""
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        own, theirs = pair.config.get(key), pair.target.text.get(key)
-        one_of_them = isinstance(theirs, list) and own in theirs  # several ends of text
-        if None not in (own, theirs) and own != theirs and not one_of_them:
-            yield f"{key} {own} against {theirs}"
+        draft_id, theirs = pair.config.get(key), pair.target.text.get(key)
+        one_of_them = isinstance(theirs, list) and draft_id in theirs  # several ends of text
+        if None not in (draft_id, theirs) and draft_id != theirs and not one_of_them:
+            yield f"{key} {draft_id} against {theirs}"

@@ -44,23 +44,23 @@ def becomes_in_sglang(pair: Pair, given: str | None) -> str | None:
     return None if given in (None, "unquant") else _in_sglang(given, declared_method(pair))
 
 
-def _in_sglang(given: str, own: str | None) -> str:
-    if own is None and given in _READS_FILES:
+def _in_sglang(given: str, named: str | None) -> str:
+    if named is None and given in _READS_FILES:
         error = f"ValueError: Cannot find the config file for {given}"
         return f"the draft declares nothing, and SGLang ends with an error [{error}]"
-    if own is None:
+    if named is None:
         return "the draft declares nothing, and its weights are quantized while they are loaded"
-    if own in KEEPS.get(given, ()):
-        return f"the draft declares {own}, which SGLang calls compatible, and reads it as {given}"
-    return f"the draft declares {own}, which SGLang then takes instead"
+    if named in KEEPS.get(given, ()):
+        return f"the draft declares {named}, which SGLang calls compatible, and reads it as {given}"
+    return f"the draft declares {named}, which SGLang then takes instead"
 
 
 def declared_method(pair: Pair) -> str | None:
     """The quant_method that a draft declares."""
-    found = raw_declaration(pair.draft)
-    if found is None or not isinstance(found.value, dict):
+    raw = raw_declaration(pair.draft)
+    if raw is None or not isinstance(raw.value, dict):
         return None
-    return str(found.value.get("quant_method"))
+    return str(raw.value.get("quant_method"))
 
 
 def cache_in(pair: Pair, engine: EngineName) -> str | None:
@@ -93,11 +93,11 @@ def facts_in(pair: Pair, engine: EngineName) -> dict[str, Any]:
     A cache whose scales the draft does not store has scales of 1.
     """
     inherited = None if has_scales(pair) else cache_in(pair, engine)
-    said = "--kv-cache-dtype" if pair.args.cache_dtype else "its quantization_config"
+    origin = "--kv-cache-dtype" if pair.args.cache_dtype else "its quantization_config"
     none = ", and the draft stores no scales, so engines take 1 for both"
     scales = none if inherited and inherited.startswith("fp8") else ""
     keeps = None if pair.is_mtp else _KEEPS_CACHE.get(engine)
-    return {"cache": inherited, "cache_said": said, "scales": scales, "keeps_cache": keeps}
+    return {"cache": inherited, "cache_said": origin, "scales": scales, "keeps_cache": keeps}
 
 
 _KEEPS_CACHE: Mapping[EngineName, str] = {
@@ -168,8 +168,8 @@ def rotated_by(declaration: Mapping[str, Any] | None) -> str | None:
     """
     if declaration is None:
         return None
-    said = chain(_by_compressed_tensors(declaration), _by_quark(declaration))
-    return next(said, None)
+    rotations = chain(_by_compressed_tensors(declaration), _by_quark(declaration))
+    return next(rotations, None)
 
 
 def _by_compressed_tensors(declaration: Mapping[str, Any]) -> Iterator[str]:
@@ -182,8 +182,8 @@ def _by_compressed_tensors(declaration: Mapping[str, Any]) -> Iterator[str]:
 
 def _by_quark(declaration: Mapping[str, Any]) -> Iterator[str]:
     """R1 is folded into the weights unless `online_r1_rotation`; QuaRot is Quark's older name."""
-    said = declaration.get("algo_config")
-    sections = said if isinstance(said, list) else [said]
+    algorithms = declaration.get("algo_config")
+    sections = algorithms if isinstance(algorithms, list) else [algorithms]
     for each in (section for section in sections if isinstance(section, Mapping)):
         name = each.get("name")
         is_rotated = name in ("rotation", "quarot") and each.get("r1", True)
@@ -210,8 +210,8 @@ def _dropped(target: Target) -> str | None:
 
 def _by_transformers(pair: Pair) -> int | None:
     """num_mtp_layers where vLLM builds the layers from transformers' classes, like the target's."""
-    said = " ".join(pair.args.words).replace("--model-impl=", "--model-impl ")
-    asked = pair.is_mtp and "--model-impl transformers" in said
+    words = " ".join(pair.args.words).replace("--model-impl=", "--model-impl ")
+    asked = pair.is_mtp and "--model-impl transformers" in words
     return pair.target.text.get("num_mtp_layers") if asked else None
 
 

@@ -103,10 +103,10 @@ def _flags(words: list[str]) -> tuple[dict[str, str], tuple[str, ...]]:
         if name not in _KEYS:
             others.append(word)
             continue
-        found = value if given else next(waiting, None)
-        if found is None:
+        argument = value if given else next(waiting, None)
+        if argument is None:
             raise _wrong(f"{name} has no value")
-        flags[_KEYS[name]] = found
+        flags[_KEYS[name]] = argument
     return flags, tuple(others)
 
 
@@ -238,8 +238,8 @@ class EnginePair:
     @property
     def verdict(self) -> Verdict:
         """The worse of the draft's own and the pair's."""
-        found = [_OF_LEVELS[each.level] for each in self.findings if each.level in _OF_LEVELS]
-        return min([self.answer.verdict, *found], key=FROM_WORST.index)
+        verdicts = [_OF_LEVELS[each.level] for each in self.findings if each.level in _OF_LEVELS]
+        return min([self.answer.verdict, *verdicts], key=FROM_WORST.index)
 
     @property
     def judged(self) -> EngineCheck:
@@ -322,10 +322,10 @@ class PairCheck(Brief):
 
     @override
     def brief(self) -> Mapping[str, object]:
-        titles = [TITLES[one.answer.engine] for one in self.engines]
+        titles = [TITLES[e.answer.engine] for e in self.engines]
         each = {
-            title if titles.count(title) == 1 else f"{title} on {one.answer.gpu}": one.verdict
-            for title, one in zip(titles, self.engines, strict=True)
+            title if titles.count(title) == 1 else f"{title} on {e.answer.gpu}": e.verdict
+            for title, e in zip(titles, self.engines, strict=True)
         }
         return {"verdict": self.verdict, **each, "remedy": self.remedy}
 

@@ -95,7 +95,7 @@ class CheckReport(Brief):
             return self.pair.brief()
         if len(self.answers) == 1:
             return self.answer.brief()
-        return {"verdict": self.verdict, **{one.title: one.verdict for one in self.answers}}
+        return {"verdict": self.verdict, **{a.title: a.verdict for a in self.answers}}
 
 
 def check_as_asked(asked: Checking, largest_feature: Callable[[], float | None]) -> CheckReport:

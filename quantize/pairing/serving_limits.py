@@ -19,8 +19,8 @@ def served_length(pair: Pair, engine: EngineName) -> int | None:
 
 def is_too_short(pair: Pair, engine: EngineName) -> bool:
     """Whether the draft is made for fewer positions than are served."""
-    served, own = served_length(pair, engine), pair.rotation.positions_in(engine)
-    return not pair.is_inside and served is not None and own is not None and own < served
+    served, limit = served_length(pair, engine), pair.rotation.positions_in(engine)
+    return not pair.is_inside and served is not None and limit is not None and limit < served
 
 
 def facts_in(pair: Pair, engine: EngineName) -> dict[str, Any]:
@@ -44,14 +44,14 @@ def facts_in(pair: Pair, engine: EngineName) -> dict[str, Any]:
 
 def facts(pair: Pair) -> dict[str, Any]:
     """Facts on positions and their rotation."""
-    own, theirs = pair.rotation, pair.target.rotation
+    rotation, theirs = pair.rotation, pair.target.rotation
     rotates = pair.geometry.rope is not None and not pair.is_inside
     return {
-        "own_rotation": own.in_words,
+        "own_rotation": rotation.in_words,
         "their_rotation": theirs.in_words,
-        "own_kind": own.kind,
-        "only_sizes_a_table": own.only_sizes_a_table,
-        "rotates_otherwise": rotates and own.in_words != theirs.in_words,
+        "own_kind": rotation.kind,
+        "only_sizes_a_table": rotation.only_sizes_a_table,
+        "rotates_otherwise": rotates and rotation.in_words != theirs.in_words,
         "tp": pair.tp,
         "allowed": ", ".join(map(str, sizes_of_both(pair))),
         "undivided": " and ".join(_undivided(pair)),

@@ -197,27 +197,27 @@ class Target:
     def declaration(self) -> Mapping[str, Any] | None:
         """Its quantization_config; None = it declares none in config.json."""
         first, second = _DECLARATIONS
-        said = self.text.get(first, self.text.get(second))
-        return said if isinstance(said, Mapping) else None
+        written = self.text.get(first, self.text.get(second))
+        return written if isinstance(written, Mapping) else None
 
     @property
     def quantization(self) -> str | None:
         """The quant_method that it declares, as written; None = it declares none."""
-        said = self.declaration
-        if said is None:
+        keys = self.declaration
+        if keys is None:
             return None
-        return str(said.get("quant_method") or said.get("quant_algo") or "without a quant_method")
+        return str(keys.get("quant_method") or keys.get("quant_algo") or "without a quant_method")
 
     @property
     def cache_dtype(self) -> str | None:
         """Dtype of its KV cache, as vLLM reads a declaration: `get_kv_cache_quant_algo_string`."""
-        said = self.declaration or {}
-        algorithm = said.get("kv_cache_quant_algo")
+        keys = self.declaration or {}
+        algorithm = keys.get("kv_cache_quant_algo")
         if algorithm is None:
-            algorithm = object_at(said, "quantization").get("kv_cache_quant_algo")
+            algorithm = object_at(keys, "quantization").get("kv_cache_quant_algo")
         if isinstance(algorithm, str):
             return algorithm.lower()
-        scheme = object_at(said, "kv_cache_scheme")
+        scheme = object_at(keys, "kv_cache_scheme")
         if scheme.get("num_bits") == 8:
             return "fp8" if scheme.get("type") == "float" else "int8"
         return None
@@ -254,8 +254,8 @@ class Target:
 
 def declared_dtype(config: Mapping[str, Any]) -> str | None:
     """The dtype that a config.json names, in the key of transformers 5 or 4; None = none."""
-    said = config.get("dtype") or config.get("torch_dtype")
-    return said.removeprefix("torch.") if isinstance(said, str) else None
+    dtype = config.get("dtype") or config.get("torch_dtype")
+    return dtype.removeprefix("torch.") if isinstance(dtype, str) else None
 
 
 def stored_tensors(folder: Path) -> tuple[Checkpoint | None, frozenset[str]]:
@@ -299,17 +299,17 @@ def check_operands(target: Reference, draft: Reference | None) -> None:
 
     What cannot be read here, as an id on the Hub, is left to whoever reads it.
     """
-    theirs, own = _operand(target), _operand(draft) if draft is not None else None
+    theirs, ours = _operand(target), _operand(draft) if draft is not None else None
     if theirs is None:
         return
     if theirs[0] is not None:
         what = f"it is given as the target, and is a draft itself: {theirs[0]}"
-    elif own is not None and own[0] is None and _outgrows(own[1], theirs[1]):
+    elif ours is not None and ours[0] is None and _outgrows(ours[1], theirs[1]):
         what = f"it is given as the target, and has fewer and narrower layers than {draft}"
     else:
         return
     fix = "give the folder of the model that the draft proposes for"
-    if own is not None and own[0] is None:
+    if ours is not None and ours[0] is None:
         what += "; the draft and its target are swapped"
         fix = f"give {target} as the draft, and {draft} as the target"
     raise CheckpointError(target, what, fix=fix)
@@ -323,8 +323,8 @@ def _operand(reference: Reference) -> _Operand | None:
     return None
 
 
-def _outgrows(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
-    sizes = [(own.get(key), theirs.get(key)) for key in _GROWS]
+def _outgrows(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    sizes = [(ours.get(key), theirs.get(key)) for key in _GROWS]
     return all(type(a) is int and type(b) is int and a > b for a, b in sizes)
 
 
@@ -399,8 +399,8 @@ def _template(folder: Path) -> str | None:
         return _digest(read_text(folder / _TEMPLATE))
     if not (folder / _CONFIG).exists():
         return None
-    said = read_json_object(folder / _CONFIG, "download it again").get("chat_template")
-    return None if said is None else _digest(said)
+    template = read_json_object(folder / _CONFIG, "download it again").get("chat_template")
+    return None if template is None else _digest(template)
 
 
 def _digest(value: Any) -> str:

@@ -17,7 +17,7 @@ NormAction = Literal["transform", "learn"]
 
 def claims(recipe: Recipe, draft: Draft) -> tuple[int, ...]:
     """The index of the rule that claims each row of a draft, in the order of its rows."""
-    found = []
+    claimed = []
     for row in draft.rows:
         if row.given == "" and len(row.tensor.shape) == 2:
             folder, shape = draft.checkpoint.folder, list(row.tensor.shape)
@@ -31,9 +31,9 @@ def claims(recipe: Recipe, draft: Draft) -> tuple[int, ...]:
         index = _claim(recipe, draft, row)
         for what, fix in _problems(recipe, recipe.rules[index], draft, row):
             raise PlanError(f"recipe {recipe.name}", what, fix=fix)
-        found.append(index)
-    _check_rules_used(recipe, draft, frozenset(found))
-    return tuple(found)
+        claimed.append(index)
+    _check_rules_used(recipe, draft, frozenset(claimed))
+    return tuple(claimed)
 
 
 def changed_norms(recipe: Recipe, draft: Draft, claimed: Sequence[int]) -> dict[str, NormAction]:
@@ -45,14 +45,14 @@ def changed_norms(recipe: Recipe, draft: Draft, claimed: Sequence[int]) -> dict[
     chosen = zip(draft.rows, claimed, strict=True)
     rows = (row for row, index in chosen if recipe.rules[index].action == "quantize")
     quantized = {row.canonical: row.module for row in rows}
-    concat, found = draft.family.concat(draft.geometry), dict[str, NormAction]()
+    concat, actions = draft.family.concat(draft.geometry), dict[str, NormAction]()
     balances = recipe.algorithm.balance_concat == "auto"
     if balances and concat is not None and quantized.keys() >= set(concat.linears):
-        found[concat.norm] = "transform"
+        actions[concat.norm] = "transform"
     if recipe.algorithm.norms == "learned":
         learned = norms_before(draft, frozenset(quantized.values()))
-        found |= dict.fromkeys((row.canonical for row in learned), "learn")
-    return found
+        actions |= dict.fromkeys((row.canonical for row in learned), "learn")
+    return actions
 
 
 def _claim(recipe: Recipe, draft: Draft, row: Row) -> int:

@@ -134,14 +134,14 @@ def cache_outputs(recipe: Recipe, draft: Draft) -> tuple[OutputTensors, ...]:
     if recipe.kv_cache is None:
         return ()
     layout = get_layout(recipe.layout)
-    found = []
+    outputs = []
     for site in cache_sites(draft):
         stored = tuple(
             StoredTensor(name=name, dtype="F32", shape=layout.cache_scale_shape)
             for name in site.names(layout.cache_scale_names)
         )
-        found.append(OutputTensors(row=site.keys, stored=stored, changed=True))
-    return tuple(found)
+        outputs.append(OutputTensors(row=site.keys, stored=stored, changed=True))
+    return tuple(outputs)
 
 
 def checked_cache_scales(
@@ -170,7 +170,7 @@ def checked_cache_scales(
         )
     import numpy as np
 
-    found: dict[str, float] = {}
+    checked: dict[str, float] = {}
     for site in sites:
         each = scales.get(site.layer, UNIT)
         for name, values in zip(site.recorded, (each.k, each.v), strict=True):
@@ -181,5 +181,5 @@ def checked_cache_scales(
                     f"expected one positive scale of the KV cache, got {list(values)}",
                     fix="measure it again, on traces in which the draft computes finite numbers",
                 )
-            found[name] = float(np.float32(values[0]))
-    return found
+            checked[name] = float(np.float32(values[0]))
+    return checked

@@ -136,21 +136,21 @@ class Plan:
 
         Includes a head in the recipe's own format where engines find a head only by its name.
         """
-        own = self.recipe.formats[0]
-        rows = [step.row for step in self.quantized if self.format_of(step) == own]
-        found = list(named_heads(self.recipe.in_format(own), rows))
+        first = self.recipe.formats[0]
+        rows = [step.row for step in self.quantized if self.format_of(step) == first]
+        formats = list(named_heads(self.recipe.in_format(first), rows))
         for form in self.recipe.formats[1:]:
             steps = [step for step in self.quantized if self.format_of(step) == form]
             names = {name for s in steps for name in (s.row.module, *fused_names(s.row.module))}
             if names:
                 leaves = tuple(sorted({last_part(name) for name in names}))
-                found.append(OwnFormat(self.recipe.in_format(form).stored, leaves))
-        return tuple(found)
+                formats.append(OwnFormat(self.recipe.in_format(form).stored, leaves))
+        return tuple(formats)
 
     def declared(self) -> dict[str, Any]:
         """The `quantization_config` of the output."""
-        own, layout = self.recipe.in_format(self.recipe.formats[0]), get_layout(self.recipe.layout)
-        return layout.declare(own.stored, self.kept_modules(), self.own_formats())
+        main, layout = self.recipe.in_format(self.recipe.formats[0]), get_layout(self.recipe.layout)
+        return layout.declare(main.stored, self.kept_modules(), self.own_formats())
 
     def kept_modules(self) -> tuple[str, ...]:
         """Names of the 2-D modules that stay floating-point, for the exclude list."""
@@ -263,12 +263,12 @@ def _count_problems(plan: Plan) -> Problems:
     layers, each = plan.draft.geometry.num_layers, plan.recipe.expect.quantized_per_layer
     each = min(each, plan.draft.family.linears_per_layer or each)
     names = (step.row.canonical for step in plan.quantized if step.row.role in LAYER_ROLES)
-    found = len({without_expert(name) for name in names})
-    if found != each * layers:
+    count = len({without_expert(name) for name in names})
+    if count != each * layers:
         wanted = each * layers
         yield (
             f"expect: {each} quantized linears in each of {layers} layer(s) make {wanted}, but the"
-            f" rules quantize {found}",
+            f" rules quantize {count}",
             "correct the rules or 'expect'",
         )
 

@@ -65,10 +65,10 @@ class Option:
 def options_for(verb: str, record: type, figures: Mapping[str, str]) -> dict[str, Option]:
     """Field -> its meaning, for all fields except the listener; positional ones first."""
     rows = _rows()
-    own = {**rows["shared"], **rows.get(verb.partition("_")[0], {}), **rows.get(verb, {})}
+    table = {**rows["shared"], **rows.get(verb.partition("_")[0], {}), **rows.get(verb, {})}
     fields = sorted(dataclasses.fields(record), key=lambda each: bool(each.kw_only))
     names = [each.name for each in fields if each.name != "listener"]
-    return {name: _option(own[name], {**FIGURES, **figures}) for name in names}
+    return {name: _option(table[name], {**FIGURES, **figures}) for name in names}
 
 
 @functools.cache
@@ -77,15 +77,15 @@ def _rows() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
 
 
 def _option(row: Mapping[str, Any], figures: Mapping[str, str]) -> Option:
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         name: Template(cell).safe_substitute(figures) if isinstance(cell, str) else cell
         for name, cell in row.items()
     }
-    if "reads" in said:
-        said["reads"] = READS[said["reads"]]
-    if "bounds" in said:
-        said["bounds"] = Bounds(**said["bounds"])
-    return Option(**said)
+    if "reads" in fields:
+        fields["reads"] = READS[fields["reads"]]
+    if "bounds" in fields:
+        fields["bounds"] = Bounds(**fields["bounds"])
+    return Option(**fields)
 
 
 # ---- Which option an unknown one was meant to be
@@ -95,8 +95,8 @@ def meant(name: str, options: Sequence[str], places: Sequence[str] = ()) -> str 
     """The option or argument, without dashes, that a name means or nearly spells; None = none."""
     name = name.lower().replace("_", "-")
     table = table_beside(__file__, "option_words")
-    said = [option for option, words in table.items() if name in (option, *words.split())]
-    by_meaning = [one for known in (places, options) for one in said if one in known]
+    named = [option for option, words in table.items() if name in (option, *words.split())]
+    by_meaning = [option for known in (places, options) for option in named if option in known]
     close = difflib.get_close_matches(name, (*places, *options), n=1)
     return next(iter((*by_meaning, *close)), None) or _shared(name, options)
 
@@ -104,7 +104,7 @@ def meant(name: str, options: Sequence[str], places: Sequence[str] = ()) -> str 
 def _shared(name: str, known: Sequence[str]) -> str | None:
     """The option with most words of the name: `--step-time-ms` is like `--target-step-ms`."""
     words = set(name.split("-")) - {"max", "min", "num", "no", "of", "the", "is", "use", "with"}
-    most = max(known, key=lambda one: len(words & set(one.split("-"))), default="")
+    most = max(known, key=lambda option: len(words & set(option.split("-"))), default="")
     return most if words & set(most.split("-")) else None
 
 
@@ -122,15 +122,15 @@ def share(text: str) -> float:
 
 def shares_by_category(text: str) -> Mapping[str, float]:
     """Shares by category: chat=0.7,code=30%; a misfit otherwise, or if a category occurs twice."""
-    found: dict[str, float] = {}
+    shares: dict[str, float] = {}
     for part in text.split(","):
         name, equals, number = part.rpartition("=")
-        if not name or not equals or name in found:
+        if not name or not equals or name in shares:
             raise MisfitError(
                 f"expected CATEGORY=SHARE,..., each once, such as chat=0.7,code=0.3; got {text!r}"
             )
-        found[name] = share(number)
-    return found
+        shares[name] = share(number)
+    return shares
 
 
 def _assignment(text: str) -> Mapping[str, object]:
@@ -138,10 +138,10 @@ def _assignment(text: str) -> Mapping[str, object]:
     name, sign, value = text.partition("=")
     if not name.strip() or not sign:
         raise MisfitError(f"expected NAME=VALUE, got {text!r}")
-    found: object = value
+    decoded: object = value
     with suppress(JsonProblem):
-        found = parse_json(value)
-    return {name.strip().replace("-", "_"): found}
+        decoded = parse_json(value)
+    return {name.strip().replace("-", "_"): decoded}
 
 
 def _hours(text: str) -> float:

@@ -75,9 +75,9 @@ def table(
     return ResultTable(heading, *columns, right=right, spare=spare)
 
 
-def print_table(found: "ResultTable") -> None:
+def print_table(shown: "ResultTable") -> None:
     """Print a table on stdout."""
-    stdout().table(found)
+    stdout().table(shown)
 
 
 class OnTerminal(Listener):

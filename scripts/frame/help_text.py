@@ -75,5 +75,5 @@ def heading(option: argparse.Action) -> str:
     """The heading of an option."""
     if option.required:
         return NEEDED
-    own = {option.dest, f"{option.dest} {option.metavar}"}
-    return next((title for title, names in GROUPS.items() if own & set(names)), RARE)
+    words = {option.dest, f"{option.dest} {option.metavar}"}
+    return next((title for title, names in GROUPS.items() if words & set(names)), RARE)

@@ -76,13 +76,13 @@ class CommandParser(argparse.ArgumentParser):
         if self.epilog:
             paragraphs.append(textwrap.fill(self.epilog, columns))
         listing = "\n".join(listed(self._listing, columns))
-        own = self.description, self.epilog
+        kept = self.description, self.epilog
         self.description = "\n\n".join(filter(None, (self.description, listing)))
         self.epilog = "\n\n".join(paragraphs)
         try:
             return super().format_help()
         finally:
-            self.description, self.epilog = own
+            self.description, self.epilog = kept
 
     def list_commands(self, groups: Mapping[str, Mapping[str, str]]) -> None:
         """Show the commands in groups: heading -> name -> summary."""
@@ -114,10 +114,10 @@ class CommandParser(argparse.ArgumentParser):
         options = list(options)
         groups: dict[str, argparse._ArgumentGroup] = {}
         for title in (NEEDED, *GROUPS, RARE):
-            found = [option for option in options if heading(option) == title]
-            if found:
+            grouped = [option for option in options if heading(option) == title]
+            if grouped:
                 groups[title] = self.add_argument_group(title)
-            for option in found:
+            for option in grouped:
                 self._optionals._group_actions.remove(option)
                 groups[title]._group_actions.append(option)
 
@@ -129,15 +129,15 @@ class CommandParser(argparse.ArgumentParser):
         """As in argparse, but an unknown argument is an error of the command itself."""
         self._check_options(args)
         self._words = list(args)
-        found, extras = super().parse_known_args(args, namespace)
+        parsed, extras = super().parse_known_args(args, namespace)
         if extras:
             self._refuse_extras(extras)
         if self.form is not None:
-            found.settings, found.form = self._decoded(self.form, found), self.form
-        return found, extras
+            parsed.settings, parsed.form = self._decoded(self.form, parsed), self.form
+        return parsed, extras
 
-    def _decoded(self, form: Form[Any], found: argparse.Namespace) -> Any:
-        words = {n: getattr(found, n) for n in form.options if hasattr(found, n)}
+    def _decoded(self, form: Form[Any], parsed: argparse.Namespace) -> Any:
+        words = {n: getattr(parsed, n) for n in form.options if hasattr(parsed, n)}
         given = {n: (word,) if isinstance(word, str) else word for n, word in words.items()}
         try:
             return form.from_words(given)
@@ -148,8 +148,8 @@ class CommandParser(argparse.ArgumentParser):
         """Report what argparse found."""
         if message.startswith("the following arguments are required: --"):
             self._refuse_misplaced(message.partition(": ")[2].split(", "))
-        found = re.fullmatch(r"argument (\S+): (.*)", message, re.DOTALL)
-        where, what = (found[1], found[2]) if found else (self.prog, message)
+        match = re.fullmatch(r"argument (\S+): (.*)", message, re.DOTALL)
+        where, what = (match[1], match[2]) if match else (self.prog, message)
         if "not allowed with" in what:
             fix = "leave one of the two out"
         elif "ambiguous option" in what:
@@ -207,10 +207,10 @@ class CommandParser(argparse.ArgumentParser):
         """Say what was meant, perhaps an argument with a place, or where options are listed."""
         options = [each[2:] for each in self._option_string_actions if each[:2] == "--"]
         places = {each.lower(): each for each in self._places()}
-        found = meant(name.lstrip("-"), options, tuple(places))
-        fix = f"did you mean --{found}?" if found else f"'{self._help()}' lists the options"
-        if found in places:
-            fix = f"{places[found]} is given by its place, {self._example_or_help()}"
+        near = meant(name.lstrip("-"), options, tuple(places))
+        fix = f"did you mean --{near}?" if near else f"'{self._help()}' lists the options"
+        if near in places:
+            fix = f"{places[near]} is given by its place, {self._example_or_help()}"
         self._fail(self.prog, f"has no option {name}", fix)
 
     def _places(self) -> list[str]:

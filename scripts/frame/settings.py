@@ -89,7 +89,7 @@ class _Words:
         return self._word
 
     def choice(self, choices: tuple[object, ...]) -> object:
-        named = {str(one): one for one in choices}
+        named = {str(choice): choice for choice in choices}
         if self._word in named:
             return named[self._word]
         fix = nearest(self._word.lower(), choices)

@@ -61,12 +61,12 @@ class TerminalOutput:
         text = Text.assemble(*((visible(text), look) for text, look in pairs), style=style)
         self._console.print(text, soft_wrap=True)
 
-    def table(self, found: "ResultTable") -> None:
+    def table(self, table: "ResultTable") -> None:
         """Print a table below its title; rich would wrap a title to the width of the table."""
-        self.line(found.heading, style="bold")
+        self.line(table.heading, style="bold")
         if not self._width_is_known:
-            self._console.width = max(_PIPED_WIDTH, found.least_width)
-        self._console.print(found)
+            self._console.width = max(_PIPED_WIDTH, table.least_width)
+        self._console.print(table)
 
 
 class ResultTable:
@@ -122,13 +122,13 @@ class ResultTable:
 
     def _longest_words(self, shown: Sequence[int]) -> list[int]:
         """Least characters of each column; a number and its unit are one word."""
-        found = []
+        lengths = []
         for index in shown:
             heading, *cells = self._cells(index)
             whole = self._columns[index] in self._right
             parts = [part for cell in cells for part in ((cell,) if whole else cell.split())]
-            found.append(max(map(cell_len, [*heading.split(), *parts]), default=0))
-        return found
+            lengths.append(max(map(cell_len, [*heading.split(), *parts]), default=0))
+        return lengths
 
     def _widths(self, shown: Sequence[int], available: int) -> list[int] | None:
         """Characters of each column; None = not even words fit."""
@@ -143,16 +143,16 @@ class ResultTable:
         return widths
 
     def _table(self, shown: Sequence[int], widths: Sequence[int]) -> Table:
-        found = Table(header_style="bold")
+        table = Table(header_style="bold")
         for index, width in zip(shown, widths, strict=True):
             name = self._columns[index]
             justify: JustifyMethod = "right" if name in self._right else "left"
-            found.add_column(Text(name), width=width, justify=justify)
+            table.add_column(Text(name), width=width, justify=justify)
         for number, (cells, style) in enumerate(self._rows):
             if number in self._sections:
-                found.add_section()
-            found.add_row(*(Text(cells[index]) for index in shown), style=style)
-        return found
+                table.add_section()
+            table.add_row(*(Text(cells[index]) for index in shown), style=style)
+        return table
 
     def _stacked(self, available: int) -> Iterator[Text]:
         """A row as a block: its first cell, and below it the other columns."""

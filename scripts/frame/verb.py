@@ -99,11 +99,11 @@ def verb(
             **{each.name: each.annotation for each in parameters},
             "return": returns,
         }
-        found: Any = function
-        found.__signature__ = signature.replace(parameters=parameters, return_annotation=returns)
-        found.__wrapped__ = run  # the module in which its return annotation is found
-        found.form, found.run = form, heard
-        return typing.cast("Verb[P, R]", found)
+        wrapper: Any = function
+        wrapper.__signature__ = signature.replace(parameters=parameters, return_annotation=returns)
+        wrapper.__wrapped__ = run  # the module in which its return annotation is found
+        wrapper.form, wrapper.run = form, heard
+        return typing.cast("Verb[P, R]", wrapper)
 
     return made
 
@@ -121,8 +121,8 @@ def _check_operands(settings: Heard) -> None:
 
 def _to_mapping(report: Any, _settings: Any) -> Any:
     """The report's own mapping, or else its fields."""
-    own = getattr(report, "to_mapping", None)
-    return dataclasses.asdict(report) if own is None else own()
+    method = getattr(report, "to_mapping", None)
+    return dataclasses.asdict(report) if method is None else method()
 
 
 def _exit_code(report: Any) -> int:
@@ -184,7 +184,7 @@ def _bound(
 
 def documented(run: Callable[..., object], options: Mapping[str, Option]) -> str:
     """The documentation of `run` with that of its arguments, before what it returns."""
-    own = inspect.getdoc(run) or ""
+    text = inspect.getdoc(run) or ""
     lines, names = [], {name: f"{name}=" for name in options}
     for name, option in options.items():
         bounds = f" ({option.bounds})" if option.bounds is not None else ""
@@ -192,5 +192,5 @@ def documented(run: Callable[..., object], options: Mapping[str, Option]) -> str
         filled = textwrap.fill(meaning, 92, subsequent_indent="    ")
         lines.append(textwrap.indent(filled, "    "))
     arguments = "\n".join(("Args:", *lines, "    listener: sees how far the run is."))
-    head, mark, tail = own.partition("\nReturns:")
+    head, mark, tail = text.partition("\nReturns:")
     return f"{head.rstrip()}\n\n{arguments}\n{mark and mark + tail}".rstrip() + "\n"

@@ -98,14 +98,14 @@ def _show(report: "reports.CheckReport | reports.AskedCheck", _settings: object)
 def _print_asked(asked: "reports.AskedCheck") -> None:
     out = stdout()
     out.line((asked.verdict, f"bold {_COLOURS[asked.verdict]}"), f": {asked.sentence}")
-    for said, names in (
+    for label, names in (
         ("no tensor fills the parameter", asked.unloaded),
         ("no parameter takes the tensor", asked.unread),
         ("another dtype holds it", asked.cast),
         ("different scales of parts became one", asked.merged),
     ):
         for name in names:
-            out.line(f"  {said}: {name}")
+            out.line(f"  {label}: {name}")
     for each in asked.linears:
         if not each.is_right:
             out.line(f"  {each.sentence}")

@@ -133,5 +133,5 @@ def _fields(report: Any) -> dict[str, Any]:
 
 
 def _restored(cls: type[Paged], fields: dict[str, Any], texts: Texts | None) -> Paged:
-    found = cls(**fields)
-    return found if texts is None else found.with_texts(texts)
+    page = cls(**fields)
+    return page if texts is None else page.with_texts(texts)

@@ -72,7 +72,7 @@ class TaskSamples(Brief):
 def read_samples(path: Path) -> dict[str, TaskSamples]:
     """Every task of a run, in order: from a folder that lm_eval wrote, or from one file."""
     files = sorted(path.rglob("samples_*.jsonl")) if path.is_dir() else [path]
-    found: dict[str, TaskSamples] = {}
+    tasks: dict[str, TaskSamples] = {}
     for file in files:
         named = _FILE.fullmatch(file.name)
         if not file.exists():
@@ -88,13 +88,13 @@ def read_samples(path: Path) -> dict[str, TaskSamples]:
                 fix="give files as lm_eval names them",
             )
         task = named["task"]
-        if task in found:
-            raise ParityError(file, f"is a second run of {task}, beside {found[task].path}",
+        if task in tasks:
+            raise ParityError(file, f"is a second run of {task}, beside {tasks[task].path}",
                               fix="give one of the files instead of the folder")  # fmt: skip
-        found[task] = _read_task(file, task, named["date"])
-    if not found:
+        tasks[task] = _read_task(file, task, named["date"])
+    if not tasks:
         raise ParityError(path, "holds no samples_TASK_DATE.jsonl", fix=_ANEW)
-    return found
+    return tasks
 
 
 def _read_task(path: Path, task: str, date: str) -> TaskSamples:
@@ -167,7 +167,7 @@ def _item(line: bytes, where: str) -> tuple[str, Item]:
     return name, Item(number=number, sha256=sha256, scores=scores)
 
 
-def missing_samples(folder: Path, found: Mapping[str, TaskSamples]) -> str:
+def missing_samples(folder: Path, tasks: Mapping[str, TaskSamples]) -> str:
     """Items that a run claims to have evaluated and lacks; empty if none."""
     files = sorted(folder.rglob("results_*.json"))
     if len(files) != 1:
@@ -177,7 +177,7 @@ def missing_samples(folder: Path, found: Mapping[str, TaskSamples]) -> str:
         return f"{files[0].name} does not say how many items were evaluated"
     for task, counts in table.items():
         expected = counts.get("effective") if isinstance(counts, Mapping) else None
-        items = found[task].items if task in found else {"": {}}
+        items = tasks[task].items if task in tasks else {"": {}}
         for name, of_filter in items.items():
             if len(of_filter) != expected:
                 under = f" under {name!r}" if name else ""
@@ -212,15 +212,15 @@ class Directions:
     def higher_is_better(self, metric: str, first: TaskSamples, second: TaskSamples) -> bool:
         """Whether more is better; ParityError if the sources disagree, or nobody says."""
         told = {
-            str(one.path): one.higher_is_better[metric]
-            for one in (first, second)
-            if metric in one.higher_is_better
+            str(side.path): side.higher_is_better[metric]
+            for side in (first, second)
+            if metric in side.higher_is_better
         }
         told |= {"--higher-is-better": True} if metric in self.higher else {}
         told |= {"--lower-is-better": False} if metric in self.lower else {}
         if len(set(told.values())) > 1:
-            said = ", ".join(f"{who}: {'higher' if up else 'lower'}" for who, up in told.items())
-            what = f"two places disagree on whether higher is better ({said})"
+            claims = ", ".join(f"{who}: {'higher' if up else 'lower'}" for who, up in told.items())
+            what = f"two places disagree on whether higher is better ({claims})"
             fix = "run both with one version of the task, whose results stand beside the samples"
             raise ParityError(f"{first.task}, {metric}", what, fix=fix)
         if told:

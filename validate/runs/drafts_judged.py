@@ -128,20 +128,20 @@ def _policy_warnings(candidate: QuantizedProvenance | None, policy: str) -> tupl
 
 
 def _served_warnings(form: ServedForm) -> tuple[str, ...]:
-    found = []
+    warnings = []
     if form.online_head is not None:
-        found.append(
+        warnings.append(
             "the candidate was judged with the head that vLLM makes of it while it loads"
             f' ("draft_lm_head_quantization": "{form.online_head}" in --speculative-config): served'
             " without that key, or by SGLang, which has no such option, it is another draft"
         )
     if form.kv_cache is not None:
-        found.append(
+        warnings.append(
             f'the candidate was judged with a KV cache in FP8 ("kv_cache_dtype": "{form.kv_cache}"'
             " in vLLM's --speculative-config, --speculative-draft-kv-cache-dtype"
             f" {form.kv_cache} of SGLang): served without that option it is another draft"
         )
-    return tuple(found)
+    return tuple(warnings)
 
 
 def _algorithm_to_try(candidate: QuantizedProvenance | None) -> str | None:

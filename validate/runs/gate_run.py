@@ -67,8 +67,8 @@ def judged(asked: GateRun) -> Judged:
     text = document_text(document)
     if asked.report is not None or asked.wants_pages:
         beside = {} if asked.report is None else {Path(asked.report): text}
-        found = parse_report(text, "gate")
-        write_pages(asked, found, {**beside, **_golden(asked, found, measured)})
+        parsed = parse_report(text, "gate")
+        write_pages(asked, parsed, {**beside, **_golden(asked, parsed, measured)})
     report = report.with_texts(texts_of(text))
     return Judged(report=report, replays=drafts.replays, document=document)
 
@@ -89,7 +89,7 @@ def _judge(
         measured.runs,
         measured.again,
         replayed_alone,
-        tuple(one for report in measured.parity for one in report.findings),
+        tuple(finding for report in measured.parity for finding in report.findings),
         policy,
         look=look,
         background=background,
@@ -102,15 +102,15 @@ def _drafts_and_engines(
 ) -> tuple[Drafts, tuple[EngineFacts, ...]]:
     if drafts.folders and (drafts.replays or not any(measured.not_tied())):
         names = [str(name) for name in asked.references]
-        found = drafts_of(names, drafts.folders, asked.served_forms(len(names)))
-        return found, engine_facts(drafts.folders[1].folder, found.candidate.name)
+        pair = drafts_of(names, drafts.folders, asked.served_forms(len(names)))
+        return pair, engine_facts(drafts.folders[1].folder, pair.candidate.name)
     runs = measured.runs
     assert runs is not None  # or there is nothing to judge
     if isinstance(runs, tuple):
         baseline, candidate = map(measured_facts, runs)
     else:
         both = (runs.baseline, runs.candidate)
-        baseline, candidate = (DraftFacts(name=one.name, sha256=None) for one in both)
+        baseline, candidate = (DraftFacts(name=run.name, sha256=None) for run in both)
     return Drafts(baseline=baseline, candidate=candidate), ()
 
 

@@ -41,15 +41,15 @@ def golden_made(asked: GoldenRun) -> GoldenText:
     out = None if asked.out is None else Path(asked.out)
     if out is not None:
         check_place(out, overwrite=asked.overwrite)
-    found, category = read_golden(Path(asked.golden)), asked.category or ALL
-    if category not in found.categories:
-        known = ", ".join(filter(None, found.categories)) or "none"
+    golden, category = read_golden(Path(asked.golden)), asked.category or ALL
+    if category not in golden.categories:
+        known = ", ".join(filter(None, golden.categories)) or "none"
         raise GoldenError(asked.golden, f"has no category {category!r}, but {known}",
                           fix="leave --category out for all prompts")  # fmt: skip
-    text, notes = _made(asked, found, category)
+    text, notes = _made(asked, golden, category)
     if out is not None:
         write_reports({out: text}, overwrite=asked.overwrite)
-    return GoldenText(golden=found, text=text, notes=notes, out=out)
+    return GoldenText(golden=golden, text=text, notes=notes, out=out)
 
 
 def _made(asked: GoldenRun, golden: Golden, category: str) -> tuple[str, tuple[str, ...]]:
@@ -58,8 +58,8 @@ def _made(asked: GoldenRun, golden: Golden, category: str) -> tuple[str, tuple[s
         return "", ()
     if to == "prometheus":
         return _monitored(asked, golden, category), ()
-    found = simulation(golden.categories[category], to)
-    return f"{found.line}\n", found.notes
+    simulated = simulation(golden.categories[category], to)
+    return f"{simulated.line}\n", simulated.notes
 
 
 def _monitored(asked: GoldenRun, golden: Golden, category: str) -> str:

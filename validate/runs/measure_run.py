@@ -24,11 +24,11 @@ from .serving_asked import MeasureRun
 
 def measured(asked: MeasureRun) -> Measurement:
     """Measure a server, or read an earlier measurement."""
-    found = _one_server(asked) if asked.show is None else read_measurement(Path(asked.show))
+    measurement = _one_server(asked) if asked.show is None else read_measurement(Path(asked.show))
     if asked.golden is not None:
-        golden = golden_document(golden_of_measurement(found))
+        golden = golden_document(golden_of_measurement(measurement))
         write_reports({Path(asked.golden): golden}, overwrite=asked.overwrite)
-    return found
+    return measurement
 
 
 def _one_server(asked: MeasureRun) -> Measurement:
@@ -99,8 +99,8 @@ def _notes(progress: Progress, concurrency: int) -> Iterator[str]:
         cut = ", whose last line was cut off and is asked for again"
         kept = f"goes on with {progress.num_done} of {progress.num_prompts} requests that are kept"
         yield kept + (cut if progress.dropped_line else "")
-    if (own := progress.setup.asked.concurrency) < concurrency:
+    if (sent := progress.setup.asked.concurrency) < concurrency:
         yield (
-            f"{own} request(s) in flight, not {concurrency}: only the server's counters tell what"
+            f"{sent} request(s) in flight, not {concurrency}: only the server's counters tell what"
             " is accepted"
         )

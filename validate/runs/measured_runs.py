@@ -75,7 +75,7 @@ class MeasuredRuns:
         if self.runs is None:
             return
         if isinstance(self.runs, tuple):
-            names = [one.name for one in self.runs if draft_sha256(one) is None]
+            names = [run.name for run in self.runs if draft_sha256(run) is None]
         else:
             names = [self.runs.baseline.name, self.runs.candidate.name]
         for name in names:

@@ -52,7 +52,7 @@ def divergence_found(asked: DivergenceRun) -> Findings:
         max_hazard_ratio=asked.max_hazard_ratio,
         min_prompts=MIN_PROMPTS if fewest is None else fewest,
     )
-    return asked.written(findings, lambda: [draft_sha256(one) for one in speculative])
+    return asked.written(findings, lambda: [draft_sha256(run) for run in speculative])
 
 
 def draft_found(asked: DraftParityRun) -> Findings:
@@ -78,7 +78,7 @@ def draft_found(asked: DraftParityRun) -> Findings:
         )
     findings = draft_findings(prompts, asked, top=asked.top, confidence=asked.confidence)
     both = (asked.baseline, asked.candidate)
-    return asked.written(findings, lambda: [draft_identity(one).draft_sha256 for one in both])
+    return asked.written(findings, lambda: [draft_identity(draft).draft_sha256 for draft in both])
 
 
 def tasks_found(asked: TasksRun) -> Findings:

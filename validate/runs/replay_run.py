@@ -32,9 +32,9 @@ def replay_asked(asked: ReplayRun) -> tuple[DraftReplay, ...]:
     if fault := replays[0].traces.features.fault():
         asked.listener.warning(fault)
     if asked.golden is not None:
-        own = draft_identity(asked.drafts[0])
-        named = dataclasses.replace(replays[0], name=own.draft)
-        golden = golden_document(golden_of_replay(named, draft_sha256=own.draft_sha256))
+        identity = draft_identity(asked.drafts[0])
+        named = dataclasses.replace(replays[0], name=identity.draft)
+        golden = golden_document(golden_of_replay(named, draft_sha256=identity.draft_sha256))
         write_reports({Path(asked.golden): golden}, overwrite=asked.overwrite)
     return replays
 

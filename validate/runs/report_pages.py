@@ -43,8 +43,8 @@ def write_pages(
     if asked.github:
         append_text(Path(os.environ[SUMMARY]), markdown(document) + "\n")
         fails = asked.junit_inconclusive == "error"
-        said = document.judgement
-        asked.listener.line(annotation(said.verdict, said.reason, inconclusive_fails=fails))
+        judged = document.judgement
+        asked.listener.line(annotation(judged.verdict, judged.reason, inconclusive_fails=fails))
     return tuple(files)
 
 
@@ -54,8 +54,8 @@ def golden_file(
     """Golden acceptance of the candidate if requested, beside the other files."""
     if asked.golden is None:
         return NOTHING
-    found = golden_of_report(document) if measured is None else golden_of_measurement(measured)
-    return {Path(asked.golden): golden_document(found)}
+    golden = golden_of_report(document) if measured is None else golden_of_measurement(measured)
+    return {Path(asked.golden): golden_document(golden)}
 
 
 def texts_of(text: str) -> Texts:
@@ -70,7 +70,7 @@ def _made(text: str, form: Callable[..., str], **given: str) -> str:
 
 def _check_of_drafts(document: Document) -> Document:
     """Pages name two drafts; GateError: the report is of one, beside two targets."""
-    if any(one.served and one.served.of_targets for _, one in document.comparisons):
+    if any(compared.served and compared.served.of_targets for _, compared in document.comparisons):
         raise GateError(
             "gate",
             "the report is of one draft beside two targets, and this file is made for two drafts",
@@ -81,7 +81,7 @@ def _check_of_drafts(document: Document) -> Document:
 
 def asked_for(argv: Sequence[str]) -> tuple[str, ...]:
     """The command line as a report keeps it: without paths, and without options of display."""
-    return tuple(one for one in recorded_argv(argv) if one not in _SHOWN)
+    return tuple(word for word in recorded_argv(argv) if word not in _SHOWN)
 
 
 def annotation(verdict: str, reason: str, *, inconclusive_fails: bool = True) -> str:
@@ -89,8 +89,8 @@ def annotation(verdict: str, reason: str, *, inconclusive_fails: bool = True) ->
     level = "notice" if verdict == "PASS" else "error"
     if verdict == "INCONCLUSIVE" and not inconclusive_fails:
         level = "warning"
-    said = visible(reason).replace("%", "%25")
-    return f"::{level} title=draftquant gate%3A {verdict}::{said}"
+    text = visible(reason).replace("%", "%25")
+    return f"::{level} title=draftquant gate%3A {verdict}::{text}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -114,8 +114,8 @@ def written_report(asked: ReportRun) -> WrittenReport:
     """Read a report of the gate, and write the requested files."""
     document = read_report(Path(asked.gate))
     written = write_pages(asked, document, golden_file(asked, document))
-    found = WrittenReport(document=document, written=written)
-    return found.with_texts(texts_of(read_text(Path(asked.gate))))
+    report = WrittenReport(document=document, written=written)
+    return report.with_texts(texts_of(read_text(Path(asked.gate))))
 
 
 def draft_identity(reference: Reference, served_as: str | None = None) -> DraftIdentity:
