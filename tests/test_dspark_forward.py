@@ -268,19 +268,15 @@ def test_its_fusion_is_quantized_under_its_own_name(tmp_path: Path) -> None:
     assert "model.context_proj" in {layer.module for layer in said.layers if layer.quantized}
 
 
-@pytest.mark.parametrize(
-    ("layers", "verdict", "why"),
-    [(2, "REFUSED", "start (2) + length (2)"), (3, "LOADS BUT WRONG", "context_kv_proj holds")],
-)
-def test_layers_end_inside_blocks_of_the_joined_projection(
-    layers: int, verdict: str, why: str, tmp_path: Path
-) -> None:
-    """Parts of 192 rows: scales of a third one fit, over those of the second."""
+@pytest.mark.parametrize("layers", [2, 3])
+def test_layers_end_inside_blocks_of_the_joined_projection(layers: int, tmp_path: Path) -> None:
+    """Parts of 192 rows: scales of a third one lie over those of the second; of two none fit."""
     sizes = {"q_lora_rank": 128, "kv_lora_rank": 176, "intermediate": 128, "num_layers": layers}
     recipe, source = format_recipe("fp8", "fp8-block", "fp8-group"), tmp_path / "d"
     quantized(tiny_dspark_mla(source, **sizes), recipe, tmp_path / "q", target_layers=8)
     said = check_draft(tmp_path / "q", engine="vllm", arch="sm90", target_layers=8)
-    assert (said.verdict, why in str(said.error)) == (verdict, True)
+    assert said.verdict == "UNKNOWN"
+    assert "parts of model.context_kv_proj are no whole blocks of 128 rows" in str(said.error)
 
 
 @pytest.mark.parametrize(

@@ -331,7 +331,7 @@ ENDS: Mapping[str, tuple[Build, str, str]] = {
     "sglang names five": (layers_unnamed, "sglang", ""),
     "three named": (lambda at: layers_unnamed(at, **{LAYERS: [2, 4, 5]}), "vllm", ""),
     "layers alike": (unlike_layers, "sglang", "quantize o_proj in every layer or in none"),
-    "another activation": (made(LLAMA, hidden_act="gelu", model_type="qwen3"), "vllm", "try it"),
+    "another activation": (made(LLAMA, hidden_act="gelu", model_type="qwen3"), "vllm", "ask vLLM"),
 }
 
 

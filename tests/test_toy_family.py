@@ -122,7 +122,9 @@ def test_nothing_but_its_module_names_a_family() -> None:
     found = []
     for module in MODULES:
         place = module.as_posix()
-        own = place.startswith(("quantize/drafts/families/", "scripts/dev/"))
+        own = place.startswith(
+            ("quantize/drafts/families/", "scripts/dev/", "quantize/asking/inside/")
+        )  # vLLM has methods of these names
         text = "" if own else (ROOT / module).read_text(encoding="utf-8")
         if any(f'"{name}"' in text for name in names):
             found.append(place)

@@ -3,14 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
 from ...recipes.brief import Brief, counted
 from ...recipes.schema import EngineName
 from ..engines.contract import EXIT_CODES, TITLES, Verdict
-from .linear_judge import AskedLinear
+
+if TYPE_CHECKING:
+    from .linear_judge import AskedLinear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -39,7 +41,7 @@ class AskedCheck(Brief):
     unread: tuple[str, ...] = ()
     cast: tuple[str, ...] = ()
     merged: tuple[str, ...] = ()
-    linears: tuple[AskedLinear, ...] = ()
+    linears: "tuple[AskedLinear, ...]" = ()
     not_run: Mapping[str, str] | None = None
     schemes: Mapping[str, str] | None = None
     seconds: float = 0.0

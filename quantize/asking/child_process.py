@@ -1,6 +1,5 @@
 """The engine's interpreter as a child process: its time, its ends, and nothing left behind."""
 
-import json
 import os
 import signal
 import subprocess
@@ -10,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from ...recipes.errors import DeviceError
+from ...recipes.regular_file import open_stream, read_text
+from ...recipes.strict_json import parse_object
 
 REQUEST, ANSWER = "request.json", "answer.jsonl"
 _CHILD = (
     "import sys; sys.path.insert(0, {!r}); from inside.answer import main; del sys.path[0];"
     " main({!r})"
 )
-_TAIL = 2000  # characters of what the engine printed last
+_TAIL = 2000  # bytes of what the engine printed last
 Answer = Mapping[str, Any]
 
 
@@ -52,9 +53,8 @@ def read_answer(work: Path) -> dict[str, Any]:
     """The last value of each key; a line that was not finished does not count."""
     answer: dict[str, Any] = {"stage": "start"}
     with suppress(FileNotFoundError):
-        whole = (work / ANSWER).read_text(encoding="utf-8").rpartition("\n")[0]
-        for line in whole.splitlines():
-            answer |= json.loads(line)
+        for line in read_text(work / ANSWER).rpartition("\n")[0].splitlines():
+            answer |= parse_object(line)
     return answer
 
 
@@ -81,5 +81,7 @@ def _process(command: list[str], cwd: Path, log: Any) -> Iterator["subprocess.Po
 
 
 def _tail(log: Path) -> list[str]:
-    text = log.read_text(encoding="utf-8", errors="replace")[-_TAIL:]
+    with open_stream(log) as stream:
+        stream.seek(max(0, log.stat().st_size - _TAIL))
+        text = stream.read().decode(errors="replace")
     return [line for line in text.splitlines() if line.strip()][-12:]
