@@ -74,6 +74,9 @@ def test_a_verb_shows_it_by_default_and_elsewhere_it_is_that_of_the_command_line
     assert any("verify" in each for each in kernel)
     monkeypatch.delitem(sys.modules, "IPython")
     monkeypatch.setattr("draftquant.scripts.frame.progress.SHORT", 0.0)
+    monkeypatch.setattr(
+        "draftquant.scripts.frame.streams.SPEECH.quiet", False
+    )  # as a run may leave it
     with dq.ProgressListener().bar("replay", 2) as bar:
         bar.set(2, 2)
     out, err = capfd.readouterr()

@@ -181,11 +181,11 @@ SUMS = {
     "words of the product": 379_735,
     "product folders": 49,
     "developers' tools, lines": 7_545,
-    "lines of tests": 55_699,
-    "pairs of a test file and an internal module": 992,
+    "lines of tests": 55_702,
+    "pairs of a test file and an internal module": 993,
     "mutants of the sample that survive": 0,
     "verbs": 25,
-    "words of pages by hand": 25_139,
+    "words of pages by hand": 25_158,
 }
 SAMPLE = ROOT / "tests" / "mutants.toml"
 SLACK = 0.01
