@@ -185,7 +185,7 @@ SUMS = {
     "pairs of a test file and an internal module": 993,
     "mutants of the sample that survive": 0,
     "verbs": 25,
-    "words of pages by hand": 25_158,
+    "words of pages by hand": 25_133,
 }
 SAMPLE = ROOT / "tests" / "mutants.toml"
 SLACK = 0.01
