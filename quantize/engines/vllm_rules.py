@@ -108,6 +108,10 @@ class Vllm(Engine):
         name, model_type = declared_architecture(config), config.get("model_type")
         if model_type == "eagle":  # reads the keys below "model", and is EAGLE-1 by default
             name = declared_architecture(nested_eagle_keys(config) or {})
+            if not name and declared_architecture(config):
+                return Finding(
+                    "config", NO_NAME, "remove model_type: vLLM reads 'model' alone by it"
+                )
             text = UNSUPPORTED.format(f"Eagle{name}") if name else NO_NAME
             return Finding("config", text, "")
         if not config.get("architectures"):

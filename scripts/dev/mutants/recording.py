@@ -36,7 +36,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Keep what was recorded."""
-    recorder = session.config.pluginmanager.getplugin("recorder")
+    recorder: Any = session.config.pluginmanager.getplugin("recorder")
     files = {item.nodeid.partition("::")[0] for item in session.items}
     keep(ROOT, recorder.folder, ROOT / "build" / "mutants", sorted(files))
 
