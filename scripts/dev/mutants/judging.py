@@ -37,6 +37,8 @@ KINDS = ("killed", "survived", "not covered", "left")
 FIRST_TESTS = 12
 """As many are collected for a mutant that an import needs; the others if they all pass."""
 PRELOADED = ("torch", "transformers", "scipy.stats", "hypothesis")
+RECORDED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
+"""What pytest ends with where lines could be recorded: a file may have slow tests alone."""
 FORK = multiprocessing.get_context("fork")
 
 
@@ -434,7 +436,7 @@ def record(copy: Path, files: Sequence[str], kept: Path, workers: int) -> None:
         shared = (copy / "tests" / "workers.py").is_file()
         options = ["--workers", str(workers)] if shared else []
         status = run_pytest(copy, files, Recorder(copy, recorded), *options)
-        os._exit(status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED))
+        os._exit(status not in RECORDED)
 
     fork = FORK.Process(target=run)
     fork.start()
