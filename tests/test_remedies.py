@@ -332,6 +332,8 @@ ENDS: Mapping[str, tuple[Build, str, str]] = {
     "three named": (lambda at: layers_unnamed(at, **{LAYERS: [2, 4, 5]}), "vllm", ""),
     "layers alike": (unlike_layers, "sglang", "quantize o_proj in every layer or in none"),
     "another activation": (made(LLAMA, hidden_act="gelu", model_type="qwen3"), "vllm", "ask vLLM"),
+    "called eagle": (made(tiny_dspark, hidden_act="gelu", model_type="eagle"), "vllm", "ask vLLM"),
+    "called eagle, named": (made(tiny_dspark, model_type="eagle"), "vllm", ""),
 }
 
 

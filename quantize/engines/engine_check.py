@@ -202,8 +202,7 @@ def _of_name(place: _Place, checkpoint: Checkpoint, answer: EngineCheck) -> Engi
         return answer
     known = fitting_name(checkpoint, engine.architectures, misnamed=fitting is not None)
     name = fitting or declared
-    others = (each for each in newest_engines() if each.name != engine.name)
-    having = [other.title for other in others if name in other.architectures]
+    having = [each.title for each in newest_engines() if name in each.architectures]
     if known is not None:
         remedy = f"set architectures to {known}, whose tensors these are"
     elif not declared or nested_eagle_keys(checkpoint.config) is not None:
