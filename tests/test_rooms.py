@@ -183,7 +183,7 @@ SUMS = {
     "developers' tools, lines": 7_552,
     "lines of tests": 55_704,
     "pairs of a test file and an internal module": 993,
-    "mutants of the sample that survive": 0,
+    "mutants of the sample that survive": 30,
     "verbs": 25,
     "words of pages by hand": 25_133,
 }
