@@ -6,9 +6,9 @@ The engine is a stub of vLLM's interfaces in plain torch. Real engines are asked
 
 import dataclasses
 import json
-import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,15 +106,18 @@ def test_a_draft_that_is_not(
         ("changed", "files changed"),
     ],
 )
-def test_no_answer_is_no_verdict(draft: Path, tmp_path: Path, fault: str, said: str) -> None:
+def test_no_answer_is_no_verdict(
+    draft: Path, tmp_path: Path, fault: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seconds = 9 if fault == "hang" else 600
-    before = {path.name for path in Path(os.environ.get("TMPDIR", "/tmp")).glob("draftquant-ask*")}
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     copy = shutil.copytree(draft, tmp_path / "draft")
     with pytest.raises((DeviceError, CheckpointError), match="fix: ") as raised:
         dq.check(copy, "vllm", ask=interpreter(tmp_path, fault), ask_seconds=seconds)
     assert said in str(raised.value)
-    left = {path.name for path in Path(os.environ.get("TMPDIR", "/tmp")).glob("draftquant-ask*")}
-    assert left <= before
+    assert list(temporary.iterdir()) == []
 
 
 def test_interpreters_without_an_engine(
