@@ -10,8 +10,11 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import corpus
 import pytest
@@ -20,7 +23,7 @@ from draftquant import api as dq
 from draftquant.quantize.asked import Checking
 from draftquant.quantize.asking.ask import DraftQuestion
 from draftquant.quantize.asking.child_process import REQUEST, read_answer
-from draftquant.quantize.asking.inside import answer, in_vllm
+from draftquant.quantize.asking.inside import answer, in_vllm, loaded_model
 from draftquant.quantize.asking.linear_judge import AskedLinear, judge, random_inputs
 from draftquant.recipes.errors import CheckpointError, DeviceError, DraftQuantError
 from draftquant.scripts.cli import main
@@ -299,3 +302,14 @@ def test_worst_is_in_units_of_the_bound() -> None:
     assert right.is_right
     assert not dataclasses.replace(right, worst=3.1).is_right
     assert not dataclasses.replace(right, error=0.021).is_right
+
+
+@pytest.mark.parametrize("ends", [torch.OutOfMemoryError, ValueError])
+def test_a_step_that_ends_early_matters_unless_memory_ends(
+    ends: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too little memory on a GPU is no verdict."""
+    subject = loaded_model.Subject(partial(torch.nn.Linear, 2, 2), lambda _model: None, {})
+    monkeypatch.setattr(loaded_model, "_finish", Mock(side_effect=ends("in a step")))
+    with pytest.raises(ends) if ends is torch.OutOfMemoryError else nullcontext():
+        assert loaded_model._matters(subject, ["weight"])

@@ -24,7 +24,7 @@ _TAIL = re.compile(
 
 
 def main(request_file: str) -> None:
-    """Answer, whatever happens; an exit status other than 0 is a crash."""
+    """Answer; an exit status other than 0 is a crash."""
     request = json.loads(Path(request_file).read_text(encoding="utf-8"))
     with Path(request["answer"]).open("a", encoding="utf-8") as stream:
 
@@ -49,7 +49,7 @@ def _answer(request: "dict[str, Any]", say: Any) -> "dict[str, Any]":
     unknown = _unknown_interfaces(engine)
     if unknown:
         return {"version": found, "unknown": unknown}
-    from .loaded_model import Outcome
+    from .loaded_model import Outcome, out_of_memory
 
     class Told(Outcome):
         """Each stage is written at once: the process may die in it."""
@@ -67,7 +67,7 @@ def _answer(request: "dict[str, Any]", say: Any) -> "dict[str, Any]":
     except Exception as exc:  # noqa: BLE001  whatever an engine raises is its answer
         traceback.print_exc()
         answer["error"] = text_of(exc, engine.NAME).replace(request["draft"], "DRAFT")
-        answer["out_of_memory"] = "OutOfMemory" in type(exc).__name__
+        answer["out_of_memory"] = out_of_memory(exc)
         where = traceback.extract_tb(exc.__traceback__)[-1]
         if Path(where.filename).parent == Path(__file__).parent and not answer["out_of_memory"]:
             answer["unknown"] = [f"{where.name}: {answer['error']}"]  # we called it wrongly
@@ -106,7 +106,7 @@ def _examine(
 
 
 def installed_version(engine: str) -> "str | None":
-    """Its version, whatever the distribution is called; None where it cannot be imported."""
+    """Its version; None where it cannot be imported."""
     try:
         return str(getattr(importlib.import_module(engine), "__version__", "of unknown version"))
     except ImportError:

@@ -284,6 +284,11 @@ def _counted(numbers: Tensor, names: "list[str]") -> dict[str, int]:
     return {name: found[name] for name in sorted(found, key=first.__getitem__)}
 
 
+def out_of_memory(exc: Exception) -> bool:
+    """Of a GPU."""
+    return "OutOfMemory" in type(exc).__name__
+
+
 def _matters(subject: Subject, unloaded: "list[str]") -> bool:
     """False if the step after loading drops what these parameters hold."""
     states = []
@@ -293,7 +298,9 @@ def _matters(subject: Subject, unloaded: "list[str]") -> bool:
         subject.load_folder(model)
         try:
             _finish(model, subject)
-        except Exception:  # noqa: BLE001  the step stumbled over it: it matters
+        except Exception as exc:
+            if out_of_memory(exc):
+                raise
             return True
         states.append({name: _watched(value) for name, value in _state(model)})
     modules = {name.rpartition(".")[0] for name in unloaded}
