@@ -59,7 +59,8 @@ def test_a_category_has_a_limit_of_its_own() -> None:
         report = of_b(drop, noise, **changes)
         assert (report.verdict, report.categories[1].outcome) == (verdict, of_part)
         assert said in f"{report.reason}\n{report.action}"
-        unjudged = "1 category has fewer than 30 prompts and is not judged alone: b"
+        few = "1 category has fewer than 30 prompts, related ones counted once"
+        unjudged = f"{few}, and is not judged alone: b"
         assert (unjudged in report.warnings) == (of_part is None)
         chance = "category 'b' lost more than its limit of 3%" in "".join(report.warnings)
         assert chance == (of_part == "INCONCLUSIVE")

@@ -128,6 +128,9 @@ def test_each_problem_has_its_line(tmp_path: Path) -> None:
     with pytest.raises(PromptError, match="2 line") as both:
         read_prompts(write(tmp_path, "{", {"id": "a", "token_ids": [1]}, "[]"))
     assert f"{tmp_path / 'prompts.jsonl'}:3: " in str(both.value)
+    with pytest.raises(PromptError, match=r"(?s)25 line.*jsonl:1: .*24 such.*jsonl:25: ") as many:
+        read_prompts(write(tmp_path, *[{"txt": "a"}] * 24, "[]"))
+    assert len(many.value.details) == 2
     odd = ["\x1b[31m", "a\nb", "", "\u202e", "a" * 201, 7]
     names = [({"id": "x", "token_ids": [1]} | {key: text}, f"{key}: expected")
              for text in odd for key in ("category", "cluster", "id")][:-1]  # fmt: skip

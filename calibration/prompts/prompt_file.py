@@ -143,7 +143,7 @@ def read_prompts(
     encoder = encoder or PromptEncoder(target)
     prompts: dict[str, Prompt] = {}
     numbers: dict[str, int] = {}
-    problems: list[str] = []
+    problems: dict[str, list[int]] = {}  # what is wrong -> the lines, of which it is
     fixes: list[str] = []
     first = ""
     lines: Iterator[tuple[int, Line]]
@@ -158,15 +158,17 @@ def read_prompts(
                 raise LineProblem(what, "give each prompt an id of its own")
             prompts[prompt.id], numbers[prompt.id] = prompt, number
         except LineProblem as exc:
-            problems.append(f"{path}:{number}: {exc}")
+            problems.setdefault(str(exc), []).append(number)
             fixes.append(exc.fix)
-            if len(problems) == MOST_PROBLEMS:
-                break
     if problems:
+        named = [
+            f"{path}:{lines[0]}: {what}" + (f" ({len(lines)} such lines)" if lines[1:] else "")
+            for what, lines in problems.items()
+        ]
         raise PromptError(
             path,
-            f"{len(problems)} line(s) are not prompts:",
-            details=problems,
+            f"{sum(map(len, problems.values()))} line(s) are not prompts:",
+            details=named[:MOST_PROBLEMS],
             fix=next(filter(None, fixes), "") or mistaken_lines(path, first),
         )
     if not prompts:

@@ -150,7 +150,10 @@ def _unjudged(categories: Sequence[CategoryFigures], min_prompts: int) -> Iterat
     which, verbs = (
         ("1 category has", "is") if len(small) == 1 else (f"{len(small)} categories have", "are")
     )
-    yield f"{which} fewer than {min_prompts} prompts and {verbs} not judged alone: {named}"
+    yield (
+        f"{which} fewer than {min_prompts} prompts, related ones counted once, and {verbs} not"
+        f" judged alone: {named}"
+    )
 
 
 def _falls_with_context(bins: Sequence[ContextBinFigures]) -> Iterator[str]:
