@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-WeightDtype = Literal["int4", "fp8_e4m3", "nvfp4", "mxfp4"]
+WeightDtype = Literal["int4", "int8", "fp8_e4m3", "nvfp4", "mxfp4"]
 ActivationDtype = Literal["fp8_e4m3", "nvfp4", "mxfp4"]
 """Formats that the input of a linear may be rounded to."""
 KvCacheDtype = Literal["fp8_e4m3"]
@@ -79,6 +79,10 @@ NUMBER_FORMATS: Mapping[WeightDtype, NumberFormat] = {
         bits=4, kind="int", largest=7, sizes={"channel": (), "group": (32, 64, 128)},
         stored_dtype="I32", codes_per_element=8, scale_dtype=None,
         carried=("channel",), second_stage=("channel",),
+    ),
+    "int8": NumberFormat(
+        bits=8, kind="int", largest=127, sizes={"channel": ()},
+        stored_dtype="I32", codes_per_element=4, scale_dtype=None,
     ),
     "fp8_e4m3": NumberFormat(
         bits=8, kind="float", largest=448, sizes={"channel": (), "tensor": (), "block": (128,)},

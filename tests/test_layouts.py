@@ -15,7 +15,7 @@ from compressed_tensors.quantization import QuantizationConfig, QuantizationSche
 from draftquant.quantize.files.safetensors_header import TensorInfo
 from draftquant.quantize.layouts import get_layout
 from draftquant.quantize.layouts.layout import GatheredColumns
-from draftquant.quantize.numerics.quantized_weight import QuantizedWeight, int4_words
+from draftquant.quantize.numerics.quantized_weight import QuantizedWeight, int4_words, int8_words
 from draftquant.recipes import ActivationFormat, Recipe, WeightFormat, load_recipe
 from torch import Tensor
 from weight_formats import (
@@ -41,21 +41,21 @@ COUNTING = [0, 1, 2, 3, 4, 5, 6, 7]
 
 
 @pytest.mark.parametrize(
-    ("row", "interleaved", "offset", "words"),
+    ("row", "interleaved", "unsigned", "words"),
     [
-        (COUNTING, False, 0, ["76543210"]),
-        (COUNTING, True, 0, ["75316420"]),  # columns 0 2 4 6 1 3 5 7, lowest nibble first
-        (COUNTING, False, 8, ["fedcba98"]),
-        (COUNTING, True, 8, ["fdb9eca8"]),
-        ([7, -8] * 4, False, 0, ["87878787"]),
-        ([7, -8] * 4, True, 0, ["88887777"]),
-        ([1, 2, 3], True, 0, ["00020031"]),
-        ([1, 2, 3], False, 8, ["88888ba9"]),  # padded with code 0
-        ([*COUNTING, -1], False, 0, ["76543210", "0000000f"]),
+        (COUNTING, False, False, ["76543210"]),
+        (COUNTING, True, False, ["75316420"]),  # columns 0 2 4 6 1 3 5 7, lowest nibble first
+        (COUNTING, False, True, ["fedcba98"]),
+        (COUNTING, True, True, ["fdb9eca8"]),
+        ([7, -8] * 4, False, False, ["87878787"]),
+        ([7, -8] * 4, True, False, ["88887777"]),
+        ([1, 2, 3], True, False, ["00020031"]),
+        ([1, 2, 3], False, True, ["88888ba9"]),  # padded with code 0
+        ([*COUNTING, -1], False, False, ["76543210", "0000000f"]),
     ],
 )
-def test_golden_words(row: list[int], interleaved: bool, offset: int, words: list[str]) -> None:
-    packed = int4_words(codes(row), interleaved=interleaved, offset=offset)
+def test_golden_words(row: list[int], interleaved: bool, unsigned: bool, words: list[str]) -> None:
+    packed = int4_words(codes(row), interleaved=interleaved, unsigned=unsigned)
     assert packed.dtype == torch.int32
     assert [f"{word & 0xFFFFFFFF:08x}" for word in packed[0].tolist()] == words
     assert len(packed) == 1
@@ -63,9 +63,13 @@ def test_golden_words(row: list[int], interleaved: bool, offset: int, words: lis
 
 @pytest.mark.parametrize("columns", [7, 64, 1001])
 def test_words_of_the_compressed_tensors_package(columns: int) -> None:
+    wide = torch.randint(-128, 128, (37, columns), generator=torch.Generator().manual_seed(8))
+    whole = columns // 4
+    ours, theirs = int8_words(wide.to(torch.int8)), pack_to_int32(wide.to(torch.int8), 8)
+    assert torch.equal(ours[:, :whole], theirs[:, :whole])
     random = torch.randint(-8, 8, (37, columns), generator=torch.Generator().manual_seed(columns))
     values = random.to(torch.int8)
-    ours = int4_words(values, interleaved=False, offset=8)
+    ours = int4_words(values, interleaved=False, unsigned=True)
     theirs = pack_to_int32(values, 4)
     if columns % 8 == 0:
         assert torch.equal(ours, theirs)

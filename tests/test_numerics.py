@@ -12,8 +12,8 @@ from draftquant.quantize.numerics.number_formats import (
     fp4_codes,
     fp4_values,
     fp8_codes,
-    int4_codes,
-    int4_scale,
+    integer_codes,
+    integer_scale,
     mxfp4_codes,
     mxfp4_scale,
     nvfp4_global_scale,
@@ -21,7 +21,9 @@ from draftquant.quantize.numerics.number_formats import (
     rounded_values,
 )
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight, code_values
+from draftquant.quantize.stored.layouts.scheme import INTEGERS
 from draftquant.recipes import Algorithm, WeightFormat
+from draftquant.recipes.formats import NUMBER_FORMATS
 from torch import Tensor
 from weight_formats import FP8_CHANNEL, INT4, INT4_GROUPS, MXFP4, NVFP4
 
@@ -35,7 +37,7 @@ def test_int4_multiplies_by_the_reciprocal() -> None:
     """45.5 / 7 is the tie 6.5 and goes to 6; float32(1 / 7) lies above 1/7 and leads to 7."""
     value, scale = torch.tensor([[45.5]]), torch.tensor([[7.0]])
     assert torch.round(value / scale).item() == 6
-    assert int4_codes(value, scale).tolist() == [[7]]
+    assert integer_codes(value, scale).tolist() == [[7]]
 
 
 # value / scale with scale 1 -> byte: sign, 4 exponent bits (bias 7), 3 mantissa bits.
@@ -62,13 +64,19 @@ def test_fp8_is_rounded_once() -> None:
     assert fp8_codes(weight, scale).view(torch.uint8).item() == 0x39
 
 
-def test_int4_scale_is_that_of_compressed_tensors() -> None:
-    weight = gaussian(24, 40, 0)
-    args = QuantizationArgs(num_bits=4, type="int", strategy="channel", symmetric=True)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_integers_are_those_of_compressed_tensors(bits: int) -> None:
+    weight, number = gaussian(24, 40, 0), NUMBER_FORMATS[INTEGERS[bits]]
+    args = QuantizationArgs(num_bits=bits, type="int", strategy="channel", symmetric=True)
     low, high = weight.aminmax(dim=1, keepdim=True)
     theirs, zero_point = calculate_qparams(low, high, args)
-    assert torch.equal(int4_scale(weight), theirs)
+    scale = integer_scale(weight, number=number)
+    assert torch.equal(scale, theirs)
     assert not zero_point.any()
+    codes = integer_codes(weight, scale, number=number)
+    exact = weight.float() / scale.float()
+    assert (codes - exact).abs().max() <= 0.501 + 0.5 * 2.0**-9 * 2**bits  # of the scale's dtype
+    assert codes.max() == number.largest
 
 
 def test_fp4_keeps_the_sign_of_what_rounds_to_zero_and_mxfp4_does_not() -> None:
@@ -171,7 +179,7 @@ def test_no_group_is_worse_than_under_absmax_and_the_sum_is_better(weights: Weig
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=["f32", "f16"])
-def test_int4_scale_is_the_best_of_all_candidates(dtype: type) -> None:
+def test_integer_scale_is_the_best_of_all_candidates(dtype: type) -> None:
     """All 28 candidates of each row, in numpy, as the recipe's documentation states them."""
     w = some_weight(16, 64, seed=3).to(torch.float16 if dtype is np.float16 else torch.float32)
     found = searched(MSE, INT4, w)

@@ -314,7 +314,7 @@ def test_served_is_the_product_with_the_codes_and_scales(reordered: bool) -> Non
     layer = created(scheme, [8, 8], COLUMNS)
     assert layer.weight.shape == (ROWS, COLUMNS // 8)
     assert layer.weight_zero_point.shape == (ROWS // 8,)
-    layer.weight.data.copy_(int4_words(codes(), interleaved=reordered, offset=0))
+    layer.weight.data.copy_(int4_words(codes(), interleaved=reordered, unsigned=False))
     layer.weight_scale.data.copy_(torch.linspace(0.5, 2.0, ROWS))
     scheme.process_weights_after_loading(layer)
     x = torch.randn(3, COLUMNS, generator=torch.manual_seed(1))

@@ -56,7 +56,7 @@ class LatentWeight:
         values = weight if moments is None else torch.cat([part.dequantized() for part in first])
         latents = values.to(device, torch.float32).view(*self._start.shape, -1)
         served = self._served(self._start)[..., None]
-        # INT4 codes come from the product with the reciprocal: see `int4_codes`.
+        # INT4 codes come from the product with the reciprocal: see `integer_codes`.
         latents = latents * (1.0 / served) if weights.number.is_integer else latents / served
         latents = latents.view(weight.shape).clamp_(*_limits(weights.number))
         self.codes = latents.requires_grad_()

@@ -1,7 +1,7 @@
 """Nearest codes, under absmax scales or under those with the smallest squared error.
 
 A smaller scale than absmax clips the largest weights and rounds all others more finely: so
-INT4 and FP8 rows are searched in steps of 1/32. FP4 is not clipped: clipped weights of a row all
+Integer and FP8 rows are searched in steps of 1/32. FP4 is not clipped: clipped weights of a row all
 err towards zero, so their errors add up in the output, and acceptance falls, as measured on every
 pair. A larger scale moves the grid, so codes may lie nearer; for NVFP4 often the one that makes
 the largest weight a 4 ("four over six", arXiv 2512.02010), and every storable scale from absmax to
@@ -27,8 +27,8 @@ from ..numerics.number_formats import (
     cached_rows,
     fp8_codes,
     fp8_scale,
-    int4_codes,
-    int4_scale,
+    integer_codes,
+    integer_scale,
     nearest_codes,
     nearest_values,
     row_absmax,
@@ -114,16 +114,16 @@ def _int4_of_fp8(weight: Tensor, absmax: Absmax) -> QuantizedWeight:
     scales, codes = [], []
     for at in cached_rows(weight):
         values = fp8_codes(weight[at], first).float()
-        scales.append(int4_scale(values))
-        codes.append(int4_codes(values, scales[-1]))
+        scales.append(integer_scale(values))
+        codes.append(integer_codes(values, scales[-1]))
     whole = first.reshape(())
     return QuantizedWeight(codes=torch.cat(codes), scale=torch.cat(scales), global_scale=whole)
 
 
 SMALLER = tuple(i / 32 for i in range(31, 7, -1))
 """Factors of the absmax scale, which is tried first; down to 1/4."""
-LARGER_INT4 = (15 / 14, 34 / 32, 33 / 32)
-"""The same; with the first, absmax / 7, the largest weight is a code and is not clipped."""
+LARGER = (34 / 32, 33 / 32)
+"""Those of integers that are larger."""
 FOUR_OVER_SIX = 1.5
 """Factor of NVFP4's absmax scale where its search ends."""
 _E4M3_STEPS = 6
@@ -192,7 +192,9 @@ def _candidates(rows: Tensor, weights: WeightFormat, whole: Tensor | None) -> It
     elif weights.number.is_fp8:
         yield from (torch.where(absmax * f > 0, absmax * f, absmax) for f in SMALLER)
     elif weights.number.is_integer:
-        for factor in (*LARGER_INT4, *SMALLER):
+        whole = (weights.number.largest + 0.5) / weights.number.largest  # clips no weight
+        larger = LARGER if whole > LARGER[0] else ()
+        for factor in (whole, *larger, *SMALLER):
             yield (absmax.float() * factor).clamp_(min=SMALLEST_SCALE).to(absmax.dtype)
 
 

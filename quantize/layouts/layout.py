@@ -69,7 +69,6 @@ class Layout:
         int4_scale_dtype: the only dtype that INT4 scales may have; None = also the weight's.
         cache_problem: why it cannot declare the format of a KV cache; None = it can.
         interleaved: words of INT4 hold the even columns in their lower nibbles, as in AWQ.
-        nibble_offset: added to an INT4 code before its low four bits are taken.
         zero_points: words of the zero points of symmetric codes.
     """
 
@@ -80,7 +79,6 @@ class Layout:
     cache_problem: str | None = "declares no KV cache"
     cache_scale_shape: tuple[int, ...] = ()
     interleaved: bool = False
-    nibble_offset: int = 0
     zero_points: int = 0
 
     def problem(self, recipe: Recipe) -> str | None:
@@ -142,8 +140,8 @@ class Layout:
 
         scheme, scale = self._scheme(weights), block.scale
         layout, codes = scheme.layout, block.codes.T if scheme.transposed else block.codes
-        offset = self.nibble_offset
-        words = packed(weights.dtype, codes, interleaved=self.interleaved, offset=offset)
+        unsigned = layout.unsigned
+        words = packed(weights.dtype, codes, interleaved=self.interleaved, unsigned=unsigned)
         codes_name = f"{module}.{layout.weight_suffix(scheme)}"
         scale_name = f"{module}.{layout.scale_suffix(scheme)}"
         if scheme.transposed:
@@ -314,7 +312,6 @@ class CompressedTensorsLayout(Layout):
     mix_problem: str | None = None
     cache_problem = None
     cache_scale_shape = (1,)
-    nibble_offset = 8
 
     @override
     def check_shape(self, weight: TensorInfo, weights: WeightFormat) -> None:
@@ -392,7 +389,6 @@ class AwqLayout(Layout):
     name: LayoutName = "awq"
     int4_scale_dtype: Literal["float16"] | None = "float16"
     interleaved = True
-    nibble_offset = 8
     zero_points = -0x77777778  # 0x88888888 as int32: eight times 8
 
     @override

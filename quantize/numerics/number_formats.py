@@ -1,4 +1,4 @@
-"""Scales and codes of INT4, FP8 and FP4, bit for bit those of Quark 0.13 and ModelOpt 0.47."""
+"""Scales and codes of INT4, INT8, FP8 and FP4, bit for bit those of Quark 0.13 and ModelOpt 0.47."""
 
 import functools
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ...recipes.formats import NUMBER_FORMATS, WeightDtype
+from ...recipes.formats import NUMBER_FORMATS, NumberFormat, WeightDtype
 
 
 def row_absmax(weight: Tensor) -> Tensor:
@@ -54,31 +54,35 @@ def fp8_codes(weight: Tensor, scale: Tensor) -> Tensor:
     return (weight.float() / scale).clamp_(-FP8_MAX, FP8_MAX).to(FP8)
 
 
-INT4_MIN, INT4_MAX = -8, 7
+INT4 = NUMBER_FORMATS["int4"]
 SMALLEST_SCALE = torch.finfo(torch.float32).eps
 
 
-def int4_scale(weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Symmetric INT4 scale per row: scale[o] = max_i |weight[o, i]| / ((qmax - qmin) / 2).
+def integer_scale(
+    weight: Tensor, dtype: torch.dtype | None = None, *, number: NumberFormat = INT4
+) -> Tensor:
+    """Symmetric scale of integers per row: scale[o] = max_i |weight[o, i]| / ((qmax - qmin) / 2).
 
-    The divisor is 7.5, so +absmax rounds to 8 and clamps to 7; the division rounds to the weight's
-    dtype. Source: Quark 0.13 `observer.calculate_int_quant_params`, equal in compressed-tensors.
-    [rows, in_features] -> [rows, 1] in `dtype`, None = the weight's, at least 2^-23.
+    INT4's divisor is 7.5, so +absmax rounds to 8 and clamps to 7; the division rounds to the
+    weight's dtype. Source: Quark 0.13 `observer.calculate_int_quant_params`, equal in
+    compressed-tensors. [rows, in_features] -> [rows, 1] in `dtype`, None = the weight's, at least
+    2^-23.
     """
-    half_range = (INT4_MAX - INT4_MIN) / 2
+    half_range = number.largest + 0.5
     absmax = row_absmax(weight)
     if dtype is not None:  # one rounding, to that dtype
         return over(absmax.float(), half_range).clamp_(min=SMALLEST_SCALE).to(dtype)
     return over(absmax, half_range).clamp_(min=SMALLEST_SCALE)
 
 
-def int4_codes(weight: Tensor, scale: Tensor) -> Tensor:
-    """Codes = clamp(round(weight * (1 / scale)), -8, 7), ties to even, in float32, as int8.
+def integer_codes(weight: Tensor, scale: Tensor, *, number: NumberFormat = INT4) -> Tensor:
+    """Codes = clamp(round(weight * (1 / scale)), qmin, qmax), ties to even, in float32, as int8.
 
     Multiplies by the reciprocal, as Quark 0.13 does; dividing gives other codes at ties.
     """
     inv_scale = 1.0 / scale.float()
-    return (weight * inv_scale).round_().clamp_(INT4_MIN, INT4_MAX).to(torch.int8)
+    codes = (weight * inv_scale).round_()
+    return codes.clamp_(-number.largest - 1, number.largest).to(torch.int8)
 
 
 SMALLEST_E4M3 = 2.0**-9
@@ -204,7 +208,7 @@ def absmax_scale(
     """Scales [rows, 1] under which the largest magnitude of each row fits."""
     number = NUMBER_FORMATS[dtype]
     if number.is_integer:
-        return int4_scale(rows, scale_dtype)
+        return integer_scale(rows, scale_dtype, number=number)
     if number.is_fp8:
         return fp8_scale(row_absmax(rows))
     return mxfp4_scale(rows) if whole is None else nvfp4_scale(rows, whole)
@@ -214,7 +218,7 @@ def nearest_codes(dtype: WeightDtype, rows: Tensor, scale: Tensor, whole: Tensor
     """The codes nearest to rows / scale, [rows, in_features]; dtypes as in `QuantizedWeight`."""
     number = NUMBER_FORMATS[dtype]
     if number.is_integer:
-        return int4_codes(rows, scale)
+        return integer_codes(rows, scale, number=number)
     if number.is_fp8:
         return fp8_codes(rows, scale)
     if number.powers_of_two:
@@ -234,14 +238,15 @@ def nearest_values(dtype: WeightDtype, rows: Tensor, served: Tensor) -> Tensor:
 
 
 def rounded_values(dtype: WeightDtype, x: Tensor) -> Tensor:
-    """The values of the codes nearest to x under a scale of 1, float32, for INT4 and FP4."""
-    return (
-        x.round().clamp_(INT4_MIN, INT4_MAX) if NUMBER_FORMATS[dtype].is_integer else fp4_rounded(x)
-    )
+    """The values of the codes nearest to x under a scale of 1, float32, for integers and FP4."""
+    number = NUMBER_FORMATS[dtype]
+    if number.is_integer:
+        return x.round().clamp_(-number.largest - 1, number.largest)
+    return fp4_rounded(x)
 
 
 def storable_scale(dtype: WeightDtype, scale: Tensor, stored: torch.dtype) -> Tensor:
-    """The nearest scale that can be stored: INT4 at least 2^-23, NVFP4 an FP8 number above zero."""
+    """The nearest scale that can be stored: of integers at least 2^-23, NVFP4 an FP8 number above zero."""
     if not NUMBER_FORMATS[dtype].global_scale:
         return scale.clamp(min=SMALLEST_SCALE).to(stored)
     return scale.clamp(SMALLEST_E4M3, FP8_MAX).to(stored)

@@ -19,10 +19,10 @@ class QuantizedWeight:
     """A weight or a block of its rows as codes and scales: w ≈ codes * scale * global_scale.
 
     Attributes:
-        codes: [rows, in_features]: int8 in [-8, 7] (int4), float8_e4m3fn (fp8_e4m3), or uint8 in
+        codes: [rows, in_features]: int8 (int4 in [-8, 7], int8 in [-128, 127]), float8_e4m3fn (fp8_e4m3), or uint8 in
             [0, 15], a sign bit and a magnitude of `E2M1` (nvfp4, mxfp4).
         scale: one element per [rows / R, in_features / C] part of the weight: [rows, 1] (channel),
-            [1, 1] (tensor), [rows, groups] (group), [row blocks, column blocks] (block). int4: the
+            [1, 1] (tensor), [rows, groups] (group), [row blocks, column blocks] (block). Integers: the
             weight's dtype or that of the recipe; fp8_e4m3: float32; nvfp4: float8_e4m3fn; mxfp4:
             float32 powers of two.
         global_scale: [] float32 (nvfp4, and the first stage of two), else None.
@@ -63,23 +63,30 @@ def code_values(codes: Tensor) -> Tensor:
     return fp4_values(codes) if codes.dtype == torch.uint8 else codes.float()
 
 
-def int4_words(codes: Tensor, *, interleaved: bool, offset: int) -> Tensor:
+def int4_words(codes: Tensor, *, interleaved: bool, unsigned: bool) -> Tensor:
     """Pack INT4 codes, eight to an int32 word; the last word of a row is padded with code 0.
 
     Args:
         codes: [rows, in_features] int8 in [-8, 7].
         interleaved: nibble i (bits 4i .. 4i + 3) holds column 8c + (0, 2, 4, 6, 1, 3, 5, 7)[i], the
             order of AWQ and Quark's `reorder`; else column 8c + i.
-        offset: added to each code before its low four bits are taken (8 = unsigned nibbles).
+        unsigned: nibbles store code + 8, else two's complement.
     """
-    padding = -codes.shape[1] % 8
-    if padding:
-        codes = torch.nn.functional.pad(codes, (0, padding))
-    nibbles = codes + offset if offset else codes
+    codes = _whole_words(codes, 8)
+    nibbles = codes + 8 if unsigned else codes
     words = _bytes_of_pairs(nibbles.contiguous().view(torch.int16) & 0x0F0F).view(torch.int32)
     if interleaved:
         words = _exchanged(_exchanged(words, 4, 0x00F000F0), 8, 0x0000FF00)
     return words
+
+
+def int8_words(codes: Tensor) -> Tensor:
+    """Pack INT8 codes + 128, four to an int32 word, column 4c + i in byte i; padded with code 0."""
+    return (_whole_words(codes, 4).to(torch.int16) + 128).to(torch.uint8).view(torch.int32)
+
+
+def _whole_words(codes: Tensor, per_word: int) -> Tensor:
+    return torch.nn.functional.pad(codes, (0, -codes.shape[1] % per_word))
 
 
 def fp4_bytes(codes: Tensor) -> Tensor:
@@ -103,11 +110,13 @@ def _exchanged(words: Tensor, distance: int, mask: int) -> Tensor:
     return words ^ different ^ different << distance
 
 
-def packed(dtype: WeightDtype, codes: Tensor, *, interleaved: bool, offset: int) -> Tensor:
+def packed(dtype: WeightDtype, codes: Tensor, *, interleaved: bool, unsigned: bool) -> Tensor:
     """The codes of any format, row by row, as they are stored; only INT4 has options."""
     number = NUMBER_FORMATS[dtype]
+    if dtype == "int8":
+        return int8_words(codes)
     if number.is_integer:
-        return int4_words(codes, interleaved=interleaved, offset=offset)
+        return int4_words(codes, interleaved=interleaved, unsigned=unsigned)
     return fp4_bytes(codes) if number.is_fp4 else codes
 
 

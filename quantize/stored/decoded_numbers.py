@@ -1,4 +1,4 @@
-"""Decoding of stored tensors in numpy: floats, FP8 and FP4 by definition, packed INT4.
+"""Decoding of stored tensors in numpy: floats, FP8 and FP4 by definition, packed integers.
 
 It shares no code with the writing side and does not import torch. All works on blocks of rows. An
 array given as `out` is contiguous float32 of the result's size; it is written and returned.
@@ -22,8 +22,8 @@ INTEGERS: Mapping[str, np.dtype[np.signedinteger]] = {
 }
 """Dtypes of the tables of ids, by safetensors spelling."""
 
-_INT4 = {0: (*range(8), *range(-8, 0)), 8: tuple(range(-8, 8))}
-"""Values of the 16 nibbles by the offset that is added to a code before its low bits are taken."""
+_INT4 = (*range(8), *range(-8, 0)), tuple(range(-8, 8))
+"""Values of the 16 nibbles: in two's complement, and unsigned, which store code + 8."""
 WORD_BITS = 32
 
 
@@ -127,17 +127,14 @@ def stored_scalar(checkpoint: Checkpoint, tensor: TensorInfo) -> float:
 
 
 def unpack_int4(
-    words: npt.NDArray[np.int32], pack_method: str, *, offset: int, out: Floats | None = None
+    words: npt.NDArray[np.int32], pack_method: str, *, unsigned: bool, out: Floats | None = None
 ) -> Floats:
-    """INT4 codes of words [rows, words per row] -> [rows, 8 * words per row] float32, -8 .. 7.
-
-    `offset` is 0 for two's complement nibbles, 8 for unsigned ones that store code + 8.
-    """
+    """INT4 codes of words [rows, words per row] -> [rows, 8 * words per row] float32, -8 .. 7."""
     rows, per_row = words.shape
     if out is None:
         out = np.empty((rows, per_row * NIBBLES_PER_WORD), np.float32)
     bits = ordered(words.view(np.uint32), pack_method)
-    _look_up(_nibble_pairs(_INT4[offset]), bits.view(np.uint8), out)
+    _look_up(_nibble_pairs(_INT4[unsigned]), bits.view(np.uint8), out)
     return out
 
 
@@ -149,11 +146,13 @@ def ordered(words: Words, pack_method: str) -> Words:
     return _exchanged(_exchanged(words, 8, 0x0000FF00), 4, 0x00F000F0)
 
 
-def unpack_int4_columns(words: npt.NDArray[np.int32], pack_method: str, *, offset: int) -> Floats:
+def unpack_int4_columns(
+    words: npt.NDArray[np.int32], pack_method: str, *, unsigned: bool
+) -> Floats:
     """INT4 codes of words along the outputs: [inputs, words] -> [8 * words, inputs], as above."""
     across = ordered(np.ascontiguousarray(words.T).view(np.uint32), pack_method)
     numbers = unpacked(across, 4, len(across) * NIBBLES_PER_WORD)
-    if not offset:
+    if not unsigned:
         numbers ^= np.uint8(8)  # two's complement is now code + 8
     return np.subtract(numbers, np.float32(8), dtype=np.float32)
 
@@ -186,8 +185,11 @@ def decoded_codes(stored: Bytes, scheme: DeclaredScheme, out: Floats | None) -> 
     For FP4 the even column is in the low four bits of a byte.
     """
     if scheme.number.is_integer:
-        offset = scheme.layout.nibble_offset
-        return unpack_int4(stored.view(np.int32), str(scheme.pack_method), offset=offset, out=out)
+        unsigned = scheme.layout.unsigned
+        if scheme.number.bits == 8:  # code + 128, in whole bytes
+            return np.subtract(stored, np.float32(128), out=out, dtype=np.float32)
+        words, method = stored.view(np.int32), str(scheme.pack_method)
+        return unpack_int4(words, method, unsigned=unsigned, out=out)
     if scheme.number.is_fp8:
         return floats(stored.reshape(-1), FP8_DTYPE, out=out).reshape(stored.shape)
     if out is None:

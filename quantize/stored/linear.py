@@ -54,8 +54,8 @@ class Columns:
             numbers = unpacked(words[:, rows.start : rows.stop], bits, count)
             return _from_the_middle(numbers, bits)
         first, last = rows.start // NIBBLES_PER_WORD, -(-rows.stop // NIBBLES_PER_WORD)
-        method, offset = str(scheme.pack_method), scheme.layout.nibble_offset
-        columns = unpack_int4_columns(self._words[:, first:last], method, offset=offset)
+        method, unsigned = str(scheme.pack_method), scheme.layout.unsigned
+        columns = unpack_int4_columns(self._words[:, first:last], method, unsigned=unsigned)
         start = rows.start - first * NIBBLES_PER_WORD
         return columns[start : start + len(rows)]
 
@@ -75,7 +75,7 @@ def zero_points(
     words = read_whole(checkpoint, tensor).view(np.uint32).reshape(tensor.shape)
     by_output = np.ascontiguousarray(words if where.outputs_first else words.T)
     if scheme.pack_method == "reorder":
-        points = unpack_int4_columns(by_output.T.view(np.int32), "reorder", offset=8)
+        points = unpack_int4_columns(by_output.T.view(np.int32), "reorder", unsigned=True)
     else:
         bits = scheme.number.bits
         numbers = unpacked(by_output, bits, out_features)
@@ -139,7 +139,7 @@ class DecodedWeight:
     """A block of rows of a quantized linear: w ≈ codes * scale.
 
     Attributes:
-        codes: [rows, in_features] float32: INT4 in -8 .. 7, FP8 or FP4 values.
+        codes: [rows, in_features] float32: whole numbers, FP8 or FP4 values.
         scale: [rows, groups] float32, [1, 1] for one scale per tensor.
     """
 

@@ -1,6 +1,6 @@
 """Judges of the codes of one linear, block by block: they compute the nearest codes once more.
 
-Weight / scale is one float32 division; INT4 multiplies by the rounded inverse, as AMD Quark does.
+Weight / scale is one float32 division; integers multiply by the rounded inverse, as AMD Quark does.
 """
 
 from abc import ABC, abstractmethod
@@ -67,7 +67,6 @@ class Buffers:
         return array[: shape[0]]
 
 
-INT4_MIN, INT4_MAX = np.float32(-8), np.float32(7)
 NEGATIVE_ZERO = 8
 """The code of -0 in FP4."""
 Ends = Callable[[range], tuple[Floats | float, Floats | float]]
@@ -82,7 +81,7 @@ class Nearest(Judge):
         first_scale: that of the first of two stages, else None.
         buffers: shared with the caller, which may use "x" between two blocks.
         carried: INT4 codes are stored as F8_E4M3, where -0 is not a code.
-        ends: smallest and largest code of each row, for other integers than INT4.
+        ends: smallest and largest code of each row, where zero points move them.
     """
 
     def __init__(
@@ -98,8 +97,8 @@ class Nearest(Judge):
         self._scheme, self._first_scale, self._buffers = scheme, first_scale, buffers
         self._carried, self._ends = carried, ends
         with np.errstate(all="ignore"):  # bad scales are faults of their own
-            int4 = scheme.number.is_integer
-            self._scale = np.float32(1) / scale if int4 else scale  # for INT4 the inverse
+            integer = scheme.number.is_integer
+            self._scale = np.float32(1) / scale if integer else scale
         self._worst = (0, 0, 0.0, 0.0, 0.0)  # row, column, weight, code, nearest
 
     @override
@@ -145,7 +144,7 @@ class Nearest(Judge):
         return wrong
 
     def _scale_of(self, first_row: int, w: Floats) -> Floats:
-        """The divisor of a block, for INT4 the inverse; broadcasts to the block."""
+        """The divisor of a block, for integers the inverse; broadcasts to the block."""
         rows = slice(None) if len(self._scale) == 1 else slice(first_row, first_row + len(w))
         return spread(self._scale[rows], self._scheme.group_size, w.shape[1])
 
@@ -158,8 +157,8 @@ class Nearest(Judge):
                 w = e4m3_rounded(np.divide(w, self._first_scale, out=x), out=x, step=step)
             np.rint(np.multiply(w, scale, out=x), out=x)
             rows = range(first_row, first_row + len(w))
-            low, high = self._ends(rows) if self._ends else (INT4_MIN, INT4_MAX)
-            return np.clip(x, low, high, out=x)
+            largest = np.float32(scheme.number.largest)
+            return np.clip(x, *(self._ends(rows) if self._ends else (-largest - 1, largest)), out=x)
         np.divide(w, scale, out=x)
         rounded = e4m3_rounded if scheme.number.is_fp8 else e2m1_rounded
         return rounded(x, out=x, step=step)

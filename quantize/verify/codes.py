@@ -18,7 +18,7 @@ from .code_judges import Block, Buffers, Judge, Near, Nearest
 from .comparison import Compared, Fault, LinearFinding, NotFinite, Sides, others
 from .foreign_rules import about_absmax_faults, foreign_judge, integer_scale_rule
 from .scales import (
-    INT4_SMALLEST_SCALE,
+    INTEGER_SMALLEST_SCALE,
     Bits,
     Demand,
     group_absmax,
@@ -40,7 +40,8 @@ def compare_linear(sides: Sides, tensor: TensorInfo, demand: Demand) -> Compared
     step = max(1, _BLOCK // max(1, width))
     if demand.rule.of_our_own and scheme.number.is_integer and not scheme.transposed:
         # The padding of the last word of a row is known, and decoded too.
-        width = -(-width // NIBBLES_PER_WORD) * NIBBLES_PER_WORD
+        per_word = scheme.number.codes_per_element
+        width = -(-width // per_word) * per_word
     try:
         linear = StoredLinear(sides.output, scheme, module, in_features=width)
     except CheckpointError as exc:
@@ -110,7 +111,7 @@ class _Linear:
         signed = scheme.has_signed_scales and not self._demand.rule.of_our_own
         scale = np.abs(scale) if signed else scale
         one_stage = scheme.number.is_integer and scheme.first_stage is None
-        smallest = float(INT4_SMALLEST_SCALE) if one_stage else 0.0
+        smallest = float(INTEGER_SMALLEST_SCALE) if one_stage else 0.0
         wrong = ~(np.isfinite(scale) & (scale > 0) & (scale >= smallest))
         expected = f"finite scales > 0{f' and >= {smallest}' if smallest else ''}"
         return others(self._scales, expected, wrong, lambda at: f"first {scale[at]} at row {at[0]}")

@@ -28,8 +28,7 @@ from .scales import (
     E2M1_MAX,
     E4M3_MAX,
     E4M3_SMALLEST,
-    INT4_HALF_RANGE,
-    INT4_SMALLEST_SCALE,
+    INTEGER_SMALLEST_SCALE,
     e2m1_rounded,
     e4m3_rounded,
     whole_steps,
@@ -52,6 +51,7 @@ LEAST_COMPENSATED = 1 / 50
 MOST_COMPENSATED = 2.5
 MOST_BEYOND_COMPENSATED = 1.5
 """GPTQ chooses the scales of a group after it has compensated the columns before it."""
+INT4_HALF_RANGE = np.float32(7.5)
 INT4_LEAST_OF_ABSMAX = 1 / 4
 """Searched scales clip the largest weights; below this, rows are cut off, not clipped."""
 _ODD_ONES = 1 / 8
@@ -286,7 +286,7 @@ def _integer_faults(
         return _faults(tensor.name, wrong, scale, expected, f"absmax / {divisor:g}")
     _, fewest, many = _divisors(scheme)
     beyond = MOST_BEYOND_COMPENSATED if compensated else 1.0
-    most = np.maximum(absmax / fewest * beyond, INT4_SMALLEST_SCALE)
+    most = np.maximum(absmax / fewest * beyond, INTEGER_SMALLEST_SCALE)
     least = absmax / (2 * many if scheme.asymmetric else many) * INT4_LEAST_OF_ABSMAX
     slack = 2 * _SLACK[tensor.dtype]
     wrong = ~((scale <= most * (1 + slack)) & (scale >= least)) & (absmax > 0)
@@ -300,7 +300,7 @@ def _integer_rule(
     """The divisor that most scales have, the scales that differ, and what they should be."""
     candidates = []
     for divisor in _divisors(scheme):
-        expected = np.maximum(absmax / divisor, INT4_SMALLEST_SCALE)
+        expected = np.maximum(absmax / divisor, INTEGER_SMALLEST_SCALE)
         candidates.append((divisor, ~_fits(scale, expected, tensor.dtype), expected))
     return min(candidates, key=lambda candidate: int(candidate[1].sum()))
 
@@ -327,7 +327,7 @@ def _second_stage_faults(name: str, wide: Doubles, quotient: Doubles, slack: flo
     least, expected, most = (
         np.maximum(
             e4m3_rounded((quotient * factor).astype(np.float32)) / INT4_HALF_RANGE,
-            INT4_SMALLEST_SCALE,
+            INTEGER_SMALLEST_SCALE,
         ).astype(np.float64)
         for factor in (1 - _BF16_HALF_STEP, 1.0, 1 + _BF16_HALF_STEP)
     )

@@ -33,8 +33,7 @@ from ..stored.stored_declaration import INPUT_SCALES
 from .comparison import Fault
 
 E4M3_MAX, E2M1_MAX = 448.0, 6.0
-INT4_HALF_RANGE = np.float32(7.5)
-INT4_SMALLEST_SCALE = np.float32(2.0**-23)
+INTEGER_SMALLEST_SCALE = np.float32(2.0**-23)
 E4M3_SMALLEST = np.float32(2.0**-9)
 E8M0_SMALLEST = np.float32(2.0**-127)
 QUARTER = Fraction(1, 4)
@@ -254,6 +253,11 @@ def whole_steps(scheme: DeclaredScheme) -> float:
     return E2M1_MAX * E4M3_MAX if scheme.number.global_scale else E4M3_MAX
 
 
+def half_range(scheme: DeclaredScheme) -> float:
+    """The divisor of integers: half of all steps between the smallest and the largest code."""
+    return scheme.number.largest + 0.5
+
+
 def whole_scale(scheme: DeclaredScheme, largest: np.float32) -> np.float32:
     """The one scale of a matrix: that of FP8, of a first stage, or over NVFP4's groups.
 
@@ -279,7 +283,7 @@ def absmax_scales(
         return np.where(scale > 0, scale, np.float32(1))
     if whole is not None:  # rounding keeps the largest the largest
         largest = e4m3_rounded(largest / whole)
-    scale = np.maximum(largest / INT4_HALF_RANGE, INT4_SMALLEST_SCALE)
+    scale = np.maximum(largest / np.float32(half_range(scheme)), INTEGER_SMALLEST_SCALE)
     return rounded_values(scale, _FLOATS[dtype])
 
 
@@ -299,7 +303,8 @@ def searched_shares(scheme: DeclaredScheme) -> tuple[Fraction, Fraction]:
     """
     if scheme.number.global_scale:
         return QUARTER, Fraction(6, 4)
-    return QUARTER, Fraction(15, 14) if scheme.number.is_integer else Fraction(1)
+    steps = Fraction(half_range(scheme)) / Fraction(scheme.number.largest)
+    return QUARTER, steps if scheme.number.is_integer else Fraction(1)
 
 
 def share_of_scales(
@@ -314,7 +319,7 @@ def share_of_scales(
         return np.maximum(scale, E8M0_SMALLEST / factor) * factor
     if scheme.number.is_fp8:
         return scale * factor
-    return rounded_values(np.maximum(scale * factor, INT4_SMALLEST_SCALE), _FLOATS[dtype])
+    return rounded_values(np.maximum(scale * factor, INTEGER_SMALLEST_SCALE), _FLOATS[dtype])
 
 
 def _powers_of_two(largest: Floats) -> Floats:
@@ -396,11 +401,11 @@ def scale_faults(
 
 def _rule_in_words(scheme: DeclaredScheme) -> str:
     if scheme.first_stage:
-        return "absmax of the FP8 values / 7.5"
+        return f"absmax of the FP8 values / {half_range(scheme):g}"
     number = scheme.number
     if number.powers_of_two:
         return "2^(floor(log2(absmax)) - 2), rounded"
-    steps = number.largest + (0.5 if number.is_integer else 0)
+    steps = half_range(scheme) if number.is_integer else number.largest
     return f"absmax / ({steps:g} * global scale)" if number.global_scale else f"absmax / {steps:g}"
 
 

@@ -62,7 +62,7 @@ class StoredAwq(_PackedIntegers):
     name: StoredLayoutName = "awq"
     exclude_keys = ("modules_to_not_convert",)
     zero_points = MappingProxyType({"qzeros": 0x88})  # two nibbles of 8
-    nibble_offset = 8
+    unsigned = True
 
     @override
     def read(self, keys: ObjectReader) -> DeclaredScheme:

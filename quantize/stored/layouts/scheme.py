@@ -24,7 +24,7 @@ from ...files.safetensors_header import TensorInfo
 from .declaration_reader import ObjectReader
 from .module_patterns import is_regex_match
 
-StoredDtype = Literal[WeightDtype, "int2", "int3", "int8"]
+StoredDtype = Literal[WeightDtype, "int2", "int3"]
 
 
 def _integer(bits: int) -> NumberFormat:
@@ -38,7 +38,6 @@ def _integer(bits: int) -> NumberFormat:
 _OF_OTHER_TOOLS: Mapping[StoredDtype, NumberFormat] = {
     "int2": _integer(2),
     "int3": _integer(3),
-    "int8": _integer(8),
 }
 INTEGERS: Mapping[int, StoredDtype] = {
     **{number.bits: dtype for dtype, number in _OF_OTHER_TOOLS.items()},
@@ -55,6 +54,7 @@ def is_of_recipes(dtype: StoredDtype) -> TypeIs[WeightDtype]:
 FLOAT_DTYPES = ("BF16", "F16", "F32")
 FP8_DTYPE = "F8_E4M3"
 NIBBLES_PER_WORD = 8
+"""INT4 codes in 32 bits."""
 PackMethod = Literal["order", "reorder"]
 PACK_METHODS: tuple[PackMethod, ...] = ("order", "reorder")
 Activations = Literal[
@@ -105,7 +105,7 @@ class DeclaredScheme:
 
     Attributes:
         first_stage: INT4 codes are of values rounded to it first, under one scale for the matrix.
-        pack_method: which column each nibble of an INT4 word holds; None for other dtypes.
+        pack_method: which column each part of a word of integers holds; None for other dtypes.
         activations: the rounding of inputs at run time: to FP8 per token, per tensor (stored or
             computed) or per 128 inputs, to NVFP4 or MXFP4.
         targets: its linears: names, patterns of names, or `EVERY_LINEAR`.
@@ -287,7 +287,7 @@ class StoredLayout(ABC):
     Attributes:
         zero_points: suffix -> every byte of the zero points of symmetric codes.
         codes_along_inputs: transposed codes are packed along the inputs, not along the outputs.
-        nibble_offset: what an INT4 nibble stores is code + this: 0 for two's complement.
+        unsigned: integers are stored as code + half of their range, else as two's complement.
         foreign_scale_dtypes: of INT4 scales that other writers store, whatever the weight's is.
         names_heads: engines take a head as quantized only where a target names it.
         heads_are_linears: they do so unless it is excluded. With neither they never do.
@@ -301,7 +301,7 @@ class StoredLayout(ABC):
     scales: str = "weight_scale"
     companions: frozenset[str]
     zero_points: Mapping[str, int] = MappingProxyType({})
-    nibble_offset: int = 0
+    unsigned: bool = False
     codes_along_inputs: bool = False
     foreign_scale_dtypes: tuple[str, ...] = ()
     side_file: SideFile | None = None

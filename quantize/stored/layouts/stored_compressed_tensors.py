@@ -29,12 +29,12 @@ from .scheme import (
 )
 
 _FORMATS: dict[str, WeightDtype] = {
-    "pack-quantized": "int4",
+    "pack-quantized": "int4",  # or "int8", by num_bits
     "float-quantized": "fp8_e4m3",
     "nvfp4-pack-quantized": "nvfp4",
     "mxfp4-pack-quantized": "mxfp4",
 }
-_FORMAT_OF = {dtype: form for form, dtype in _FORMATS.items()}
+_FORMAT_OF = {dtype: form for form, dtype in _FORMATS.items()} | {"int8": "pack-quantized"}
 _MIXED = "mixed-precision"
 """The format of a declaration whose groups have several."""
 _MOST_GROUPS = 16
@@ -60,7 +60,7 @@ class StoredCompressedTensors(StoredLayout):
         "weight_packed", "weight_scale", "weight_shape", "weight_zero_point",
         "weight_global_scale", "input_scale", "input_global_scale",
     })  # fmt: skip
-    nibble_offset = 8
+    unsigned = True
     signed_scales = True
     names_heads = True
 
@@ -87,8 +87,10 @@ class StoredCompressedTensors(StoredLayout):
         if usual == _MIXED or group.has("format"):
             form = group.choice("format", *(_FORMATS if usual == _MIXED or several else (usual,)))
         group.absent("output_activations")
-        dtype = _FORMATS[form]
-        granularity, group_size = _weights(group.section("weights", SPEC_NO_MEANING), dtype)
+        dtype, weights = _FORMATS[form], group.section("weights", SPEC_NO_MEANING)
+        if dtype == "int4" and weights.says("num_bits", 8):
+            dtype = "int8"
+        granularity, group_size = _weights(weights, dtype)
         activations: Activations = "none"
         if group.has("input_activations"):
             inputs = group.section("input_activations", ignored=SPEC_NO_MEANING)
@@ -97,8 +99,8 @@ class StoredCompressedTensors(StoredLayout):
         group.finish()
         return DeclaredScheme(
             layout=self, weight_dtype=dtype, granularity=granularity, group_size=group_size,
-            pack_method="order" if dtype == "int4" else None, activations=activations,
-            targets=targets,
+            pack_method="order" if NUMBER_FORMATS[dtype].is_integer else None,
+            activations=activations, targets=targets,
         )  # fmt: skip
 
     @override
