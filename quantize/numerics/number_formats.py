@@ -1,4 +1,4 @@
-"""Scales and codes of INT4, INT8, FP8 and FP4, bit for bit those of Quark 0.13 and ModelOpt 0.47."""
+"""Scales and codes of integers, FP8 and FP4, bit for bit those of Quark 0.13 and ModelOpt 0.47."""
 
 import functools
 from collections.abc import Iterator
@@ -246,7 +246,7 @@ def rounded_values(dtype: WeightDtype, x: Tensor) -> Tensor:
 
 
 def storable_scale(dtype: WeightDtype, scale: Tensor, stored: torch.dtype) -> Tensor:
-    """The nearest scale that can be stored: of integers at least 2^-23, NVFP4 an FP8 number above zero."""
+    """The nearest that can be stored: of integers at least 2^-23, of NVFP4 an FP8 number > 0."""
     if not NUMBER_FORMATS[dtype].global_scale:
         return scale.clamp(min=SMALLEST_SCALE).to(stored)
     return scale.clamp(SMALLEST_E4M3, FP8_MAX).to(stored)

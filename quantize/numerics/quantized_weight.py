@@ -19,11 +19,11 @@ class QuantizedWeight:
     """A weight or a block of its rows as codes and scales: w ≈ codes * scale * global_scale.
 
     Attributes:
-        codes: [rows, in_features]: int8 (int4 in [-8, 7], int8 in [-128, 127]), float8_e4m3fn (fp8_e4m3), or uint8 in
-            [0, 15], a sign bit and a magnitude of `E2M1` (nvfp4, mxfp4).
+        codes: [rows, in_features]: int8 (integers; int4 in [-8, 7]), float8_e4m3fn (fp8_e4m3), or
+            uint8 in [0, 15], a sign bit and a magnitude of `E2M1` (nvfp4, mxfp4).
         scale: one element per [rows / R, in_features / C] part of the weight: [rows, 1] (channel),
-            [1, 1] (tensor), [rows, groups] (group), [row blocks, column blocks] (block). Integers: the
-            weight's dtype or that of the recipe; fp8_e4m3: float32; nvfp4: float8_e4m3fn; mxfp4:
+            [1, 1] (tensor), [rows, groups] (group), [row blocks, column blocks] (block). Integers:
+            the weight's dtype or that of the recipe; fp8_e4m3: float32; nvfp4: float8_e4m3fn; mxfp4:
             float32 powers of two.
         global_scale: [] float32 (nvfp4, and the first stage of two), else None.
         group_size: inputs (and rows, for blocks) that share a scale; None for channel and tensor.
