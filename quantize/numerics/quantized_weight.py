@@ -23,8 +23,8 @@ class QuantizedWeight:
             uint8 in [0, 15], a sign bit and a magnitude of `E2M1` (nvfp4, mxfp4).
         scale: one element per [rows / R, in_features / C] part of the weight: [rows, 1] (channel),
             [1, 1] (tensor), [rows, groups] (group), [row blocks, column blocks] (block). Integers:
-            the weight's dtype or that of the recipe; fp8_e4m3: float32; nvfp4: float8_e4m3fn; mxfp4:
-            float32 powers of two.
+            the weight's dtype or that of the recipe; fp8_e4m3: float32; nvfp4: float8_e4m3fn;
+            mxfp4: float32 powers of two.
         global_scale: [] float32 (nvfp4, and the first stage of two), else None.
         group_size: inputs (and rows, for blocks) that share a scale; None for channel and tensor.
     """
