@@ -218,8 +218,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (compressed(symmetric=False), "with symmetric: true, or as AWQ or GPTQ"),
     (compressed(actorder="group"), "or as GPTQ (desc_act)"),
     (compressed(actorder="dynamic"), "or as GPTQ (desc_act)"),
-    (compressed() | {"format": "int-quantized"}, "whose weights of 8 bits are read"),
-    (compressed(num_bits=8), "whose weights of 8 bits are read"),
+    (compressed() | {"format": "int-quantized"}, "export it as pack-quantized"),
     ({"quant_method": "auto-round", "bits": 8, "data_type": "fp"}, "llm_compressor"),
 ]  # fmt: skip
 

@@ -102,7 +102,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         ("again.yaml", RULES.format("[attention], action: quantize")),
         ("norms.yaml", RULES.format("[norm], action: drop, why: x")),
         ("headless.yaml", RULES.format("[head], action: drop, why: x")),
-        ("int8.yaml", "extends: int4-channel\nname: int8\nweights: {dtype: int8}\n"),
+        ("int2.yaml", "extends: int4-channel\nname: int2\nweights: {dtype: int2}\n"),
     ):
         (here / name).write_text(content, encoding="utf-8")
     (here / "utf16.jsonl").write_text("".join(lines[:4]), encoding="utf-16")
