@@ -16,6 +16,7 @@ BY_HAND = {
     # presets of compressed-tensors 0.20, which llm-compressor's modifiers take by name
     "fp8_dynamic": (CHANNEL, TOKEN),
     "w4a16": (INT4_GROUPS, None),
+    "w8a16": (("int8", "channel", None), None),
     "nvfp4": (NVFP4, ("nvfp4", "group", True)),
     "nvfp4a16": (NVFP4, None),
     "mxfp4": (MXFP4, ("mxfp4", "group", True)),
@@ -24,6 +25,7 @@ BY_HAND = {
     "fp8_default": (("fp8_e4m3", "tensor", None), ("fp8_e4m3", "tensor", False)),
     "fp8_per_channel_per_token": (CHANNEL, TOKEN),
     "fp8_pc_pt": (CHANNEL, TOKEN),
+    "int8_weight_only": (("int8", "channel", None), None),
     "int4_blockwise_weight_only": (INT4_GROUPS, None),
     "mxfp4_default": (MXFP4, ("mxfp4", "group", True)),
     "nvfp4_default": (NVFP4, ("nvfp4", "group", True)),
