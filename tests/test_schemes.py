@@ -16,7 +16,6 @@ BY_HAND = {
     # presets of compressed-tensors 0.20, which llm-compressor's modifiers take by name
     "fp8_dynamic": (CHANNEL, TOKEN),
     "w4a16": (INT4_GROUPS, None),
-    "w8a16": (("int8", "channel", None), None),
     "nvfp4": (NVFP4, ("nvfp4", "group", True)),
     "nvfp4a16": (NVFP4, None),
     "mxfp4": (MXFP4, ("mxfp4", "group", True)),
