@@ -81,7 +81,7 @@ NUMBER_FORMATS: Mapping[WeightDtype, NumberFormat] = {
         carried=("channel",), second_stage=("channel",),
     ),
     "int8": NumberFormat(
-        bits=8, kind="int", largest=127, sizes={"channel": ()},
+        bits=8, kind="int", largest=127, sizes={"channel": (), "group": (32, 64, 128)},
         stored_dtype="I32", codes_per_element=4, scale_dtype=None,
     ),
     "fp8_e4m3": NumberFormat(
