@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from handmade_declarations import EXCLUDES, declaration
-from handmade_numbers import Dtype, Granularity, Rounded, nearest_e4m3, rounded
+from handmade_numbers import HALF, Dtype, Granularity, Rounded, nearest_e4m3, rounded
 from tiny import Stored, fused_absmax, read_tensors, store, values_of, write_tensors
 
 Array = npt.NDArray[Any]
@@ -41,6 +41,7 @@ MADE: dict[str, Made] = {
     "quark-mxfp4": Made("quark", "mxfp4", "group"),
     "ct-int4": Made("compressed-tensors", "int4"),
     "ct-int4-group": Made("compressed-tensors", "int4", "group"),
+    "ct-int8": Made("compressed-tensors", "int8"),
     "ct-fp8": Made("compressed-tensors", "fp8", activations="dynamic"),
     "ct-fp8-static": Made("compressed-tensors", "fp8", "tensor", "static"),
     "ct-fp8-block": Made("compressed-tensors", "fp8", "block", "dynamic"),
@@ -110,20 +111,20 @@ def by_hand(weight: Stored, made: Made, largest: float | None = None) -> Rounded
 
 def stored_parts(found: Rounded, source_dtype: str, made: Made) -> dict[str, Stored]:
     """Codes and scales as a layout names and packs them."""
-    if made.dtype == "int4":
-        return _int4_parts(found, source_dtype, made)
+    if made.dtype in HALF:
+        return _integer_parts(found, source_dtype, made)
     if made.dtype == "fp8":
         return _fp8_parts(found, made)
     return _fp4_parts(found, made)
 
 
-def _int4_parts(found: Rounded, source_dtype: str, made: Made) -> dict[str, Stored]:
+def _integer_parts(found: Rounded, source_dtype: str, made: Made) -> dict[str, Stored]:
     (rows, columns), codes = found.codes.shape, found.codes
     scale, across = store(found.scale, source_dtype), store(found.scale.T.copy(), source_dtype)
     groups = found.scale.shape[1]
     if made.layout == "compressed-tensors":
         return {
-            "weight_packed": pack(codes + 8, "order"),
+            "weight_packed": pack(codes + 8, "order") if made.dtype == "int4" else octets(codes),
             "weight_scale": scale,
             "weight_shape": Stored("I64", (2,), np.array([rows, columns]).tobytes()),
         }
@@ -164,9 +165,9 @@ def _fp8_parts(found: Rounded, made: Made) -> dict[str, Stored]:
 
 def _fp4_parts(found: Rounded, made: Made) -> dict[str, Stored]:
     """Two codes to a byte, the even column in the low four bits."""
-    octets = (found.codes[:, 0::2] | found.codes[:, 1::2] << 4).astype(np.uint8)
+    stored = (found.codes[:, 0::2] | found.codes[:, 1::2] << 4).astype(np.uint8)
     ours = made.layout == "compressed-tensors"
-    parts = {"weight_packed" if ours else "weight": Stored("U8", octets.shape, octets.tobytes())}
+    parts = {"weight_packed" if ours else "weight": Stored("U8", stored.shape, stored.tobytes())}
     if found.whole is None:
         exponents = (np.log2(found.scale) + 127).astype(np.uint8)
         return parts | {"weight_scale": Stored("U8", found.scale.shape, exponents.tobytes())}
@@ -175,6 +176,12 @@ def _fp4_parts(found: Rounded, made: Made) -> dict[str, Stored]:
         inverse = np.array([1 / found.whole], np.float32)
         return parts | {"weight_global_scale": store(inverse, "F32")}
     return parts | {"weight_scale_2": store(np.array(found.whole), "F32")}
+
+
+def octets(codes: Array) -> Stored:
+    """Four codes per int32 word, each plus 128 in a byte; columns are padded with code 0."""
+    padded = np.pad(codes, ((0, 0), (0, -codes.shape[1] % 4))) + 128
+    return Stored("I32", (len(padded), padded.shape[1] // 4), padded.astype(np.uint8).tobytes())
 
 
 def pack(codes: Array, pack_method: str) -> Stored:

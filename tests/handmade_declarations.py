@@ -28,6 +28,7 @@ def declaration(made: "Made") -> dict[str, Any]:
 
 _FORMS = {
     "int4": ("pack-quantized", {"num_bits": 4, "type": "int"}),
+    "int8": ("pack-quantized", {"num_bits": 8, "type": "int"}),
     "fp8": ("float-quantized", {"num_bits": 8, "type": "float"}),
     "nvfp4": ("nvfp4-pack-quantized", {"num_bits": 4, "type": "float"}),
     "mxfp4": ("mxfp4-pack-quantized", {"num_bits": 4, "type": "float"}),

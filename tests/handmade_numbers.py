@@ -11,14 +11,16 @@ import numpy.typing as npt
 from tiny import store, values_of
 
 Array = npt.NDArray[Any]
-Dtype = Literal["int4", "fp8", "nvfp4", "mxfp4"]
+Dtype = Literal["int4", "int8", "fp8", "nvfp4", "mxfp4"]
+HALF = {"int4": 8, "int8": 128}
+"""Integers of a dtype on either side of zero: -8 .. 7, half of which is 7.5."""
 Granularity = Literal["channel", "tensor", "group", "block"]
 
 
 class Rounded(NamedTuple):
     """A weight as codes and scales: w ≈ value of code * scale * whole.
 
-    `codes` are those of INT4 themselves, and the bits of FP8 and FP4. There is one scale per
+    `codes` are integers themselves, and the bits of FP8 and FP4. There is one scale per
     [rows, groups], [row blocks, column blocks] or [1, 1]; `whole` is NVFP4's scale of scales.
     """
 
@@ -42,8 +44,9 @@ def rounded(
     if granularity == "tensor":
         absmax = np.full_like(absmax, largest)
     whole = None
-    if dtype == "int4":  # -8 .. 7, one half of which is 7.5
-        scale = values_of(store(np.maximum(absmax / np.float32(7.5), 2.0**-23), scale_dtype))
+    if dtype in HALF:
+        half = np.float32(HALF[dtype] - 0.5)
+        scale = values_of(store(np.maximum(absmax / half, 2.0**-23), scale_dtype))
     elif dtype == "fp8":
         scale = np.where(absmax > 0, absmax / np.float32(448), 1).astype(np.float32)
     elif dtype == "nvfp4":
@@ -81,8 +84,8 @@ def codes_under(
 ) -> Array:
     """The nearest codes under given scales."""
     wide = spread(scale, dtype, granularity, w.shape)
-    if dtype == "int4":
-        return np.clip(np.rint(w * (np.float32(1) / wide)), -8, 7).astype(int)
+    if half := HALF.get(dtype):
+        return np.clip(np.rint(w * (np.float32(1) / wide)), -half, half - 1).astype(int)
     if dtype == "fp8":
         return np.frombuffer(nearest_e4m3(w / wide), np.uint8).reshape(w.shape)
     codes = nearest_e2m1(w / (wide if whole is None else wide * whole))
@@ -136,8 +139,8 @@ def nearest_e2m1(values: Array) -> Array:
 
 def code_values(dtype: Dtype) -> dict[int, float]:
     """Code -> value, one code per value, from the smallest value to the largest."""
-    if dtype == "int4":
-        return {code: float(code) for code in range(-8, 8)}
+    if half := HALF.get(dtype):
+        return {code: float(code) for code in range(-half, half)}
     if dtype == "fp8":
         values = {code: e4m3_value(code) for code in range(256) if code % 128 != 127}
     else:

@@ -15,6 +15,7 @@ import pytest
 from draftquant.quantize.verify import VerifyReport, verify
 from handmade import LINEARS, MADE, Made, by_hand, pack, quantize_by_hand, stored_parts
 from handmade_numbers import (
+    HALF,
     Array,
     Rounded,
     code_values,
@@ -36,7 +37,7 @@ WHOLE = {  # one scale over the matrix: suffix, divisor
     "modelopt-nvfp4": ("weight_scale_2", 2688),
     "ct-nvfp4": ("weight_global_scale", 2688),
 }
-FEW = ("quark-int4", "ct-int4-group", "awq", "ct-fp8", "quark-fp8-static", "fp8-block",
+FEW = ("quark-int4", "ct-int4-group", "ct-int8", "awq", "ct-fp8", "quark-fp8-static", "fp8-block",
        "modelopt-nvfp4", "quark-mxfp4")  # fmt: skip
 """Each number format, layout and granularity."""
 OWN = pytest.mark.parametrize("own", [False, True], ids=["another tool", "draftquant"])
@@ -104,7 +105,7 @@ def scale_name(name: str) -> str:
 
 # ---- codes
 
-CLEAR = {"int4": 2.0**-4, "fp8": 2.0**-6, "nvfp4": 2.0**-10, "mxfp4": 2.0**-10}
+CLEAR = {"int4": 2.0**-4, "int8": 0.6, "fp8": 2.0**-6, "nvfp4": 2.0**-10, "mxfp4": 2.0**-10}
 """Twice what verify must allow: one rounding of weight/scale to BF16, as other tools do."""
 
 
@@ -135,7 +136,7 @@ def almost_between(x: Array, codes: Array, made: Made, least: float | None) -> t
     index = np.vectorize(lambda code: place[0 if code == minus_zero else int(code)])(codes)
     other = np.clip(index + np.where(x > order[index], 1, -1), 0, len(order) - 1)
     gap = np.abs(x - order[other]) - np.abs(x - order[index])
-    size = np.ones_like(x) if made.dtype == "int4" else np.abs(x)
+    size = np.ones_like(x) if made.dtype in HALF else np.abs(x)
     clear = gap > (CLEAR[made.dtype] if least is None else least) * size
     clear &= (other != index) & (np.abs(x) < order[-1])
     row, column = divmod(int(np.where(clear, gap / (size + 2.0**-6), np.inf).argmin()), x.shape[1])
@@ -161,7 +162,9 @@ def next_scales(name: str, made: Made, right: Rounded, w: Array) -> tuple[Array,
         clear = (distance > 2.0**-4 + 2.0**-9) & (right.scale >= 2.0**-6)
         at = np.unravel_index(np.where(clear, distance, np.inf).argmin(), exact.shape)
         return np.array(at), other[at].astype(np.float32).reshape(1)
-    factor = {"awq": 2.0**-8, "int4": 2.0**-6}.get("awq" if name == "awq" else made.dtype, 0.01)
+    factor = {"awq": 2.0**-8, "int4": 2.0**-6, "int8": 2.0**-6}.get(
+        "awq" if name == "awq" else made.dtype, 0.01
+    )
     return np.array(at), right.scale[at] * np.array([1 + factor, 1 - factor], np.float32)
 
 
@@ -183,6 +186,7 @@ def one_step(value: Array, made: Made) -> Array:
 
 RULES = {
     "int4": "absmax / 7.5",
+    "int8": "absmax / 127.5",
     "fp8": "absmax / 448",
     "nvfp4": "absmax / (6 * global scale)",
     "mxfp4": "2^(floor(log2(absmax)) - 2)",
@@ -210,7 +214,7 @@ def with_scale(
     """The report on a folder with one other scale, and the codes that are right for it."""
     scale = right.scale.copy()
     scale[tuple(at)] = value
-    if made.dtype == "int4":
+    if made.dtype in HALF:
         scale = values_of(store(scale, "F16" if made.layout == "awq" else "BF16"))
     codes = codes_under(weight_of(source), made.dtype, made.granularity, scale, right.whole)
     store_instead(out, Rounded(codes, scale, right.whole), made)
@@ -227,14 +231,15 @@ def test_a_search_takes_scales_between_its_ends(
     out, made, w = copy_of(name), MADE[name], weight_of(source)
     right = rounded_of(source, made)
     at = np.array(np.unravel_index(right.scale.argmin(), right.scale.shape))  # most is below 448
-    largest = Fraction({"nvfp4": "3/2", "mxfp4": "1", "int4": "15/14", "fp8": "1"}[made.dtype])
+    ends_of = {"nvfp4": "3/2", "mxfp4": "1", "int4": "15/14", "int8": "255/254", "fp8": "1"}
+    largest = Fraction(ends_of[made.dtype])
     absmax = right.scale[tuple(at)]
     ends = [absmax / 4, absmax * np.float32(largest)]
     if made.dtype == "nvfp4":  # rounded once more, from what is no E4M3 value yet
         assert right.whole is not None
         exact = covered(w, made.dtype, made.granularity)[tuple(at)] / (6 * right.whole)
         ends = list(e4m3_values(nearest_e4m3(np.array([exact / 4, exact * 1.5])), (2,)))
-    if made.dtype == "int4":
+    if made.dtype in HALF:
         ends = list(values_of(store(np.array(ends), "F16" if made.layout == "awq" else "BF16")))
     least, most = ends
 
