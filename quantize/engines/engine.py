@@ -17,6 +17,7 @@ from ..files.safetensors_header import TensorInfo
 from .built_linears import built_as_floats, layer_linears, mtp_modules
 from .contract import (
     TITLES,
+    TRY,
     Captures,
     EngineName,
     Module,
@@ -97,6 +98,7 @@ class Engine(ABC):
     later_norm: str = ""
     absent_tables: Mapping[str, str] = field(default_factory=dict)
     checks_shapes: bool = False
+    untried: str = TRY
 
     @property
     def title(self) -> str:

@@ -362,7 +362,7 @@ def _answer(
         Finding(
             each.stage,
             explained(shown(each.text), engine=engine.title, gpu=place.gpu),
-            shown(each.remedy),
+            shown(each.remedy.replace(TRY, engine.untried)),
         )
         for each in findings
     )
