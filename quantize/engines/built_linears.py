@@ -7,6 +7,7 @@ own folder by `experiments/engines/mtp.json`: the routed experts of a mixture ar
 in both, `experts`; unquantized ones load.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -187,6 +188,7 @@ VOCAB_PADDING = 64
 BLOCK = 128
 """Rows, and columns, of the blocks of FP8 weights that share a scale."""
 _FNUZ = "F8_E4M3FNUZ"
+_CACHE_SCALE = re.compile(r"\.self_attn\.attn\.[kv]_scale$")
 _GLOBAL_SCALES = ("weight_scale_2", "weight_global_scale")
 
 
@@ -262,6 +264,11 @@ def other_shape(tensor: TensorInfo, shape: tuple[int, ...]) -> Finding:
         " expected",
         "make the tensors, quantization_config and config.json agree",
     )
+
+
+def is_cache_scale(tensor: TensorInfo) -> bool:
+    """Whether it is a scale of the KV cache as `quantize --kv-cache` spells it."""
+    return _CACHE_SCALE.search(tensor.name) is not None and tensor.numel == 1
 
 
 def holds(tensor: TensorInfo, dtypes: Sequence[str]) -> bool:

@@ -283,8 +283,8 @@ class Engine(ABC):
 
     # ---- tensors that fill no linear, or do not fit
 
-    def cache_scale(self, _question: Question, _tensor: TensorInfo) -> bool | Finding | None:
-        """Whether it reads this scale, or why it drops or refuses it; None = not executed."""
+    def cache_scale(self, _question: Question, _tensor: TensorInfo) -> bool | None:
+        """Whether it reads this scale of the KV cache; None = not executed."""
         return None
 
     def stranger(self, _question: Question, _name: str) -> str | None:

@@ -324,8 +324,6 @@ def strangers(engine: Engine, question: Question, tensor: TensorInfo) -> Iterato
         return
     if CACHE_SCALE.search(name):
         read = engine.cache_scale(question, tensor)
-        if isinstance(read, Finding):
-            yield read
         if read is None:
             yield Finding("unknown", f"Loading a tensor called {name} was never executed", remedy)
         if read is not False:
