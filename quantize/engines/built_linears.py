@@ -226,24 +226,9 @@ def parameters(
     )
 
 
-def without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape without trailing ones: engines load a column of scales as [out] or [out, 1]."""
-    while shape and shape[-1] == 1:
-        shape = shape[:-1]
-    return shape
-
-
-def fits(stored: tuple[int, ...], expected: tuple[int, ...]) -> bool:
-    """Whether the shapes are equal except for trailing ones."""
-    return without_ones(stored) == without_ones(expected)
-
-
-def never_fits(stored: tuple[int, ...], expected: tuple[int, ...]) -> bool:
-    """An engine may cut a part out of a larger tensor, and broadcast a single number."""
-    stored, expected = without_ones(stored), without_ones(expected)
-    return len(stored) != len(expected) or any(
-        there < wanted for there, wanted in zip(stored, expected, strict=True)
-    )
+def fits(tensor: TensorInfo, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor has a shape; engines load one number as () or (1,)."""
+    return tensor.shape == shape or (tensor.numel == 1 and set(shape) <= {1})
 
 
 def refused_shape(tensor: TensorInfo, shape: tuple[int, ...], remedy: str) -> Finding:
