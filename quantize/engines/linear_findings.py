@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from operator import lt
 from typing import Any
 
-from ..drafts.architectures import declared_architecture
 from ..drafts.engine_traits import MLA_DOWN, Finding
 from ..files.safetensors_header import TensorInfo
 from ..stored.layouts.scheme import FLOAT_DTYPES
@@ -19,7 +18,6 @@ from .built_linears import (
     first_prefix,
     fits,
     holds,
-    no_parameter,
     of_other_layer,
     one_global_scale,
     other_shape,
@@ -368,21 +366,8 @@ def _experts(walk: Walk) -> Finding | None:
     if remedy.startswith("exclude"):
         remedy = f"exclude each expert of the layer by its name, and {whole!r}"
         remedy += f"; or {GRAFT}" if question.method in GRAFTED else ""
-    scheme, columns = declared.groups[0].scheme, tensors[floats[0]].shape[-1]
-    return engine.rule(
-        "experts",
-        prefix=whole,
-        remedy=remedy,
-        name=declared_architecture(question.config),
-        is_mixed=question.method in NAMED_EXPERTS and len(by_single) > 1,
-        is_packed=scheme.suffix != "weight",
-        is_stacked=question.stacks_experts,
-        dtype=scheme.signature.dtype,
-        columns=columns,
-        half=columns // 2,
-        layer=served.layer,
-        refused=no_parameter(question, served, floats[0]),
-    )
+    what = f"{engine.title} takes {whole} as quantized, and its experts are stored as floats"
+    return Finding("unknown", f"{what}: it ends with an error, or serves empty memory", remedy)
 
 
 def _never_written(module: Module, name: str) -> Finding:
