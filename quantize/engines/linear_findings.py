@@ -17,13 +17,11 @@ from .built_linears import (
     built_as_floats,
     first_prefix,
     fits,
+    has_several_global_scales,
     holds,
     of_other_layer,
-    one_global_scale,
-    other_shape,
     parameters,
     quantized_linear,
-    refused_shape,
 )
 from .contract import TRY, Layer, Module, Question, Scheme, UnsureError
 from .engine import Engine
@@ -138,9 +136,17 @@ class Walk(Folder):
         """Loaders may cut a part out of a larger tensor."""
         remedy = self.fc_remedy if module.leaf == "fc" else ""
         smaller = any(map(lt, tensor.shape, shape)) and tensor.dtype not in FLOAT_DTYPES
-        if self.engine.checks_shapes and (remedy or smaller):
-            return refused_shape(tensor, shape, remedy or "quantize the draft again")
-        return other_shape(tensor, shape)
+        finding = self.engine.rule(
+            "shape",
+            is_other_shape=self.engine.checks_shapes and (bool(remedy) or smaller),
+            name=tensor.name,
+            stored_dtype=tensor.dtype,
+            stored=_listed(tensor.shape),
+            shape=_listed(shape),
+            remedy=remedy or "quantize the draft again",
+        )
+        assert finding is not None  # the last row matches always
+        return finding
 
     def _floats_into_codes(
         self,
@@ -198,8 +204,8 @@ class Walk(Folder):
             refused=self.engine.stranger(question, name),
             stored_dtype=weight.dtype if weight else "",
             is_other_shape=other,
-            stored=str(list(weight.shape if weight else shape))[1:-1],
-            shape=str(list(shape))[1:-1],
+            stored=_listed(weight.shape if weight else shape),
+            shape=_listed(shape),
             **facts,
         )
         assert finding is not None  # the last row matches always
@@ -223,8 +229,10 @@ class Walk(Folder):
         linear = quantized_linear(self.question, module, scheme, shards)
         if (problem := self.engine.rule("linear", **linear, is_mixed=mixed)) is not None:
             yield problem
-        if len(parts) > 1 and scheme.has_global_scale:
-            yield from one_global_scale(self.checkpoint, module, parts, row)
+        several = len(parts) > 1 and scheme.has_global_scale
+        if several and has_several_global_scales(self.checkpoint, parts):
+            told = row.own_global_scales
+            yield from self.engine.rules("several_scales", module=module.name, refused=told)
 
     def _parts(
         self,
@@ -265,6 +273,10 @@ class Walk(Folder):
             heads = (self.checkpoint.config.get("num_key_value_heads") or tp) if shared else tp
             return -(-rows // min(tp, heads)), columns
         return rows, columns
+
+
+def _listed(shape: tuple[int, ...]) -> str:
+    return str(list(shape))[1:-1]
 
 
 def _is_float(tensors: Mapping[str, TensorInfo]) -> bool:

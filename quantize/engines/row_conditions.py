@@ -66,7 +66,6 @@ class Facts(Signature):
     unknown_tensors: str = ""
     floats_into_fp8: str = ""
     refused: str | None = None
-    layer: str = ""
     half: int = 0
 
     # Tables, heads and shards: `folder_findings`.
