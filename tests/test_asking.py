@@ -28,6 +28,7 @@ from draftquant.quantize.asking.linear_judge import AskedLinear, judge, random_i
 from draftquant.recipes.errors import CheckpointError, DeviceError, DraftQuantError
 from draftquant.scripts.cli import main
 from draftquant.scripts.verbs import check
+from draftquant.validate.runs.report_pages import draft_identity
 from tiny import edit_json
 from torch import Tensor
 
@@ -65,6 +66,7 @@ def test_a_draft_that_is_served_as_it_is_stored(
     )
     assert all(0 < each["error"] < each["bound"] < 0.06 for each in found["linears"])
     assert found["memory"] > 2**20
+    assert found["draft_sha256"] == draft_identity(draft).draft_sha256
 
 
 @pytest.mark.parametrize(

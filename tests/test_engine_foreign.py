@@ -38,10 +38,11 @@ NO_DRAFTS = {"qwen2-head-dim", "qwen2-odd-heads", "dflash2"}
 MANY = ("drawn at random", "names and model types")
 """Of these rows every second is everyday."""
 UNKNOWN = {
-    "drawn at random": 40,
-    "imitated by hand": 152,
+    "drawn at random": 50,
+    "imitated by hand": 253,
+    "scales of a KV cache": 16,
     "names and model types": 16,
-    "broken on purpose": 10,
+    "broken on purpose": 18,
 }
 """Everyday answers that `check` leaves to the engine: of none that a tool made."""
 SERVED = {
@@ -114,12 +115,16 @@ def test_every_answer_is_counted_by_the_page(name: str, tmp_path: Path) -> None:
     assert f"| {name} | {known + unknown} | {known} | {unknown} | 0 |" in page.splitlines()
 
 
-@pytest.mark.parametrize("form", ["qwen quark: ", "next ct-fp8: ", "mimo awq: p"])
-def test_a_layer_in_its_target_is_taken_as_the_loaders_took_it(form: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("form", "unknown"), [("qwen quark: ", 0), ("next ct-fp8: ", 12), ("mimo awq: p", 0)]
+)
+def test_a_layer_in_its_target_is_taken_as_the_loaders_took_it(
+    form: str, unknown: int, tmp_path: Path
+) -> None:
     """And `inspect` finds what an engine misreads."""
     rows = [row for draft, row in rows_of(INSIDE).items() if draft.startswith(form)][:12]
     counts, wrong = compared(rows, tmp_path)
-    assert (wrong, counts["UNKNOWN"]) == ([], 0)
+    assert (wrong, counts["UNKNOWN"]) == ([], unknown)
     for row in rows:
         case = row["draft"].removeprefix(form)
         folder = tmp_path / row["draft"]

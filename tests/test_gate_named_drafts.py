@@ -1,5 +1,6 @@
 """Measurements and parity beside named drafts: what was measured has to be of these."""
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,8 +12,10 @@ from draftquant.api import gate
 from draftquant.calibration.traces.prompt_trace import prompt_sha256
 from draftquant.recipes.errors import GateError
 from draftquant.validate.parity.finding import ParityFinding, write_findings
+from draftquant.validate.report.document import read_report
 from draftquant.validate.runs.report_pages import draft_identity
 from handmade_measurements import losing, written
+from said_traces import write_said
 from test_foreign_measurements import REAL, both
 from tiny import edit_json, tiny_eagle3_llama
 from told import telling
@@ -129,3 +132,51 @@ def test_what_is_known_of_named_drafts_is_that_of_their_folders(
     asserted = gate(work / "bf16", own, measured=runs, unrecorded=True)
     assert asserted.verdict == "PASS"
     assert any("weights are not compared" in warning for warning in asserted.warnings)
+
+
+ANSWER = "vLLM 0.31.0 in .venv on the CPU loaded this draft, and <not> all of it arrived"
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+def test_an_engine_that_was_asked_has_a_line_in_every_report(
+    replayed: bool, work: Path, hashes: Mapping[str, str], runs: list[Path], tmp_path: Path
+) -> None:
+    answer = {"verdict": "LOADS BUT WRONG", "sentence": ANSWER, "draft_sha256": hashes["fp8"]}
+    asked = tmp_path / "asked.json"
+    asked.write_text(json.dumps(answer), encoding="utf-8")
+    names = {"report": "r.json", "markdown": "r.md", "html": "r.html"}
+    files: dict[str, Any] = {kind: tmp_path / name for kind, name in names.items()}
+    if replayed:
+        write_said(tmp_path / "traces", tokens=24)
+        given: dict[str, Any] = {"traces": tmp_path / "traces", "min_prompts": 2}
+    else:
+        given = {"measured": runs}
+    gate(work / "bf16", work / "fp8", asked=asked, **given, **files)
+    for kind, file in files.items():
+        text = file.read_text(encoding="utf-8")
+        assert text.count("all of it arrived") == 1
+        assert ("<not>" in text) is (kind == "report")
+    assert read_report(files["report"]).header.asked == f"LOADS BUT WRONG: {ANSWER}"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"draft_sha256": "0" * 64}, "expected an answer about QUANT, whose tensors have sha256"),
+        ({"draft_sha256": None}, "expected verdict, sentence and draft_sha256"),
+        ({"sentence": 5}, "expected verdict, sentence and draft_sha256"),
+        ({"verdict": "PASS"}, "expected verdict, sentence and draft_sha256"),
+        (None, "cannot be read"),
+    ],
+)
+def test_an_answer_that_is_none_or_about_another_draft(
+    change: Mapping[str, Any] | None, said: str,
+    work: Path, hashes: Mapping[str, str], runs: list[Path], tmp_path: Path,
+) -> None:  # fmt: skip
+    answer = {"verdict": "LOADS", "sentence": ANSWER, "draft_sha256": hashes["fp8"]}
+    asked = tmp_path / "asked.json"
+    asked.write_text("[]" if change is None else json.dumps(answer | change), encoding="utf-8")
+    with pytest.raises(GateError, match=said):
+        judged(work, runs, asked=asked)
+    with pytest.raises(GateError, match="is about QUANT, and there is none"):
+        gate(measured=runs, asked=asked)

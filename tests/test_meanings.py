@@ -15,6 +15,7 @@ from draftquant.quantize.engines.contract import explained, is_raw, meaning
 from draftquant.scripts.cli import main
 from reasons import own_text
 from tiny import tiny_eagle3_llama
+from tiny_dspark import tiny_dspark
 
 QUANTIZE = Path(engines.__file__).resolve().parents[1]
 RECORDED = Path(__file__).parents[1] / "experiments" / "engines"
@@ -93,6 +94,31 @@ def test_what_stands_in_no_row_is_no_raw_error_either() -> None:
     assert said == "SGLang ends with an error of its own [LookupError: gone]"
     assert own_text(said) == "LookupError: gone"
     assert explained("fc is dropped", engine="SGLang", gpu="B200 (sm100)") == "fc is dropped"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ("AttributeError: 'QKVParallelLinear' object has no attribute 'weight'",
+         "vLLM computes with the weight of a QKVParallelLinear itself"),
+        ("RuntimeError: start (0) + length (8) exceeds dimension size (4).",
+         "vLLM looks for more rows or columns than a stored tensor has"),
+        ("RuntimeError: start (3) + length (1) exceeds dimension size (3).",
+         "vLLM fuses linears whose scales are in blocks of 128 rows"),
+    ],
+)  # fmt: skip
+def test_an_error_means_what_ran_into_it(error: str, said: str) -> None:
+    assert str(meaning(error, engine="vLLM", gpu="B200")).startswith(said)
+
+
+def test_what_cannot_be_asked_is_not_sent_to_an_engine_that_can(tmp_path: Path) -> None:
+    source = tiny_dspark(tmp_path / "draft", config={"model_type": "qwen2"})
+    remedies = {
+        engine: str(check_draft(source, engine=engine, arch="sm90").remedy)
+        for engine in ("sglang", "tensorrt-llm")
+    }
+    assert "--ask" in remedies["sglang"]
+    assert remedies["tensorrt-llm"] == "try it"
 
 
 def test_int4_on_amd_in_sglang(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

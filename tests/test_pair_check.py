@@ -107,7 +107,7 @@ def test_the_command_says_and_prints_the_pair(capsys: pytest.CaptureFixture[str]
     assert main(["check", draft, "--target", target, "--target-args", args]) == 0
     printed = capsys.readouterr().out
     assert f"vllm serve {target} --tensor-parallel-size 1 --quantization awq" in printed
-    assert "ValueError: Cannot find the config file for awq" in printed
+    assert "SGLang gives the draft the target's --quantization awq" in printed
     assert "--kv-cache-dtype fp8_e4m3" in printed
     assert "--speculative-draft-kv-cache-dtype auto --dtype float16 --context-length 400" in printed
     findings = check_pair(Path(draft), Path(target), target_args=args).findings

@@ -12,7 +12,6 @@ from draftquant.quantize.drafts import read_config
 from draftquant.quantize.engines.contract import EngineName
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.pairing.dtypes import dtype_in
-from draftquant.quantize.pairing.inherited import KEEPS, becomes_in_sglang, declared_method
 from draftquant.quantize.pairing.pair import Pair, TargetArgs
 from draftquant.quantize.pairing.serving_limits import is_too_short, served_length
 from draftquant.quantize.pairing.target import Target
@@ -38,14 +37,6 @@ def pair_of(case: dict[str, Any], folder: Path) -> Pair:
     )
 
 
-def quantization_in(pair: Pair, engine: EngineName) -> str | None:
-    """The method by which an engine reads the draft, if nothing stops what is inherited."""
-    own, given = declared_method(pair), pair.args.quantization
-    if engine != "sglang" or given in (None, "unquant"):
-        return own
-    return given if own is None or own in KEEPS.get(given, ()) else own
-
-
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 @pytest.mark.parametrize("name", EXECUTED)
 def test_dtype_quantization_and_length_are_those_of_the_engine(
@@ -60,14 +51,3 @@ def test_dtype_quantization_and_length_are_those_of_the_engine(
     assert dtype_in(pair, engine) == answer["dtype"]
     assert served_length(pair, engine) == answer["served"]
     assert is_too_short(pair, engine) == (answer["length"] < answer["served"])
-    assert quantization_in(pair, engine) == answer["quantization"]
-
-
-def test_only_an_inherited_quantization_is_warned_of(tmp_path: Path) -> None:
-    warned = {
-        name
-        for name, answer in EXECUTED.items()
-        if (pair := pair_of(answer["case"], tmp_path))
-        and becomes_in_sglang(pair, pair.args.quantization)
-    }
-    assert warned == {name for name in EXECUTED if "--quantization" in name}

@@ -330,7 +330,7 @@ ENDS: Mapping[str, tuple[Build, str, str]] = {
     "vllm names five": (layers_unnamed, "vllm", ""),
     "sglang names five": (layers_unnamed, "sglang", ""),
     "three named": (lambda at: layers_unnamed(at, **{LAYERS: [2, 4, 5]}), "vllm", ""),
-    "layers alike": (unlike_layers, "sglang", "quantize o_proj in every layer or in none"),
+    "layers alike": (unlike_layers, "sglang", "store it in layout compressed-tensors"),
     "another activation": (made(LLAMA, hidden_act="gelu", model_type="qwen3"), "vllm", "ask vLLM"),
     "called eagle": (made(tiny_dspark, hidden_act="gelu", model_type="eagle"), "vllm", "ask vLLM"),
     "called eagle, named": (made(tiny_dspark, model_type="eagle"), "vllm", ""),

@@ -8,14 +8,10 @@ from typing import Any
 import draftquant.api as dq
 import numpy as np
 import pytest
-from draftquant.quantize.engines import executed
-from draftquant.quantize.engines.engine_check import check_checkpoint
-from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.safetensors_header import TensorInfo
 from draftquant.recipes import built_in_recipes, load_recipe
 from draftquant.recipes.errors import DraftQuantError
 from draftquant.scripts.cli import main
-from tiny import Stored, store, tiny_eagle3_llama, write_tensors
+from tiny import Stored, edit_json, store, tiny_eagle3_llama, write_tensors
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -195,49 +191,9 @@ def test_what_needs_maths_names_the_way_without(tmp_path: Path) -> None:
     assert "gate --measured" in told.value.fix
 
 
-TABLE = Path(executed.__file__).with_name("executed_classes.json")
-EXECUTED = json.loads(TABLE.read_text(encoding="utf-8"))
-FC = {"model.mtp_linear_proj.0.weight": ["BF16", 384, 384]}
-OTHERS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "a tensor more": ({}, {"model.more.weight": ["BF16", 384]}),
-    "another shape": ({}, FC),
-    "another width in config.json": ({"hidden_size": 512}, {}),
-    "another dtype": ({}, {"model.mtp_emb_norm.0.weight": ["F32", 384]}),
-    "a flag": ({"tie_word_embeddings": True}, {}),
-    "a class": ({"hidden_act": "gelu"}, {}),
-    "a declaration": ({"quantization_config": {"quant_method": "fp8"}}, {}),
-}
-
-
-def answered(config: Mapping[str, Any], tensors: Mapping[str, Any], **asked: Any) -> str:
-    infos = {
-        name: TensorInfo(name=name, dtype=said[0], shape=tuple(said[1:]), file="", start=0, stop=0)
-        for name, said in sorted(tensors.items())
-    }
-    opened = Checkpoint(folder=TABLE.parent, config=config, tensors=infos, headers={}, index=None)
-    said = check_checkpoint(opened, engine="vllm", has_side_file=False, **asked)
-    return said.verdict
-
-
-def test_an_executed_folder_loads_and_any_other_is_unknown() -> None:
-    row = next(row for row in EXECUTED if row["config"]["model_type"] == "ernie4_5_moe")
-    config, tensors = row["config"], row["tensors"]
-    assert answered(config, tensors, arch="sm90") == "LOADS"
-    assert answered(config, tensors, arch="sm90", tp=2) == "UNKNOWN"
-    for name, (keys, more) in OTHERS.items():
-        assert answered({**config, **keys}, {**tensors, **more}, arch="sm90") == "UNKNOWN", name
-    sizes = {768: 1536}
-    wider = {
-        name: [dtype, *(sizes.get(size, size) for size in shape)]
-        for name, (dtype, *shape) in tensors.items()
-        if "fc" not in name
-    }
-    wider["model.mtp_linear_proj.0.weight"] = tensors["model.mtp_linear_proj.0.weight"]
-    assert answered({**config, "vocab_size": 1536}, wider, arch="sm90") == "LOADS"
-
-
-def test_a_folder_unlike_the_executed_ones_is_for_the_engine_to_answer(tmp_path: Path) -> None:
+def test_an_engine_answers_for_a_draft_that_no_family_reads(tmp_path: Path) -> None:
     out = tmp_path / "out"
     dq.quantize(draft("gemma", tmp_path / "draft"), "fp8-ptpc", out=out)
+    edit_json(out / "config.json", model_type="gemma4_assistant")
     found = dq.check(out, engine="vllm", gpu="sm90")
     assert (found.verdict, "--ask" in (found.remedy or "")) == ("UNKNOWN", True)

@@ -3,8 +3,8 @@
 `class_configs.json` has a config.json for each. vLLM's class is built by it, and its parameters are
 taken apart as its loader puts them together: what `load_weights` does with the folder is the proof.
 A class of SGLang alone has its tensors there too.
-Each is quantized by `RECIPES` too. `experiments/run classes` writes the answers to `classes.json`,
-whose rows are asked again as those of other files are, and from which `check` has its own.
+Each is quantized by `RECIPES` too. `experiments/run classes` writes the answers to `classes.json`;
+`check` leaves such a draft to the engine.
 """
 
 import itertools
@@ -177,14 +177,6 @@ def main() -> int:
             row["errors"] = {engine_of(of or name): error or wrong} if error or wrong else {}
             rows.append({**row, **({"of": of} if of else {})})
     folder_rows.write_rows(HERE / "classes.json", rows)
-    kept = [
-        {"config": r["config"], "tensors": r["tensors"], "answers": r.get("answers", {}),
-         "error": next(iter(r["errors"].values()), "")}
-        for r in rows
-    ]  # fmt: skip
-    lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in kept)
-    table = ROOT / "quantize" / "engines" / "executed_classes.json"
-    table.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
     return 0
 
 

@@ -15,6 +15,7 @@ from ..asked import Checking
 from ..engines.contract import TITLES, Verdict, explained
 from ..engines.engine_check import check_checkpoint
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
+from ..files.digests import tensor_digests, tensors_sha256
 from ..files.hub import resolve_draft, resolve_target
 from ..stored.layouts import HF_QUANT_CONFIG
 from ..stored.stored_draft import StoredDraft
@@ -119,6 +120,7 @@ class DraftQuestion:
             version=answer["version"],
             python=python,
             device=answer["device"],
+            draft_sha256=tensors_sha256(tensor_digests(self.stored.checkpoint)),
             verdict=verdict,
             stage=answer["stage"],
             error=error,

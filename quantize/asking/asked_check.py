@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from ...recipes.brief import Brief, counted
+from ...recipes.errors import GateError, short
+from ...recipes.regular_file import AnyPath, read_text
 from ...recipes.schema import EngineName
+from ...recipes.strict_json import JsonProblem, parse_object
 from ..engines.contract import EXIT_CODES, TITLES, Verdict
 
 if TYPE_CHECKING:
@@ -20,6 +23,7 @@ class AskedCheck(Brief):
     """What an installed engine did with a draft.
 
     Attributes:
+        draft_sha256: of its tensors, as reports of the gate know it.
         verdict: UNKNOWN where the folder's linears cannot be decoded here.
         stage: the last one of config, init, load, after load, run, loaded.
         error: what it means, then the engine's own text in brackets.
@@ -33,6 +37,7 @@ class AskedCheck(Brief):
     version: str
     python: str
     device: str
+    draft_sha256: str
     verdict: Verdict
     stage: str
     error: str | None = None
@@ -86,6 +91,28 @@ class AskedCheck(Brief):
     def brief(self) -> Mapping[str, object]:
         return {"verdict": self.verdict, "engine": self.title, "on": self.device,
                 "why": self.error, "remedy": self.remedy}  # fmt: skip
+
+
+def answer_about(draft_sha256: str, file: AnyPath) -> str:
+    """The verdict in one line, from a file with what `--json` printed about this draft.
+
+    GateError: the file is something else, or is about another draft.
+    """
+    where, again = f"--asked {file}", "write it with draftquant check QUANT --engine E --ask --json"
+    try:
+        said = parse_object(read_text(Path(file)))
+    except (OSError, JsonProblem) as exc:
+        raise GateError(where, f"cannot be read: {exc}", fix=again) from exc
+    verdict, sentence, about = map(said.get, ("verdict", "sentence", "draft_sha256"))
+    if verdict not in tuple(EXIT_CODES) or not isinstance(sentence, str) or about is None:
+        what = "expected verdict, sentence and draft_sha256 of an engine that was asked, got"
+        raise GateError(
+            where, f"{what} {short(verdict)}, {short(sentence)} and {short(about)}", fix=again
+        )
+    if about != draft_sha256:
+        what = f"expected an answer about QUANT, whose tensors have sha256 {draft_sha256}"
+        raise GateError(where, f"{what}, got {short(about)}", fix=again)
+    return f"{verdict}: {sentence}"
 
 
 def _environment(python: str) -> str:

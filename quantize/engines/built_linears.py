@@ -7,7 +7,8 @@ own folder by `experiments/engines/mtp.json`: the routed experts of a mixture ar
 in both, `experts`; unquantized ones load.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..drafts.architectures import declared_architecture
@@ -27,7 +28,7 @@ from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.layouts.scheme import FP8_DTYPE
 from ..stored.stored_declaration import COMPANIONS
-from .contract import EngineName, Module, Parameter, Question, Scheme, concatenated
+from .contract import EngineName, Module, Parameter, Question, concatenated
 from .linear_scheme import LinearScheme
 
 # ---- The linears of one decoder layer as engines build them: fused, and split by shards
@@ -187,6 +188,7 @@ VOCAB_PADDING = 64
 BLOCK = 128
 """Rows, and columns, of the blocks of FP8 weights that share a scale."""
 _FNUZ = "F8_E4M3FNUZ"
+_CACHE_SCALE = re.compile(r"\.self_attn\.attn\.[kv]_scale$")
 _GLOBAL_SCALES = ("weight_scale_2", "weight_global_scale")
 
 
@@ -224,44 +226,14 @@ def parameters(
     )
 
 
-def without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape without trailing ones: engines load a column of scales as [out] or [out, 1]."""
-    while shape and shape[-1] == 1:
-        shape = shape[:-1]
-    return shape
+def fits(tensor: TensorInfo, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor has a shape; engines load one number as () or (1,)."""
+    return tensor.shape == shape or (tensor.numel == 1 and set(shape) <= {1})
 
 
-def fits(stored: tuple[int, ...], expected: tuple[int, ...]) -> bool:
-    """Whether the shapes are equal except for trailing ones."""
-    return without_ones(stored) == without_ones(expected)
-
-
-def never_fits(stored: tuple[int, ...], expected: tuple[int, ...]) -> bool:
-    """An engine may cut a part out of a larger tensor, and broadcast a single number."""
-    stored, expected = without_ones(stored), without_ones(expected)
-    return len(stored) != len(expected) or any(
-        there < wanted for there, wanted in zip(stored, expected, strict=True)
-    )
-
-
-def refused_shape(tensor: TensorInfo, shape: tuple[int, ...], remedy: str) -> Finding:
-    """The assertion with which loaders refuse a tensor of another shape than its parameter."""
-    return Finding(
-        "load",
-        f"AssertionError: {tensor.name} is [{str(list(tensor.shape))[1:-1]}], its parameter"
-        f" [{str(list(shape))[1:-1]}]",
-        remedy,
-    )
-
-
-def other_shape(tensor: TensorInfo, shape: tuple[int, ...]) -> Finding:
-    """A tensor whose shape a loader treats in an unknown way."""
-    return Finding(
-        "unknown",
-        f"{tensor.name} is stored as {tensor.dtype} {list(tensor.shape)}, where {list(shape)} is"
-        " expected",
-        "make the tensors, quantization_config and config.json agree",
-    )
+def is_cache_scale(tensor: TensorInfo) -> bool:
+    """Whether it is a scale of the KV cache as `quantize --kv-cache` spells it."""
+    return _CACHE_SCALE.search(tensor.name) is not None and tensor.numel == 1
 
 
 def holds(tensor: TensorInfo, dtypes: Sequence[str]) -> bool:
@@ -269,30 +241,14 @@ def holds(tensor: TensorInfo, dtypes: Sequence[str]) -> bool:
     return tensor.dtype in dtypes or (FP8_DTYPE in dtypes and tensor.dtype == _FNUZ)
 
 
-def one_global_scale(
-    checkpoint: Checkpoint,
-    module: Module,
-    parts: Mapping[str, Mapping[str, TensorInfo]],
-    taken: Scheme,
-) -> Iterator[Finding]:
-    """What happens to parts of a fused linear with different scales; their values are read."""
+def has_several_global_scales(
+    checkpoint: Checkpoint, parts: Mapping[str, Mapping[str, TensorInfo]]
+) -> bool:
+    """Whether parts of a fused linear have different ones; their values are read."""
     from ..stored.decoded_numbers import stored_scalar  # numpy: only for this question
 
     scales = [t for part in parts.values() for s, t in part.items() if s in _GLOBAL_SCALES]
-    if len({stored_scalar(checkpoint, tensor) for tensor in scales}) < 2:
-        return
-    if taken.own_global_scales:
-        yield Finding(
-            "after load",
-            taken.own_global_scales,
-            "quantize the fused parts with one global scale",
-        )
-    else:
-        yield Finding(
-            "wrong",
-            f"{module.name} gets one scale, although its parts were quantized with several",
-            "quantize the fused parts with one global scale",
-        )
+    return len({stored_scalar(checkpoint, tensor) for tensor in scales}) > 1
 
 
 # ---- A quantized linear as the rows of rules.toml see it

@@ -132,23 +132,15 @@ _NULLS_OF_BLOCKS = ("eagle_config", "dflash_config")
 
 
 def null_findings(question: Question, *, has_class: bool) -> Iterator[Finding]:
-    """Why engines refuse nulls, or that their effect is not known.
+    """Nulls that a class of Transformers does not take, or whose effect is not known.
 
     `has_class`: a class of Transformers reads the config.json; for speculators' none does.
     """
     config, types = question.config, _TYPES["null"]
-    kinds = {**types["*"], **types.get(str(config.get("model_type")), {})} if has_class else {}
-    unclear = (*_NULLS, *(_NULLS_OF_BLOCKS if question.traits.drafts_blocks else ()))
-    for key in [key for key, value in config.items() if value is None]:
-        if key in kinds:
-            yield Finding(
-                "config",
-                f"StrictDataclassFieldValidationError: Validation error for field '{key}':"
-                f" TypeError: Field '{key}' expected {kinds[key]}, got NoneType (value: None)",
-                f"remove {key} from config.json, or give its value",
-            )
-        elif key in unclear:
-            yield null_key(key)
+    keys = {*_NULLS, *(_NULLS_OF_BLOCKS if question.traits.drafts_blocks else ())}
+    if has_class:
+        keys |= {*types["*"], *types.get(str(config.get("model_type")), ())}
+    yield from (null_key(key) for key in config if key in keys and config[key] is None)
     if question.fuses and object_at(config, SECTION).get("use_aux_hidden_state", True) is None:
         yield null_key("use_aux_hidden_state")
 

@@ -137,17 +137,12 @@ def _understood(written: RawDeclaration, method: str) -> dict[str, Any]:
         return {"problem": problem}
 
 
-_OF_ONE_FORMAT = frozenset({"auto-round"})
-"""Layouts for which engines were asked with one format for all linears."""
 _SAYS_SYMMETRIC = {("awq", True)}
-_AS_AWQ = {("auto-round", "reorder")}
 
 
 def of_declared(scheme: DeclaredScheme) -> LinearScheme:
     """What this package decodes, as engines take it: scales in any float dtype."""
     layout, in_groups = scheme.layout, scheme.granularity == "group"
-    if layout.name in _OF_ONE_FORMAT and (scheme.others or scheme.version):
-        not_read("extra_config", "linears of another format")
     return LinearScheme(
         signature=Signature(
             layout=layout.name,
@@ -157,7 +152,6 @@ def of_declared(scheme: DeclaredScheme) -> LinearScheme:
             activations=scheme.activations,
             zero_points=scheme.asymmetric,
             says_symmetric=(layout.name, layout.declares_symmetry) in _SAYS_SYMMETRIC,
-            as_awq=(layout.name, scheme.pack_method) in _AS_AWQ,
             of_fp8=scheme.first_stage is not None,
         ),
         suffix=layout.weight_suffix(scheme),

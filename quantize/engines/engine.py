@@ -17,6 +17,7 @@ from ..files.safetensors_header import TensorInfo
 from .built_linears import built_as_floats, layer_linears, mtp_modules
 from .contract import (
     TITLES,
+    TRY,
     Captures,
     EngineName,
     Module,
@@ -97,6 +98,7 @@ class Engine(ABC):
     later_norm: str = ""
     absent_tables: Mapping[str, str] = field(default_factory=dict)
     checks_shapes: bool = False
+    untried: str = TRY
 
     @property
     def title(self) -> str:
@@ -281,8 +283,8 @@ class Engine(ABC):
 
     # ---- tensors that fill no linear, or do not fit
 
-    def cache_scale(self, _question: Question, _tensor: TensorInfo) -> bool | Finding | None:
-        """Whether it reads this scale, or why it drops or refuses it; None = not executed."""
+    def cache_scale(self, _question: Question, _tensor: TensorInfo) -> bool | None:
+        """Whether it reads this scale of the KV cache; None = not executed."""
         return None
 
     def stranger(self, _question: Question, _name: str) -> str | None:

@@ -20,7 +20,6 @@ from ..drafts.recognition import (
     missing_name,
     other_kind,
     stored_layers,
-    unknown_kind,
 )
 from ..drafts.runtime_names import known_target_layers
 from ..files.checkpoint import Checkpoint
@@ -55,7 +54,7 @@ from .contract import (
 from .declared_forms import Declaration, read_declaration
 from .engine import Engine, Serving
 from .excludes import scheme_of
-from .executed import executed_class, form_of, of_other_form
+from .executed import form_of, of_other_form
 from .folder_findings import head_notes, unshared
 from .linear_findings import Walk
 from .versions import choose, known_versions, newest_engines
@@ -171,10 +170,6 @@ def _check_asked(asked: CheckAsked) -> None:
 
 def _check(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
     kind = other_kind(checkpoint)
-    if unknown_kind(checkpoint) is not None:
-        asked = f"{place.engine.name} {place.arch} {place.tp}"
-        if (findings := executed_class(checkpoint, asked)) is not None:
-            return _answer(place, findings)
     try:
         answer = _check_family(checkpoint, place)
     except CheckpointError:
@@ -189,9 +184,12 @@ def _check(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
 def _of_kind(place: _Place, kind: Kind, answer: EngineCheck) -> EngineCheck:
     """What the draft is, instead of findings about single tensors and keys."""
     untried = f"What {place.engine.title} computes with it was never executed"
-    first = answer.findings[0] if answer.findings else Finding("unknown", untried, "")
+    first = Finding("unknown", untried, "")
+    if answer.findings and answer.findings[0].stage != "load":  # of a family's names, not its own
+        first = answer.findings[0]
     text = f"The draft is {kind.name}, which no family of draftquant reads. {first.text}"
-    return _answer(place, [Finding(first.stage, text, kind.fix)])
+    remedy = TRY if first.stage == "unknown" else kind.fix
+    return _answer(place, [Finding(first.stage, text, remedy)])
 
 
 def _of_name(place: _Place, checkpoint: Checkpoint, answer: EngineCheck) -> EngineCheck:
@@ -362,7 +360,7 @@ def _answer(
         Finding(
             each.stage,
             explained(shown(each.text), engine=engine.title, gpu=place.gpu),
-            shown(each.remedy),
+            shown(each.remedy.replace(TRY, engine.untried)),
         )
         for each in findings
     )

@@ -6,7 +6,6 @@ compressed-tensors' configs in vLLM 0.33.0 and SGLang 0.5.23; other declarations
 
 import fnmatch
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
 
 from ...recipes.errors import short
 from ..drafts.engine_traits import Finding
@@ -20,6 +19,7 @@ SOME_PARTS = (
     " same precision."
 )
 """The error of both engines for excludes of plain names."""
+Patterns = tuple[str, ...]
 Matching = Callable[[str, str], bool]
 """Whether a pattern matches a name."""
 QUANTIZED_HEADS = ("modelopt", "compressed-tensors")
@@ -148,62 +148,3 @@ def is_head(question: Question, leaf: str) -> bool:
 def extra_heads(question: Question) -> frozenset[str]:
     """Leaves of the linears besides the head that are built like one."""
     return frozenset(linear.leaf for linear in question.traits.extra_linears if linear.is_head)
-
-
-# ---- Linears that AutoRound leaves unquantized, by keys of its own
-# Sources: `inc/config_parser.py` of vLLM 0.33.0, `auto_round.py` of SGLang 0.5.23; executed
-# (`experiments/engines/kinds.json`).
-
-Patterns = tuple[str, ...]
-FOR_REGEX = frozenset("*+?^$()[]{}|\\")
-"""A key of extra_config with one of these is a regular expression."""
-
-
-def auto_round_in_vllm(question: Question, module: Module) -> bool | Finding:
-    """`extra_config` by the whole name, its end or a part, then `block_name_to_quantize`."""
-    keys, prefix = _floats(question), module.prefix
-    if any(prefix == key or key == f"model.{prefix}" or prefix.endswith(f".{key}") for key in keys):
-        return True
-    unfused = _unfused(question, module)
-    answers = {key in keys or _matched(keys, key, anywhere=True) for key in unfused}
-    if len(unfused) > 1 and True in answers:
-        return one_answer(answers, module, "Fused module '{}' requires consistent quant config")
-    return _matched(keys, prefix, anywhere=True) or not _in_blocks(question, prefix)
-
-
-def auto_round_in_sglang(question: Question, module: Module) -> bool:
-    """As vLLM, without ends of names and parts of fused linears."""
-    floats, prefix = _floats(question), module.prefix
-    named = prefix in floats or _matched(floats, prefix, anywhere=False)
-    return named or not _in_blocks(question, prefix)
-
-
-def _floats(question: Question) -> Patterns:
-    """Names and expressions of `extra_config` whose linears stay floats; others have a group."""
-    extra = question.keys.get("extra_config") or {}
-    return tuple(name for name, entry in extra.items() if entry.get("bits", 0) >= 16)
-
-
-def _unfused(question: Question, module: Module) -> tuple[str, ...]:
-    """Names of a linear: its own, or those of its parts."""
-    return question.names_of_parts(module) or (module.prefix,)
-
-
-def _matched(patterns: Iterable[str], name: str, *, anywhere: bool) -> bool:
-    wanted = "re:.*(?:{})" if anywhere else "re:(?:{})$"
-    expressions = [key for key in patterns if FOR_REGEX & set(key)]
-    return any(is_regex_match(wanted.format(key), name) for key in expressions)
-
-
-def _in_blocks(question: Question, prefix: str) -> bool:
-    """True if the prefix is in a listed block; without the key everything is."""
-    keys = question.keys
-    given = keys.get("block_name_to_quantize") or keys.get("to_quant_block_names") or []
-    blocks = given.split(",") if isinstance(given, str) else _flat(given)
-    return not blocks or prefix.startswith(tuple(blocks))
-
-
-def _flat(names: Any) -> list[str]:
-    if isinstance(names, str):
-        return [names]
-    return [each for name in names for each in _flat(name)] if isinstance(names, list) else []

@@ -3,16 +3,9 @@
 `executed_forms.json` is what `experiments/run forms` found: by engine and kind of draft, the facts
 of all folders that the engine loaded. A folder has an executed form if each of its facts is among
 them.
-
-`executed_classes.json` is what `experiments/run classes` found of drafts that no family reads: a
-small folder for each class, plain and quantized. A folder like one of them, in names, flags and
-declaration, with shapes that follow from the same keys of config.json, is answered as that one was.
 """
 
 import functools
-import itertools
-import json
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
@@ -21,114 +14,14 @@ from typing import Any
 from ...recipes.regular_file import read_text
 from ...recipes.strict_json import parse_json
 from ..drafts.architectures import declared_architecture
-from ..drafts.config_reader import KEY, KNOWN, SECTION, object_at, with_text_config
+from ..drafts.config_reader import KEY, KNOWN, SECTION, object_at
 from ..drafts.engine_traits import Finding
 from ..drafts.recognition import is_speculators
-from ..files.checkpoint import Checkpoint
 from ..stored.layouts.scheme import FLOAT_DTYPES
 from .built_linears import ROUTED
 from .contract import TRY, DraftForm, Layer
 from .engine import Engine
 from .folder_findings import Folder
-
-Shapes = Mapping[str, Sequence[int]]
-_NO_MATTER = {"transformers_version", "torch_dtype", "dtype", "_name_or_path", "use_cache", "name"}
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|(?<=\.)\d+$")
-_DECLARED = "quantization_config"
-_OF_TARGET = (
-    "keep it in BF16: beside a BF16 target this class does not read the draft's own declaration;"
-    " in a target that is quantized alike (graft) it may"
-)
-
-
-@functools.cache
-def _rows() -> Sequence[Mapping[str, Any]]:
-    file = Path(__file__).with_name("executed_classes.json")
-    rows: Sequence[Mapping[str, Any]] = parse_json(read_text(file))
-    return rows
-
-
-def executed_class(checkpoint: Checkpoint, asked: str) -> Sequence[Finding] | None:
-    """The findings of a question "ENGINE ARCH TP"; () = it loads; None where no class was asked."""
-    name = declared_architecture(checkpoint.config)
-    rows = [row for row in _rows() if declared_architecture(row["config"]) == name]
-    rows = [row for row in rows if any(asked in places for places in row["answers"].values())]
-    if not rows:
-        return None
-    other = ""
-    for row in rows:
-        other = _difference(checkpoint, row)
-        if not other:
-            verdict = next(v for v, places in row["answers"].items() if asked in places)
-            if verdict not in _STAGES:
-                return ()
-            remedy = _OF_TARGET if _DECLARED in row["config"] else TRY
-            return [Finding(_STAGES[verdict], row["error"], remedy)]
-    what = f"Its class for {name} was executed with folders that differ in {other}"
-    return [Finding("unknown", what, TRY)]
-
-
-_STAGES: Mapping[str, Any] = {"REFUSED": "load", "LOADS BUT WRONG": "wrong"}
-
-
-def _difference(checkpoint: Checkpoint, row: Mapping[str, Any]) -> str:
-    """The first thing that is otherwise than in an executed folder; "" where nothing is."""
-    ours, theirs = (with_text_config(config) for config in (checkpoint.config, row["config"]))
-    for key in sorted((ours.keys() | theirs.keys()) - _NO_MATTER - {_DECLARED}):
-        mine, other = ours.get(key), theirs.get(key)
-        if mine != other and (isinstance(mine, bool | str) or isinstance(other, bool | str)):
-            return f"{key} of config.json ({other!r}, not {mine!r})"
-    stored = {t.name: [t.dtype, *t.shape] for t in checkpoint.tensors.values()}
-    mine, other = (dict(_numbered(*side)) for side in ((stored, ours), (row["tensors"], theirs)))
-    if unlike := sorted(mine.keys() ^ other.keys()):
-        return unlike[0]
-    if _spelled(ours) != _spelled(theirs):
-        return _DECLARED
-    for name, (dtype, *shape) in mine.items():
-        pairs = list(zip(shape, other[name][1:], strict=False))
-        alike = dtype == other[name][0] and len(shape) == len(other[name]) - 1
-        if not alike or not all(_follows(a, b, ours, theirs) for a, b in pairs):
-            return f"{name} {shape}"
-    return ""
-
-
-def _numbered(tensors: Shapes, config: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[int]]]:
-    """Names with "L" for the number of the target's layers, and "E" for an expert's."""
-    experts = {match[1] for name in tensors if (match := re.search(r"experts\.(\d+)\.", name))}
-    layers = str(config.get("num_hidden_layers"))
-    for name, shape in tensors.items():
-        plain = re.sub(r"experts\.\d+\.", "experts.E.", name)
-        yield _NUMBER.sub(lambda n: "L" if n[0] == layers else n[0], plain), shape
-    if experts:
-        yield "experts", ["", len(experts)]  # type: ignore[list-item]
-
-
-def _spelled(config: Mapping[str, Any]) -> str:
-    text = json.dumps(config.get(_DECLARED), sort_keys=True)
-    names = re.sub(r"experts\.\d+\.", "experts.E.", text)
-    return json.dumps(sorted(set(re.findall(r'"[^"]*"', _NUMBER.sub("N", names)))))
-
-
-_WIDTH, _MULTIPLES = "hidden_size", (2, 3)
-"""Of what a fusion reads."""
-_PACKED = (8, 128)
-"""Values in an element of a row: eight of four bits, a group under one scale."""
-
-
-def _follows(mine: int, other: int, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
-    """Whether one expression over keys of config.json gives both dimensions, or none the other."""
-    both = [k for k in theirs if type(theirs[k]) is type(ours.get(k)) is int]
-    one = [(theirs[k], ours[k]) for k in both]
-    wide = [(theirs[_WIDTH] * n, ours[_WIDTH] * n) for n in _MULTIPLES if _WIDTH in both]
-    two = [(theirs[a] * theirs[b], ours[a] * ours[b]) for a, b in itertools.combinations(both, 2)]
-    packed = [(then / n, now / n) for then, now in (*one, *two, *wide) for n in _PACKED]
-    for level in ([*one, *wide], two, packed):  # the simplest that gives it decides
-        if told := [now for then, now in level if then == other]:
-            return mine in told
-    return mine == other
-
-
-# ---- Forms of drafts that a family reads
 
 _SECTIONS = (SECTION, "dflash_config")
 _OF_ROPE = ("rope_parameters", "rope_scaling")

@@ -104,29 +104,13 @@ def _wrong_tokens(folder: Folder, vocabulary: int) -> Iterator[Finding]:
     outside = np.flatnonzero((ids < 0) | (ids >= vocabulary))
     repeated = len(ids) - len(np.unique(ids))
     if absolute:
-        yield Finding(
-            "wrong",
-            f"d2t holds target ids, and {folder.engine.title} adds the number of the row to each:"
-            " the draft proposes other tokens, or fails at the first request",
-            "subtract arange(draft_vocab_size) from d2t",
-        )
+        yield from folder.engine.rules("absolute_map")
     elif len(outside):
         row = int(outside[0])
-        yield Finding(
-            "wrong",
-            f"d2t makes row {row} of the head stand for target id {ids[row]}, outside the"
-            f" vocabulary of {vocabulary}: {folder.engine.title} loads the draft, which proposes"
-            " tokens that do not exist, or fails at the first request",
-            "export d2t again: the rows of lm_head and their target ids do not match",
-        )
+        told = int(ids[row])
+        yield from folder.engine.rules("map", rows=row, built=told, vocabulary=vocabulary)
     elif repeated:
-        yield Finding(
-            "wrong",
-            f"{repeated} of {len(ids)} rows of d2t stand for a token for which another row stands:"
-            f" {folder.engine.title} loads the draft, which never proposes the tokens that these"
-            " rows were trained for",
-            "export d2t again: the rows of lm_head and their target ids do not match",
-        )
+        yield from folder.engine.rules("map", rows=repeated, built=len(ids), is_mixed=True)
 
 
 def _rows(tensors: Mapping[str, TensorInfo], suffixes: tuple[str, ...]) -> int | None:
@@ -176,11 +160,7 @@ def folder_findings(folder: Folder) -> Iterator[Finding]:
         if not spellings.match(inner) and _OF_LAYERS & set(name.split(".")):
             unusual.add(name)
     for name in sorted(unusual):
-        yield Finding(
-            "unknown",
-            f"Loading a tensor called {name} was never executed",
-            "use the names of the published drafts",
-        )
+        yield from engine.rules("unusual_name", name=name)
     for module, tensors in stored.items():
         declared = question.traits.is_mtp and question.declaration is not None
         if ROUTED in module and (question.inside_target or declared):
@@ -193,12 +173,8 @@ def folder_findings(folder: Folder) -> Iterator[Finding]:
             if old or not (plain or known or tensor.name in unusual):
                 yield from strangers(engine, question, tensor)
             if plain and linears and module not in linears and tensor.dtype in _CODES:
-                yield Finding(
-                    "wrong",
-                    f"{folder.engine.title} reads {tensor.name}, which is stored as"
-                    f" {tensor.dtype}, as plain numbers without scales",
-                    f"keep {module} in BF16",
-                )
+                named = {"name": tensor.name, "stored_dtype": tensor.dtype, "module": module}
+                yield from engine.rules("plain_codes", **named)
     yield from _other_vocabulary(folder)
     yield from _cut_head(folder)
     yield from _later_norms(folder)
@@ -207,18 +183,7 @@ def folder_findings(folder: Folder) -> Iterator[Finding]:
     for name, spec in specs.items():
         module, _, suffix = name.rpartition(".")
         if spec.role == "norm" and not spec.optional and suffix not in stored.get(module, {}):
-            if refused:
-                yield Finding(
-                    "load",
-                    f"ValueError: Following weights were not initialized from checkpoint: {name!r}",
-                    "export the draft again",
-                )
-            else:
-                yield Finding(
-                    "wrong",
-                    f"{name} stays uninitialised, because it is not stored",
-                    "export the draft again",
-                )
+            yield from engine.rules("absent_norm", name=name, is_read=refused)
     yield from _shared_tables(folder)
     if "lm_head" not in stored:
         yield from engine.rules("unshared_head", **unshared(question))
@@ -236,12 +201,7 @@ def _partly_kept(folder: Folder) -> Iterator[Finding]:
     ]
     if absent:
         layer, names = folder.checkpoint.subtree or "the MTP layer", first_of(absent, 2)
-        yield Finding(
-            "wrong",
-            f"{len(absent)} tensors of {layer} are not stored ({names}): {folder.engine.title}"
-            " serves memory that nothing was written to",
-            "put the whole layer back: draftquant graft TARGET LAYER --replace --out O",
-        )
+        yield from folder.engine.rules("part", rows=len(absent), module=layer, name=names)
 
 
 def unshared(question: Question) -> dict[str, Any]:
@@ -304,12 +264,8 @@ def _later_norms(folder: Folder) -> Iterator[Finding]:
         norm = folder.stored.get(f"layers.{i}.input_layernorm", {}).get("weight")
         has_wanted = any(name.endswith(f"layers.{i}.{wanted}.weight") for name in names)
         if norm is not None and not has_wanted:
-            yield Finding(
-                "wrong",
-                f"model.layers.{i}.{wanted}.weight stays uninitialised, because the norm is stored"
-                f" as {norm.name}",
-                f"rename it to {wanted} for {folder.engine.title}",
-            )
+            named = {"module": f"model.layers.{i}.{wanted}", "leaf": wanted, "name": norm.name}
+            yield from folder.engine.rules("later_norm", **named)
 
 
 def strangers(engine: Engine, question: Question, tensor: TensorInfo) -> Iterator[Finding]:
@@ -324,8 +280,6 @@ def strangers(engine: Engine, question: Question, tensor: TensorInfo) -> Iterato
         return
     if CACHE_SCALE.search(name):
         read = engine.cache_scale(question, tensor)
-        if isinstance(read, Finding):
-            yield read
         if read is None:
             yield Finding("unknown", f"Loading a tensor called {name} was never executed", remedy)
         if read is not False:
@@ -353,22 +307,13 @@ def _bias_findings(
 ) -> Iterator[Finding]:
     """Biases that are built and not stored, and keys whose effect is not known."""
     if None in _asked(engine, question):
-        yield Finding(
-            "unknown",
-            "Loading such a draft with attention_bias or mlp_bias was never executed",
-            "try it, or train the draft without biases",
-        )
+        yield from engine.rules("biases")
     built = built_biases(engine, question)
     for module in engine.modules(question) if built else ():
         for part in module.parts:
             biased = part.rpartition(".")[2] in built
             if biased and part in stored and "bias" not in stored[part]:
-                yield Finding(
-                    "wrong",
-                    f"{module.name}.bias stays uninitialised, because {part}.bias is not stored",
-                    "correct attention_bias and mlp_bias of config.json, which are those of its"
-                    " model_type where they are absent",
-                )
+                yield from engine.rules("absent_bias", module=module.name, name=part)
 
 
 def _asked(engine: Engine, question: Question) -> list[frozenset[str] | None]:

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from operator import lt
 from typing import Any
 
-from ..drafts.architectures import declared_architecture
 from ..drafts.engine_traits import MLA_DOWN, Finding
 from ..files.safetensors_header import TensorInfo
 from ..stored.layouts.scheme import FLOAT_DTYPES
@@ -17,19 +17,15 @@ from .built_linears import (
     built_as_floats,
     first_prefix,
     fits,
+    has_several_global_scales,
     holds,
-    never_fits,
-    no_parameter,
     of_other_layer,
-    one_global_scale,
-    other_shape,
     parameters,
     quantized_linear,
-    refused_shape,
 )
 from .contract import TRY, Layer, Module, Question, Scheme, UnsureError
 from .engine import Engine
-from .excludes import NAMED_EXPERTS, NAMED_HEADS, scheme_of
+from .excludes import NAMED_EXPERTS, scheme_of
 from .folder_findings import SHARED, Folder, Stored, built_biases, folder_findings, strangers
 from .linear_scheme import LinearScheme, Signature
 
@@ -134,21 +130,23 @@ class Walk(Folder):
                 name = companions[0] if companions else name
                 yield self._in_place("codes", module, name, remedy, weight, shape, facts)
             elif weight is not None and weight.shape != shape:
-                yield self._other_shape(module, weight, shape)
+                yield self._unlike(module, weight, shape)
 
-    def _other_shape(self, module: Module, weight: TensorInfo, shape: tuple[int, int]) -> Finding:
-        """Loaders may cut rows out of a weight, or columns of one that is split by columns."""
-        may_fit = module.sharding == "row" or weight.shape[1:] == shape[1:]
-        remedy = self._reshaped(module) or "correct the sizes in config.json"
-        return self._unlike(weight, shape, None if may_fit else remedy)
-
-    def _unlike(self, tensor: TensorInfo, shape: tuple[int, ...], remedy: str | None) -> Finding:
-        if remedy is None or not self.engine.checks_shapes:
-            return other_shape(tensor, shape)
-        return refused_shape(tensor, shape, remedy)
-
-    def _reshaped(self, module: Module) -> str:
-        return self.fc_remedy if module.leaf == "fc" else ""
+    def _unlike(self, module: Module, tensor: TensorInfo, shape: tuple[int, ...]) -> Finding:
+        """Loaders may cut a part out of a larger tensor."""
+        remedy = self.fc_remedy if module.leaf == "fc" else ""
+        smaller = any(map(lt, tensor.shape, shape)) and tensor.dtype not in FLOAT_DTYPES
+        finding = self.engine.rule(
+            "shape",
+            is_other_shape=self.engine.checks_shapes and (bool(remedy) or smaller),
+            name=tensor.name,
+            stored_dtype=tensor.dtype,
+            stored=_listed(tensor.shape),
+            shape=_listed(shape),
+            remedy=remedy or "quantize the draft again",
+        )
+        assert finding is not None  # the last row matches always
+        return finding
 
     def _floats_into_codes(
         self,
@@ -206,8 +204,8 @@ class Walk(Folder):
             refused=self.engine.stranger(question, name),
             stored_dtype=weight.dtype if weight else "",
             is_other_shape=other,
-            stored=str(list(weight.shape if weight else shape))[1:-1],
-            shape=str(list(shape))[1:-1],
+            stored=_listed(weight.shape if weight else shape),
+            shape=_listed(shape),
             **facts,
         )
         assert finding is not None  # the last row matches always
@@ -231,8 +229,10 @@ class Walk(Folder):
         linear = quantized_linear(self.question, module, scheme, shards)
         if (problem := self.engine.rule("linear", **linear, is_mixed=mixed)) is not None:
             yield problem
-        if len(parts) > 1 and scheme.has_global_scale:
-            yield from one_global_scale(self.checkpoint, module, parts, row)
+        several = len(parts) > 1 and scheme.has_global_scale
+        if several and has_several_global_scales(self.checkpoint, parts):
+            told = row.own_global_scales
+            yield from self.engine.rules("several_scales", module=module.name, refused=told)
 
     def _parts(
         self,
@@ -248,14 +248,8 @@ class Walk(Folder):
             if tensor is None:
                 if suffix not in (*scheme.not_read, *not_read):
                     yield _never_written(module, suffix)
-            elif not (holds(tensor, part.dtypes) and fits(tensor.shape, part.shape)):
-                never = module.sharding == "replicated" or never_fits(tensor.shape, part.shape)
-                remedy = self._reshaped(module) or "quantize the draft again"
-                yield self._unlike(tensor, part.shape, remedy if never else None)
-            elif len(tensor.shape) != len(part.shape) and tensor.numel > 1:
-                shapes = {"shape": str(list(part.shape)), "stored": str(list(tensor.shape))}
-                problem = self.engine.rule("axes", name=tensor.name, **shapes)
-                yield problem or other_shape(tensor, part.shape)
+            elif not (holds(tensor, part.dtypes) and fits(tensor, part.shape)):
+                yield self._unlike(module, tensor, part.shape)
         for suffix, tensor in tensors.items():
             if suffix not in expected and suffix != "bias":
                 yield from strangers(self.engine, self.question, tensor)
@@ -281,6 +275,10 @@ class Walk(Folder):
         return rows, columns
 
 
+def _listed(shape: tuple[int, ...]) -> str:
+    return str(list(shape))[1:-1]
+
+
 def _is_float(tensors: Mapping[str, TensorInfo]) -> bool:
     weight = tensors.get("weight")
     return weight is not None and weight.dtype in FLOAT_DTYPES
@@ -290,77 +288,44 @@ def _is_float(tensors: Mapping[str, TensorInfo]) -> bool:
 
 
 def _declare(walk: Walk, module: Module) -> str:
-    """What makes the engine quantize a module, or that nothing does."""
-    engine, declare = walk.engine, f"declare {module.leaf} as quantized"
-    if walk.question.declaration is None:
-        return f"{declare}: {engine.title} reads no quantization_config here"
-    if (as_floats := built_as_floats(walk.question, module)) is not None:
+    """What to do where the engine takes quantized values as floats."""
+    engine, question = walk.engine, walk.question
+    if question.declaration and (as_floats := built_as_floats(question, module)) is not None:
         return as_floats
-    if module.leaf in engine.plain(walk.question):
-        asked = engine.plain_remedy(walk.question, module.leaf)
+    if module.leaf in engine.plain(question):
+        asked = engine.plain_remedy(question, module.leaf)
         return asked or f"keep {module.leaf} in BF16: {engine.title} never quantizes it"
-    if module.leaf == "lm_head" and walk.question.method in NAMED_HEADS:
-        return f"{declare}: no target names it, such as 're:.*lm_head$'"
-    if _is_excluded(engine, walk.question, module, ()) or not _is_meant(walk.question, module):
-        return (
-            "store it in layout compressed-tensors (draftquant transcode), or quantize the draft"
-            f" again: {engine.title} leaves {module.prefix!r} out, and no exclude names it"
-        )
-    names = " or ".join(map(repr, dict.fromkeys((module.prefix, *module.part_prefixes))))
-    return _alike(walk, module) or f"{declare}: an exclude matches {names}"
-
-
-def _exclude(walk: Walk, module: Module, *, mixed: bool) -> str:
-    question = walk.question
-    unread = question.declaration and question.declaration.exclude_remedy
-    if unread:
-        return unread
-    if mixed:
-        return f"quantize all parts of {module.leaf} or none: they are fused"
-    return _alike(walk, module) or excluding(walk.engine, question, module)
-
-
-def _alike(walk: Walk, module: Module) -> str | None:
-    """What to do where excludes cannot tell layers apart that are stored in two ways."""
-    alike = [each for each in walk.engine.modules(walk.question) if each.prefix == module.prefix]
-    stored = {_is_float(walk.stored.get(part, {})) for each in alike for part in each.parts}
-    if len(stored) < 2:
-        return None
     return (
-        f"quantize {module.leaf} in every layer or in none: {walk.engine.title} compares excludes"
-        f" with {module.prefix!r}, the name that it has in all of them"
+        "store it in layout compressed-tensors (draftquant transcode), or quantize the draft again:"
+        f" {engine.title} takes {module.prefix!r} as floats, by what quantization_config says"
     )
 
 
-def _is_meant(question: Question, module: Module) -> bool:
-    """Whether a target of the declaration means it."""
-    with suppress(UnsureError):
-        return scheme_of(question, module) is not None
-    return True
-
-
-def _is_excluded(
-    engine: Engine, question: Question, module: Module, names: tuple[str, ...]
-) -> bool:
-    """Whether it would be, if these were the excludes."""
-    declared = question.declaration and replace(question.declaration, excludes=names)
-    with suppress(UnsureError):
-        return engine.is_excluded(replace(question, declaration=declared), module) is True
-    return False
+def _exclude(walk: Walk, module: Module, *, mixed: bool) -> str:
+    """What to do where it takes floats as quantized values."""
+    question = walk.question
+    if question.declaration and question.declaration.exclude_remedy:
+        return question.declaration.exclude_remedy
+    if mixed:
+        return f"quantize all parts of {module.leaf} or none: they are fused"
+    return excluding(walk.engine, question, module)
 
 
 def excluding(engine: Engine, question: Question, module: Module) -> str:
     """What excludes a module: its own name, or those of its parts, if no other layer has them."""
 
-    def excluded(asked: Module, names: tuple[str, ...]) -> bool:
-        return _is_excluded(engine, question, asked, names)
+    def excluded(asked: Module | None, names: tuple[str, ...]) -> bool:
+        declared = question.declaration and replace(question.declaration, excludes=names)
+        with suppress(UnsureError):
+            return asked is not None and (
+                engine.is_excluded(replace(question, declaration=declared), asked) is True
+            )
+        return False
 
-    names: tuple[str, ...] = (module.prefix,)
-    shared = (twin := of_other_layer(question, module)) == module
-    if not excluded(module, ()):  # for example by keys of another kind
-        names = next((n for n in (names, module.part_prefixes) if excluded(module, n)), names)
-        shared = shared or (twin is not None and excluded(twin, names))
-    if shared:
+    twin, names = of_other_layer(question, module), (module.prefix,)
+    if not excluded(module, names) and excluded(module, module.part_prefixes):
+        names = module.part_prefixes
+    if excluded(twin, names):
         graft = f"{GRAFT}, and " if question.method in GRAFTED else ""
         what = f"{engine.title} knows the layer's linears by names that others of the target have"
         return f"{graft}serve it with another engine: {what}"
@@ -413,21 +378,8 @@ def _experts(walk: Walk) -> Finding | None:
     if remedy.startswith("exclude"):
         remedy = f"exclude each expert of the layer by its name, and {whole!r}"
         remedy += f"; or {GRAFT}" if question.method in GRAFTED else ""
-    scheme, columns = declared.groups[0].scheme, tensors[floats[0]].shape[-1]
-    return engine.rule(
-        "experts",
-        prefix=whole,
-        remedy=remedy,
-        name=declared_architecture(question.config),
-        is_mixed=question.method in NAMED_EXPERTS and len(by_single) > 1,
-        is_packed=scheme.suffix != "weight",
-        is_stacked=question.stacks_experts,
-        dtype=scheme.signature.dtype,
-        columns=columns,
-        half=columns // 2,
-        layer=served.layer,
-        refused=no_parameter(question, served, floats[0]),
-    )
+    what = f"{engine.title} takes {whole} as quantized, and its experts are stored as floats"
+    return Finding("unknown", f"{what}: it ends with an error, or serves empty memory", remedy)
 
 
 def _never_written(module: Module, name: str) -> Finding:

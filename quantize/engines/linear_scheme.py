@@ -25,7 +25,6 @@ class Signature:
         group_size: inputs of a group; 0 = there are none.
         zero_points: values count from stored ones. says_symmetric: AWQ declares that they do not.
         unpacked: each value has a whole byte.
-        as_awq: AutoRound packed them as AutoAWQ does.
         of_fp8: they were rounded to FP8 before.
     """
 
@@ -37,12 +36,10 @@ class Signature:
     zero_points: bool = False
     says_symmetric: bool = False
     unpacked: bool = False
-    as_awq: bool = False
     of_fp8: bool = False
 
     def __str__(self) -> str:
         names = {
-            "packed as AWQ": self.as_awq,
             "with zero points": self.zero_points,
             "declared as symmetric": self.says_symmetric,
             "in bytes": self.unpacked,

@@ -60,15 +60,12 @@ class Facts(Signature):
     is_other_shape: bool = False
     is_joined: bool = False
     is_bytes: bool = False
-    is_packed: bool = False
-    is_stacked: bool = False
     is_silent: bool = False
     is_stored: bool = False
     has_companions: bool = False
     unknown_tensors: str = ""
     floats_into_fp8: str = ""
     refused: str | None = None
-    layer: str = ""
     half: int = 0
 
     # Tables, heads and shards: `folder_findings`.

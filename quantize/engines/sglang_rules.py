@@ -26,7 +26,6 @@ from .excludes import (
     QUANTIZED_HEADS,
     SOME_PARTS,
     Patterns,
-    auto_round_in_sglang,
     by_parts,
     dotted_path,
     exact_or_regex,
@@ -49,11 +48,6 @@ _SOME_SCHEMES = (
     " scheme."
 )
 _LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
-_RENAMED = re.compile(
-    r"\.self_attn\.(?:[kv]_scale|kv_scale|k_proj\.(?:k_scale|output_scale)"
-    r"|v_proj\.(?:v_scale|output_scale))$"
-)
-_OWN = re.compile(r"\.self_attn\.attn\.[kv]_scale$")
 _RENAMING = "LlamaForCausalLM"
 _ONE_PER_LAYER = {"type": "float", "num_bits": 8, "strategy": "tensor"}
 """`CompressedTensorsKVCacheMethod.is_supported_scheme`; other schemes are ignored."""
@@ -210,8 +204,6 @@ class Sglang(Engine):
         """Most methods look up the parts of a fused linear, some whatever its class lists."""
         parts = question.names_of_parts(module)
         match layout:
-            case "auto-round":
-                return auto_round_in_sglang(question, module)
             case "awq":
                 return any(pattern in module.prefix for pattern in patterns)
             case "compressed-tensors":
@@ -288,25 +280,15 @@ class Sglang(Engine):
         return f"KeyError: '{module.removesuffix(leaf)}{fused.sglang}.{suffix}'"
 
     @override
-    def cache_scale(self, question: Question, tensor: TensorInfo) -> bool | Finding | None:
-        """The scale under any name; what it does not read it drops.
-
-        Source: `maybe_remap_kv_scale_name`, which only `llama.py` calls for a draft, and the
-        methods of `RadixAttention`; executed (`engines/kinds.json`, `engines/foreign_mix.json`).
-        """
-        if tensor.name.endswith("_zero_point"):  # symmetric: all zero, and never used
-            return True
-        served = question.own.mtp
+    def cache_scale(self, question: Question, tensor: TensorInfo) -> bool | None:
+        """Source: `RadixAttention`; executed (`experiments/engines/cache_scales.json`)."""
+        if not built.is_cache_scale(tensor):
+            return None
+        served, name = question.own.mtp, declared_architecture(question.config)
         if served is not None:  # some loaders look it up without checking that it exists
-            is_own = _OWN.search(tensor.name) is not None
-            return served.cache_scales and _has_scales(question) if is_own else False
-        renames = declared_architecture(question.config) == _RENAMING
-        names = _RENAMED if renames else _OWN
-        if not _has_scales(question) or question.is_latent:
-            return False
-        if not names.search(tensor.name) or (question.traits.whole_model and not renames):
-            return False
-        return True if tensor.numel == 1 else None
+            return served.cache_scales and _has_scales(question)
+        whole = question.traits.whole_model or name == _RENAMING
+        return _has_scales(question) and not (question.is_latent or whole)
 
 
 def _schemes(parts: tuple[str, ...]) -> str:

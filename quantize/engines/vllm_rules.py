@@ -20,7 +20,7 @@ from ..drafts.config_reader import object_at
 from ..drafts.engine_traits import QKV, UNSUPPORTED, EngineTraits, Finding
 from ..drafts.family import LAYER_CONFIG
 from ..files.safetensors_header import TensorInfo
-from .built_linears import vllm_problem
+from .built_linears import is_cache_scale, vllm_problem
 from .config_rules import NO_NAME, as_class_reads, draft_traits, null_key, vllm_captures
 from .contract import UNKNOWN_FIRST_LAYER, Captures, Module, Question, UnsureError
 from .declared_forms import Declaration, Group
@@ -30,7 +30,6 @@ from .excludes import (
     SOME_PARTS,
     Matching,
     Patterns,
-    auto_round_in_vllm,
     exact_or_regex,
     extra_heads,
     substring,
@@ -53,13 +52,7 @@ _SOME_SHARDS = (
     "Found different quantization schemes for the shards of {}. vLLM requires all to use the same"
     " scheme."
 )
-_OF_OUTPUTS = re.compile(r"\.self_attn\.(?:[qkv]_proj\.output_scale|prob_output_scale)$")
-_OF_ATTENTION = re.compile(
-    r"\.self_attn\.(?:attn\.[qkv]_(?:scale|zero_point)|(?:[kv]_proj\.)?[kv]_scale|q_scale|kv_scale"
-    r"|[qkv]_zero_point)$"
-)
-_BY_OUTPUTS = ("fp8", "quark")
-"""Each quant_method that uses scales of the outputs of linears as those of the cache."""
+_WITH_CACHE_SCALES = ("fp8", "modelopt", "quark", "compressed-tensors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,8 +151,6 @@ class Vllm(Engine):
         match layout:
             case "quark" | "compressed-tensors":
                 return _excluded(exact_or_regex, _SOME_SHARDS, question, module, patterns)
-            case "auto-round":
-                return auto_round_in_vllm(question, module)
             case "awq":
                 if not question.keys.get("modules_to_not_convert"):
                     patterns = _unpacked(question)
@@ -229,27 +220,12 @@ class Vllm(Engine):
         return None
 
     @override
-    def cache_scale(self, question: Question, tensor: TensorInfo) -> bool | Finding | None:
-        """The scale under any name.
-
-        Source: `get_cache_scale_mapper` of `base_config.py`, `fp8.py` and `quark.py`,
-        `AutoWeightsLoader`, `KVCacheScaleParameter`, and `CompressedTensorsKVCacheMethod`; executed
-        (`experiments/engines/kinds.json`, `experiments/engines/foreign_mix.json`).
-        """
-        method, name = question.method, tensor.name
+    def cache_scale(self, question: Question, tensor: TensorInfo) -> bool | None:
+        """Source: `KVCacheScaleParameter`; executed (`experiments/engines/cache_scales.json`)."""
+        method, is_own = question.method, is_cache_scale(tensor) and question.own.mtp is None
         if method is None or question.is_latent:
             return False
-        if question.own.mtp is not None:
-            return None
-        outputs = bool(_OF_OUTPUTS.search(name)) and method in _BY_OUTPUTS
-        if not outputs and not _OF_ATTENTION.search(name):
-            return False
-        if outputs and not (question.traits.whole_model or question.traits.drafts_blocks):
-            return None
-        if name.endswith("_zero_point"):  # symmetric: all zero, and never used
-            return True
-        known = method in ("fp8", "modelopt", "quark", "compressed-tensors")
-        return True if known and tensor.numel == 1 else None
+        return True if is_own and method in _WITH_CACHE_SCALES else None
 
 
 def _config_facts(question: Question) -> dict[str, Any]:

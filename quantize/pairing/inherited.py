@@ -19,48 +19,9 @@ from ..engines.contract import EngineName
 from ..engines.declared_forms import transforms
 from ..engines.engine_check import misread_excludes
 from ..engines.folder_findings import CACHE_SCALE
-from ..stored.stored_declaration import raw_declaration
 from ..stored.stored_tables import HEAD
 from .pair import Pair
 from .target import Target
-
-_READS_FILES = ("awq", "awq_marlin", "gptq", "gptq_marlin", "moe_wna16", "auto-round")
-"""Methods of SGLang that look for a config file of the draft, which a BF16 draft lacks."""
-KEEPS: Mapping[str, tuple[str, ...]] = {
-    "modelopt_fp8": ("modelopt",),
-    "modelopt_fp4": ("modelopt", "fp8"),
-    "modelopt_mixed": ("modelopt",),
-    "nvfp4_online": ("fp8", "modelopt_fp8"),
-    "petit_nvfp4": ("modelopt",),
-    "w8a8_int8": ("compressed-tensors", "compressed_tensors"),
-    "w8a8_fp8": ("compressed-tensors", "compressed_tensors"),
-    "auto-round-int8": ("compressed-tensors", "compressed_tensors"),
-}
-"""--quantization of the target -> declarations of a draft that it accepts all the same."""
-
-
-def becomes_in_sglang(pair: Pair, given: str | None) -> str | None:
-    """What SGLang makes of a draft that gets this method; None = no method is given."""
-    return None if given in (None, "unquant") else _in_sglang(given, declared_method(pair))
-
-
-def _in_sglang(given: str, named: str | None) -> str:
-    if named is None and given in _READS_FILES:
-        error = f"ValueError: Cannot find the config file for {given}"
-        return f"the draft declares nothing, and SGLang ends with an error [{error}]"
-    if named is None:
-        return "the draft declares nothing, and its weights are quantized while they are loaded"
-    if named in KEEPS.get(given, ()):
-        return f"the draft declares {named}, which SGLang calls compatible, and reads it as {given}"
-    return f"the draft declares {named}, which SGLang then takes instead"
-
-
-def declared_method(pair: Pair) -> str | None:
-    """The quant_method that a draft declares."""
-    raw = raw_declaration(pair.draft)
-    if raw is None or not isinstance(raw.value, dict):
-        return None
-    return str(raw.value.get("quant_method"))
 
 
 def cache_in(pair: Pair, engine: EngineName) -> str | None:
@@ -123,11 +84,10 @@ def has_scales(pair: Pair) -> bool:
 
 def facts(pair: Pair) -> dict[str, Any]:
     """Facts on quantization, a borrowed head, a rotated stream and MTP."""
-    args, target = pair.args, pair.target
+    target = pair.target
     head = target.is_stored_quantized("lm_head")
     return {
-        "inherited_method": args.quantization,
-        "inherited_becomes": becomes_in_sglang(pair, args.quantization),
+        "inherited_method": None if pair.args.quantization == "unquant" else pair.args.quantization,
         "declared": None if pair.is_mtp else target.quantization,
         "mixed": _mixed_layer(pair),
         "borrows_head": _borrows(pair, pair.family.engine_traits),
@@ -137,7 +97,6 @@ def facts(pair: Pair) -> dict[str, Any]:
         "dropped_layers": _dropped(target),
         "rotated_by": None if pair.is_whole_model else rotated_by(target.declaration),
         "transformers_mtp": _by_transformers(pair),
-        "is_multimodal": target.is_multimodal,
     }
 
 

@@ -56,7 +56,6 @@ class PairFacts:
 
     # What it inherits: `inherited`.
     inherited_method: Quoted
-    inherited_becomes: Quoted
     declared: Quoted
     mixed: Quoted
     borrows_head: bool
@@ -65,7 +64,6 @@ class PairFacts:
     dropped_layers: Quoted
     rotated_by: Quoted
     transformers_mtp: int | None
-    is_multimodal: bool
 
     # In one engine.
     title: str = ""

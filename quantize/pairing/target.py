@@ -223,11 +223,6 @@ class Target:
         return None
 
     @property
-    def is_multimodal(self) -> bool:
-        """Whether its language model is a section of its config.json."""
-        return any(isinstance(self.config.get(name), Mapping) for name in _TEXT_SECTIONS)
-
-    @property
     def promised_mtp_layers(self) -> int:
         """The number of MTP layers in its config.json."""
         return announced_mtp_layers(self.text)

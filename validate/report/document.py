@@ -221,6 +221,7 @@ class ReportHeader:
     environment: Mapping[str, str]
     drafts: Drafts
     engines: tuple[EngineFacts, ...]
+    asked: str | None = None
     date: str | None = None
 
     def problem(self) -> str:
@@ -277,6 +278,7 @@ def document_of(
     argv: Sequence[str],
     drafts: Drafts,
     engines: Sequence[EngineFacts],
+    asked: str | None = None,
     date: str | None = None,
 ) -> dict[str, Any]:
     """Plain data for JSON; `argv` has no paths and outputs."""
@@ -286,6 +288,7 @@ def document_of(
         environment=environment(),
         drafts=drafts,
         engines=tuple(engines),
+        asked=asked,
         date=date,
     )
     return asdict(header) | judged.to_mapping()

@@ -9,6 +9,7 @@ from ...calibration.passes.loaded_drafts import load_for_replay
 from ...calibration.passes.on_traces import open_for_drafts, origin_warnings
 from ...calibration.traces.head_agreement import head_agreement
 from ...calibration.traces.held_out import check_held_out, check_held_out_measured, seen_target
+from ...quantize.asking.asked_check import answer_about
 from ...quantize.files.hub import folder_of
 from ...quantize.files.provenance import QuantizedProvenance
 from ...recipes.formats import ServedForm
@@ -36,11 +37,15 @@ _MEASURE_AGAIN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftsJudged:
-    """What was checked on two drafts; no folders if none are named, no replays for servers."""
+    """What was checked on two drafts; no folders if none are named, no replays for servers.
+
+    `engine`: what one that was asked answered.
+    """
 
     folders: Sequence[DraftFolder]
     background: Background
     replays: Sequence[DraftReplay] = ()
+    engine: str | None = None
 
 
 def replayed(asked: GateRun, policy: str) -> DraftsJudged:
@@ -48,6 +53,7 @@ def replayed(asked: GateRun, policy: str) -> DraftsJudged:
     assert asked.traces is not None  # nothing else is replayed
     unrelated, folders = asked.unrelated, [folder_of(name) for name in asked.references]
     baseline, candidate = map(DraftFolder.read, folders)
+    engine = _engine(asked, candidate)
     same = asked.served.changes and candidate.sha256 == baseline.sha256
     warnings = check_folders(baseline, candidate, unrelated=unrelated, same=same)
     traces, _, of_traces = open_for_drafts(asked.traces, folders, asked.listener)
@@ -68,7 +74,8 @@ def replayed(asked: GateRun, policy: str) -> DraftsJudged:
         seen_continuations=held_out.continuations,
         algorithm_to_try=_algorithm_to_try(candidate.quantized_by),
     )
-    return DraftsJudged(folders=(baseline, candidate), background=background, replays=replays)
+    both = (baseline, candidate)
+    return DraftsJudged(folders=both, background=background, replays=replays, engine=engine)
 
 
 def named(asked: GateRun, measured: MeasuredRuns, policy: str) -> DraftsJudged:
@@ -100,7 +107,12 @@ def named(asked: GateRun, measured: MeasuredRuns, policy: str) -> DraftsJudged:
         not_compared=untied,
         to_compare=(_MEASURE_AGAIN,) if untied else (),
     )
-    return DraftsJudged(folders=(baseline, candidate), background=background)
+    engine = _engine(asked, candidate)
+    return DraftsJudged(folders=(baseline, candidate), background=background, engine=engine)
+
+
+def _engine(asked: GateRun, candidate: DraftFolder) -> str | None:
+    return None if asked.asked is None else answer_about(candidate.sha256, asked.asked)
 
 
 def _background(

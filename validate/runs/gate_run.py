@@ -63,7 +63,9 @@ def judged(asked: GateRun) -> Judged:
         report = _judge(drafts, measured, policy, look)
     judged_drafts, engines = _drafts_and_engines(asked, measured, drafts)
     argv = asked_for(running_argv())
-    document = document_of(report, argv=argv, drafts=judged_drafts, engines=engines, date=date)
+    document = document_of(
+        report, argv=argv, drafts=judged_drafts, engines=engines, asked=drafts.engine, date=date
+    )
     text = document_text(document)
     if asked.report is not None or asked.wants_pages:
         beside = {} if asked.report is None else {Path(asked.report): text}

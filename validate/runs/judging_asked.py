@@ -121,6 +121,7 @@ class GateRun(_ServedOtherwise, OnTraces, ReportFiles):
     measured: Sequence[AnyPath] | None = None
     baseline_again: AnyPath | None = None
     parity: Sequence[AnyPath] = ()
+    asked: AnyPath | None = None
     policy: PolicyName = "release"
     max_relative_drop: float | None = None
     confidence: float | None = None
@@ -134,6 +135,8 @@ class GateRun(_ServedOtherwise, OnTraces, ReportFiles):
     @override
     def check(self) -> None:
         """Check that what is judged is given, and nothing that it does not need."""
+        if self.asked is not None and self.candidate is None:
+            raise GateError("--asked", "is about QUANT, and there is none", fix="add BF16 QUANT")
         if self.traces_of_candidate is not None:
             self._check_beside_targets()
             return super().check()

@@ -33,6 +33,7 @@ _GOLDEN = """\
 What `--golden G.json` of `replay`, `gate`, `report` and `measure` writes and `golden` reads. Every
 figure follows from `prompts`, and a file that was edited is refused with the key."""
 _MEANINGS = {
+    "asked": "what `check --ask` of the candidate answered, in one line; null if it was not given",
     "argv": "the command line, without folders and tokens; empty if Python called",
     "certainly_lost": "too few prompts to be judged, but even the upper bound is beyond the limit",
     "cluster": "prompts with the same text here are judged as one; empty = judged alone",
