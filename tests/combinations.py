@@ -1,14 +1,9 @@
-"""All combinations of what a recipe can say, and what comes of each.
-
-`python tests/combinations.py` writes them anew.
-"""
+"""All combinations of what a recipe can say, and what comes of each."""
 
 import itertools
-import json
 import typing
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from draftquant.quantize.algorithms import get_algorithm, row_algorithm
@@ -37,7 +32,6 @@ from draftquant.recipes.schemes import (
     refusal,
 )
 
-FILE = Path(__file__).with_suffix(".json")
 PTPC = load_recipe("fp8-ptpc")
 FP8, NO, YES = "fp8_e4m3", (None,), (True, False)
 WEIGHTS = [
@@ -271,7 +265,3 @@ def combinations() -> dict[str, Any]:
         "layouts": _layouts(),
         "of layouts": _of_layouts(),
     }
-
-
-if __name__ == "__main__":
-    FILE.write_text(json.dumps(combinations(), indent=1) + "\n", encoding="utf-8")

@@ -1,7 +1,6 @@
 """Folders in which many things are wrong at once, and every word that is said of each.
 
-`python tests/scenes.py` writes what is said anew. A fault that is found no more, or otherwise, is
-a line that differs.
+A fault that is found no more, or otherwise, is a line that differs.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What is understood at each place of a declaration: `python tests/readings.py` writes it anew.
+"""What is understood at each place of a declaration.
 
 A place is refused with a sentence that lists what is understood there; each of these values is put
 there, too, and what usually stands in for nothing. So every value that is read has a row, with what
@@ -23,9 +23,6 @@ from draftquant.quantize.stored.stored_declaration import (
 from draftquant.recipes.errors import DeclarationError, LayoutError
 
 HERE = Path(__file__).parent
-FILE = HERE / "readings.json"
-"""Declaration -> place -> "or": what is understood there in words, "same": values that change
-nothing, and value -> what it changes, or the place that is refused then."""
 ROOT = "quantization_config"
 FORMS = {
     "quark": (1, 8, 24, 32, 36, "KV cache"),
@@ -193,7 +190,11 @@ def reading(declared: Mapping[str, Any], strictness: str, place: Place) -> Readi
 
 
 def readings() -> dict[str, dict[str, Any]]:
-    """All of them, for folders; for engines, which accept more, where that differs."""
+    """Declaration -> place -> what is understood there; for engines, which accept more, as well.
+
+    "or": in words; "same": values that change nothing; value -> what it changes, or the place that
+    is refused then.
+    """
     rows = dict[str, dict[str, Any]]()
     for name, declared in declarations():
         found = {
@@ -209,19 +210,3 @@ def readings() -> dict[str, dict[str, Any]]:
         rows[name] = {**decoded(declared), "anything": " ".join(anything)}
         rows[name] |= {place: said for place, said in found.items() if said != "anything"}
     return rows
-
-
-def text(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """A line for each place."""
-    inside = (
-        ",\n".join(f"  {json.dumps(place)}: {json.dumps(row[place])}" for place in row)
-        for row in rows.values()
-    )
-    each = zip(rows, inside, strict=True)
-    return (
-        "{\n" + ",\n".join(f" {json.dumps(name)}: {{\n{row}\n }}" for name, row in each) + "\n}\n"
-    )
-
-
-if __name__ == "__main__":
-    FILE.write_text(text(readings()), encoding="utf-8")

@@ -36,6 +36,8 @@ def inputs(captures: Any) -> list[Any]:
         (config(dflash_config={"target_layer_ids": [0, 4]}), (1, 5), (1, 5)),
         # An eagle_config beside it hides dflash_config from V1.
         (config(nested=[7], dflash_config={"target_layer_ids": [0, 4]}), (1, 5), (7,)),
+        (config(eagle_config={}, dflash_config={"target_layer_ids": [0, 4]}), (1, 5), (1, 5)),
+        (config(eagle_config={"x": 1}, dflash_config={"target_layer_ids": [0]}), (1,), None),
         (config(target_layer_ids=[0, 4]), (1, 5), None),
         (config(dflash_config={"layer_ids": [2, 4]}), (2, 4), None),
     ],

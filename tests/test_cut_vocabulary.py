@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark
 from tiny_mla import tiny_eagle3_mla
 from tiny_mtp import tiny_deepseek_mtp
+from tiny_speculators import tiny_speculators_eagle3
 from verify_cases import edit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -136,6 +138,7 @@ def tied(folder: Path) -> Path:
     return folder
 
 
+TIED_LAYERS = partial(tiny_speculators_eagle3, layers={"tie_word_embeddings": True})
 EAGLE3 = tiny_eagle3_llama
 WRONG: dict[str, tuple[Callable[[Path], Path], Sequence[int], str]] = {
     "more than the vocabulary": (EAGLE3, range(97), "expected ids from 0 to 95, got 96"),
@@ -144,6 +147,7 @@ WRONG: dict[str, tuple[Callable[[Path], Path], Sequence[int], str]] = {
     "a map that repeats": (repeated, IDS, "map to a target id that another draft id also maps to"),
     "a map of ids": (absolute, IDS, "d2t holds target ids, but engines expect offsets"),
     "tied": (tied, IDS, "tie_word_embeddings is true: the head is the embedding"),
+    "tied layers": (TIED_LAYERS, IDS, "tie_word_embeddings is true: the head is the embedding"),
     "mtp": (tiny_deepseek_mtp, IDS, "vocabulary of deepseek-mtp cannot be cut: it is a layer of"),
 }
 

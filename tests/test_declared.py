@@ -17,6 +17,7 @@ from draftquant.recipes import Recipe, WeightFormat, load_recipe
 from draftquant.recipes.formats import NUMBER_FORMATS, KvCacheFormat
 from draftquant.recipes.schema import LayoutName
 from tiny import edit_json, tiny_eagle3_llama
+from told import check_told
 from verify_cases import ACTIVATIONS, assert_only_fault, edit_declaration, quantized
 
 KEPT = ("embed_tokens", "fc", "lm_head")
@@ -68,11 +69,7 @@ def test_every_pair_of_formats_is_declared_word_for_word(name: str) -> None:
 
 
 def test_what_is_understood_at_each_place_of_a_declaration() -> None:
-    """A row that differs is read otherwise; `python tests/readings.py` writes them anew."""
-    kept = json.loads(readings.FILE.read_text(encoding="utf-8"))
-    for name, found in readings.readings().items():
-        assert json.loads(json.dumps(found)) == kept.pop(name), name
-    assert not kept
+    check_told("readings", readings.readings())
 
 
 @pytest.fixture(scope="module")

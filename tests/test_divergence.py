@@ -148,18 +148,19 @@ def test_sequences_of_any_length_run_together_as_each_alone(
         torch.testing.assert_close(gradients[name], weight.grad, rtol=0, atol=1e-4 * largest)
 
 
-def test_what_is_not_finite_is_said_at_the_end_first_things_first() -> None:
-    broken = torch.tensor([1.0, torch.nan])
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_is_said_at_the_end_first_things_first(broken: float) -> None:
+    values = torch.tensor([1.0, broken])
     reached = []
 
     def look() -> None:
         with checked_at_the_end():
-            finite(broken[:1], "step 1")
-            reached.append(finite(broken, "step 2", "logits"))
-            finite(broken / 0, "step 3")
+            finite(values[:1], "step 1")
+            reached.append(finite(values, "step 2", "logits"))
+            finite(values / 0, "step 3")
 
     with pytest.raises(ForwardError, match="step 2: logits are NaN"):
         look()
     assert len(reached) == 1
     with pytest.raises(ForwardError, match="hidden states"):
-        finite(broken, "step 4")
+        finite(values, "step 4")

@@ -169,6 +169,27 @@ def test_a_declaration_of_any_shape_is_answered_or_refused(tmp_path: Path) -> No
                 assert set(said) <= set(typing.get_args(Verdict))
 
 
+QUARK = "global_quant_config"
+
+
+@pytest.mark.parametrize(
+    "place",
+    [("layer_type_quant_config",), ("layer_quant_config",), (QUARK, "output_tensors"),
+     (QUARK, "bias")],
+)  # fmt: skip
+def test_what_no_engine_was_asked_with_is_left_to_it(
+    place: tuple[str, ...], tmp_path: Path
+) -> None:
+    row = copy.deepcopy(rows_of("made by tools")["llama-512/quark--model-uint4_wo_64"])
+    *section, key = place
+    declared = row["config"]["quantization_config"]
+    functools.reduce(dict.__getitem__, section, declared)[key] = {"Linear": {"dtype": "int8"}}
+    found = [
+        one.verdict for _, told, one in folder_rows.predictions(row, tmp_path) if told == "LOADS"
+    ]
+    assert set(found) == {"UNKNOWN"}
+
+
 def test_fix_config_writes_the_name_that_both_engines_have(tmp_path: Path) -> None:
     builders: dict[str, Any] = {
         "LlamaForCausalLMEagle3": tiny_eagle3_llama,

@@ -18,14 +18,16 @@ from draftquant.quantize.engines import versions
 from draftquant.quantize.engines.contract import ENGINE_NAMES, FROM_WORST, Scheme, version_rows
 from draftquant.quantize.engines.engine import Engine
 from draftquant.quantize.engines.vllm_rules import Vllm
+from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
 from folder_rows import FILES, read_rows, write_folder
 from formats import all_formats, format_recipe
+from handmade import MADE, quantize_by_hand
 from predictions import find_mismatches, predicted
 from reasons import own_text
 from results import read_outcomes
-from tiny import read_tensors, tiny_eagle3_llama, write_tensors
+from tiny import edit_json, read_tensors, tiny_eagle3_llama, write_tensors
 from typing_extensions import override
 
 OTHER_TEXT = {"eagle3-mla--modelopt-nvfp4-head", "dflash--modelopt-nvfp4-head"}
@@ -81,6 +83,31 @@ def test_a_map_to_tokens_that_do_not_exist_loads_wrongly(token: int, tmp_path: P
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 0, "desc_act": False, "sym": True}
 SPARSE = {"quant_method": "compressed-tensors", "sparsity_config": {"targets": ["Linear"]}}
+
+
+@pytest.mark.parametrize(("intermediate", "verdict"), [(512, "LOADS"), (384, "REFUSED")])
+def test_of_blocks_those_of_rows_that_gpus_share_are_whole(
+    intermediate: int, verdict: str, tmp_path: Path
+) -> None:
+    """o_proj and down_proj give each of two GPUs all of their 192 rows; gate_proj gives half."""
+    sizes = {"hidden": 192, "intermediate": intermediate, "heads": 4, "kv_heads": 4, "head_dim": 64}
+    draft = tiny_eagle3_llama(tmp_path / "draft", **sizes)
+    out = quantize_by_hand(draft, tmp_path / "out", MADE["fp8-block"])
+    found = {tp: check_draft(out, engine="vllm", arch="sm90", tp=tp).verdict for tp in (1, 2)}
+    assert found == {1: "LOADS", 2: verdict}
+
+
+def test_what_is_refused_as_config_json_is_read_needs_no_linear(tmp_path: Path) -> None:
+    """SGLang takes ModelOpt's method on no AMD GPU, whatever is excluded from it."""
+    draft = tiny_eagle3_llama(tmp_path / "draft")
+    made = quantize_by_hand(draft, tmp_path / "made", MADE["modelopt-fp8"])
+    declared = dict(Checkpoint.open(made).config["quantization_config"])
+    declared |= {"ignore": ["*"], "exclude_modules": ["*"]}
+    edit_json(draft / "config.json", quantization_config=declared)
+    found = {arch: check_draft(draft, engine="sglang", arch=arch) for arch in ("sm90", "gfx942")}
+    assert found["sm90"].verdict != "REFUSED"
+    assert found["gfx942"].verdict == "REFUSED"
+    assert "not supported in ROCm" in str(found["gfx942"].error)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ Published drafts are headers without data; K = 3 and 4,096 positions of context 
 """
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from draftquant.recipes import load_recipe
 from draftquant.scripts.cli import main
 from draftquant.scripts.dev.real_shapes.drafts import REAL_DRAFTS
 from draftquant.scripts.dev.real_shapes.generate import write_sparse_model
+from test_eagle3_forward import peagle
 from tiny import tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_mtp import tiny_mimo_mtp
@@ -159,10 +161,28 @@ def test_a_cache_of_eight_bits_is_half_as_many_bytes(tmp_path: Path) -> None:
     assert before == 2 * after > 0
 
 
-def test_a_layer_of_its_target_drafts_one_token_a_pass(tmp_path: Path) -> None:
-    draft = read_draft(Checkpoint.open(tiny_mimo_mtp(tmp_path / "mtp")))
-    steps = [(one.name, one.repeats) for one in round_of(draft, k=3).passes]
-    assert steps == [("features", 1), ("first step", 1), ("step", 2)]
+ROWS: dict[str, tuple[Callable[[Path], Path], int, list[int]]] = {
+    "chain": (tiny_eagle3_llama, 2 * 3, [1, 1, 2]),
+    "parallel": (peagle, 2 * 3, [1, 1]),
+    "layer of its target": (tiny_mimo_mtp, 2 * 3, [1, 1, 2]),
+    "block": (tiny_dflash, 3 + 1, [1, 1]),
+}
+"""How a draft of K = 3 is made, the rows through its layers in a verify step, its passes."""
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_rows_of_a_verify_step(kind: str, tmp_path: Path) -> None:
+    """K + 1 tokens that were committed, and a chain's K - 1 own ones, or as many masks beside."""
+    build, rows, repeats = ROWS[kind]
+    draft = read_draft(Checkpoint.open(build(tmp_path / "draft")))
+    passes = round_of(draft, k=3).passes
+    assert [one.repeats for one in passes] == repeats
+    for part, expected in (("mlp", rows), ("head", 3)):
+        numbers = sum(row.tensor.numel for row in draft.rows if row.role == part)
+        numbers = numbers or draft.geometry.draft_vocab_size * draft.geometry.hidden_size
+        flops = sum(one.repeats * w.sequence_flops for one in passes for w in one.works
+                    if w.part == part)  # fmt: skip
+        assert flops == 2 * numbers * expected, part
 
 
 # ---- shards

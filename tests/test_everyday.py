@@ -1,6 +1,7 @@
 """The everyday tests: how cases are chosen, and that all of them together stay short."""
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from everyday import BUDGET, UNMEASURED, each_value, spread, table
+from told import KEPT
 
 HERE = Path(__file__).parent
 
@@ -47,6 +49,18 @@ def test_everyday_tests_are_short() -> None:
     files = {path.name for path in HERE.glob("test_*.py")}
     unknown = files - measured["everyday"].keys() - measured["slow"].keys()
     assert sum(measured["everyday"].values()) + UNMEASURED * len(unknown) <= BUDGET, sorted(unknown)
+
+
+def test_no_text_is_kept_of_a_test_that_is_gone() -> None:
+    for file in KEPT.glob("*.txt"):
+        told = set(re.findall(r"^## (test_.+)$", file.read_text(encoding="utf-8"), re.MULTILINE))
+        tests = HERE / f"test_{file.stem}.py"
+        known = re.findall(
+            r"^def (test_\w+)", tests.read_text("utf-8") if told else "", re.MULTILINE
+        )
+        cases = {name for name, bracket, _ in (one.partition("[") for one in told) if bracket}
+        assert {one.partition("[")[0] for one in told} <= {*known}, file
+        assert not told & cases, file  # it has parameters now
 
 
 @pytest.mark.parametrize(

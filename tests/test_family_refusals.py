@@ -120,8 +120,11 @@ CONFIGS: Mapping[str, Sequence[tuple[dict[str, Any], str, str]]] = {
         ({"markov_rank": None}, "markov_rank: missing key", ""),
         ({"markov_rank": 24}, "(disagrees with ", ""),
         ({"markov_head_type": "gated"}, "markov_head_type: expected 'vanilla', got 'gated'", ""),
-        ({"dflash_config": {"markov_rank": 8}}, "16 beside dflash_config.markov_rank", ""),
-        ({"dspark_block_size": 7}, "block_size: 8 beside dspark_block_size: 7", ""),
+        *(({f"dflash_config.{key}": 8}, f" beside dflash_config.{key}: 8", "")
+          for key in ("markov_rank", "markov_head_type", "enable_confidence_head")),
+        *(({f"dspark_{key}": [7]}, f" beside dspark_{key}: [7]", "")
+          for key in ("block_size", "markov_rank", "markov_head_type", "target_layer_ids",
+                      "noise_token_id")),
         ({"dspark_bonus_anchor": True}, "True at the top level, where engines read it, but", ""),
     ),
     "mimo": (
@@ -261,6 +264,25 @@ def test_tensors_that_are_none_of_their_config(build: str, tmp_path: Path) -> No
         change(folder, **{name: None if shape is None else bf16(shape)})
         refused(folder, what, fix)
         write_tensors(folder, before)
+
+
+SEVERAL: Mapping[str, tuple[dict[str, Any], Callable[[Any], object]]] = {
+    "peagle": ({"mask_token_id": 3, "pard_token": 5, "ptd_token_id": 7},
+               lambda geometry: geometry.mask_token_id),
+    "dflash": ({"is_causal": True, "dflash_config.causal": False},
+               lambda geometry: geometry.causal),
+}  # fmt: skip
+"""Keys that say one thing, in the order in which engines look for them, and what is read."""
+
+
+@pytest.mark.parametrize("build", SEVERAL)
+def test_of_keys_that_say_one_thing_the_first_counts(build: str, tmp_path: Path) -> None:
+    folder = BUILDERS[build](tmp_path / "draft")
+    keys, read = SEVERAL[build]
+    edit(folder, keys)
+    for key, value in keys.items():
+        assert read(draft_of(folder).geometry) == value, key
+        edit(folder, {key: None})
 
 
 LLAMA, EAGLE3, DFLASH = "LlamaForCausalLM", "LlamaForCausalLMEagle3", "DFlashDraftModel"

@@ -31,6 +31,8 @@ REAL = {
     "responses": "vllm-answers-{}.jsonl",
 }
 BENCH, ANSWERS = "vllm-bench-{}.json", FOREIGN / "vllm-answers-bf16.jsonl"
+BENCH_SAYS = {key: key for key in ("backend", "temperature", "dataset", "seed")}
+BENCH_SAYS["model_id"] = "model"
 Lines = list[dict[str, Any]]
 
 
@@ -263,6 +265,8 @@ def test_runs_that_differ_are_anomalous_and_no_comparison(tmp_path: Path) -> Non
         (REAL["responses"], list.pop, "8 and 7 requests"),
         (BENCH, lambda one: one["input_lens"].append(one["input_lens"].pop() + 1),
          "different prompts"),
+        *((BENCH, lambda one, key=key: one.update({key: 1}), f"{said}: ")
+          for key, said in BENCH_SAYS.items()),
         (REAL["responses"], left_out, "are no verify steps"),
         (REAL["responses"], rewritten, "the two targets differ"),
     ):  # fmt: skip

@@ -136,6 +136,18 @@ def test_the_corrected_weight_is_that_of_its_definition() -> None:
     assert (exact - wide).norm() > 0.01 * wide.norm()
 
 
+def test_codes_are_those_of_the_corrected_weight() -> None:
+    x, rounded = rounded_inputs(96)
+    w, weights = gaussian(16, 96), FORMATS["int4"]
+    lost = (x - rounded).T @ rounded / len(x)
+    moments = InputMoments(moments_of(rounded).mean, lost=lost)
+    found = BY_ABSMAX.quantize(w, weights, None, moments)
+    for given, least, most in ((moments.corrected(w), 0.97, 1), (w, 0, 0.97)):
+        wanted = textbook(given, weights, found, rounded)
+        same = (code_values(found.codes) == code_values(wanted)).float().mean()
+        assert least <= same <= most
+
+
 def test_no_row_goes_further_than_verify_allows() -> None:
     """However much the inputs ask for: the change keeps its direction."""
     x, rounded = rounded_inputs(96)

@@ -254,9 +254,14 @@ def test_few_seen_continuations_are_named_and_a_union_of_two_is_none(
 ) -> None:
     """One prompt in five is judged both ways; what only two texts hold together was not seen."""
     known = [make_trace(f"c{i}", 30, 64, seed=50 + i) for i in range(2)]
-    candidate = calibrated_on(folder_of(known, tmp_path / "calibration"), tmp_path)
+    calibration = tmp_path / "calibration"
+    candidate = calibrated_on(folder_of(known, calibration), tmp_path)
     text = [t for one in known[:halves] for t in one.token_ids[30 : 30 + 64 // halves].tolist()]
     others = [make_trace(f"o{i}", 30, 64, seed=90 + i) for i in range(4)]
     near = answering(make_trace("near", 30, 64, seed=80), text)
-    found = check_held_out(candidate, folder_of([*others, near], tmp_path / "five"))
-    assert found == HeldOut(continuations=seen)
+    traces = folder_of([*others, near], tmp_path / "five")
+    assert check_held_out(candidate, traces) == HeldOut(continuations=seen)
+    strangers = folder_of([make_trace("s", 30, 64, seed=40)], tmp_path / "strangers")
+    made = [(seen_prompts(one), "made it") for one in (TraceFolder.open(calibration), strangers)]
+    for makers in (made, made[::-1]):  # the rows of a head were chosen by other prompts
+        assert seen_continuations(traces, makers) == seen

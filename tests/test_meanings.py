@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from asked_pairs import check_draft
 from draftquant.quantize import engines
-from draftquant.quantize.engines.contract import explained, is_raw, meaning
+from draftquant.quantize.engines.contract import explained, is_raw, meaning, meanings
 from draftquant.scripts.cli import main
 from reasons import own_text
 from tiny import tiny_eagle3_llama
@@ -87,6 +87,18 @@ def test_every_error_that_was_recorded_has_a_meaning() -> None:
     assert [t for t in found if is_raw(explained(t, engine="vLLM", gpu="B200"))] == []
     raw = [text for text in found if is_raw(text)]  # the others are parts of reasons
     assert [t for t in raw if meaning(t, engine="vLLM", gpu="B200") is None] == []
+
+
+def test_no_row_is_hidden_by_one_before_it() -> None:
+    """Each expression is looked for in the text of those behind it."""
+    rows = [pattern for pattern, _ in meanings()]
+    hidden = [
+        (behind.pattern, first.pattern)
+        for i, behind in enumerate(rows)
+        for first in rows[:i]
+        if first.search(re.sub(r"\\(.)", r"\1", behind.pattern))
+    ]
+    assert hidden == []
 
 
 def test_what_stands_in_no_row_is_no_raw_error_either() -> None:

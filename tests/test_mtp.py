@@ -94,6 +94,22 @@ def compare(draft: LoadedDraft, reference: ReferenceMtp | ReferenceModules, **as
     assert compared == 5 * 3
 
 
+@pytest.mark.parametrize("build", [tiny_qwen3_next_mtp, tiny_step3p5_mtp])
+def test_a_norm_around_zero_rounds_its_result_alone(
+    build: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Of weights that 1 + weight in BF16 would lose, held against float64."""
+    draft: Any = load_draft(build(tmp_path / "draft", dtype="BF16"), dtype=torch.bfloat16)
+    generator = torch.Generator().manual_seed(0)
+    name = next(name for name in draft.weights if name.endswith("input_layernorm.weight"))
+    weight = draft.weights[name].normal_(0, 0.01, generator=generator).double()
+    x = torch.randn(8, len(weight), generator=generator).bfloat16()
+    root = (x.double().square().mean(-1, keepdim=True) + draft.geometry.rms_norm_eps).sqrt()
+    expected = x.double() / root * (1 + weight)
+    forward = getattr(draft.forward, "modules", [draft.forward])[0]
+    assert torch.equal(forward.norm(name.removesuffix(".weight"), x), expected.bfloat16())
+
+
 def config_of(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
 

@@ -178,10 +178,13 @@ def test_a_node_that_rounds_otherwise_is_refused(ray: FakeRay) -> None:
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Prompts, what one machine records of them greedily, and a candidate."""
+    """Prompts, the longest first, what one machine records of them greedily, and a candidate."""
     folder = tmp_path_factory.mktemp("ray")
     lines = (PAIR / "prompts.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-    (folder / "5.jsonl").write_text("".join(lines[:5]), encoding="utf-8")
+    asked = [json.loads(line) for line in lines[:5]]
+    shorter = [one | {"token_ids": one["token_ids"][6 * i :]} for i, one in enumerate(asked)]
+    text = "".join(f"{json.dumps(one)}\n" for one in shorter)
+    (folder / "5.jsonl").write_text(text, encoding="utf-8")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in each test: sums of two threads are other sums
     assert main(recording(folder, "one")) == 0

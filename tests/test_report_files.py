@@ -2,11 +2,16 @@
 
 import errno
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+from draftquant import api as dq
 from draftquant.quantize.files.report_files import append_text, check_reports, write_reports
 from draftquant.recipes.errors import OutputError
+from handmade_measurements import losing, written
+from handmade_reports import comparison, text_of
 
 
 def test_an_existing_report_is_replaced_only_when_asked(tmp_path: Path) -> None:
@@ -22,6 +27,31 @@ def test_an_existing_report_is_replaced_only_when_asked(tmp_path: Path) -> None:
         write_reports({path: "newer"})
     assert path.read_text(encoding="utf-8") == "new"
     assert [each.name for each in tmp_path.iterdir()] == ["a.md"]
+
+
+def test_a_report_that_appears_while_a_verb_works_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if it were not there when the settings were checked."""
+    path, golden, report = (tmp_path / f"{name}.json" for name in ("new", "golden", "report"))
+    runs = [written(tmp_path / name, losing(i, name=name)) for i, name in enumerate("ab")]
+    dq.measure(show=runs[0], golden=golden)
+    report.write_text(text_of(comparison()), encoding="utf-8")
+    verbs: dict[str, Callable[..., object]] = {
+        "measure": partial(dq.measure, show=runs[0], golden=path),
+        "golden": partial(dq.golden, golden, to="vllm", out=path),
+        "report": partial(dq.report, report, markdown=path),
+        "compare": partial(dq.compare, runs, report=path),
+        "gate": partial(dq.gate, measured=runs, report=path),
+    }
+    for name, verb in verbs.items():
+        monkeypatch.setattr(getattr(dq, name).form.record, "check", lambda _: None)
+        path.write_text("new", encoding="utf-8")
+        with pytest.raises(OutputError, match="already exists"):
+            verb()
+        assert path.read_text(encoding="utf-8") == "new", name
+        verb(overwrite=True)
+        assert path.read_text(encoding="utf-8") != "new", name
 
 
 def test_what_is_no_report_file_is_never_replaced(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The report for people and for CI: a page that loads nothing, its charts, Markdown, JUnit."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -27,6 +28,7 @@ from draftquant.validate.report.words import NONE
 from handmade_replays import RELEASE, noisy, replay, spread
 from handmade_reports import EVIL, comparison, document, evil_document, joint, served
 from test_gate_parts import clustered
+from test_paired import change_of
 from told import telling
 
 _told = telling("page", "markdown", "junit", "engine_facts", "folder_facts")
@@ -111,6 +113,17 @@ def test_hostile_text_is_text_in_every_form() -> None:
 def test_prompts_and_hashes_in_words() -> None:
     assert words.digest("0123456789ab" + "f" * 52) == "0123456789ab"
     assert comparison().sample == "40"
+
+
+@pytest.mark.parametrize("beyond", [1e-4, 1e-6, -1e-6])
+def test_each_figure_is_told_from_the_limit_beside_it(beyond: float) -> None:
+    """The change, either bound of it, and those of a part."""
+    missed = change_of(math.log1p(-0.01 - beyond), 0.1)
+    missed = dataclasses.replace(missed, lower=missed.log_ratio, upper=missed.log_ratio)
+    row = words.ComparisonRow(name="", prompts="9", before=2.0, after=1.98, change=missed,
+                              bounds=missed, limit=0.01, outcome=None)  # fmt: skip
+    *_, change, bounds, limit = row.cells
+    assert {change, *bounds.split(" to ")} == {change} != {limit}
 
 
 def test_prompts_are_one_number_in_every_form() -> None:

@@ -30,6 +30,7 @@ from draftquant.quantize.drafts.rope import (
     read_rope,
     rope_frequencies,
 )
+from draftquant.quantize.drafts.shared.layers import served_rope
 from draftquant.quantize.engines.engine_check import check_checkpoint
 from draftquant.quantize.lints.catalogue import find_lints
 from draftquant.recipes.errors import CheckpointError
@@ -83,6 +84,15 @@ def test_latent_attention_is_served_with_yarn_whatever_the_type(tmp_path: Path) 
     assert draft_of(folder).rows
     with pytest.raises(CheckpointError, match="expected 'default' or 'yarn': engines take any"):
         rope_frequencies(draft_of(folder).geometry.rope, 16)
+
+
+def test_latent_attention_takes_its_own_yarn() -> None:
+    """DeepSeek's class reads neither key, which other layers turn by."""
+    usual = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    for more in ({"truncate": False}, {"attention_factor": 3.0}):
+        both = [read(scaling) for scaling in (usual, {**usual, **more})]
+        assert not torch.equal(*map(turned, both))
+        assert torch.equal(*map(turned, map(served_rope, both)))
 
 
 # ---- What config.json says, as transformers and both engines read it (`rope_readings.json`)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ import draftquant.api as dq
 import numpy as np
 import pytest
 import torch
+from draftquant.calibration.traces.held_out import HeldOut
 from draftquant.calibration.traces.manifest import Sampling, manifest_text
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.recipes.errors import DraftQuantError
 from draftquant.scripts.cli import main
 from draftquant.validate.report.document import read_report
+from draftquant.validate.runs import drafts_judged
 from draftquant.validate.served.target_pair import BesideTarget, check_targets, judge_targets
 from handmade_replays import RELEASE
 from handmade_reports import KNOWN, ONE_BY_ONE, lost
@@ -117,6 +120,32 @@ def test_what_was_known_before_reaches_the_report() -> None:
     for known in ONE_BY_ONE:
         assert lost(known, judge_targets(one, other, RELEASE, background=known)) == []
     assert lost(KNOWN, judge_targets(one, looping, RELEASE, background=KNOWN)) == []
+
+
+@pytest.mark.parametrize("worse", [0, 1])
+def test_what_is_known_of_either_side_is_in_the_report(
+    worse: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both sides' own warnings and seen prompts, and the worse of two agreements."""
+    folders = (first(), second())
+    seen = [entry.id for entry in TraceFolder.open(first()).manifest.prompts][:2]
+
+    def known(name: str, tell: Callable[[int], Any]) -> None:
+        def told(*asked: Any) -> Any:
+            (traces,) = (one for one in asked if isinstance(one, TraceFolder))
+            return tell(folders.index(traces.folder))
+
+        monkeypatch.setattr(drafts_judged, name, told)
+
+    known(
+        "check_held_out", lambda side: HeldOut(continuations=(seen[side],), unknown=("?!"[side],))
+    )
+    known("origin_warnings", lambda side: (f"origin {side}",))
+    known("head_agreement", lambda side: 0.5 if side == worse else 0.999)
+    found = dq.gate(DRAFT, traces=folders[0], traces_of_candidate=folders[1]).background
+    assert found.head_agreement == 0.5
+    assert found.seen_continuations == (*seen,)
+    assert {"origin 0", "origin 1"} <= {*found.warnings}
 
 
 def test_text_that_repeats_itself_more_does_not_pass() -> None:

@@ -5,16 +5,18 @@ kind that is there. And no module but a family's own names a family.
 """
 
 import copy
+import itertools
 import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -334,32 +336,67 @@ def test_a_shard_within_a_word_and_a_zero_point_are_refused() -> None:
         scheme.process_weights_after_loading(layer)
 
 
-@pytest.mark.parametrize("engine", ["vllm.general_plugins", "sglang.srt.plugins"])
-def test_engines_find_the_plugin(engine: str) -> None:
-    (found,) = (point for point in entry_points(group=engine) if point.name == "draftquant")
-    module, _, function = found.value.partition(":")
-    assert module.startswith("draftquant.quantize.plugins.")
-    assert function == "register"
+class LinearMethod:
+    """Stands for an engine's `QuarkLinearMethod`."""
 
 
-def test_sglang_takes_our_class_in_the_place_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SGLang's modules are the test's: `register` alone is looked at."""
-    own, methods = type("QuarkConfig", (), {}), {}
-    methods["quark"] = own
-    layers = "sglang.srt.layers"
-    given: dict[str, dict[str, Any]] = {
-        "sglang": {}, "sglang.srt": {}, layers: {"parameter": None},
-        f"{layers}.quantization": {"QUANTIZATION_METHODS": methods},
-        f"{layers}.quantization.quark": {},
-        f"{layers}.quantization.quark.quark": {"QuarkConfig": own, "QuarkLinearMethod": object},
-    }  # fmt: skip
-    for name, held in given.items():
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-        vars(sys.modules[name]).update(held)
-    (found,) = (e for e in entry_points(group="sglang.srt.plugins") if e.name == "draftquant")
+class OwnQuark:
+    """Stands for an engine's `QuarkConfig`: what is declared of each linear, by its whole name."""
+
+    pack_method = "reorder"
+    declared: ClassVar = {"model.layers.0.mlp.up_proj": "mi325x-w4a8",
+                          "model.layers.0.mlp.down_proj": "mi325x-fp8"}  # fmt: skip
+
+    def get_quant_method(self, layer: Any, _prefix: str) -> object:
+        return LinearMethod() if layer.is_linear else None
+
+    def _find_matched_config(self, prefix: str, _layer: object) -> dict[str, Any]:
+        return layer_config(self.declared[prefix])
+
+
+METHODS: dict[str, type] = {}
+QUARK = {"QuarkConfig": OwnQuark, "QuarkLinearMethod": LinearMethod}
+PARAMETERS = SimpleNamespace(PackedvLLMParameter=parameter, PackedColumnParameter=parameter)
+ENGINES: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
+    "vllm.general_plugins": ("vllm.model_executor", {
+        "": {"parameter": PARAMETERS},
+        "layers.quantization": {
+            "register_quantization_config": lambda name: partial(METHODS.__setitem__, name)
+        },
+        "layers.quantization.quark.quark": QUARK,
+    }),
+    "sglang.srt.plugins": ("sglang.srt", {
+        "layers": {"parameter": PARAMETERS},
+        "layers.quantization": {"QUANTIZATION_METHODS": METHODS},
+        "layers.quantization.quark.quark": QUARK,
+    }),
+}  # fmt: skip
+"""Group of entry points -> the modules of the engine that its plugin imports from."""
+
+
+@pytest.mark.parametrize("group", ENGINES)
+def test_engines_take_our_class_in_the_place_of_their_own(
+    group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With modules of the test's: a linear gets INT4 where that is declared of it."""
+    METHODS.clear()
+    root, given = ENGINES[group]
+    for below, held in given.items():
+        parts = [*root.split("."), *filter(None, below.split("."))]
+        for name in itertools.accumulate(parts, "{}.{}".format):
+            if name not in sys.modules:
+                monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        vars(sys.modules[".".join(parts)]).update(held)
+    (found,) = (point for point in entry_points(group=group) if point.name == "draftquant")
     try:
         found.load()()
     finally:
         sys.modules.pop(found.module, None)
-    assert methods["quark"] is not own
-    assert issubclass(methods["quark"], own)
+    assert issubclass(METHODS["quark"], OwnQuark)
+    ours = METHODS["quark"]()
+    for prefix, recipe in OwnQuark.declared.items():
+        layer = SimpleNamespace(is_linear=True, scheme=PlainFp8())
+        assert isinstance(ours.get_quant_method(layer, prefix), LinearMethod)
+        unpacked = (UnpackedInt4, PlainFp8)[recipe == "mi325x-fp8"]
+        assert type(layer.scheme) is unpacked
+    assert ours.get_quant_method(SimpleNamespace(is_linear=False), "model.embed_tokens") is None

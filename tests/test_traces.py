@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -281,17 +282,14 @@ def test_sampled_text_is_written_and_read(tmp_path: Path) -> None:
     assert (manifest.temperature, manifest.sampling) == (0.6, SAMPLING)
     assert (manifest.logprobs, manifest.recorded_by) == (SPEC, "vllm 0.32.0")
     assert manifest.sampled
-    kinds: list[tuple[Any, float, Sampling, bool]] = [
-        ("processed", 0.6, SAMPLING, True),
-        ("raw", 0.6, Sampling(), False),
-        ("raw", 1, Sampling(top_p=0.9), False),
-        ("raw", 1, Sampling(), True),
-    ]
-    for kind, temperature, sampling, as_sampled in kinds:
+    asked = itertools.product(("processed", "raw"), (1, 0.6), (1, 0.9), (0, 50))
+    for kind, temperature, top_p, top_k in asked:
+        how = Sampling(top_p=top_p, top_k=top_k), LogprobSpec(kind=kind)
         one = dataclasses.replace(
-            manifest, temperature=temperature, sampling=sampling, logprobs=LogprobSpec(kind=kind)
+            manifest, temperature=temperature, sampling=how[0], logprobs=how[1]
         )
-        assert one.logprobs_as_sampled == as_sampled
+        unchanged = temperature == 1 and top_p == 1 and top_k == 0
+        assert one.logprobs_as_sampled == (kind == "processed" or unchanged)
 
 
 LIES: tuple[tuple[Edit, str], ...] = (
@@ -423,6 +421,9 @@ def test_what_belongs_together_stays_together(tmp_path: Path) -> None:
     for group in ({"talk/turn-1", "talk/turn-2", "talk/turn-3", "copy"}, {"near", "nearly"}):
         assert len(group & set(ids(report.first))) in (0, len(group))
     assert (report.num_groups, report.largest_group, report.lopsided) == (12, 4, False)
+    of_b = split_traces(traces, tmp_path / "of-b", tmp_path / "others", categories=["b"])
+    assert {*ids(of_b.first)} == {"talk/turn-1", "talk/turn-2", "talk/turn-3", "copy"}
+    assert trace_info(traces).known_top1 == 0  # none is recorded
     hashes = [{prompt.hashes[1] for prompt in recorded_prompts(side)} for side in
               (report.first, report.second)]  # fmt: skip
     assert not hashes[0] & hashes[1]

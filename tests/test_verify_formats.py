@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from draftquant.quantize.verify import VerifyReport, verify
+from draftquant.quantize.verify.comparison import LinearFinding
+from draftquant.scripts.verbs.verify import print_verification
 from handmade import LINEARS, MADE, Made, by_hand, pack, quantize_by_hand, stored_parts
 from handmade_numbers import (
     HALF,
@@ -78,6 +80,20 @@ def test_a_right_folder_passes_as_anybodys(
     made: Callable[[str], Path], source: Path, name: str, own: bool
 ) -> None:
     assert checked(made(name), source, own).faults == ()
+
+
+@pytest.mark.parametrize("errors", [[], [None, None], [None, 0.98765], [0.5, 0.98765]])
+def test_a_bound_is_shown_wherever_a_linear_has_one(
+    errors: list[float | None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    linears = (
+        LinearFinding(module=f"l{i}", wrong_codes=0, max_error=error, relative_l2_error=0.25)
+        for i, error in enumerate(errors)
+    )
+    print_verification(VerifyReport(output="o", source="s", faults=(), linears=tuple(linears)))
+    shown, told = capsys.readouterr().out, [one for one in errors if one is not None]
+    assert ("error / allowed" in shown) == bool(told)
+    assert all(f"{one:.4f}" in shown for one in told)
 
 
 def weight_of(source: Path) -> Array:

@@ -43,18 +43,33 @@ MEASURED = re.compile(
 )
 
 
-def check_told(name: str, scenes: Mapping[str, str]) -> None:
-    """Each scene's text is the one that is kept."""
+def check_told(name: str, scenes: Mapping[str, Any]) -> None:
+    """Each scene's text, or its value as JSON, is the one that is kept."""
     file = KEPT / f"{name}.txt"
     kept = file.read_text(encoding="utf-8") if file.is_file() else ""
     found = dict(re.findall(r"^## (.+)\n((?:(?!## ).*\n)*)", kept, re.MULTILINE))
-    wanted = {scene: f"{text.strip()}\n\n" for scene, text in scenes.items()}
+    texts = {scene: told if isinstance(told, str) else json_lines(json.loads(json.dumps(told)))
+             for scene, told in scenes.items()}  # fmt: skip
+    wanted = {scene: f"{text.strip()}\n\n" for scene, text in texts.items()}
     if os.environ.get("DRAFTQUANT_TELL"):
         found |= wanted
         text = "".join(f"## {scene}\n{found[scene]}" for scene in sorted(found))
         file.write_text(text, encoding="utf-8")
     for scene, text in wanted.items():
         assert text == found.get(scene, ""), scene
+
+
+def json_lines(value: Any, deep: int = 3) -> str:
+    """JSON with a line for each thing that is said."""
+    if not deep or not isinstance(value, dict | list) or not value:
+        return json.dumps(value)
+    inner = (
+        [f"{json.dumps(key)}: {json_lines(item, deep - 1)}" for key, item in value.items()]
+        if isinstance(value, dict)
+        else [json_lines(item, deep - 1) for item in value]
+    )
+    ends = "{}" if isinstance(value, dict) else "[]"
+    return ends[0] + "\n" + ",\n".join(inner) + "\n" + ends[1]
 
 
 def lines_of(value: Any, place: str = "") -> Iterator[str]:

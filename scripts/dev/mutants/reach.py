@@ -1,7 +1,8 @@
 """Which everyday test runs which line of the product: as recorded, and kept in build/mutants.
 
 A line counts as run where a statement of a function begins on it. Each file of tests is recorded
-anew when it, a helper that it imports, or a module that it ran has changed.
+anew when it, a helper that it imports, or a module that it ran has changed; conftest.py says how
+tests run, not which lines.
 """
 
 import functools
@@ -224,7 +225,7 @@ def _hash(root: Path, path: str) -> str:
 
 def _tests_and_helpers(root: Path, name: str) -> set[str]:
     """A file of tests, and the helpers beside it that it imports, or that they do."""
-    found, waiting = set(), [name, "tests/conftest.py"]
+    found, waiting = set(), [name]
     while waiting:
         path = waiting.pop()
         if path in found or not (root / path).is_file():
