@@ -58,8 +58,8 @@ def changed_norms(recipe: Recipe, draft: Draft, claimed: Sequence[int]) -> dict[
 def _claim(recipe: Recipe, draft: Draft, row: Row) -> int:
     """Index of the rule that claims a tensor: patterns (exceptions) take precedence over roles."""
     by_name = [i for i, rule in enumerate(recipe.rules) if names_row(rule, row)]
-    named = any("router" in rule.role for rule in recipe.rules)
-    as_norms = (row.role == "router" and not named) or row.role == "other"
+    named = any(row.role in rule.role for rule in recipe.rules)
+    as_norms = (row.role in ("router", "indexer") and not named) or row.role == "other"
     role: Role = "norm" if as_norms else row.role  # kept, as norms are
     by_role = [i for i, rule in enumerate(recipe.rules) if role in rule.role]
     for claims in (by_name, by_role):
