@@ -125,6 +125,7 @@ def tiny_deepseek_mtp(folder: Path, *, indexer: str = "", **arguments: Any) -> P
         "v_head_dim": 16,
         "first_k_dense_replace": 1 if ask.experts else ask.number + 1,
         "moe_layer_freq": 1,
+        **ask.config,
     }
     attention = shapes.latent_attention(keys, ask.hidden)
     if indexer:

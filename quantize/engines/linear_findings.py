@@ -18,6 +18,7 @@ from .built_linears import (
     first_prefix,
     fits,
     holds,
+    is_widened,
     never_fits,
     no_parameter,
     of_other_layer,
@@ -128,10 +129,16 @@ class Walk(Folder):
             companions = [t.name for suffix, t in tensors.items() if suffix in COMPANIONS]
             if not tensors:
                 yield _never_written(module, f"{part}.weight")
+            elif is_widened(self.engine.name, module, part, tensors):
+                continue
             elif companions or (weight is not None and weight.dtype not in FLOAT_DTYPES):
                 name, remedy = f"{module.name}.weight", _declare(self, module)
-                facts = {"has_companions": bool(companions)}
                 name = companions[0] if companions else name
+                facts = {
+                    "has_companions": bool(companions),
+                    "suffix": name.rpartition(".")[2],
+                    "columns": shape[1],
+                }
                 yield self._in_place("codes", module, name, remedy, weight, shape, facts)
             elif weight is not None and weight.shape != shape:
                 yield self._other_shape(module, weight, shape)

@@ -16,7 +16,15 @@ from ..engine_traits import Finding, MtpLayer, ServedDraft
 from ..geometry import Indexer
 from ..shared.layers import with_latent
 from ..shared.mixture import read_mixture
-from ..shared.mtp import AROUND_DEEPSEEKS, NO_PARAMETER, Mtp, MtpGeometry, mtp_traits, read_mtp
+from ..shared.mtp import (
+    AROUND_DEEPSEEKS,
+    NO_PARAMETER,
+    Mtp,
+    MtpGeometry,
+    floats_beside_nvfp4,
+    mtp_traits,
+    read_mtp,
+)
 
 
 def _in_vllm(draft: ServedDraft) -> Finding | None:
@@ -40,7 +48,7 @@ def _in_vllm(draft: ServedDraft) -> Finding | None:
 
 
 ENGINE_TRAITS = mtp_traits(
-    frozenset({"DeepseekV3ForCausalLM"}),
+    frozenset({"DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"}),
     vllm=MtpLayer(
         layer="model.layers.{n}.mtp_block.",
         prefix="model.layers.{n}.",
@@ -52,13 +60,9 @@ ENGINE_TRAITS = mtp_traits(
         layer="model.decoder.",
         prefix="model.decoder.",
         most_modules=1,  # `deepseek_weight_loader.py:567`; executed
-        misconfigured=lambda _draft: Finding(
-            "unknown",
-            "Loading kv_b_proj of this draft needs a GPU, and SGLang was executed without one",
-            "try it",
-        ),
+        floats=floats_beside_nvfp4("model.decoder."),
     ),
-    more_in_sglang=frozenset({"DeepseekV3ForCausalLMNextN"}),
+    more_in_sglang=frozenset({"DeepseekV3ForCausalLMNextN", "GlmMoeDsaForCausalLMNextN"}),
     latent=True,
 )
 
