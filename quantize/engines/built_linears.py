@@ -101,7 +101,8 @@ def is_widened(
     """
     weight = tensors.get("weight")
     scales = [tensor.shape for suffix, tensor in tensors.items() if suffix.startswith(_SCALE)]
-    if module.leaf != JOINED or not part.endswith(".wk") or len(scales) != 1:
+    read = ".wk" if engine == "vllm" else (".wk", ".weights_proj")
+    if module.leaf != JOINED or not part.endswith(read) or len(scales) != 1:
         return False
     if weight is None or weight.dtype != FP8_DTYPE:
         return False
