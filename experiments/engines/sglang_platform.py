@@ -26,7 +26,10 @@ _KERNEL_PACKAGES = frozenset({
     "torch_memory_saver", "torchvision", "triton",
 })  # fmt: skip
 # Arithmetic of theirs that SGLang needs to choose a kernel, and what an indexer asks for.
-_ARITHMETIC = {"cutlass.cute.ceil_div": lambda a, b: -(-a // b), "deep_gemm.get_num_sms": lambda: 132}
+_ARITHMETIC = {
+    "cutlass.cute.ceil_div": lambda a, b: -(-a // b),
+    "deep_gemm.get_num_sms": lambda: 132,
+}
 # What kernels of linear attention, which Qwen3-Next imports, look up a module of torch by.
 _ANSWERS = {"triton.runtime.driver.active.get_current_target.backend": "cuda"}
 

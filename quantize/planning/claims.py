@@ -148,6 +148,12 @@ def _quantized_problems(recipe: Recipe, rule: Rule, draft: Draft, row: Row) -> P
             f" {width:,} features ({4 * width**2 / 1e9:.1f} GB) and their factorization",
             "give fc a format of eight bits, round it to nearest, or keep it",
         )
+    if row.role == "indexer" and rounding != "nearest":
+        yield (
+            f"{row.tensor.name}: rounding {rounding} needs to know what it reads, and replay ends"
+            " where an indexer begins to choose",
+            "give it a format of eight bits, round it to nearest, or keep it",
+        )
     if is_expert(row.canonical) and rounding == "learned":
         yield (
             f"{row.tensor.name}: rounding learned would keep the weights, gradients and optimizer"
