@@ -211,7 +211,7 @@ def _misfit(
     if g.indexer is not None and longest > g.indexer.most:
         return (
             f"its indexer chooses {g.indexer.most:,} positions (index_topk), which replay does not"
-            f" compute where there are more, and the longest prompt has {longest:,} with its answer",
+            f" compute where there are more; the longest prompt has {longest:,} with its answer",
             "record shorter prompts and answers; or serve both drafts: draftquant measure, then"
             " gate --measured",
         )

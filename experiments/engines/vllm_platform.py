@@ -121,9 +121,9 @@ def _claim_cuda(capability: tuple[int, int]) -> None:
 
 
 def _stand_in_for_kernels() -> None:
-    """Replaces: packages that vLLM's wheel for CUDA asks for, or has. Humming has kernels of integers
-    in any number of bits, groups of any size and FP8 in any blocks; whether it is there decides
-    which kernel is taken. DeepGEMM has those of an indexer, which is not built without them.
+    """Replaces: packages of vLLM's wheel for CUDA. Humming has kernels of integers in any number of
+    bits, groups of any size and FP8 in any blocks; whether it is there decides which kernel is
+    taken. DeepGEMM has those of an indexer, which is not built without them.
     """
     import vllm.model_executor.kernels.linear.mixed_precision.humming as integers
     import vllm.model_executor.kernels.linear.scaled_mm.humming as floats

@@ -218,8 +218,8 @@ def last_parts(kept: Sequence[str]) -> list[str]:
 
     Where that says too little, the part before it is added: a number, "embed_proj.0", and the
     parts of a head, "confidence_head.proj", or of DeepSeek-V4's `indexer.wq_b`, since names of
-    linears in layers also end like that. Networks beside the layers, which have MLPs of their own, are named with all that follows: no engine renumbers
-    those.
+    linears in layers also end like that. Networks beside the layers, which have MLPs of their own,
+    are named with all that follows: no engine renumbers those.
     """
     return sorted({last_part(module) for module in kept})
 

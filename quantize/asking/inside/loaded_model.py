@@ -279,7 +279,7 @@ def _differing(a: Tensor, b: "Tensor | None") -> Tensor:
 
 
 def _numbered(names: "list[str]") -> dict[int, str]:
-    """A number for each, all with as many bits: what several tensors spell together is no number."""
+    """A number for each, all with as many bits: what several spell together is no number."""
     width = 2
     while comb(width, width // 2) < len(names):
         width += 1
