@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek
+from transformers.models.deepseek_v32 import modeling_deepseek_v32 as deepseek_v32
 from transformers.models.glm4_moe import modeling_glm4_moe as glm
+from transformers.models.glm_moe_dsa import modeling_glm_moe_dsa as glm_dsa
 from transformers.models.qwen2 import modeling_qwen2 as qwen2
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
@@ -31,6 +33,8 @@ KINDS = {
     "deepseek-mtp": _kind(deepseek, "DeepseekV3"),
     "glm4-moe-mtp": _kind(glm, "Glm4Moe"),
     "qwen3-next-mtp": _kind(qwen3_next, "Qwen3Next"),
+    "deepseek_v32": _kind(deepseek_v32, "DeepseekV32"),
+    "glm_moe_dsa": _kind(glm_dsa, "GlmMoeDsa"),
     "qwen3_5_text": _kind(qwen3_5, "Qwen3_5", "Qwen3_5Text"),
 }
 """By family, or by model_type where one family has layers of two classes."""
@@ -56,6 +60,7 @@ class ReferenceMtp:
     ) -> None:
         config = config.get("text_config", config)
         self.window = config["sliding_window"] if family == STEP else None
+        self.once = False  # later steps read what the first one's indexer chose
         if family == STEP:
             self.family, self.weights, self.eps = family, weights, config["rms_norm_eps"]
             self.layer, self.rotary = _of_step(config, weights)
@@ -69,9 +74,12 @@ class ReferenceMtp:
             if "partial_rotary_factor" in keys:
                 rope["partial_rotary_factor"] = keys.pop("partial_rotary_factor")
             keys["rope_parameters"] = rope
+        number, self.once = _number(family, config), "index_share_for_mtp_iteration" in keys
+        if "index_topk" in keys:
+            keys |= {"num_hidden_layers": number + 1, "head_dim": keys["qk_rope_head_dim"]}
         made = config_class(**keys, attn_implementation="eager")
         self.family, self.weights, self.eps = family, weights, config["rms_norm_eps"]
-        self.layer: nn.Module = layer_class(made, _number(family, config)).double()
+        self.layer: nn.Module = layer_class(made, number).double()
         if family == "deepseek-mtp":  # engines hand the draft's epsilon to the norms of latents
             attention: Any = self.layer.self_attn
             for norm in (attention.q_a_layernorm, attention.kv_a_layernorm):
@@ -93,19 +101,23 @@ class ReferenceMtp:
         Returns:
             [V].
         """
-        hidden = states[: row + 1]
+        hidden, seen = states[: row + 1], row + 1 if self.once else None
         for _ in range(depth):  # a chain grows by one row each time, all of it computed again
-            hidden = torch.cat((states[: row + 1], self.fed_back(hidden, token_ids)[row:]))
-        out = self._outputs(hidden, token_ids)[-1]
+            fed_back = self.fed_back(hidden, token_ids, seen)
+            hidden = torch.cat((states[: row + 1], fed_back[row:]))
+        out = self._outputs(hidden, token_ids, seen)[-1]
         return self._norm("norm", out) @ self.weights["lm_head.weight"].T
 
-    def fed_back(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
+    def fed_back(self, hidden: Tensor, token_ids: Tensor, seen: int | None = None) -> Tensor:
         """What the next step, or the next module, reads of these rows."""
-        out = self._outputs(hidden, token_ids)
+        out = self._outputs(hidden, token_ids, seen)
         return out if self.family in FEEDS_BACK_ITS_STREAM else self._norm("norm", out)
 
-    def _outputs(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
-        """The layer over rows 0, 1, ... that see what stands before them, before the last norm."""
+    def _outputs(self, hidden: Tensor, token_ids: Tensor, seen: int | None = None) -> Tensor:
+        """The layer over rows 0, 1, ... that see what stands before them, before the last norm.
+
+        `seen`: they see no later rows than so many first ones, None = their own and all before.
+        """
         rows = len(hidden)
         embedded = self.weights["embed_tokens.weight"][token_ids[1 : rows + 1]].clone()
         if self.family not in UNMASKED:
@@ -117,6 +129,7 @@ class ReferenceMtp:
         hidden_ones = torch.ones(rows, rows).triu(1)
         if self.window is not None:
             hidden_ones += torch.ones(rows, rows).tril(-self.window)
+        hidden_ones[:, seen or rows :] = 1
         mask = torch.zeros(rows, rows, dtype=x.dtype)
         mask = mask.masked_fill(hidden_ones > 0, float("-inf"))[None, None]
         turned = self.rotary(x, positions)

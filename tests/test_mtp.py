@@ -7,6 +7,7 @@ enlarge by less than a hundred: 1e-5. A wrong order of the concat moves logits b
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,16 @@ from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.quantize.stored.stored_tables import EMBEDDING, HEAD
 from draftquant.quantize.verify import verify
-from draftquant.recipes import load_recipe
-from draftquant.recipes.errors import CheckpointError, EstimateError, PlanError
+from draftquant.recipes import built_in_recipes, load_recipe
+from draftquant.recipes.errors import CheckpointError, EstimateError, PlanError, TraceError
+from draftquant.recipes.schema import Rule
 from draftquant.scripts.cli import main
 from draftquant.validate.counting.trace_replay import replay_drafts
 from recorded import record_traces
 from reference_draft import transformers_in_float64
 from reference_mtp import ReferenceModules, ReferenceMtp
 from safetensors.torch import load_file, save_file
+from said_traces import write_said
 from tiny import Stored, read_tensors, write_tensors
 from tiny_mtp import (
     tiny_deepseek_mtp,
@@ -63,6 +66,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek-many": ("deepseek-mtp", {"experts": 8, "config": {"num_experts_per_tok": 3}}),
     "qwen3-next-many": ("qwen3-next-mtp", {"experts": 8, "config": {"norm_topk_prob": False}}),
     "glm": ("glm4-moe-mtp", {}),
+    "deepseek-v3.2": ("deepseek-mtp", {"indexer": "DeepSeek-V3.2"}),
+    "glm-5.2": ("deepseek-mtp", {"indexer": "GLM-5.2"}),
 }
 
 
@@ -134,6 +139,56 @@ def test_experts_are_quantized_and_routers_kept(family: str, recipe: str, tmp_pa
             assert after[name] == tensor, name
     leaves = {m.rpartition(".")[2] for m in StoredDraft.read(Checkpoint.open(out)).modules}
     assert {"gate_proj", "up_proj", "down_proj", "o_proj"} < leaves
+
+
+# ---- an indexer
+
+
+@pytest.fixture(scope="module")
+def indexed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A layer without experts that reads at most 44 positions, of sizes that all formats take."""
+    config = {"index_topk": 44, "q_lora_rank": 128, "v_head_dim": 32}
+    folder = tmp_path_factory.mktemp("indexed") / "draft"
+    sizes = {"hidden": 128, "intermediate": 256, "experts": 0}
+    return tiny_deepseek_mtp(folder, indexer="GLM-5.2", config=config, **sizes)
+
+
+@pytest.mark.parametrize("recipe", built_in_recipes())
+def test_every_recipe_keeps_an_indexer(recipe: str, indexed: Path) -> None:
+    plan = make_plan(load_recipe(recipe), read_draft(Checkpoint.open(indexed)))
+    actions = {step.row.leaf: step.action for step in plan.steps if step.row.role == "indexer"}
+    assert actions == dict.fromkeys(("wq_b", "wk", "weights_proj"), "keep")
+
+
+def test_an_indexer_is_rounded_to_nearest_where_a_recipe_says_so(indexed: Path) -> None:
+    draft = read_draft(Checkpoint.open(indexed))
+    for recipe, fault in (("int4-channel", None), ("int4-channel-gptq", "where an indexer begins")):
+        keeps = load_recipe(recipe)
+        wants = Rule(role=("indexer",), action="quantize")
+        asked = replace(keeps, rules=(wants, *keeps.rules))
+        if fault is None:
+            assert [s.action for s in make_plan(asked, draft).steps if s.row.leaf == "wk"] == [
+                "quantize"
+            ]
+            continue
+        with pytest.raises(PlanError, match=fault):
+            make_plan(asked, draft)
+
+
+@pytest.mark.parametrize("tokens", [39, 40])
+def test_more_positions_than_an_indexer_chooses_are_refused(
+    tokens: int, indexed: Path, tmp_path: Path
+) -> None:
+    draft = load_draft(indexed)
+    traces = write_said(
+        tmp_path / "traces", tokens=tokens, prompts=2, hidden=128, layers=[7],
+        fusion_sha256=draft.fusion_sha256,
+    )  # fmt: skip
+    if tokens == 39:
+        assert replay_drafts([draft], traces, num_draft_tokens=2)
+        return
+    with pytest.raises(TraceError, match=r"chooses 44 positions .* the longest prompt has 45"):
+        replay_drafts([draft], traces, num_draft_tokens=2)
 
 
 @pytest.mark.slow

@@ -108,8 +108,8 @@ def tiny_mimo_mtp(folder: Path, **arguments: Any) -> Path:
     return ask.write(folder, found, sharded=False)
 
 
-def tiny_deepseek_mtp(folder: Path, **arguments: Any) -> Path:
-    """Of DeepSeek-V3: latent attention and experts."""
+def tiny_deepseek_mtp(folder: Path, *, indexer: str = "", **arguments: Any) -> Path:
+    """Of DeepSeek-V3: latent attention and experts; `indexer`: of which later model it has one."""
     ask = _Asked(**arguments)
     ask.add_mixture()
     keys = ask.keys
@@ -125,9 +125,24 @@ def tiny_deepseek_mtp(folder: Path, **arguments: Any) -> Path:
         "v_head_dim": 16,
         "first_k_dense_replace": 1 if ask.experts else ask.number + 1,
         "moe_layer_freq": 1,
+        **ask.config,
     }
-    found = ask.nextn(shapes.latent_attention(keys, ask.hidden))
+    attention = shapes.latent_attention(keys, ask.hidden)
+    if indexer:
+        keys |= {**DSA[indexer], "index_topk": 2048, "index_n_heads": 4, "index_head_dim": 128}
+        attention |= shapes.indexer(keys, ask.hidden)
+    found = ask.nextn(attention)
     return ask.write(folder, found | (ask.of_target("embed_tokens") if ask.inside else {}))
+
+
+DSA: dict[str, dict[str, Any]] = {
+    "DeepSeek-V3.2": {"architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32"},
+    "GLM-5.2": {
+        "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa",
+        "indexer_rope_interleave": True, "index_share_for_mtp_iteration": True,
+    },
+}  # fmt: skip
+"""Models whose MTP layer has an indexer -> its keys."""
 
 
 def tiny_glm4_moe_mtp(folder: Path, **arguments: Any) -> Path:

@@ -55,6 +55,14 @@ def latent_attention(c: Config, width: int) -> Shapes:
     }
 
 
+def indexer(c: Config, width: int) -> Shapes:
+    """Of DeepSeek's sparse attention."""
+    heads, head = c["index_n_heads"], c["index_head_dim"]
+    rows = {"wq_b": (heads * head, c["q_lora_rank"]), "wk": (head, width)}
+    rows |= {"weights_proj": (heads, width), "k_norm": (head,), "k_norm.bias": (head,)}
+    return {f"self_attn.indexer.{name}": shape for name, shape in rows.items()}
+
+
 def gated(block: str, hidden: int, inner: int) -> Shapes:
     """One MLP."""
     return {f"{block}.{x}_proj": (inner, hidden) for x in ("gate", "up")} | {

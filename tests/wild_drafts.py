@@ -155,8 +155,13 @@ def _eagle1(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:
 
 
 def _nextn(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:
-    layer = shapes.nextn(config, shapes.latent_attention(config, config["hidden_size"]))
-    return shapes.tables(config, tensors["has"]) | shapes.named("model.layers.0.", layer)
+    """Of SGLang's export, or as it is numbered in its target."""
+    hidden, alone = config["hidden_size"], config["architectures"][0].endswith("NextN")
+    number = 0 if alone else config["num_hidden_layers"]
+    own = shapes.latent_attention(config, hidden)
+    own |= shapes.indexer(config, hidden) if "index_topk" in config else {}
+    layer = shapes.nextn(config, own, config.get("n_routed_experts", 0))
+    return shapes.tables(config, tensors["has"]) | shapes.named(f"model.layers.{number}.", layer)
 
 
 def _step3p5(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:

@@ -207,6 +207,14 @@ def _misfit(
         return what, of_its_target
     if not g.reads_features:
         return None
+    longest = max((prompt.num_tokens for prompt in traces.manifest.prompts), default=0)
+    if g.indexer is not None and longest > g.indexer.most:
+        return (
+            f"its indexer chooses {g.indexer.most:,} positions (index_topk), which replay does not"
+            f" compute where there are more; the longest prompt has {longest:,} with its answer",
+            "record shorter prompts and answers; or serve both drafts: draftquant measure, then"
+            " gate --measured",
+        )
     if layers is None and g.reads_layers:
         return (
             "it reads the layers that EAGLE-3 drafts of deep targets read by default, but the"

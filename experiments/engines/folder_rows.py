@@ -220,7 +220,8 @@ def _random_tensor(
         return Stored(dtype, shape, (np.arange(shape[0]) < kept).tobytes())
     if name == "d2t" or "zero_point" in name:
         return Stored(dtype, shape, bytes(size))
-    low, high = {"F8_E4M3": (0, 0x70), "F8_E8M0": (110, 130)}.get(dtype, (0, 256))
+    exponents = dtype == "F8_E8M0" or (dtype == "U8" and name.endswith("weight_scale"))
+    low, high = (110, 130) if exponents else (0, 0x70) if dtype == "F8_E4M3" else (0, 256)
     return Stored(dtype, shape, rng.integers(low, high, size, dtype=np.uint8).tobytes())
 
 

@@ -25,8 +25,11 @@ _KERNEL_PACKAGES = frozenset({
     "humming", "mooncake", "nvshmem", "sgl_deep_gemm", "sgl_kernel", "tilelang",
     "torch_memory_saver", "torchvision", "triton",
 })  # fmt: skip
-# Arithmetic of theirs that SGLang needs to choose a kernel.
-_ARITHMETIC = {"cutlass.cute.ceil_div": lambda a, b: -(-a // b)}
+# Arithmetic of theirs that SGLang needs to choose a kernel, and what an indexer asks for.
+_ARITHMETIC = {
+    "cutlass.cute.ceil_div": lambda a, b: -(-a // b),
+    "deep_gemm.get_num_sms": lambda: 132,
+}
 # What kernels of linear attention, which Qwen3-Next imports, look up a module of torch by.
 _ANSWERS = {"triton.runtime.driver.active.get_current_target.backend": "cuda"}
 
@@ -267,6 +270,7 @@ def _claim_gpu(arch: str) -> None:
         "get_device_name": Properties.name,
         "device_count": 1,
         "current_device": 0,
+        "set_device": None,
         "empty_cache": None,
         "synchronize": None,
         "max_memory_allocated": 0,

@@ -80,9 +80,24 @@ def _claim_cuda(capability: tuple[int, int]) -> None:
     """Replaces: what the platform says of itself. Schemes are chosen by these answers alone."""
     from vllm.platforms import current_platform
     from vllm.platforms.interface import DeviceCapability, PlatformEnum
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-    class FakedCuda(type(current_platform)):
+    on_cpu = type(current_platform)
+
+    class FakedCuda(on_cpu):  # type: ignore[misc, valid-type]
         _enum = PlatformEnum.CUDA
+
+        @classmethod
+        def get_attn_backend_cls(
+            cls, selected_backend: Any, attn_selector_config: Any, num_heads: int | None = None
+        ) -> str:
+            """That of a CPU, but for the attention of an indexer, which the CPU lacks."""
+            if attn_selector_config.use_sparse:
+                return AttentionBackendEnum.FLASHMLA_SPARSE.get_path()
+            path: str = on_cpu.get_attn_backend_cls(
+                selected_backend, attn_selector_config, num_heads
+            )
+            return path
 
         @classmethod
         def get_device_capability(cls, device_id: int = 0) -> DeviceCapability:
@@ -102,18 +117,19 @@ def _claim_cuda(capability: tuple[int, int]) -> None:
             return torch.float8_e4m3fn
 
     current_platform.__class__ = FakedCuda
-    _stand_in_for_humming()
+    _stand_in_for_kernels()
 
 
-def _stand_in_for_humming() -> None:
-    """Replaces: a package that vLLM's wheel for CUDA asks for. It has kernels of integers in any
-    number of bits, groups of any size and FP8 in any blocks; whether it is there decides which
-    kernel is taken.
+def _stand_in_for_kernels() -> None:
+    """Replaces: packages of vLLM's wheel for CUDA. Humming has kernels of integers in any number of
+    bits, groups of any size and FP8 in any blocks; whether it is there decides which kernel is
+    taken. DeepGEMM has those of an indexer, which is not built without them.
     """
     import vllm.model_executor.kernels.linear.mixed_precision.humming as integers
     import vllm.model_executor.kernels.linear.scaled_mm.humming as floats
+    import vllm.model_executor.layers.sparse_attn_indexer as indexer
 
-    integers.has_humming = floats.has_humming = lambda: True
+    integers.has_humming = floats.has_humming = indexer.has_deep_gemm = lambda: True
 
 
 def _claim_rocm(arch: str) -> None:
@@ -225,6 +241,7 @@ def _start_one_process_group() -> None:
     """Layers need a process group to exist: one process, over a file."""
     import vllm.distributed.parallel_state as parallel_state
     from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.v1.worker.workspace import init_workspace_manager
 
     meeting = Path(tempfile.mkdtemp()) / "group"
     with set_current_vllm_config(VllmConfig()):
@@ -236,3 +253,5 @@ def _start_one_process_group() -> None:
             backend="gloo",
         )
         parallel_state.initialize_model_parallel(1, 1)
+    init_workspace_manager(torch.device("cpu"))  # as a worker does first
+    torch.accelerator.empty_cache = lambda: None  # before a workspace of kernels is made larger

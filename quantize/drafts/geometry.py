@@ -49,6 +49,20 @@ class GroupedAttention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Indexer:
+    """What chooses the positions that sparse attention (DSA) reads; widths in elements.
+
+    `most`: so many it chooses, and attention over no more is MLA's. `chooses_once`: later steps of
+    a chain read what the first one chose, so none of them sees its own position or another's.
+    """
+
+    num_heads: int
+    head_dim: int
+    most: int
+    chooses_once: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
     """MLA; all heads share the rotated part of a key; widths in elements.
 
@@ -62,6 +76,7 @@ class LatentAttention:
     qk_rope_head_dim: int
     v_head_dim: int
     rope_interleave: bool
+    indexer: Indexer | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +119,11 @@ class Geometry:
     def token_limit(self) -> TokenLimit | None:
         """The limit that refuses a replay with more draft tokens; None where there is none."""
         return None
+
+    @property
+    def indexer(self) -> Indexer | None:
+        """That of sparse attention; None where all positions are read."""
+        return self.attention.indexer if isinstance(self.attention, LatentAttention) else None
 
     @property
     def normed_heads(self) -> bool:

@@ -46,7 +46,11 @@ class ChainForward(DraftForward):
 
     @override
     def drafted(self, asked: Drafting) -> Iterator[DraftPass]:
-        attention, alive = ChainAttention(asked.num_rows), asked.alive
+        indexer = self.geometry.indexer
+        attention = ChainAttention(
+            asked.num_rows, sees_chain=indexer is None or not indexer.chooses_once
+        )
+        alive = asked.alive
 
         def step(at: range, depth: int, x: Tensor, kept: Tensor | None) -> Tensor:
             attention.begin(at, depth, kept)
@@ -88,12 +92,16 @@ def _named(depth: int) -> str:
 class ChainAttention:
     """`Attend` of the chain: depth-0 keys of all rows so far, deeper keys of the current block.
 
-    Only `window` rows of the context are seen, the last of them row t; None = all.
+    Only `window` rows of the context are seen, the last of them row t; None = all. Deeper rows are
+    not seen unless `sees_chain`.
     """
 
-    def __init__(self, num_rows: int, window: int | None = None) -> None:
+    def __init__(
+        self, num_rows: int, window: int | None = None, *, sees_chain: bool = True
+    ) -> None:
         self._num_rows = num_rows
         self._window = window
+        self._sees_chain = sees_chain
         self._context: dict[int, list[Keys]] = {}
         self._own: dict[int, list[Keys]] = {}
         self._rows, self._depth = range(0), 0
@@ -110,7 +118,8 @@ class ChainAttention:
         if self._kept is not None:
             q, k, v = (self._at_their_places(x, layer) for x in (q, k, v))
         known = self._context if self._depth == 0 else self._own
-        known.setdefault(layer, []).append((k, v))
+        if self._depth == 0 or self._sees_chain:
+            known.setdefault(layer, []).append((k, v))
         context, chained = self._context[layer], self._own.get(layer, [])
         most = max(1, MAX_SCORES // (q.shape[0] * q.shape[1] * self._num_rows))
         parts = []

@@ -68,6 +68,49 @@ def layer_linears(
     ]
 
 
+_INDEXER = "self_attn.indexer."
+JOINED = "wk_weights_proj"
+"""What an indexer reads of the layer's input, as one linear; never quantized."""
+
+
+def indexer_linears(question: Question, layer: str, engine: EngineName) -> list[Linear]:
+    """The linears of an indexer; none without one.
+
+    Source: vLLM 0.33 `models/deepseek_v32/attention.py:71`; SGLang 0.5.23 `dsa_indexer.py:298`,
+    which joins two of them on CUDA, where neighbouring dimensions turn together.
+    """
+    if question.config.get("index_topk") is None:
+        return []
+
+    def linear(path: str, *parts: str) -> Linear:
+        names = tuple(f"{layer}.{_INDEXER}{part}" for part in parts)
+        return f"{_INDEXER}{path}", names, "replicated"
+
+    turned = question.config.get("indexer_rope_interleave", False) and not question.is_amd
+    if engine == "vllm" or turned:
+        return [linear("wq_b", "wq_b"), linear(JOINED, "wk", "weights_proj")]
+    return [linear(part, part) for part in ("wq_b", "wk", "weights_proj")]
+
+
+def is_widened(
+    engine: EngineName, module: Module, part: str, tensors: Mapping[str, TensorInfo]
+) -> bool:
+    """Whether it stores FP8 values times their scales: of an indexer's wk, in the joined linear.
+
+    Source: `_try_load_fp8_indexer_wk` of vLLM 0.33; `_load_fused_indexer_wk` of SGLang 0.5.23,
+    which takes every scale for that of a block.
+    """
+    weight = tensors.get("weight")
+    scales = [tensor.shape for suffix, tensor in tensors.items() if suffix.startswith(_SCALE)]
+    read = ".wk" if engine == "vllm" else (".wk", ".weights_proj")
+    if module.leaf != JOINED or not part.endswith(read) or len(scales) != 1:
+        return False
+    if weight is None or weight.dtype != FP8_DTYPE:
+        return False
+    blocks = tuple(-(-size // BLOCK) for size in weight.shape)
+    return scales[0] == blocks if engine == "sglang" else len(scales[0]) > 0
+
+
 GRAFT = "take the layer of the BF16 original: draftquant graft TARGET LAYER --replace --out O"
 GRAFTED = frozenset({"quark", "compressed-tensors", "fp8", "modelopt"})
 """Each quant_method in which graft declares a layer; with float experts all were executed."""
@@ -88,7 +131,10 @@ def mtp_modules(question: Question, served: MtpLayer, engine: EngineName) -> tup
             sharding,
         )
         for i in range(question.num_layers)
-        for path, parts, sharding in layer_linears(question.traits, f"layers.{i}", engine, mlp=mlp)
+        for path, parts, sharding in (
+            *layer_linears(question.traits, f"layers.{i}", engine, mlp=mlp),
+            *indexer_linears(question, f"layers.{i}", engine),
+        )
     )
     heads = (
         Module(name, name, (around_layer(i, "lm_head"),), "column")
@@ -102,6 +148,8 @@ def mtp_modules(question: Question, served: MtpLayer, engine: EngineName) -> tup
 
 def built_as_floats(question: Question, module: Module) -> str | None:
     """What to do where it is stored quantized; None where the declaration decides."""
+    if module.leaf in (JOINED, "weights_proj"):
+        return "keep the indexer in BF16, as recipes do that name no role indexer"
     served = question.own.mtp
     beginnings = served.floats(question) if served is not None else {}
     remedies = (remedy for name, remedy in beginnings.items() if module.prefix.startswith(name))
@@ -189,6 +237,7 @@ BLOCK = 128
 """Rows, and columns, of the blocks of FP8 weights that share a scale."""
 _FNUZ = "F8_E4M3FNUZ"
 _CACHE_SCALE = re.compile(r"\.self_attn\.attn\.[kv]_scale$")
+_SCALE = "weight_scale"
 _GLOBAL_SCALES = ("weight_scale_2", "weight_global_scale")
 
 

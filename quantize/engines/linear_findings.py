@@ -19,6 +19,7 @@ from .built_linears import (
     fits,
     has_several_global_scales,
     holds,
+    is_widened,
     of_other_layer,
     parameters,
     quantized_linear,
@@ -124,10 +125,16 @@ class Walk(Folder):
             companions = [t.name for suffix, t in tensors.items() if suffix in COMPANIONS]
             if not tensors:
                 yield _never_written(module, f"{part}.weight")
+            elif is_widened(self.engine.name, module, part, tensors):
+                continue
             elif companions or (weight is not None and weight.dtype not in FLOAT_DTYPES):
                 name, remedy = f"{module.name}.weight", _declare(self, module)
-                facts = {"has_companions": bool(companions)}
                 name = companions[0] if companions else name
+                facts = {
+                    "has_companions": bool(companions),
+                    "suffix": name.rpartition(".")[2],
+                    "columns": shape[1],
+                }
                 yield self._in_place("codes", module, name, remedy, weight, shape, facts)
             elif weight is not None and weight.shape != shape:
                 yield self._unlike(module, weight, shape)

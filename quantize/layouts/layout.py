@@ -215,10 +215,9 @@ def last_parts(kept: Sequence[str]) -> list[str]:
     """The last part of every kept module name: engines number layers in their own way.
 
     Where that says too little, the part before it is added: a number, "embed_proj.0", and the
-    parts of a head, "confidence_head.proj", since names of linears in layers also end like that.
-    So does DeepSeek-V4's `compressor.wgate`, therefore "ffn.gate" for its router. Networks beside
-    the layers, which have MLPs of their own, are named with all that follows: no engine renumbers
-    those.
+    parts of a head, "confidence_head.proj", or of DeepSeek-V4's `indexer.wq_b`, since names of
+    linears in layers also end like that. Networks beside the layers, which have MLPs of their own,
+    are named with all that follows: no engine renumbers those.
     """
     return sorted({last_part(module) for module in kept})
 
@@ -229,7 +228,7 @@ def last_part(module: str) -> str:
         return beside[1]
     parent, _, leaf = module.rpartition(".")
     owner = parent.rpartition(".")[2]
-    told_apart = leaf.isdecimal() or owner.endswith("_head") or (owner, leaf) == ("ffn", "gate")
+    told_apart = leaf.isdecimal() or owner.endswith(("_head", "indexer", "compressor"))
     return f"{owner}.{leaf}" if told_apart else leaf
 
 

@@ -58,8 +58,8 @@ def changed_norms(recipe: Recipe, draft: Draft, claimed: Sequence[int]) -> dict[
 def _claim(recipe: Recipe, draft: Draft, row: Row) -> int:
     """Index of the rule that claims a tensor: patterns (exceptions) take precedence over roles."""
     by_name = [i for i, rule in enumerate(recipe.rules) if names_row(rule, row)]
-    named = any("router" in rule.role for rule in recipe.rules)
-    as_norms = (row.role == "router" and not named) or row.role == "other"
+    named = any(row.role in rule.role for rule in recipe.rules)
+    as_norms = (row.role in ("router", "indexer") and not named) or row.role == "other"
     role: Role = "norm" if as_norms else row.role  # kept, as norms are
     by_role = [i for i, rule in enumerate(recipe.rules) if role in rule.role]
     for claims in (by_name, by_role):
@@ -147,6 +147,12 @@ def _quantized_problems(recipe: Recipe, rule: Rule, draft: Draft, row: Row) -> P
             f"{row.tensor.name}: with rounding gptq it would need the second moments of all"
             f" {width:,} features ({4 * width**2 / 1e9:.1f} GB) and their factorization",
             "give fc a format of eight bits, round it to nearest, or keep it",
+        )
+    if row.role == "indexer" and rounding != "nearest":
+        yield (
+            f"{row.tensor.name}: rounding {rounding} needs to know what it reads, and replay ends"
+            " where an indexer begins to choose",
+            "give it a format of eight bits, round it to nearest, or keep it",
         )
     if is_expert(row.canonical) and rounding == "learned":
         yield (

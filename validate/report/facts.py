@@ -207,7 +207,7 @@ def environment() -> Mapping[str, str]:
 def _rules(record: QuantizedProvenance, draft: Draft) -> Iterator[RuleFacts]:
     """The rules by which the draft has tensors, or had those that were dropped, and their roles."""
     roles: set[str] = {row.role for row in draft.rows}
-    roles |= {"norm"} if roles & {"other", "router"} else set()
+    roles |= {"norm"} if roles & {"other", "router", "indexer"} else set()
     roles |= {role for name in record.dropped for role, of in _TABLES if name.endswith(of)}
     for rule in record.recipe.rules:
         held: list[str] = [role for role in rule.role if role in roles]

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, combinations, islice
+from math import comb
 from pathlib import Path
 from typing import Any
 
@@ -205,25 +206,26 @@ def _compare(model: nn.Module, subject: Subject, outcome: Outcome) -> None:
         and not any(module in name.split(".") for module in absent)
     ]
     spelled = {name: torch.zeros(len(value), dtype=torch.int32) for name, value in before.items()}
-    for bit in range(len(names).bit_length()):
-        asked = {name for i, name in enumerate(names, start=1) if i >> bit & 1}
+    numbered = _numbered(names)
+    for bit in range(max(numbered, default=0).bit_length()):
+        asked = {name for number, name in numbered.items() if number >> bit & 1}
         after = _watched_after(model, tensors, changed=asked)
         for name, value in before.items():
             spelled[name] += _differing(value, after.get(name)).int() << bit
-    counts = {name: _counted(numbers, names) for name, numbers in spelled.items()}
+    counts = {name: _counted(numbers, numbered) for name, numbers in spelled.items()}
     for name, _ in model.named_parameters():
         outcome.filled[name] = list(counts.get(name, ()))
     reached = {name: [key for key, found in counts.items() if name in found] for name in names}
-    parameters, read = dict(model.named_parameters()), []
+    parameters, read, cast = dict(model.named_parameters()), [], []
     for name in names:
         tensor, by_design = tensors[name], name.endswith(_NOT_READ_BY_DESIGN)
-        if not reached[name] and not by_design:  # two tensors may have spelled a third one
+        if not reached[name] and not by_design:  # it may share all elements with another one
             after = _watched_after(model, tensors, changed={name})
             reached[name] = [k for k, v in before.items() if _differing(v, after.get(k)).any()]
         where = reached[name]
         if subject.whole and name.endswith(_OF_BLOCKS):
             full = min(tensor.numel(), _WATCHED)
-            if any(counts[key].get(name, 0) < full for key in where):
+            if any(counts[key].get(name, full) < full for key in where):
                 where = []
         if not where and not by_design:
             outcome.unread.append(name)
@@ -231,14 +233,18 @@ def _compare(model: nn.Module, subject: Subject, outcome: Outcome) -> None:
             read.append(name)
         for key in where if not by_design else ():
             if key in parameters and _loses_meaning(tensor.dtype, parameters[key].dtype):
-                outcome.cast.append(f"{name}: {_dtype(tensor)} -> {_dtype(parameters[key])}")
+                cast.append((name, key))
     outcome.unread = [
         name
         for name in outcome.unread
         if not _overwritten(name, read, tensors)
         and (subject.first or not name.endswith(_VOCABULARY))
     ] + list(subject.ignored)
-    outcome.cast = sorted(set(outcome.cast))
+    outcome.cast = sorted(
+        f"{name}: {_dtype(tensors[name])} -> {_dtype(parameters[key])}"
+        for name, key in cast
+        if not any(key in reached.get(f"{name}{scale}", ()) for scale in ("_scale", "_scale_inv"))
+    )  # by its scale, a value is multiplied while it is loaded
 
 
 def _watched_after(
@@ -272,13 +278,21 @@ def _differing(a: Tensor, b: "Tensor | None") -> Tensor:
     return a.ne(b)
 
 
-def _counted(numbers: Tensor, names: "list[str]") -> dict[str, int]:
+def _numbered(names: "list[str]") -> dict[int, str]:
+    """A number for each, all with as many bits: what several spell together is no number."""
+    width = 2
+    while comb(width, width // 2) < len(names):
+        width += 1
+    chosen = islice(combinations(range(width), width // 2), len(names))
+    return {sum(1 << bit for bit in bits): name for bits, name in zip(chosen, names)}  # noqa: B905
+
+
+def _counted(numbers: Tensor, names: "Mapping[int, str]") -> dict[str, int]:
     """Tensor -> watched elements that spell its number, in the order of the first of them."""
     found, first = {}, {}
     values, counts = torch.unique(numbers, return_counts=True)
     for number, count in zip(values.tolist(), counts.tolist()):  # noqa: B905  Python 3.9 has no strict
-        if 0 < number <= len(names):
-            name = names[number - 1]
+        if (name := names.get(number)) is not None:
             found[name] = count
             first[name] = int((numbers == number).int().argmax())
     return {name: found[name] for name in sorted(found, key=first.__getitem__)}

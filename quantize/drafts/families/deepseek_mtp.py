@@ -1,4 +1,4 @@
-"""The MTP layer of DeepSeek-V3 (NextN): MLA, a mixture of experts.
+"""The MTP layer of DeepSeek-V3 (NextN): MLA, a mixture of experts; V3.2 and GLM-5 add an indexer.
 
 `model.layers.61` of the released folders; SGLang's export writes `model.layers.0` and
 DeepseekV3ForCausalLMNextN. vLLM 0.33 serves deepseek_v3 as `DeepSeekMTPModel`
@@ -10,11 +10,21 @@ import re
 
 from typing_extensions import override
 
+from ..architectures import declared_architecture
 from ..config_reader import ConfigReader
 from ..engine_traits import Finding, MtpLayer, ServedDraft
+from ..geometry import Indexer
 from ..shared.layers import with_latent
 from ..shared.mixture import read_mixture
-from ..shared.mtp import AROUND_DEEPSEEKS, NO_PARAMETER, Mtp, MtpGeometry, mtp_traits, read_mtp
+from ..shared.mtp import (
+    AROUND_DEEPSEEKS,
+    NO_PARAMETER,
+    Mtp,
+    MtpGeometry,
+    floats_beside_nvfp4,
+    mtp_traits,
+    read_mtp,
+)
 
 
 def _in_vllm(draft: ServedDraft) -> Finding | None:
@@ -38,7 +48,7 @@ def _in_vllm(draft: ServedDraft) -> Finding | None:
 
 
 ENGINE_TRAITS = mtp_traits(
-    frozenset({"DeepseekV3ForCausalLM"}),
+    frozenset({"DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"}),
     vllm=MtpLayer(
         layer="model.layers.{n}.mtp_block.",
         prefix="model.layers.{n}.",
@@ -50,13 +60,9 @@ ENGINE_TRAITS = mtp_traits(
         layer="model.decoder.",
         prefix="model.decoder.",
         most_modules=1,  # `deepseek_weight_loader.py:567`; executed
-        misconfigured=lambda _draft: Finding(
-            "unknown",
-            "Loading kv_b_proj of this draft needs a GPU, and SGLang was executed without one",
-            "try it",
-        ),
+        floats=floats_beside_nvfp4("model.decoder."),
     ),
-    more_in_sglang=frozenset({"DeepseekV3ForCausalLMNextN"}),
+    more_in_sglang=frozenset({"DeepseekV3ForCausalLMNextN", "GlmMoeDsaForCausalLMNextN"}),
     latent=True,
 )
 
@@ -66,7 +72,11 @@ class DeepseekMtp(Mtp):
 
     name = "deepseek-mtp"
     engine_traits = ENGINE_TRAITS
-    architectures = ("DeepseekV3ForCausalLM", "DeepseekV3ForCausalLMNextN", "DeepSeekMTPModel")
+    architectures = (
+        "DeepseekV3ForCausalLM", "DeepseekV3ForCausalLMNextN", "DeepSeekMTPModel",
+        "DeepseekV32ForCausalLM", "DeepseekV32MTPModel",
+        "GlmMoeDsaForCausalLM", "GlmMoeDsaForCausalLMNextN",
+    )  # fmt: skip
     layer = re.compile(r"model\.layers\.(\d+)\.")
     outer = AROUND_DEEPSEEKS
     mark = "self_attn.kv_a_proj_with_mqa"
@@ -77,12 +87,24 @@ class DeepseekMtp(Mtp):
     def geometry(self, keys: ConfigReader) -> MtpGeometry:
         common = read_mtp(keys, self.name, several=True)
         layers, config = keys.positive("num_hidden_layers"), keys.config
-        whole = config.get("architectures") != ["DeepseekV3ForCausalLMNextN"]
+        whole = declared_architecture(config) != "DeepseekV3ForCausalLMNextN"
         dense = config.get("n_routed_experts") is None or (
             whole and layers < (config.get("first_k_dense_replace") or 0)
         )  # SGLang's export counts one layer, which is always a mixture: `deepseek_v2.py`, is_nextn
         mixture = None if dense else read_mixture(keys)
-        return MtpGeometry(**with_latent(keys, common), mixture=mixture)
+        return MtpGeometry(**with_latent(keys, common, _indexer(keys)), mixture=mixture)
+
+
+def _indexer(keys: ConfigReader) -> Indexer | None:
+    """Engines build one wherever the key is: `is_deepseek_dsa`, `deepseek_v2.py`."""
+    if keys.config.get("index_topk") is None:
+        return None
+    return Indexer(
+        num_heads=keys.positive("index_n_heads"),
+        head_dim=keys.positive("index_head_dim"),
+        most=keys.positive("index_topk"),
+        chooses_once=keys.flag("index_share_for_mtp_iteration", False),
+    )
 
 
 FAMILY = DeepseekMtp()

@@ -17,7 +17,7 @@ from ....recipes.schema import Role
 from ..config_reader import ConfigReader
 from ..family import Dim, TensorSpec
 from ..forward import Attend, ModulesForward, OnInput, gated_mlp
-from ..geometry import GroupedAttention, LatentAttention, RotatedGeometry
+from ..geometry import GroupedAttention, Indexer, LatentAttention, RotatedGeometry
 from ..maths import Tensor, rotate, torch
 from ..rope import RopeConfig, Yarn, check_replayed, of_latent_attention, read_rope, yarn_mscale
 
@@ -71,7 +71,9 @@ def _latent(g: RotatedGeometry, a: LatentAttention, width: Dim) -> Shapes:
     )
     values = Dim(heads * a.v_head_dim, "num_attention_heads x v_head_dim")
     down = Dim(a.kv_lora_rank + a.qk_rope_head_dim, "kv_lora_rank + qk_rope_head_dim")
+    indexer = {} if a.indexer is None else _indexer(a.indexer, width, q_latent)
     return {
+        **indexer,
         "q_a_proj.weight": ("attention", (q_latent, width)),
         "q_a_layernorm.weight": ("norm", (q_latent,)),
         "q_b_proj.weight": ("attention", (queries, q_latent)),
@@ -80,6 +82,14 @@ def _latent(g: RotatedGeometry, a: LatentAttention, width: Dim) -> Shapes:
         "kv_b_proj.weight": ("kv_up", (keys_values, kv_latent)),
         "o_proj.weight": ("attention", (hidden, values)),
     }
+
+
+def _indexer(i: Indexer, width: Dim, latent: Dim) -> Shapes:
+    heads, head = Dim(i.num_heads, "index_n_heads"), Dim(i.head_dim, "index_head_dim")
+    queries = Dim(i.num_heads * i.head_dim, "index_n_heads x index_head_dim")
+    shapes = {"wq_b": (queries, latent), "wk": (head, width), "weights_proj": (heads, width)}
+    norms: Shapes = {f"indexer.k_norm.{name}": ("norm", (head,)) for name in ("weight", "bias")}
+    return norms | {f"indexer.{name}.weight": ("indexer", shape) for name, shape in shapes.items()}
 
 
 def mlp_shapes(prefix: str, inner: Dim, hidden: Dim) -> Shapes:
@@ -150,7 +160,9 @@ def read_heads(keys: ConfigReader, sizes: Mapping[str, Any], **how: Any) -> Grou
     )
 
 
-def with_latent(keys: ConfigReader, sizes: Mapping[str, Any]) -> dict[str, Any]:
+def with_latent(
+    keys: ConfigReader, sizes: Mapping[str, Any], indexer: Indexer | None = None
+) -> dict[str, Any]:
     """The sizes with MLA, and the rope that engines serve the same for it."""
     ranks = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim")
     attention = LatentAttention(
@@ -158,6 +170,7 @@ def with_latent(keys: ConfigReader, sizes: Mapping[str, Any]) -> dict[str, Any]:
         qk_rope_head_dim=keys.even("qk_rope_head_dim"),
         v_head_dim=keys.positive("v_head_dim"),
         rope_interleave=keys.flag("rope_interleave", True),
+        indexer=indexer,
     )
     rope = of_latent_attention(sizes["rope"], keys.where)
     return {**sizes, "rope": rope, "attention": attention}
