@@ -145,7 +145,7 @@ def with_own_tensors(plain: Path, out: Path, kind: MadeKind, **own: Any) -> Path
         weights["embed_tokens.weight"] = table
         side.unlink()
     for tensor, spec in family.tensor_specs(geometry).items():
-        if spec.role == "proposal":
+        if spec.role == "proposal" or tensor.endswith("sink_bias"):
             shape = tuple(dim.size for dim in spec.shape)
             weights[tensor] = 0.2 * torch.randn(shape, generator=generator)
             if tensor.endswith("_codebook"):

@@ -2,8 +2,9 @@
 
 Sources: z-lab, SpecForge and TorchSpec exports; `qwen3_dflash.py` of vLLM 0.33, `dflash.py` and
 `dflash_worker_v2.py` of SGLang 0.5.23. Where the engines differ, we follow vLLM: it honours
-`dflash_config.causal`, `dflash_config.swa_window_size`, and an embedding and head that the draft
-ships; SGLang reads only `is_causal` and `sliding_window`, and uses the target's embedding and head.
+`causal`, `use_swa` and `swa_window_size` of `dflash_config`, and an embedding and head that the
+draft ships; SGLang reads only `is_causal`, `layer_types` and `sliding_window`, and uses the
+target's embedding and head. Both read `attention_sink_bias` and `attention_value_scale` there.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -181,7 +182,8 @@ def causality(draft: Draft) -> Iterator[Lint]:
 
 DEFAULT_BLOCK_SIZE = 16
 """SGLang's where config.json has none (`dflash.py:703`); vLLM drafts as many as it is told to."""
-_LAYER_TYPES = ("full_attention", "sliding_attention")
+_SLIDING = "sliding_attention"
+_LAYER_TYPES = ("full_attention", _SLIDING)
 _SERVED: Served = {
     "attention_bias": (False, "engines add biases that no quantized layout stores"),
     "mlp_bias": (False, "no engine reads them"),
@@ -189,10 +191,6 @@ _SERVED: Served = {
     "use_gemma_norm": (False, "norms multiply by 1 + weight"),
     "is_neox_style": (True, "interleaved rotary pairs"),
     "rope_is_neox_style": (True, "interleaved rotary pairs"),
-    "use_swa": (False, "only vLLM slides the window over all layers"),
-    "attention_sink_bias": (False, "attention sinks"),
-    "add_swa_attention_sink_bias": (False, "attention sinks"),
-    "attention_value_scale": (1, "scaled values"),
     "use_aux_hidden_state": (True, "a draft without fc"),
     "sample_from_anchor": (False, "the anchor's slot predicts, as in DSpark"),
     "shift_label": (False, "a slot predicts the next position"),
@@ -240,6 +238,7 @@ class DFlash(Family):
         # Loaded in both engines: `experiments/engines/names.json`.
         "dflash": ("model-type-dflash", "qwen3")
     }
+    own_marks: Collection[str] = ("attention_sink",)
     relatives: Mapping[str, str] = {
         "aux_hidden_norms.": "Laguna DFlash",
         "qkv_proj": "Laguna DFlash",
@@ -275,14 +274,22 @@ class DFlash(Family):
         block_size = options.positive("block_size", DEFAULT_BLOCK_SIZE)
         if block_size < 2:
             raise keys.wrong("block_size", "at least 2, an anchor and a mask", block_size)
-        layer_types = _layer_types(keys, sizes["num_layers"])
-        slides = layer_types is not None and "sliding_attention" in layer_types
+        layer_types, causal = _layer_types(keys, sizes["num_layers"]), _causal(keys, nested)
+        if _slides_everywhere(nested, layer_types):
+            layer_types, causal = (_SLIDING,) * sizes["num_layers"], bool(causal)
+        slides = layer_types is not None and _SLIDING in layer_types
         # vLLM prefers the key in `dflash_config`.
         own_window = options.config.get("swa_window_size") is not None
         window = "swa_window_size" if own_window else "sliding_window"
         return dict(
             **sizes,
-            attention=decoder.read_heads(keys, sizes, qk_norm=True),
+            attention=decoder.read_heads(
+                keys,
+                sizes,
+                qk_norm=True,
+                sinks=_sinks(keys, nested),
+                value_scale=nested.number("attention_value_scale", 1.0),
+            ),
             draft_vocab_size=keys.positive("draft_vocab_size", vocab),
             target_hidden_size=keys.positive("target_hidden_size", hidden),
             aux_layer_ids=(ids := _target_layer_ids(options, flat=not nested.config)),
@@ -291,7 +298,7 @@ class DFlash(Family):
             mask_token_id=_mask_token_id(options, vocab),
             layer_types=layer_types,
             sliding_window=options.positive(window) if slides else None,
-            causal=_causal(keys, nested),
+            causal=causal,
         )
 
     @override
@@ -339,6 +346,24 @@ def _layer_types(keys: ConfigReader, num_layers: int) -> tuple[str, ...] | None:
             fix="correct 'layer_types' or 'num_hidden_layers'",
         )
     return tuple(types)
+
+
+def _slides_everywhere(nested: ConfigReader, layer_types: tuple[str, ...] | None) -> bool:
+    """Source: vLLM 0.33 `_resolve_layer_attention`, by which the layers stay in both directions."""
+    return nested.flag("use_swa", False) and _SLIDING not in (layer_types or ())
+
+
+def _sinks(keys: ConfigReader, nested: ConfigReader) -> bool:
+    """Source: vLLM 0.33 `DFlashQwen3DecoderLayer`."""
+    key = "attention_sink_bias"
+    read = nested.flag(key, keys.flag(f"add_swa_{key}", False))
+    if (declared := keys.flag(key, read)) != read:
+        raise CheckpointError(
+            keys.where,
+            f"{key}: {declared} at the top level, but engines read that of dflash_config: {read}",
+            fix="write in both places whether the draft was trained with attention sinks",
+        )
+    return read
 
 
 def _causal(keys: ConfigReader, nested: ConfigReader) -> bool | None:
