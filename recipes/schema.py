@@ -22,12 +22,12 @@ from .formats import (
 
 Role = Literal[
     "attention", "mlp", "kv_up", "fusion", "embedding", "head", "norm", "vocabulary_map", "mask",
-    "proposal", "router", "other",
+    "proposal", "correction", "router", "other",
 ]  # fmt: skip
 LAYER_ROLES: tuple[Role, ...] = ("attention", "mlp")
 """Linears of decoder layers: what `expect` counts."""
-QUANTIZABLE: tuple[Role, ...] = (*LAYER_ROLES, "fusion", "head")
-"""What a rule may quantize; the last two only by explicit choice: no built-in recipe has them."""
+QUANTIZABLE: tuple[Role, ...] = (*LAYER_ROLES, "fusion", "head", "correction")
+"""What a rule may quantize; what is outside the layers only by explicit choice."""
 SHARED_ROLES: tuple[Role, ...] = ("embedding", "head")
 """What a rule may drop: tables that engines take from the target where the draft has none."""
 
