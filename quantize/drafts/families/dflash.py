@@ -75,6 +75,41 @@ def is_nemotron(draft: traits.ServedDraft) -> bool:
     )
 
 
+_SLIDING = "sliding_attention"
+_SINKS = "attention_sink_bias"
+_BACKEND = "--speculative-draft-attention-backend trtllm_mha"
+
+
+def in_sglang(draft: traits.ServedDraft) -> traits.Finding | None:
+    """Rules of `get_dflash_attention_sliding_window_size` and of `DFlashAttention`.
+
+    Qwen3's config class drops a sliding_window without use_sliding_window. The backend, which
+    SGLang chooses by itself beside a Nemotron on a B200, has kernels for that GPU alone.
+    """
+    config, section = draft.config, object_at(draft.config, "dflash_config")
+    dropped = config.get("model_type") == "qwen3" and not config.get("use_sliding_window")
+    window = None if dropped else config.get("sliding_window")
+    if is_nemotron(draft):
+        window = window or section.get("swa_window_size")
+    if window is None and _SLIDING in (config.get("layer_types") or ()):
+        return traits.Finding(
+            "init",
+            "ValueError: DFLASH sliding_attention layers require config.sliding_window.",
+            "write sliding_window, and use_sliding_window: true",
+        )
+    if _options(draft) and draft.arch != "sm100":
+        return traits.Finding(
+            "init",
+            f"ValueError: Nemotron 3.5 DSpark attention sinks require {_BACKEND}, got None.",
+            "serve it on a B200, or with vLLM",
+        )
+    return None
+
+
+def _options(draft: traits.ServedDraft) -> str:
+    return _BACKEND if draft.config.get(_SINKS) and is_nemotron(draft) else ""
+
+
 ENGINE_TRAITS = traits.EngineTraits(
     drafts_blocks=True,
     prunes_vocabulary=True,
@@ -103,7 +138,9 @@ ENGINE_TRAITS = traits.EngineTraits(
         layer_name="layers.{n}.{path}",
         layer_prefix="{leaf}",
         fusion=traits.Fusion(counted_by=(), reads_width=False),  # `dflash.py:762`
+        problem_as_draft=in_sglang,
         quantizes_fc=is_nemotron,  # `dflash.py:706`
+        options=_options,
     ),
     tensorrt_llm=traits.InTensorRtLlm(
         architectures=frozenset({"DFlashDraftModel"}), served_as="DFlash"
@@ -163,9 +200,14 @@ def causality(draft: Draft) -> Iterator[Lint]:
     config = draft.checkpoint.config
     types = list(draft.layer_config.get("layer_types") or ())
     types = types or ["full_attention"] * draft.geometry.num_layers
-    sliding = [kind == "sliding_attention" for kind in types]
-    causal = (config.get("dflash_config") or {}).get("causal")
-    if draft.in_speculators_layout:
+    sliding = [kind == _SLIDING for kind in types]
+    section, g = config.get("dflash_config") or {}, draft.geometry
+    causal = section.get("causal")
+    if section.get("use_swa") and not any(sliding):
+        keys = {"is_causal": g.causal, "layer_types": [_SLIDING] * g.num_layers}
+        keys |= {"sliding_window": g.sliding_window, "use_sliding_window": True}
+        yield told("dflash-use-swa", keys)
+    elif draft.in_speculators_layout:
         if not config.get("sliding_window_non_causal", True):
             yield told(
                 "dflash-speculators-causal" if any(sliding) else "dflash-speculators-causal-of-full"
@@ -182,7 +224,6 @@ def causality(draft: Draft) -> Iterator[Lint]:
 
 DEFAULT_BLOCK_SIZE = 16
 """SGLang's where config.json has none (`dflash.py:703`); vLLM drafts as many as it is told to."""
-_SLIDING = "sliding_attention"
 _LAYER_TYPES = ("full_attention", _SLIDING)
 _SERVED: Served = {
     "attention_bias": (False, "engines add biases that no quantized layout stores"),
@@ -355,12 +396,11 @@ def _slides_everywhere(nested: ConfigReader, layer_types: tuple[str, ...] | None
 
 def _sinks(keys: ConfigReader, nested: ConfigReader) -> bool:
     """Source: vLLM 0.33 `DFlashQwen3DecoderLayer`."""
-    key = "attention_sink_bias"
-    read = nested.flag(key, keys.flag(f"add_swa_{key}", False))
-    if (declared := keys.flag(key, read)) != read:
+    read = nested.flag(_SINKS, keys.flag(f"add_swa_{_SINKS}", False))
+    if (declared := keys.flag(_SINKS, read)) != read:
         raise CheckpointError(
             keys.where,
-            f"{key}: {declared} at the top level, but engines read that of dflash_config: {read}",
+            f"{_SINKS}: {declared} at the top level, but engines read that of dflash_config: {read}",
             fix="write in both places whether the draft was trained with attention sinks",
         )
     return read

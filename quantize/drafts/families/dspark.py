@@ -150,7 +150,7 @@ def _in_sglang(draft: traits.ServedDraft) -> traits.Finding | None:
             f" parameter (torch.Size([{vocab}, {rank}]))",
             "serve it with vLLM, or train it with the whole vocabulary",
         )
-    return None
+    return dflash.in_sglang(draft)
 
 
 def _flat(names: Iterable[str]) -> str:
