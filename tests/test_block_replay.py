@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from block_pair import BLOCK_SIZE, shared_tables, with_own_tensors
+from block_pair import AS_NEMOTRON, BLOCK_SIZE, shared_tables, with_own_tensors
 from draftquant.calibration.linear_inputs.static_scales import measure_absmax
 from draftquant.calibration.passes.draft_inputs import DraftRun
 from draftquant.quantize.drafts import passes as block
@@ -38,11 +38,6 @@ K = BLOCK_SIZE - 1
 PAIR = shared_pair("dflash")
 FEW = PAIR.traces.only(PAIR.traces.manifest.prompts[:4])
 KIN = {"dflash": ReferenceDFlash, "dflash2": ReferenceDFlash2, "dspark": ReferenceDSpark}
-AS_NEMOTRON = {
-    "markov_head_type": "vanilla", "attention_sink_bias": True, "causal": True, "use_swa": True,
-    "swa_window_size": 20,
-}  # fmt: skip
-"""Keys of dflash_config."""
 
 
 @pytest.fixture

@@ -400,7 +400,7 @@ def _sinks(keys: ConfigReader, nested: ConfigReader) -> bool:
     if (declared := keys.flag(_SINKS, read)) != read:
         raise CheckpointError(
             keys.where,
-            f"{_SINKS}: {declared} at the top level, but engines read that of dflash_config: {read}",
+            f"{_SINKS}: {declared} at the top level, but engines read {read} in dflash_config",
             fix="write in both places whether the draft was trained with attention sinks",
         )
     return read
