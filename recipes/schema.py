@@ -22,12 +22,12 @@ from .formats import (
 
 Role = Literal[
     "attention", "mlp", "kv_up", "fusion", "embedding", "head", "norm", "vocabulary_map", "mask",
-    "proposal", "router", "indexer", "other",
+    "proposal", "correction", "router", "indexer", "other",
 ]  # fmt: skip
 LAYER_ROLES: tuple[Role, ...] = ("attention", "mlp")
 """Linears of decoder layers: what `expect` counts."""
-QUANTIZABLE: tuple[Role, ...] = (*LAYER_ROLES, "fusion", "head", "indexer")
-"""What a rule may quantize; the last three only by explicit choice: no built-in recipe has them."""
+QUANTIZABLE: tuple[Role, ...] = (*LAYER_ROLES, "fusion", "head", "correction", "indexer")
+"""What a rule may quantize; what is outside the layers only by explicit choice."""
 SHARED_ROLES: tuple[Role, ...] = ("embedding", "head")
 """What a rule may drop: tables that engines take from the target where the draft has none."""
 

@@ -124,7 +124,12 @@ def _draft_weights(
 
 
 MadeKind = Kind | Literal["dspark"]
-_DSPARK = {"projector_type": "dspark", "markov_rank": 12}
+AS_NEMOTRON = {
+    "markov_head_type": "vanilla", "attention_sink_bias": True, "causal": True, "use_swa": True,
+    "swa_window_size": 20,
+}  # fmt: skip
+"""Keys of dflash_config: sinks, windows and causal blocks."""
+_DSPARK = {"projector_type": "dspark", "markov_rank": 16}
 
 
 def with_own_tensors(plain: Path, out: Path, kind: MadeKind, **own: Any) -> Path:
@@ -145,7 +150,7 @@ def with_own_tensors(plain: Path, out: Path, kind: MadeKind, **own: Any) -> Path
         weights["embed_tokens.weight"] = table
         side.unlink()
     for tensor, spec in family.tensor_specs(geometry).items():
-        if spec.role == "proposal":
+        if spec.role in ("proposal", "correction") or tensor.endswith("sink_bias"):
             shape = tuple(dim.size for dim in spec.shape)
             weights[tensor] = 0.2 * torch.randn(shape, generator=generator)
             if tensor.endswith("_codebook"):

@@ -1,7 +1,8 @@
 """A DFlash draft assembled from transformers' own modules: the oracle of our forward maths.
 
 It shares no line with `quantize/drafts`: projections, q and k norms, rope, attention, MLP and the
-KV cache are those of `transformers.models.qwen3`, the masks those of `transformers.masking_utils`.
+KV cache are those of `transformers.models.qwen3`, attention with sinks that of
+`transformers.models.gpt_oss`, the masks those of `transformers.masking_utils`.
 It is fed like an engine feeds it: `extend` with the features of verified positions, then `propose`.
 """
 
@@ -17,7 +18,7 @@ from draftquant.quantize.drafts.families.dspark import DSparkGeometry
 from draftquant.quantize.drafts.shared.block_layers import DFlashGeometry
 from reference_draft import ReferenceMlaDraft, common_config
 from torch import Tensor, nn
-from transformers import DynamicCache, Qwen3Config
+from transformers import AttentionInterface, DynamicCache, Qwen3Config
 from transformers.masking_utils import (
     bidirectional_mask_function,
     causal_mask_function,
@@ -28,6 +29,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
     DeepseekV3Attention,
     apply_rotary_pos_emb_interleave,
 )
+from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3Attention,
     Qwen3MLP,
@@ -37,6 +39,8 @@ from transformers.models.qwen3.modeling_qwen3 import (
 )
 
 _DFLASH = DFlash()
+_WITH_SINKS = "eager_with_sinks"
+AttentionInterface.register(_WITH_SINKS, modeling_gpt_oss.eager_attention_forward)
 RoundInput = Callable[[str, Tensor], Tensor]
 
 
@@ -62,7 +66,9 @@ class ReferenceDFlash(nn.Module):
         self.lm_head = nn.Linear(g.hidden_size, g.draft_vocab_size, bias=False)
         self.rotary = self.make_rotary(config)
         self.d2t = weights.get("d2t")
-        wanted = {k: v for k, v in weights.items() if k not in {"d2t", "t2d", "mask_embedding"}}
+        aside = {"d2t", "t2d", "mask_embedding"}
+        renamed = {k.replace("attention_sink_bias", "sinks"): v for k, v in weights.items()}
+        wanted = {k: v for k, v in renamed.items() if k not in aside}
         self.to(next(iter(wanted.values())).dtype)
         self.load_state_dict(wanted)
         self.requires_grad_(False)
@@ -83,7 +89,12 @@ class ReferenceDFlash(nn.Module):
 
     def make_attention(self, config: Any, index: int) -> nn.Module:
         """One layer's own."""
-        return Qwen3Attention(config, index)
+        attention, given = Qwen3Attention(config, index), self.geometry.attention
+        attention.v_proj.register_forward_hook(lambda _m, _args, out: out * given.value_scale)
+        if given.sinks:
+            config._attn_implementation = _WITH_SINKS
+            attention.sinks = nn.Parameter(torch.zeros(config.num_attention_heads))
+        return attention
 
     def make_rotary(self, config: Any) -> nn.Module:
         """Positions -> cos and sin."""

@@ -16,7 +16,7 @@ from draftquant.quantize.verify.audit import audit_checkpoint
 from draftquant.recipes import Recipe
 from draftquant.recipes.errors import LayoutError, PlanError
 from heads import BEYOND, FUSION, HEAD, beyond
-from mixes import FP8, INT4, MIXES
+from mixes import INT4, MIXES
 from tiny import read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash
 from tiny_mla import tiny_eagle3_mla
@@ -126,10 +126,8 @@ def test_a_head_that_is_the_embedding(tmp_path: Path) -> None:
     quantized(source, BEYOND["fp8-head"], tmp_path / "out")
 
 
-def test_gptq_of_fc(source: Path) -> None:
-    recipe = beyond("gptq", INT4, fusion=INT4)
-    algorithm = dataclasses.replace(recipe.algorithm, scale="mse", rounding="gptq")
+def test_learned_rounding_of_fc(source: Path) -> None:
+    recipe = beyond("learned", INT4, fusion=INT4)
+    algorithm = dataclasses.replace(recipe.algorithm, scale="mse", rounding="learned")
     recipe = dataclasses.replace(recipe, algorithm=algorithm)
-    refused(source, recipe, "second moments of all 384 features", "eight bits")
-    fp8 = dataclasses.replace(beyond("gptq", INT4, fusion=FP8), algorithm=algorithm)
-    assert planned(source, fp8).quantized  # of eight bits nearest codes are as good
+    refused(source, recipe, "cannot learn fc or the head themselves", "nearest' or 'gptq'")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from block_pair import BLOCK_SIZE, shared_tables, with_own_tensors
+from block_pair import AS_NEMOTRON, BLOCK_SIZE, shared_tables, with_own_tensors
 from draftquant.calibration.linear_inputs.static_scales import measure_absmax
 from draftquant.calibration.passes.draft_inputs import DraftRun
 from draftquant.quantize.drafts import passes as block
@@ -64,7 +64,7 @@ def test_replay_equals_the_engine(
     """Of kin of DFlash each token is chosen behind those that were chosen, not behind recorded."""
     folder, round_input = PAIR.draft_folder, unrounded
     if kind != "dflash":
-        own = {"markov_head_type": "vanilla"} if kind == "dspark" else {}
+        own = AS_NEMOTRON if kind == "dspark" else {}
         folder = with_own_tensors(folder, tmp_path / "draft", kind, **own)
     if recipe is not None:
         tables = shared_tables(PAIR.folder / "target")
@@ -91,7 +91,9 @@ def test_every_row_is_a_block_of_its_own(
         "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 60,
         "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "block_size": 6,
-        "dflash_config": {"mask_token_id": 7, "target_layer_ids": [1, 3]},
+        "dflash_config": {
+            "mask_token_id": 7, "target_layer_ids": [1, 3], "attention_sink_bias": True,
+        },
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         "sliding_window": 6,
     }  # fmt: skip

@@ -62,7 +62,20 @@ CASES: dict[str, dict[str, Any]] = {
         "sliding_window": 4,
         "dflash_config": with_causal(False),
     },
-}
+    "sinks": {"dflash_config": {**CONFIG["dflash_config"], "attention_sink_bias": True}},
+    "windows-over-full-layers": {
+        "layer_types": ["full_attention"] * 3,
+        "dflash_config": {**CONFIG["dflash_config"], "use_swa": True, "swa_window_size": 4},
+    },
+    "scaled-values": {"dflash_config": {**CONFIG["dflash_config"], "attention_value_scale": 0.6}},
+    "nemotron": {
+        "layer_types": SLIDING,
+        "num_key_value_heads": 2,
+        "dflash_config": {
+            **with_causal(True), "attention_sink_bias": True, "use_swa": True, "swa_window_size": 4,
+        },
+    },
+}  # fmt: skip
 
 
 def build(case: str) -> tuple[DFlashGeometry, dict[str, Tensor], BlockForward]:

@@ -6,22 +6,40 @@ adds some ten products of the same size.
 """
 
 import json
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import sink_drafts
 import torch
 from asked_pairs import check_draft
-from block_pair import MASK_TOKEN_ID, TARGET_LAYER_IDS, save_draft, shared_tables
+from block_pair import (
+    AS_NEMOTRON,
+    MASK_TOKEN_ID,
+    TARGET_LAYER_IDS,
+    save_draft,
+    shared_tables,
+    with_own_tensors,
+)
 from by_recipe import draft_of, quantized
+from draftquant.calibration.linear_inputs.plan_inputs import measured_inputs
+from draftquant.calibration.linear_inputs.static_scales import run_over_traces
+from draftquant.calibration.passes.draft_inputs import DraftRun
 from draftquant.quantize.drafts.families.dspark import DSpark, DSparkGeometry
 from draftquant.quantize.drafts.families.dspark_mla import FAMILY
 from draftquant.quantize.drafts.passes import BlockAttention, BlockForward
+from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.making.dequantize_draft import dequantize_draft
+from draftquant.quantize.making.quantize_draft import quantize_draft
+from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
+from draftquant.quantize.verify.audit import audit_checkpoint
+from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import CheckpointError
 from draftquant.validate.counting.trace_replay import replay_drafts
 from formats import format_recipe
@@ -32,8 +50,8 @@ from reference_draft import assert_close
 from replay_proof import assert_replay_is_the_engine, quantized_folder, unrounded
 from rounding_pairs import shared_pair
 from safetensors.torch import load_file, save_file
-from tiny import edit_json, read_tensors, store, write_tensors
-from tiny_dspark import tiny_dspark, tiny_dspark_mla
+from tiny import change, edit_json, read_tensors, store, write_tensors
+from tiny_dspark import tiny_dspark, tiny_dspark_mla, tiny_nemotron
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
@@ -309,3 +327,113 @@ def test_names_of_a_dflash_draft_are_none_of_vllms_class(tmp_path: Path) -> None
     )
     edit_json(folder / "config.json", model_type="kimi_k2")
     assert check_draft(folder, engine="vllm", arch="sm90").verdict != "LOADS"
+
+
+# ---- attention sinks, windows, causal blocks
+
+
+SINKS: dict[str, Any] = json.loads((ENGINES_FOLDER / "block_maths.json").read_text("utf-8"))
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("case", SINKS)
+def test_logits_with_sinks_are_those_of_both_engines_classes(case: str, tmp_path: Path) -> None:
+    folder = sink_drafts.write_draft(tmp_path / "d", case.partition(" ")[2])
+    head = load_file(folder / "model.safetensors")["embed_tokens.weight"]
+    forward: Any = load_draft(folder, shared={"lm_head.weight": head}).forward
+    context = sink_drafts.features(3 * head.shape[1])[None]
+    got = block_logits(forward, context, list(sink_drafts.TOKENS))
+    expected = torch.tensor(SINKS[case])
+    torch.testing.assert_close(got[:, : expected.shape[1]], expected, rtol=0, atol=1e-5)
+
+
+# ---- the layout of NVIDIA's drafts of Nemotron 3.5
+
+
+LAYOUT = "blackwell-nvfp4-weights"
+
+
+def test_gptq_reaches_fc_and_the_markov_head(tmp_path: Path) -> None:
+    pair = shared_pair("dflash")
+    source = with_own_tensors(pair.draft_folder, tmp_path / "d", "dspark", **AS_NEMOTRON)
+    few = pair.traces.only(pair.traces.manifest.prompts[:2])
+    tables, seen = shared_tables(pair.folder / "target"), dict[str, list[Tensor]]()
+
+    def watch(name: str, x: Tensor) -> Tensor:
+        seen.setdefault(name, []).append(x.flatten(0, -2))
+        return x
+
+    exact = load_draft(source, shared=tables)
+    watched = load_draft(source, shared=tables, on_input=watch)
+    run_over_traces(watched.forward, DraftRun(watched, few, 7), row_stride=4)
+    chosen = load_recipe(LAYOUT)
+    gptq = replace(chosen, algorithm=chosen.algorithm.rounded("gptq"))
+    errors: dict[str, dict[str, float]] = {}
+    for recipe in (chosen, gptq):
+        plan = make_plan(recipe, draft_of(source))
+        run = DraftRun(exact, few, 7)
+        measured = measured_inputs(plan, run, spool=tmp_path)
+        out = tmp_path / recipe.algorithm.rounding
+        quantize_draft(plan, out, source=DraftSource(folder=source), measured=measured)
+        assert verify(out, source).ok
+        weights = load_draft(out, shared=tables).weights
+        for module in ("fc", "markov_head.markov_w2"):
+            lost = exact.weights[f"{module}.weight"] - weights[f"{module}.weight"]
+            error = float((torch.cat(seen[module]) @ lost.T).square().mean())
+            errors.setdefault(module, {})[recipe.algorithm.rounding] = error
+    for module, by_rounding in errors.items():
+        assert 0 < by_rounding["gptq"] < 0.8 * by_rounding["nearest"], module
+
+
+@pytest.mark.parametrize("dspark", [True, False])
+def test_the_layout_of_nemotrons_drafts(dspark: bool, tmp_path: Path) -> None:
+    """Quantized, verified with and without its record, decoded, and read by both engines."""
+    sizes = {"hidden": 128, "intermediate": 128, "vocab": 128}
+    source, out = tiny_nemotron(tmp_path / "d", dspark=dspark, **sizes), tmp_path / "q"
+    report = quantized(source, LAYOUT, out, target_layers=8)
+    roles = Counter(step.row.role for step in report.plan.quantized)
+    assert roles == {"mlp": 6, "fusion": 1, **({"correction": 1} if dspark else {})}
+    config = out / "config.json"
+    declared = json.loads(config.read_text(encoding="utf-8"))["quantization_config"]
+    assert declared["quant_algo"] == "W4A16_NVFP4"
+    with_sinks = {"sm90": "REFUSED", "sm100": "LOADS"}
+    for arch, verdict in with_sinks.items():
+        of_vllm = check_draft(out, engine="vllm", arch=arch, target_layers=8)
+        said = check_draft(out, engine="sglang", arch=arch, target_layers=8)
+        assert (of_vllm.verdict, said.verdict) == ("LOADS", verdict if dspark else "LOADS")
+        option = "--speculative-draft-attention-backend trtllm_mha" in str(said.launch)
+        assert option == dspark
+        quantized_by = {layer.module for layer in said.layers if layer.quantized}
+        assert "fc" in quantized_by
+        assert ("markov_head.markov_w2" in quantized_by) == dspark
+    # As published: other patterns for what is kept, and no record.
+    (out / "draftquant.json").unlink()
+    patterns = ["*embed_tokens*", "*markov_w1*", "*self_attn*"]
+    edit_json(
+        config, quantization_config={**declared, "ignore": patterns, "exclude_modules": patterns}
+    )
+    side = json.loads((out / "hf_quant_config.json").read_text(encoding="utf-8"))
+    side["quantization"]["exclude_modules"] = patterns
+    edit_json(out / "hf_quant_config.json", **side)
+    assert audit_checkpoint(Checkpoint.open(out)).faults == ()
+    assert check_draft(out, engine="sglang", arch="sm100", target_layers=8).verdict == "LOADS"
+    dequantize_draft(DraftSource(folder=out), tmp_path / "back")
+    back, before = read_tensors(tmp_path / "back"), read_tensors(source)
+    assert back.keys() == before.keys()
+    sinks = [name for name in before if "sink" in name]
+    assert len(sinks) == (2 if dspark else 0)
+    assert all(back[name] == before[name] for name in sinks)
+
+
+def test_sglang_reads_no_window_of_a_bf16_draft_without_a_key(tmp_path: Path) -> None:
+    source = tiny_nemotron(tmp_path / "d")
+    said = check_draft(source, engine="sglang", arch="sm100", target_layers=8)
+    assert (said.verdict, said.remedy) == (
+        "REFUSED",
+        "write sliding_window, and use_sliding_window: true",
+    )
+    edit_json(source / "config.json", use_sliding_window=True)
+    said = check_draft(source, engine="sglang", arch="sm100", target_layers=8)
+    assert said.verdict == "UNKNOWN"  # whether the target's embedding is equal
+    change(source, embed_tokens__weight=None)
+    assert check_draft(source, engine="sglang", arch="sm90", target_layers=8).verdict == "LOADS"

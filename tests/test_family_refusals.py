@@ -100,11 +100,15 @@ CONFIGS: Mapping[str, Sequence[tuple[dict[str, Any], str, str]]] = {
         ({"dflash_config.block_size": 1}, "at least 2, an anchor and a mask, got 1", ""),
         ({"layer_types": [FULL, SLIDING]}, "sliding_window: missing key", ""),
         ({IDS: [1, 3, 5]}, f"{IDS}: expected target_layer_ids + 1, got [1, 3, 5]", ""),
+        ({"dflash_config.use_swa": True}, "sliding_window: missing key", ""),
+        ({"attention_sink_bias": True}, "True at the top level, but engines read", "both places"),
+        *(({key: True}, "2 tensor(s) of dflash are missing: layers.0.self_attn.attention_sink_b",
+           EXPORT) for key in ("dflash_config.attention_sink_bias", "add_swa_attention_sink_bias")),
+        ({"dflash_config.attention_value_scale": 0}, "expected a positive number, got 0", ""),
         *(({place + key: value}, f"{key}: expected ", "no supported family computes this")
           for key, value, place in (
             ("attention_bias", True, ""), ("mlp_bias", True, ""), ("hidden_act", "gelu", ""),
-            ("use_gemma_norm", True, ""), ("is_neox_style", False, ""), ("use_swa", True, ""),
-            ("attention_sink_bias", True, ""), ("attention_value_scale", 0.7, ""),
+            ("use_gemma_norm", True, ""), ("is_neox_style", False, ""),
             ("use_aux_hidden_state", False, ""), ("sample_from_anchor", True, ""),
             ("shift_label", True, "dflash_config."), ("projector_type", "gru", "dflash_config."),
             ("conv_kernel_size", 4, "dflash_config."), ("selector_rank", 16, "dflash_config."),

@@ -214,6 +214,10 @@ TRIGGERS: dict[str, list[Callable[[Path], Path]]] = {
         lambda to: dflash(to, {"causal": True}, layer_types=None),
         lambda to: dflash(to, {"causal": False}, layer_types=SLIDING, sliding_window=64),
     ],
+    "dflash-use-swa": [
+        lambda to: dflash(to, {"use_swa": True, "causal": True, "swa_window_size": 7}),
+        lambda to: dflash(to, {"use_swa": True}, layer_types=None, sliding_window=7),
+    ],
     "dflash-speculators-causal": [
         lambda to: tiny_speculators_dflash(
             to, embed=False,
@@ -304,6 +308,7 @@ def test_every_lint_has_a_trigger() -> None:
 
 FIXABLE = {
     "aux-layer-ids", "draft-vocab-size-missing", "lm-head-missing", "dflash-causal",
+    "dflash-use-swa",
     "model-type", "dtype-missing", "dtype-mismatch", "aux-layer-ids-empty", "architecture-name",
     "dspark-keys-nested", "layers-of-target", "head-tied", "aux-layer-count",
     "target-hidden-size-null", "rope-by-layer",

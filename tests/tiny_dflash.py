@@ -79,7 +79,8 @@ def tiny_dflash(
     }
     cut, drawn = pruned_vocabulary, Drawn(seed, dtype)
     has = optional(embed_tokens=embed, lm_head=head or cut, d2t=cut, t2d=cut)
-    shapes = dflash(keys, has, features=3 * keys["hidden_size"], own=OWN_KEYS[kind])
+    read = keys | nested | dict(config or {})
+    shapes = dflash(read, has, features=3 * keys["hidden_size"], own=OWN_KEYS[kind])
     tensors = drawn.tensors(shapes, vocab=vocab)
     keys |= nested if spelling == "torchspec" else {"dflash_config": nested}
     keys |= {"model_type": "dflash", "num_target_layers": 3} if spelling == "torchspec" else {}

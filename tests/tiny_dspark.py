@@ -5,8 +5,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from tiny import SINGLE_FILE, Drawn, optional, publish, read_tensors, size_keys, write_tensors
-from tiny_dflash import tiny_dflash
+from tiny import (
+    SINGLE_FILE,
+    Drawn,
+    edit_json,
+    optional,
+    publish,
+    read_tensors,
+    size_keys,
+    write_tensors,
+)
+from tiny_dflash import MASK_TOKEN_ID, tiny_dflash
 from tiny_mla import LATENT
 from tiny_shapes import dspark, latent_attention, mlp, named, tables
 
@@ -64,6 +73,38 @@ def tiny_dspark(
             tensors[_spelled(name, layout)] = tensor
     (folder / SINGLE_FILE).unlink()
     write_tensors(folder, tensors, sharded=sharded, metadata={"format": "pt"})
+    return folder
+
+
+def tiny_nemotron(folder: Path, *, dspark: bool = True, **made: Any) -> Path:
+    """Write a tiny draft of Nemotron 3.5, before its weights are quantized; see `tiny_dspark`.
+
+    Its keys and names are those of the published DSpark and DFlash drafts: DSpark's has sinks,
+    windows and causal blocks, DFlash's has none of them.
+    """
+    layers, ids = made.setdefault("num_layers", 2), [1, 3, 5]
+    nested = {
+        "attention_sink_bias": dspark, "causal": dspark, "mask_token_id": MASK_TOKEN_ID,
+        "sample_from_anchor": False, "target_layer_ids": ids, "use_swa": dspark,
+        **({"swa_window_size": 5} if dspark else {}),
+    }  # fmt: skip
+    own = {
+        "attention_sink_bias": dspark, "dflash_query_causal": dspark, "draft_vocab_size": None,
+        "dtype": "bfloat16", "eagle_aux_hidden_state_layer_ids": [i + 1 for i in ids],
+        "has_embed_tokens": True, "has_lm_head": False, "hidden_act": "silu",
+        "layer_types": [f"{'sliding' if dspark else 'full'}_attention"] * layers,
+        "mask_token_id": MASK_TOKEN_ID, "max_position_embeddings": 512, "model_type": "qwen3",
+        "num_aux_layers": 3, "rope_parameters": None, "sample_from_anchor": False,
+        "sliding_window": 5 if dspark else None, "target_layer_ids": ids,
+    }  # fmt: skip
+    if dspark:
+        own |= {"dspark_bonus_anchor": True, "dspark_markov_rank": 16}
+        made |= {"rank": 16, "confidence": False}
+    config = {**own, "dflash_config": nested, **made.pop("config", {})}
+    build = tiny_dspark if dspark else tiny_dflash
+    build(folder, embed=True, own=nested, config=config, **made)
+    absent = ("causal", "use_swa", "swa_window_size", "num_target_layers")
+    edit_json(folder / "config.json", **dict.fromkeys(absent))
     return folder
 
 

@@ -114,11 +114,13 @@ def eagle3(
 
 def dflash(c: Config, has: Collection[str], *, features: int, own: Config | None = None) -> Shapes:
     """DFlash; `own` keys of DFlash-2 add its convolutions and its selector."""
-    hidden = c["hidden_size"]
+    hidden, heads = c["hidden_size"], c["num_attention_heads"]
     found: Shapes = {"fc.weight": (hidden, features)}
     found |= {"hidden_norm.weight": (hidden,), "norm.weight": (hidden,)} | tables(c, has)
     for i in range(c["num_hidden_layers"]):
         found |= named(f"layers.{i}.", attention(c, hidden, normed=True) | mlp(c))
+        if c.get("attention_sink_bias"):
+            found[f"layers.{i}.self_attn.attention_sink_bias"] = (heads,)
         if not own:
             continue
         for conv in ("attention_conv", "mlp_conv"):

@@ -32,6 +32,7 @@ _ARITHMETIC = {
 }
 # What kernels of linear attention, which Qwen3-Next imports, look up a module of torch by.
 _ANSWERS = {"triton.runtime.driver.active.get_current_target.backend": "cuda"}
+_ARGUMENTS: dict[str, Any] = {"device": "cuda", "attention_backend": "triton"}
 
 
 def install(arch: str) -> None:
@@ -39,6 +40,8 @@ def install(arch: str) -> None:
     _freeze_what_transformers_found()
     sys.meta_path.insert(0, _KernelPackages())
     _claim_gpu(arch)
+    if arch == "sm100":  # what it chooses by itself beside a Nemotron: `nemotron_h.py:139`
+        _ARGUMENTS["speculative_draft_attention_backend"] = "trtllm_mha"
     _CudaIsCpu().__enter__()  # for the rest of the process
     _do_not_compile_kernels()
     publish_server_arguments(1)
@@ -76,8 +79,7 @@ def publish_server_arguments(tp: int) -> None:
     from sglang.srt.layers.quantization.fp8_utils import initialize_fp8_gemm_config
     from sglang.srt.runtime_context import get_context
 
-    arguments = {"device": "cuda", "tp_size": tp, "attention_backend": "triton"}
-    get_context().override_server_args(**arguments).install()
+    get_context().override_server_args(tp_size=tp, **_ARGUMENTS).install()
     initialize_fp8_gemm_config()
     initialize_fp4_gemm_config()
 

@@ -88,6 +88,7 @@ class ServedDraft(ABC):
         normed_heads: each head's query and key is normed, as in layers of Qwen3.
         fuses: it has fc; False where it reads the target's last hidden state.
         tp: tensor-parallel shards.
+        arch: the GPU architecture, such as sm90.
         stacks_experts: the experts of a layer are stored in one tensor.
     """
 
@@ -98,6 +99,7 @@ class ServedDraft(ABC):
     normed_heads: bool
     fuses: bool
     tp: int
+    arch: str
     stacks_experts: bool = False
 
     @property
@@ -214,8 +216,9 @@ class InEngine:
         old_norms: it takes EAGLE-3's norms before fc under their older names.
         normed_fusion: replaces `fusion` for drafts with normed heads.
         builds_fc: it builds fc also for drafts without one by config.json, and does not use it.
-        quantizes_fc: drafts of which it quantizes fc where it is plain in others, has the embedding
-            from the draft, and compares excludes with whole names.
+        quantizes_fc: drafts of which it quantizes fc and linears outside the layers where they are
+            plain in others, has the embedding from the draft, and compares excludes with whole
+            names.
         mtp: None for drafts with a config.json of their own.
     """
 
@@ -299,6 +302,7 @@ class InSglang(InEngine):
         most_layers: how many layers may be declared; None = as many as there are.
         needs_draft_vocab_size: without the key it does not build the draft.
         counts_anchor: the command that serves it counts the anchor among the draft tokens.
+        options: what else that command needs.
         renames_block_scales: names of whole models whose loader renames scales of blocks.
     """
 
@@ -316,6 +320,7 @@ class InSglang(InEngine):
     most_layers: int | None = None
     needs_draft_vocab_size: bool = False
     counts_anchor: bool = False
+    options: Callable[[ServedDraft], str] = lambda _draft: ""
     renames_block_scales: frozenset[str] = frozenset()
 
 

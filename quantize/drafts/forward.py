@@ -21,8 +21,8 @@ from .maths import Product, Tensor, largest_of, linear, rms_norm, sum_of, target
 
 OnInput = Callable[[str, Tensor], Tensor]
 """Called with (canonical module name, input [..., in_features]) before every linear that may be
-quantized: in attention and MLP, fc, the head; the result, in that dtype or a wider one, is
-multiplied by the weight. Rounds activations, or observes them."""
+quantized: in attention and MLP, fc, the head and what corrects it; the result, in that dtype or a
+wider one, is multiplied by the weight. Rounds activations, or observes them."""
 
 OnCache = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Called with (number of the decoder layer, keys [B, KV, T, D], values [B, KV, T, D']) as they

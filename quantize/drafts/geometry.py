@@ -37,6 +37,8 @@ class GroupedAttention:
         input_bias: q, k and v have biases, as in Qwen2. output_bias: o has one.
         gate: what the sigmoid of a gate multiplies the output by: "elements", from q_proj after the
             query of each head (Qwen3-Next); "heads", one number of g_proj for each (Step-3.5).
+        sinks: each head has a logit of its own, which takes weight from the keys and gives none.
+        value_scale: multiplies the values before they are cached.
     """
 
     num_key_value_heads: int
@@ -46,6 +48,8 @@ class GroupedAttention:
     input_bias: bool = False
     output_bias: bool = False
     gate: Literal["elements", "heads"] | None = None
+    sinks: bool = False
+    value_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -316,6 +316,10 @@ class BlockForward(DraftForward):
     def visible(self, layer: int, queries: Tensor, keys: Tensor) -> Tensor:
         """Which keys a slot sees, bool: positions of both are int64 and broadcast."""
 
+    def sinks(self, layer: int) -> Tensor | None:  # noqa: ARG002 - mostly there are none
+        """The logit [H] of each head that is no key's, beside its scores in the softmax."""
+        return None
+
     @override
     def drafted(self, asked: Drafting) -> Iterator[DraftPass]:
         hidden, slots = asked.hidden, 1 + asked.num_draft_tokens
@@ -369,7 +373,9 @@ class BlockAttention:
     def _attend(
         self, layer: int, anchors: range, q: Tensor, k: Tensor, v: Tensor, scale: float
     ) -> Tensor:
-        """softmax([q K_context^T ; q K_block^T] * scale) [V_context ; V_block], float32 or wider.
+        """softmax([q K_context^T ; q K_block^T] * scale ; sink) [V_context ; V_block ; 0].
+
+        In float32 or wider.
 
         For A anchors: q [B, A, H, S, D], k [B, A, KV, S, D], v [B, A, KV, S, D'] give
         [B, A, H, S, D'] in the dtype of q.
@@ -387,7 +393,10 @@ class BlockAttention:
         scores = torch.cat((to_context, to_block), dim=-1) * scale
         visible = self._visible(layer, positions(anchors, q.device), shape[-1], seen)
         scores = scores.masked_fill(~visible, float("-inf"))
-        weights = scores.softmax(-1)
+        if (sinks := self._forward.sinks(layer)) is not None:
+            column = sinks.to(wide).view(1, k.shape[1], 1, -1, 1, 1).expand(*shape, 1)
+            scores = torch.cat((scores, column), dim=-1)
+        weights = scores.softmax(-1)[..., : visible.shape[-1]]
         of_context = (weights[..., :seen].flatten(2, 4) @ context_values).reshape(*shape, -1)
         of_block = (weights[..., seen:].flatten(3, 4) @ v).reshape(*shape, -1)
         return (of_context + of_block).transpose(1, 2).flatten(2, 3).to(dtype)

@@ -112,7 +112,6 @@ class Question(ServedDraft):
     declaration: Declaration | None
     has_side_file: bool
     first_layer: int | None
-    arch: str
     inside_target: bool = False
     is_mixture: bool = False
 

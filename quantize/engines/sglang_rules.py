@@ -83,6 +83,7 @@ class Sglang(Engine):
             "" if blocks else steps,
             flag("--speculative-num-draft-tokens", tokens + 1 if counted else None),
             "--speculative-draft-model-quantization unquant",
+            question.traits.sglang.options(question),
             flag("--speculative-draft-kv-cache-dtype", spelled(serving.cache_dtype)),
             flag("--dtype", "float16" if question.is_float16_only else serving.dtype),
             flag("--context-length", serving.context),
@@ -259,10 +260,11 @@ class Sglang(Engine):
         """
         traits = question.traits
         head_too = not traits.drafts_blocks and question.method in QUANTIZED_HEADS
-        leaves = {"kernel_projection", *(each.leaf for each in traits.extra_linears)}
-        leaves |= set() if head_too else {"lm_head"}
-        plain_fc = traits.sglang.plain_fc and not traits.sglang.quantizes_fc(question)
-        return frozenset(leaves | {"fc"} if plain_fc else leaves)
+        leaves = {"kernel_projection"} if head_too else {"kernel_projection", "lm_head"}
+        if not traits.sglang.quantizes_fc(question):
+            leaves |= {each.leaf for each in traits.extra_linears}
+            leaves |= {"fc"} if traits.sglang.plain_fc else set()
+        return frozenset(leaves)
 
     @override
     def stranger(self, question: Question, name: str) -> str | None:

@@ -26,8 +26,9 @@ _LOOKED_UP = ("markov_w1", "predecessor_codebook", "successor_codebook")
 """Tables from which a block reads a few rows."""
 _PARTS: dict[str, Part] = {
     "attention": "attention", "kv_up": "attention", "mlp": "mlp", "fusion": "fusion",
-    "head": "head", "proposal": "head", "embedding": "embedding", "mask": "embedding",
-    "norm": "norm", "router": "other", "indexer": "attention", "vocabulary_map": "other",
+    "head": "head", "proposal": "head", "correction": "head", "embedding": "embedding",
+    "mask": "embedding", "norm": "norm", "router": "other", "indexer": "attention",
+    "vocabulary_map": "other",
 }  # fmt: skip
 
 

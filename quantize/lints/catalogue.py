@@ -61,7 +61,8 @@ def find_lints(draft: Draft) -> tuple[Lint, ...]:
 OF_MATHS = frozenset({
     "rope-base", "rope-injected", "rope-unlike", "model-type",
     "norm-before-residual-missing", "norm-before-residual", "norm-output", "eagle3-sliding",
-    "modelopt-double-norm", "dflash-sliding", "dflash-causal", "dflash-speculators-causal",
+    "modelopt-double-norm", "dflash-sliding", "dflash-causal", "dflash-use-swa",
+    "dflash-speculators-causal",
     "dflash2-embedding-scale", "dflash2-float16", "d2t-absolute", "d2t-duplicates", "pruned-head",
     "misspelt-key",
 })  # fmt: skip

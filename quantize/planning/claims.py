@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from ...recipes.errors import PlanError
-from ...recipes.schema import QUANTIZABLE, SHARED_ROLES, Recipe, Role, Rule
+from ...recipes.schema import LAYER_ROLES, QUANTIZABLE, SHARED_ROLES, Recipe, Role, Rule
 from ..drafts.family import Draft, Row, norms_before
 from ..drafts.shared.mixture import is_expert
 from ..stored.stored_tables import EMBEDDING, HEAD
@@ -59,8 +59,7 @@ def _claim(recipe: Recipe, draft: Draft, row: Row) -> int:
     """Index of the rule that claims a tensor: patterns (exceptions) take precedence over roles."""
     by_name = [i for i, rule in enumerate(recipe.rules) if names_row(rule, row)]
     named = any(row.role in rule.role for rule in recipe.rules)
-    as_norms = (row.role in ("router", "indexer") and not named) or row.role == "other"
-    role: Role = "norm" if as_norms else row.role  # kept, as norms are
+    role = row.role if named else _UNNAMED.get(row.role, row.role)
     by_role = [i for i, rule in enumerate(recipe.rules) if role in rule.role]
     for claims in (by_name, by_role):
         if len(claims) > 1:
@@ -77,6 +76,12 @@ def _claim(recipe: Recipe, draft: Draft, row: Row) -> int:
             fix=f"add a rule for role {row.role!r}",
         )
     return claims[0]
+
+
+_UNNAMED: Mapping[Role, Role] = {
+    "router": "norm", "indexer": "norm", "other": "norm", "correction": "proposal",
+}  # fmt: skip
+"""Role -> the one whose rule claims it where no rule names its own."""
 
 
 def names_row(rule: Rule, row: Row) -> bool:
@@ -141,13 +146,6 @@ def _quantized_problems(recipe: Recipe, rule: Rule, draft: Draft, row: Row) -> P
             "keep the head, or train the draft with one of its own",
         )
     rounding = recipe.of(rule).algorithm.rounding
-    if row.role == "fusion" and rounding == "gptq":
-        width = row.tensor.shape[1]
-        yield (
-            f"{row.tensor.name}: with rounding gptq it would need the second moments of all"
-            f" {width:,} features ({4 * width**2 / 1e9:.1f} GB) and their factorization",
-            "give fc a format of eight bits, round it to nearest, or keep it",
-        )
     if row.role == "indexer" and rounding != "nearest":
         yield (
             f"{row.tensor.name}: rounding {rounding} needs to know what it reads, and replay ends"
@@ -161,11 +159,11 @@ def _quantized_problems(recipe: Recipe, rule: Rule, draft: Draft, row: Row) -> P
             " learn nothing",
             "use 'rounding: gptq' or 'nearest', or give the experts a format of eight bits",
         )
-    if row.role in ("fusion", "head") and recipe.algorithm.rounding == "learned":
+    if row.role not in LAYER_ROLES and recipe.algorithm.rounding == "learned":
         yield (
             f"{row.tensor.name}: rounding learned compares drafts between fc and the head, so it"
             " cannot learn fc or the head themselves",
-            "keep fc and the head, or use 'rounding: nearest' or, without fc, 'gptq'",
+            "keep fc and the head, or use 'rounding: nearest' or 'gptq'",
         )
 
 

@@ -2,8 +2,9 @@
 
 Sources: z-lab, SpecForge and TorchSpec exports; `qwen3_dflash.py` of vLLM 0.33, `dflash.py` and
 `dflash_worker_v2.py` of SGLang 0.5.23. Where the engines differ, we follow vLLM: it honours
-`dflash_config.causal`, `dflash_config.swa_window_size`, and an embedding and head that the draft
-ships; SGLang reads only `is_causal` and `sliding_window`, and uses the target's embedding and head.
+`causal`, `use_swa` and `swa_window_size` of `dflash_config`, and an embedding and head that the
+draft ships; SGLang reads only `is_causal`, `layer_types` and `sliding_window`, and uses the
+target's embedding and head. Both read `attention_sink_bias` and `attention_value_scale` there.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -74,6 +75,41 @@ def is_nemotron(draft: traits.ServedDraft) -> bool:
     )
 
 
+_SLIDING = "sliding_attention"
+_SINKS = "attention_sink_bias"
+_BACKEND = "--speculative-draft-attention-backend trtllm_mha"
+
+
+def in_sglang(draft: traits.ServedDraft) -> traits.Finding | None:
+    """Rules of `get_dflash_attention_sliding_window_size` and of `DFlashAttention`.
+
+    Qwen3's config class drops a sliding_window without use_sliding_window. The backend, which
+    SGLang chooses by itself beside a Nemotron on a B200, has kernels for that GPU alone.
+    """
+    config, section = draft.config, object_at(draft.config, "dflash_config")
+    dropped = config.get("model_type") == "qwen3" and not config.get("use_sliding_window")
+    window = None if dropped else config.get("sliding_window")
+    if is_nemotron(draft):
+        window = window or section.get("swa_window_size")
+    if window is None and _SLIDING in (config.get("layer_types") or ()):
+        return traits.Finding(
+            "init",
+            "ValueError: DFLASH sliding_attention layers require config.sliding_window.",
+            "write sliding_window, and use_sliding_window: true",
+        )
+    if _options(draft) and draft.arch != "sm100":
+        return traits.Finding(
+            "init",
+            f"ValueError: Nemotron 3.5 DSpark attention sinks require {_BACKEND}, got None.",
+            "serve it on a B200, or with vLLM",
+        )
+    return None
+
+
+def _options(draft: traits.ServedDraft) -> str:
+    return _BACKEND if draft.config.get(_SINKS) and is_nemotron(draft) else ""
+
+
 ENGINE_TRAITS = traits.EngineTraits(
     drafts_blocks=True,
     prunes_vocabulary=True,
@@ -102,7 +138,9 @@ ENGINE_TRAITS = traits.EngineTraits(
         layer_name="layers.{n}.{path}",
         layer_prefix="{leaf}",
         fusion=traits.Fusion(counted_by=(), reads_width=False),  # `dflash.py:762`
+        problem_as_draft=in_sglang,
         quantizes_fc=is_nemotron,  # `dflash.py:706`
+        options=_options,
     ),
     tensorrt_llm=traits.InTensorRtLlm(
         architectures=frozenset({"DFlashDraftModel"}), served_as="DFlash"
@@ -162,9 +200,14 @@ def causality(draft: Draft) -> Iterator[Lint]:
     config = draft.checkpoint.config
     types = list(draft.layer_config.get("layer_types") or ())
     types = types or ["full_attention"] * draft.geometry.num_layers
-    sliding = [kind == "sliding_attention" for kind in types]
-    causal = (config.get("dflash_config") or {}).get("causal")
-    if draft.in_speculators_layout:
+    sliding = [kind == _SLIDING for kind in types]
+    section, g = config.get("dflash_config") or {}, draft.geometry
+    causal = section.get("causal")
+    if section.get("use_swa") and not any(sliding):
+        keys = {"is_causal": g.causal, "layer_types": [_SLIDING] * g.num_layers}
+        keys |= {"sliding_window": g.sliding_window, "use_sliding_window": True}
+        yield told("dflash-use-swa", keys)
+    elif draft.in_speculators_layout:
         if not config.get("sliding_window_non_causal", True):
             yield told(
                 "dflash-speculators-causal" if any(sliding) else "dflash-speculators-causal-of-full"
@@ -181,7 +224,7 @@ def causality(draft: Draft) -> Iterator[Lint]:
 
 DEFAULT_BLOCK_SIZE = 16
 """SGLang's where config.json has none (`dflash.py:703`); vLLM drafts as many as it is told to."""
-_LAYER_TYPES = ("full_attention", "sliding_attention")
+_LAYER_TYPES = ("full_attention", _SLIDING)
 _SERVED: Served = {
     "attention_bias": (False, "engines add biases that no quantized layout stores"),
     "mlp_bias": (False, "no engine reads them"),
@@ -189,10 +232,6 @@ _SERVED: Served = {
     "use_gemma_norm": (False, "norms multiply by 1 + weight"),
     "is_neox_style": (True, "interleaved rotary pairs"),
     "rope_is_neox_style": (True, "interleaved rotary pairs"),
-    "use_swa": (False, "only vLLM slides the window over all layers"),
-    "attention_sink_bias": (False, "attention sinks"),
-    "add_swa_attention_sink_bias": (False, "attention sinks"),
-    "attention_value_scale": (1, "scaled values"),
     "use_aux_hidden_state": (True, "a draft without fc"),
     "sample_from_anchor": (False, "the anchor's slot predicts, as in DSpark"),
     "shift_label": (False, "a slot predicts the next position"),
@@ -240,6 +279,7 @@ class DFlash(Family):
         # Loaded in both engines: `experiments/engines/names.json`.
         "dflash": ("model-type-dflash", "qwen3")
     }
+    own_marks: Collection[str] = ("attention_sink",)
     relatives: Mapping[str, str] = {
         "aux_hidden_norms.": "Laguna DFlash",
         "qkv_proj": "Laguna DFlash",
@@ -275,14 +315,22 @@ class DFlash(Family):
         block_size = options.positive("block_size", DEFAULT_BLOCK_SIZE)
         if block_size < 2:
             raise keys.wrong("block_size", "at least 2, an anchor and a mask", block_size)
-        layer_types = _layer_types(keys, sizes["num_layers"])
-        slides = layer_types is not None and "sliding_attention" in layer_types
+        layer_types, causal = _layer_types(keys, sizes["num_layers"]), _causal(keys, nested)
+        if _slides_everywhere(nested, layer_types):
+            layer_types, causal = (_SLIDING,) * sizes["num_layers"], bool(causal)
+        slides = layer_types is not None and _SLIDING in layer_types
         # vLLM prefers the key in `dflash_config`.
         own_window = options.config.get("swa_window_size") is not None
         window = "swa_window_size" if own_window else "sliding_window"
         return dict(
             **sizes,
-            attention=decoder.read_heads(keys, sizes, qk_norm=True),
+            attention=decoder.read_heads(
+                keys,
+                sizes,
+                qk_norm=True,
+                sinks=_sinks(keys, nested),
+                value_scale=nested.number("attention_value_scale", 1.0),
+            ),
             draft_vocab_size=keys.positive("draft_vocab_size", vocab),
             target_hidden_size=keys.positive("target_hidden_size", hidden),
             aux_layer_ids=(ids := _target_layer_ids(options, flat=not nested.config)),
@@ -291,7 +339,7 @@ class DFlash(Family):
             mask_token_id=_mask_token_id(options, vocab),
             layer_types=layer_types,
             sliding_window=options.positive(window) if slides else None,
-            causal=_causal(keys, nested),
+            causal=causal,
         )
 
     @override
@@ -339,6 +387,23 @@ def _layer_types(keys: ConfigReader, num_layers: int) -> tuple[str, ...] | None:
             fix="correct 'layer_types' or 'num_hidden_layers'",
         )
     return tuple(types)
+
+
+def _slides_everywhere(nested: ConfigReader, layer_types: tuple[str, ...] | None) -> bool:
+    """Source: vLLM 0.33 `_resolve_layer_attention`, by which the layers stay in both directions."""
+    return nested.flag("use_swa", False) and _SLIDING not in (layer_types or ())
+
+
+def _sinks(keys: ConfigReader, nested: ConfigReader) -> bool:
+    """Source: vLLM 0.33 `DFlashQwen3DecoderLayer`."""
+    read = nested.flag(_SINKS, keys.flag(f"add_swa_{_SINKS}", False))
+    if (declared := keys.flag(_SINKS, read)) != read:
+        raise CheckpointError(
+            keys.where,
+            f"{_SINKS}: {declared} at the top level, but engines read {read} in dflash_config",
+            fix="write in both places whether the draft was trained with attention sinks",
+        )
+    return read
 
 
 def _causal(keys: ConfigReader, nested: ConfigReader) -> bool | None:

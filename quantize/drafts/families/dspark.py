@@ -34,6 +34,8 @@ _HEAD_KEYS = (
     "markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov",
 )  # fmt: skip
 _SPECULATORS_KEYS = ("mask_token_id", "block_size", *_HEAD_KEYS)
+_HEAD = "markov_head."
+_CORRECTION = f"{_HEAD}markov_w2"
 _MODULES = ("markov_head", "confidence_head", r"markov_w\d", "confidence_proj")
 
 
@@ -148,7 +150,7 @@ def _in_sglang(draft: traits.ServedDraft) -> traits.Finding | None:
             f" parameter (torch.Size([{vocab}, {rank}]))",
             "serve it with vLLM, or train it with the whole vocabulary",
         )
-    return None
+    return dflash.in_sglang(draft)
 
 
 def _flat(names: Iterable[str]) -> str:
@@ -176,7 +178,7 @@ ENGINE_TRAITS = replace(
     _DFLASH,
     extra_linears=(
         # A ParallelLMHead in vLLM, `qwen3_dspark.py:70`; plain in SGLang, `dspark.py:179`.
-        traits.ExtraLinear("markov_head.markov_w2", is_head=True),
+        traits.ExtraLinear(_CORRECTION, is_head=True),
     ),
     module_names=_MODULES,
     vllm=replace(
@@ -216,9 +218,6 @@ class DSparkGeometry(DFlashGeometry):
     confidence_width: int
 
 
-_HEAD = "markov_head."
-
-
 class DSparkForward(DFlashForward):
     """One DSpark draft.
 
@@ -234,12 +233,12 @@ class DSparkForward(DFlashForward):
         # [h_j; e_j], [A, K, W + r].
         h = self.norm("norm", super().proposing(x, token_ids))
         e = embedding(token_ids[:, :-1], self.weights[f"{_HEAD}markov_w1.weight"], h.dtype)
-        return torch.cat((h, e), dim=-1)
+        return torch.cat((h, self.on_input(_CORRECTION, e)), dim=-1)
 
     @override
     def products(self, hidden: Tensor) -> Sequence[Product]:
         corrections = hidden[..., self.geometry.hidden_size :]
-        head = self.weights[f"{_HEAD}markov_w2.weight"]
+        head = self.weights[f"{_CORRECTION}.weight"]
         return [*super().products(hidden), (corrections, head)]
 
     @override
@@ -336,7 +335,6 @@ class DSpark(DFlash):
         width = Dim(g.confidence_width, "hidden_size, confidence_head_with_markov")
         shapes: dict[str, tuple[Dim, ...]] = {
             "markov_head.markov_w1.weight": (vocab, rank),
-            "markov_head.markov_w2.weight": (rows, rank),
             "confidence_head.proj.weight": (single, width),
             "confidence_head.proj.bias": (single,),
         }
@@ -346,6 +344,7 @@ class DSpark(DFlash):
                 name: TensorSpec(role="proposal", shape=shape, optional="confidence" in name)
                 for name, shape in shapes.items()
             },
+            f"{_CORRECTION}.weight": TensorSpec(role="correction", shape=(rows, rank)),
         }
 
     @override

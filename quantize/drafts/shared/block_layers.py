@@ -116,6 +116,11 @@ class DFlashForward(LayersForward, BlockForward):
             seen = seen & (behind.abs() < window)
         return seen
 
+    @override
+    def sinks(self, layer: int) -> Tensor | None:
+        # Engines scale the scores, not these. Source: `sinks=` of both; the kernels that take them.
+        return self.weights.get(f"layers.{layer}.self_attn.attention_sink_bias")
+
     def _embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings; a trained mask embedding replaces the row of the mask token."""
         dtype = self.weights["norm.weight"].dtype

@@ -55,6 +55,8 @@ def _grouped(g: RotatedGeometry, a: GroupedAttention, width: Dim) -> Shapes:
         shapes |= {f"{name}_norm.weight": ("norm", (head,)) for name in ("q", "k")}
     if a.gate == "heads":
         shapes["g_proj.weight"] = ("router", (heads, hidden))
+    if a.sinks:
+        shapes["attention_sink_bias"] = ("norm", (heads,))
     return shapes
 
 
@@ -253,7 +255,8 @@ class LlamaAttention(Attention):
         prefix = f"layers.{layer}.self_attn."
         keys = modules.linear(f"{prefix}k_proj", x)
         k = self._turned(f"{prefix}k_norm", keys, at, modules)
-        return modules.on_cache(layer, k, self._heads(modules.linear(f"{prefix}v_proj", x)))
+        v, scale = modules.linear(f"{prefix}v_proj", x), self.attention.value_scale
+        return modules.on_cache(layer, k, self._heads(v if scale == 1 else v * scale))
 
     def _heads(self, flat: Tensor) -> Tensor:
         return flat.view(*flat.shape[:-1], -1, self.attention.head_dim).transpose(1, 2)

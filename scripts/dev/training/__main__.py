@@ -19,6 +19,7 @@ from .draft_kinds import (
     DFLASH2,
     DSPARK,
     DSPARK_MLA,
+    DSPARK_NEMOTRON,
     EAGLE3_LLAMA,
     EAGLE3_MLA,
     GLM4_MOE_MTP,
@@ -38,6 +39,12 @@ _BLOCKS = PairPlan(
     row_stride=16,
     depth_decay=0.7,
 )
+_FEWER = replace(
+    _BLOCKS,
+    num_training_prompts=1024,
+    draft_schedule=Schedule(num_steps=450, batch_size=20, max_learning_rate=4e-3),
+    num_threads=1,
+)
 FAMILIES = {
     family.name: family
     for family in (
@@ -56,12 +63,13 @@ FAMILIES = {
         Family(
             target_kind=QWEN3,
             draft_kind=DSPARK_MLA,
-            plan=replace(
-                _BLOCKS,
-                num_training_prompts=1024,
-                draft_schedule=Schedule(num_steps=450, batch_size=20, max_learning_rate=4e-3),
-                num_threads=1,
-            ),
+            plan=_FEWER,
+        ),
+        Family(
+            target_kind=QWEN3,
+            draft_kind=DSPARK_NEMOTRON,
+            plan=_FEWER,
+            variant="dspark-nemotron",
         ),
         Family(target_kind=QWEN3, draft_kind=DFLASH, plan=_BLOCKS),
         Family(target_kind=QWEN3, draft_kind=DFLASH2, plan=_BLOCKS),

@@ -180,6 +180,38 @@ def _dspark(target: TargetSize) -> dict[str, Any]:
     }
 
 
+def _dspark_nemotron(target: TargetSize) -> dict[str, Any]:
+    """Two layers with sinks, windows and causal blocks, as Nemotron 3.5's DSpark has them.
+
+    The window is shorter than a prompt, so that it matters.
+    """
+    num_layers, ids = 2, [0, 1, 2]
+    nested = {
+        "attention_sink_bias": True,
+        "causal": True,
+        "mask_token_id": END_OF_TEXT_ID,
+        "sample_from_anchor": False,
+        "swa_window_size": 32,
+        "target_layer_ids": ids,
+        "use_swa": True,
+    }
+    return {
+        **_dspark(target),
+        "attention_sink_bias": True,
+        "block_size": 8,
+        "dflash_config": nested,
+        "dspark_bonus_anchor": True,
+        "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in ids],
+        "layer_types": ["sliding_attention"] * num_layers,
+        "max_window_layers": num_layers,
+        "num_hidden_layers": num_layers,
+        "sample_from_anchor": False,
+        "sliding_window": 32,
+        "target_layer_ids": ids,
+        "use_sliding_window": True,
+    }
+
+
 def _dspark_mla(target: TargetSize) -> dict[str, Any]:
     """Three layers with latent attention, names and keys as Kimi-K3-DSpark has them.
 
@@ -306,6 +338,7 @@ EAGLE3_MLA = DraftKind(
 DFLASH = DraftKind(family=dflash.FAMILY, config=_dflash)
 DFLASH2 = DraftKind(family=dflash2.FAMILY, config=_dflash2)
 DSPARK = DraftKind(family=dspark.FAMILY, config=_dspark)
+DSPARK_NEMOTRON = DraftKind(family=dspark.FAMILY, config=_dspark_nemotron)
 DSPARK_MLA = DraftKind(
     family=dspark_mla.FAMILY,
     config=_dspark_mla,
