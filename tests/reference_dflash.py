@@ -283,7 +283,7 @@ class ReferenceLaguna(ReferenceDFlash):
             keys, queries = geometry.attention.num_key_value_heads, geometry.num_attention_heads
             ends = {"q": heads[:queries], "k": heads[queries:-keys], "v": heads[-keys:]}
             plain |= {name.replace("qkv", part): w.flatten(0, 1) for part, w in ends.items()}
-        super().__init__(geometry, plain, round_input)
+        super().__init__(geometry, plain)
         self.scales = [
             weights[f"aux_hidden_norms.{i}.weight"] for i in range(geometry.num_aux_layers)
         ]
@@ -291,6 +291,8 @@ class ReferenceLaguna(ReferenceDFlash):
             gates = weights.get(f"layers.{i}.self_attn.g_proj.weight")
             if gates is not None:
                 self._gate(layer.self_attn, gates)
+        if round_input is not None:  # of o_proj what the gates have left
+            round_inputs(self, round_input)
 
     def _gate(self, attention: nn.Module, gates: Tensor) -> None:
         inputs: list[Tensor] = []

@@ -50,6 +50,7 @@ FILES = {
     "MTP layers": HERE / "mtp.json",
     "MTP layers in targets": HERE / "inside.json",
     "classes without a family": HERE / "classes.json",
+    "of Laguna": HERE / "laguna.json",
 }
 SIDE_FILE = "hf_quant_config.json"
 PLATFORMS = ("vllm sm90 1", "sglang sm90 1", "sglang sm100 1", "sglang gfx942 1")

@@ -7,7 +7,7 @@ keys and values are one linear, and embedding and head are the target's. vLLM mu
 that linear as it is stored, so it stays in floating point.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -16,18 +16,94 @@ from typing_extensions import override
 from ....recipes.errors import CheckpointError
 from .. import engine_traits as traits
 from ..config_reader import ConfigReader, Served
-from ..family import Dim, SpeculatorsForm, TensorSpec, Weights
+from ..family import Dim, Draft, Lint, SpeculatorsForm, TensorSpec, Weights, told
 from ..forward import ModulesForward, OnInput
 from ..maths import Tensor, torch
+from ..rope import DEFAULT_THETA, SECTIONS
 from ..shared.block_layers import DFlashForward, DFlashGeometry
 from ..shared.layers import LlamaAttention, Projected, dims
 from . import dflash
 from .dflash import DFlash
 
+_OWN_ROPE = {"sliding_attention": (10000.0, 1.0), "full_attention": (500000.0, 0.5)}
+"""Type of a layer -> base and part of a head that is rotated, by transformers' LagunaConfig."""
+
+
+def _in_vllm(draft: traits.ServedDraft) -> traits.Finding | None:
+    """Rules of the config class, of `_get_dflash_layer_types`, and of both classes."""
+    config = draft.config
+    types = config.get("layer_types") or ["full_attention"]
+    if config.get("draft_vocab_size") is None:
+        text = "ValueError: Laguna DFlash config requires `draft_vocab_size`."
+        return traits.Finding("init", text, "write draft_vocab_size: that of vocab_size")
+    if len(set(types)) > 1:
+        text = "NotImplementedError: Laguna DFlash drafter requires a uniform `layer_types`"
+        return traits.Finding("init", text, "serve it with SGLang, which takes layers of two types")
+    dense = set(config.get("mlp_layer_types") or ["sparse"]) == {"dense"}
+    if config.get("num_experts") != 0 and not dense and draft.num_layers > 1:
+        text = "KeyError: 'layers.1.mlp.down_proj.weight'"
+        return traits.Finding(
+            "load", text, "write num_experts: 0, without which there are experts"
+        )
+    if any(".qkv_proj." in n and not n.endswith(("weight", "bias")) for n in draft.tensor_names):
+        return traits.Finding(
+            "after load",
+            "vLLM multiplies contexts by the quantized values of qkv_proj as they are stored",
+            "keep qkv_proj in BF16, as quantize does: dequantize this draft and quantize it again",
+        )
+    return next((traits.Finding("wrong", each.cause, each.remedy) for each in _rope(config)), None)
+
+
+def _rope(config: Mapping[str, Any]) -> Iterator[Lint]:
+    """The rope that vLLM takes from LagunaConfig, whatever else config.json has."""
+    types = config.get("layer_types") or ["full_attention"]
+    own = _OWN_ROPE.get(str(types[0]))
+    given = config.get("rope_theta", DEFAULT_THETA), config.get("partial_rotary_factor", 1.0)
+    if own not in (None, given) and not any(config.get(section) for section in SECTIONS):
+        fix = {"rope_parameters": {"rope_type": "default", "rope_theta": given[0]}}
+        yield told("laguna-rope", fix, kind=types[0], own=own[0], part=own[1], theta=given[0])
+
+
+def rope_of_class(draft: Draft) -> Iterator[Lint]:
+    """Source: transformers 5.20 `configuration_laguna.py`; executed."""
+    yield from _rope(draft.checkpoint.config)
+
+
+_DFLASH = dflash.ENGINE_TRAITS
+_ATTENTION: tuple[traits.Linear, ...] = (
+    ("self_attn.qkv_proj", ("qkv_proj",), "column"),
+    ("self_attn.g_proj", ("g_proj",), "column"),
+    ("self_attn.o_proj", ("o_proj",), "row"),
+)
+_DOWN: traits.Linear = ("mlp.down_proj", ("down_proj",), "row")
+_APART: tuple[traits.Linear, ...] = (
+    ("mlp.gate_proj", ("gate_proj",), "column"),
+    ("mlp.up_proj", ("up_proj",), "column"),
+)
 ENGINE_TRAITS = replace(
-    dflash.ENGINE_TRAITS,
+    _DFLASH,
     prunes_vocabulary=False,
     usual_type="laguna",
+    vllm=replace(
+        _DFLASH.vllm,
+        architectures=frozenset({"DFlashLagunaForCausalLM"}),
+        problem=_in_vllm,
+        roots={},
+        uneven_heads="AssertionError: vllm/model_executor/models/laguna.py:282: assert"
+        " self.total_num_heads % tp_size == 0",
+        linears=(*_ATTENTION, *_APART, _DOWN),
+        head_declared="never",
+        maps_excludes=False,
+        counts_from_0=True,
+        rope_by_layer=True,
+        speculators={},
+    ),
+    sglang=replace(
+        _DFLASH.sglang,
+        architectures=frozenset({"DFlashLagunaForCausalLM"}),
+        linears=(*_ATTENTION, ("mlp.gate_up_proj", traits.GATE_UP.members, "column"), _DOWN),
+    ),
+    tensorrt_llm=replace(_DFLASH.tensorrt_llm, architectures=frozenset()),
 )
 
 
@@ -118,7 +194,7 @@ class LagunaDFlash(DFlash):
         **DFlash.served,
         "swa_attention_sink_enabled": (False, "attention sinks, which vLLM alone builds"),
     }
-    lints = (*DFlash.lints,)
+    lints = (*DFlash.lints, rope_of_class)
     maths = LagunaForward
 
     @override
