@@ -15,6 +15,7 @@ from draftquant.quantize.drafts import Family
 from draftquant.quantize.drafts.families.dflash import DFlash
 from draftquant.quantize.drafts.families.dflash2 import DFlash2Geometry
 from draftquant.quantize.drafts.families.dspark import DSparkGeometry
+from draftquant.quantize.drafts.families.laguna_dflash import LagunaGeometry
 from draftquant.quantize.drafts.shared.block_layers import DFlashGeometry
 from reference_draft import ReferenceMlaDraft, common_config
 from torch import Tensor, nn
@@ -106,7 +107,12 @@ class ReferenceDFlash(nn.Module):
         start = self.cache.get_seq_length()
         cos, sin = self.rotary(rows, torch.arange(start, start + rows.shape[1])[None])
         for i, layer in enumerate(self.layers):
-            self.cache.update(*self.entries(layer.self_attn, rows, cos, sin), i)
+            entries = self.entries(layer.self_attn, self.of_layer(layer, rows), cos, sin)
+            self.cache.update(*entries, i)
+
+    def of_layer(self, _layer: Any, rows: Tensor) -> Tensor:
+        """The context's rows as a layer projects them."""
+        return rows
 
     def entries(self, attention: Any, rows: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
         """What a layer caches of rows [1, T, W]."""
@@ -270,6 +276,60 @@ class ReferenceDSparkMla(ReferenceDSpark):
     """See `ReferenceDSpark`."""
 
     make_body = _LatentBody
+
+
+# ---- Laguna's, whose gates and norms of features are spelled out
+
+
+class ReferenceLaguna(ReferenceDFlash):
+    """Qwen3's modules hold the three parts of each qkv_proj; o_proj reads gated heads."""
+
+    def __init__(self, geometry: LagunaGeometry, weights: Mapping[str, Tensor],
+                 round_input: RoundInput | None = None) -> None:  # fmt: skip
+        plain = {
+            n: w for n, w in weights.items() if "aux_hidden_norms" not in n and "g_proj" not in n
+        }
+        for name in [n for n in plain if "qkv_proj" in n]:
+            heads = plain.pop(name).unflatten(0, (-1, geometry.attention.head_dim))
+            keys, queries = geometry.attention.num_key_value_heads, geometry.num_attention_heads
+            ends = {"q": heads[:queries], "k": heads[queries:-keys], "v": heads[-keys:]}
+            plain |= {name.replace("qkv", part): w.flatten(0, 1) for part, w in ends.items()}
+        super().__init__(geometry, plain)
+        self.scales = [
+            weights[f"aux_hidden_norms.{i}.weight"] for i in range(geometry.num_aux_layers)
+        ]
+        for i, layer in enumerate(self.layers):
+            gates = weights.get(f"layers.{i}.self_attn.g_proj.weight")
+            if gates is not None:
+                self._gate(layer.self_attn, gates)
+        if round_input is not None:  # of o_proj what the gates have left
+            round_inputs(self, round_input)
+
+    def _gate(self, attention: nn.Module, gates: Tensor) -> None:
+        inputs: list[Tensor] = []
+        attention.register_forward_pre_hook(
+            lambda _module, _args, named: inputs.append(named["hidden_states"]), with_kwargs=True
+        )
+
+        def gated(_module: nn.Module, args: tuple[Tensor]) -> Tensor:
+            factor = (1 + (inputs.pop() @ gates.T).exp()).log()
+            return args[0] * factor.repeat_interleave(args[0].shape[-1] // len(gates), dim=-1)
+
+        attention.o_proj.register_forward_pre_hook(gated)
+
+    def extend(self, features: Tensor) -> None:
+        """See `ReferenceDFlash.extend`."""
+        each = features.split(self.geometry.target_hidden_size, dim=-1)
+        mean = [
+            x / (x.square().mean(-1, keepdim=True) + self.geometry.rms_norm_eps).sqrt()
+            for x in each
+        ]
+        super().extend(torch.cat([x * w for x, w in zip(mean, self.scales, strict=True)], dim=-1))
+
+    def of_layer(self, layer: Any, rows: Tensor) -> Tensor:
+        """Normed, as the rows of a block are."""
+        normed: Tensor = layer.input_layernorm(rows)
+        return normed
 
 
 # ---- DFlash2, one token after the other

@@ -43,6 +43,7 @@ UNKNOWN = {
     "scales of a KV cache": 16,
     "names and model types": 16,
     "broken on purpose": 18,
+    "of Laguna": 1,
 }
 """Everyday answers that `check` leaves to the engine: of none that a tool made."""
 SERVED = {

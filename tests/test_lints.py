@@ -22,7 +22,7 @@ from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
 from draftquant.scripts.dev.docs.lints import messages
 from tiny import Stored, read_tensors, tiny_eagle3_llama, values_of, write_tensors
-from tiny_dflash import tiny_dflash
+from tiny_dflash import tiny_dflash, tiny_laguna
 from tiny_dspark import tiny_dspark, tiny_dspark_mla
 from tiny_mla import tiny_eagle3_mla
 from tiny_speculators import tiny_speculators_dflash, tiny_speculators_eagle3
@@ -226,6 +226,9 @@ TRIGGERS: dict[str, list[Callable[[Path], Path]]] = {
     ],
     "dflash2-float16": [lambda to: dflash2(to, "F16")],
     "dflash2-embedding-scale": [lambda to: dflash2(to, own={"input_embedding_scale": 0.5})],
+    "laguna-rope": [
+        lambda to: set_keys(tiny_laguna(to), rope_parameters=None, rope_theta=500000.0)
+    ],
     "dspark-keys-nested": [
         lambda to: tiny_dspark(
             to, layout="specforge", num_layers=1, config={"torch_dtype": "bfloat16"}
@@ -311,7 +314,7 @@ FIXABLE = {
     "dflash-use-swa",
     "model-type", "dtype-missing", "dtype-mismatch", "aux-layer-ids-empty", "architecture-name",
     "dspark-keys-nested", "layers-of-target", "head-tied", "aux-layer-count",
-    "target-hidden-size-null", "rope-by-layer",
+    "target-hidden-size-null", "rope-by-layer", "laguna-rope",
 }  # fmt: skip
 
 

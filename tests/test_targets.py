@@ -82,9 +82,27 @@ def test_a_verdict_speaks_of_the_target(tmp_path: Path, capsys: pytest.CaptureFi
     assert 0 < (report.served.common_share or 0) < 1
     assert report.background.baseline_sha256 == report.background.candidate_sha256
     assert "QUANT" not in f"{report.reason}{report.action}"
-    for verb in (["report", str(tmp_path / "g.json"), "--html", str(tmp_path / "g.html")],
-                 ["compare", *[str(tmp_path / "g.json")] * 2]):  # fmt: skip
-        assert main(verb) == 2
+    assert main(["compare", *[str(tmp_path / "g.json")] * 2]) == 2
+
+
+def test_pages_name_the_targets_and_one_draft() -> None:
+    asked = dq.gate(DRAFT, traces=first(), traces_of_candidate=second(), min_prompts=2)
+    page, text, cases = asked.html(), asked.markdown(), asked.junit()
+    assert asked.served is not None
+    for told in (page, text):
+        assert "QUANT" not in told
+        assert not {"BF16", "uantized"} & set(told.replace("<", " ").replace("|", " ").split())
+        assert "eside the second" in told
+    names = asked.candidate.name, asked.baseline.name
+    assert "Is <b>{}</b> accepted as often as <b>{}</b>?".format(*names) in page
+    assert f"gate of `{names[0]}`" in text
+    assert "under both drafts" not in page
+    assert page.count("Acceptance length of every prompt beside both targets") == 1
+    assert f'<th scope="row">Second target</th><td>{asked.served.model}' in page
+    assert "both targets wrote" in page
+    assert "What was quantized" not in page
+    assert text.count("beside both targets `draft`") == 1
+    assert asked.verdict in cases
 
 
 @pytest.mark.parametrize("drop", [0.0, 0.2])
@@ -171,7 +189,7 @@ def edited(folder: Path, out: Path, **changes: Any) -> Path:
         ([str(DRAFT)], "expected one draft"),
         (["--unrelated"], "says nothing of one draft beside two targets"),
         (["--kv-cache-dtype", "fp8_e4m3"], "says nothing of one draft"),
-        (["--html", "g.html"], "says nothing of one draft"),
+        (["--golden", "g.json"], "says nothing of one draft"),
     ],
 )
 def test_what_is_of_two_drafts_is_refused(

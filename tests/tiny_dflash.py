@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import torch
 from tiny import Drawn, optional, publish, size_keys
-from tiny_shapes import dflash
+from tiny_shapes import dflash, laguna
 
 Kind = Literal["dflash", "dflash2"]
 Spelling = Literal["z-lab", "model", "draft_model", "dflash_module", "encoder", "torchspec"]
@@ -100,3 +100,36 @@ def spelled(name: str, spelling: str) -> str:
     module, _, leaf = name.rpartition(".")
     module = _RENAMED.get(spelling, {}).get(module, module)
     return f"{_OUTER.get(spelling, '')}{module}.{leaf}" if module else name
+
+
+def tiny_laguna(
+    folder: Path,
+    *,
+    seed: int = 0,
+    embed: bool = False,
+    head: bool = False,
+    sharded: bool = False,
+    config: Mapping[str, Any] | None = None,
+    own: Mapping[str, Any] | None = None,
+    **sizes: int,
+) -> Path:
+    """Write a tiny DFlashLagunaForCausalLM, as poolside's are published; see `tiny_dflash`."""
+    keys = size_keys(**{"num_layers": 2, "head_dim": 32, **sizes})
+    nested = {"block_size": 8, "mask_token_id": MASK_TOKEN_ID, "num_target_layers": 8,
+              "target_layer_ids": [1, 3, 5], "causal": True, **(own or {})}  # fmt: skip
+    keys |= {
+        "architectures": ["DFlashLagunaForCausalLM"],
+        "dflash_config": nested,
+        "draft_vocab_size": keys["vocab_size"],
+        "eagle_aux_hidden_state_layer_ids": [i + 1 for i in nested["target_layer_ids"]],
+        "gating": "per-head",
+        "layer_types": ["sliding_attention"] * keys["num_hidden_layers"],
+        "model_type": "laguna",
+        "num_experts": 0,
+        "rope_parameters": {"rope_type": "default", "rope_theta": keys.pop("rope_theta")},
+        "sliding_window": 12,
+        **(config or {}),
+    }
+    has = optional(embed_tokens=embed, lm_head=head)
+    shapes = laguna(keys, has, layers=len(nested["target_layer_ids"]))
+    return publish(folder, keys, Drawn(seed).tensors(shapes), sharded=sharded)

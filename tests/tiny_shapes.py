@@ -136,6 +136,19 @@ def dflash(c: Config, has: Collection[str], *, features: int, own: Config | None
     return found
 
 
+def laguna(c: Config, has: Collection[str], *, layers: int) -> Shapes:
+    """Laguna's DFlash over some layers of its target."""
+    hidden, heads = c["hidden_size"], c["num_attention_heads"]
+    gates = {True: 1, "per-head": 1, "per-element": c["head_dim"]}.get(c["gating"])
+    found = dflash(c, has, features=layers * hidden)
+    for i in range(c["num_hidden_layers"]):
+        at = f"layers.{i}.self_attn."
+        rows = sum(found.pop(f"{at}{x}_proj.weight")[0] for x in "qkv")
+        found[f"{at}qkv_proj.weight"] = (rows, hidden)
+        found |= {f"{at}g_proj.weight": (heads * gates, hidden)} if gates else {}
+    return found | {f"aux_hidden_norms.{i}.weight": (hidden,) for i in range(layers)}
+
+
 def dspark(c: Config, rank: int) -> Shapes:
     """What DSpark adds to DFlash."""
     vocab = c["vocab_size"]

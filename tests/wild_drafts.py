@@ -131,6 +131,11 @@ def _dflash(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:
     return {spelled(name, tensors.get("spelling", "")): shape for name, shape in found.items()}
 
 
+def _laguna(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:
+    ids = config["dflash_config"]["target_layer_ids"]
+    return shapes.laguna(config, tensors["has"], layers=len(ids))
+
+
 def _dspark(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:
     rank = config.get("dflash_config", config).get("markov_rank", 256)
     return _dflash(tensors, config) | shapes.dspark(config, rank)
@@ -190,6 +195,7 @@ def _medusa(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:
 _KINDS: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], Shapes]] = {
     "eagle3-llama": _eagle3, "eagle3-mla": _eagle3, "eagle3-moe": _eagle3_moe, "peagle": _peagle,
     "dflash": _dflash, "dspark": _dspark, "domino": _domino, "dflash2": _dflash,
+    "laguna-dflash": _laguna,
     "eagle1": _eagle1, "deepseek-mtp": _nextn, "qwen3-next-mtp": _qwen3_next_mtp,
     "step3p5-mtp": _step3p5, "medusa": _medusa,
     "causal-lm": lambda tensors, config: shapes.causal_lm(config, tensors["has"]),

@@ -49,6 +49,7 @@ FILES = {
     "scales of a KV cache": HERE / "cache_scales.json",
     "MTP layers": HERE / "mtp.json",
     "MTP layers in targets": HERE / "inside.json",
+    "of Laguna": HERE / "laguna.json",
 }
 SIDE_FILE = "hf_quant_config.json"
 PLATFORMS = ("vllm sm90 1", "sglang sm90 1", "sglang sm100 1", "sglang gfx942 1")

@@ -60,6 +60,8 @@ def fused_group(module: str) -> tuple[str, str]:
 
 Stage = Literal["config", "init", "load", "unknown", "wrong", "after load"]
 Sharding = Literal["column", "row", "replicated"]
+Linear = tuple[str, tuple[str, ...], Sharding]
+"""A linear of a layer as an engine builds it: its path there, its parts, and how it is split."""
 
 INVALID = "ValidationError: 1 validation error for SpeculativeConfig Value error, {}"
 """How vLLM refuses a config.json."""
@@ -215,6 +217,7 @@ class InEngine:
         classes_first: targets match a fused linear by its class before they do by its parts' names.
         old_norms: it takes EAGLE-3's norms before fc under their older names.
         normed_fusion: replaces `fusion` for drafts with normed heads.
+        linears: those of a layer, with the last parts of what forms them; () = the ordinary ones.
         builds_fc: it builds fc also for drafts without one by config.json, and does not use it.
         quantizes_fc: drafts of which it quantizes fc and linears outside the layers where they are
             plain in others, has the embedding from the draft, and compares excludes with whole
@@ -238,6 +241,7 @@ class InEngine:
     biases: Callable[[ServedDraft], Biases] = lambda _draft: (None, None)
     fusion: Fusion | None = None
     normed_fusion: Fusion | None = None
+    linears: tuple[Linear, ...] = ()
     builds_fc: bool = False
     quantizes_fc: Callable[[ServedDraft], bool] = lambda _draft: False
     mtp: MtpLayer | None = None
@@ -266,6 +270,8 @@ class InVllm(InEngine):
         not_in_v1: the names that the V1 model runner does not serve.
         fc: what its class calls fc.
         maps_excludes: ModelOpt's excludes are first renamed: `map_draft_quant_config`.
+        counts_from_0: excludes number its layers as the files do.
+        rope_by_layer: its class takes the rope of each layer's type.
     """
 
     served_as: str = "eagle3"
@@ -281,6 +287,8 @@ class InVllm(InEngine):
     not_in_v1: frozenset[str] = frozenset()
     fc: str = "fc"
     maps_excludes: bool = False
+    counts_from_0: bool = False
+    rope_by_layer: bool = False
     speculators: Mapping[str, Speculators] = field(default_factory=dict)
 
     @property

@@ -16,7 +16,8 @@ from .family import Draft, Family, Row
 
 def first_layer(family: Family, target_layers: int | None) -> int | None:
     """Number in vLLM of a draft's first layer; None = it depends on the unknown target."""
-    return 0 if family.served_root else target_layers
+    from_0 = family.served_root or family.engine_traits.vllm.counts_from_0
+    return 0 if from_0 else target_layers
 
 
 def excluded_modules(

@@ -19,6 +19,7 @@ from ..drafts.engine_traits import (
     EngineTraits,
     Finding,
     FusedLinear,
+    Linear,
     MtpLayer,
     Sharding,
 )
@@ -32,9 +33,6 @@ from .contract import EngineName, Module, Parameter, Question, concatenated
 from .linear_scheme import LinearScheme
 
 # ---- The linears of one decoder layer as engines build them: fused, and split by shards
-
-Linear = tuple[str, tuple[str, ...], Sharding]
-"""Path in the layer, canonical names of the parts, sharding."""
 
 
 def layer_linears(
@@ -59,6 +57,9 @@ def layer_linears(
         alone("self_attn", "q_b_proj", "column"),
         alone("self_attn", "kv_b_proj", "column"),
     ]
+    if own := (traits.vllm if engine == "vllm" else traits.sglang).linears:
+        blocks = [(path.rpartition(".")[0], path, parts, split) for path, parts, split in own]
+        return [(p, tuple(f"{layer}.{b}.{each}" for each in parts), s) for b, p, parts, s in blocks]
     return [
         *(mla if traits.latent else [fused("self_attn", QKV, "column")]),
         alone("self_attn", "o_proj", "row"),

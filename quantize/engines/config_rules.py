@@ -79,6 +79,8 @@ def as_class_reads(config: Mapping[str, Any], asked: Engine) -> Mapping[str, Any
             return refused
     if traits.latent:
         row = row.without(_OF_HEADS)
+    if model_type == usual:  # what such a class makes of the rope its family says
+        row = row.without(frozenset({"rope_parameters"}))
     read = {**config, **absent_keys(config, row), **row.changes}
     return unread if _is_unread(config, read, row, engine) else read
 
@@ -170,7 +172,7 @@ def rope_facts(question: Question, engine: EngineName) -> dict[str, Any]:
     section = f"{json.dumps(rope.keys)}, as quantize --fix-config does"
     return {
         "place": rope.place,
-        "by_layer": rope.by_layer,
+        "by_layer": rope.by_layer and not (engine == "vllm" and traits.vllm.rope_by_layer),
         "section": section if rope.is_clear else "of those that the draft was trained with",
         "null_theta": keys.get("rope_theta", 0) is None,
         "kind": kind,

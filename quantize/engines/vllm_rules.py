@@ -174,8 +174,8 @@ class Vllm(Engine):
         (`v1/worker/gpu/spec_decode/standalone_ar/speculator.py:129`). `qwen3_eagle3.py` builds
         qkv_proj again, and forgets that it is part of self_attn.
         """
-        whole = question.traits.whole_model
-        number = layer + (0 if whole else question.first_layer or UNKNOWN_FIRST_LAYER)
+        whole, first = question.traits.whole_model, question.first_layer or UNKNOWN_FIRST_LAYER
+        number = layer + (0 if whole or question.traits.vllm.counts_from_0 else first)
         forgets = question.traits.vllm.forgets_attention and question.normed_heads
         excluded = QKV.vllm if forgets and path.endswith(QKV.vllm) else path
         root = "draft_model." if whole else ""

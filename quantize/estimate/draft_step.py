@@ -14,6 +14,7 @@ from ...recipes.formats import KvCacheDtype, Precision
 from ...recipes.schema import Recipe
 from ..drafts.family import Draft, Row
 from ..drafts.geometry import Geometry, usual_draft_tokens
+from ..drafts.shared.mixture import is_expert
 from ..files.safetensors_header import DTYPE_BYTES, TensorInfo
 from ..planning.quantization_plan import Plan
 from .work import ELEMENT_BYTES, Part, Pass, Round, VerifyStep, Work, cache_works, key_value_shards
@@ -97,7 +98,7 @@ def draft_round(
     kv_cache: KvCacheDtype | None = None,
 ) -> Round:
     """The passes that draft for one verify step; `kv_cache` None = BF16."""
-    if draft.geometry.num_modules > 1 or any(row.role == "router" for row in draft.rows):
+    if draft.geometry.num_modules > 1 or any(is_expert(row.canonical) for row in draft.rows):
         what = "drafts with experts, or with a module for each token, are not estimated"
         raise EstimateError(draft.checkpoint.folder, what, fix="measure it ('draftquant measure')")
     heads, tp = draft.geometry.num_attention_heads, served.tp

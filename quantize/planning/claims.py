@@ -92,7 +92,7 @@ def names_row(rule: Rule, row: Row) -> bool:
 
 _NEVER_CODES: Mapping[Role, str] = {
     "router": "if the router were rounded, it would choose other experts",
-    "kv_up": "engines absorb kv_b_proj into the attention and want floats",
+    "kv_up": "engines multiply by it outside its linear and want floats",
     "embedding": "its rows are looked up, never multiplied; 'action: drop' leaves it to the target",
 }
 """Why a matrix is not a linear that an engine multiplies by codes."""

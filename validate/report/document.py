@@ -30,7 +30,9 @@ from ..served.foreign_gate import FOREIGN
 from ..served.joint_report import JointReport, joint_report
 from ..served.served_gate import DRIFT_CONFIDENCE, SERVED, ServerNoise, judged_noise
 from ..served.target_pair import TARGETS
-from .facts import Drafts, EngineFacts, environment, is_date
+from .facts import DraftFacts, Drafts, EngineFacts, environment, is_date
+from .words import DRAFTS, Sides
+from .words import TARGETS as OF_TARGETS
 
 Judgement = GateReport | JointReport
 """A comparison of two drafts, or several judgements."""
@@ -250,6 +252,32 @@ class Document(Brief):
             return (("", self.judgement),)
         both = (("Replayed", self.judgement.replayed), ("Served", self.judgement.served))
         return tuple((title, report) for title, report in both if report is not None)
+
+    @property
+    def of_targets(self) -> bool:
+        """Whether one draft was judged beside two targets."""
+        return any(report.served and report.served.of_targets for _, report in self.comparisons)
+
+    @property
+    def sides(self) -> Sides:
+        """What is compared."""
+        return OF_TARGETS if self.of_targets else DRAFTS
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Those of baseline and candidate; of one draft beside two targets the targets' too."""
+        drafts = self.header.drafts
+        if self.of_targets:
+            ((_, report),) = self.comparisons
+            return report.baseline.name, report.candidate.name
+        return drafts.baseline.name, drafts.candidate.name
+
+    @property
+    def drafts(self) -> tuple[tuple[str, DraftFacts], ...]:
+        """Each draft that was judged, and what it was."""
+        baseline, candidate = self.header.drafts.baseline, self.header.drafts.candidate
+        two = ((self.sides.first, baseline), (self.sides.second, candidate))
+        return ((self.sides.both, baseline),) if self.of_targets else two
 
     @property
     def noise(self) -> ServerNoise | None:

@@ -20,6 +20,7 @@ from . import words
 from .document import Document
 from .plots import Interval, Lengths, contexts, forest, histogram, positions, scatter
 from .svg import style_sheet
+from .words import Sides
 
 MOST_DRAWN = 60
 """Most categories in a chart; the table has all."""
@@ -78,16 +79,17 @@ _MOST_WORST = 10
 
 def page(document: Document) -> str:
     """The whole page."""
-    comparisons, named = document.comparisons, document.header.drafts
+    comparisons = document.comparisons
     decisive = worst(report.verdict for _, report in comparisons)
     charts_of = next(title for title, report in comparisons if report.verdict == decisive)
     drawn = [each for each in comparisons if each[1].change]
     return render(
         "page.html.j2",
         document=document,
-        parts=[_part(title, report, charts_of, drawn) for title, report in comparisons],
+        parts=[_part(*one, charts_of, drawn, document.sides) for one in comparisons],
         charts_of=charts_of,
-        drafts=(("BF16", named.baseline), ("quantized", named.candidate)),
+        sides=document.sides,
+        drafts=document.drafts,
         refused=sum(engine.verdict == "REFUSED" for engine in document.header.engines),
         launches=tuple(_launches(document)),
         provenance=tuple(_provenance(document)),
@@ -137,13 +139,17 @@ def _of_one_depth(report: GateReport) -> GateReport:
 
 
 def _part(
-    title: str, report: GateReport, charts_of: str, drawn: Sequence[tuple[str, GateReport]]
+    title: str,
+    report: GateReport,
+    charts_of: str,
+    drawn: Sequence[tuple[str, GateReport]],
+    sides: Sides,
 ) -> dict[str, object]:
     """One comparison as the page shows it; a page has charts once, the worst prompts first."""
     report = _of_one_depth(report)
     prompts = tuple(map(_lengths, report.prompts))
     told = report.served is None or report.served.told_positions
-    charts = _charts(report, told, prompts, drawn) if title == charts_of else ()
+    charts = _charts(report, told, prompts, drawn, sides) if title == charts_of else ()
     lost = sorted((p for p in prompts if p.change < 0), key=lambda p: p.change)
     return {
         "title": title,
@@ -159,6 +165,7 @@ def _charts(
     told: bool,
     prompts: Sequence[Lengths],
     drawn: Sequence[tuple[str, GateReport]],
+    sides: Sides,
 ) -> Iterator[tuple[str, str]]:
     """Changes of all comparisons, everything else of the deciding one; they fill both columns.
 
@@ -170,12 +177,12 @@ def _charts(
         more = f" ({left_out} smaller ones are in the table only)" if left_out else ""
         yield f"Change of the acceptance length, by category{more}", _forest_of(drawn)
     limit = report.policy.max_relative_drop
-    square = "Each prompt: acceptance length under both drafts"
+    square = f"Each prompt: acceptance length {sides.both}"
     if prompts and not report.context_bins:
-        yield square, scatter(prompts, limit=limit)
+        yield square, scatter(prompts, sides, limit=limit)
     if told:
         caption = "Share of verify steps that accepted the token at each position"
-        yield caption, positions(before.survival, after.survival)
+        yield caption, positions(before.survival, after.survival, sides)
     if report.context_bins:
         bins = [
             Lengths(
@@ -185,11 +192,11 @@ def _charts(
             )
             for part in report.context_bins
         ]
-        yield "Acceptance length by tokens before the verify step", contexts(bins)
-        yield square, scatter(prompts, limit=limit)
+        yield "Acceptance length by tokens before the verify step", contexts(bins, sides)
+        yield square, scatter(prompts, sides, limit=limit)
     if told:
         caption = "Share of verify steps by number of accepted tokens"
-        yield caption, histogram(before.histogram, after.histogram)
+        yield caption, histogram(before.histogram, after.histogram, sides)
 
 
 def _lengths(prompt: PromptFigures) -> Lengths:
@@ -222,10 +229,13 @@ def _provenance(document: Document) -> Iterator[tuple[str, str]]:
     yield "Drafted tokens per verify step (K)", str(report.num_draft_tokens)
     if report.traces is not None:
         target = report.traces.target
-        yield "Target", f"{target.name}, weights {words.digest(target.weights_sha256)}"
+        first = "First target" if document.of_targets else "Target"
+        yield first, f"{target.name}, weights {words.digest(target.weights_sha256)}"
         yield "Traces", report.traces.sha256
         yield "Repeated 8-grams in the text", words.share(report.traces.repeated_8gram_share)
-    if report.served is not None:
+    if report.served is not None and document.of_targets:
+        yield "Second target", report.served.model
+    elif report.served is not None:
         yield "Served by", f"{words.server(report.served)}, {report.served.model}"
     looser = "; ".join(report.looser_than_release)
     yield "Policy", report.policy.name + (f", looser than release: {looser}" if looser else "")

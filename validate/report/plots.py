@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .svg import MARKS, WIDTH, Drawing, Mark, Scale, percent, ticks
+from .words import DRAFTS, Sides
 
 _ROW, _TOP, _LABELS, _RIGHT = 21.0, 22.0, 112.0, 17.0
 _TICKS = 7
@@ -131,7 +132,6 @@ def _rungs(drawing: Drawing, up: Scale, left: float, written: Callable[[float], 
         drawing.text(left - 6, up(value) + 4, written(value), "soft", "end")
 
 
-NAMES = ("BF16", "quantized")
 _LEFT, _UPPER, _LOWER = 40.0, 30.0, 210.0
 _FEET = 34.0
 _MOST_DOTS = 2000
@@ -157,11 +157,11 @@ class Lengths:
         return self.candidate / self.baseline - 1
 
 
-def contexts(bins: Sequence[Lengths]) -> str:
+def contexts(bins: Sequence[Lengths], sides: Sides = DRAFTS) -> str:
     """The acceptance length by the number of tokens before a step, for at least two bins."""
     figures = "; ".join(f"{b.label}: {b.baseline:.4f} and {b.candidate:.4f}" for b in bins)
     title = "Acceptance length by tokens before the verify step"
-    described = f"{NAMES[0]} and {NAMES[1]} by context: {figures}."
+    described = f"{sides.first} and {sides.second} by context: {figures}."
     drawing = Drawing("contexts", _LOWER + _FEET, title=title, described=described)
     highest = max(max(b.baseline, b.candidate) for b in bins)
     up = Scale(1, 1 + 1.04 * max(highest - 1, 0.01), _LOWER, _UPPER)
@@ -169,28 +169,29 @@ def contexts(bins: Sequence[Lengths]) -> str:
     across = Scale(0, len(bins) - 1, _LEFT + 34, WIDTH - _EDGE - 34)
     labels = {number - 1: bins[number - 1].label for number in _thinned(len(bins), most=8)}
     both = ([b.baseline for b in bins], [b.candidate for b in bins])
-    return _curves(drawing, across, up, both, labels, "tokens before the verify step")
+    foot = "tokens before the verify step"
+    return _curves(drawing, across, up, both, labels, foot, sides)
 
 
-def positions(baseline: Sequence[float], candidate: Sequence[float]) -> str:
+def positions(baseline: Sequence[float], candidate: Sequence[float], sides: Sides = DRAFTS) -> str:
     """The share of the steps, [K] in [0, 1], that accepted at least each number of tokens."""
     count = len(baseline)
     title = "Share of steps that accepted the drafted token at each position"
-    described = _by_number((baseline, candidate), first=1)
+    described = _by_number((baseline, candidate), sides, first=1)
     drawing = Drawing("positions", _LOWER + _FEET, title=title, described=described)
     inner = 14.0 if count > 1 else (WIDTH - _LEFT - _EDGE) / 2
     across = Scale(1, max(count, 2), _LEFT + inner, WIDTH - _EDGE - 14)
     up = _share_axis(drawing, 1.0)
     labels = {number: str(number) for number in _thinned(count)}
-    both = (baseline, candidate)
-    return _curves(drawing, across, up, both, labels, "position of the drafted token", first=1)
+    both, foot = (baseline, candidate), "position of the drafted token"
+    return _curves(drawing, across, up, both, labels, foot, sides, first=1)
 
 
-def histogram(baseline: Sequence[float], candidate: Sequence[float]) -> str:
+def histogram(baseline: Sequence[float], candidate: Sequence[float], sides: Sides = DRAFTS) -> str:
     """The share of the steps, [K + 1] with at least one, that accepted exactly each number."""
     both = [[steps / sum(counts) for steps in counts] for counts in (baseline, candidate)]
     title = "Share of steps by number of accepted draft tokens"
-    described = _by_number(both, first=0)
+    described = _by_number(both, sides, first=0)
     drawing = Drawing("histogram", _LOWER + _FEET, title=title, described=described)
     up = _share_axis(drawing, max(map(max, both)))
     count = len(baseline)
@@ -208,22 +209,22 @@ def histogram(baseline: Sequence[float], candidate: Sequence[float]) -> str:
         if i + 1 in labelled:
             drawing.text(middle, _LOWER + 15, str(i), "soft", "middle")
     drawing.text(WIDTH - _EDGE, _LOWER + 30, "accepted draft tokens in a step", "soft", "end")
-    _legend_of_two(drawing)
+    _legend_of_two(drawing, sides)
     return drawing.to_text()
 
 
-def scatter(dots: Sequence[Lengths], *, limit: float) -> str:
+def scatter(dots: Sequence[Lengths], sides: Sides = DRAFTS, *, limit: float) -> str:
     """Prompts by their acceptance length under both drafts, beside the allowed drop."""
     shown, most = dots[:: -(-len(dots) // _MOST_DOTS)], max(dot.steps for dot in dots)
     below = sum(dot.candidate < dot.baseline for dot in dots)
     above = sum(dot.candidate > dot.baseline for dot in dots)
     described = (
-        f"{len(dots)} prompts: {below} accept less quantized, {above} more,"
+        f"{len(dots)} prompts: {below} accept less {sides.second}, {above} more,"
         f" {len(dots) - below - above} the same."
     )
     if len(shown) < len(dots):
         described += f" {len(shown)} of them are drawn, evenly chosen."
-    title = "Acceptance length of every prompt under both drafts"
+    title = f"Acceptance length of every prompt {sides.both}"
     side = WIDTH - _LEFT - _EDGE
     bottom = _UPPER + side
     drawing = Drawing("scatter", bottom + _FEET, title=title, described=described)
@@ -247,8 +248,8 @@ def scatter(dots: Sequence[Lengths], *, limit: float) -> str:
     drawing.text(_LEFT + 30, 16, "equal")
     drawing.line(_LEFT + 76, 12, _LEFT + 100, 12, "limit")
     drawing.text(_LEFT + 106, 16, "limit of the whole")
-    drawing.text(WIDTH - _EDGE, bottom + 30, f"{NAMES[0]}, acceptance length", "soft", "end")
-    drawing.text(WIDTH - _EDGE, 16, f"↑ {NAMES[1]}", "soft", "end")
+    drawing.text(WIDTH - _EDGE, bottom + 30, f"{sides.first}, acceptance length", "soft", "end")
+    drawing.text(WIDTH - _EDGE, 16, f"↑ {sides.second}", "soft", "end")
     return drawing.to_text()
 
 
@@ -259,6 +260,7 @@ def _curves(
     both: Sequence[Sequence[float]],
     labels: Mapping[int, str],
     foot: str,
+    sides: Sides,
     first: int = 0,
 ) -> str:
     for i, label in labels.items():
@@ -269,7 +271,7 @@ def _curves(
         drawing.curve(places, look)
         for x, y in places:
             drawing.mark(mark, x, y, f"{fill} {look}", 3.6)
-    _legend_of_two(drawing)
+    _legend_of_two(drawing, sides)
     return drawing.to_text()
 
 
@@ -279,9 +281,9 @@ def _share_axis(drawing: Drawing, highest: float) -> Scale:
     return scale
 
 
-def _legend_of_two(drawing: Drawing) -> None:
+def _legend_of_two(drawing: Drawing, sides: Sides) -> None:
     at = _LEFT
-    for name, (look, mark, fill) in zip(NAMES, _LOOKS, strict=True):
+    for name, (look, mark, fill) in zip(sides[:2], _LOOKS, strict=True):
         drawing.curve([(at, 12), (at + 24, 12)], look)
         drawing.mark(mark, at + 12, 12, f"{fill} {look}", 3.6)
         drawing.text(at + 31, 16, name)
@@ -293,7 +295,7 @@ def _thinned(count: int, most: int = 17) -> range:
     return range(1, count + 1, -(-count // most))
 
 
-def _by_number(both: Sequence[Sequence[float]], *, first: int) -> str:
+def _by_number(both: Sequence[Sequence[float]], sides: Sides, *, first: int) -> str:
     pairs = enumerate(zip(*both, strict=True), first)
     figures = "; ".join(f"{i}: {b:.1%} and {q:.1%}" for i, (b, q) in pairs)
-    return f"{NAMES[0]} and {NAMES[1]} by number: {figures}."
+    return f"{sides.first} and {sides.second} by number: {figures}."

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from ..counting.paired_change import PairedChange
 from ..judging.categories import Parts
@@ -14,6 +15,24 @@ from ..judging.policy import in_percent
 NONE = "\u2013"
 """A dash, for a missing figure."""
 _COMMAND = ": draftquant "
+
+
+class Sides(NamedTuple):
+    """What is compared: the name of each side, and of both in a sentence."""
+
+    first: str
+    second: str
+    both: str
+
+    @property
+    def heads(self) -> tuple[str, str]:
+        """The names at the head of a column."""
+        return self.first[0].upper() + self.first[1:], self.second[0].upper() + self.second[1:]
+
+
+DRAFTS = Sides("BF16", "quantized", "under both drafts")
+TARGETS = Sides("beside the first", "beside the second", "beside both targets")
+"""Those of one draft that is judged beside two targets."""
 
 
 def change(paired: PairedChange | None, max_drop: float | None = None) -> str:

@@ -80,8 +80,8 @@ def _refuse_idle(asked: Passes, error: type[DraftQuantError], fix: str) -> None:
 
 _NAMES = ["BF16", "QUANT", "--traces"]
 _OF_DRAFTS = (
- "unrelated", "unrecorded", "head_online", "kv_cache_dtype", "target", "measured",
-    "baseline_again", "parity", "html", "markdown", "junit", "github", "golden",
+    "unrelated", "unrecorded", "head_online", "kv_cache_dtype", "target", "measured",
+    "baseline_again", "parity", "golden",
 )  # fmt: skip
 """Options of a gate on two drafts, that say nothing of one draft beside two targets."""
 
@@ -184,8 +184,7 @@ class GateRun(_ServedOtherwise, OnTraces, ReportFiles):
                 raise GateError(
                     option,
                     "says nothing of one draft beside two targets (--traces-of-candidate)",
-                    fix="leave it out; --report F.json keeps the whole judgement, and tables come"
-                    " from the traces (record --tables)",
+                    fix="leave it out; tables come from the traces (record --tables)",
                 )
 
     @property

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from ...quantize.files.hub import Reference, folder_of, recorded_argv
 from ...quantize.files.report_files import append_text, write_reports
-from ...recipes.errors import GateError, visible
+from ...recipes.errors import visible
 from ...recipes.regular_file import read_text
 from ..golden.golden_acceptance import golden_document
 from ..golden.golden_sources import golden_of_measurement, golden_of_report
@@ -33,8 +33,6 @@ def write_pages(
     asked: ReportFiles, document: Document, beside: Mapping[Path, str] = NOTHING
 ) -> tuple[Path, ...]:
     """Write every requested report file, and those beside; then tell GitHub."""
-    if asked.wants_pages:
-        _check_of_drafts(document)
     of_junit = {"inconclusive": asked.junit_inconclusive}
     files = dict(beside)
     for kind, path in asked.pages.items():
@@ -65,18 +63,7 @@ def texts_of(text: str) -> Texts:
 
 
 def _made(text: str, form: Callable[..., str], **given: str) -> str:
-    return form(_check_of_drafts(parse_report(text, "gate")), **given)
-
-
-def _check_of_drafts(document: Document) -> Document:
-    """Pages name two drafts; GateError: the report is of one, beside two targets."""
-    if any(compared.served and compared.served.of_targets for _, compared in document.comparisons):
-        raise GateError(
-            "gate",
-            "the report is of one draft beside two targets, and this file is made for two drafts",
-            fix="read the verdict in the JSON report, or run the gate on two drafts",
-        )
-    return document
+    return form(parse_report(text, "gate"), **given)
 
 
 def asked_for(argv: Sequence[str]) -> tuple[str, ...]:

@@ -248,6 +248,7 @@ _KIN: Mapping[str, str] = {
     "kernel_projection": "dflash2",
     "candidate_selector": "dflash2",
     "markov_": "dspark",
+    "aux_hidden_norms": "laguna-dflash",
 }
 """Part of a tensor name -> the family that has it, besides everything that DFlash has."""
 
@@ -281,8 +282,6 @@ class DFlash(Family):
     }
     own_marks: Collection[str] = ("attention_sink",)
     relatives: Mapping[str, str] = {
-        "aux_hidden_norms.": "Laguna DFlash",
-        "qkv_proj": "Laguna DFlash",
         "mask_hidden": "P-EAGLE",
     }
     lints: tuple[Callable[[Draft], Iterator[Lint]], ...] = (block_size, causality)

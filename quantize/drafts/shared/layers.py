@@ -244,7 +244,7 @@ class LlamaAttention(Attention):
         elif self.attention.gate == "heads":
             each = modules.kept_linear(f"{prefix}g_proj", x).to(x.dtype)
             gate = each.sigmoid().repeat_interleave(head_dim, dim=-1)
-        q = self._turned(f"{prefix}q_norm", queries, at, modules)
+        q = self.turned(f"{prefix}q_norm", queries, at, modules)
         k, v = self.keys_values(layer, x, at, modules)
         return Projected(q, k, v, head_dim**-0.5, gate)
 
@@ -253,15 +253,22 @@ class LlamaAttention(Attention):
         self, layer: int, x: Tensor, at: Tensor, modules: ModulesForward
     ) -> tuple[Tensor, Tensor]:
         prefix = f"layers.{layer}.self_attn."
-        keys = modules.linear(f"{prefix}k_proj", x)
-        k = self._turned(f"{prefix}k_norm", keys, at, modules)
-        v, scale = modules.linear(f"{prefix}v_proj", x), self.attention.value_scale
-        return modules.on_cache(layer, k, self._heads(v if scale == 1 else v * scale))
+        keys, values = (modules.linear(f"{prefix}{name}_proj", x) for name in ("k", "v"))
+        return self.cached(layer, keys, values, at, modules)
+
+    def cached(
+        self, layer: int, keys: Tensor, values: Tensor, at: Tensor, modules: ModulesForward
+    ) -> tuple[Tensor, Tensor]:
+        """The same of projected rows [B, T, KV * D]."""
+        k = self.turned(f"layers.{layer}.self_attn.k_norm", keys, at, modules)
+        scale = self.attention.value_scale
+        return modules.on_cache(layer, k, self._heads(values if scale == 1 else values * scale))
 
     def _heads(self, flat: Tensor) -> Tensor:
         return flat.view(*flat.shape[:-1], -1, self.attention.head_dim).transpose(1, 2)
 
-    def _turned(self, norm: str, flat: Tensor, at: Tensor, modules: ModulesForward) -> Tensor:
+    def turned(self, norm: str, flat: Tensor, at: Tensor, modules: ModulesForward) -> Tensor:
+        """Projected rows [B, T, H * D] as heads [B, H, T, D], normed and rotated."""
         x, rotated = self._heads(flat), self.attention.rotary_dim
         x = modules.norm(norm, x) if self.attention.qk_norm else x
         turned = rotate(x[..., :rotated], at, self.rope)

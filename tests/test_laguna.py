@@ -1,0 +1,198 @@
+"""Laguna's DFlash: its maths against an independent draft and vLLM's own class, and its way."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import laguna_draft
+import pytest
+import torch
+from asked_pairs import check_draft
+from block_pair import MASK_TOKEN_ID, VOCAB, save_draft, shared_tables
+from by_recipe import draft_of, quantized
+from draftquant.quantize.drafts.families.laguna_dflash import FAMILY, rope_of_class
+from draftquant.quantize.drafts.passes import BlockAttention, BlockForward
+from draftquant.quantize.drafts.rope import read_rope
+from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.lints.catalogue import find_lints
+from draftquant.quantize.making.dequantize_draft import dequantize_draft
+from draftquant.quantize.stored.loading import load_draft
+from draftquant.quantize.verify import verify
+from draftquant.recipes.errors import CheckpointError
+from draftquant.validate.counting.trace_replay import replay_drafts
+from k3_draft import CONTEXT, SHAPE, TOKENS, features
+from reference_dflash import ReferenceLaguna, random_weights
+from reference_draft import assert_close
+from replay_proof import assert_replay_is_the_engine, quantized_folder, unrounded
+from rounding_pairs import shared_pair
+from safetensors.torch import load_file
+from tiny import edit_json, read_tensors
+from tiny_dflash import tiny_laguna
+from torch import Tensor
+from transformers import Qwen3ForCausalLM
+
+K = 5
+MIXED = ["full_attention", "sliding_attention"]
+CONFIG: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 96, "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0, "draft_vocab_size": 96, "gating": "per-head", "sliding_window": 7,
+    "layer_types": ["sliding_attention"] * 2,
+    "dflash_config": {
+        "block_size": K + 1, "mask_token_id": 95, "target_layer_ids": [1, 3, 5], "causal": True,
+    },
+}  # fmt: skip
+CASES: dict[str, dict[str, Any]] = {
+    "published": {},
+    "gates-of-elements": {"gating": "per-element"},
+    "no-gates": {"gating": False},
+    "full-attention": {"layer_types": ["full_attention"] * 2, "gating": True},
+}
+
+
+def block_logits(forward: BlockForward, features: Tensor, anchor: int) -> Tensor:
+    """One block behind all the features: [K, vocabulary]."""
+    position = features.shape[1]
+    attention = BlockAttention(forward, forward.fuse(features))
+    attention.begin(range(position, position + 1))
+    ids = torch.tensor([[anchor] + [0] * K])
+    return forward.logits(forward.block(ids, torch.tensor([position]), attention))[0]
+
+
+@pytest.mark.usefixtures("float64_on_one_thread")
+@pytest.mark.parametrize("case", CASES)
+def test_block_equals_modules_with_parts_gates_and_norms_spelled_out(case: str) -> None:
+    geometry = FAMILY.read_geometry(CONFIG | CASES[case], "config.json")
+    weights = random_weights(geometry, family=FAMILY)
+    forward: Any = FAMILY.forward(geometry, weights, lambda _name, x: x)
+    reference = ReferenceLaguna(geometry, weights)
+    generator = torch.Generator().manual_seed(1)
+    features = torch.randn((1, 17, 96), generator=generator, dtype=torch.float64)
+    reference.extend(features[:, :9])
+    reference.extend(features[:, 9:])
+    assert_close(block_logits(forward, features, 17), reference.propose(17, K))
+
+
+EXECUTED: dict[str, Any] = json.loads(
+    (Path(__file__).parents[1] / "experiments/engines/laguna_maths.json").read_text("utf-8")
+)
+
+
+@pytest.mark.parametrize("case", laguna_draft.CASES)
+def test_logits_are_those_of_vllms_own_class(case: str, tmp_path: Path) -> None:
+    folder = laguna_draft.write_draft(tmp_path / "d", case)
+    head = load_file(folder / "model.safetensors")["embed_tokens.weight"]
+    forward: Any = load_draft(folder, shared={"lm_head.weight": head}).forward
+    attention = BlockAttention(forward, forward.fuse(features(3 * head.shape[1])[None]))
+    attention.begin(range(CONTEXT, CONTEXT + 1))
+    hidden = forward.block(torch.tensor([TOKENS]), torch.tensor([CONTEXT]), attention)
+    expected = torch.tensor(EXECUTED[case])
+    got = forward.logits(hidden)[0, :, : expected.shape[1]]
+    torch.testing.assert_close(got, expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.usefixtures("float64_on_one_thread")
+@pytest.mark.some(1)
+@pytest.mark.parametrize("recipe", ["mi325x-w4a8", None])
+def test_replay_equals_a_loop_that_decodes(recipe: str | None, tmp_path: Path) -> None:
+    """Of a draft that is fitted to its target, so that counts vary."""
+    pair, k = shared_pair("dflash"), 6
+    few, target = pair.traces.only(pair.traces.manifest.prompts[:4]), pair.folder / "target"
+    folder = save_draft(
+        tmp_path / "d", target, pair.traces, FAMILY, architectures=["DFlashLagunaForCausalLM"],
+        model_type="laguna", draft_vocab_size=VOCAB, gating="per-head", sliding_window=9,
+        layer_types=["sliding_attention"] * 2, is_causal=False,
+    )  # fmt: skip
+    tables, side = shared_tables(target), folder / "mask_embedding.pt"
+    tables["embed_tokens.weight"][MASK_TOKEN_ID] = torch.load(side, weights_only=True)["embedding"]
+    side.unlink()
+    rounded = unrounded
+    if recipe is not None:
+        rounded = quantized_folder(folder, tmp_path / "q", recipe, few, k, tables)
+        folder = tmp_path / "q"
+    parts = ("q_proj", "k_proj", "v_proj")
+    draft = load_draft(folder, dtype=torch.float64, shared=tables)
+    counts = assert_replay_is_the_engine(
+        draft, lambda name, x: x if name.endswith(parts) else rounded(name, x),
+        Qwen3ForCausalLM.from_pretrained(target, dtype=torch.float64), few,
+        num_draft_tokens=k, reference=ReferenceLaguna,
+    )  # fmt: skip
+    assert counts.mean_acceptance_length > 1.15
+    (replay,) = replay_drafts([draft], few, num_draft_tokens=k)
+    assert replay.counts == counts
+
+
+def test_it_is_quantized_verified_and_loads_in_both_engines(tmp_path: Path) -> None:
+    """Without qkv_proj, which vLLM multiplies contexts by as it is stored, and the gates."""
+    source, out = tiny_laguna(tmp_path / "d", **SHAPE, head_dim=64), tmp_path / "q"
+    assert draft_of(source).family.name == "laguna-dflash"
+    quantized(source, "int4-group128", out, target_layers=8)
+    assert verify(out, source).ok
+    kept, before = read_tensors(out), read_tensors(source)
+    apart = [name for name in before if "qkv_proj" in name or "g_proj" in name]
+    assert len(apart) == 4
+    assert all(kept[name] == before[name] for name in apart)
+    assert sum(name.endswith("weight_packed") for name in kept) == 8
+    dequantize_draft(DraftSource(folder=out), tmp_path / "back")
+    assert read_tensors(tmp_path / "back").keys() == before.keys()
+    for folder in (source, out):
+        for engine in ("vllm", "sglang"):
+            said = check_draft(folder, engine=engine, arch="sm90")  # type: ignore[arg-type]
+            assert said.verdict == "LOADS", said.error
+            assert "dflash" in (said.launch or "").lower()
+
+
+def test_the_rope_that_vllm_takes_from_its_class_is_written_out(tmp_path: Path) -> None:
+    """Executed: without rope_parameters vLLM's class rotates by 10000 whatever rope_theta says."""
+    source, out = tiny_laguna(tmp_path / "d"), tmp_path / "q"
+    edit_json(source / "config.json", rope_parameters=None, rope_theta=500000.0)
+    said = check_draft(source, engine="vllm", arch="sm90")
+    assert (said.verdict, "base 10000" in str(said.error)) == ("LOADS BUT WRONG", True)
+    assert draft_of(source).geometry.rope == read_rope({"rope_theta": 500000.0}, "")
+    assert [lint.name for lint in find_lints(draft_of(source))] == ["laguna-rope"]
+    quantized(source, "fp8-ptpc", out, fix_config=True)
+    assert check_draft(out, engine="vllm", arch="sm90").verdict != "LOADS BUT WRONG"
+    for kind, theta in (("sliding_attention", 10000.0), ("full_attention", 500000.0)):
+        edit_json(source / "config.json", rope_theta=theta, layer_types=[kind] * 2)
+        is_whole = kind == "full_attention"  # of which the class rotates half a head
+        assert bool(list(rope_of_class(draft_of(source)))) == is_whole
+
+
+@pytest.mark.parametrize(
+    ("config", "verdict", "said"),
+    [
+        ({"draft_vocab_size": None}, "REFUSED", "requires `draft_vocab_size`"),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "REFUSED",
+            "requires a uniform `layer_types`",
+        ),
+        ({"num_experts": None}, "REFUSED", "KeyError: 'layers.1.mlp.down_proj.weight'"),
+    ],
+)
+def test_what_vllm_alone_refuses(
+    config: dict[str, Any], verdict: str, said: str, tmp_path: Path
+) -> None:
+    folder = tiny_laguna(tmp_path / "d", **SHAPE, head_dim=64)
+    edit_json(folder / "config.json", **config)
+    answer = check_draft(folder, engine="vllm", arch="sm90")
+    assert (answer.verdict, said in str(answer.error)) == (verdict, True)
+    assert check_draft(folder, engine="sglang", arch="sm90").verdict == "LOADS"
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"draft_vocab_size": 48}, "expected vocab_size 96, got 48"),
+        ({"gating": "disabled"}, "got 'disabled', which engines read differently"),
+        ({"num_attention_heads_per_layer": [4, 8]}, "expected num_attention_heads 4 of every"),
+        ({"swa_attention_sink_enabled": True}, "attention sinks, which vLLM alone builds"),
+        ({"architectures": ["DFlashDraftModel"]}, "the tensors are those of laguna-dflash"),
+    ],
+)
+def test_what_is_no_laguna_draft_is_refused(
+    config: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    folder = tiny_laguna(tmp_path / "d", config=config)
+    with pytest.raises(CheckpointError, match=said):
+        draft_of(folder)
