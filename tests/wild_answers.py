@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from asked_pairs import check_draft
 from by_recipe import draft_of, planned, quantized
 from draftquant.calibration.passes.draft_inputs import default_aux_layer_ids
 from draftquant.quantize.engines.contract import EngineName
+from draftquant.quantize.engines.engine_check import check_checkpoint, with_maths
+from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.lints.catalogue import find_lints
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes import DraftQuantError
+from draftquant.validate.counting.draft_counts import DraftReplay
 from draftquant.validate.counting.trace_replay import replay_drafts
 from said_traces import write_said
 from wild_drafts import DRAFTS_FILE, WildDraft, wild_drafts
@@ -82,17 +84,18 @@ def ask(draft: WildDraft, work: Path) -> Answers:
     """Ask every command about a draft; `work` is an empty folder."""
     real = draft.write(work / "real")
     small = draft.write(work / "small", divide=_DIVIDE)
-    said = {"inspect": _said(_inspect, real)}
+    found = {"inspect": said(_inspect, real)}
     for recipe in RECIPES:
-        said[recipe] = _said(_plan, real, recipe)
-    said["quantize"] = _said(_quantize, small, work / "quantized")
+        found[recipe] = said(_plan, real, recipe)
+    found["quantize"] = said(_quantize, small, work / "quantized")
     for engine in ENGINES:
-        said[engine] = _said(_check, real, engine)
-    said["replay"] = _said(_replay, small, work / "traces")
-    return Answers(draft=draft, said=said)
+        found[engine] = said(_check, real, engine)
+    found["replay"] = said(_replay, small, work / "traces")
+    return Answers(draft=draft, said=found)
 
 
-def _said(command: object, *arguments: object) -> Answer:
+def said(command: object, *arguments: object) -> Answer:
+    """The answer of a command, or its error."""
     assert callable(command)
     try:
         answer = command(*arguments)
@@ -121,30 +124,36 @@ def _quantize(folder: Path, out: Path) -> Answer:
 
 
 def _check(folder: Path, engine: EngineName) -> Answer:
-    found = check_draft(folder, engine=engine)
+    checkpoint = Checkpoint.open(folder)  # whose zeros are finite, and are not read here
+    found = with_maths(check_checkpoint(checkpoint, engine=engine, has_side_file=False), checkpoint)
     error = f": {found.error}" if found.error else ""
     return Answer(found.verdict == "LOADS", f"{found.verdict.lower()}{error}")
 
 
 def _replay(folder: Path, traces: Path) -> Answer:
-    geometry = draft_of(folder).geometry
+    (played,) = replayed((folder,), traces)
+    assert played.prompts
+    return Answer(True, "runs")
+
+
+def replayed(folders: Sequence[Path], traces: Path, *, tokens: int = 8) -> Sequence[DraftReplay]:
+    """One draft in several folders, along a text of so many tokens, which `traces` gets."""
+    geometry = draft_of(folders[0]).geometry
     hidden = geometry.hidden_size
     shared = {
         "embed_tokens.weight": torch.randn(geometry.vocab_size, hidden),
         "lm_head.weight": torch.randn(geometry.draft_vocab_size, hidden),
     }
-    draft = load_draft(folder, shared=shared)
+    drafts = [load_draft(folder, shared=shared) for folder in folders]
     fuses = geometry.reads_layers
     ids = geometry.aux_layer_ids or default_aux_layer_ids(_NUM_TARGET_LAYERS)
     told = write_said(
-        traces, prompts=1, tokens=8, vocab=geometry.vocab_size, num_layers=_NUM_TARGET_LAYERS,
+        traces, prompts=1, tokens=tokens, vocab=geometry.vocab_size, num_layers=_NUM_TARGET_LAYERS,
         layers=ids if fuses else (_NUM_TARGET_LAYERS - 1,),
         width=geometry.num_aux_layers * geometry.target_hidden_size,
-        fusion_sha256=None if fuses else draft.fusion_sha256,
+        fusion_sha256=None if fuses else drafts[0].fusion_sha256,
     )  # fmt: skip
-    (played,) = replay_drafts([draft], told, num_draft_tokens=3)
-    assert played.prompts
-    return Answer(True, "runs")
+    return replay_drafts(drafts, told, num_draft_tokens=3)
 
 
 def table(answers: Sequence[Answers]) -> str:
@@ -155,7 +164,7 @@ def table(answers: Sequence[Answers]) -> str:
     lines.append("|---" * (1 + len(columns)) + "|")
     errors: dict[str, int] = {}
     for each in answers:
-        cells = [_cell(each.said[column], errors) for column in columns]
+        cells = [cell(each.said[column], errors) for column in columns]
         lines.append(f"| {each.draft.name} | {' | '.join(cells)} |")
     lines += ["", "## Messages", ""]
     lines += [f"{number}. {text}" for text, number in errors.items()]
@@ -175,7 +184,7 @@ def figures(answers: Sequence[Answers]) -> dict[str, int]:
     }
 
 
-def _cell(answer: Answer, errors: dict[str, int]) -> str:
+def cell(answer: Answer, errors: dict[str, int]) -> str:
     """A short answer, or the number of a long one."""
     verdict, colon, rest = answer.text.partition(": ")
     if answer.good or not colon:

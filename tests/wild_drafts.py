@@ -6,7 +6,8 @@ random in a folder that is divided (every width is), and holes of the real size 
 """
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ DRAFTS_FILE = Path(__file__).resolve().parent / "wild" / "drafts.json"
 _WIDTHS = (
     "hidden_size", "intermediate_size", "vocab_size", "draft_vocab_size", "head_dim",
     "target_hidden_size", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
-    "v_head_dim", "moe_intermediate_size", "shared_expert_intermediate_size",
+    "v_head_dim", "moe_intermediate_size", "shared_expert_intermediate_size", "n_routed_experts",
 )  # fmt: skip
 _SECTIONS = ("transformer_layer_config", "dflash_config", "text_config")
 
@@ -36,7 +37,8 @@ class WildDraft:
         config: the keys of its config.json that are read by anyone.
         tensors: "kind" of draft, "first": prefix of its first layer, "has": optional tensors,
             "without": modules that it lacks, "spelling": of a trainer's own names, "layers": their
-            number where it is not the config's.
+            number where it is not the config's; of kind "listed" the "shapes", see `_listed`, and
+            the kind in experiments/engines/rope_readings.py that its rope is "like".
     """
 
     name: str
@@ -181,6 +183,30 @@ def _qwen3_next_mtp(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Sh
     return shapes.tables(config, tensors["has"]) | own
 
 
+def _listed(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:
+    """Names and shapes as the entry itself spells them, for kinds that have one draft each.
+
+    "{N}" in a name counts from 0; a size is a sum of products of keys and numbers.
+    """
+    sizes = {**config, **config.get("text_config", {})}
+
+    def value(word: str) -> int:
+        return int(word) if word.isdigit() else int(sizes[word])
+
+    def size(text: str) -> int:
+        return sum(int(np.prod([value(w) for w in term.split("*")])) for term in text.split("+"))
+
+    def names(pattern: str) -> Iterator[str]:
+        if (counted := re.search(r"\{(\w+)\}", pattern)) is None:
+            yield pattern
+            return
+        for i in range(value(counted[1])):
+            yield from names(f"{pattern[: counted.start()]}{i}{pattern[counted.end() :]}")
+
+    shapes = tensors["shapes"].items()
+    return {each: tuple(map(size, shape)) for name, shape in shapes for each in names(name)}
+
+
 def _medusa(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:
     """One block to a head; sizes that config.json lacks stand beside the kind."""
     sizes = {**tensors, **config}
@@ -197,7 +223,7 @@ _KINDS: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], Shapes]] =
     "dflash": _dflash, "dspark": _dspark, "domino": _domino, "dflash2": _dflash,
     "laguna-dflash": _laguna,
     "eagle1": _eagle1, "deepseek-mtp": _nextn, "qwen3-next-mtp": _qwen3_next_mtp,
-    "step3p5-mtp": _step3p5, "medusa": _medusa,
+    "step3p5-mtp": _step3p5, "medusa": _medusa, "listed": _listed,
     "causal-lm": lambda tensors, config: shapes.causal_lm(config, tensors["has"]),
 }  # fmt: skip
 

@@ -55,7 +55,7 @@ PUBLISHED = {
     "eagle3-llama": "eagle3", "eagle3-mla": "latent", "peagle": "eagle3", "dflash": "dflash",
     "dflash2": "dflash", "dspark": "dflash", "domino": "dflash", "causal-lm": "model",
 }  # fmt: skip
-"""Kinds of tests/wild whose layers are those of a kind here."""
+"""Kinds of tests/wild whose layers are those of a kind here; "listed" ones say so in `like`."""
 ROPE_KEYS = (
     "model_type", "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor",
     "max_position_embeddings", "original_max_position_embeddings", "layer_types",
@@ -73,7 +73,8 @@ def wild_cases() -> dict[str, Case]:
     """Every published draft with layers of these kinds: its rope keys in a small draft."""
     found = {}
     for entry in json.loads(WILD.read_text(encoding="utf-8")):
-        config, kind = entry["config"], PUBLISHED.get(entry["tensors"]["kind"])
+        config, tensors = entry["config"], entry["tensors"]
+        kind = PUBLISHED.get(tensors["kind"], tensors.get("like"))
         keys = {**config, **config.get("transformer_layer_config", {})}
         if kind is not None:
             asked = {key: keys[key] for key in ROPE_KEYS if key in keys and key != "layer_types"}
@@ -83,8 +84,9 @@ def wild_cases() -> dict[str, Case]:
 
 
 def _known(model_type: str) -> str:
-    """TorchSpec's own name of a type, which nobody knows, as the lints correct it."""
-    return {"dflash": "qwen3"}.get(model_type, model_type)
+    """A type that nobody knows, or not of such layers, as one that has the same rope."""
+    same = {"dflash": "qwen3", "laguna": "qwen3", "glm_moe_dsa": "kimi_k2", "k3_dspark": "kimi_k2"}
+    return same.get(model_type, model_type)
 
 
 def _as_small(keys: Case) -> Case:

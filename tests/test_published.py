@@ -1,0 +1,70 @@
+"""The list of most used drafts: its form, and that `published.md` is what the commands say."""
+
+import json
+from pathlib import Path
+
+import pytest
+from published_answers import COLUMNS, NOT_FOUND, PAGE_FILE, ask, page, published
+from rope_readings import OUT as ROPE_READINGS
+from wild_drafts import wild_drafts
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+ROWS = published()
+FOUND = [row for row in ROWS if row.wild is not None]
+WRITTEN = PAGE_FILE.read_text(encoding="utf-8")
+
+
+def cells(text: str, name: str) -> list[str]:
+    """The cells of a draft's first row, without the numbers of errors."""
+    row = next(line for line in text.splitlines() if line.startswith(f"| {name} |"))
+    return [cell.partition(" (")[0] for cell in row.split(" | ")]
+
+
+def test_twenty_rows_name_entries_of_the_list_of_drafts() -> None:
+    names = [row.name for row in ROWS]
+    assert len(names) == len(set(names)) == 20
+    assert {row.wild for row in FOUND} <= {draft.name for draft in wild_drafts()}
+    for row in ROWS:
+        assert row.claim, row.name
+        assert row.stored_by is None or row.stored_by.layout == (
+            row.layout_as or row.stored_by.layout
+        )
+
+
+def test_a_draft_without_a_config_is_said_to_have_none() -> None:
+    for row in set(ROWS) - set(FOUND):
+        assert row.draft is None
+        assert cells(WRITTEN, row.name)[1] == NOT_FOUND
+
+
+@pytest.mark.some(1)
+@pytest.mark.parametrize("row", FOUND, ids=lambda row: row.name)
+def test_the_page_is_what_the_commands_say(row: object, tmp_path: Path) -> None:
+    assert row in FOUND
+    found = ask(row, tmp_path)
+    assert cells(WRITTEN, row.name) == cells(page([(row, found)]), row.name)
+
+
+def test_the_head_of_the_page_counts_its_rows() -> None:
+    rows = [cells(WRITTEN, row.name)[1:] for row in FOUND]
+    column = {name: [row[i] for row in rows] for i, name in enumerate(COLUMNS)}
+    head = " ".join(WRITTEN.partition("\n\n")[2].partition("\n\n")[0].split())
+    families = [cell.split(", ")[0] for cell in column["inspect"]]
+    drafts = [*column["vllm"], *column["sglang"]]
+    stored = [*column["stored, vllm"], *column["stored, sglang"]]
+    assert head.startswith(f"{len(FOUND)} of these {len(ROWS)} ")
+    assert f"Of {families.count('unknown')} the family is `unknown`" in head
+    assert f"UNKNOWN {drafts.count('unknown')} times about the BF16 drafts" in head
+    assert f"and {stored.count('unknown')} times" in head
+    assert f"{column['gate'].count('judges')} are replayed and judged" in head
+
+
+def test_both_engines_read_the_base_that_the_page_has() -> None:
+    asked = {row["name"]: row["read"] for row in json.loads(ROPE_READINGS.read_text("utf-8"))}
+    held = [row for row in FOUND if row.wild in asked]
+    assert len(held) == 11
+    for row in held:
+        base = cells(WRITTEN, row.name)[1 + COLUMNS.index("rope")].partition(",")[0]
+        for reading in asked[row.wild].values():
+            assert float(f"{reading['theta']:g}") == float(base), row.name
