@@ -76,7 +76,7 @@ REFUSED: list[tuple[tuple[Rule, ...], int, str, str]] = [
      "midlayer.self_attn.o_proj.weight is claimed by rules[2] and rules[3]",
      "narrow one of the two patterns"),
     ((QUANTIZE, OTHERS, NORM), 7, "norm.weight (role norm, shape",
-     "quantize roles attention, mlp, fusion, head, indexer only"),
+     "quantize roles attention, mlp, fusion, head, correction, indexer only"),
     ((QUANTIZE, OTHERS), 6,
      "expect: 6 quantized linears in each of 1 layer(s) make 6, but the rules quantize 7",
      "correct the rules or 'expect'"),
