@@ -42,9 +42,7 @@ def _in_vllm(draft: traits.ServedDraft) -> traits.Finding | None:
     dense = set(config.get("mlp_layer_types") or ["sparse"]) == {"dense"}
     if config.get("num_experts") != 0 and not dense and draft.num_layers > 1:
         text = "KeyError: 'layers.1.mlp.down_proj.weight'"
-        return traits.Finding(
-            "load", text, "write num_experts: 0, without which there are experts"
-        )
+        return traits.Finding("load", text, "write num_experts: 0, without which there are experts")
     if any(".qkv_proj." in n and not n.endswith(("weight", "bias")) for n in draft.tensor_names):
         return traits.Finding(
             "after load",
