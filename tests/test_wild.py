@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 DRAFTS = wild_drafts()
 FAMILIES = {"peagle": "eagle3-llama", "causal-lm": "language-model"}
 """Of the kinds that are called otherwise."""
-UNKNOWN = {"medusa", "eagle1", "domino", "eagle3-moe"}
+UNKNOWN = {"medusa", "eagle1", "eagle4", "domino", "eagle3-moe"}
 REFUSED_FOR_A_KEY = {
     "SpecForge qwen3.5-4b-mtp": "attn_output_gate: expected True",  # its first layers
     "RedHatAI GLM-5.2 dspark": "markov_rank: missing key",  # quoted in part
