@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.files.provenance import QuantizedProvenance
 from draftquant.quantize.files.provenance_file import read_provenance
@@ -17,6 +18,8 @@ from draftquant.quantize.making.transcode_draft import (
     transcode_draft,
 )
 from draftquant.quantize.stored.loading import load_draft
+from draftquant.quantize.stored.stored_draft import StoredDraft
+from draftquant.quantize.verify.rewritten import verify_transcoded
 from draftquant.quantize.verify.verification import verify
 from draftquant.recipes import Recipe, load_recipe
 from draftquant.recipes.errors import LayoutError, VerifyError
@@ -180,6 +183,9 @@ def test_a_global_scale_that_its_stored_inverse_does_not_give_back(tmp_path: Pat
     [
         ("int4-channel", "awq", None, "AWQ stores INT4 groups only.*\n  fix: use one of: quark"),
         ("fp8-ptpc", "compressed-tensors", "fp8_e4m3", "only int4 per channel fits"),
+        ("int4-channel", "modelopt", "nvfp4", "expected weights in mxfp4 and inputs in BF16"),
+        ("mi355-mxfp4", "modelopt", "nvfp4", "inputs in mxfp4 per group, dynamic"),
+        ("mxfp4-weights", "quark", "nvfp4", "\n  fix: use one of: modelopt, compressed-tensors"),
     ],
 )
 def test_a_layout_that_cannot_hold_the_codes(
@@ -210,3 +216,73 @@ def test_scales_that_a_layout_would_round(draft: Path, tmp_path: Path) -> None:
     ):
         transcoded(first, tmp_path / "second", "awq")
     assert not (tmp_path / "second").exists()
+
+
+# ---- MXFP4 as NVFP4
+
+
+LAYOUTS: tuple[LayoutName, ...] = ("modelopt", "compressed-tensors")
+
+
+def with_exponents(folder: Path, *changes: tuple[int, int], zeros: bool = False) -> dict[str, Any]:
+    """The folder's down_proj with other (group, exponent) in row 0, the first of zeros if asked."""
+    tensors, name = read_tensors(folder), "midlayer.mlp.down_proj.weight"
+    scales = bytearray(tensors[f"{name}_scale"].data)
+    codes = bytearray(tensors[name].data)
+    for group, exponent in changes:
+        scales[group] = exponent + 127
+    if zeros:
+        codes[:16] = bytes([0x80] * 16)  # pairs of 0 and -0
+    changed = {
+        f"{name}_scale": tensors[f"{name}_scale"]._replace(data=bytes(scales)),
+        name: tensors[name]._replace(data=bytes(codes)),
+    }
+    write_tensors(folder, tensors | changed, sharded=True)
+    (folder / "draftquant.json").unlink()
+    return changed
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("recipe", ["mxfp4-weights", "mxfp4-weights of another tool"])
+def test_mxfp4_becomes_nvfp4_value_by_value(
+    recipe: str, layout: LayoutName, draft: Path, tmp_path: Path
+) -> None:
+    first = quantized(draft, tmp_path / "first", recipe.split()[0])
+    if "another" in recipe:
+        with_exponents(first, (0, -100), (1, -3), zeros=True)  # what zeros are multiplied by
+    second = transcoded(first, tmp_path / "second", layout, "nvfp4")
+    assert same_weights(first, second)
+    other = transcoded(second, tmp_path / "other", LAYOUTS[LAYOUTS[0] == layout])
+    assert same_weights(first, other)
+    if "another" not in recipe:
+        assert verify(second, draft).faults == verify(other, draft).faults == ()
+
+
+def test_scales_too_far_apart_for_nvfp4_are_named(draft: Path, tmp_path: Path) -> None:
+    """E4M3 has 18 powers of two, 2^-9 to 2^8, for the scales below one over the block."""
+    for number, least in enumerate((-14, -15)):
+        first = quantized(draft, tmp_path / f"first{number}", "mxfp4-weights")
+        with_exponents(first, (0, 3), (1, least))
+        out = tmp_path / f"second{number}"
+        if least == -14:
+            assert same_weights(first, transcoded(first, out, "modelopt", "nvfp4"))
+            continue
+        with pytest.raises(LayoutError, match=r"down_proj: row 0, group 1.*more than 17 powers"):
+            transcoded(first, out, "modelopt", "nvfp4")
+        assert not out.exists()
+
+
+def test_a_scale_of_half_a_group_that_is_another_one_is_seen(draft: Path, tmp_path: Path) -> None:
+    first = quantized(draft, tmp_path / "first", "mxfp4-weights")
+    second = transcoded(first, tmp_path / "second", "modelopt", "nvfp4")
+    source, tensors = StoredDraft.read(Checkpoint.open(first)), read_tensors(second)
+    assert verify_transcoded(source, second).faults == []
+    name = "midlayer.mlp.up_proj.weight_scale"
+    scales = bytearray(tensors[name].data)
+    scales[1] ^= 8  # the second half of the first group, times or by two
+    write_tensors(
+        second, tensors | {name: tensors[name]._replace(data=bytes(scales))}, sharded=True
+    )
+    found = {fault.where: fault.got for fault in verify_transcoded(source, second).faults}
+    assert found["midlayer.mlp.up_proj"] == "1 other(s)"
+    assert not any("_proj" in where for where in found.keys() - {"midlayer.mlp.up_proj"})

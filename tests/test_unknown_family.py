@@ -61,6 +61,9 @@ V4: Shapes = {
     "mtp.0.fc_embedding.weight": (WIDTH, WIDTH),
     "mtp.0.hc_head_fn": (4, 4 * WIDTH),
 }
+EAGLE4: Shapes = {**EAGLE, "fc.linear.weight": (WIDTH, 3 * WIDTH), "lm_head.weight": (WORDS, WIDTH)}
+EAGLE4 |= {"model.hidden_norm.weight": (WIDTH,), "efficient_lm_head.weight": (WORDS, 16)}
+EAGLE4 |= {"efficient_lm_head_down_proj.weight": (16, WIDTH)}
 STRANGE = "model.layers.0.strange.weight"
 DRAFTS: Mapping[str, tuple[dict[str, Any], Shapes]] = {
     "medusa": ({"medusa_num_heads": 2}, MEDUSA),
@@ -68,6 +71,7 @@ DRAFTS: Mapping[str, tuple[dict[str, Any], Shapes]] = {
     "experts": ({"architectures": ["UnheardMTP"]}, EXPERTS),
     "gemma": ({"architectures": ["Gemma4AssistantForCausalLM"]}, GEMMA),
     "v4": ({"architectures": ["DeepSeekV4MTPModel"]}, V4),
+    "eagle4": ({"architectures": ["LlamaForCausalLMEagle4"], "model_type": "llama"}, EAGLE4),
     "strange": ({"architectures": ["UnheardMTP"]}, {**EAGLE, STRANGE: (WIDTH, WIDTH)}),
 }
 ROLES = {
@@ -77,6 +81,8 @@ ROLES = {
     "gemma": {"attention": 2, "mlp": 3, "norm": 1, "fusion": 2, "proposal": 1, "embedding": 1,
               "other": 1},
     "v4": {"attention": 5, "mlp": 2, "norm": 1, "router": 1, "fusion": 3, "other": 2},
+    "eagle4": {"attention": 4, "mlp": 3, "norm": 2, "fusion": 2, "head": 1, "proposal": 2,
+               "embedding": 1},
 }  # fmt: skip
 TRACELESS = [
     name
@@ -140,6 +146,22 @@ def test_a_transcoded_one_and_its_card(tmp_path: Path, caplog: pytest.LogCapture
         assert f"→ {size:,} bytes" in (folder / "README.md").read_text(encoding="utf-8")
     said = dq.card(out, base_model="an/owner", license="mit")
     assert "unknown" in str(said)
+
+
+def test_eagle4_keeps_fc_and_the_head_that_chooses_candidates(tmp_path: Path) -> None:
+    """Built in floats by eagle-harness 0.1.3 (`llama_eagle4.py:258,346`), which adds the class."""
+    source = draft("eagle4", tmp_path / "draft")
+    plan = dq.plan(source, "fp8-ptpc-head").plan
+    kept = {step.row.tensor.name for step in plan.steps if step.action == "keep"}
+    assert {name for name in kept if "lm_head" in name or "fc" in name} == {
+        "model.fc.weight", "fc.linear.weight",
+        "efficient_lm_head.weight", "efficient_lm_head_down_proj.weight",
+    }  # fmt: skip
+    for engine in ("vllm", "sglang"):
+        said = dq.check(source, engine=engine, gpu="h200")  # type: ignore[arg-type]
+        assert said.verdict == "REFUSED"
+        assert "draft is EAGLE-4" in str(said.to_mapping())
+        assert "for the architecture LlamaForCausalLMEagle4" in str(said.to_mapping())
 
 
 def test_a_matrix_without_a_rule_stops_until_it_is_named(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ LISTED = {
     "Inferact/Kimi-K3-DSpark": "dspark-mla",
 }
 """Of the kind "listed"; the others of it are unknown."""
-UNKNOWN = {"listed", "medusa", "eagle1", "domino", "eagle3-moe"}
+UNKNOWN = {"listed", "medusa", "eagle1", "eagle4", "domino", "eagle3-moe"}
 REFUSED_FOR_A_KEY = {
     "SpecForge qwen3.5-4b-mtp": "attn_output_gate: expected True",  # its first layers
     "RedHatAI GLM-5.2 dspark": "markov_rank: missing key",  # quoted in part

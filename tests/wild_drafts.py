@@ -120,6 +120,15 @@ def _eagle3_moe(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes
     return found | {f"{first}mlp.experts.gate_up_proj": (16, hidden, 2 * inner)}
 
 
+def _eagle4(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:
+    """The head that candidates are chosen by stands beside the one that scores them."""
+    rank, vocab = config["efficient_lm_head_config"]["rank"], config["vocab_size"]
+    return _eagle3(tensors, config) | {
+        "efficient_lm_head.weight": (vocab, rank),
+        "efficient_lm_head_down_proj.weight": (rank, config["hidden_size"]),
+    }
+
+
 def _peagle(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:
     return _eagle3({**tensors, "has": [*tensors["has"], "mask_hidden"]}, config)
 
@@ -219,7 +228,8 @@ def _medusa(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:
 
 
 _KINDS: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], Shapes]] = {
-    "eagle3-llama": _eagle3, "eagle3-mla": _eagle3, "eagle3-moe": _eagle3_moe, "peagle": _peagle,
+    "eagle4": _eagle4, "eagle3-llama": _eagle3, "eagle3-mla": _eagle3,
+    "eagle3-moe": _eagle3_moe, "peagle": _peagle,
     "dflash": _dflash, "dspark": _dspark, "domino": _domino, "dflash2": _dflash,
     "laguna-dflash": _laguna,
     "eagle1": _eagle1, "deepseek-mtp": _nextn, "qwen3-next-mtp": _qwen3_next_mtp,

@@ -107,17 +107,21 @@ def _cache_scales(source: StoredDraft, outputs: Sequence[OutputTensors]) -> dict
     return dict(zip(names, scales, strict=True))
 
 
-CarrierChoice = Literal["fp8_e4m3", "none"]
+CarrierChoice = Literal["fp8_e4m3", "nvfp4", "none"]
 LAYOUT_NAMES: tuple[LayoutName, ...] = typing.get_args(LayoutName)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscodePlan(OutputPlan):
-    """What a quantized folder becomes; `origin`: the formats in which the codes were stored."""
+    """What a quantized folder becomes; `origin`: the formats in which the codes were stored.
+
+    `global_scales`: by module, where MXFP4 becomes NVFP4.
+    """
 
     recipe: Recipe
     origin: records.TranscodedFrom
     cache_scales: Mapping[str, float]
+    global_scales: Mapping[str, float]
     excludes: tuple[str, ...]
     record: records.Provenance | None
 
@@ -131,10 +135,11 @@ def plan_transcoding(
 ) -> TranscodePlan:
     """What a quantized folder becomes in another layout or carrier; None = the folder's own.
 
-    Reads headers, and, in other tools' layouts, zero points and groups of inputs.
+    Reads headers; in other tools' layouts, zero points and groups of inputs; for NVFP4 all codes.
 
     Args:
-        carrier: the carrier of INT4 codes per channel; "none" for their own format.
+        carrier: the carrier of INT4 codes per channel; "none" for their own format; "nvfp4" for
+            MXFP4.
         target_layers: decoder layers of the target, for layouts whose excludes are whole names.
 
     Raises:
@@ -158,6 +163,7 @@ def plan_transcoding(
     check_layout(recipe)
     rows = stored.draft.rows
     codes = [row for row in rows if stored.is_quantized(row)]
+    becomes_nvfp4 = (read.weights.dtype, recipe.weights.dtype) == ("mxfp4", "nvfp4")
     kept = [row for row in stored.draft.linears() if row not in codes]
     exact = get_layout(recipe.layout).exact_excludes
     layers = known_target_layers(checkpoint, target_layers) if exact else None
@@ -169,8 +175,9 @@ def plan_transcoding(
         origin=origin,
         outputs=(*(_output(stored, recipe, row, origin.scale_dtype) for row in rows), *cache),
         cache_scales=_cache_scales(stored, cache),
+        global_scales=_global_scales(stored, codes) if becomes_nvfp4 else {},
         excludes=names,
-        record=record,
+        record=None if becomes_nvfp4 else record,
     )
 
 
@@ -203,7 +210,7 @@ def _recipe(
         )
     if isinstance(record, records.TranscodedProvenance):
         first = record.transcoded_from.weights
-        if first.dtype != weights.dtype:  # the declared format is the carrier of its codes
+        if first.number.is_integer and not weights.number.is_integer:  # the carrier of its codes
             weights = replace(first, carrier="fp8_e4m3")
     cache = scheme.kv_cache and KvCacheFormat(dtype=scheme.kv_cache, scales="measured")
     return Recipe(
@@ -233,11 +240,64 @@ def _wanted(
     only = get_layout(layout).int4_scale_dtype if read.weights.number.is_integer else None
     scale_dtype = only or origin.weights.scale_dtype
     weights = replace(read.weights, scale_dtype=scale_dtype)
-    if carrier is not None:
+    if carrier == "nvfp4":
+        weights = _as_nvfp4(read)
+    elif carrier is not None:
         weights = replace(weights, carrier=None if carrier == "none" else carrier)
     if problem := weights.problem():
         raise LayoutError(f"layout {layout}", problem, fix="choose another layout or carrier")
     return replace(read, layout=layout, weights=weights)
+
+
+def _as_nvfp4(read: Recipe) -> WeightFormat:
+    """The same codes, under scales for half as many of them."""
+    if read.weights.dtype != "mxfp4" or read.activations is not None:
+        inputs = f"inputs in {read.activations}" if read.activations else "inputs in BF16"
+        raise LayoutError(
+            "carrier nvfp4",
+            f"expected weights in mxfp4 and inputs in BF16, got {read.weights}, {inputs}",
+            fix="leave it out, or quantize the BF16 draft with recipe nvfp4-weights",
+        )
+    return WeightFormat(dtype="nvfp4", granularity="group", group_size=16, symmetric=True)
+
+
+_POWERS = (-9, 8)
+"""Of two: the smallest and the largest in E4M3."""
+
+
+def _global_scales(source: StoredDraft, codes: Sequence[Row]) -> dict[str, float]:
+    """The scale over those of groups: one for all linears of a block, which engines fuse.
+
+    LayoutError for the first group whose scale E4M3 cannot hold below it; scales of zeros fit.
+    """
+    blocks: dict[str, list[Row]] = {}
+    for row in codes:
+        blocks.setdefault(row.module.rpartition(".")[0], []).append(row)
+    scales = {}
+    for block in blocks.values():
+        used = {row.module: _used_scales(source, row) for row in block}
+        largest = max((float(each.max()) for each in used.values()), default=0.0) or 1.0
+        over = largest * 2.0 ** -_POWERS[1]
+        for module, each in used.items():
+            least = float(each[each > 0].min()) if bool((each > 0).any()) else largest
+            if not least / over >= 2.0 ** _POWERS[0]:
+                row_number, group = (each == least).nonzero()[0].tolist()
+                raise LayoutError(
+                    f"{module}: row {row_number}, group {group}",
+                    f"its scale {least:g} is more than {_POWERS[1] - _POWERS[0]} powers of two"
+                    f" below the largest of its block, {largest:g}, and NVFP4 holds no more",
+                    fix="keep MXFP4, or quantize the BF16 draft with recipe nvfp4-weights",
+                )
+            scales[module] = over
+    return scales
+
+
+def _used_scales(source: StoredDraft, row: Row) -> Tensor:
+    """[rows, groups]: the scales of MXFP4, 0 where all codes of a group are zeros."""
+    decoded = source.linear(row).decoded()
+    size = decoded.group_size or decoded.codes.shape[1]
+    used = torch.from_numpy(decoded.codes).unflatten(1, (-1, size)).any(-1)
+    return torch.from_numpy(decoded.scale) * used
 
 
 def _origin(
@@ -325,7 +385,8 @@ class _Transcoding(OutputRewrite[Compared]):
         for tensor in cached:
             file.write(tensor.name, torch.full(tensor.shape, plan.cache_scales[tensor.name]))
         if not cached:
-            blocks = _recoded_blocks(plan.source, row, plan.recipe)
+            over = plan.global_scales.get(row.module)
+            blocks = _recoded_blocks(plan.source, row, plan.recipe, over)
             input_scale = _stored_input_scale(plan.source, row, plan.recipe)
             store_linear(blocks, row.tensor, plan.recipe.stored, file, input_scale)
 
@@ -388,14 +449,24 @@ def _check_counts_from_the_middle(source: StoredDraft) -> None:
             )
 
 
-def _recoded_blocks(source: StoredDraft, row: Row, recipe: Recipe) -> Iterator[QuantizedWeight]:
+def _recoded_blocks(
+    source: StoredDraft, row: Row, recipe: Recipe, under: float | None = None
+) -> Iterator[QuantizedWeight]:
     """The codes and scales of a linear, block by block, as if they came from quantizing.
+
+    `under`: the global scale, where MXFP4 becomes NVFP4.
 
     The dtype of the row is that of its INT4 scales; LayoutError where a scale is not exact in it.
     """
     weights, linear = recipe.weights, source.linear(row)
-    scale, over = _scales(source, row, recipe, linear), None
-    if weights.number.global_scale or weights.first_stage:
+    over: Tensor | None = None
+    if under is not None:
+        over, used = torch.tensor(under), _used_scales(source, row)
+        below = torch.where(used > 0, used / over, 1.0)
+        scale = below.to(torch.float8_e4m3fn).repeat_interleave(2, dim=1)
+    else:
+        scale = _scales(source, row, recipe, linear)
+    if under is None and (weights.number.global_scale or weights.first_stage):
         over = torch.tensor(global_scale(source.checkpoint, row.module))
     out_features, in_features = row.tensor.shape
     multiple = rows_of_block(weights)

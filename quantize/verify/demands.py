@@ -319,6 +319,13 @@ def said_of(mapping: Mapping[str, Any], key: str) -> str:
     return json.dumps(mapping[key], sort_keys=True) if key in mapping else "no such key"
 
 
+def is_regrouped(record: Record | None, scheme: DeclaredScheme | None) -> bool:
+    """Whether NVFP4 has the scales of MXFP4, by the record of a transcoded folder."""
+    before = record.transcoded_from if record is not None else None
+    was = before is not None and before.weights.number.powers_of_two
+    return was and scheme is not None and scheme.number.global_scale
+
+
 def demands_of(
     draft: Draft, scheme: DeclaredScheme | None, method: Method | None, record: Record | None
 ) -> dict[str, Demand]:
@@ -335,6 +342,7 @@ def demands_of(
         carried, scale_dtype = None, row.tensor.dtype
         if weights is not None:
             carries = module_scheme is not None and module_scheme.weight_dtype != weights.dtype
+            carries = carries and weights.number.is_integer
             carries = weights.carrier is not None or (method is None and carries)
             carried = weights.dtype if carries else None
             scale_dtype = "F16" if weights.scale_dtype else scale_dtype
@@ -342,7 +350,7 @@ def demands_of(
         demands[row.module] = Demand(
             scheme=module_scheme,
             recipe=used.recipe if used else None,
-            rule=rule_of(used),
+            rule=rule_of(used, regrouped=is_regrouped(record, module_scheme)),
             carried=carried,
             scale_dtype=before.scale_dtype if before else scale_dtype,
             from_inverse=before is not None and inverse in before.tensor_digests,

@@ -18,7 +18,7 @@ from ..files.finiteness import Finiteness
 from ..files.safetensors_header import FloatDtype, TensorInfo
 from ..stored.decoded_numbers import Floats, floats, read_rows, stored_scalar
 from ..stored.layouts.scheme import INVERTED
-from ..stored.linear import decoded_blocks
+from ..stored.linear import DecodedWeight, decoded_blocks
 from ..stored.stored_declaration import INPUT_SCALES, INVERSE_INPUT_SCALE
 from ..stored.stored_draft import StoredDraft
 from .changed_values import different_keys
@@ -125,13 +125,24 @@ def _code_faults(source: StoredDraft, output: StoredDraft, row: Row, other: Row)
         a, b = before.decoded(rows), after.decoded(rows)
         finiteness.look(np.ascontiguousarray(a.codes))
         codes += int(np.count_nonzero(a.codes.view(np.uint32) != b.codes.view(np.uint32)))
-        if a.scale.shape != b.scale.shape or a.group_size != b.group_size:
-            scales += a.scale.size
-        else:
-            scales += int(np.count_nonzero(a.scale != b.scale))
+        scales += _other_scales(a, b)
     named = {"the source's quantized values": codes, "the source's scales": scales}
     others = (Fault(row.module, what, f"{n} other(s)") for what, n in named.items() if n)
     return [*NotFinite.of(row.tensor.name, finiteness.problem), *others]
+
+
+def _other_scales(before: DecodedWeight, after: DecodedWeight) -> int:
+    """How many differ; groups may be parts of the source's, and of zeros have any scale."""
+    wanted, size, part = before.scale, before.group_size, after.group_size
+    cut = size is not None and part is not None and size > part and size % part == 0
+    if cut and size is not None and part is not None:
+        wanted = np.repeat(wanted, size // part, axis=1)
+    if wanted.shape != after.scale.shape or not (cut or size == part):
+        return wanted.size
+    different = wanted != after.scale
+    if cut:
+        different &= after.codes.reshape(*wanted.shape, -1).any(axis=-1)
+    return int(np.count_nonzero(different))
 
 
 def _input_scale_faults(source: StoredDraft, output: StoredDraft, module: str) -> list[Fault]:

@@ -124,10 +124,13 @@ _RULES: Mapping[tuple[str, str], CodeRule] = {
 """The rule by the recipe's `scale` and `rounding`."""
 
 
-def rule_of(method: Method | None) -> CodeRule:
-    """The rule for a recipe's algorithm; VerifyError if unknown; None = another tool's folder."""
+def rule_of(method: Method | None, *, regrouped: bool = False) -> CodeRule:
+    """The rule for a recipe's algorithm; VerifyError if unknown; None = another tool's folder.
+
+    `regrouped`: scales are those of larger groups, which MXFP4 had.
+    """
     if method is None:
-        return FOREIGN
+        return _LEARNED if regrouped else FOREIGN
     algorithm = method.recipe.algorithm
     rule = _RULES.get((algorithm.scale, algorithm.rounding))
     if rule is None:

@@ -102,7 +102,7 @@ def verify(
         run = method
         if run is None and isinstance(made, records.QuantizedProvenance):
             run = made.method
-        rule = rule_of(run)
+        rule = rule_of(run, regrouped=demands.is_regrouped(made, scheme))
     except (CheckpointError, VerifyError) as exc:
         fault = Fault(exc.where, "readable headers and declaration", exc.what)
         return VerifyReport(output=str(output), source=str(source), faults=(fault,))

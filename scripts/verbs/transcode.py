@@ -21,7 +21,7 @@ class TranscodeSettings(Heard):
     out: AnyPath
     _: KW_ONLY
     layout: LayoutName | None = None
-    carrier: Literal["fp8_e4m3", "none"] | None = None
+    carrier: Literal["fp8_e4m3", "nvfp4", "none"] | None = None
     target_layers: int | None = None
 
 
