@@ -46,14 +46,6 @@ EXPERTS: Shapes = {f"mtp.0.{name}": shape for name, shape in LAYER.items()} | {
     "mtp.0.eh_proj.weight": (WIDTH, 2 * WIDTH),
     "mtp.0.step_scale": (3,),
 }
-GEMMA: Shapes = {
-    **{f"model.layers.0.{n}": s for n, s in LAYER.items() if ".k_" not in n and ".v_" not in n},
-    "model.layers.0.layer_scalar": (1,),
-    "pre_projection.weight": (WIDTH, 2 * WIDTH),
-    "post_projection.weight": (WIDTH, WIDTH),
-    "masked_embedding.centroids.weight": (16, WIDTH),
-    "model.embed_tokens.weight": (WORDS, WIDTH),
-}
 V4: Shapes = {
     **{f"mtp.0.attn.{n}.weight": (WIDTH, WIDTH) for n in ("wq_a", "wq_b", "wkv", "wo_a", "wo_b")},
     **{f"mtp.0.ffn.{e}.w1.weight": (WIDTH, WIDTH) for e in ("experts.0", "shared_experts")},
@@ -70,7 +62,6 @@ DRAFTS: Mapping[str, tuple[dict[str, Any], Shapes]] = {
     "medusa": ({"medusa_num_heads": 2}, MEDUSA),
     "eagle": ({"architectures": ["EagleLlamaForCausalLM"], "model_type": "llama"}, EAGLE),
     "experts": ({"architectures": ["UnheardMTP"]}, EXPERTS),
-    "gemma": ({"architectures": ["Gemma4AssistantForCausalLM"]}, GEMMA),
     "v4": ({"architectures": ["DeepSeekV4MTPModel"]}, V4),
     "strange": ({"architectures": ["UnheardMTP"]}, {**EAGLE, STRANGE: (WIDTH, WIDTH)}),
 }
@@ -78,8 +69,6 @@ ROLES = {
     "medusa": {"mlp": 2, "norm": 2, "head": 2},
     "eagle": {"attention": 4, "mlp": 3, "norm": 1, "fusion": 1, "embedding": 1},
     "experts": {"attention": 4, "mlp": 9, "norm": 1, "router": 1, "fusion": 1, "other": 1},
-    "gemma": {"attention": 2, "mlp": 3, "norm": 1, "fusion": 2, "proposal": 1, "embedding": 1,
-              "other": 1},
     "v4": {"attention": 5, "mlp": 2, "norm": 1, "router": 1, "fusion": 3, "other": 2},
 }  # fmt: skip
 TRACELESS = [
@@ -234,10 +223,3 @@ def test_an_executed_folder_loads_and_any_other_is_unknown() -> None:
     }
     wider["model.mtp_linear_proj.0.weight"] = tensors["model.mtp_linear_proj.0.weight"]
     assert answered({**config, "vocab_size": 1536}, wider, arch="sm90") == "LOADS"
-
-
-def test_a_folder_unlike_the_executed_ones_is_for_the_engine_to_answer(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    dq.quantize(draft("gemma", tmp_path / "draft"), "fp8-ptpc", out=out)
-    found = dq.check(out, engine="vllm", gpu="sm90")
-    assert (found.verdict, "--ask" in (found.remedy or "")) == ("UNKNOWN", True)

@@ -171,7 +171,8 @@ def _check_asked(asked: CheckAsked) -> None:
 
 def _check(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
     kind = other_kind(checkpoint)
-    if unknown_kind(checkpoint) is not None:
+    name = declared_architecture(checkpoint.config)
+    if unknown_kind(checkpoint) is not None or name not in place.engine.architectures:
         asked = f"{place.engine.name} {place.arch} {place.tp}"
         if (findings := executed_class(checkpoint, asked)) is not None:
             return _answer(place, findings)

@@ -28,7 +28,7 @@ _LOOKED_UP = ("markov_w1", "predecessor_codebook", "successor_codebook")
 _PARTS: dict[str, Part] = {
     "attention": "attention", "kv_up": "attention", "mlp": "mlp", "fusion": "fusion",
     "head": "head", "proposal": "head", "embedding": "embedding", "mask": "embedding",
-    "norm": "norm", "router": "other", "vocabulary_map": "other",
+    "norm": "norm", "router": "other", "vocabulary_map": "other", "other": "other",
 }  # fmt: skip
 
 

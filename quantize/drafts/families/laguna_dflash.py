@@ -18,6 +18,7 @@ from .. import engine_traits as traits
 from ..config_reader import ConfigReader, Served
 from ..family import Dim, Draft, Lint, SpeculatorsForm, TensorSpec, Weights, told
 from ..forward import ModulesForward, OnInput
+from ..geometry import GroupedAttention
 from ..maths import Tensor, torch
 from ..rope import DEFAULT_THETA, SECTIONS
 from ..shared.block_layers import DFlashForward, DFlashGeometry
@@ -42,9 +43,7 @@ def _in_vllm(draft: traits.ServedDraft) -> traits.Finding | None:
     dense = set(config.get("mlp_layer_types") or ["sparse"]) == {"dense"}
     if config.get("num_experts") != 0 and not dense and draft.num_layers > 1:
         text = "KeyError: 'layers.1.mlp.down_proj.weight'"
-        return traits.Finding(
-            "load", text, "write num_experts: 0, without which there are experts"
-        )
+        return traits.Finding("load", text, "write num_experts: 0, without which there are experts")
     if any(".qkv_proj." in n and not n.endswith(("weight", "bias")) for n in draft.tensor_names):
         return traits.Finding(
             "after load",
@@ -115,6 +114,7 @@ class LagunaGeometry(DFlashGeometry):
     """
 
     gating: Literal["per-head", "per-element"] | None
+    attention: GroupedAttention
 
     @property
     def gates(self) -> int:
@@ -134,7 +134,8 @@ class LagunaAttention(LlamaAttention):
 
     @override
     def project(self, layer: int, x: Tensor, at: Tensor, modules: ModulesForward) -> Projected:
-        prefix, head_dim, gate = f"layers.{layer}.self_attn.", self.attention.head_dim, None
+        prefix, head_dim = f"layers.{layer}.self_attn.", self.attention.head_dim
+        gate: Any = None
         queries, keys, values = self._parts(layer, x, modules)
         q = self.turned(f"{prefix}q_norm", queries, at, modules)
         k, v = self.cached(layer, keys, values, at, modules)
@@ -185,7 +186,7 @@ class LagunaDFlash(DFlash):
     speculators: Mapping[str, SpeculatorsForm] = {}
     architectures = ("DFlashLagunaForCausalLM",)
     prefixes = (("model.", ""),)
-    makes_features = (*DFlash.makes_features, "aux_hidden_norms.")
+    makes_features: tuple[str, ...] = (*DFlash.makes_features, "aux_hidden_norms.")
     linears_per_layer = 4
     own_marks = (r"attn\.g_proj",)
     whole_vocabulary = "engines give it the target's whole head"
