@@ -322,7 +322,6 @@ def test_a_draft_that_no_family_reads_is_told_what_it_is(kind: str, tmp_path: Pa
 
 OTHERS: tuple[tuple[str, str, str], ...] = (
     ("DFlash3DraftModel", "x", "DFlash with layers of another kind"),
-    ("Gemma4AssistantForCausalLM", "x", "Gemma's assistant"),
     ("UnheardForCausalLM", "markov_head.markov_w1.weight", "DSpark"),
     ("UnheardForCausalLM", "model.layers.61.eh_proj.weight", "an MTP layer"),
     ("UnheardForCausalLM", "x", "of architecture 'UnheardForCausalLM'"),

@@ -11,7 +11,7 @@ import pytest
 from draftquant.recipes import built_in_recipes, load_recipe
 from draftquant.recipes.errors import DraftQuantError
 from draftquant.scripts.cli import main
-from tiny import Stored, edit_json, store, tiny_eagle3_llama, write_tensors
+from tiny import Stored, store, tiny_eagle3_llama, write_tensors
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -42,14 +42,6 @@ EXPERTS: Shapes = {f"mtp.0.{name}": shape for name, shape in LAYER.items()} | {
     "mtp.0.eh_proj.weight": (WIDTH, 2 * WIDTH),
     "mtp.0.step_scale": (3,),
 }
-GEMMA: Shapes = {
-    **{f"model.layers.0.{n}": s for n, s in LAYER.items() if ".k_" not in n and ".v_" not in n},
-    "model.layers.0.layer_scalar": (1,),
-    "pre_projection.weight": (WIDTH, 2 * WIDTH),
-    "post_projection.weight": (WIDTH, WIDTH),
-    "masked_embedding.centroids.weight": (16, WIDTH),
-    "model.embed_tokens.weight": (WORDS, WIDTH),
-}
 V4: Shapes = {
     **{f"mtp.0.attn.{n}.weight": (WIDTH, WIDTH) for n in ("wq_a", "wq_b", "wkv", "wo_a", "wo_b")},
     **{f"mtp.0.ffn.{e}.w1.weight": (WIDTH, WIDTH) for e in ("experts.0", "shared_experts")},
@@ -69,7 +61,6 @@ DRAFTS: Mapping[str, tuple[dict[str, Any], Shapes]] = {
     "medusa": ({"medusa_num_heads": 2}, MEDUSA),
     "eagle": ({"architectures": ["EagleLlamaForCausalLM"], "model_type": "llama"}, EAGLE),
     "experts": ({"architectures": ["UnheardMTP"]}, EXPERTS),
-    "gemma": ({"architectures": ["Gemma4AssistantForCausalLM"]}, GEMMA),
     "v4": ({"architectures": ["DeepSeekV4MTPModel"]}, V4),
     "eagle4": ({"architectures": ["LlamaForCausalLMEagle4"], "model_type": "llama"}, EAGLE4),
     "strange": ({"architectures": ["UnheardMTP"]}, {**EAGLE, STRANGE: (WIDTH, WIDTH)}),
@@ -78,8 +69,6 @@ ROLES = {
     "medusa": {"mlp": 2, "norm": 2, "head": 2},
     "eagle": {"attention": 4, "mlp": 3, "norm": 1, "fusion": 1, "embedding": 1},
     "experts": {"attention": 4, "mlp": 9, "norm": 1, "router": 1, "fusion": 1, "other": 1},
-    "gemma": {"attention": 2, "mlp": 3, "norm": 1, "fusion": 2, "proposal": 1, "embedding": 1,
-              "other": 1},
     "v4": {"attention": 5, "mlp": 2, "norm": 1, "router": 1, "fusion": 3, "other": 2},
     "eagle4": {"attention": 4, "mlp": 3, "norm": 2, "fusion": 2, "head": 1, "proposal": 2,
                "embedding": 1},
@@ -215,7 +204,6 @@ def test_what_needs_maths_names_the_way_without(tmp_path: Path) -> None:
 
 def test_an_engine_answers_for_a_draft_that_no_family_reads(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    dq.quantize(draft("gemma", tmp_path / "draft"), "fp8-ptpc", out=out)
-    edit_json(out / "config.json", model_type="gemma4_assistant")
+    dq.quantize(draft("v4", tmp_path / "draft"), "fp8-ptpc", out=out)
     found = dq.check(out, engine="vllm", gpu="sm90")
     assert (found.verdict, "--ask" in (found.remedy or "")) == ("UNKNOWN", True)

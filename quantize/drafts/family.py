@@ -12,7 +12,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from ...recipes.errors import CheckpointError
 from ...recipes.packages import rows_beside
 from ...recipes.schema import SHARED_ROLES, Role
 from ..files.checkpoint import Checkpoint
@@ -238,15 +237,11 @@ class Family(ABC):
         joined = self.engine_traits.joins_layers
         return ("layers" if joined and leaf == joined.fused.vllm else parent), leaf
 
-    def need_maths(self, folder: Path) -> None:
-        """Refuse what needs to know what a draft computes, of one that no family reads."""
-        if not self.has_maths:
-            raise CheckpointError(
-                folder,
-                "no family reads it, so what it computes along traces is not known",
-                fix="serve it: draftquant measure on two servers, with the BF16 draft and with the"
-                " quantized one, then gate --measured",
-            )
+    def no_maths(self, _geometry: Any) -> str | None:
+        """Why what a draft computes is not computed here; None where it is."""
+        if self.has_maths:
+            return None
+        return "no family reads it, so what it computes along traces is not known"
 
     def side_weights(self, _geometry: Any, _folder: Path) -> Weights:
         """Weights that engines read from other files of the folder; mostly none."""

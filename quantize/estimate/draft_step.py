@@ -29,7 +29,7 @@ _PARTS: dict[str, Part] = {
     "attention": "attention", "kv_up": "attention", "mlp": "mlp", "fusion": "fusion",
     "head": "head", "proposal": "head", "correction": "head", "embedding": "embedding",
     "mask": "embedding", "norm": "norm", "router": "other", "indexer": "attention",
-    "vocabulary_map": "other",
+    "vocabulary_map": "other", "other": "other",
 }  # fmt: skip
 
 

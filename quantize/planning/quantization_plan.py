@@ -208,12 +208,11 @@ def make_plan(recipe: Recipe, draft: Draft, *, target_layers: int | None = None)
     Raises PlanError, LayoutError or CheckpointError if the result could not be stored or served.
     """
     check_layout(recipe)
-    if not draft.family.has_maths and (need := _need_of_maths(recipe)):
-        where = draft.checkpoint.folder
+    why = draft.family.no_maths(draft.geometry)
+    if why and (need := _need_of_maths(recipe)):
         raise PlanError(
-            where,
-            "no family reads this draft: what its linears read is not known, and the recipe needs"
-            f" that ({need})",
+            draft.checkpoint.folder,
+            f"the recipe needs what its linears read ({need}), but {why}",
             fix="take a recipe that needs no traces (rounding nearest, scale absmax or mse,"
             " dynamic inputs), then compare what two servers accept: draftquant measure, then"
             " gate --measured",

@@ -198,7 +198,9 @@ def load_draft(
     checkpoint = Checkpoint.open(folder, subtree=subtree)
     stored = StoredDraft.read(checkpoint)
     draft = stored.draft
-    draft.family.need_maths(folder)
+    if (why := draft.family.no_maths(draft.geometry)) is not None:
+        fix = "serve it: draftquant measure on two servers, with the BF16 draft and with the"
+        raise CheckpointError(folder, why, fix=f"{fix} quantized one, then gate --measured")
     geometry = draft.geometry if rope_theta is None else _rebased(draft.geometry, rope_theta)
     twins = like.weights if like else {}
     specs = draft.family.tensor_specs(draft.geometry)

@@ -273,7 +273,7 @@ class DFlash(Family):
         ("final_norm.", "norm."),
     )
     served_unquantized = ("embed_tokens", "fc", "lm_head")
-    makes_features = ("fc.", "hidden_norm.")
+    makes_features: tuple[str, ...] = ("fc.", "hidden_norm.")
     whole_vocabulary: str | None = None
     served: Served = _SERVED
     misnamed: Mapping[str, tuple[str, str]] = {

@@ -18,6 +18,7 @@ from .. import engine_traits as traits
 from ..config_reader import ConfigReader, Served
 from ..family import Dim, Draft, Lint, SpeculatorsForm, TensorSpec, Weights, told
 from ..forward import ModulesForward, OnInput
+from ..geometry import GroupedAttention
 from ..maths import Tensor, torch
 from ..rope import DEFAULT_THETA, SECTIONS
 from ..shared.block_layers import DFlashForward, DFlashGeometry
@@ -113,6 +114,7 @@ class LagunaGeometry(DFlashGeometry):
     """
 
     gating: Literal["per-head", "per-element"] | None
+    attention: GroupedAttention
 
     @property
     def gates(self) -> int:
@@ -132,7 +134,8 @@ class LagunaAttention(LlamaAttention):
 
     @override
     def project(self, layer: int, x: Tensor, at: Tensor, modules: ModulesForward) -> Projected:
-        prefix, head_dim, gate = f"layers.{layer}.self_attn.", self.attention.head_dim, None
+        prefix, head_dim = f"layers.{layer}.self_attn.", self.attention.head_dim
+        gate: Any = None
         queries, keys, values = self._parts(layer, x, modules)
         q = self.turned(f"{prefix}q_norm", queries, at, modules)
         k, v = self.cached(layer, keys, values, at, modules)
@@ -183,7 +186,7 @@ class LagunaDFlash(DFlash):
     speculators: Mapping[str, SpeculatorsForm] = {}
     architectures = ("DFlashLagunaForCausalLM",)
     prefixes = (("model.", ""),)
-    makes_features = (*DFlash.makes_features, "aux_hidden_norms.")
+    makes_features: tuple[str, ...] = (*DFlash.makes_features, "aux_hidden_norms.")
     linears_per_layer = 4
     own_marks = (r"attn\.g_proj",)
     whole_vocabulary = "engines give it the target's whole head"
