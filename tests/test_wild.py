@@ -48,7 +48,8 @@ def test_every_draft_is_read_or_told_what_it_is(tmp_path: Path) -> None:
             known = "unknown" if named in UNKNOWN else FAMILIES.get(named, named)
             expected = LISTED.get(draft.name, known)
             assert read.family.name == expected, draft.name
-            assert all(row.given is None or row.given for row in read.rows), draft.name
+            rows = [row for row in read.rows if named != "listed" or row.tensor.numel > 1]
+            assert all(row.given is None or row.given for row in rows), draft.name
             assert {row.tensor.name for row in read.rows} == set(shapes_of(draft, draft.config))
             continue
         with pytest.raises(Exception) as caught:  # noqa: PT011 - which one, the text says
