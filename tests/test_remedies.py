@@ -178,17 +178,11 @@ EXCLUDES = {"compressed-tensors": "ignore", "quark": "exclude", "modelopt": "ign
 def exclude(folder: Path, names: str) -> None:
     def change(said: dict[str, Any]) -> None:
         named = re.findall("'(.*?)'", names)
-        if said.get("quant_method") in ("auto-round", "inc"):
-            said["extra_config"] = {**(said.get("extra_config") or {}), **{n: WHOLE for n in named}}
-            return
         key = EXCLUDES.get(said.get("quant_method", "modelopt"), "modules_to_not_convert")
         key = "exclude_modules" if "exclude_modules" in said else key
         said[key] = [*(said.get(key) or []), *named]
 
     declared(folder, change)
-
-
-WHOLE = {"bits": 16}
 
 
 def include(folder: Path, named: str) -> None:

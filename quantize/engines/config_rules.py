@@ -9,7 +9,7 @@ from ..drafts import Family
 from ..drafts.architectures import declared_architecture
 from ..drafts.config_defaults import ClassDefaults, Source, absent_keys, class_defaults
 from ..drafts.config_reader import DEEPSEEK_TYPES, KEY, SECTION, layers_in_both_places, object_at
-from ..drafts.engine_traits import INVALID, EngineTraits, Finding, Fusion
+from ..drafts.engine_traits import EngineTraits, Finding, Fusion
 from ..drafts.rope import declared
 from .contract import TRY, Capture, Captures, EngineName, Question, data_file
 from .engine import TRAITS, Engine
@@ -58,13 +58,8 @@ def as_class_reads(config: Mapping[str, Any], asked: Engine) -> Mapping[str, Any
         remedy = of_type or f"set model_type to {usual}"
         if model_type == usual:
             remedy = "serve it with vLLM, which has a class of its own for that model_type"
-        text = (
-            f"The checkpoint you are trying to load has model type `{model_type}` but Transformers"
-            " does not recognize this architecture."
-        )
-        text = INVALID.format(text) if engine == "vllm" else f"ValueError: {text}"
-        return Finding("config", text, remedy)
-    if (problem := _size_problem(config)) is not None or traits is None or row is None:
+        return asked.rule("unread_class", model_type=model_type, remedy=remedy) or config
+    if (problem := _size_problem(config, asked)) is not None or traits is None or row is None:
         return problem or config
     usual, remedy = traits.usual_type, TRY
     if model_type != usual:
@@ -97,31 +92,19 @@ def _is_unread(
     )
 
 
-def _size_problem(config: Mapping[str, Any]) -> Finding | None:
-    """Contradictory sizes: Transformers 5.20 `configuration_utils.py`, `configuration_llama.py`."""
+def _size_problem(config: Mapping[str, Any], asked: Engine) -> Finding | None:
+    """Contradictory sizes."""
     model_type = config.get("model_type")
     hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
     if not isinstance(hidden, int) or not isinstance(heads, int) or heads < 1:
         return None  # not a draft
     if model_type in _WHOLE_HEADS and hidden % heads:
-        return Finding(
-            "config",
-            "StrictDataclassClassValidationError: Class validation error for validator"
-            f" 'validate_architecture': ValueError: The hidden size ({hidden}) is not a multiple"
-            f" of the number of attention heads ({heads}).",
-            "train the draft with another size",
-        )
+        return asked.rule("width", columns=hidden, heads=heads)
     types, layers = config.get("layer_types"), config.get("num_hidden_layers")
     if model_type in tuple(_MORE_TYPES_THAN_LAYERS):  # of any JSON type
         return None
     if isinstance(types, list) and type(layers) is int and len(types) != layers:
-        return Finding(
-            "config",
-            "StrictDataclassClassValidationError: Class validation error for validator"
-            f" 'validate_layer_type': ValueError: `num_hidden_layers` ({layers}) must be equal to"
-            f" the number of `layer_types` ({len(types)})",
-            "correct num_hidden_layers, or layer_types",
-        )
+        return asked.rule("layer_types", built=layers, rows=len(types))
     return None
 
 

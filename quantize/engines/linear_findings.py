@@ -329,7 +329,8 @@ def excluding(engine: Engine, question: Question, module: Module) -> str:
             )
         return False
 
-    twin, names = of_other_layer(question, module), (module.prefix,)
+    twin = of_other_layer(question, module)
+    names: tuple[str, ...] = (module.prefix,)
     if not excluded(module, names) and excluded(module, module.part_prefixes):
         names = module.part_prefixes
     if excluded(twin, names):

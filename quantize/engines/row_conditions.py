@@ -106,8 +106,6 @@ class Facts(Signature):
     is_read: bool = False
     is_ordinary: bool = False
     as_draft: str = ""
-    config_class: str = ""
-    drops_fc: bool = False
     drops_head: bool = False
     is_parallel: bool = False
     is_float16_only: bool = False

@@ -34,8 +34,6 @@ from .excludes import (
     whole_or_parts,
 )
 
-_CONFIGS = {"kimi_k2": "_KimiK2ConfigAlias", "deepseek_v3": "DeepseekV3Config"}
-"""model_type -> the class of its config."""
 _OF_MTP = frozenset().union(
     *(traits.sglang.architectures for traits in TRAITS if traits.sglang.mtp is not None)
 )
@@ -104,14 +102,7 @@ class Sglang(Engine):
         known = name in self.architectures or name in self.registered
         if known or not _OF_DRAFTS.match(name):
             return None
-        return Finding(
-            "config",
-            f"ValueError: Cannot find model module. {name!r} is not a registered model in the"
-            " Transformers library (only relevant if the model is meant to be in Transformers) and"
-            " 'AutoModel' is not present in the model config's 'auto_map' (relevant if the model"
-            " is custom).",
-            "",
-        )
+        return self.rule("architecture", name=name)
 
     @override
     def config_problem(self, question: Question) -> Finding | None:
@@ -127,12 +118,12 @@ class Sglang(Engine):
     def _facts(self, question: Question) -> dict[str, Any]:
         """`needs_draft_vocab_size`: a null key counts: the head is then the target's.
 
-        `drops_fc`: the whole model has linears with the draft's names and shapes. `drops_head`:
+        `drops_head`:
         `llama_eagle3.py:303` and `llama.py` use the embedding as the head.
         """
-        config, names, traits = question.config, question.tensor_names, question.traits
+        config, traits = question.config, question.traits
         name, ordinary = declared_architecture(config), self.is_ordinary(question)
-        stored = any("lm_head." in each for each in names)
+        stored = any("lm_head." in each for each in question.tensor_names)
         most = traits.sglang.most_layers
         return {
             **question.facts,
@@ -142,8 +133,6 @@ class Sglang(Engine):
             "vocabulary": config.get("vocab_size"),
             "head_rows": question.head_rows,
             "head_is_whole": question.head_rows in (None, config.get("vocab_size")),
-            "config_class": _CONFIGS.get(str(config.get("model_type")), "config"),
-            "drops_fc": name == _RENAMING or "hidden_norm.weight" in names,
             "torch_dtype": config.get("torch_dtype", config.get("dtype")),
             "is_float16_only": question.is_float16_only,
             "is_parallel": question.is_parallel,

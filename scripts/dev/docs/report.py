@@ -44,7 +44,6 @@ _MEANINGS = {
     "kv_cache": "dtype and scales of the draft's KV cache; null = not rounded",
     "launch": "the command that serves the draft; null if it does not load",
     "not_compared": "what another tool's files do not show of two runs; nothing passes with one",
-    "remedy": "what to do; null if nothing is wrong",
     "survival": "K shares of the steps that accepted at least 1 .. K tokens",
     "vocabulary": "rows of a cut head; null = the head has all tokens of the target",
 }
