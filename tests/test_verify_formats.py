@@ -5,6 +5,7 @@ a step off, with codes that are right for it. Each as somebody else's folder, wh
 allowed for, and as one of ours, where nothing is.
 """
 
+import dataclasses
 import shutil
 from collections.abc import Callable
 from fractions import Fraction
@@ -13,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from draftquant.quantize.verify import VerifyReport, verify
-from draftquant.quantize.verify.comparison import LinearFinding
 from draftquant.scripts.verbs.verify import print_verification
 from handmade import LINEARS, MADE, Made, by_hand, pack, quantize_by_hand, stored_parts
 from handmade_numbers import (
@@ -83,13 +83,14 @@ def test_a_right_folder_passes_as_anybodys(
 
 @pytest.mark.parametrize("errors", [[], [None, None], [None, 0.98765], [0.5, 0.98765]])
 def test_a_bound_is_shown_wherever_a_linear_has_one(
-    errors: list[float | None], capsys: pytest.CaptureFixture[str]
+    errors: list[float | None],
+    made: Callable[[str], Path],
+    source: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    linears = (
-        LinearFinding(module=f"l{i}", wrong_codes=0, max_error=error, relative_l2_error=0.25)
-        for i, error in enumerate(errors)
-    )
-    print_verification(VerifyReport(output="o", source="s", faults=(), linears=tuple(linears)))
+    report = checked(made("ct-fp8"), source, own=False)
+    linears = (dataclasses.replace(report.linears[0], max_error=error) for error in errors)
+    print_verification(dataclasses.replace(report, linears=tuple(linears)))
     shown, told = capsys.readouterr().out, [one for one in errors if one is not None]
     assert ("error / allowed" in shown) == bool(told)
     assert all(f"{one:.4f}" in shown for one in told)
