@@ -11,15 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from draftquant.scripts.command_table import COMMANDS
-from test_packaging import (
-    MODULES,
-    ROOT,
-    Imported,
-    imported_by,
-    module_name,
-    names_in,
-    parsed,
-)
+from test_packaging import MODULES, ROOT, Imported, imported_by, module_name, names_in, parsed
 
 QUANTIZE = (
     ("files", "gpus", "plugins"),

@@ -83,11 +83,9 @@ def test_a_right_folder_passes_as_anybodys(
 
 @pytest.mark.parametrize("errors", [[], [None, None], [None, 0.98765], [0.5, 0.98765]])
 def test_a_bound_is_shown_wherever_a_linear_has_one(
-    errors: list[float | None],
-    made: Callable[[str], Path],
-    source: Path,
+    errors: list[float | None], made: Callable[[str], Path], source: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:
+) -> None:  # fmt: skip
     report = checked(made("ct-fp8"), source, own=False)
     linears = (dataclasses.replace(report.linears[0], max_error=error) for error in errors)
     print_verification(dataclasses.replace(report, linears=tuple(linears)))
@@ -343,9 +341,8 @@ def test_fused_linears_with_scales_of_their_own_are_a_fault(
                 {f"{module}.{s}": part for s, part in parts.items()}
             ),
         )
-    assert f".{suffix}: expected absmax of midlayer.self_attn." in faults_of(
-        checked(out, source, own=True)
-    )
+    own = faults_of(checked(out, source, own=True))
+    assert f".{suffix}: expected absmax of midlayer.self_attn." in own
     report = checked(out, source, own=False)
     if name == "modelopt-fp8":
         assert report.faults == ()
