@@ -171,11 +171,18 @@ def reading(declared: Mapping[str, Any], strictness: str, place: Place) -> Readi
         found["or"] = understood(refused, place)
         if (refused.fix or "").partition(",")[0] != "quantize again with a supported layout":
             found["fix"] = refused.fix
-    tried = [*_EMPTY, *literals(found.get("or", ""))]
-    tried += [["other"]] if isinstance(standing(declared, place), list) else []
-    for value in tried if found else [_ABSENT]:
+    values = [*_EMPTY, *literals(found.get("or", ""))] if found else [_ABSENT]
+    tried = {"nothing" if one is _ABSENT else json.dumps(one): one for one in values}
+    if found and isinstance(own := standing(declared, place), list):
+        tried['["other"]'] = ["other"]
+        if own and isinstance(own[0], dict):  # stages
+            tried |= {
+                "one more": [*own, own[-1]],
+                "without the first": own[1:],
+                "turned": own[::-1],
+            }
+    for name, value in tried.items():
         scheme = read(edited(declared, place, value), strictness)
-        name = "nothing" if value is _ABSENT else json.dumps(value)
         if isinstance(scheme, dict):
             keys = usual.keys() | scheme.keys()
             other = {k: scheme.get(k) for k in sorted(keys) if usual.get(k) != scheme.get(k)}

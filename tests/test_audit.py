@@ -13,11 +13,10 @@ from by_recipe import quantized
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.numerics.number_formats import fp4_values
-from draftquant.quantize.numerics.quantized_weight import QuantizedWeight, fp4_bytes
+from draftquant.quantize.numerics.quantized_weight import QuantizedWeight
 from draftquant.quantize.stored.stored_declaration import looks_quantized
-from draftquant.quantize.verify import verify
 from draftquant.quantize.verify.audit import Audit, LinearAudit, audit_checkpoint
-from draftquant.recipes import ActivationFormat, WeightFormat, load_recipe
+from draftquant.recipes import ActivationFormat, WeightFormat
 from draftquant.recipes.schema import LayoutName
 from draftquant.scripts.cli import main
 from handmade import MADE, by_hand, quantize_by_hand, stored_parts
@@ -30,11 +29,8 @@ from tiny import (
     store,
     tiny_eagle3_llama,
     values_of,
-    write_tensors,
 )
 from verify_cases import ATTENTION, Q, Tensors, edit, edit_declaration, set_scale
-from verify_cases import assert_only_fault as assert_only_fault_of
-from verify_cases import faults_of as words_of
 
 TOP = {"int4": 7, "fp8_e4m3": 448, "nvfp4": 6, "mxfp4": 4}
 """What the largest weight under an absmax scale is rounded to, at least."""
@@ -273,51 +269,3 @@ def test_a_half_that_one_scale_rounded_away_is_advised_on(
     assert main(["inspect", str(out)]) == 0
     (said,) = (line for line in capsys.readouterr().out.splitlines() if f"{Q}: " in line)
     assert ("rounded the smaller one away" in said) is (factor < 1)
-
-
-# ---- one scale for linears that engines fuse: what `verify` says of other ones
-
-K_PROJ = "midlayer.self_attn.k_proj"
-SCALES = {"blackwell-fp8": "weight_scale", "blackwell-nvfp4": "weight_scale_2"}
-
-
-@pytest.fixture
-def plain(tmp_path: Path) -> Path:
-    return tiny_eagle3_llama(tmp_path / "draft")
-
-
-def with_own_scale(out: Path, plain: Path, name: str) -> None:
-    """k_proj as it would be written alone."""
-    weight = read_tensors(plain)[f"{K_PROJ}.weight"]
-    raw = torch.from_numpy(values_of(weight).copy()).to(torch.bfloat16)
-    own = get_backend("torch").quantize(raw, load_recipe(name).weights)
-    tensors = read_tensors(out)
-    if own.global_scale is None:
-        tensors[f"{K_PROJ}.weight"] = stored_bytes(own.codes, "F8_E4M3")
-        tensors[f"{K_PROJ}.weight_scale"] = store(own.scale.reshape(()).numpy(), "F32")
-    else:
-        tensors[f"{K_PROJ}.weight"] = stored_bytes(fp4_bytes(own.codes), "U8")
-        tensors[f"{K_PROJ}.weight_scale"] = stored_bytes(own.scale, "F8_E4M3")
-        tensors[f"{K_PROJ}.weight_scale_2"] = store(own.global_scale.numpy(), "F32")
-    write_tensors(out, tensors, metadata={"format": "pt"})
-
-
-def stored_bytes(tensor: torch.Tensor, dtype: str) -> Stored:
-    return Stored(dtype, tuple(tensor.shape), tensor.view(torch.uint8).numpy().tobytes())
-
-
-@pytest.mark.parametrize("name", SCALES)
-def test_engines_round_fp8_of_others_again_but_serve_their_nvfp4_wrongly(
-    plain: Path, name: str
-) -> None:
-    """In what we wrote both are faults."""
-    out = quantized(plain, name, plain.parent / name, scale=0.01).out
-    with_own_scale(out, plain, name)
-    found = words_of(verify(out, plain, foreign=True))
-    assert f"{K_PROJ}.{SCALES[name]}: expected absmax of midlayer.self_attn." in found
-    (out / "draftquant.json").unlink()  # somebody else's folder
-    report = verify(out, plain, foreign=True)
-    if name == "blackwell-fp8":
-        assert report.faults == ()
-    else:
-        assert_only_fault_of(report, ".weight_scale_2", "expected one weight_scale_2 for fused")

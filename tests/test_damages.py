@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from by_recipe import quantized
+from by_recipe import draft_of, quantized
 from damages import (
     PYTORCH,
     RECIPES,
@@ -24,7 +24,6 @@ from damages import (
     scene,
     times,
 )
-from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.stored_tables import StoredTables
 from draftquant.recipes.errors import DraftQuantError
@@ -140,7 +139,10 @@ def tables(folder: Path, draft: Path) -> dict[str, str]:
     other = {"embed_tokens.weight": flip_bit(embedding, 8 * 1000)}
     for name, stored in (("alike", own), ("a bit", own | other), ("a shape", own)):
         write_tensors(draft, stored, metadata=PYTORCH)
-        checkpoint, of = Checkpoint.open(draft), "lm_head" if name == "a shape" else "embed_tokens"
+        checkpoint, of = (
+            draft_of(draft).checkpoint,
+            "lm_head" if name == "a shape" else "embed_tokens",
+        )
         tensor = checkpoint.tensors[f"{of}.weight"]
         found[f"different: {name}"] = _attempt(
             lambda c=checkpoint, t=tensor: StoredTables.find(target).difference(c, t, t.name),

@@ -24,9 +24,8 @@ from draftquant.quantize.backends import get_backend
 from draftquant.quantize.layouts import get_layout
 from draftquant.quantize.layouts.layout import GatheredColumns
 from draftquant.quantize.numerics.number_formats import _values_on
-from draftquant.recipes import load_recipe
+from draftquant.recipes import Algorithm, load_recipe
 from draftquant.recipes.errors import DeviceError
-from draftquant.recipes.schema import Algorithm
 from test_passes import K, case_of, rounding
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode

@@ -209,18 +209,55 @@ TRIED = {
     "LAYER": ("0", "1.0", "0x10", "true", "9" * 41, "-1", "1_0"),
 }
 
+FAULTS: tuple[dict[str, str], ...] = (
+    {"summary:": "sumary:"}, {"summary: a test\n": ""}, {"version: 1": "version: 2"},
+    {"backend: torch": "name: other"}, {"a test": "&a test"}, {"name: mine": "name: other"},
+    {"a test": "!!python/name:os.system x"}, {"gate:": "---\ngate:"}, {"channel": "group"},
+    {"rules:": "rules:\n  - {role: mlp, action: keep, why: a}"}, {"role: [": "role: [nrm, "},
+    {"gate:": "gaet:", "int4": "int5", "layer: 7": "layer: x",
+     "backend: torch": "backend: torch\nbackend: quark"},
+)  # fmt: skip
+CONTENTS = (
+    b"just text\n", b"\x7fELF\x02\x01\x01\x00", b"name: caf\xe9\n", b"[" * 2000 + b"]" * 2000,
+    b"extends: fp8-ptcp\nname: mine\n", b"extends: [fp8-ptpc]\nname: mine\n",
+    b"extends: middle.yaml\nname: mine\n",
+    b"extends: fp8-ptpc\nname: mine\ngate: {policy: x, policy: y}\n",
+    b"extends: base.yaml\nname: mine\nbackend: trch\n",
+)  # fmt: skip
+"""Of files that are no recipe, or extend what is none."""
+
+
+def filled(**changed: str) -> str:
+    """A recipe file, of which some values are others."""
+    text = GOOD
+    for name, value in (USUAL | changed).items():
+        text = text.replace(name, value)
+    return text
+
 
 def recipes(folder: Path) -> dict[str, Any]:
     """Recipe files with one value changed, and names of recipes."""
     found: dict[str, Any] = {}
-    path = folder / "mine.yaml"
+
+    def tell(name: str, content: str | bytes) -> None:
+        path = folder / "mine.yaml"
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        found[name] = attempt(lambda: load_recipe(path).summary)
+
     for key, values in TRIED.items():
         for value in values:
-            text = GOOD
-            for name, usual in (USUAL | {key: value}).items():
-                text = text.replace(name, usual)
-            path.write_text(text, encoding="utf-8")
-            found[f"{key} {value[:20]}"] = attempt(lambda: load_recipe(path).summary)
+            tell(f"{key} {value[:20]}", filled(**{key: value}))
+    (folder / "middle.yaml").write_text("extends: fp8-ptpc\nname: middle\n", encoding="utf-8")
+    base = filled(DTYPE="int5").replace("mine", "base")
+    (folder / "base.yaml").write_text(base, encoding="utf-8")
+    for changes in FAULTS:
+        text = filled()
+        for old, new in changes.items():
+            assert old in text
+            text = text.replace(old, new, 1)
+        tell(f"{changes}", text)
+    for number, content in enumerate(CONTENTS):
+        tell(f"content {number}", content)
     others = (folder, folder / "absent.yaml", folder / "folder.yaml", folder / "recipe.json")
     others[2].mkdir()
     others[3].write_text("{}", encoding="utf-8")

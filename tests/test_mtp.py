@@ -100,9 +100,7 @@ def compare(draft: LoadedDraft, reference: ReferenceMtp | ReferenceModules, **as
 
 
 @pytest.mark.parametrize("build", [tiny_qwen3_next_mtp, tiny_step3p5_mtp])
-def test_a_norm_around_zero_rounds_its_result_alone(
-    build: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_norm_around_zero_rounds_once(build: Callable[..., Path], tmp_path: Path) -> None:
     """Of weights that 1 + weight in BF16 would lose, held against float64."""
     draft: Any = load_draft(build(tmp_path / "draft", dtype="BF16"), dtype=torch.bfloat16)
     generator = torch.Generator().manual_seed(0)

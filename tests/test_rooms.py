@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from draftquant.scripts.command_table import COMMANDS
-from test_packaging import MODULES, ROOT, Imported, imported_by, module_name, names_in
+from test_packaging import MODULES, ROOT, Imported, imported_by, module_name, names_in, parsed
 
 QUANTIZE = (
     ("files", "gpus", "plugins"),
@@ -260,8 +260,8 @@ def test_no_two_modules_share_a_name() -> None:
 
 def test_no_two_classes_share_a_name() -> None:
     product = [m for m in MODULES if m.parts[:2] != ("scripts", "dev")]
-    trees = (ast.parse((ROOT / module).read_text(encoding="utf-8")) for module in product)
-    classes = (n.name for tree in trees for n in ast.walk(tree) if isinstance(n, ast.ClassDef))
+    nodes = (node for module in product for node in ast.walk(parsed(module)))
+    classes = (node.name for node in nodes if isinstance(node, ast.ClassDef))
     assert {name for name, number in Counter(classes).items() if number > 1} == set()
 
 

@@ -84,20 +84,6 @@ def test_excludes_that_miss_a_kept_module(
     assert all("expected excluded: it is kept" in str(fault) for fault in faults)
 
 
-@pytest.mark.parametrize(
-    "pattern",
-    ["re:.*q_proj", f"model.{Q}", "model.self_attn.qkv_proj", r"re:model\.layers\.\d+\.self_attn"],
-)
-def test_excludes_that_match_a_quantized_module(
-    copy_of: Callable[[str], Path], source: Path, pattern: str
-) -> None:
-    out = copy_of("ct-int4")
-    edit_declaration(out, lambda d: d["ignore"].append(pattern))
-    found = faults_of(verify(out, source, foreign=True))
-    assert "expected not excluded: it is quantized" in found
-    assert "q_proj" in found or "qkv_proj" in found
-
-
 def test_changed_missing_and_extra_config_keys(
     copy_of: Callable[[str], Path], source: Path
 ) -> None:

@@ -12,6 +12,7 @@ from draftquant.quantize.engines.contract import Verdict as EngineVerdict
 from draftquant.recipes.formats import NUMBER_FORMATS, ActivationDtype, Granularity
 from draftquant.recipes.schema import BackendName, LayoutName, RoundingChoice, ScaleChoice
 from draftquant.validate.judging.policy import POLICIES, Spending, Verdict
+from test_packaging import MODULES, parsed
 
 ROOT = Path(__file__).parents[1]
 GLOSSARY = ROOT / "docs/glossary.md"
@@ -65,46 +66,39 @@ def test_a_page_is_in_plain_words(page: Path) -> None:
     assert list(slang(prose(page), BANNED | HOUSE)) == []
 
 
-@pytest.mark.parametrize("package", ["recipes", "quantize", "calibration", "validate", "scripts"])
-def test_a_docstring_is_in_plain_words(package: str) -> None:
+def test_docstrings_and_errors_are_in_plain_words() -> None:
     found = [
-        f"{module.relative_to(ROOT)}: {said}"
-        for module in sorted((ROOT / package).rglob("*.py"))
-        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        for said in slang(str(node.value.value), HOUSE)
+        f"{module}: {said}"
+        for module in MODULES
+        for text, words in told_in(parsed(module))
+        for said in slang(text, words)
     ]
     assert found == []
 
 
-@pytest.mark.parametrize("package", ["recipes", "quantize", "calibration", "validate", "scripts"])
-def test_an_error_is_in_plain_words_without_a_full_stop(package: str) -> None:
-    found = [
-        f"{module.relative_to(ROOT)}: {said}"
-        for module in sorted((ROOT / package).rglob("*.py"))
-        for text in errors_of(module.read_text(encoding="utf-8"))
-        for said in slang(text, HOUSE | {r"(?<!\.\.)\.$": "no full stop"})
-    ]
-    assert found == []
+OF_ERRORS = HOUSE | {r"(?<!\.\.)\.$": "no full stop"}
 
 
-def errors_of(source: str) -> Iterator[str]:
-    """What went wrong, and the fix, of every error in a module, with `7` for what they quote."""
-    for node in ast.walk(ast.parse(source)):
+def told_in(tree: ast.Module) -> Iterator[tuple[str, dict[str, str]]]:
+    """Docstrings, and what every error says with its fix, with `7` for what they quote."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield str(node.value.value), HOUSE
         fixes = [kw.value for kw in getattr(node, "keywords", ()) if kw.arg == "fix"]
         if not (isinstance(node, ast.Call) and fixes):
             continue
         for part in (*node.args[1:], *fixes):
             match part:
                 case ast.Constant(str(text)):
-                    yield text
+                    yield text, OF_ERRORS
                 case ast.JoinedStr(values):
-                    yield "".join(v.value if isinstance(v, ast.Constant) else "7" for v in values)
+                    texts = (v.value if isinstance(v, ast.Constant) else "7" for v in values)
+                    yield "".join(map(str, texts)), OF_ERRORS
 
 
 def test_the_texts_of_an_error_are_found_where_it_is_raised() -> None:
     source = 'raise PlanError(where, f"no {name} here", fix="give such a" " name.")'
-    assert list(errors_of(source)) == ["no 7 here", "give such a name."]
+    assert [text for text, _ in told_in(ast.parse(source))] == ["no 7 here", "give such a name."]
 
 
 def slang(text: str, words: dict[str, str]) -> Iterator[str]:

@@ -1,8 +1,7 @@
 """Which everyday test runs which line of the product: as recorded, and kept in build/mutants.
 
 A line counts as run where a statement of a function begins on it. Each file of tests is recorded
-anew when it, a helper that it imports, or a module that it ran has changed; conftest.py says how
-tests run, not which lines.
+anew when it, a helper that it imports, or a module that it ran has changed, but not conftest.py.
 """
 
 import functools
