@@ -131,6 +131,7 @@ def test_the_sizes_of_groups_that_fit_all_linears_are_named(
 CODES = 128 * 256 + 2 * 64 * 256 + 128 * 128 + 3 * 128 * 256
 ROWS = 128 + 64 + 64 + 128 + 256 + 256 + 128
 KEPT = 2 * (2 * 96 * 128 + 128 * 384 + 4 * 128)  # embedding and head, fc, four norms, in BF16
+MLP_AND_FC = 3 * 128 * 256 + 128 * 384
 OVERHEAD = {
     "mi325x-w4a8": {"weight_scale": 2 * ROWS, "weight_zero_point": ROWS // 2},
     "mi325x-w4a8-fp8": {"weight_scale": 4 * ROWS},
@@ -143,6 +144,7 @@ OVERHEAD = {
     "blackwell-fp8": {"weight_scale": 7 * 4, "input_scale": 7 * 4},
     "blackwell-fp8-mla": {"weight_scale": 4 * ROWS},
     "blackwell-nvfp4": {"weight_scale": CODES // 16, "weight_scale_2": 7 * 4, "input_scale": 7 * 4},
+    "blackwell-nvfp4-weights": {"weight_scale": MLP_AND_FC // 16, "weight_scale_2": 4 * 4},
     "nvfp4-weights": {"weight_scale": CODES // 16, "weight_global_scale": 7 * 4},
     "mxfp4-weights": {"weight_scale": CODES // 32},
     "fp8-ptpc-head": {"weight_scale": 4 * (ROWS + 96)},
@@ -158,12 +160,13 @@ def test_bytes_by_hand(tmp_path: Path) -> None:
     for name in built_in_recipes():
         plan = make_plan(load_recipe(name), draft)
         assert plan.bytes_before == KEPT + 2 * CODES == draft.checkpoint.nbytes
-        codes = CODES if plan.recipe.weights.stored.dtype == "fp8_e4m3" else CODES // 2
+        codes = MLP_AND_FC if name == "blackwell-nvfp4-weights" else CODES
+        saved = codes if plan.recipe.weights.stored.dtype == "fp8_e4m3" else codes * 3 // 2
         # Other codes in files of the same form.
         overhead = OVERHEAD[name.removesuffix("-gptq").removesuffix("-learned")]
         assert plan.overhead() == overhead
         head = int((HEAD_BYTES.get(name, 2) - 2) * 96 * 128)
-        assert plan.bytes_after == KEPT + head + codes + sum(overhead.values())
+        assert plan.bytes_after == KEPT + 2 * CODES + head - saved + sum(overhead.values())
 
 
 def test_commands_import_neither_torch_nor_vendors(draft: Draft, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def excluded_modules(
     """
     names = {row.module for row in kept}
     may_be = (row for row in quantized if row.role in QUANTIZABLE)
-    as_codes = {name for row in may_be for name in (row.module, row.canonical_module)}
+    as_codes = {name for row in may_be for name in (row.module, row.canonical_module, row.leaf)}
     unnamed = set(draft.family.served_unquantized) - as_codes
     unnamed -= {name.rpartition(".")[2] for name in names}
     names |= {draft.family.served_name(name) for name in names}

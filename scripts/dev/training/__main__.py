@@ -68,7 +68,14 @@ FAMILIES = {
         Family(
             target_kind=QWEN3,
             draft_kind=DSPARK_NEMOTRON,
-            plan=_FEWER,
+            plan=replace(  # not shipped: enough to accept what a gate can judge
+                _FEWER,
+                num_training_prompts=384,
+                draft_schedule=Schedule(num_steps=240, batch_size=16, max_learning_rate=4e-3),
+                num_gate_prompts=64,
+                num_calibration_prompts=32,
+                num_candidates_per_prompt=2,
+            ),
             variant="dspark-nemotron",
         ),
         Family(target_kind=QWEN3, draft_kind=DFLASH, plan=_BLOCKS),
