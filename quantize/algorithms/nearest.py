@@ -192,9 +192,9 @@ def _candidates(rows: Tensor, weights: WeightFormat, whole: Tensor | None) -> It
     elif weights.number.is_fp8:
         yield from (torch.where(absmax * f > 0, absmax * f, absmax) for f in SMALLER)
     elif weights.number.is_integer:
-        whole = (weights.number.largest + 0.5) / weights.number.largest  # clips no weight
-        larger = LARGER if whole > LARGER[0] else ()
-        for factor in (whole, *larger, *SMALLER):
+        clips_none = (weights.number.largest + 0.5) / weights.number.largest
+        larger = LARGER if clips_none > LARGER[0] else ()
+        for factor in (clips_none, *larger, *SMALLER):
             yield (absmax.float() * factor).clamp_(min=SMALLEST_SCALE).to(absmax.dtype)
 
 

@@ -296,8 +296,8 @@ def _used_scales(source: StoredDraft, row: Row) -> Tensor:
     """[rows, groups]: the scales of MXFP4, 0 where all codes of a group are zeros."""
     decoded = source.linear(row).decoded()
     size = decoded.group_size or decoded.codes.shape[1]
-    used = torch.from_numpy(decoded.codes).unflatten(1, (-1, size)).any(-1)
-    return torch.from_numpy(decoded.scale) * used
+    groups = torch.from_numpy(decoded.codes).view(len(decoded.codes), -1, size)
+    return torch.from_numpy(decoded.scale) * groups.any(-1)
 
 
 def _origin(
