@@ -1,7 +1,4 @@
-"""MXFP4 stored as NVFP4: the same codes, and scales of the same values.
-
-MXFP4 multiplies 32 codes by a power of two. NVFP4 multiplies 16 by one of E4M3, and all by a float.
-"""
+"""MXFP4 stored as NVFP4: the same codes, and the same scales, for half as many codes."""
 
 from collections.abc import Sequence
 
