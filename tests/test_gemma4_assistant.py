@@ -16,8 +16,6 @@ from tiny import Stored, store, write_tensors
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROW = json.loads((Path(__file__).parent / "gemma4_assistant.json").read_text("utf-8"))
-    Path(__file__).with_suffix(".json").with_stem("gemma4_assistant").read_text("utf-8")
-)
 """config.json, and dtypes and shapes of tensors, of a folder that vLLM's class loaded."""
 
 

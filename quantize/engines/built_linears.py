@@ -77,8 +77,7 @@ JOINED = "wk_weights_proj"
 def indexer_linears(question: Question, layer: str, engine: EngineName) -> list[Linear]:
     """The linears of an indexer; none without one.
 
-    Source: vLLM 0.33 `models/deepseek_v32/attention.py:71`; SGLang 0.5.23 `dsa_indexer.py:298`,
-    which joins two of them on CUDA, where neighbouring dimensions turn together.
+    Source: vLLM 0.33 `models/deepseek_v32/attention.py:71`; SGLang 0.5.23 `dsa_indexer.py:298`.
     """
     if question.config.get("index_topk") is None:
         return []
@@ -96,20 +95,17 @@ def indexer_linears(question: Question, layer: str, engine: EngineName) -> list[
 def is_widened(
     engine: EngineName, module: Module, part: str, tensors: Mapping[str, TensorInfo]
 ) -> bool:
-    """Whether it stores FP8 values times their scales: of an indexer's wk, in the joined linear.
+    """Whether it stores FP8 values times their scales, SGLang those of blocks alone.
 
-    Source: `_try_load_fp8_indexer_wk` of vLLM 0.33; `_load_fused_indexer_wk` of SGLang 0.5.23,
-    which takes every scale for that of a block.
+    Source: `_try_load_fp8_indexer_wk` of vLLM 0.33; `_load_fused_indexer_wk` of SGLang 0.5.23.
     """
-    weight = tensors.get("weight")
+    weight, read = tensors.get("weight"), ".wk" if engine == "vllm" else (".wk", ".weights_proj")
     scales = [tensor.shape for suffix, tensor in tensors.items() if suffix.startswith(_SCALE)]
-    read = ".wk" if engine == "vllm" else (".wk", ".weights_proj")
-    if module.leaf != JOINED or not part.endswith(read) or len(scales) != 1:
-        return False
-    if weight is None or weight.dtype != FP8_DTYPE:
+    joined = module.leaf == JOINED and part.endswith(read) and len(scales) == 1
+    if not joined or weight is None or weight.dtype != FP8_DTYPE:
         return False
     blocks = tuple(-(-size // BLOCK) for size in weight.shape)
-    return scales[0] == blocks if engine == "sglang" else len(scales[0]) > 0
+    return scales[0] == blocks if engine == "sglang" else scales[0] != ()
 
 
 GRAFT = "take the layer of the BF16 original: draftquant graft TARGET LAYER --replace --out O"
@@ -150,7 +146,7 @@ def mtp_modules(question: Question, served: MtpLayer, engine: EngineName) -> tup
 def built_as_floats(question: Question, module: Module) -> str | None:
     """What to do where it is stored quantized; None where the declaration decides."""
     if module.leaf in (JOINED, "weights_proj"):
-        return "keep the indexer in BF16, as recipes do that name no role indexer"
+        return "keep the indexer in BF16"
     served = question.own.mtp
     beginnings = served.floats(question) if served is not None else {}
     remedies = (remedy for name, remedy in beginnings.items() if module.prefix.startswith(name))

@@ -46,6 +46,7 @@ from ..stored.stored_draft import StoredDraft, cache_scales, weight_format
 from ..verify import Compared, verify_transcoded
 from .execute import store_linear
 from .folder_card import renewed_card
+from .mxfp4_as_nvfp4 import as_nvfp4, global_scales, scales_below
 from .rewriting import OutputPlan, OutputRewrite, quantized_source, side_files_without_codes
 
 
@@ -175,7 +176,7 @@ def plan_transcoding(
         origin=origin,
         outputs=(*(_output(stored, recipe, row, origin.scale_dtype) for row in rows), *cache),
         cache_scales=_cache_scales(stored, cache),
-        global_scales=_global_scales(stored, codes) if becomes_nvfp4 else {},
+        global_scales=global_scales(stored, codes) if becomes_nvfp4 else {},
         excludes=names,
         record=None if becomes_nvfp4 else record,
     )
@@ -241,63 +242,12 @@ def _wanted(
     scale_dtype = only or origin.weights.scale_dtype
     weights = replace(read.weights, scale_dtype=scale_dtype)
     if carrier == "nvfp4":
-        weights = _as_nvfp4(read)
+        weights = as_nvfp4(read)
     elif carrier is not None:
         weights = replace(weights, carrier=None if carrier == "none" else carrier)
     if problem := weights.problem():
         raise LayoutError(f"layout {layout}", problem, fix="choose another layout or carrier")
     return replace(read, layout=layout, weights=weights)
-
-
-def _as_nvfp4(read: Recipe) -> WeightFormat:
-    """The same codes, under scales for half as many of them."""
-    if read.weights.dtype != "mxfp4" or read.activations is not None:
-        inputs = f"inputs in {read.activations}" if read.activations else "inputs in BF16"
-        raise LayoutError(
-            "carrier nvfp4",
-            f"expected weights in mxfp4 and inputs in BF16, got {read.weights}, {inputs}",
-            fix="leave it out, or quantize the BF16 draft with recipe nvfp4-weights",
-        )
-    return WeightFormat(dtype="nvfp4", granularity="group", group_size=16, symmetric=True)
-
-
-_POWERS = (-9, 8)
-"""Of two: the smallest and the largest in E4M3."""
-
-
-def _global_scales(source: StoredDraft, codes: Sequence[Row]) -> dict[str, float]:
-    """The scale over those of groups: one for all linears of a block, which engines fuse.
-
-    LayoutError for the first group whose scale E4M3 cannot hold below it; scales of zeros fit.
-    """
-    blocks: dict[str, list[Row]] = {}
-    for row in codes:
-        blocks.setdefault(row.module.rpartition(".")[0], []).append(row)
-    scales = {}
-    for block in blocks.values():
-        used = {row.module: _used_scales(source, row) for row in block}
-        largest = max((float(each.max()) for each in used.values()), default=0.0) or 1.0
-        over = largest * 2.0 ** -_POWERS[1]
-        for module, each in used.items():
-            least = float(each[each > 0].min()) if bool((each > 0).any()) else largest
-            if not least / over >= 2.0 ** _POWERS[0]:
-                row_number, group = (each == least).nonzero()[0].tolist()
-                raise LayoutError(
-                    f"{module}: row {row_number}, group {group}",
-                    f"its scale {least:g} is more than {_POWERS[1] - _POWERS[0]} powers of two"
-                    f" below the largest of its block, {largest:g}, and NVFP4 holds no more",
-                    fix="keep MXFP4, or quantize the BF16 draft with recipe nvfp4-weights",
-                )
-            scales[module] = over
-    return scales
-
-
-def _used_scales(source: StoredDraft, row: Row) -> Tensor:
-    """[rows, groups]: the scales of MXFP4, 0 where all codes of a group are zeros."""
-    decoded = source.linear(row).decoded()
-    size = decoded.group_size or decoded.codes.shape[1]
-    groups = torch.from_numpy(decoded.codes).view(len(decoded.codes), -1, size)
-    return torch.from_numpy(decoded.scale) * groups.any(-1)
 
 
 def _origin(
@@ -461,9 +411,8 @@ def _recoded_blocks(
     weights, linear = recipe.weights, source.linear(row)
     over: Tensor | None = None
     if under is not None:
-        over, used = torch.tensor(under), _used_scales(source, row)
-        below = torch.where(used > 0, used / over, 1.0)
-        scale = below.to(torch.float8_e4m3fn).repeat_interleave(2, dim=1)
+        over = torch.tensor(under)
+        scale = scales_below(source, row, over)
     else:
         scale = _scales(source, row, recipe, linear)
     if under is None and (weights.number.global_scale or weights.first_stage):

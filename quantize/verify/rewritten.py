@@ -133,14 +133,13 @@ def _code_faults(source: StoredDraft, output: StoredDraft, row: Row, other: Row)
 
 def _other_scales(before: DecodedWeight, after: DecodedWeight) -> int:
     """How many differ; groups may be parts of the source's, and of zeros have any scale."""
-    wanted, size, part = before.scale, before.group_size, after.group_size
-    cut = size is not None and part is not None and size > part and size % part == 0
-    if cut and size is not None and part is not None:
-        wanted = np.repeat(wanted, size // part, axis=1)
-    if wanted.shape != after.scale.shape or not (cut or size == part):
+    size, part = before.group_size or 0, after.group_size or 0
+    parts, rest = divmod(size, part) if part else (1, size)
+    wanted = np.repeat(before.scale, max(1, parts), axis=1)
+    if rest or wanted.shape != after.scale.shape:
         return wanted.size
     different = wanted != after.scale
-    if cut:
+    if parts > 1:
         different &= after.codes.reshape(*wanted.shape, -1).any(axis=-1)
     return int(np.count_nonzero(different))
 
