@@ -31,7 +31,7 @@ from ..served.joint_report import JointReport, joint_report
 from ..served.served_gate import DRIFT_CONFIDENCE, SERVED, ServerNoise, judged_noise
 from ..served.target_pair import TARGETS
 from .facts import DraftFacts, Drafts, EngineFacts, environment, is_date
-from .words import DRAFTS, Sides
+from .words import DRAFTS, SideNames
 from .words import TARGETS as OF_TARGETS
 
 Judgement = GateReport | JointReport
@@ -259,7 +259,7 @@ class Document(Brief):
         return any(report.served and report.served.of_targets for _, report in self.comparisons)
 
     @property
-    def sides(self) -> Sides:
+    def sides(self) -> SideNames:
         """What is compared."""
         return OF_TARGETS if self.of_targets else DRAFTS
 

@@ -20,7 +20,7 @@ from . import words
 from .document import Document
 from .plots import Interval, Lengths, contexts, forest, histogram, positions, scatter
 from .svg import style_sheet
-from .words import Sides
+from .words import SideNames
 
 MOST_DRAWN = 60
 """Most categories in a chart; the table has all."""
@@ -143,7 +143,7 @@ def _part(
     report: GateReport,
     charts_of: str,
     drawn: Sequence[tuple[str, GateReport]],
-    sides: Sides,
+    sides: SideNames,
 ) -> dict[str, object]:
     """One comparison as the page shows it; a page has charts once, the worst prompts first."""
     report = _of_one_depth(report)
@@ -165,7 +165,7 @@ def _charts(
     told: bool,
     prompts: Sequence[Lengths],
     drawn: Sequence[tuple[str, GateReport]],
-    sides: Sides,
+    sides: SideNames,
 ) -> Iterator[tuple[str, str]]:
     """Changes of all comparisons, everything else of the deciding one; they fill both columns.
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .svg import MARKS, WIDTH, Drawing, Mark, Scale, percent, ticks
-from .words import DRAFTS, Sides
+from .words import DRAFTS, SideNames
 
 _ROW, _TOP, _LABELS, _RIGHT = 21.0, 22.0, 112.0, 17.0
 _TICKS = 7
@@ -157,7 +157,7 @@ class Lengths:
         return self.candidate / self.baseline - 1
 
 
-def contexts(bins: Sequence[Lengths], sides: Sides = DRAFTS) -> str:
+def contexts(bins: Sequence[Lengths], sides: SideNames = DRAFTS) -> str:
     """The acceptance length by the number of tokens before a step, for at least two bins."""
     figures = "; ".join(f"{b.label}: {b.baseline:.4f} and {b.candidate:.4f}" for b in bins)
     title = "Acceptance length by tokens before the verify step"
@@ -173,7 +173,9 @@ def contexts(bins: Sequence[Lengths], sides: Sides = DRAFTS) -> str:
     return _curves(drawing, across, up, both, labels, foot, sides)
 
 
-def positions(baseline: Sequence[float], candidate: Sequence[float], sides: Sides = DRAFTS) -> str:
+def positions(
+    baseline: Sequence[float], candidate: Sequence[float], sides: SideNames = DRAFTS
+) -> str:
     """The share of the steps, [K] in [0, 1], that accepted at least each number of tokens."""
     count = len(baseline)
     title = "Share of steps that accepted the drafted token at each position"
@@ -187,7 +189,9 @@ def positions(baseline: Sequence[float], candidate: Sequence[float], sides: Side
     return _curves(drawing, across, up, both, labels, foot, sides, first=1)
 
 
-def histogram(baseline: Sequence[float], candidate: Sequence[float], sides: Sides = DRAFTS) -> str:
+def histogram(
+    baseline: Sequence[float], candidate: Sequence[float], sides: SideNames = DRAFTS
+) -> str:
     """The share of the steps, [K + 1] with at least one, that accepted exactly each number."""
     both = [[steps / sum(counts) for steps in counts] for counts in (baseline, candidate)]
     title = "Share of steps by number of accepted draft tokens"
@@ -213,7 +217,7 @@ def histogram(baseline: Sequence[float], candidate: Sequence[float], sides: Side
     return drawing.to_text()
 
 
-def scatter(dots: Sequence[Lengths], sides: Sides = DRAFTS, *, limit: float) -> str:
+def scatter(dots: Sequence[Lengths], sides: SideNames = DRAFTS, *, limit: float) -> str:
     """Prompts by their acceptance length under both drafts, beside the allowed drop."""
     shown, most = dots[:: -(-len(dots) // _MOST_DOTS)], max(dot.steps for dot in dots)
     below = sum(dot.candidate < dot.baseline for dot in dots)
@@ -260,7 +264,7 @@ def _curves(
     both: Sequence[Sequence[float]],
     labels: Mapping[int, str],
     foot: str,
-    sides: Sides,
+    sides: SideNames,
     first: int = 0,
 ) -> str:
     for i, label in labels.items():
@@ -281,7 +285,7 @@ def _share_axis(drawing: Drawing, highest: float) -> Scale:
     return scale
 
 
-def _legend_of_two(drawing: Drawing, sides: Sides) -> None:
+def _legend_of_two(drawing: Drawing, sides: SideNames) -> None:
     at = _LEFT
     for name, (look, mark, fill) in zip(sides[:2], _LOOKS, strict=True):
         drawing.curve([(at, 12), (at + 24, 12)], look)
@@ -295,7 +299,7 @@ def _thinned(count: int, most: int = 17) -> range:
     return range(1, count + 1, -(-count // most))
 
 
-def _by_number(both: Sequence[Sequence[float]], sides: Sides, *, first: int) -> str:
+def _by_number(both: Sequence[Sequence[float]], sides: SideNames, *, first: int) -> str:
     pairs = enumerate(zip(*both, strict=True), first)
     figures = "; ".join(f"{i}: {b:.1%} and {q:.1%}" for i, (b, q) in pairs)
     return f"{sides.first} and {sides.second} by number: {figures}."

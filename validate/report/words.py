@@ -17,7 +17,7 @@ NONE = "\u2013"
 _COMMAND = ": draftquant "
 
 
-class Sides(NamedTuple):
+class SideNames(NamedTuple):
     """What is compared: the name of each side, and of both in a sentence."""
 
     first: str
@@ -30,8 +30,8 @@ class Sides(NamedTuple):
         return self.first[0].upper() + self.first[1:], self.second[0].upper() + self.second[1:]
 
 
-DRAFTS = Sides("BF16", "quantized", "under both drafts")
-TARGETS = Sides("beside the first", "beside the second", "beside both targets")
+DRAFTS = SideNames("BF16", "quantized", "under both drafts")
+TARGETS = SideNames("beside the first", "beside the second", "beside both targets")
 """Those of one draft that is judged beside two targets."""
 
 
