@@ -234,23 +234,17 @@ def sglang_captures(config: Mapping[str, Any]) -> Captures:
     return (Capture("SGLang", ids if as_inputs else _plus_one(ids)),)
 
 
-def with_built_fc(fusion: Fusion, geometry: Any, config: Mapping[str, Any]) -> Any | Finding:
+def with_built_fc(
+    engine: Engine, fusion: Fusion, geometry: Any, config: Mapping[str, Any]
+) -> Any | Finding:
     """A geometry with the size of fc that an engine reads from config.json, or its error."""
     changes = {} if fusion.reads_width else {_WIDTH: geometry.hidden_size}
     if fusion.null_width and fusion.reads_width and config.get(_WIDTH, 0) is None:
-        return Finding(
-            "init",
-            fusion.null_width,
-            "remove target_hidden_size from config.json, or set it",
-        )
+        return engine.rule("fc_width", refused=fusion.null_width)
     if fusion.counted_by:
         count = fusion.num_layers(config)
         if not isinstance(count, int) or not 0 <= count <= _MOST_LAYERS:
-            return Finding(
-                "init",
-                f"TypeError: empty(): argument 'size' got {count!r} for the number of layers",
-                "write num_aux_hidden_states as a whole number",
-            )
+            return engine.rule("fc_width", name=repr(count))
         changes["num_aux_layers"] = int(count)
     return replace(geometry, **changes)
 

@@ -265,7 +265,7 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
     fuses = read.fuses or (in_engine.builds_fc and has_fc)
     fusion = (in_engine.normed_fusion if normed else None) or in_engine.fusion if fuses else None
     geometry: Any = replace(read, fuses=fuses) if fuses != read.fuses else read
-    geometry = with_built_fc(fusion, geometry, checkpoint.config) if fusion else geometry
+    geometry = with_built_fc(engine, fusion, geometry, config) if fusion else geometry
     if isinstance(geometry, Finding):
         return _answer(place, [geometry])
     geometry = with_norms(engine, family, geometry, checkpoint.config)
@@ -299,15 +299,7 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
         again = f"correct {family.layer_keys}: the tensors are those of {num_stored} layer(s)"
         findings = [first._replace(remedy=again)]
     if fuses != read.fuses:
-        findings = [
-            *findings,
-            Finding(
-                "wrong",
-                f"{engine.title} loads fc and does not use it, because use_aux_hidden_state is"
-                " false: the draft is handed the target's last hidden state",
-                "remove use_aux_hidden_state from eagle_config, if the draft was trained with fc",
-            ),
-        ]
+        findings = [*findings, *engine.rules("unused_fc")]
     captures = engine.captures(question) if read.fuses else ()
     fused = geometry.num_aux_layers if fusion else None
     ids = read.aux_layer_ids

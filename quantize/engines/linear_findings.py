@@ -24,7 +24,7 @@ from .built_linears import (
     parameters,
     quantized_linear,
 )
-from .contract import TRY, Layer, Module, Question, Scheme, UnsureError
+from .contract import Layer, Module, Question, Scheme, UnsureError
 from .engine import Engine
 from .excludes import NAMED_EXPERTS, scheme_of
 from .folder_findings import SHARED, Folder, Stored, built_biases, folder_findings, strangers
@@ -47,13 +47,13 @@ class Walk(Folder):
         rows = self._rows(findings)
         if declared is not None and not rows:  # nor is it known which names and shapes it wants
             what = declared.problem or f"quant_method {declared.method}"
-            return layers, findings or [_not_executed(what)]
+            return layers, findings or [*self.engine.rules("untried", name=what)]
         stored = self.stored
         findings += [*folder_findings(self), *filter(None, [_experts(self)])]
         built: list[Scheme] = []
         for module in self.engine.modules(self.question):
             if any(f"{part}.weight" not in self.specs for part in module.parts):
-                findings.append(_not_executed(f"{module.name} of such a draft"))
+                findings += self.engine.rules("untried", name=f"{module.name} of such a draft")
                 continue
             parts = {part: stored.get(part, {}) for part in module.parts}
             if module.leaf in SHARED and not any(parts.values()):
@@ -91,7 +91,7 @@ class Walk(Folder):
         for group in declared.groups if declared else ():
             row = self.engine.row(group.scheme.signature, self.question.arch)
             if row is None:
-                findings.append(_not_executed(str(group.scheme.signature)))
+                findings += self.engine.rules("untried", name=str(group.scheme.signature))
             else:
                 rows[group.scheme.signature] = row
         return rows
@@ -124,7 +124,7 @@ class Walk(Folder):
             shape, weight = self._shape(part), tensors.get("weight")
             companions = [t.name for suffix, t in tensors.items() if suffix in COMPANIONS]
             if not tensors:
-                yield _never_written(module, f"{part}.weight")
+                yield from self._absent(module, f"{part}.weight")
             elif is_widened(self.engine.name, module, part, tensors):
                 continue
             elif companions or (weight is not None and weight.dtype not in FLOAT_DTYPES):
@@ -226,7 +226,7 @@ class Walk(Folder):
         mixed = len({_is_float(tensors) for tensors in parts.values() if tensors}) > 1
         for (part, tensors), shape in zip(parts.items(), shapes, strict=True):
             if not tensors:
-                yield _never_written(module, f"{part}.{scheme.suffix}")
+                yield from self._absent(module, f"{part}.{scheme.suffix}")
             elif _is_float(tensors):
                 weight = tensors["weight"]
                 yield self._floats_into_codes(module, scheme, weight, shape, mixed=mixed)
@@ -254,12 +254,15 @@ class Walk(Folder):
             tensor = tensors.get(suffix)
             if tensor is None:
                 if suffix not in (*scheme.not_read, *not_read):
-                    yield _never_written(module, suffix)
+                    yield from self._absent(module, suffix)
             elif not (holds(tensor, part.dtypes) and fits(tensor, part.shape)):
                 yield self._unlike(module, tensor, part.shape)
         for suffix, tensor in tensors.items():
             if suffix not in expected and suffix != "bias":
                 yield from strangers(self.engine, self.question, tensor)
+
+    def _absent(self, module: Module, name: str) -> Iterator[Finding]:
+        return self.engine.rules("never_written", module=module.name, name=name)
 
     def _shape(self, part: str) -> tuple[int, int]:
         rows, columns = (dim.size for dim in self.specs[f"{part}.weight"].shape)
@@ -388,19 +391,3 @@ def _experts(walk: Walk) -> Finding | None:
         remedy += f"; or {GRAFT}" if question.method in GRAFTED else ""
     what = f"{engine.title} takes {whole} as quantized, and its experts are stored as floats"
     return Finding("unknown", f"{what}: it ends with an error, or serves empty memory", remedy)
-
-
-def _never_written(module: Module, name: str) -> Finding:
-    return Finding(
-        "wrong",
-        f"{module.name} stays uninitialised, because {name} is not stored",
-        "the folder is incomplete: quantize or download it again",
-    )
-
-
-def _not_executed(what: str) -> Finding:
-    return Finding(
-        "unknown",
-        f"Loading this declaration was never executed: {what}",
-        f"quantize the draft again, by a built-in recipe, or {TRY}",
-    )

@@ -248,12 +248,8 @@ def _rewritten(traits: EngineTraits | None, config: Mapping[str, Any]) -> Findin
     if not (traits and traits.usual_type) or model_type not in tuple(REWRITTEN_BY_VLLM):
         return None
     name = f"{'DFlash' if traits.drafts_blocks else 'Eagle3'}{REWRITTEN_BY_VLLM[model_type]}"
-    return Finding(
-        "config",
-        "ValidationError: 1 validation error for SpeculativeConfig Value error, Model"
-        f" architectures ['{name}'] are not supported for now.",
-        f"set model_type to {traits.usual_type}: {model_type} is rewritten to the MTP model",
-    )
+    remedy = f"set model_type to {traits.usual_type}: {model_type} is rewritten to the MTP model"
+    return Finding("config", UNSUPPORTED.format(name), remedy)
 
 
 def _speculators_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
