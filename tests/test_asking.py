@@ -129,10 +129,11 @@ def test_interpreters_without_an_engine(
     draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """None, one that is no Python, one without vLLM, one without torch."""
+    bare = interpreter(tmp_path, before=f'exec {sys.executable} -I -S "$@"')
     cases: list[tuple[Path | str, str]] = [
         (tmp_path / "absent", "got: No such file"),
         ("/bin/false", "exit status 1"),
-        (interpreter(tmp_path, before=f'exec {sys.executable} -I -S "$@"'), "torch, safetensors"),
+        (bare, "torch, safetensors, transformers, sglang"),
     ]
     for python, said in cases:
         with pytest.raises(DeviceError) as raised:

@@ -224,7 +224,6 @@ CONTENTS = (
     b"extends: fp8-ptpc\nname: mine\ngate: {policy: x, policy: y}\n",
     b"extends: base.yaml\nname: mine\nbackend: trch\n",
 )  # fmt: skip
-"""Of files that are no recipe, or extend what is none."""
 
 
 def filled(**changed: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from asked_pairs import check_draft
+from by_recipe import quantized
 from cases import FAMILIES, Workshop, _quantized, beyond_cases, mixed_cases
 from draftquant import api as dq
 from draftquant.quantize.engines import versions
@@ -27,6 +28,7 @@ from predictions import find_mismatches, predicted
 from reasons import own_text
 from results import read_outcomes
 from tiny import edit_json, read_tensors, tiny_eagle3_llama, write_tensors
+from tiny_mla import tiny_eagle3_mla
 from typing_extensions import override
 
 OTHER_TEXT = {"eagle3-mla--modelopt-nvfp4-head", "dflash--modelopt-nvfp4-head"}
@@ -94,6 +96,27 @@ def test_of_blocks_those_of_rows_that_gpus_share_are_whole(
     out = quantize_by_hand(draft, tmp_path / "out", MADE["fp8-block"])
     found = {tp: check_draft(out, engine="vllm", arch="sm90", tp=tp).verdict for tp in (1, 2)}
     assert found == {1: "LOADS", 2: verdict}
+
+
+@pytest.mark.parametrize("key", ["bits", "w_bit"])
+def test_awq_that_names_its_bits_otherwise_is_not_for_marlin(key: str, tmp_path: Path) -> None:
+    draft = tiny_eagle3_llama(tmp_path / "draft", hidden=128, intermediate=256)
+    out = quantize_by_hand(draft, tmp_path / "out", MADE["awq"])
+    declared = json.loads((out / "config.json").read_text("utf-8"))["quantization_config"]
+    declared[key] = declared.pop("bits")
+    edit_json(out / "config.json", quantization_config=declared)
+    said = str(check_draft(out, engine="sglang", arch="sm90").error)
+    assert ("Marlin kernel", "float16 only")[key == "w_bit"] in said
+
+
+@pytest.mark.parametrize("inputs", ["fp8-token", "fp8-static"])
+def test_scales_without_rows_are_joined_by_no_engine(inputs: Any, tmp_path: Path) -> None:
+    draft, recipe = (
+        tiny_eagle3_mla(tmp_path / "draft"),
+        format_recipe("quark", "fp8-tensor", inputs),
+    )
+    out = quantized(draft, recipe, tmp_path / "out", scale=0.01).out
+    assert "single numbers without rows" in str(check_draft(out, engine="sglang").error)
 
 
 def test_what_is_refused_as_config_json_is_read_needs_no_linear(tmp_path: Path) -> None:

@@ -133,21 +133,6 @@ def copied(pair: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
     return pair[0], Path(shutil.copytree(pair[1], tmp_path / "out"))
 
 
-def test_a_quantized_embedding_is_wrong(
-    made: Callable[[str], tuple[Path, Path]], tmp_path: Path
-) -> None:
-    """No engine would read it."""
-    source, out = copied(made("FP8 dynamic, EAGLE-3"), tmp_path)
-    tensors = read_tensors(out)
-    name = next(name for name in tensors if "embed_tokens" in name)
-    module, values = name.removesuffix(".weight"), values_of(tensors[name])
-    tensors[name] = Stored("F8_E4M3", tensors[name].shape, bytes(values.size))
-    tensors[f"{module}.weight_scale"] = store(np.ones((len(values), 1), np.float32), "F32")
-    write_tensors(out, tensors, metadata=PYTORCH)
-    report = checked((source, out))
-    assert "embedding is never quantized" in faults_of(report)
-
-
 def test_a_head_of_modelopt_has_to_be_listed(
     made: Callable[[str], tuple[Path, Path]], tmp_path: Path
 ) -> None:
@@ -219,7 +204,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (compressed(actorder="group"), "or as GPTQ (desc_act)"),
     (compressed(actorder="dynamic"), "or as GPTQ (desc_act)"),
     (compressed() | {"format": "int-quantized"}, "export it as pack-quantized"),
-    ({"quant_method": "auto-round", "bits": 8, "data_type": "fp"}, "llm_compressor"),
 ]  # fmt: skip
 
 

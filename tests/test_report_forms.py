@@ -118,8 +118,8 @@ def test_prompts_and_hashes_in_words() -> None:
 @pytest.mark.parametrize("beyond", [1e-4, 1e-6, -1e-6])
 def test_each_figure_is_told_from_the_limit_beside_it(beyond: float) -> None:
     """The change, either bound of it, and those of a part."""
-    missed = change_of(math.log1p(-0.01 - beyond), 0.1)
-    missed = dataclasses.replace(missed, lower=missed.log_ratio, upper=missed.log_ratio)
+    at = math.log1p(-0.01 - beyond)
+    missed = dataclasses.replace(change_of(at, 0.1), lower=at, upper=at)
     row = words.ComparisonRow(name="", prompts="9", before=2.0, after=1.98, change=missed,
                               bounds=missed, limit=0.01, outcome=None)  # fmt: skip
     *_, change, bounds, limit = row.cells

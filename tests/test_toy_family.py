@@ -336,12 +336,11 @@ def test_a_shard_within_a_word_and_a_zero_point_are_refused() -> None:
         scheme.process_weights_after_loading(layer)
 
 
-class LinearMethod:
-    """Stands for an engine's `QuarkLinearMethod`."""
+class LinearMethod: ...
 
 
 class OwnQuark:
-    """Stands for an engine's `QuarkConfig`: what is declared of each linear, by its whole name."""
+    """What an engine's own class finds declared of each linear, by its whole name."""
 
     pack_method = "reorder"
     declared: ClassVar = {"model.layers.0.mlp.up_proj": "mi325x-w4a8",

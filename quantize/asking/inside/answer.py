@@ -33,8 +33,8 @@ def main(request_file: str) -> None:
             stream.flush()
 
         say(stage="engine")
-        missing = [name for name in ("torch", "safetensors", "transformers") if not find_spec(name)]
-        if missing:
+        needed = ("torch", "safetensors", "transformers", request["engine"])
+        if missing := [name for name in needed if not find_spec(name)]:
             say(missing=missing)
             return
         say(**_answer(request, say))

@@ -22,7 +22,7 @@ from itertools import chain, pairwise
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import CodeType, FunctionType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -85,22 +85,10 @@ class Tests:
         return Answer("killed" if by else "survived", by, len(self._ran))
 
 
-class Bench(Protocol):
-    """Where jobs are done: in a fork for each, so many at a time, each in a place of its own."""
-
-    workers: int
-
-    def judged(self, job: Job, place: int) -> Answer:
-        """In the fork: put the mutant in place, and run the tests."""
-
-    def cleared(self, job: Job, place: int) -> None:
-        """Afterwards, outside of it: take away what it left in this place."""
-
-
 # ---- Forks
 
 
-def in_forks(bench: Bench, jobs: Sequence[Job], until: float) -> Iterator[tuple[Job, Answer]]:
+def in_forks(bench: "Bench", jobs: Sequence[Job], until: float) -> Iterator[tuple[Job, Answer]]:
     """Do jobs; none is begun after a time."""
     waiting, places = iter(jobs), [*range(bench.workers)]
     running: dict[Connection, tuple[Any, Job, int, float]] = {}
@@ -134,7 +122,7 @@ def in_forks(bench: Bench, jobs: Sequence[Job], until: float) -> Iterator[tuple[
             _end(fork)
 
 
-def soundly(bench: Bench, jobs: Sequence[Job], until: float) -> Iterator[tuple[Job, Answer]]:
+def soundly(bench: "Bench", jobs: Sequence[Job], until: float) -> Iterator[tuple[Job, Answer]]:
     """The same, but tests that fail in such forks without any mutant, too, judge none."""
     while jobs:
         killed = []
@@ -158,7 +146,7 @@ def soundly(bench: Bench, jobs: Sequence[Job], until: float) -> Iterator[tuple[J
         ]
 
 
-def _fork(bench: Bench, job: Job, place: int, sender: Connection) -> None:
+def _fork(bench: "Bench", job: Job, place: int, sender: Connection) -> None:
     os.setpgid(0, 0)
     limit = int(5 + 5 * job.seconds)
     resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5))
@@ -389,6 +377,14 @@ def in_copies(
         else:
             yield job, answer
     yield from soundly(bench, later, until)
+
+
+Bench = InCollected | InCopies
+"""Where jobs are done: in a fork for each, so many at a time, each in a place of its own.
+
+`judged` puts the mutant in place, in the fork, and runs the tests; `cleared` takes away, afterwards
+and outside of it, what it left in this place.
+"""
 
 
 # ---- All of them

@@ -61,7 +61,7 @@ class Reach:
         """For each mutant, the tests that are to notice it, the nearest first."""
         readers: dict[str, list[str]] = {}
         running = self._running()
-        mentioning = _Mentions(root)
+        texts = {f"tests/{p.name}": p.read_text("utf-8") for p in _files_of_tests(root)}
         for mutant in mutants:
             groups = []
             if not mutant.place.imported:
@@ -71,7 +71,7 @@ class Reach:
                 of_modules = [
                     t for t, ran in self.ran.items() if not ran.keys().isdisjoint(modules)
                 ]
-                files = mentioning(mutant.old)
+                files = _mentioning(texts, mutant.old)
                 groups.append([test for test in of_modules if test.partition("::")[0] in files])
                 for name in mutant.place.names:
                     if name not in readers:
@@ -133,20 +133,18 @@ class Reach:
                 yield test
 
 
-class _Mentions:
+def _mentioning(texts: Mapping[str, str], text: str) -> list[str]:
     """The files of tests that share most words with a text, the rarer ones for more."""
+    weights: dict[str, float] = defaultdict(float)
+    for word in sorted({*re.findall(r"[\w.-]{4,}", text)}):
+        files = [file for file, said in texts.items() if word in said]
+        for file in files:
+            weights[file] += 1 / len(files) ** 2
+    return sorted(weights, key=lambda file: -weights[file])[:MENTIONING]
 
-    def __init__(self, root: Path) -> None:
-        files = sorted((root / "tests").glob("test_*.py"))
-        self._texts = {f"tests/{file.name}": file.read_text(encoding="utf-8") for file in files}
 
-    def __call__(self, text: str) -> list[str]:
-        weights: dict[str, float] = defaultdict(float)
-        for word in sorted({*re.findall(r"[\w.-]{4,}", text)}):
-            files = [file for file, said in self._texts.items() if word in said]
-            for file in files:
-                weights[file] += 1 / len(files) ** 2
-        return sorted(weights, key=lambda file: -weights[file])[:MENTIONING]
+def _files_of_tests(root: Path) -> list[Path]:
+    return sorted((root / "tests").glob("test_*.py"))
 
 
 def _modules_of(root: Path, path: str) -> list[str]:
@@ -165,7 +163,7 @@ def known_reach(root: Path, folder: Path, changed: Iterable[str]) -> tuple[Reach
         changed: the mutated sources; a file of tests that ran none of them needs no new record.
     """
     reach, missing = Reach(imported=_imported(root, folder)), []
-    kept = {f"tests/{p.name}": p for p in sorted((root / "tests").glob("test_*.py"))}
+    kept = {f"tests/{p.name}": p for p in _files_of_tests(root)}
     records = {name: _read(folder / f"{path.stem}.json") for name, path in kept.items()}
     of_interest = {path for path in changed if path.endswith(".py")}
     seen = {path for record in records.values() for path in record.get("sources", ())}
