@@ -148,8 +148,10 @@ def _laguna(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:
 
 
 def _dspark(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:
-    rank = config.get("dflash_config", config).get("markov_rank", 256)
-    return _dflash(tensors, config) | shapes.dspark(config, rank)
+    rank = {**config, **config.get("dflash_config", {})}.get("markov_rank", 256)
+    heads = shapes.dspark(config, rank)
+    without = tuple(tensors.get("without", ()))
+    return _dflash(tensors, config) | {n: s for n, s in heads.items() if not n.startswith(without)}
 
 
 def _domino(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:
