@@ -19,7 +19,9 @@ REFUSED_FOR_A_KEY = {
     "RedHatAI GLM-5.2 dspark": "markov_rank: missing key",  # quoted in part
 }
 LISTED = {
+    "nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4-DSpark": "dspark",
     "nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4-DFlash": "dflash",
+    "google/gemma-4-31B-it-assistant": "gemma4-assistant",
     "Inferact/Kimi-K3-DSpark": "dspark-mla",
 }
 """Those of the kind "listed" that a family reads."""
