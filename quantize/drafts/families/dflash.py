@@ -201,7 +201,8 @@ def causality(draft: Draft) -> Iterator[Lint]:
     types = list(draft.layer_config.get("layer_types") or ())
     types = types or ["full_attention"] * draft.geometry.num_layers
     sliding = [kind == _SLIDING for kind in types]
-    section, g = config.get("dflash_config") or {}, draft.geometry
+    section: Mapping[str, Any] = config.get("dflash_config") or {}
+    g: Any = draft.geometry
     causal = section.get("causal")
     if section.get("use_swa") and not any(sliding):
         keys = {"is_causal": g.causal, "layer_types": [_SLIDING] * g.num_layers}
