@@ -335,16 +335,20 @@ class DSpark(DFlash):
         width = Dim(g.confidence_width, "hidden_size, confidence_head_with_markov")
         shapes: dict[str, tuple[Dim, ...]] = {
             "markov_head.markov_w1.weight": (vocab, rank),
+            f"{_CORRECTION}.weight": (rows, rank),
             "confidence_head.proj.weight": (single, width),
             "confidence_head.proj.bias": (single,),
         }
         return {
             **super().tensor_specs(g),
             **{
-                name: TensorSpec(role="proposal", shape=shape, optional="confidence" in name)
+                name: TensorSpec(
+                    role="correction" if name.startswith(_CORRECTION) else "proposal",
+                    shape=shape,
+                    optional="confidence" in name,
+                )
                 for name, shape in shapes.items()
             },
-            f"{_CORRECTION}.weight": TensorSpec(role="correction", shape=(rows, rank)),
         }
 
     @override
