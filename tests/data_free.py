@@ -8,8 +8,15 @@ DATA_FREE = tuple(
     name for name in built_in_recipes() if load_recipe(name).algorithm.rounding == "nearest"
 )
 """Shipped recipes whose algorithm looks at no inputs."""
-LAYERS_ALONE = tuple(name for name in DATA_FREE if not name.endswith("-head"))
-"""Those that keep the head; `heads.py` has the formats of the others."""
+LAYERS_ALONE = tuple(
+    name
+    for name in DATA_FREE
+    if all(
+        {"attention", "mlp"} >= {*r.role} for r in load_recipe(name).rules if r.action == "quantize"
+    )
+    and load_recipe(name).expect.quantized_per_layer == 7
+)
+"""Those that quantize the layers' linears; `heads.py` has the formats of others."""
 
 
 def data_free(recipe: Recipe) -> Recipe:

@@ -62,14 +62,13 @@ CASES = [
     if get_layout(case[0]).problem(recipe(*case)) is None
 ]
 
-DTYPES: dict[str, WeightDtype] = {
-    "int4": "int4", "fp8": "fp8_e4m3", "nvfp4": "nvfp4", "mxfp4": "mxfp4"
-}  # fmt: skip
+DTYPES: dict[str, WeightDtype] = {"fp8": "fp8_e4m3"}
+"""Of those that have another name by hand."""
 
 
 def recipe_of(made: Made) -> Recipe:
     weights = WeightFormat(
-        dtype=DTYPES[made.dtype],
+        dtype=DTYPES.get(made.dtype, made.dtype),
         granularity=made.granularity,
         symmetric=True,
         group_size=group_width(made.dtype, made.granularity),

@@ -11,7 +11,7 @@ import pytest
 from draftquant.recipes import built_in_recipes, load_recipe
 from draftquant.recipes.errors import DraftQuantError
 from draftquant.scripts.cli import main
-from tiny import Stored, store, tiny_eagle3_llama, write_tensors
+from tiny import Stored, edit_json, store, tiny_eagle3_llama, write_tensors
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -206,5 +206,6 @@ def test_what_needs_maths_names_the_way_without(tmp_path: Path) -> None:
 def test_an_engine_answers_for_a_draft_that_no_family_reads(tmp_path: Path) -> None:
     out = tmp_path / "out"
     dq.quantize(draft("v4", tmp_path / "draft"), "fp8-ptpc", out=out)
+    edit_json(out / "config.json", model_type="deepseek_v4")
     found = dq.check(out, engine="vllm", gpu="sm90")
     assert (found.verdict, "--ask" in (found.remedy or "")) == ("UNKNOWN", True)
