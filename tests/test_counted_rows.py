@@ -65,7 +65,9 @@ class Run:
         self.token_ids = torch.randint(2, (3, NUM_TOKENS), generator=generator)
 
     def _seen(self, name: str, x: Tensor) -> Tensor:
-        part = "head" if "head" in name and "self_attn" not in name else "layers"
+        part = (
+            "head" if "head" in name and "attn" not in name and "markov" not in name else "layers"
+        )
         self.rows[part] += x.shape[:-1].numel() * (part == "head" or "o_proj" in name)
         return x
 

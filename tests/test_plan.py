@@ -139,6 +139,8 @@ OVERHEAD = {
     "mi325x-int4-awq": {"scales": 2 * CODES // 128, "qzeros": CODES // 128 // 2},
     "mi355-mxfp4": {"weight_scale": CODES // 32},
     "int4-channel": {"weight_scale": 2 * ROWS, "weight_shape": 7 * 16},
+    "int8-channel": {"weight_scale": 2 * ROWS, "weight_shape": 7 * 16},
+    "int8-channel-head": {"weight_scale": 2 * (ROWS + 96), "weight_shape": 8 * 16},
     "int4-group128": {"weight_scale": 2 * CODES // 128, "weight_shape": 7 * 16},
     "fp8-ptpc": {"weight_scale": 4 * ROWS},
     "blackwell-fp8": {"weight_scale": 7 * 4, "input_scale": 7 * 4},
@@ -151,7 +153,10 @@ OVERHEAD = {
     "int4-channel-gptq-head": {"weight_scale": 2 * (ROWS + 96), "weight_shape": 8 * 16},
     "int4-group128-gptq-head": {"weight_scale": 2 * CODES // 128 + 4 * 96, "weight_shape": 7 * 16},
 }
-HEAD_BYTES = {"fp8-ptpc-head": 1, "int4-channel-gptq-head": 0.5, "int4-group128-gptq-head": 1}
+HEAD_BYTES = {
+    "fp8-ptpc-head": 1, "int8-channel-head": 1, "int4-channel-gptq-head": 0.5,
+    "int4-group128-gptq-head": 1,
+}  # fmt: skip
 """Of each of 96 x 128 weights, which have two where the head is kept."""
 
 
@@ -161,7 +166,7 @@ def test_bytes_by_hand(tmp_path: Path) -> None:
         plan = make_plan(load_recipe(name), draft)
         assert plan.bytes_before == KEPT + 2 * CODES == draft.checkpoint.nbytes
         codes = MLP_AND_FC if name == "blackwell-nvfp4-weights" else CODES
-        saved = codes if plan.recipe.weights.stored.dtype == "fp8_e4m3" else codes * 3 // 2
+        saved = codes if plan.recipe.weights.stored.number.bits == 8 else codes * 3 // 2
         # Other codes in files of the same form.
         overhead = OVERHEAD[name.removesuffix("-gptq").removesuffix("-learned")]
         assert plan.overhead() == overhead
