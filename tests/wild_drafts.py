@@ -86,6 +86,8 @@ def _divided(config: Mapping[str, Any], divide: int) -> dict[str, Any]:
     for key in _WIDTHS:
         if isinstance(found.get(key), int):
             found[key] = -(-found[key] // divide)
+    if "n_group" in found:  # two experts of a group are looked at
+        found["n_routed_experts"] = max(found["n_routed_experts"], 2 * found["n_group"])
     if "mask_token_id" in found:
         found["mask_token_id"] //= divide
     for section in _SECTIONS:

@@ -34,8 +34,6 @@ INPUT_SCALES = ("input_scale", INVERSE_INPUT_SCALE)
 """Static scales of a linear's input: one of the two."""
 _BESIDE_CODES = frozenset({*INPUT_SCALES, *ZERO_POINTS, "weight_shape"})
 """Tensors that decoding symmetric codes does not need."""
-WORDS_OF_CODES = (".qweight", ".qzeros")
-"""Suffixes of codes, and of their zero points, in words of 32 bits: those of AWQ and GPTQ."""
 _PACKED_DTYPES = (FP8_DTYPE, "I32", "U8")
 
 

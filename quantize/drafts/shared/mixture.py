@@ -75,7 +75,8 @@ def read_mixture(keys: ConfigReader) -> Mixture:
     )
     in_group, rest = divmod(mixture.num_experts, mixture.num_groups)
     chosen, opened = mixture.per_token, mixture.groups_per_token
-    fits = not rest and opened <= mixture.num_groups and chosen <= in_group * opened
+    fits = not rest and in_group > 1  # two of a group decide whether it is opened
+    fits = fits and opened <= mixture.num_groups and chosen <= in_group * opened
     if not fits:
         raise CheckpointError(
             keys.where,
