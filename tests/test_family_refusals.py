@@ -136,6 +136,7 @@ CONFIGS: Mapping[str, Sequence[tuple[dict[str, Any], str, str]]] = {
     ),
     "deepseek": (
         ({"topk_group": 3}, "cannot be chosen from 3 of 2 groups", ""),
+        ({"n_group": 4}, "cannot be chosen from 1 of 4 groups", ""),
         ({"topk_group": 1, "num_experts_per_tok": 3}, "3 of 4 experts cannot be", ""),
         ({"architectures": ["Glm4MoeForCausalLM"]}, "but the tensors are those of deep", ""),
     ),
