@@ -24,6 +24,7 @@ from draftquant.scripts.cli import main
 from folder_rows import FILES, read_rows, write_folder
 from formats import all_formats, format_recipe
 from handmade import MADE, quantize_by_hand
+from handmade_declarations import declaration
 from predictions import find_mismatches, predicted
 from reasons import own_text
 from results import read_outcomes
@@ -82,6 +83,8 @@ def test_a_map_to_tokens_that_do_not_exist_loads_wrongly(token: int, tmp_path: P
         assert WRONG_TOKENS[token] in (found.answer.error or "")
 
 
+FP8_ODD = declaration(MADE["ct-fp8"])
+FP8_ODD["config_groups"]["group_0"]["weights"]["group_size"] = [[]]
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 0, "desc_act": False, "sym": True}
 SPARSE = {"quant_method": "compressed-tensors", "sparsity_config": {"targets": ["Linear"]}}
 
@@ -139,6 +142,7 @@ def test_what_is_refused_as_config_json_is_read_needs_no_linear(tmp_path: Path) 
         (None, {"arch": "sm75"}, "never executed"),
         (GPTQ, {}, ""),
         (SPARSE, {}, "leaves zeros out of what is stored"),
+        (FP8_ODD, {}, ""),
         ({"quant_method": "quark", "surprise": 1}, {}, ""),
         ({"quant_method": "fp8", "activation_scheme": 7}, {"engine": "sglang"}, ""),
         ({"quant_method": "moe_wna16"}, {}, "Loading this declaration was never executed"),

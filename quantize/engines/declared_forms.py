@@ -281,7 +281,9 @@ def _ct_floats(weights: Declared, activations: str) -> LinearScheme:
     strategy, dtype = str(weights.get("strategy")), _ct_dtype(weights)
     blocks = strategy == "block" and weights.get("block_structure") != [128, 128]
     static = activations == "tensor-static"
-    if blocks or static or dtype not in _CT_FLOATS or not weights.get("symmetric", True):
+    size = weights.get("group_size") or 0
+    unread = blocks or static or dtype not in _CT_FLOATS or type(size) is not int
+    if unread or not weights.get("symmetric", True):
         not_read("weights", dict(weights))
     shapes = {"tensor": (1,), "channel": (ROWS, 1), "block": BLOCKS}
     tensors = _CT_FLOATS[dtype] or (
@@ -292,7 +294,7 @@ def _ct_floats(weights: Declared, activations: str) -> LinearScheme:
         layout="compressed-tensors",
         dtype=dtype,
         granularity="group" if _CT_FLOATS[dtype] else strategy,
-        group_size=weights.get("group_size") or 0,
+        group_size=size,
         activations=activations,
     )
     return scheme_of_tensors(signature, *tensors)

@@ -114,7 +114,7 @@ class LagunaGeometry(DFlashGeometry):
     """
 
     gating: Literal["per-head", "per-element"] | None
-    attention: GroupedAttention
+    attention: GroupedAttention  # pyright: ignore[reportGeneralTypeIssues]
 
     @property
     def gates(self) -> int:
