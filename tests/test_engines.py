@@ -83,8 +83,13 @@ def test_a_map_to_tokens_that_do_not_exist_loads_wrongly(token: int, tmp_path: P
         assert WRONG_TOKENS[token] in (found.answer.error or "")
 
 
-FP8_ODD = declaration(MADE["ct-fp8"])
-FP8_ODD["config_groups"]["group_0"]["weights"]["group_size"] = [[]]
+def fp8_odd(**weights: Any) -> dict[str, Any]:
+    """FP8 of compressed-tensors, but for some keys of its weights."""
+    declared = declaration(MADE["ct-fp8"])
+    declared["config_groups"]["group_0"]["weights"] |= weights
+    return declared
+
+
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 0, "desc_act": False, "sym": True}
 SPARSE = {"quant_method": "compressed-tensors", "sparsity_config": {"targets": ["Linear"]}}
 
@@ -142,7 +147,10 @@ def test_what_is_refused_as_config_json_is_read_needs_no_linear(tmp_path: Path) 
         (None, {"arch": "sm75"}, "never executed"),
         (GPTQ, {}, ""),
         (SPARSE, {}, "leaves zeros out of what is stored"),
-        (FP8_ODD, {}, ""),
+        (fp8_odd(group_size=[[]]), {}, ""),
+        (fp8_odd(symmetric=False), {}, ""),
+        (fp8_odd(strategy="block", block_structure=[64, 64]), {}, ""),
+        (fp8_odd(num_bits=4, strategy="group", group_size=64), {}, ""),
         ({"quant_method": "quark", "surprise": 1}, {}, ""),
         ({"quant_method": "fp8", "activation_scheme": 7}, {"engine": "sglang"}, ""),
         ({"quant_method": "moe_wna16"}, {}, "Loading this declaration was never executed"),
