@@ -9,6 +9,7 @@ Usage: `experiments/run k3_maths`.
 import os
 import sys
 import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,16 @@ Latents = dict[str, Tensor]
 
 def main() -> None:
     """Write the logits of every case."""
+    write_logits(CASES, write_draft, logits, HERE / "k3_maths.json")
+
+
+def write_logits(
+    cases: Iterable[str],
+    write_draft: Callable[[Path, str], Path],
+    logits: Callable[[Any, Tensor], Tensor],
+    file: Path,
+) -> None:
+    """Load the draft of every case, and write what `logits` makes of its model."""
     os.environ.update(VLLM_TARGET_DEVICE="cpu", VLLM_LOGGING_LEVEL="ERROR")
     import vllm_loader
     import vllm_platform
@@ -35,7 +46,7 @@ def main() -> None:
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         write_target(Path(folder) / "target")
-        for case in CASES:
+        for case in cases:
             draft = write_draft(Path(folder) / case, case)
             subject = vllm_loader.subject(draft, Path(folder) / "target")
             with subject.context, torch.no_grad():
@@ -45,7 +56,7 @@ def main() -> None:
                     step()
                 table = subject.tensors["embed_tokens.weight"].float()
                 found[case] = logits(model.float(), table)[:, :24].tolist()
-    write_table(HERE / "k3_maths.json", found)
+    write_table(file, found)
 
 
 def logits(model: Any, table: Tensor) -> Tensor:

@@ -5,9 +5,7 @@ each computes: norms, the rotation of halves, the cache, and the softmax over it
 Usage: `experiments/run laguna_maths`.
 """
 
-import os
 import sys
-import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,32 +15,14 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests")]
 
 import torch  # noqa: E402
 from k3_draft import CONTEXT, TOKENS, features  # noqa: E402
-from k3_maths import norm  # noqa: E402
+from k3_maths import norm, write_logits  # noqa: E402
 from laguna_draft import CASES, write_draft  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 
 def main() -> None:
     """Write the logits of every case."""
-    os.environ.update(VLLM_TARGET_DEVICE="cpu", VLLM_LOGGING_LEVEL="ERROR")
-    import vllm_loader
-    import vllm_platform
-    from asking import write_table, write_target
-
-    vllm_platform.install("sm90")
-    vllm_platform.stand_on_cpu()
-    found = {}
-    with tempfile.TemporaryDirectory() as folder:
-        write_target(Path(folder) / "target")
-        for case in CASES:
-            draft = write_draft(Path(folder) / case, case)
-            subject = vllm_loader.subject(draft, Path(folder) / "target")
-            with subject.context, torch.no_grad():
-                model: Any = subject.build()
-                subject.load_folder(model)
-                table = subject.tensors["embed_tokens.weight"].float()
-                found[case] = logits(model.float(), table)[:, :24].tolist()
-    write_table(HERE / "laguna_maths.json", found)
+    write_logits(CASES, write_draft, logits, HERE / "laguna_maths.json")
 
 
 def logits(model: Any, table: Tensor) -> Tensor:
