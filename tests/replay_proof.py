@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from block_pair import MASK_TOKEN_ID, shared_tables
 from by_recipe import draft_of
 from draftquant.calibration.linear_inputs.static_scales import calibrated_scales
 from draftquant.calibration.passes.draft_inputs import DraftRun, first_hidden
@@ -18,11 +19,12 @@ from draftquant.quantize.planning.quantization_plan import NOTHING_MEASURED, mak
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes import load_recipe
 from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
-from draftquant.validate.counting.trace_replay import accepted_by_row, decoding_steps
+from draftquant.validate.counting.trace_replay import accepted_by_row, decoding_steps, replay_drafts
 from engine_loop import speculative_decode
 from proposing import draft_proposals
 from reference_draft import ReferenceDraft
 from torch import Tensor
+from transformers import Qwen3ForCausalLM
 
 RoundInput = Callable[[str, Tensor], Tensor]
 
@@ -117,3 +119,35 @@ def assert_replay_is_the_engine(
         for accepted in online:
             histogram[accepted] += 1
     return AcceptanceCounts(histogram=tuple(histogram))
+
+
+def assert_fitted_draft_is_the_engine(
+    folder: Path,
+    target: Path,
+    traces: TraceFolder,
+    num_draft_tokens: int,
+    recipe: str | None,
+    reference: type[Any],
+    kept: tuple[str, ...],
+) -> None:
+    """Of a block draft that `block_pair` fits, whose mask embedding becomes the table's own row.
+
+    `kept`: ends of names of linears whose inputs no kernel rounds.
+    """
+    tables, side = shared_tables(target), folder / "mask_embedding.pt"
+    tables["embed_tokens.weight"][MASK_TOKEN_ID] = torch.load(side, weights_only=True)["embedding"]
+    side.unlink()
+    rounded: RoundInput = unrounded
+    if recipe is not None:
+        made = folder.with_name("q")
+        rounded = quantized_folder(folder, made, recipe, traces, num_draft_tokens, tables)
+        folder = made
+    draft = load_draft(folder, dtype=torch.float64, shared=tables)
+    counts = assert_replay_is_the_engine(
+        draft, lambda name, x: x if name.endswith(kept) else rounded(name, x),
+        Qwen3ForCausalLM.from_pretrained(target, dtype=torch.float64), traces,
+        num_draft_tokens=num_draft_tokens, reference=reference,
+    )  # fmt: skip
+    assert counts.mean_acceptance_length > 1.15
+    (replay,) = replay_drafts([draft], traces, num_draft_tokens=num_draft_tokens)
+    assert replay.counts == counts
