@@ -1,0 +1,188 @@
+"""Chat prompts of four kinds, from text that an environment of Python holds: no network.
+
+Questions, functions and passages come from docstrings and sources of the standard library and of
+installed packages. Whole files belong to one part by a hash of their name.
+"""
+
+import ast
+import hashlib
+import inspect
+import json
+import re
+import sysconfig
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+from transformers import PreTrainedTokenizerFast
+
+Part = Literal["training", "calibration", "choice", "gate"]
+KINDS = ("question", "code", "text", "dialogue")
+COUNTS: dict[Part, int] = {"training": 16_000, "calibration": 512, "choice": 400, "gate": 800}
+"""Prompts of a part, of all kinds together."""
+MAX_TOKENS = 256
+"""Of a prompt with its template."""
+_PERCENT: dict[Part, int] = {"gate": 10, "choice": 5, "calibration": 5, "training": 80}
+_PER_FILE: dict[Part, int] = {"training": 10, "calibration": 2, "choice": 2, "gate": 2}
+"""Prompts of one kind from one file: those that are judged come from many files."""
+_EXCLUDED = frozenset({"tests", "test", "testing", "_vendor", "vendored", "idle_test", "encodings"})
+_PROSE = re.compile(r"[A-Z][^>|={}_\\\[\]]*[.]", re.DOTALL)
+_VERBS = frozenset(
+    "add apply build calculate check combine compute convert copy count create decode delete describe"
+    " detect determine display divide draw encode evaluate execute extract fetch fill filter find"
+    " format generate get group import initialize insert iterate join list load make map merge move"
+    " normalize open parse plot print process read reduce register remove rename render replace"
+    " reset resolve return run save search select send set show sort split start stop store test"
+    " transform update validate verify wait wrap write".split()
+)
+_QUESTIONS = (
+    "How do I {task} in Python?",
+    "What is the best way to {task}?",
+    "I want to {task}. What should I know before I start?",
+    "Can you show me how to {task}?",
+    "Why would somebody need to {task}?",
+)
+_CODE = (
+    "Explain what this function does:\n\n```python\n{code}\n```",
+    "Write a docstring for this function:\n\n```python\n{code}\n```",
+    "What could go wrong in this code?\n\n```python\n{code}\n```",
+    "Rewrite this function so that it is easier to read:\n\n```python\n{code}\n```",
+)
+_TEXT = (
+    "Summarize this text in two sentences:\n\n{text}",
+    "Continue this text:\n\n{text}",
+    "Explain this to a beginner:\n\n{text}",
+    "Write three questions that this text answers:\n\n{text}",
+)
+FOLLOWED = (
+    "Can you give me a short example?",
+    "Explain that again in simpler words.",
+    "Summarize your answer in one sentence.",
+    "What are the advantages and disadvantages of this?",
+)
+
+
+def write_prompts(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """A file for each part, as many prompts of each kind as there are; no prompt occurs twice.
+
+    A line has `messages`. Those of a dialogue end with the user's first message: the target's
+    answer and what is asked then, `followed`, come when that is written.
+    """
+    found: dict[Part, dict[str, list[dict[str, object]]]] = {
+        part: {kind: [] for kind in KINDS} for part in COUNTS
+    }
+    seen: set[str] = set()
+    for name, source in _files():
+        part = part_of(name)
+        own, wanted = found[part], COUNTS[part] // len(KINDS)
+        if all(len(prompts) >= wanted for prompts in own.values()):
+            continue
+        for kind, asked in _asked(name, source).items():
+            taken = 0
+            for text in asked:
+                if len(own[kind]) == wanted or taken == _PER_FILE[part]:
+                    break
+                ids = chat(tokenizer, [{"role": "user", "content": text}])
+                if text in seen or len(ids) > MAX_TOKENS:
+                    continue
+                seen.add(text)
+                taken += 1
+                line: dict[str, object] = {
+                    "id": f"{kind} {len(own[kind])} of {name}",
+                    "category": kind,
+                    "messages": [{"role": "user", "content": text}],
+                }
+                if kind == "dialogue":
+                    line["followed"] = _of(FOLLOWED, text)
+                own[kind].append(line)
+    for part, by_kind in found.items():
+        print(part, {kind: len(lines) for kind, lines in by_kind.items()}, flush=True)
+        rounds = zip(*by_kind.values(), strict=False)
+        lines = [json.dumps(one) for same in rounds for one in same]
+        (folder / f"{part}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def chat(tokenizer: PreTrainedTokenizerFast, messages: Sequence[dict[str, str]]) -> list[int]:
+    """Token ids of messages in the target's template, up to where its answer begins."""
+    ids: list[int] = tokenizer.apply_chat_template(
+        list(messages), add_generation_prompt=True, return_dict=False
+    )
+    return ids
+
+
+def part_of(name: str) -> Part:
+    """The part that a file belongs to, by its name alone."""
+    place = int(_digest(name)[:8], 16) % 100
+    for part, percent in _PERCENT.items():
+        place -= percent
+        if place < 0:
+            return part
+    raise AssertionError("percents add up to 100")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _of(choices: Sequence[str], text: str) -> str:
+    return choices[int(_digest(text)[:8], 16) % len(choices)]
+
+
+def _files() -> Iterator[tuple[str, str]]:
+    """Sources in an order that depends on their names alone."""
+    roots = {key: Path(sysconfig.get_paths()[key]) for key in ("stdlib", "purelib")}
+    paths = {
+        f"{key}/{path.relative_to(root).as_posix()}": path
+        for key, root in roots.items()
+        for path in root.rglob("*.py")
+        if _EXCLUDED.isdisjoint(path.parts) and "site-packages" not in path.relative_to(root).parts
+    }
+    for name in sorted(paths, key=_digest):
+        if 1_000 < paths[name].stat().st_size < 300_000:
+            yield name, paths[name].read_text("utf-8", errors="replace")
+
+
+def _asked(name: str, source: str) -> dict[str, list[str]]:
+    """What the user asks about one file, by kind."""
+    found: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the escapes in other people's strings
+        try:
+            module = ast.parse(source)
+        except (SyntaxError, ValueError):  # a template
+            return found
+    for node in ast.walk(module):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            continue
+        paragraphs = inspect.cleandoc(ast.get_docstring(node) or "").split("\n\n")
+        if task := _task(paragraphs[0]):
+            kind = _of(("question", "question", "dialogue"), task)
+            found[kind].append(_of(_QUESTIONS, task).format(task=task))
+        if isinstance(node, ast.FunctionDef) and 4 <= len(node.body) <= 20:
+            code = _without_docstring(node)
+            found[_of(("code", "code", "code", "dialogue"), code)].append(
+                _of(_CODE, code).format(code=code)
+            )
+        for paragraph in paragraphs:
+            if 150 < len(paragraph) < 900 and _PROSE.fullmatch(paragraph):
+                text = " ".join(paragraph.split())
+                found["text"].append(_of(_TEXT, text).format(text=text))
+    return found
+
+
+def _task(summary: str) -> str | None:
+    """ "Return the roots of a polynomial." -> "return the roots of a polynomial"."""
+    line = " ".join(summary.split()).rstrip(".")
+    first, _, rest = line.partition(" ")
+    verb = first.lower()
+    verb = verb if verb in _VERBS else verb.removesuffix("s")
+    if verb not in _VERBS or not 15 < len(line) < 90 or not re.fullmatch(r"[\w ,'()/-]+", rest):
+        return None
+    return f"{verb} {rest}"
+
+
+def _without_docstring(node: ast.FunctionDef) -> str:
+    body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+    bare = ast.FunctionDef(**{**dict(ast.iter_fields(node)), "body": body, "decorator_list": []})
+    return ast.unparse(ast.fix_missing_locations(bare))
