@@ -13,7 +13,7 @@ KvCacheChoice = Literal["auto", "fp8_e4m3"]
 """As the options of engines spell them; auto = what a folder declares."""
 GroupedActivations = Literal["nvfp4", "mxfp4"]
 """Those that have only group scales: a declaration names them by their groups."""
-Precision = Literal["bf16", "fp8", "nvfp4", "mxfp4"]
+Precision = Literal["bf16", "fp8", "nvfp4", "mxfp4", "mxfp4_fp8"]
 """What a matrix multiplication of a GPU takes; bf16 stands for both 16-bit formats."""
 OnlineHead = Literal["fp8", "nvfp4"]
 """What vLLM 0.33 can turn a draft's head into while loading (`draft_lm_head_quantization`)."""

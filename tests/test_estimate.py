@@ -226,6 +226,9 @@ def mlp_seconds(machine: Machine, whole: Round, concurrency: int) -> float:
         ("mi355x", "blackwell-nvfp4", "bf16", False),
         ("a100", "fp8-ptpc", "bf16", True),
         ("b200", "nvfp4-weights", "bf16", True),  # as on h100, its inputs have 16 bits
+        ("mi355x", "mi355-w4a8-gptq", "mxfp4_fp8", True),
+        ("mi325x", "mi355-w4a8-gptq", "bf16", False),  # though it multiplies FP8
+        ("h200", "mi355-w4a8-gptq", "bf16", False),
         ("mi355x", "mxfp4-weights", "bf16", False),  # vLLM has kernels for MXFP4 inputs only
     ],
 )

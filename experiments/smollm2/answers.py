@@ -21,6 +21,8 @@ AUX_LAYERS = (2, 15, 27)
 """After these layers, of 30, drafts read: 2, half, and the third from the end."""
 NEW_TOKENS = 128
 _TOGETHER = 128
+_ENDED = 0.85
+"""Share of ended answers at which the others are cut."""
 _READ = 32
 """Prompts that are read together, of those that are answered together."""
 
@@ -102,7 +104,10 @@ def written(model: Llama, prompts: Sequence[list[int]]) -> dict[str, Tensor]:
         features.append(taps.bfloat16())
         final.append(hidden.bfloat16())
         last = hidden[:, 0]
-    ends -= pads
+        if (ends <= column).float().mean() > _ENDED:
+            length = column + 1
+            break
+    ends = ends.clamp(max=length) - pads
     columns = torch.arange(length)
     places = (columns + pads[:, None]).clamp(max=length - 1)
     beyond = columns >= ends[:, None]

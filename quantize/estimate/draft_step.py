@@ -71,7 +71,10 @@ def planned_weights(plan: Plan) -> tuple[Weight, ...]:
 
 def multiplied_as(recipe: Recipe) -> Precision:
     """The dtype of their inputs: weight-only formats are widened to 16 bits for the product."""
-    return recipe.activations.number.unit if recipe.activations else "bf16"
+    if recipe.activations is None:
+        return "bf16"
+    mixed = recipe.weights.number.is_fp4 and not recipe.activations.number.is_fp4
+    return "mxfp4_fp8" if mixed else recipe.activations.number.unit
 
 
 def usual_context(config: Mapping[str, Any]) -> int:

@@ -87,7 +87,9 @@ class Machine:
         precision = self.gpu.computes_in(work.precision)
         peak = self.gpu.peaks[precision]
         moved = work.nbytes(concurrency)
-        if precision == "bf16" and not self.gpu.widens_fp4:
+        # Weights are widened as they are read under inputs of 16 bits alone.
+        widened = self.gpu.widens_fp4 and work.precision != "mxfp4_fp8"
+        if precision == "bf16" and not widened:
             moved += work.unfolded_bytes
         reading = moved / work.byte_shards / self.gpu.bandwidth
         computing = concurrency * work.sequence_flops / work.flop_shards / peak
