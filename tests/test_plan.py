@@ -138,6 +138,7 @@ OVERHEAD = {
     "mi325x-fp8": {"weight_scale": 4 * ROWS},
     "mi325x-int4-awq": {"scales": 2 * CODES // 128, "qzeros": CODES // 128 // 2},
     "mi355-mxfp4": {"weight_scale": CODES // 32},
+    "mi355-w4a8": {"weight_scale": CODES // 32, "input_scale": 7 * 4},
     "int4-channel": {"weight_scale": 2 * ROWS, "weight_shape": 7 * 16},
     "int8-channel": {"weight_scale": 2 * ROWS, "weight_shape": 7 * 16},
     "int8-channel-head": {"weight_scale": 2 * (ROWS + 96), "weight_shape": 8 * 16},
