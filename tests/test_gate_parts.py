@@ -309,6 +309,36 @@ def test_seen_continuations_are_judged_both_ways(
     assert document(report).judgement == report
 
 
+@pytest.mark.parametrize(("of_others", "noise", "count", "share", "is_told"), [
+    (14, (4, 4), 40, 0.11, True),
+    (-14, (4, 4), 40, 0.11, True),
+    (14, (4, 4), 40, 0.1, False),  # a tenth is no loop
+    (14, (60, 4), 40, 0.11, False),  # all are within the bounds of the others
+    (14, (4, 120), 40, 0.11, False),  # the others are within those of all
+    (14, (4, 4), 5, 0.11, True),
+    (14, (4, 4), 4, 0.11, False),  # prompts too few to suspect anything
+])  # fmt: skip
+def test_what_loops_hide_is_told_and_decides_nothing(
+    of_others: int, noise: tuple[int, int], count: int, share: float, is_told: bool
+) -> None:
+    rows = noisy(of_others, noise[0], count) + noisy(0, noise[1], 60)
+    baseline, candidate = (replay(each) for each in (spread(600, count) + spread(600, 60), rows))
+    looping = [
+        dataclasses.replace(one, repeated_8gram_share=share if i >= count else 0.0)
+        for i, one in enumerate(baseline.prompts)
+    ]
+    plain = judge(baseline, candidate, RELEASE)
+    report = judge(dataclasses.replace(baseline, prompts=tuple(looping)), candidate, RELEASE)
+    alone = judge(*(replay(each[:count]) for each in (spread(600, count), rows)), RELEASE)
+    assert (report.verdict, report.reason) == (plain.verdict, plain.reason)
+    assert report.change_without_loops == (alone.change if is_told else None)
+    told = [one for one in report.warnings if f"60 of the {60 + count} continuations loop" in one]
+    assert len(told) == is_told
+    assert document(report).judgement == report
+    for text in (markdown(document(report)), page(document(report))):
+        assert ("continuations loop" in text) == is_told
+
+
 @pytest.mark.parametrize(("count", "lost", "clusters", "verdict", "outcome"), [
     (40, (80, 8), lambda i: i, "FAIL", "FAIL"),
     (40, (80, 8), lambda i: i // 2, "INCONCLUSIVE", None),
