@@ -189,6 +189,17 @@ def test_prompts_that_no_bin_counts_are_named_and_those_without_steps_are_none()
                 assert known == (one.id not in ("p0", "p1", "p2"),) * 2
 
 
+def test_a_part_with_bounds_is_shown_though_it_is_not_judged(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As where clusters were declared: ten of 'b' have bounds, nine a warning alone."""
+    for count in (10, 9):
+        print_gate(of_b(3, 4, count=count))
+        said = capsys.readouterr().out
+        assert ("too few prompts" in said) == (count == 10)
+        assert "1 category has fewer than 30 prompts, related ones counted once, and is not" in said
+
+
 def test_every_form_of_a_report_shows_the_bins(capsys: pytest.CaptureFixture[str]) -> None:
     made = document(judged(120))
     assert "context 1k-4k" in junit(made)
