@@ -1,6 +1,7 @@
 """An answer of the target in which what a draft proposed, and the target accepted, is marked."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from transformers import AutoTokenizer
@@ -22,11 +23,11 @@ def marked_lines(
     """The lines of a continuation; `steps` has the accepted tokens of each verify step."""
     lines: list[list[Part]] = [[]]
     for text, accepted in _pieces(token_ids, _accepted(len(token_ids), steps), decode):
-        style = STYLE if accepted else ""
-        for number, part in enumerate((f"{BEGIN}{text}{END}" if accepted else text).split("\n")):
+        marked = f"{BEGIN}{text}{END}" if accepted and text else text
+        for number, part in enumerate(marked.split("\n")):
             if number:
                 lines.append([])
-            lines[-1].append((part, style))
+            lines[-1].append((part, STYLE if accepted else ""))
     return lines
 
 
@@ -44,12 +45,13 @@ def _accepted(num_tokens: int, steps: Sequence[int]) -> list[bool]:
 def _pieces(
     token_ids: Sequence[int], marks: Sequence[bool], decode: Callable[[Sequence[int]], str]
 ) -> Iterator[tuple[str, bool]]:
-    """Text by runs of equal marks; a character of both kinds of tokens counts with its last."""
+    """Text by runs of equal marks; a character of several tokens counts with the last of them."""
     told = ""
     for end, mark in enumerate(marks, start=1):
-        whole = end == len(marks)
-        text = decode(token_ids[:end]) if whole or marks[end] != mark else told
-        if text != told and (whole or not text.endswith("\ufffd")):
+        if end == len(marks):
+            yield decode(token_ids)[len(told) :], mark
+        elif marks[end] != mark:
+            text = decode(token_ids[:end]).rstrip("\ufffd")
             yield text[len(told) :], mark
             told = text
 
@@ -67,10 +69,10 @@ def print_answer(draft: Path, traces: Path, target: Path) -> None:
     out = stdout()
     out.line("")
     out.line(f"What {draft.name} proposed and the target accepted of one answer", style="bold")
-    asked = trace.token_ids[: trace.prompt_length]
-    for line in tokenizer.decode(asked, skip_special_tokens=True).split("\n"):
+    decode = partial(tokenizer.decode, skip_special_tokens=True)
+    for line in decode(trace.token_ids[: trace.prompt_length]).split("\n"):
         out.line(line, style="dim")
-    for parts in marked_lines(trace.continuation, shown.steps, tokenizer.decode):
+    for parts in marked_lines(trace.continuation, shown.steps, decode):
         out.line(*parts)
     accepted, steps = sum(shown.steps), len(shown.steps)
     out.line(
