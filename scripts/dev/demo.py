@@ -12,6 +12,7 @@ import shlex
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,8 +43,8 @@ class Story:
 
     pair: Path
     target: Path
-    recipes: dict[str, str]
-    options: dict[str, tuple[str, ...]]
+    recipes: Mapping[str, str]
+    options: Mapping[str, tuple[str, ...]]
 
 
 def main() -> int:

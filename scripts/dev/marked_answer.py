@@ -1,7 +1,6 @@
 """An answer of the target in which what a draft proposed, and the target accepted, is marked."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 from transformers import AutoTokenizer
@@ -69,8 +68,11 @@ def print_answer(draft: Path, traces: Path, target: Path) -> None:
     out = stdout()
     out.line("")
     out.line(f"What {draft.name} proposed and the target accepted of one answer", style="bold")
-    decode = partial(tokenizer.decode, skip_special_tokens=True)
-    for line in decode(trace.token_ids[: trace.prompt_length]).split("\n"):
+
+    def decode(token_ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    for line in decode(trace.token_ids[: trace.prompt_length].tolist()).split("\n"):
         out.line(line, style="dim")
     for parts in marked_lines(trace.continuation, shown.steps, decode):
         out.line(*parts)

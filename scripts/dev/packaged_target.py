@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -66,7 +67,10 @@ def convert(packages: Path, gguf: Path, target: Path) -> None:
     dict is written without it. A head that is the embedding is left out.
     """
     sys.path.insert(0, str(packages))
-    where = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
+    where: dict[str, Any] = {
+        "pretrained_model_name_or_path": gguf.parent,
+        "gguf_file": gguf.name,
+    }
     model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
     AutoTokenizer.from_pretrained(**where).save_pretrained(target)
     own = {"architectures": [type(model).__name__], "dtype": "bfloat16"}
