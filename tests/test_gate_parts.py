@@ -189,6 +189,17 @@ def test_prompts_that_no_bin_counts_are_named_and_those_without_steps_are_none()
                 assert known == (one.id not in ("p0", "p1", "p2"),) * 2
 
 
+def test_a_part_with_bounds_is_shown_though_it_is_not_judged(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As where clusters were declared: ten of 'b' have bounds, nine a warning alone."""
+    for count in (10, 9):
+        print_gate(of_b(3, 4, count=count))
+        said = capsys.readouterr().out
+        assert ("too few prompts" in said) == (count == 10)
+        assert "1 category has fewer than 30 prompts, related ones counted once, and is not" in said
+
+
 def test_every_form_of_a_report_shows_the_bins(capsys: pytest.CaptureFixture[str]) -> None:
     made = document(judged(120))
     assert "context 1k-4k" in junit(made)
@@ -307,6 +318,36 @@ def test_seen_continuations_are_judged_both_ways(
     assert report.reason.startswith("Without the 20 prompts") == (plain.verdict != report.verdict)
     assert "continuations of 20 of the 100 prompts are among those" in report.warnings[-1]
     assert document(report).judgement == report
+
+
+@pytest.mark.parametrize(("of_others", "noise", "count", "share", "is_told"), [
+    (14, (4, 4), 40, 0.11, True),
+    (-14, (4, 4), 40, 0.11, True),
+    (14, (4, 4), 40, 0.1, False),  # a tenth is no loop
+    (14, (60, 4), 40, 0.11, False),  # all are within the bounds of the others
+    (14, (4, 120), 40, 0.11, False),  # the others are within those of all
+    (14, (4, 4), 5, 0.11, True),
+    (14, (4, 4), 4, 0.11, False),  # prompts too few to suspect anything
+])  # fmt: skip
+def test_what_loops_hide_is_told_and_decides_nothing(
+    of_others: int, noise: tuple[int, int], count: int, share: float, is_told: bool
+) -> None:
+    rows = noisy(of_others, noise[0], count) + noisy(0, noise[1], 60)
+    baseline, candidate = (replay(each) for each in (spread(600, count) + spread(600, 60), rows))
+    looping = [
+        dataclasses.replace(one, repeated_8gram_share=share if i >= count else 0.0)
+        for i, one in enumerate(baseline.prompts)
+    ]
+    plain = judge(baseline, candidate, RELEASE)
+    report = judge(dataclasses.replace(baseline, prompts=tuple(looping)), candidate, RELEASE)
+    alone = judge(*(replay(each[:count]) for each in (spread(600, count), rows)), RELEASE)
+    assert (report.verdict, report.reason) == (plain.verdict, plain.reason)
+    assert report.change_without_loops == (alone.change if is_told else None)
+    told = [one for one in report.warnings if f"60 of the {60 + count} continuations loop" in one]
+    assert len(told) == is_told
+    assert document(report).judgement == report
+    for text in (markdown(document(report)), page(document(report))):
+        assert ("continuations loop" in text) == is_told
 
 
 @pytest.mark.parametrize(("count", "lost", "clusters", "verdict", "outcome"), [

@@ -220,7 +220,13 @@ def test_equal_texts_are_judged_as_their_replay_would_be() -> None:
             text = tuple(10_000 * i + j for j in range(400))
             told.append({"token_ids": text, "accepted": filled, "histogram": counted})
         served.append(measurement(rounds, of_record=told, **digest))
+        served[-1] = dataclasses.replace(served[-1], records=(
+            dataclasses.replace(served[-1].records[0], token_ids=(7,) * 400),
+            *served[-1].records[1:],
+        ))  # fmt: skip
     report = judge_measured(*served, RELEASE)
+    assert {p.repeated_8gram_share for p in report.prompts[1:]} == {0}
+    assert report.prompts[0].repeated_8gram_share == 1 - 1 / 393
     # K = 1: the last step drafts the last token of the text, so that all of them count.
     replays = (replay([r.histogram for r in one.records if r.histogram]) for one in served)
     replayed = judge(*replays, RELEASE)

@@ -48,13 +48,13 @@ def write(folder: Path, *lines: Any) -> Path:
 def test_the_three_forms(tmp_path: Path, target: Path) -> None:
     path = write(
         tmp_path,
-        {"id": "ids", "category": "code", "token_ids": [5, 4], "text": "for readers"},
+        {"id": "ids", "category": "code", "token_ids": [4, 5], "text": " c user"},
         "",
         {"id": "text", "text": "a b", "cluster": "manual.md"},
         {"id": "chat", "messages": [{"role": "user", "content": "c"}]},
     )
     assert read_prompts(path, target=target) == (
-        Prompt(id="ids", category="code", token_ids=(5, 4)),
+        Prompt(id="ids", category="code", token_ids=(4, 5)),
         # <s> as the tokenizer adds it
         Prompt(id="text", category="all", token_ids=(0, 2, 3), cluster="manual.md"),
         Prompt(id="chat", category="all", token_ids=(0, 5, 4, 6)),  # <s> once, from the template
@@ -105,6 +105,7 @@ PROBLEMS: list[tuple[Any, str]] = [
     ({"id": "x", "token_ids": []}, "at least one whole number"),
     ({"id": "x", "token_ids": [1, True]}, "whole number"),
     ({"id": "x", "text": 1}, "text: expected text"),
+    ({"id": "x", "text": 1, "token_ids": [1]}, "text: expected text"),
     ({"id": "x", "text": "a", "messages": []}, "one of token_ids, text, messages"),
     ({"id": "x", "messages": [{"role": "user"}]}, "role and content"),
     ({"id": "x", "messages": [call("{")]}, "the arguments of 'd': not JSON"),
@@ -120,6 +121,31 @@ PROBLEMS: list[tuple[Any, str]] = [
     ({"id": "x", "text": "a"}, "need the target's tokenizer"),
     ({"id": "good", "token_ids": [1]}, "'good' stands on line 1 too"),
 ]
+
+
+@pytest.mark.parametrize(("token_ids", "text", "agree"), [
+    ([0, 2, 3], "a b", True),  # as the tokenizer writes them
+    ([2, 3], "a  b", True),  # cut from a longer text
+    ([2, 0, 3], "a <s> b", True),
+    ([2, 0, 3], "a b", True),
+    ([0, 2, 1], "a x", True),  # what no id says can only be tokenized
+    ([2, 1], "a x", True),
+    ([2, 3], "a c", False),
+    ([2, 3], "a", False),
+    ([2, 3, 4], "a b", False),
+    ([2, 99], "a c", True),  # an id that this tokenizer has not; the target's size decides
+])  # fmt: skip
+def test_token_ids_are_those_of_the_text_beside_them(
+    tmp_path: Path, target: Path, token_ids: list[int], text: str, agree: bool
+) -> None:
+    path = write(tmp_path, *({"id": n, "token_ids": token_ids, "text": text} for n in "xy"))
+    shutil.copytree(target, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*"))
+    for encoder in (PromptEncoder(None), PromptEncoder(tmp_path / "bare"), PromptEncoder(target)):
+        if agree or encoder._target != target:
+            assert read_prompts(path, encoder=encoder)[0].token_ids == tuple(token_ids)
+            continue
+        with pytest.raises(PromptError, match=r"2 line(?s:.*)as the text beside them \(2 such"):
+            read_prompts(path, encoder=encoder)
 
 
 def test_each_problem_has_its_line(tmp_path: Path) -> None:

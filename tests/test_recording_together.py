@@ -110,10 +110,17 @@ def test_rows_that_come_and_go_are_as_they_are_alone(
     A GPU is asked now and then which rows have ended; they run on meanwhile.
     """
     notes: list[str] = []
-    monkeypatch.setattr(continuing, "MAX_LOGITS", 40 * VOCAB)
+    monkeypatch.setattr(continuing, "MAX_LOGITS", 20 * VOCAB)
     monkeypatch.setattr(continuing, "_LOOK_EVERY", {"cpu": 5})
-    found = recorded(target, tmp_path / "many", on_note=notes.append)
+    told: list[tuple[int, int]] = []
+    found = recorded(
+        target, tmp_path / "many", on_note=notes.append, on_progress=lambda *done: told.append(done)
+    )
     assert not notes
+    # Rows of 30, 21, 17 and 12 tokens, read in pieces of 20; each first new token counts as two.
+    assert [done for done, _ in told][:5] == [20, 30, 52, 53, 72]
+    assert {total for _, total in told} == {sum(LENGTHS) + 2 * NEW * len(LENGTHS)}
+    assert [*told] == sorted(set(told))
     alike(found, alone, 1e-5)
     assert {len(trace.continuation) < NEW for trace in found} == {True, False}
 

@@ -21,6 +21,7 @@ from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
 from draftquant.recipes.errors import ForwardError, ReplayError, TraceError
 from draftquant.scripts.cli import main
+from draftquant.validate.counting.acceptance_counts import repeated_ngram_share
 from draftquant.validate.counting.trace_replay import (
     accepted_by_row,
     counted_prompt,
@@ -185,6 +186,8 @@ def test_several_drafts_are_compared_with_the_first(pair_traces: TraceFolder) ->
     assert total == 3 * done
     assert first.traces.sha256 == second.traces.sha256 == pair_traces.sha256
     assert [p.id for p in first.prompts] == [entry.id for entry in pair_traces.manifest.prompts]
+    alone = [repeated_ngram_share([trace.continuation]) for trace in pair_traces]
+    assert [prompt.repeated_8gram_share for prompt in second.prompts] == alone
     assert first.first_step.share == 1
     assert (first.quantized, second.quantized, second.cache_scales) == (False, True, None)
     assert second.family == "eagle3-llama"

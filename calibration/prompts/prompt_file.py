@@ -5,7 +5,7 @@
     {"id": "c", "category": "chat", "messages": [{"role": "user", "content": "Hi"}]}
     {"id": "d", "category": "faq", "cluster": "manual.md", "text": "Q: how do I"}
 
-Token ids are used unchanged; a "text" beside them is only for human readers. Text alone is
+Token ids are used unchanged; a "text" beside them is for readers, and says the same. Text alone is
 tokenized with the special tokens that the tokenizer adds by default. Messages, with the "tools"
 beside them, go through the target's chat template, with the generation prompt. Prompts of the same
 "cluster" are not independent samples. A column of a parquet file that is null in a row is absent.
@@ -252,6 +252,20 @@ class PromptEncoder:
         )
         return text
 
+    def reads(self, token_ids: Sequence[int], text: str) -> bool:
+        """Whether these may be the ids of the text; True where no tokenizer tells."""
+        try:
+            tokenizer = self._loaded()
+        except (LineProblem, PromptError):
+            return True
+        if max(token_ids) >= len(tokenizer):
+            return True
+        return any(
+            tokenizer(text, add_special_tokens=special)["input_ids"] == token_ids
+            or tokenizer.decode(token_ids, skip_special_tokens=special).split() == text.split()
+            for special in (True, False)
+        )
+
     def answer(self, token_ids: Sequence[int]) -> str:
         """The text of an answer, without special tokens."""
         text: str = self._loaded().decode(token_ids, skip_special_tokens=True)
@@ -340,4 +354,7 @@ def _token_ids(form: PromptForm, encoder: PromptEncoder) -> tuple[int, ...]:
         ids = encoder.messages(form.value, key=form.key, tools=form.tools)
     if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
         raise LineProblem("token_ids: expected a list of at least one whole number >= 0")
+    if form.beside is not None and not encoder.reads(ids, form.beside):
+        what = "token_ids: the target's tokenizer does not read them as the text beside them"
+        raise LineProblem(what, "keep the one of both that is meant")
     return tuple(ids)

@@ -39,7 +39,10 @@ _OURS = _BESIDE | {"token_ids", "text", "messages", "tools"}
 
 
 class PromptForm(NamedTuple):
-    """What a line says about its prompt; lines without an id are numbered."""
+    """What a line says about its prompt; lines without an id are numbered.
+
+    `beside` is the text that stands beside token ids.
+    """
 
     id: object
     category: object
@@ -50,6 +53,7 @@ class PromptForm(NamedTuple):
     of_others: bool = False
     key: str = ""
     tools: tuple[Mapping[str, Any], ...] = ()
+    beside: str | None = None
 
 
 def read_form(value: Mapping[str, Any]) -> PromptForm:
@@ -73,19 +77,21 @@ def read_form(value: Mapping[str, Any]) -> PromptForm:
     cluster = value.get("cluster")
     key = marks[0] if marks else kind
     tools = () if marks else _tools(value, kind)
-    return PromptForm(named, category, kind, prompt, later_turns, cluster, bool(marks), key, tools)
+    beside = value.get("text") if kind == "token_ids" else None
+    return PromptForm(
+        named, category, kind, prompt, later_turns, cluster, bool(marks), key, tools, beside
+    )
 
 
 Read = tuple[Kind, Any, tuple[str, ...]]
 
 
 def _ours(value: Mapping[str, Any]) -> Read:
-    if "token_ids" in value and "messages" not in value:
-        return "token_ids", value["token_ids"], ()
-    if "text" in value and "messages" not in value:
-        if not isinstance(value["text"], str):
+    if value.keys() & {"token_ids", "text"} and "messages" not in value:
+        if not isinstance(value.get("text", ""), str):
             raise LineProblem("text: expected text")
-        return "text", value["text"], ()
+        kind: Kind = "token_ids" if "token_ids" in value else "text"
+        return kind, value[kind], ()
     if "messages" in value and not value.keys() & {"text", "token_ids"}:
         return "messages", _messages(value["messages"], "messages", "role", "content"), ()
     forms = f"token_ids, text, messages, {', '.join(_FORMS)}"

@@ -75,12 +75,15 @@ def give_way(num_ended: int, num_rows: int, num_waiting: int, together: Together
 
 @dataclass(slots=True, kw_only=True)
 class RunningRow:
-    """A row: the prompt's position and length, its limit of new tokens, and its tokens so far."""
+    """A row: the prompt's position and length, its limit of new tokens, and its tokens so far.
 
-    position: int
-    length: int
-    limit: int
-    num_new: int = 1
+    While a prompt is read, `length` is of what was read of it; a row of length 0 is free.
+    """
+
+    position: int = -1
+    length: int = 0
+    limit: int = 0
+    num_new: int = 0
     ended: bool = False
 
     @property
@@ -170,18 +173,17 @@ class Continuing:
 
     @torch.inference_mode()
     def run(self, on_run: Callable[[Sequence[RunningRow]], None]) -> Iterator[Left]:
-        """Continue all of them."""
+        """Continue all of them; `on_run` hears of the rows after each run of the target."""
+        self._on_run = on_run
         while self.rows or len(self._waiting):
             if not self.rows:
                 self._open()
-                on_run(self.rows)
             while True:
                 ended = [r for r, row in enumerate(self.rows) if row.ended]
                 waiting = len(self._waiting)
                 if ended and give_way(len(ended), len(self.rows), waiting, self._together):
                     break
                 self._step()
-                on_run(self.rows)
             yield self._leave(ended)
             self._refill(ended)
 
@@ -205,7 +207,7 @@ class Continuing:
             ended=zeros.bool(),
             draws=draws,
         )
-        self.rows = [RunningRow(position=-1, length=0, limit=0) for _ in range(count)]
+        self.rows = [RunningRow() for _ in range(count)]
         self._enter(groups, list(range(count)))
 
     def _enter(self, groups: Sequence[Sequence[int]], free: Sequence[int]) -> None:
@@ -250,6 +252,8 @@ class Continuing:
             self.cache.keep(kept)
         going = [row for r, row in enumerate(self.rows) if r not in set(entering)]
         self.cache.trim(max(row.num_read for row in going))
+        for row in entering:
+            self.rows[row] = RunningRow()
         self._enter(groups, entering)
 
     # ---- the target runs
@@ -274,6 +278,8 @@ class Continuing:
         if longest > LONG_TEXT:
             piece = min(piece, max(1, MAX_MASK // (len(group) * longest)))
         at = torch.tensor(rows, device=device)
+        for row, position in zip(rows, group, strict=True):
+            self.rows[row] = RunningRow(position=position, limit=self._limits[position])
         for begin in range(0, longest, piece):
             some, given = slice(begin, begin + piece), {}
             if padding is not None:
@@ -285,11 +291,11 @@ class Continuing:
                 if skipped < ran.top1.shape[1]:
                     start, slot = begin + skipped - pad, self._slots[row]
                     self._kept.read(slot, start, ran.features[i, skipped:], ran.top1[i, skipped:])
+                    self.rows[row].length = start + ran.top1.shape[1] - skipped
+            self._on_run(self.rows)
         self._take(read, at, padding, longest)
-        for row, position, prompt in zip(rows, group, prompts, strict=True):
-            limit = self._limits[position]
-            self.rows[row] = RunningRow(position=position, length=len(prompt), limit=limit)
-            self._begin(row, prompt, limit)
+        for row, prompt in zip(rows, prompts, strict=True):
+            self._begin(row, prompt)
         self._choose(at, self._state.first[at], ran)
         self._look()
 
@@ -304,8 +310,9 @@ class Continuing:
             self.cache.restart(longest)
         self.cache.admit(read, rows, padding)
 
-    def _begin(self, row: int, prompt: Sequence[int], limit: int) -> None:
-        state, length = self._state, len(prompt)
+    def _begin(self, row: int, prompt: Sequence[int]) -> None:
+        state, length, limit = self._state, len(prompt), self.rows[row].limit
+        self.rows[row].num_new = 1
         state.at[row], state.first[row], state.last[row] = length, length - 1, length + limit - 1
         state.ended[row] = False
         if state.draws is not None:
@@ -327,6 +334,7 @@ class Continuing:
         for row in self.rows:
             row.num_new += 1
         self._look()
+        self._on_run(self.rows)
 
     def _mask(self) -> Tensor | None:
         columns = self.cache.num_columns

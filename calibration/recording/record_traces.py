@@ -247,6 +247,7 @@ class _Work:
         going = (
             self._whole[row.position] if row.ended else row.length + row.num_new * self._NEW
             for row in rows
+            if row.length
         )
         self._tell(min(self._total - 1, self._left + sum(going)))
 

@@ -26,6 +26,7 @@ import loop  # noqa: E402
 import model  # noqa: E402
 import states  # noqa: E402
 import text  # noqa: E402
+from draftquant.scripts.dev.packaged_target import convert, install  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 
 NUM_STEPS = {"eagle3": 3000, "mla": 2000, "dflash": 1500}
@@ -58,7 +59,7 @@ class Work:
 def _convert(work: Work) -> None:
     model.assemble(work / "packages", work / "model.gguf")
     work.target.mkdir(parents=True, exist_ok=True)
-    model.convert(work / "packages", work / "model.gguf", work.target)
+    convert(work / "packages", work / "model.gguf", work.target)
 
 
 def _prompts(work: Work) -> None:
@@ -115,7 +116,7 @@ def _write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 STAGES: dict[str, tuple[Callable[[Work], None], str]] = {
-    "install": (lambda work: model.install(work / "packages"), "a minute, 240 MB"),
+    "install": (lambda work: install(model.REQUIREMENTS, work / "packages"), "a minute, 240 MB"),
     "convert": (_convert, "3 minutes"),
     "prompts": (_prompts, "4 minutes"),
     "long-prompts": (_long_prompts, "3 minutes"),

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 
 DOMAINS = ("code", "prose", "lists")
 COUNTS: dict[Split, int] = {"training": 6144, "gate": 900, "calibration": 900}
-"""Prompts of a split; of the held-out ones, those whose continuation loops are left out later."""
+"""Prompts of a split, those whose continuation loops among them: the gate tells what loops hide."""
 PROMPT_TOKENS = 64
 _PER_FILE: dict[Split, int] = {"training": 8, "gate": 6, "calibration": 8}
 _ITEM = re.compile(r"(\s*([-*+•]|\d+[.)])|[\w`*.]+( \([^)]*\))?\s?:)\s")

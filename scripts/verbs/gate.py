@@ -153,10 +153,10 @@ def _print_verdict(report: "GateReport", places: Places) -> None:
 
 
 def _print_parts(report: "GateReport") -> None:
-    """Print parts that were judged, or lost much; a warning names the others."""
+    """Print parts whose bounds tell anything; a warning names those that were not judged."""
     from ...validate.report import words
 
-    told = [part for part in report.parts.all if part.outcome or part.certainly_lost]
+    told = [part for part in report.parts.all if part.bounds_are_shown]
     if not told:
         return
     title = "Categories and context bins" if report.context_bins else "Categories"

@@ -17,6 +17,8 @@ from ...quantize.drafts.draft_cache import CacheScaleOrigin
 from ...recipes.brief import Brief
 from .acceptance_counts import AcceptanceCounts, ContextCounts, PromptKey, pooled
 
+MOST_REPEATED = 0.1
+"""Share of repeated 8-grams above which a continuation loops."""
 _NEGLIGIBLE = 1e-3
 """Least expected or weighted verify steps: fewer in a context bin say nothing about that bin."""
 
@@ -27,13 +29,15 @@ class PromptCounts(PromptKey):
 
     `cluster` is the hash of the first of the prompts that it belongs together with, "" = with
     none of another hash; `alike` is the same by the texts alone. `contexts` is None where the
-    number of tokens before each step is not known.
+    number of tokens before each step is not known, `repeated_8gram_share` where the continuation
+    is not.
     """
 
     counts: AcceptanceCounts
     cluster: str = ""
     alike: str = ""
     contexts: ContextCounts | None = None
+    repeated_8gram_share: float | None = None
 
     @classmethod
     def of(
@@ -56,6 +60,11 @@ class PromptCounts(PromptKey):
             alike=alike,
             contexts=ContextCounts.of_histograms(bins, counts.num_draft_tokens, edges),
         )
+
+    @property
+    def loops(self) -> bool:
+        """Whether its continuation repeats itself."""
+        return (self.repeated_8gram_share or 0.0) > MOST_REPEATED
 
     @property
     def counted_with(self) -> str:

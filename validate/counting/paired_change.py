@@ -162,6 +162,10 @@ class PairedChange:
             confidence=max(self.confidence, other.confidence),
         )
 
+    def excludes(self, other: "PairedChange") -> bool:
+        """Whether the estimate of another change lies beyond one of the bounds."""
+        return not self.lower <= other.log_ratio <= self.upper
+
     @property
     def has_spread(self) -> bool:
         """Whether the change differs between prompts at all."""

@@ -106,6 +106,7 @@ def counted_prompt(
         prompt_sha256=trace.cluster_sha256,
         counts=counts,
         contexts=contexts,
+        repeated_8gram_share=repeated_ngram_share([trace.continuation]),
         every_position=every_position,
         shorter=tuple(shorter),
         steps=tuple(steps),

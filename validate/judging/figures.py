@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -68,13 +68,15 @@ class DraftFigures:
 class PromptFigures(PromptKey):
     """One recorded prompt under both drafts: [K + 1] histograms, and [bins, K + 1] where known.
 
-    `alike` None = equal to `cluster`, as in reports of earlier builds.
+    `alike` None = equal to `cluster`, as in reports of earlier builds. `repeated_8gram_share` is of
+    the continuation, None = not known.
     """
 
     baseline: tuple[float, ...]
     candidate: tuple[float, ...]
     cluster: str = ""
     alike: str | None = None
+    repeated_8gram_share: float | None = None
     baseline_context_bins: tuple[tuple[float, ...], ...] = ()
     candidate_context_bins: tuple[tuple[float, ...], ...] = ()
 
@@ -91,6 +93,7 @@ class PromptFigures(PromptKey):
             candidate=candidate.counts.histogram,
             cluster=baseline.cluster,
             alike=None if baseline.alike == baseline.cluster else baseline.alike,
+            repeated_8gram_share=baseline.repeated_8gram_share,
             baseline_context_bins=bins[0],
             candidate_context_bins=bins[1],
         )
@@ -101,7 +104,8 @@ class PromptFigures(PromptKey):
         bins = self.candidate_context_bins if of_candidate else self.baseline_context_bins
         alike = self.cluster if self.alike is None else self.alike
         counts = AcceptanceCounts(histogram=histogram)
-        return PromptCounts.of(self, counts, self.cluster, alike, bins=bins, edges=context_edges)
+        told = PromptCounts.of(self, counts, self.cluster, alike, bins=bins, edges=context_edges)
+        return replace(told, repeated_8gram_share=self.repeated_8gram_share)
 
 
 def draft_figures(draft: DraftCounts) -> DraftFigures:

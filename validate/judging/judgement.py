@@ -16,6 +16,7 @@ from ...recipes.brief import apart, percent
 from ...recipes.errors import GateError
 from ..counting.acceptance_counts import CONVENTION, estimand
 from ..counting.draft_counts import (
+    MOST_REPEATED,
     DraftCounts,
     DraftReplay,
     FirstStepAgreement,
@@ -201,6 +202,8 @@ class GateReport(Published):
         change: the relative change with its bounds; None where the drafts cannot be compared.
         change_without_seen: the same without the prompts of `background.seen_continuations`, where
             there are any: the worse of both verdicts counts.
+        change_without_loops: the same without continuations of which more than a tenth of the
+            8-grams are repeats, where either change lies beyond the bounds of the other.
         required_num_prompts: how many prompts would decide, where these were too few.
         first_step: how often both drafts propose the same first token; None for served drafts.
         categories: the same comparison in each category.
@@ -241,6 +244,7 @@ class GateReport(Published):
     served: ServedFigures | None
     prompts: tuple[PromptFigures, ...]
     change_without_seen: PairedChange | None = None
+    change_without_loops: PairedChange | None = None
     num_clusters: int | None = None
     context_edges: tuple[int, ...] = ()
     context_bins: tuple[ContextBinFigures, ...] = ()
@@ -372,13 +376,19 @@ def judge_counts(
         wording=wording,
     )
     decision, unseen = decide(evidence), _without_seen(evidence, confidence)
+    unlooped = _without_loops(evidence, confidence)
     if unseen is not None:
         decision = worse(decision, _of_the_rest(decide(unseen), evidence, unseen))
     return GateReport(
         verdict=decision.verdict,
         reason=decision.reason,
         action=decision.action,
-        warnings=(*background.warnings, *report_warnings(evidence), *_both_ways(evidence, unseen)),
+        warnings=(
+            *background.warnings,
+            *report_warnings(evidence),
+            *_of_loops(evidence, unlooped),
+            *_both_ways(evidence, unseen),
+        ),
         policy=policy,
         looser_than_release=looser_than_release(policy),
         look=look,
@@ -395,6 +405,7 @@ def judge_counts(
         candidate=draft_figures(candidate),
         change=evidence.change,
         change_without_seen=None if unseen is None else unseen.change,
+        change_without_loops=unlooped,
         required_num_prompts=decision.required_num_prompts,
         first_step=None,
         categories=evidence.parts.categories,
@@ -406,6 +417,26 @@ def judge_counts(
         exit_code=EXIT_CODES[decision.verdict],
         relative_change=evidence.change.relative_change if evidence.change else None,
     )
+
+
+def _without_loops(evidence: Evidence, confidence: float) -> PairedChange | None:
+    """The change of the other continuations, where the estimates exclude each other; else None."""
+    change = evidence.change
+    rest = widest_change([pair for pair in evidence.recorded if not pair[0].loops], confidence)
+    if change is None or rest is None or rest.num_prompts < MIN_PROMPTS_TO_SUSPECT:
+        return None
+    return rest if change.excludes(rest) and rest.excludes(change) else None
+
+
+def _of_loops(evidence: Evidence, rest: PairedChange | None) -> Iterator[str]:
+    if rest is not None:
+        number = sum(prompt.loops for prompt, _ in evidence.recorded)
+        yield (
+            f"{number} of the {len(evidence.recorded)} continuations loop (more than"
+            f" {MOST_REPEATED:.0%} of their 8-grams are repeats), and loops are easy to draft:"
+            f" without them {whole_change(rest, evidence.policy.max_relative_drop)}; the verdict is"
+            " that of all"
+        )
 
 
 def _without_seen(evidence: Evidence, confidence: float) -> Evidence | None:

@@ -39,8 +39,8 @@ Judgement = GateReport | JointReport
 _INCOMPARABLE = ": no comparison is possible."
 _FOLLOWING = (
     "verdict", "looser_than_release", "num_prompts", "num_copies", "num_short_prompts",
-    "baseline", "candidate", "change", "change_without_seen", "required_num_prompts", "categories",
-    "context_bins", "prompts",
+    "baseline", "candidate", "change", "change_without_seen", "change_without_loops",
+    "required_num_prompts", "categories", "context_bins", "prompts",
     "num_clusters", "relative_change", "exit_code",
 )  # fmt: skip
 """Keys of a comparison that follow from its counts and limits."""

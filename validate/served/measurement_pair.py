@@ -241,7 +241,11 @@ def _served_draft(
         name=measurement.name,
         num_draft_tokens=num_draft_tokens,
         prompts=tuple(
-            replace(PromptCounts.of(record, prompt_counts, record.cluster or ""), contexts=by_bin)
+            replace(
+                PromptCounts.of(record, prompt_counts, record.cluster or ""),
+                contexts=by_bin,
+                repeated_8gram_share=repeated_ngram_share([record.token_ids]),
+            )
             for record, prompt_counts, by_bin in each
         ),
         counts=pooled(counts, num_draft_tokens),

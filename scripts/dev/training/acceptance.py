@@ -77,21 +77,3 @@ def accepted_by_row(traces: Traces, proposals: Tensor) -> Tensor:
     recorded = [predicted(traces.token_ids, rows, depth) for depth in range(num_draft_tokens)]
     matches = proposals == torch.stack(recorded, dim=-1)
     return matches.long().cumprod(dim=-1).sum(dim=-1)
-
-
-def repeated_ngram_share(continuations: Tensor, *, order: int = 8) -> float:
-    """Share of n-grams that already occurred earlier in the same continuation.
-
-    A small target's greedy text likes to loop, and loops are easy to draft.
-
-    Args:
-        continuations: [N, num_new_tokens] int64, without the prompts.
-
-    Returns:
-        Pooled over all continuations, in [0, 1).
-    """
-    num_ngrams = num_distinct = 0
-    for continuation in continuations.unfold(1, order, 1).tolist():
-        num_ngrams += len(continuation)
-        num_distinct += len({tuple(ngram) for ngram in continuation})
-    return 1 - num_distinct / num_ngrams

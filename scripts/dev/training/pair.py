@@ -17,7 +17,8 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from .acceptance import repeated_ngram_share, replay
+from ....validate.counting.acceptance_counts import repeated_ngram_share
+from .acceptance import replay
 from .corpus import (
     Prompt,
     SourceFile,
@@ -307,7 +308,7 @@ def _figures(draft: Draft, traces: Traces, plan: PairPlan) -> dict[str, object]:
         "num_new_tokens": plan.num_new_tokens,
         "num_draft_tokens": plan.num_draft_tokens,
         "repeated_8gram_share": round(
-            repeated_ngram_share(traces.token_ids[:, traces.prompt_length :]), 4
+            repeated_ngram_share(traces.token_ids[:, traces.prompt_length :].tolist()), 4
         ),
     }
     for name, scored in drafts.items():

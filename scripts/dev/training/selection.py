@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .acceptance import repeated_ngram_share
+from ....validate.counting.acceptance_counts import repeated_ngram_share
 from .corpus import Prompt
 from .target import greedy_continuations
 
@@ -57,7 +57,7 @@ def select_prompts(
         prompts=tuple(candidates[index] for index in chosen),
         token_ids=token_ids[chosen],
         num_candidates=len(candidates),
-        candidates_repeated_8gram_share=repeated_ngram_share(continuations),
+        candidates_repeated_8gram_share=repeated_ngram_share(continuations.tolist()),
     )
 
 
@@ -65,8 +65,8 @@ def _unlooped(continuations: Tensor, limit: float) -> list[int]:
     """Rows of continuations whose share of repeated 8-grams does not exceed the limit."""
     return [
         index
-        for index in range(len(continuations))
-        if repeated_ngram_share(continuations[index : index + 1]) <= limit
+        for index, continuation in enumerate(continuations.tolist())
+        if repeated_ngram_share([continuation]) <= limit
     ]
 
 
