@@ -9,24 +9,24 @@ import argparse
 import json
 import os
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1])]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
 
 import drafts  # noqa: E402
 import judged  # noqa: E402
+import judging  # noqa: E402
 import loop  # noqa: E402
 import model  # noqa: E402
 import states  # noqa: E402
 import text  # noqa: E402
 from draftquant.scripts.dev.packaged_target import convert, install  # noqa: E402
+from stages import run_stages  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 
 NUM_STEPS = {"eagle3": 3000, "mla": 2000, "dflash": 1500}
@@ -86,19 +86,23 @@ def _train(work: Work) -> None:
 
 def _record(work: Work) -> None:
     (work / "traces").mkdir(exist_ok=True)
-    judged.record(work.target, work / "prompts", work / "traces")
+    layers = ",".join(map(str, states.AUX_LAYERS))
+    judging.record(
+        judged.RECORDINGS, work.target, work / "prompts", work / "traces",
+        "--aux-layers", layers, "--ignore-eos", "--max-new-tokens", states.NEW_TOKENS,
+    )  # fmt: skip
 
 
 def _loop(work: Work) -> None:
     depth = drafts.DRAFTS["eagle3"].num_draft_tokens
     rows = loop.compare(work.target, work / "eagle3/draft", work / "traces/gate", depth, 20)
-    _write(work / "loop.json", rows)
+    judging.write_rows(work / "loop.json", rows)
 
 
 def _gate(work: Work) -> None:
-    judged.judge(work.folder, work.target, work / "traces")
-    rows = judged.rows(work.folder)
-    _write(work / "results.json", rows)
+    judging.judge(judged.CASES, work.folder, work.target, work / "traces", judged.DEPTHS)
+    rows = judging.rows(judged.CASES, work.folder)
+    judging.write_rows(work / "results.json", rows)
     if len(rows) < len(judged.CASES):
         raise SystemExit("some cases wait for a draft or for traces: run `train` and `record`")
 
@@ -107,12 +111,7 @@ def _curve(work: Work) -> None:
     counts = states.counts(work / "states", drafts.SIZE.vocab_size)
     (work / "counts.json").write_text(json.dumps(counts), encoding="utf-8")
     rows = judged.curve(work.folder, "eagle3-whole", work.target, work / "traces")
-    _write(work / "curve.json", rows)
-
-
-def _write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    lines = ",\n".join(json.dumps(row) for row in rows)
-    path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    judging.write_rows(work / "curve.json", rows)
 
 
 STAGES: dict[str, tuple[Callable[[Work], None], str]] = {
@@ -140,16 +139,7 @@ def main() -> int:
     asked = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
     work = Work(folder=asked.work.resolve(), shards=asked.shards, drafts=tuple(asked.drafts))
-    work.folder.mkdir(parents=True, exist_ok=True)
-    for name in asked.only:
-        run, long = STAGES[name]
-        done = work / f"{name}.seconds"
-        if done.exists():
-            continue
-        print(f"{name}: {long}", flush=True)
-        began = time.monotonic()
-        run(work)
-        done.write_text(f"{time.monotonic() - began:.0f}\n", encoding="utf-8")
+    run_stages(STAGES, asked.only, work.folder, work)
     return 0
 
 

@@ -1,7 +1,8 @@
 """What the target answers to training prompts, with the hidden states that drafts read.
 
 A shard holds texts of prompts of like length: token ids, in BF16 the outputs of the auxiliary
-layers and the last hidden state, and where each answer begins and ends. The target runs once and each step gives both.
+layers and the last hidden state, and where each answer begins and ends. The target runs once, and
+each step gives both.
 """
 
 import json
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from prompts import FOLLOWED, chat
+from prompts import FURTHER, asked
 from safetensors.torch import load_file, save_file
 from target import Llama
 from torch import Tensor
@@ -27,13 +28,23 @@ _READ = 32
 """Prompts that are read together, of those that are answered together."""
 
 
+def counts(folder: Path, vocab_size: int) -> list[int]:
+    """How often each token stands in the answers."""
+    found = torch.zeros(vocab_size, dtype=torch.int64)
+    for path in folder.glob("*.safetensors"):
+        shard = load_file(path)
+        for ids, start, end in zip(shard["token_ids"], shard["starts"], shard["ends"], strict=True):
+            found += ids[start:end].bincount(minlength=vocab_size)
+    return found.tolist()
+
+
 def write_shards(
     target: Path, tokenizer: PreTrainedTokenizerFast, prompts: Path, folder: Path, count: int
 ) -> None:
     """Write the shards that are missing: first questions, then what dialogues ask further."""
     model = Llama(target)
     lines = prompts.read_text(encoding="utf-8").splitlines()[:count]
-    first = [chat(tokenizer, json.loads(line)["messages"]) for line in lines]
+    first = [asked(tokenizer, json.loads(line)["turns"][0]) for line in lines]
     _write(model, first, folder, "first")
     _write(model, _further(tokenizer, folder), folder, "further")
 
@@ -68,8 +79,8 @@ def _further(tokenizer: PreTrainedTokenizerFast, folder: Path) -> list[list[int]
         shard = load_file(path)
         for ids, end in zip(shard["token_ids"].tolist(), shard["ends"].tolist(), strict=True):
             if ids[end - 1] == tokenizer.eos_token_id and end % 4 == 0:
-                asked = FOLLOWED[end // 4 % len(FOLLOWED)]
-                turn = f"\n<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n"
+                further = FURTHER[end // 4 % len(FURTHER)]
+                turn = f"\n<|im_start|>user\n{further}<|im_end|>\n<|im_start|>assistant\n"
                 found.append([*ids[:end], *tokenizer(turn).input_ids])
     return found
 
@@ -88,10 +99,8 @@ def written(model: Llama, prompts: Sequence[list[int]]) -> dict[str, Tensor]:
     pads, length = longest - starts, longest + NEW_TOKENS
     ids = torch.tensor([[0] * (longest - len(one)) + one for one in prompts])
     cache = model.empty_cache(batch, length)
-    parts = [
-        model.run(ids[a : a + _READ], pads[a : a + _READ], 0, cache[:, :, a : a + _READ], AUX_LAYERS)
-        for a in range(0, batch, _READ)
-    ]
+    groups = [slice(first, first + _READ) for first in range(0, batch, _READ)]
+    parts = [model.run(ids[g], pads[g], 0, cache[:, :, g], AUX_LAYERS) for g in groups]
     features, final = ([torch.cat(same).bfloat16()] for same in zip(*parts, strict=True))
     last = torch.cat([part[1][:, -1] for part in parts])
     tokens, ends = [ids], torch.full((batch,), length)

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from answers import AUX_LAYERS
 from draftquant.scripts.dev.training.draft import (
-    Draft,
     DraftKind,
     distillation_loss,
     fresh_draft,
@@ -35,6 +34,8 @@ SIZE = TargetSize(
 )
 _LIKELY, _OTHERS = 4, 512
 """Rows of the head that a training step looks at: each position's likely tokens, and others."""
+DRAFT_VOCABULARY = 4096
+"""Rows of the cut head."""
 _HEADS = {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64}
 _TOKENS = {"bos_token_id": 1, "eos_token_id": 2}
 
@@ -165,8 +166,6 @@ def sampler(states: Path, batch_size: int) -> tuple[Callable[[], Traces], Tensor
                 torch.stack([shard.get_slice(name)[i, :length] for i in rows])
                 for name in ("token_ids", "features", "final_hidden")
             )
-        return Traces(
-            ids.long(), features.float() / scale, final.float(), int(starts[rows].min())
-        )
+        return Traces(ids.long(), features.float() / scale, final.float(), int(starts[rows].min()))
 
     return sample, scale

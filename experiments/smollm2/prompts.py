@@ -13,7 +13,7 @@ import sysconfig
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerFast
 
@@ -28,13 +28,15 @@ _PER_FILE: dict[Part, int] = {"training": 10, "calibration": 2, "choice": 2, "ga
 """Prompts of one kind from one file: those that are judged come from many files."""
 _EXCLUDED = frozenset({"tests", "test", "testing", "_vendor", "vendored", "idle_test", "encodings"})
 _PROSE = re.compile(r"[A-Z][^>|={}_\\\[\]]*[.]", re.DOTALL)
-_VERBS = frozenset(
-    "add apply build calculate check combine compute convert copy count create decode delete describe"
-    " detect determine display divide draw encode evaluate execute extract fetch fill filter find"
-    " format generate get group import initialize insert iterate join list load make map merge move"
-    " normalize open parse plot print process read reduce register remove rename render replace"
-    " reset resolve return run save search select send set show sort split start stop store test"
-    " transform update validate verify wait wrap write".split()
+_VERB = re.compile(
+    "add|apply|build|calculate|check|combine|compute|convert|copy|count|create|"
+    "decode|delete|describe|detect|determine|display|divide|draw|encode|"
+    "evaluate|execute|extract|fetch|fill|filter|find|format|generate|get|group|"
+    "import|initialize|insert|iterate|join|list|load|make|map|merge|move|"
+    "normalize|open|parse|plot|print|process|read|reduce|register|remove|"
+    "rename|render|replace|reset|resolve|return|run|save|search|select|send|"
+    "set|show|sort|split|start|stop|store|test|transform|update|validate|"
+    "verify|wait|wrap|write"
 )
 _QUESTIONS = (
     "How do I {task} in Python?",
@@ -55,7 +57,7 @@ _TEXT = (
     "Explain this to a beginner:\n\n{text}",
     "Write three questions that this text answers:\n\n{text}",
 )
-FOLLOWED = (
+FURTHER = (
     "Can you give me a short example?",
     "Explain that again in simpler words.",
     "Summarize your answer in one sentence.",
@@ -66,10 +68,9 @@ FOLLOWED = (
 def write_prompts(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """A file for each part, as many prompts of each kind as there are; no prompt occurs twice.
 
-    A line has `messages`. Those of a dialogue end with the user's first message: the target's
-    answer and what is asked then, `followed`, come when that is written.
+    A line has the user's `turns`: two of a dialogue, else one.
     """
-    found: dict[Part, dict[str, list[dict[str, object]]]] = {
+    found: dict[Part, dict[str, list[dict[str, Any]]]] = {
         part: {kind: [] for kind in KINDS} for part in COUNTS
     }
     seen: set[str] = set()
@@ -78,24 +79,19 @@ def write_prompts(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
         own, wanted = found[part], COUNTS[part] // len(KINDS)
         if all(len(prompts) >= wanted for prompts in own.values()):
             continue
-        for kind, asked in _asked(name, source).items():
+        for kind, texts in _texts(source).items():
             taken = 0
-            for text in asked:
+            for text in texts:
                 if len(own[kind]) == wanted or taken == _PER_FILE[part]:
                     break
-                ids = chat(tokenizer, [{"role": "user", "content": text}])
+                ids = asked(tokenizer, text)
                 if text in seen or len(ids) > MAX_TOKENS:
                     continue
                 seen.add(text)
                 taken += 1
-                line: dict[str, object] = {
-                    "id": f"{kind} {len(own[kind])} of {name}",
-                    "category": kind,
-                    "messages": [{"role": "user", "content": text}],
-                }
-                if kind == "dialogue":
-                    line["followed"] = _of(FOLLOWED, text)
-                own[kind].append(line)
+                named = f"{kind} {len(own[kind])} of {name}"
+                turns = [text, _of(FURTHER, text)] if kind == "dialogue" else [text]
+                own[kind].append({"id": named, "category": kind, "turns": turns})
     for part, by_kind in found.items():
         print(part, {kind: len(lines) for kind, lines in by_kind.items()}, flush=True)
         rounds = zip(*by_kind.values(), strict=False)
@@ -103,10 +99,11 @@ def write_prompts(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
         (folder / f"{part}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def chat(tokenizer: PreTrainedTokenizerFast, messages: Sequence[dict[str, str]]) -> list[int]:
-    """Token ids of messages in the target's template, up to where its answer begins."""
+def asked(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    """Token ids of a first turn in the target's template, up to where its answer begins."""
+    messages = [{"role": "user", "content": text}]
     ids: list[int] = tokenizer.apply_chat_template(
-        list(messages), add_generation_prompt=True, return_dict=False
+        messages, add_generation_prompt=True, return_dict=False
     )
     return ids
 
@@ -143,7 +140,7 @@ def _files() -> Iterator[tuple[str, str]]:
             yield name, paths[name].read_text("utf-8", errors="replace")
 
 
-def _asked(name: str, source: str) -> dict[str, list[str]]:
+def _texts(source: str) -> dict[str, list[str]]:
     """What the user asks about one file, by kind."""
     found: dict[str, list[str]] = {kind: [] for kind in KINDS}
     with warnings.catch_warnings():
@@ -176,8 +173,12 @@ def _task(summary: str) -> str | None:
     line = " ".join(summary.split()).rstrip(".")
     first, _, rest = line.partition(" ")
     verb = first.lower()
-    verb = verb if verb in _VERBS else verb.removesuffix("s")
-    if verb not in _VERBS or not 15 < len(line) < 90 or not re.fullmatch(r"[\w ,'()/-]+", rest):
+    verb = verb if _VERB.fullmatch(verb) else verb.removesuffix("s")
+    if (
+        not _VERB.fullmatch(verb)
+        or not 15 < len(line) < 90
+        or not re.fullmatch(r"[\w ,'()/-]+", rest)
+    ):
         return None
     return f"{verb} {rest}"
 

@@ -1,0 +1,134 @@
+"""SmolLM2-135M-Instruct, drafts trained on its answers, and what quantizing them costs.
+
+Usage: `experiments/run smollm2 --work DIR [--drafts NAME ...] [--only STAGE ...]`. Every stage
+keeps what it made in DIR, goes on there after a kill, and is left out once `DIR/STAGE.seconds` says
+how long it took.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
+
+import answers  # noqa: E402
+import drafts  # noqa: E402
+import judged  # noqa: E402
+import judging  # noqa: E402
+import prompts  # noqa: E402
+from draftquant.scripts.dev import PAIRS  # noqa: E402
+from draftquant.scripts.dev.packaged_target import kept_target  # noqa: E402
+from draftquant.scripts.dev.training.optimisation import Schedule  # noqa: E402
+from stages import run_stages  # noqa: E402
+from transformers import AutoTokenizer  # noqa: E402
+
+SCHEDULES = {
+    "eagle3": Schedule(num_steps=2500, batch_size=8, max_learning_rate=1.5e-3),
+    "dflash": Schedule(num_steps=1500, batch_size=24, max_learning_rate=1.5e-3),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """The folder of everything that is not committed."""
+
+    folder: Path
+    texts: int
+    drafts: tuple[str, ...]
+
+    def __truediv__(self, name: str) -> Path:
+        return self.folder / name
+
+    @property
+    def target(self) -> Path:
+        """The converted model."""
+        return self / "target"
+
+    def tokenizer(self) -> "AutoTokenizer":
+        """The target's."""
+        return AutoTokenizer.from_pretrained(self.target)
+
+
+def _target(work: Work) -> None:
+    kept_target(PAIRS / "smollm2/requirements.txt", work.target)
+
+
+def _prompts(work: Work) -> None:
+    (work / "prompts").mkdir(exist_ok=True)
+    prompts.write_prompts(work.tokenizer(), work / "prompts")
+
+
+def _answers(work: Work) -> None:
+    (work / "states").mkdir(exist_ok=True)
+    training = work / "prompts/training.jsonl"
+    answers.write_shards(work.target, work.tokenizer(), training, work / "states", work.texts)
+
+
+def _train(work: Work) -> None:
+    for name in work.drafts:
+        if not (work / name / "training.json").exists():
+            drafts.train(name, work.target, work / "states", work / name, SCHEDULES[name], 0)
+
+
+def _record(work: Work) -> None:
+    (work / "traces").mkdir(exist_ok=True)
+    layers = ",".join(map(str, answers.AUX_LAYERS))
+    judging.record(
+        judged.RECORDINGS, work.target, work / "prompts", work / "traces",
+        "--aux-layers", layers, "--turns", "all", "--max-new-tokens", judged.NEW_TOKENS,
+    )  # fmt: skip
+
+
+def _cut(work: Work) -> None:
+    counts = answers.counts(work / "states", drafts.SIZE.vocab_size)
+    (work / "counts.json").write_text(json.dumps(counts), encoding="utf-8")
+    judging.run(
+        "vocab", work / "eagle3/draft", "--size", drafts.DRAFT_VOCABULARY,
+        "--traces", work / "traces/calibration-256", "--counts", work / "counts.json",
+        "--target", work.target, "--out", work / "eagle3-cut/draft",
+    )  # fmt: skip
+
+
+def _gate(work: Work) -> None:
+    judging.judge(judged.CASES, work.folder, work.target, work / "traces", judged.DEPTHS)
+    rows = judging.rows(judged.CASES, work.folder)
+    judging.write_rows(work / "results.json", rows)
+    if len(rows) < len(judged.CASES):
+        raise SystemExit("some cases wait for a draft or for traces: run `train` and `record`")
+
+
+STAGES: dict[str, tuple[Callable[[Work], None], str]] = {
+    "target": (_target, "half a minute, 93 MB"),
+    "prompts": (_prompts, "a minute and a half"),
+    "answers": (_answers, "a minute for 128 texts"),
+    "train": (_train, "an hour and a half a draft"),
+    "record": (_record, "an hour"),
+    "cut": (_cut, "5 minutes"),
+    "gate": (_gate, "an hour and a half"),
+}
+"""Name -> what is done, and how long it takes on one core."""
+
+
+def main() -> int:
+    """Run every stage that is not done; see the module."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--work", type=Path, required=True, help="folder outside the tree")
+    parser.add_argument("--texts", type=int, default=6400, help="first answers of the training")
+    parser.add_argument("--drafts", nargs="+", choices=SCHEDULES, default=tuple(SCHEDULES))
+    parser.add_argument("--only", nargs="+", choices=STAGES, default=tuple(STAGES))
+    asked = parser.parse_args()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
+    work = Work(folder=asked.work.resolve(), texts=asked.texts, drafts=tuple(asked.drafts))
+    run_stages(STAGES, asked.only, work.folder, work)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
