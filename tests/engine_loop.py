@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from draftquant.calibration.recording.target_model import cache_argument
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
@@ -44,7 +45,8 @@ class CachedTarget:
     def read(self, token_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Logits [t, V] after each fed token, and their features [t, width]."""
         ids = torch.tensor([list(token_ids)])
-        logits = self.model(input_ids=ids, past_key_values=self.cache, use_cache=True).logits
+        kept = {cache_argument(self.model): self.cache}
+        logits = self.model(input_ids=ids, use_cache=True, **kept).logits
         return logits[0], torch.cat([self.captured[i][0] for i in self.ids], dim=-1)
 
     def crop(self, length: int) -> None:

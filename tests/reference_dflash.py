@@ -11,6 +11,7 @@ from typing import Any
 
 import reference_draft
 import torch
+from draftquant.calibration.recording.target_model import cache_argument
 from draftquant.quantize.drafts import Family
 from draftquant.quantize.drafts.families.dflash import DFlash
 from draftquant.quantize.drafts.families.dflash2 import DFlash2Geometry
@@ -145,7 +146,7 @@ class ReferenceDFlash(nn.Module):
                 hidden_states=layer.input_layernorm(x),
                 position_embeddings=rope,
                 attention_mask=self._mask(i, slots, x.dtype),
-                past_key_values=self.cache,
+                **{cache_argument(layer.self_attn): self.cache},
             )
             x = x + attended
             x = x + layer.mlp(layer.post_attention_layernorm(x))

@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from draftquant.calibration.recording.target_model import cache_argument
 from draftquant.quantize.drafts import Family
 from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama
 from draftquant.quantize.drafts.passes import ChainForward
@@ -151,7 +152,7 @@ class ReferenceDraft(nn.Module):
                 hidden_states=attention_input,
                 position_embeddings=rope,
                 attention_mask=mask,
-                past_key_values=self.cache,
+                **{cache_argument(layer.self_attn): self.cache},
             )
             x = residual + attended
             x = x + layer.mlp(layer.post_attention_layernorm(x))

@@ -19,6 +19,7 @@ from draftquant.calibration.recording.decoding import (
     processed_logprobs,
     prompt_draws,
 )
+from draftquant.calibration.recording.target_model import cache_argument
 from draftquant.calibration.traces.manifest import TooLongPrompts
 from draftquant.calibration.traces.sets import merge_traces
 from draftquant.calibration.traces.trace_folder import TraceFolder
@@ -361,3 +362,13 @@ def test_values_that_greedy_decoding_does_not_use(changes: dict[str, Any]) -> No
     with pytest.raises(TraceError, match="greedy") as caught:
         dataclasses.replace(Decoding(), **changes)
     assert caught.value.where == "--temperature"
+
+
+def test_the_cache_goes_in_under_the_name_that_the_forward_pass_has() -> None:
+    class Before:
+        def forward(self, input_ids: Any, past_key_values: Any = None, **more: Any) -> None: ...
+
+    class Since:  # as in transformers 5.24
+        def forward(self, input_ids: Any, cache: Any = None, **more: Any) -> None: ...
+
+    assert [cache_argument(model()) for model in (Before, Since)] == ["past_key_values", "cache"]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -145,6 +146,12 @@ def input_device(model: Any) -> torch.device:
     return CPU if device.type == "meta" else device  # offloaded: its hook fetches it
 
 
+def cache_argument(model: Any) -> str:
+    """The argument of a forward pass that is its KV cache: `past_key_values` before 5.24."""
+    parameters = inspect.signature(model.forward).parameters
+    return "cache" if "cache" in parameters else "past_key_values"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
     """For tokens [B, t]: features [B, t, width], top1 [B, t] int64, and last_logits [B, V]."""
@@ -163,6 +170,7 @@ class RecordedTarget:
         self.model = model
         self.config = model.config.get_text_config()
         self.device = input_device(model)
+        self._cache_argument = cache_argument(model)
         self.width = len(aux_layer_ids) * int(self.config.hidden_size)
         self._layers = layers
         self._last_state = last_state
@@ -189,7 +197,8 @@ class RecordedTarget:
 
     def run(self, token_ids: Tensor, cache: Any, given: dict[str, Tensor]) -> Ran:
         """Run it on tokens [B, t], all of which end in the last column."""
-        ran = self.model(input_ids=token_ids, past_key_values=cache, use_cache=True, **given)
+        given = {**given, self._cache_argument: cache}
+        ran = self.model(input_ids=token_ids, use_cache=True, **given)
         parts = [self._captured.pop(i).to(self.device) for i in self._ids]
         return Ran(
             features=parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1),

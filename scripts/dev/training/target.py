@@ -21,6 +21,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from ....calibration.recording.target_model import cache_argument
 from .corpus import sample_windows
 from .optimisation import Schedule, minimise
 
@@ -183,8 +184,9 @@ def greedy_continuations(
 def _continue(target: PreTrainedModel, prompts: Tensor, num_new_tokens: int) -> Tensor:
     cache = DynamicCache(config=target.config)
     token_ids, unread = prompts, prompts
+    kept = {cache_argument(target): cache}
     for _ in range(num_new_tokens):
-        logits = target(input_ids=unread, past_key_values=cache, logits_to_keep=1).logits
+        logits = target(input_ids=unread, logits_to_keep=1, **kept).logits
         unread = logits.argmax(dim=-1)
         token_ids = torch.cat((token_ids, unread), dim=1)
     return token_ids
