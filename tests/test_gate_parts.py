@@ -328,6 +328,7 @@ def test_seen_continuations_are_judged_both_ways(
     (14, (4, 120), 40, 0.11, False),  # the others are within those of all
     (14, (4, 4), 5, 0.11, True),
     (14, (4, 4), 4, 0.11, False),  # prompts too few to suspect anything
+    (14, (4, 4), 1, 0.11, False),
 ])  # fmt: skip
 def test_what_loops_hide_is_told_and_decides_nothing(
     of_others: int, noise: tuple[int, int], count: int, share: float, is_told: bool

@@ -128,6 +128,10 @@ EDITED: dict[str, tuple[list[Edit], str]] = {
     "survival": ([change("baseline", "survival", to=[1.5])], r"baseline\.survival\[0\]: expected"),
     "conditional": ([change("baseline", "conditional", to=[])], "conditional: expected '1 of them"),
     "bound": ([change("change", "upper", to=1e300)], r"change\.upper: expected -?0\.0"),
+    "loops": (
+        [lambda mapping: mapping.update(change_without_loops=mapping["change"])],
+        "change_without_loops: expected None",
+    ),
     "figure": ([change("relative_change", to=0.0)], r"relative_change: expected -0\.0"),
     "verdict": (
         [change("verdict", to="PASS"), change("exit_code", to=0)],
