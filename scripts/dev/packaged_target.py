@@ -35,7 +35,7 @@ def install(requirements: Path, packages: Path) -> None:
 
 def _refusal(told: str) -> tuple[str, str]:
     """What pip says when it fails, and what to do about it."""
-    if hashes := re.search(r"(\S+==\S+) from [^$]*?sha256 (\w+)\s+Got +(\w+)", told):
+    if hashes := re.search(r"(?s)(\S+==\S+) from .*?sha256 (\w+)\s+Got +(\w+)", told):
         name, wanted, got = hashes.groups()
         what = f"the index serves another file for {name}: expected SHA-256 {wanted}, got {got}"
         return what, "take it from an index that has the original: PIP_INDEX_URL=URL"
