@@ -26,6 +26,9 @@ MAX_TOKENS = 256
 _PERCENT: dict[Part, int] = {"gate": 10, "choice": 5, "calibration": 5, "training": 80}
 _PER_FILE: dict[Part, int] = {"training": 10, "calibration": 2, "choice": 2, "gate": 2}
 """Prompts of one kind from one file: those that are judged come from many files."""
+SHIPPED: dict[Part, int] = {"gate": 96, "calibration": 64}
+"""Prompts that ship, from the standard library alone, whose licence is known."""
+_PER_SHIPPED_FILE = 4
 _EXCLUDED = frozenset({"tests", "test", "testing", "_vendor", "vendored", "idle_test", "encodings"})
 _PROSE = re.compile(r"[A-Z][^>|={}_\\\[\]]*[.]", re.DOTALL)
 _VERB = re.compile(
@@ -65,24 +68,31 @@ FURTHER = (
 )
 
 
-def write_prompts(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+def write_prompts(tokenizer: PreTrainedTokenizerFast, folder: Path, *, ships: bool = False) -> None:
     """A file for each part, as many prompts of each kind as there are; no prompt occurs twice.
 
     A line has the user's `turns`: two of a dialogue, else one.
+
+    Args:
+        ships: write those that ship.
     """
+    counts = SHIPPED if ships else COUNTS
     found: dict[Part, dict[str, list[dict[str, Any]]]] = {
-        part: {kind: [] for kind in KINDS} for part in COUNTS
+        part: {kind: [] for kind in KINDS} for part in counts
     }
     seen: set[str] = set()
-    for name, source in _files():
+    for name, source in _files(("stdlib",) if ships else ("stdlib", "purelib")):
         part = part_of(name)
-        own, wanted = found[part], COUNTS[part] // len(KINDS)
+        if part not in counts:
+            continue
+        most = _PER_SHIPPED_FILE if ships else _PER_FILE[part]
+        own, wanted = found[part], counts[part] // len(KINDS)
         if all(len(prompts) >= wanted for prompts in own.values()):
             continue
         for kind, texts in _texts(source).items():
             taken = 0
             for text in texts:
-                if len(own[kind]) == wanted or taken == _PER_FILE[part]:
+                if len(own[kind]) == wanted or taken == most:
                     break
                 ids = asked(tokenizer, text)
                 if text in seen or len(ids) > MAX_TOKENS:
@@ -126,9 +136,9 @@ def _of(choices: Sequence[str], text: str) -> str:
     return choices[int(_digest(text)[:8], 16) % len(choices)]
 
 
-def _files() -> Iterator[tuple[str, str]]:
+def _files(places: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Sources in an order that depends on their names alone."""
-    roots = {key: Path(sysconfig.get_paths()[key]) for key in ("stdlib", "purelib")}
+    roots = {key: Path(sysconfig.get_paths()[key]) for key in places}
     paths = {
         f"{key}/{path.relative_to(root).as_posix()}": path
         for key, root in roots.items()
