@@ -48,7 +48,7 @@ def contenders(draft: Draft, asked: Quantizing) -> tuple[Selection, dict[str, Pl
         recipe = plans[one.name].recipe
         return (
             float(f"{one.drafting_seconds:.6e}"),
-            0 if recipe.activations is None else -recipe.activations.number.bits,
+            -16 if recipe.activations is None else -recipe.activations.number.bits,
             _BETTER_FIRST.index(recipe.algorithm.rounding),
             one.name != aliases().get(gpu.name),
             one.name,

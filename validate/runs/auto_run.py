@@ -8,8 +8,8 @@ import dataclasses
 import json
 import math
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from ...quantize.making.quantize_draft import QuantizeReport
 from ...quantize.planning.quantization_plan import NOTHING_MEASURED, Plan
 from ...recipes.decode import encode
 from ...recipes.errors import GateError, NoRecipeError, TraceError
-from ...recipes.listener import Bar, Listener, Unit
+from ...recipes.listener import Listener
 from ...recipes.schema import RoundingChoice, recipe_sha256
 from ...recipes.strict_json import JsonProblem, decode, parse_json
 from ..comparison.recipe_contenders import contenders
@@ -175,14 +175,20 @@ class _Trial:
         selection = dataclasses.replace(
             selection, num_prompts=len(self.choosing), acceptance_length=length
         )
-        waiting = {one.name: self._seconds(one.name) for one in selection.contenders}
-        self.asked.listener.note(self._effort(sum(waiting.values())))
-        with self.asked.listener.bar("choose", sum(waiting.values()), "work") as bar:
-            clock = _Clock(bar, waiting)
+        seconds = {one.name: self._seconds(one.name) for one in selection.contenders}
+        total, done = sum(seconds.values()), 0
+        self.asked.listener.note(self._effort(len(seconds), total))
+        with self.asked.listener.bar("choose", total, "work") as bar:
 
             def judged(one: Contender) -> GateReport:
-                clock.begin(one.name)
-                replay = self._kept(one.name) or self._made(one.name, clock)
+                nonlocal total, done
+                bar.label(f"choose: {one.name}")
+                if (replay := self._kept(one.name)) is not None:
+                    total -= seconds[one.name]  # it takes no time now
+                else:
+                    replay = self._made(one.name)
+                    done += seconds[one.name]
+                bar.set(done, total)
                 return judge(self.baseline, replay, _RELEASE)
 
             return tried(selection, judged)
@@ -201,10 +207,10 @@ class _Trial:
         seconds = _QUANTIZING[plan.recipe.algorithm.rounding] + _REPLAYING
         return math.ceil(seconds * plan.bytes_before / _BYTES)
 
-    def _effort(self, seconds: int) -> str:
+    def _effort(self, recipes: int, seconds: int) -> str:
         before = max(plan.bytes_before for plan in self.plans.values())
         return (
-            f"{len(self.plans)} recipes load there: to try them all takes about"
+            f"{recipes} recipes load there: to try them all takes about"
             f" {math.ceil(seconds / 60):,} min on two cores, and GPTQ"
             f" {words.nbytes(_GPTQ_MEMORY * before)} of memory; what is done is kept, and the same"
             " command goes on after a stop"
@@ -217,9 +223,10 @@ class _Trial:
             return decode(DraftReplay, parse_json(kept.decode())) if kept else None
         return None
 
-    def _made(self, name: str, clock: "_Clock") -> DraftReplay:
-        out, how = self.folder / name, _how(self.asked, clock)
-        quantize_as_asked(self.asking(name, out, clock))
+    def _made(self, name: str) -> DraftReplay:
+        out, muted = self.folder / name, _Muted()
+        how = _how(self.asked, muted)
+        quantize_as_asked(self.asking(name, out, muted))
         (replay,) = replay_loaded(load_for_replay([out], self.choosing, how), how)
         shutil.rmtree(out)
         if cache := user_cache(self.asked.listener.warning):
@@ -264,68 +271,11 @@ def _check_baseline(baseline: DraftReplay, traces: TraceFolder) -> None:
     raise GateError(traces.folder, f"its prompts choose no recipe: {itself.reason}", fix=fix)
 
 
-class _Clock(Listener):
-    """One bar for all that is tried.
-
-    What the run of a recipe says is not heard: the run that writes the chosen draft says it again.
-    """
-
-    def __init__(self, bar: Bar, waiting: Mapping[str, int]) -> None:
-        self._bar, self._waiting = bar, dict(waiting)
-        self._name, self._own, self._done = "", 0, 0
-
-    def begin(self, name: str) -> None:
-        """The turn of a recipe: those before it are done, or were not needed."""
-        self._done += self._own
-        while self._name != name:
-            self._name = next(iter(self._waiting))
-            self._own = self._waiting.pop(self._name)
-        self.show("", 0)
-
-    def show(self, phase: str, share: float) -> None:
-        """What is done for the recipe, and which share of it."""
-        self._bar.label(", ".join(filter(None, (f"choose: {self._name}", phase))))
-        total = self._done + self._own + sum(self._waiting.values())
-        self._bar.set(self._done + round(share * self._own), total)
-
-    @override
-    @contextmanager
-    def bar(self, label: str, total: int | None, unit: Unit = "items") -> Iterator[Bar]:
-        turn = _Turn(self)
-        turn.phase(label, total, unit)
-        yield turn
-
-    @override
-    def stage(self, name: str) -> None: ...
+class _Muted(Listener):
+    """What the run of a recipe says is not heard: the run that writes the chosen draft says it."""
 
     @override
     def line(self, text: str) -> None: ...
 
     @override
     def warning(self, text: str) -> None: ...
-
-
-class _Turn(Bar):
-    """The phases of one recipe: making its draft is the first half, replaying it the second."""
-
-    measured = True
-
-    def __init__(self, clock: _Clock) -> None:
-        self._clock, self._label = clock, ""
-
-    @override
-    def phase(self, label: str, total: int | None = None, unit: Unit = "items") -> None:
-        self.label(label)
-
-    @override
-    def label(self, text: str) -> None:
-        self._label = text
-        self.set(0, 1)
-
-    @override
-    def advance(self, by: int = 1) -> None: ...
-
-    @override
-    def set(self, done: int, total: int) -> None:
-        replayed = done / total if self._label == "replay" and total else 0.0
-        self._clock.show(self._label, (1 + replayed) / 2 if self._label == "replay" else 0)
