@@ -11,11 +11,15 @@ import draftquant.api as dq
 import pytest
 from draftquant.calibration.traces.held_out import check_held_out
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.quantize.files.provenance import QuantizedProvenance
+from draftquant.quantize.asked import Quantizing
+from draftquant.quantize.files.provenance import QuantizedProvenance, SeenTarget
 from draftquant.quantize.files.provenance_file import read_provenance
+from draftquant.quantize.inspection import open_draft
 from draftquant.recipes.errors import GateError
 from draftquant.scripts.cli import main
+from draftquant.validate.comparison.recipe_contenders import contenders
 from draftquant.validate.comparison.recipe_selection import Contender, Selection, rows, tried
+from draftquant.validate.judging.candidate_origin import DraftFolder, calibrated_elsewhere
 from draftquant.validate.judging.judgement import GateReport, judge
 from draftquant.validate.runs import auto_run
 from handmade_replays import BASELINE, RELEASE, noisy, replay
@@ -117,6 +121,29 @@ def test_the_table_says_what_is_known() -> None:
     assert found.told.startswith("b: of the 3 recipes that vLLM loads on H200, the fastest whose")
 
 
+@pytest.mark.parametrize(
+    ("gpu", "more", "order", "left_out"),
+    [
+        ("h200", {}, ["int4-channel-gptq", "int4-channel", "mxfp4-weights", "mi355-mxfp4"], ""),
+        ("b200", {}, ["int4-channel-gptq", "blackwell-fp8-mla"], "fp8-ptpc"),
+        ("b200", {"head": True}, ["int4-group128-gptq-head", "int4-channel-gptq"], "fp8-ptpc"),
+        # Computing decides: rounded inputs are multiplied faster.
+        ("b200", {"concurrency": 4096}, ["blackwell-nvfp4", "blackwell-fp8", "int4-channel"], ""),
+    ],
+)  # fmt: skip
+def test_contenders_stand_by_time_and_of_equal_ones_what_rounds_less_comes_first(
+    gpu: str, more: dict[str, Any], order: list[str], left_out: str
+) -> None:
+    asked = Quantizing(PAIR / "draft", "auto", "out", engine="vllm", gpu=gpu, **more)
+    found, plans = contenders(open_draft(asked.draft)[1], asked)
+    names = [one.name for one in found.contenders]
+    times = [float(f"{one.drafting_seconds:.6e}") for one in found.contenders]
+    assert [name for name in names if name in order] == order
+    assert times == sorted(times)
+    assert plans.keys() >= set(names)
+    assert left_out in ("", *found.left_out)
+
+
 @pytest.fixture(scope="module")
 def traces() -> Path:
     return corpus.traces("eagle3-llama", prompts=60, max_new_tokens=40)
@@ -168,11 +195,18 @@ def test_a_stop_loses_the_draft_at_work_and_the_record_says_what_chose(
     assert made[0] == second
     assert made[-1] == said["recipe"] == said["selection"]["chosen"]
     assert "cannot win" in page.read_text("utf-8")
+    left_out = said["selection"]["left_out"]
+    assert left_out["fp8-ptpc"] == "its arithmetic is that of mi325x-fp8"
+    assert left_out["fp8-ptpc-head"] == "it rounds the head too (--head)"
+    assert "takes a GPU" in left_out["mi355-mxfp4-learned"]
     # The record: all prompts were seen, those that calibrated and those that chose.
     assert isinstance(told, QuantizedProvenance)
     assert str(told.chosen) == "chosen among 3 by 42 prompts"
     with pytest.raises(GateError, match="60 of its 60 prompts chose the candidate's recipe"):
         check_held_out(told, TraceFolder.open(traces))
+    elsewhere = SeenTarget(name="other", config_sha256="0" * 64)
+    candidate = DraftFolder(folder=out, tensor_digests={}, quantized=True, record=told)
+    assert "not other" in calibrated_elsewhere(candidate, elsewhere)[0]
     card = dq.card(out, base_model="a/draft", license="mit")
     assert "The recipe was chosen among 3 by 42 prompts, which judge nothing more." in card
     assert dq.verify(out, against=PAIR / "draft").ok

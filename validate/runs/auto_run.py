@@ -88,7 +88,9 @@ def choose_and_quantize(asked: Quantizing) -> ChosenReport:
     with staged_source(out) as folder:
         trial = _Trial.begin(asked, source.folder, traces, plans, folder)
         selection = trial.of(selection)
-        write_reports({path: page(selection, source.folder.name) for path in pages.values()})
+        write_reports(
+            {path: page(selection, source.folder.resolve().name) for path in pages.values()}
+        )
         chosen = _chosen(selection, listener)
         among = ChosenAmong(
             recipes=tuple(each.name for each in selection.contenders),
