@@ -1,5 +1,6 @@
 """`quantize --recipe auto`: which recipes are tried, which one is chosen, what a stop loses."""
 
+import dataclasses
 import json
 import re
 from collections.abc import Mapping
@@ -9,13 +10,8 @@ from typing import Any
 import corpus
 import draftquant.api as dq
 import pytest
-from draftquant.calibration.traces.held_out import check_held_out
-from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.asked import Quantizing
-from draftquant.quantize.files.provenance import QuantizedProvenance, SeenTarget
-from draftquant.quantize.files.provenance_file import read_provenance
 from draftquant.quantize.inspection import open_draft
-from draftquant.recipes.errors import GateError
 from draftquant.scripts.cli import main
 from draftquant.validate.comparison.recipe_contenders import contenders
 from draftquant.validate.comparison.recipe_selection import Contender, Selection, rows, tried
@@ -26,16 +22,8 @@ from handmade_replays import BASELINE, RELEASE, noisy, replay
 from test_unknown_family import draft as unknown_draft
 
 PAIR = corpus.PAIRS / "eagle3-llama"
-WORDS = [
-    "quantize",
-    str(PAIR / "draft"),
-    "--recipe",
-    "auto",
-    "--engine",
-    "sglang",
-    "--gpu",
-    "mi325x",
-]
+WORDS = ["quantize", str(PAIR / "draft"), "--recipe", "auto", "--engine", "sglang",
+         "--gpu", "mi325x"]  # fmt: skip
 HERE: Mapping[str, Any] = {"engine": "sglang", "gpu": "mi325x"}
 LOSSES = {"none": (0, 2), "little": (8, 1), "open": (16, 40), "much": (80, 2)}
 """Kept in mind by name: tokens lost per prompt of about 1,600, and their noise."""
@@ -189,7 +177,7 @@ def test_a_stop_loses_the_draft_at_work_and_the_record_says_what_chose(
     made.clear()
     words = [*WORDS, "--traces", str(traces), "--out", str(out), "--html", str(page)]
     assert main([*words, "--target-step-ms", "0.01", "--fix-config", "--json"]) == 0
-    said, told = json.loads(capsys.readouterr().out), read_provenance(out)
+    said = json.loads(capsys.readouterr().out)
     assert first == said["selection"]["contenders"][0]["name"] == "mi325x-fp8"
     assert first not in made[:-1]  # what it accepted was kept
     assert made[0] == second
@@ -200,13 +188,16 @@ def test_a_stop_loses_the_draft_at_work_and_the_record_says_what_chose(
     assert left_out["fp8-ptpc-head"] == "it rounds the head too (--head)"
     assert "takes a GPU" in left_out["mi355-mxfp4-learned"]
     # The record: all prompts were seen, those that calibrated and those that chose.
-    assert isinstance(told, QuantizedProvenance)
-    assert str(told.chosen) == "chosen among 3 by 42 prompts"
-    with pytest.raises(GateError, match="60 of its 60 prompts chose the candidate's recipe"):
-        check_held_out(told, TraceFolder.open(traces))
-    elsewhere = SeenTarget(name="other", config_sha256="0" * 64)
-    candidate = DraftFolder(folder=out, tensor_digests={}, quantized=True, record=told)
-    assert "not other" in calibrated_elsewhere(candidate, elsewhere)[0]
+    with pytest.raises(dq.DraftQuantError, match="60 of its 60 prompts chose the candidate's rec"):
+        dq.gate(PAIR / "draft", out, traces)
+    candidate = DraftFolder.read(out)
+    assert candidate.quantized_by is not None
+    among = candidate.quantized_by.chosen
+    assert str(among) == "chosen among 3 by 42 prompts"
+    assert among is not None
+    assert among.prompts.target is not None
+    other = dataclasses.replace(among.prompts.target, name="other", config_sha256="0" * 64)
+    assert "not other" in calibrated_elsewhere(candidate, other)[0]
     card = dq.card(out, base_model="a/draft", license="mit")
     assert "The recipe was chosen among 3 by 42 prompts, which judge nothing more." in card
     assert dq.verify(out, against=PAIR / "draft").ok
