@@ -4,8 +4,8 @@
 
 Scenarios: drafts of several changes; a loss that lies in some prompts; prompts of very different
 lengths; copies of prompts, and prompts that share an effect; targets that recite; categories and
-context bins that lose more than the whole; repeated looks at a growing set of prompts. Rates are
-shares of the runs.
+context bins that lose more than the whole; repeated looks at a growing set of prompts; a recipe
+that was chosen among several. Rates are shares of the runs.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from functools import partial
 
 import numpy as np
 from draftquant.scripts.frame.console import stderr
+from draftquant.validate.comparison.recipe_selection import Contender, Selection, tried
 from draftquant.validate.judging.advice import Background
 from draftquant.validate.judging.judgement import GateReport, judge
 from draftquant.validate.judging.policy import POLICIES, Look, Spending
@@ -314,9 +315,41 @@ def _first_decided(reports: Iterator[GateReport]) -> GateReport:
     return report
 
 
+def chosen() -> Mapping[str, Scenario]:
+    """The recipe of eight that 67 prompts choose, judged on 100 fresh ones, or on these again."""
+    return {
+        f"of 8 recipes at {change:+.1%}, on {'fresh prompts' if fresh else 'those that chose'}": (
+            Scenario(judged=partial(_of_chosen, change=change, fresh=fresh))
+        )
+        for change, fresh in ((LIMIT, True), (LIMIT, False), (0.0, True))
+    }
+
+
+def _of_chosen(generator: np.random.Generator, change: float, *, fresh: bool) -> GateReport:
+    """Each recipe is tried, as beside a long verify step speed is acceptance."""
+    names = [f"recipe {number}" for number in range(8)]
+    recipes = [Contender(name=name, stored_bytes=1, drafting_seconds=1.0) for name in names]
+    found = tried(
+        Selection(
+            engine="",
+            gpu="",
+            unquantized=Contender(name="BF16", stored_bytes=2, drafting_seconds=1000.0),
+            contenders=tuple(recipes),
+            left_out={},
+            verify_seconds=1000.0,
+        ),
+        lambda _: _judge(record(generator, 67, change)),
+    )
+    one = found.chosen or found.contenders[0]
+    assert one.judged is not None  # all were tried
+    if found.chosen is None or not fresh:
+        return one.judged
+    return _judge(record(generator, 100, change))
+
+
 SCENARIOS: Mapping[str, Callable[[], Mapping[str, Scenario]]] = {
     one.__name__: one
-    for one in (changes, losses, lengths, together, recited, categories, contexts, looks)
+    for one in (changes, losses, lengths, together, recited, categories, contexts, looks, chosen)
 }
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
 
 from typing_extensions import override
 
@@ -37,6 +38,14 @@ class Planning(Heard):
         )
 
 
+AUTO = "auto"
+"""Instead of a recipe: the fastest of the built-in ones whose draft passes."""
+_OF_AUTO = ("engine", "gpu", "head", "context", "concurrency", "tp", "target_step_ms", "html")
+_NOT_OF_AUTO = ("subtree", "backend", "algorithm", "input_correction", "kv_cache",
+                "input_scale", "vocab_size")  # fmt: skip
+_NEEDED_BY_AUTO = {"engine": "vllm", "gpu": "h200", "traces": "T, which draftquant record writes"}
+
+
 @dataclass(frozen=True)
 class Quantizing(Planning):
     """The same, with the output folder and the inputs to use.
@@ -46,6 +55,8 @@ class Quantizing(Planning):
         num_draft_tokens: K in serving; None = the draft's own.
         vocab_size: rows that the head keeps.
         precise: compute factors of GPTQ in float64.
+        engine, gpu: where recipe `AUTO` looks for the fastest draft that passes; and how it is
+            served there. head: recipes that round the head too.
     """
 
     out: AnyPath
@@ -59,10 +70,38 @@ class Quantizing(Planning):
     target: AnyPath | None = None
     allow_zero_rows: bool = False
     fix_config: bool = False
+    engine: EngineName | None = None
+    gpu: str | None = None
+    head: bool = False
+    context: int | None = None
+    concurrency: int = 1
+    tp: int = 1
+    target_step_ms: float | None = None
+    html: AnyPath | None = None
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the recipe is to be found."""
+        return isinstance(self.recipe, str | Path) and str(self.recipe) == AUTO
 
     @override
     def check(self) -> None:
-        """Refuse to choose rows without text."""
+        """Refuse to choose rows without text, and what is not of the way to the recipe."""
+        idle = _NOT_OF_AUTO if self.is_auto else _OF_AUTO
+        for name in idle:
+            if getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                what = "chooses among the built-in recipes as they are, for a whole draft"
+                what = (
+                    f"--recipe {AUTO} {what}" if self.is_auto else f"is for --recipe {AUTO} alone"
+                )
+                raise SettingsError(f"--{name.replace('_', '-')}", what, fix="leave it out")
+        for name, given in _NEEDED_BY_AUTO.items():
+            if self.is_auto and getattr(self, name) is None:
+                what = (
+                    f"is missing: --recipe {AUTO} finds the fastest draft that an engine loads on"
+                )
+                what += " a GPU, on prompts of your traffic"
+                raise SettingsError(f"--{name}", what, fix=f"for example --{name} {given}")
         if self.vocab_size is not None and self.traces is None:
             raise SettingsError(
                 "--vocab-size",

@@ -22,7 +22,7 @@ def estimate_draft(asked: Estimating) -> EstimateReport:
     gpus = [named_gpu(name) for name in names]
     _, draft = open_draft(asked.draft, listener=asked.listener)
     num_draft_tokens = checked_num_draft_tokens(draft.geometry, asked.num_draft_tokens)
-    plans, refused = _plans(draft, asked)
+    plans, refused = plans_that_fit(draft, asked)
     context = asked.context or usual_context(draft.checkpoint.config)
     served = VerifyStep(num_draft_tokens, context, asked.tp, asked.concurrency)
     step_ms = asked.target_step_ms
@@ -37,7 +37,7 @@ def estimate_draft(asked: Estimating) -> EstimateReport:
     )
 
 
-def _plans(draft: Draft, asked: Estimating) -> tuple[list[Plan], Mapping[str, str]]:
+def plans_that_fit(draft: Draft, asked: Estimating) -> tuple[list[Plan], Mapping[str, str]]:
     """Plans of the requested recipes, or of all built-in ones that fit, and why others do not."""
     plans, refused = [], {}
     named = [named_recipe(name, asked.listener) for name in asked.recipes or built_in_recipes()]

@@ -117,6 +117,10 @@ class VerifyError(DraftQuantError):
     """The folder to verify cannot even be read as a quantized draft."""
 
 
+class NoRecipeError(VerifyError):
+    """No recipe makes a draft that may pass."""
+
+
 class DeclarationError(VerifyError):
     """A declaration says something that draftquant does not understand: the input is to blame."""
 

@@ -63,6 +63,9 @@ def test_the_gate_is_simulated() -> None:
     seen = "the 20% that lose most were seen, -1.0%"
     assert simulated("recited", f"{seen}, without them").passed > 0.8
     assert simulated("recited", f"{seen}, the gate").passed < 0.1
+    limit = "of 8 recipes at -1.0%, on"
+    assert simulated("chosen", f"{limit} fresh prompts", 20).passed < 0.15
+    assert simulated("chosen", f"{limit} those that chose", 20).passed > 0.2
     lost = simulated("categories", "10 categories, one loses 4%")
     assert lost.passed < 0.75 < 0.8 < lost.part_found
     assert simulated("contexts", "longest bin loses 8%").failed > 0.95

@@ -11,6 +11,7 @@ from ...quantize.asked import Quantizing
 from ...quantize.drafts.family import Lint
 from ...quantize.engines.plan_verdicts import nothing_loads, planned_verdicts
 from ...quantize.files.hub import DraftSource, running_argv
+from ...quantize.files.provenance import ChosenAmong
 from ...quantize.files.staging import check_output
 from ...quantize.inspection import open_draft
 from ...quantize.lints.catalogue import find_lints
@@ -40,8 +41,11 @@ from ..traces.feature_evidence import feature_evidence
 from ..vocabulary.vocabulary_rows import with_chosen_rows
 
 
-def quantize_as_asked(asked: Quantizing) -> QuantizeReport:
-    """Quantize a folder or Hub id into a new folder, which is complete and verified or absent."""
+def quantize_as_asked(asked: Quantizing, chosen: ChosenAmong | None = None) -> QuantizeReport:
+    """Quantize a folder or Hub id into a new folder, which is complete and verified or absent.
+
+    `chosen`: how its recipe was chosen, for the record.
+    """
     if asked.device not in ("auto", "cpu"):
         resolve_device(asked.device)  # refuse before anything that takes long
     listener = asked.listener
@@ -51,7 +55,7 @@ def quantize_as_asked(asked: Quantizing) -> QuantizeReport:
         if asked.vocab_size is not None:
             source, opened = stack.enter_context(with_chosen_rows(source, recipe, asked))
         plan = make_plan(recipe, opened, target_layers=asked.target_layers)
-        report = _quantized(stack, plan, source, asked)
+        report = _quantized(stack, plan, source, asked, chosen)
     if asked.target is not None:
         report = _beside_target(report, Path(asked.target), listener)
     if left := lints_left(asked.draft, report.lints, fix_config=asked.fix_config):
@@ -75,7 +79,11 @@ def _beside_target(report: QuantizeReport, target: Path, listener: Listener) -> 
 
 
 def _quantized(
-    stack: ExitStack, plan: Plan, source: DraftSource, asked: Quantizing
+    stack: ExitStack,
+    plan: Plan,
+    source: DraftSource,
+    asked: Quantizing,
+    chosen: ChosenAmong | None,
 ) -> QuantizeReport:
     out, target, listener = Path(asked.out), optional_path(asked.target), asked.listener
     proven = check_tables(plan, target)
@@ -101,6 +109,7 @@ def _quantized(
         fix_config=asked.fix_config,
         target=target,
         proven=proven,
+        chosen=chosen,
         on_progress=phases.written,
         on_stage=phases.begin,
         on_verified=bar.set,

@@ -1,9 +1,9 @@
 """No draft is judged on prompts that were used to make it.
 
-Neither on those that calibrated its quantization, nor on those that chose the rows of its head
-(`draftquant vocab`). A prompt is recognised by its token ids, by those of the first turn of its
-conversation, and by the sketches of related prompts. Prompts of which only the continuation was
-seen are judged both ways, with them and without, as long as they are few.
+Neither on those that calibrated its quantization or chose its recipe, nor on those that chose the
+rows of its head (`draftquant vocab`). A prompt is recognised by its token ids, by those of the
+first turn of its conversation, and by the sketches of related prompts. Prompts of which only the
+continuation was seen are judged both ways, with them and without, as long as they are few.
 """
 
 import hashlib
@@ -177,6 +177,8 @@ def _made(
     ]
     if candidate is not None:
         made.append((candidate.prompts, "were used to calibrate the candidate"))
+    if candidate is not None and candidate.chosen is not None:
+        made.append((candidate.chosen.prompts, "chose the candidate's recipe (--recipe auto)"))
     return made
 
 

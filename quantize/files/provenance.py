@@ -136,6 +136,22 @@ class SeenPrompts:
 NO_PROMPTS = SeenPrompts()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenAmong:
+    """Which recipes a recipe was chosen among, on how many prompts.
+
+    `prompts`: all of the traces, both those that chose and those that calibrated.
+    """
+
+    recipes: tuple[str, ...]
+    num_prompts: int
+    traces_sha256: str
+    prompts: SeenPrompts
+
+    def __str__(self) -> str:
+        return f"chosen among {len(self.recipes)} by {self.num_prompts} prompts"
+
+
 def _seen(record: "VocabularyChoice | QuantizedProvenance") -> SeenPrompts:
     return SeenPrompts(
         sha256=record.calibration_prompts,
@@ -280,6 +296,7 @@ class QuantizedProvenance:
         calibration_target: whose traces these are; None also in records of earlier versions.
         gptq: None = there are none, or an earlier build used float64.
         cuts: of the vocabulary of the source, in order, before it was quantized.
+        chosen: how the recipe was chosen; None = somebody named it.
         made_by: the first run, where the folder was transcoded later.
         transcoded_from: where `transcode` wrote it; `recipe` then has this folder's layout and
             carrier.
@@ -311,6 +328,7 @@ class QuantizedProvenance:
     gptq: GptqFactors | None = None
     learned: LearnedRounding | None = None
     cuts: tuple[VocabularyCut, ...] = ()
+    chosen: ChosenAmong | None = None
     made_by: MadeBy | None = None
     transcoded_from: TranscodedFrom | None = None
     card: bool = False

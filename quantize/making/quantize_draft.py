@@ -18,7 +18,14 @@ from ..engines.plan_verdicts import to_mapping
 from ..files.card_text import CARD_FILE, read_card
 from ..files.checkpoint import UNVERIFIED_CONFIG_FILE
 from ..files.hub import DraftSource, recorded_argv
-from ..files.provenance import Method, QuantizedProvenance, SourceDraft, TensorBytes, VocabularyCut
+from ..files.provenance import (
+    ChosenAmong,
+    Method,
+    QuantizedProvenance,
+    SourceDraft,
+    TensorBytes,
+    VocabularyCut,
+)
 from ..files.provenance_file import check_recorded, read_provenance
 from ..files.publish import Rewrite, config_and_index, json_texts, publish
 from ..layouts import get_layout
@@ -120,6 +127,7 @@ def quantize_draft(
     fix_config: bool = False,
     target: Path | None = None,
     proven: Mapping[str, str] | None = None,
+    chosen: ChosenAmong | None = None,
     on_progress: Callable[[Step], None] = lambda _step: None,
     on_stage: Callable[[str], None] = lambda _stage: None,
     on_verified: Callable[[int, int], None] | None = None,
@@ -130,6 +138,7 @@ def quantize_draft(
     Args:
         target: folder of the target, needed exactly where the recipe drops a table.
         proven: what `check_tables` returned for this plan and target; None = check now.
+        chosen: how the recipe was chosen, for the record.
         on_stage: called with "start" (a vendor's toolkit is loaded), "write", "verify" and "sync".
         on_verified: called with bytes re-read and bytes to re-read, of both folders.
         device: returns where to compute quantized values, once torch is imported; None = the CPU.
@@ -170,6 +179,7 @@ def quantize_draft(
         changes=changes,
         dropped=dropped,
         cuts=cuts,
+        chosen=chosen,
         allow_zero_rows=allow_zero_rows,
         on_progress=on_progress,
         on_stage=on_stage,
@@ -189,6 +199,7 @@ class _Quantization(Rewrite[VerifyReport]):
     changes: Mapping[str, Any]
     dropped: Mapping[str, str]
     cuts: tuple[VocabularyCut, ...]
+    chosen: ChosenAmong | None
     allow_zero_rows: bool
     on_progress: Callable[[Step], None]
     on_stage: Callable[[str], None]
@@ -272,6 +283,7 @@ class _Quantization(Rewrite[VerifyReport]):
             gptq=measured.statistics.factors if measured.statistics else None,
             learned=measured.found.origin if measured.found else None,
             cuts=self.cuts,
+            chosen=self.chosen,
             card=True,
         )
 

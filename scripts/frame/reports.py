@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ...validate.parity.finding import Findings as Findings
     from ...validate.parity.task_samples import TaskSamples as TaskSamples
     from ...validate.report.document import Document as Document
+    from ...validate.runs.auto_run import ChosenReport as ChosenReport
     from ...validate.runs.golden_run import GoldenText as GoldenText
     from ...validate.runs.report_pages import WrittenReport as WrittenReport
     from ...validate.served.joint_report import JointReport as JointReport

@@ -4,13 +4,14 @@ import json
 from collections.abc import Mapping
 
 from ...quantize.asked import Quantizing
+from ...quantize.estimate.draft_step import USUAL_CONTEXT
 from ...quantize.files.card_text import CARD_FILE, is_ours, read_card
 from ..frame import reports
-from ..frame.console import OnTerminal, megabytes, stderr, stdout
+from ..frame.console import OnTerminal, megabytes, print_table, stderr, stdout, table
 from ..frame.verb import Command, verb
 
 
-@verb(Quantizing)
+@verb(Quantizing, figures={"usual_context": str(USUAL_CONTEXT)})
 def quantize(settings: Quantizing) -> "reports.QuantizeReport":
     """Quantize a draft into a new folder. The folder appears complete and verified, or not at all.
 
@@ -23,13 +24,18 @@ def quantize(settings: Quantizing) -> "reports.QuantizeReport":
 
     Returns:
         The folder, the plan, what verification found, which engines load the result, lints of the
-        source, how the vocabulary was cut, where that was asked for, and all warnings. Each warning
-        is a Python warning (`DraftQuantWarning`) too.
+        source, how the vocabulary was cut, where that was asked for, and all warnings; with recipe
+        "auto" also what each recipe is worth (`ChosenReport`). Each warning is a Python warning
+        (`DraftQuantWarning`) too.
 
     Raises:
         DraftQuantError: a stage failed: reading, planning, computing, writing or verifying. Nothing
             is left behind.
     """
+    if settings.is_auto:
+        from ...validate.runs.auto_run import choose_and_quantize
+
+        return choose_and_quantize(settings)
     from ...calibration.runs.quantize_run import quantize_as_asked
 
     return quantize_as_asked(settings)
@@ -52,6 +58,8 @@ def _show(report: "reports.QuantizeReport", settings: Quantizing) -> None:
     from ...quantize.engines.plan_verdicts import verdict_lines
 
     plan, out = report.plan, stdout()
+    if settings.is_auto:
+        _show_choice(report)
     times = ", ".join(f"{stage} {spent:.1f} s" for stage, spent in _seconds(settings).items())
     changed = len(plan.quantized) + len(report.balanced.keys() | report.learned_norms.keys())
     kept = len(plan.remaining.rows) - changed
@@ -81,6 +89,21 @@ def _show(report: "reports.QuantizeReport", settings: Quantizing) -> None:
         )
     for line in verdict_lines(report.loads):
         out.line(line)
+
+
+def _show_choice(report: "reports.QuantizeReport") -> None:
+    from ...validate.comparison.recipe_selection import COLUMNS, rows
+    from ...validate.runs.auto_run import ChosenReport
+
+    assert isinstance(report, ChosenReport)
+    choice, out = report.selection, stdout()
+    heading = f"Recipes that {choice.engine} loads on {choice.gpu}"
+    shown = table(heading, *COLUMNS, right=COLUMNS[1:-1])
+    for cells in rows(choice):
+        shown.row(*cells)
+    print_table(shown)
+    out.line((choice.told, "bold"))
+    out.line(f"{choice.ordered_by} Judge the draft on other prompts: draftquant gate.")
 
 
 def few_inputs_line(few: Mapping[str, int]) -> str:

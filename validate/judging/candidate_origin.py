@@ -161,7 +161,8 @@ def check_loaded(
 def calibrated_elsewhere(candidate: DraftFolder, judge: SeenTarget) -> tuple[str, tuple[str, ...]]:
     """The target that made the candidate, if it is not `judge`, else ""; and what is not known."""
     made = [cut.choice.prompts for cut in candidate.cuts]
-    made += [candidate.quantized_by.prompts] if candidate.quantized_by else []
+    if (record := candidate.quantized_by) is not None:
+        made += [record.prompts, *([record.chosen.prompts] if record.chosen else [])]
     unknown = False
     for seen in made:
         if not seen.sha256:
