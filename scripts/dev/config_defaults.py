@@ -58,10 +58,29 @@ LEFT_OUT = ("num_key_value_heads", "head_dim", "rms_norm_eps", *list(PLAIN)[:-2]
 UNREAD = ("rope_theta", "architectures", "max_position_embeddings")
 """Keys that may differ: no family reads them, or they have a rule of their own."""
 OTHERS = ("sliding_window",)
+NO_DEFAULTS = ("lacks", "changes", "unclear")
+DRAFTS = frozenset(
+    """
+    apertus cohere cohere2 deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 dflash ernie4_5_moe
+    exaone4 exaone4_5 exaone_moe falcon gemma gemma2 gemma3_text gemma4_assistant gemma4_text glm4
+    glm4_moe glm4_moe_lite glm_moe_dsa glm_ocr glm_ocr_text gpt_oss internlm3 k3_dspark kimi_k2
+    laguna llama longcat_flash medusa mimo mimo_v2_flash minicpm3 mistral mixtral nemotron
+    nemotron_h olmo2 olmo3 phi3 qwen2 qwen3 qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text
+    qwen3_moe qwen3_next starcoder2 step3p5
+    """.split()  # noqa: SIM905 - one a line would be a page
+)
+"""Types of drafts that are published, or that engines were asked for."""
 MOST_KINDS = 6
 """The longest cycle of kinds of layers."""
 NONE = object()
 Ask = Callable[[Mapping[str, Any]], Any]
+
+
+def row_of(model_type: str, config_class: Any) -> dict[str, Any] | None:
+    """Its row; None where it takes no draft, and where it is like no draft that is known."""
+    found = row(config_class)
+    unlike = found is not None and not found.keys().isdisjoint(NO_DEFAULTS)
+    return None if unlike and model_type not in DRAFTS else found
 
 
 def row(config_class: Any) -> dict[str, Any] | None:
@@ -104,8 +123,8 @@ def row(config_class: Any) -> dict[str, Any] | None:
         changes |= {"rope_parameters": None} if is_nested(full[0]) else {}
         unclear += [] if is_nested(full[0]) else ["rope_parameters"]
     found |= rope or {}
-    named = {"lacks": lacks, "changes": changes, "unclear": unclear}
-    return found | {key: names for key, names in named.items() if names}
+    named = zip(NO_DEFAULTS, (lacks, changes, unclear), strict=True)
+    return found | {key: names for key, names in named if names}
 
 
 def attributes(config_class: Any, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,7 +221,7 @@ def answers(engine: str | None) -> dict[str, Any]:
     """The version of transformers here, and the row of every model_type."""
     transformers: Any = importlib.import_module("transformers")
     transformers.logging.set_verbosity_error()
-    found = {name: row(config_class) for name, config_class in sorted(classes(engine).items())}
+    found = {name: row_of(name, each) for name, each in sorted(classes(engine).items())}
     return {"transformers": transformers.__version__, "types": found}
 
 
