@@ -9,6 +9,7 @@ outputs, writes the file.
 import importlib
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
@@ -17,21 +18,21 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "quantize" / "drafts" / "config_defaults.json"
+ENGINES = ROOT / "experiments" / "engines"
 REGISTRIES = {
     "vllm": "vllm.transformers_utils.config",
     "sglang": "sglang.srt.utils.hf_transformers.common",
 }
 """Engine -> the module that has its own classes."""
+FLAGS = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
+         "tie_word_embeddings": False}  # fmt: skip
 PROBES: tuple[dict[str, Any], ...] = tuple(
     {
         "hidden_size": hidden,
         "num_attention_heads": heads,
         "num_key_value_heads": 2,
         "head_dim": head_dim,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
+        **FLAGS,
         "rms_norm_eps": 2e-5,
         "rope_theta": 500.0,
         "intermediate_size": 512,
@@ -45,30 +46,14 @@ PROBES: tuple[dict[str, Any], ...] = tuple(
     for hidden, heads, head_dim in ((256, 8, 48), (384, 4, 40))
 )
 """Two drafts, to separate what follows from the sizes from what does not."""
-PLAIN = {
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
-    "tie_word_embeddings": False,
-    "rope_theta": 10000.0,
-    "partial_rotary_factor": 1.0,
-}
+PLAIN = {**FLAGS, "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
 """Marks a key that is absent from a row."""
-LEFT_OUT = ("num_key_value_heads", "head_dim", "rms_norm_eps", *list(PLAIN)[:-2])
+LEFT_OUT = ("num_key_value_heads", "head_dim", "rms_norm_eps", *FLAGS)
 UNREAD = ("rope_theta", "architectures", "max_position_embeddings")
 """Keys that may differ: no family reads them, or they have a rule of their own."""
 OTHERS = ("sliding_window",)
-NO_DEFAULTS = ("lacks", "changes", "unclear")
-DRAFTS = frozenset(
-    """
-    apertus cohere cohere2 deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 dflash ernie4_5_moe
-    exaone4 exaone4_5 exaone_moe falcon gemma gemma2 gemma3_text gemma4_assistant gemma4_text glm4
-    glm4_moe glm4_moe_lite glm_moe_dsa glm_ocr glm_ocr_text gpt_oss internlm3 k3_dspark kimi_k2
-    laguna llama longcat_flash medusa mimo mimo_v2_flash minicpm3 mistral mixtral nemotron
-    nemotron_h olmo2 olmo3 phi3 qwen2 qwen3 qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text
-    qwen3_moe qwen3_next starcoder2 step3p5
-    """.split()  # noqa: SIM905 - one a line would be a page
-)
+ANSWERS = (ROOT / "tests" / "wild" / "drafts.json", *ENGINES.glob("*.json"))
+DRAFTS = {n for f in ANSWERS for n in re.findall(r'"model_type": ?"(\w+)"', f.read_text("utf-8"))}
 """Types of drafts that are published, or that engines were asked for."""
 MOST_KINDS = 6
 """The longest cycle of kinds of layers."""
@@ -76,19 +61,12 @@ NONE = object()
 Ask = Callable[[Mapping[str, Any]], Any]
 
 
-def row_of(model_type: str, config_class: Any) -> dict[str, Any] | None:
-    """Its row; None where it takes no draft, and where it is like no draft that is known."""
-    found = row(config_class)
-    unlike = found is not None and not found.keys().isdisjoint(NO_DEFAULTS)
-    return None if unlike and model_type not in DRAFTS else found
-
-
-def row(config_class: Any) -> dict[str, Any] | None:
-    """The defaults of one class that differ from the plain ones; None where it takes no such draft.
+def row(config_class: Any, model_type: str) -> dict[str, Any] | None:
+    """The defaults of one class that differ from the plain ones; None where no draft has it.
 
     "lacks": keys without a default. "changes": what becomes of keys that it does not keep as given;
     null = that depends, or is a size. "unclear": keys whose default follows from
-    other keys in another way than in Llama.
+    other keys in another way than in Llama. These three are its marks.
     """
     asked = cache(lambda text: attributes(config_class, json.loads(text)))
 
@@ -123,8 +101,9 @@ def row(config_class: Any) -> dict[str, Any] | None:
         changes |= {"rope_parameters": None} if is_nested(full[0]) else {}
         unclear += [] if is_nested(full[0]) else ["rope_parameters"]
     found |= rope or {}
-    named = zip(NO_DEFAULTS, (lacks, changes, unclear), strict=True)
-    return found | {key: names for key, names in named if names}
+    named = {"lacks": lacks, "changes": changes, "unclear": unclear}
+    marks = {key: names for key, names in named.items() if names}
+    return None if marks and model_type not in DRAFTS else found | marks
 
 
 def attributes(config_class: Any, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,7 +178,7 @@ def classes(engine: str | None) -> dict[str, Any]:
     mapping: Any = importlib.import_module("transformers").CONFIG_MAPPING
     own: Any = {}
     if engine is not None:
-        sys.path.insert(0, str(ROOT / "experiments" / "engines"))
+        sys.path.insert(0, str(ENGINES))
         os.environ.update(VLLM_TARGET_DEVICE="cpu", VLLM_LOGGING_LEVEL="ERROR")
         if engine == "sglang":
             importlib.import_module("sglang_platform").install("sm90")
@@ -221,7 +200,7 @@ def answers(engine: str | None) -> dict[str, Any]:
     """The version of transformers here, and the row of every model_type."""
     transformers: Any = importlib.import_module("transformers")
     transformers.logging.set_verbosity_error()
-    found = {name: row_of(name, each) for name, each in sorted(classes(engine).items())}
+    found = {n: row(each, n) for n, each in sorted(classes(engine).items())}
     return {"transformers": transformers.__version__, "types": found}
 
 
