@@ -30,7 +30,7 @@ from draftquant.calibration.linear_inputs.static_scales import run_over_traces
 from draftquant.calibration.passes.draft_inputs import DraftRun
 from draftquant.quantize.drafts.families.dspark import DSpark, DSparkGeometry
 from draftquant.quantize.drafts.families.dspark_mla import FAMILY
-from draftquant.quantize.drafts.passes import BlockAttention, BlockForward
+from draftquant.quantize.drafts.passes import BlockForward
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.making.dequantize_draft import dequantize_draft
@@ -46,7 +46,12 @@ from heads import BEYOND
 from k3_draft import CASES, write_draft
 from reference_dflash import ReferenceDSpark, ReferenceDSparkMla, random_weights
 from reference_draft import assert_close
-from replay_proof import EXECUTED, assert_fitted_draft_is_the_engine, assert_logits_of_engines
+from replay_proof import (
+    EXECUTED,
+    assert_fitted_draft_is_the_engine,
+    assert_logits_of_engines,
+    block_logits,
+)
 from rounding_pairs import shared_pair
 from safetensors.torch import load_file, save_file
 from tiny import change, edit_json, read_tensors, store, write_tensors
@@ -78,15 +83,6 @@ def random_features(geometry: DSparkGeometry) -> Tensor:
     width = geometry.num_aux_layers * geometry.target_hidden_size
     generator = torch.Generator().manual_seed(1)
     return torch.randn((1, NUM_CONTEXT, width), generator=generator, dtype=torch.float64)
-
-
-def block_logits(forward: BlockForward, context: Tensor, block: list[int]) -> Tensor:
-    """[K, draft vocabulary] of one block behind a context [1, T, features]."""
-    position = context.shape[1]
-    attention = BlockAttention(forward, forward.fuse(context))
-    attention.begin(range(position, position + 1))
-    hidden = forward.block(torch.tensor([block]), torch.tensor([position]), attention)
-    return forward.logits(hidden)[0]
 
 
 @pytest.mark.usefixtures("float64_on_one_thread")

@@ -10,7 +10,6 @@ from asked_pairs import check_draft
 from block_pair import VOCAB, save_draft
 from by_recipe import draft_of, quantized
 from draftquant.quantize.drafts.families.laguna_dflash import FAMILY, rope_of_class
-from draftquant.quantize.drafts.passes import BlockAttention, BlockForward
 from draftquant.quantize.drafts.rope import read_rope
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.lints.catalogue import find_lints
@@ -20,11 +19,14 @@ from draftquant.recipes.errors import CheckpointError
 from k3_draft import SHAPE
 from reference_dflash import ReferenceLaguna, random_weights
 from reference_draft import assert_close
-from replay_proof import assert_fitted_draft_is_the_engine, assert_logits_of_engines
+from replay_proof import (
+    assert_fitted_draft_is_the_engine,
+    assert_logits_of_engines,
+    block_logits,
+)
 from rounding_pairs import shared_pair
 from tiny import edit_json, read_tensors
 from tiny_dflash import tiny_laguna
-from torch import Tensor
 
 K = 5
 MIXED = ["full_attention", "sliding_attention"]
@@ -45,15 +47,6 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def block_logits(forward: BlockForward, features: Tensor, anchor: int) -> Tensor:
-    """One block behind all the features: [K, vocabulary]."""
-    position = features.shape[1]
-    attention = BlockAttention(forward, forward.fuse(features))
-    attention.begin(range(position, position + 1))
-    ids = torch.tensor([[anchor] + [0] * K])
-    return forward.logits(forward.block(ids, torch.tensor([position]), attention))[0]
-
-
 @pytest.mark.usefixtures("float64_on_one_thread")
 @pytest.mark.parametrize("case", CASES)
 def test_block_equals_modules_with_parts_gates_and_norms_spelled_out(case: str) -> None:
@@ -65,7 +58,7 @@ def test_block_equals_modules_with_parts_gates_and_norms_spelled_out(case: str) 
     features = torch.randn((1, 17, 96), generator=generator, dtype=torch.float64)
     reference.extend(features[:, :9])
     reference.extend(features[:, 9:])
-    assert_close(block_logits(forward, features, 17), reference.propose(17, K))
+    assert_close(block_logits(forward, features, [17] + [0] * K), reference.propose(17, K))
 
 
 @pytest.mark.parametrize("case", laguna_draft.CASES)

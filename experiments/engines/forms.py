@@ -144,15 +144,13 @@ def collected(loaded: Sequence[Loaded]) -> dict[str, dict[str, list[str]]]:
 
 def write(record: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
     """A line for each kind of draft; what both engines loaded stands once."""
-    vllm, sglang = record["vllm"], record["sglang"]
-    common = {draft: {*facts} & {*sglang.get(draft, ())} for draft, facts in vllm.items()}
-    parts = {"both": {draft: sorted(facts) for draft, facts in common.items()}}
+    both = {d: {*facts} & {*record["sglang"].get(d, ())} for d, facts in record["vllm"].items()}
+    parts: dict[str, dict[str, set[str]]] = {"both": both}
     for engine, kinds in record.items():
-        own = ((draft, {*facts} - common.get(draft, set())) for draft, facts in kinds.items())
-        parts[engine] = {draft: sorted(facts) for draft, facts in own}
+        parts[engine] = {d: {*facts} - both.get(d, set()) for d, facts in kinds.items()}
     engines = []
-    for engine, kinds in parts.items():
-        kept = {draft: json.dumps(_kept(facts)) for draft, facts in kinds.items() if facts}
+    for engine, of in parts.items():
+        kept = {draft: json.dumps(_kept(sorted(facts))) for draft, facts in of.items() if facts}
         lines = ",\n".join(f"{json.dumps(draft)}: {facts}" for draft, facts in kept.items())
         engines.append(f'"{engine}": {{\n{lines}\n}}')
     FILE.write_text("{" + ", ".join(engines) + "}\n", encoding="utf-8")
