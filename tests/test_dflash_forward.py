@@ -24,7 +24,7 @@ from draftquant.recipes.errors import CheckpointError
 from reference_dflash import ReferenceDFlash, random_weights
 from reference_draft import assert_close
 from replay_proof import block_logits
-from tiny import edit_json
+from tiny import config_of, edit_json
 from tiny_dflash import OWN_KEYS, tiny_dflash
 from torch import Tensor
 
@@ -200,7 +200,7 @@ DFLASH2_CASES: dict[str, dict[str, Any]] = {
 
 def in_speculators_layout(folder: Path) -> None:
     """Spell a DFlash2 draft's config.json as vLLM's `update_dflash2` reads it."""
-    plain: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    plain: dict[str, Any] = config_of(folder)
     nested = plain["dflash_config"]
     own = {key: value for key, value in nested.items() if key in OWN_KEYS["dflash2"]}
     layers = {key: plain[key] for key in plain if key not in ("architectures", "dflash_config")}

@@ -54,7 +54,7 @@ from replay_proof import (
 )
 from rounding_pairs import shared_pair
 from safetensors.torch import load_file, save_file
-from tiny import change, edit_json, read_tensors, store, write_tensors
+from tiny import change, config_of, edit_json, read_tensors, store, write_tensors
 from tiny_dspark import tiny_dspark, tiny_dspark_mla, tiny_nemotron
 from torch import Tensor
 
@@ -144,7 +144,7 @@ def test_it_is_quantized_verified_and_decoded(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("float64_on_one_thread")
 def test_speculators_spell_it_with_layers_of_their_own(tmp_path: Path) -> None:
     folder = tiny_dspark(tmp_path / "d", **SMALL)
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = config_of(folder)
     own = {key: config[key] for key in ("block_size", "mask_token_id", "markov_rank")}
     ids = [i + 1 for i in config.pop("target_layer_ids")]
     layers = {key: value for key, value in config.items() if key not in own}
