@@ -35,8 +35,9 @@ ABSENT_FORMATS: Mapping[str, str] = {
 }
 """Number format that no recipe can name -> the nearest one."""
 REFUSED: Mapping[tuple[str, str], Refusal] = {
-    (row["backend"], algorithm): Refusal(reason=row["reason"], fix=row["fix"])
+    (backend, algorithm): Refusal(reason=row["reason"], fix=row.get("fix", _ROWS["instead"]))
     for row in _ROWS["refused"]
+    for backend in row["backends"]
     for algorithm in row["algorithms"]
 }
 """By backend and algorithm: the toolkit's name for it, a recipe's `scale`, `rounding` or both."""

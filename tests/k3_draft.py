@@ -1,4 +1,4 @@
-"""The draft, features and tokens with which vLLM's own K3DSparkForCausalLM was executed."""
+"""The drafts of vLLM's K3DSparkForCausalLM; features and tokens of all that was executed."""
 
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,8 @@
 """The proof that replay counts what an engine would: one step sequence, computed in two ways."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from draftquant.calibration.linear_inputs.static_scales import calibrated_scales
 from draftquant.calibration.passes.draft_inputs import DraftRun, first_hidden
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.trace_folder import TraceFolder
+from draftquant.quantize.drafts.passes import BlockAttention, BlockForward
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.numerics.number_formats import fp8_codes, fp8_scale
@@ -21,12 +23,33 @@ from draftquant.recipes import load_recipe
 from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
 from draftquant.validate.counting.trace_replay import accepted_by_row, decoding_steps, replay_drafts
 from engine_loop import speculative_decode
+from k3_draft import TOKENS, features
 from proposing import draft_proposals
 from reference_draft import ReferenceDraft
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
 RoundInput = Callable[[str, Tensor], Tensor]
+EXECUTED = Path(__file__).parents[1] / "experiments" / "engines"
+
+
+def block_logits(forward: BlockForward, context: Tensor, block: Sequence[int]) -> Tensor:
+    """[K, draft vocabulary] of one block behind a context [1, T, features]."""
+    position = context.shape[1]
+    attention = BlockAttention(forward, forward.fuse(context))
+    attention.begin(range(position, position + 1))
+    hidden = forward.block(torch.tensor([block]), torch.tensor([position]), attention)
+    return forward.logits(hidden)[0]
+
+
+def assert_logits_of_engines(folder: Path, kept: str, case: str, atol: float) -> None:
+    """Of one block: those that an engine's own class computed, of the first tokens."""
+    expected = torch.tensor(json.loads((EXECUTED / f"{kept}.json").read_text("utf-8"))[case])
+    head = load_file(folder / "model.safetensors")["embed_tokens.weight"]
+    forward: Any = load_draft(folder, shared={"lm_head.weight": head}).forward
+    got = block_logits(forward, features(3 * head.shape[1])[None], TOKENS)
+    torch.testing.assert_close(got[:, : expected.shape[1]], expected, rtol=0, atol=atol)
 
 
 def unrounded(_name: str, x: Tensor) -> Tensor:

@@ -1,23 +1,14 @@
-"""The drafts with sinks, features and tokens with which engines' own classes were executed."""
+"""The drafts with sinks with which engines' own classes were executed."""
 
 from pathlib import Path
 
-import torch
+from k3_draft import SHAPE
 from tiny import edit_json
 from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_nemotron
-from torch import Tensor
 
-CONTEXT, TOKENS = 11, (17, 3, 80, 41, 5, 60, 9, 33)
-"""Positions before the anchor; the anchor, and the tokens recorded after it."""
 CASES = ("nemotron", "both-ways")
-_SIZES = {"hidden": 256, "intermediate": 512, "vocab": 512, "head_dim": 64}  # `write_target`
-
-
-def features(width: int) -> Tensor:
-    """[CONTEXT, width] float32 that BF16 holds: what the target's layers gave."""
-    rows, columns = torch.arange(CONTEXT)[:, None], torch.arange(width)
-    return ((7 * rows * (columns + 3) + 5 * columns) % 31 - 15) / 8
+_SIZES = {**SHAPE, "head_dim": 64}
 
 
 def write_draft(folder: Path, case: str) -> Path:

@@ -145,17 +145,53 @@ def test_interpreters_without_an_engine(
     assert "cannotbeimported:sglang" in error
 
 
-def test_code_of_a_folder_does_not_get_to_the_engine(draft: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(draft, copy)
-    edit_json(copy / "config.json", auto_map={"AutoModel": "modeling.Draft"})
-    for name in ("modeling.py", "training_args.bin", "weights.pt"):
-        (copy / name).write_text("raise SystemExit")
-    (tmp_path / "work").mkdir()
-    DraftQuestion.of(Checking(copy, "vllm")).write(tmp_path / "work")
-    given = {path.name for path in (tmp_path / "work" / "draft").iterdir()}
-    assert given == {path.name for path in draft.iterdir() if path.suffix != ".md"}
-    assert "auto_map" not in (tmp_path / "work" / "draft" / "config.json").read_text()
+CODE = {"AutoModel": "modeling.Draft", "AutoConfig": "owner/name--configuration.Config"}
+
+
+def test_code_of_a_folder_does_not_get_to_the_engine(
+    draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The answer says so. auto_map may stand at any depth; an engine is to see its null."""
+    copy = Path(shutil.copytree(draft, tmp_path / "copy"))
+    edit_json(copy / "config.json", auto_map=CODE, eagle_config={"auto_map": None, "x": [1]})
+    left_out = ["training_args.bin", "weights.pt", "code/modeling.py"]
+    (copy / "code").mkdir()
+    for name, text in {
+        **dict.fromkeys(left_out, "raise SystemExit"),
+        "tokenizer_config.json": json.dumps({"of": [{"auto_map": CODE}]}),
+        "broken.json": "{",
+    }.items():
+        (copy / name).write_text(text)
+    (work := tmp_path / "work").mkdir()
+    DraftQuestion.of(Checking(copy, "vllm")).write(work)
+    given = {path.name: path for path in (work / "draft").iterdir()}
+    own = {path.name for path in draft.iterdir() if path.suffix != ".md"}
+    assert given.keys() == own | {"tokenizer_config.json"}
+    assert json.loads(given["tokenizer_config.json"].read_text()) == {"of": [{}]}
+    config = json.loads(given["config.json"].read_text())
+    assert "auto_map" not in config
+    assert config["eagle_config"] == {"auto_map": None, "x": [1]}
+    python = str(interpreter(tmp_path))
+    assert main(["check", str(copy), "--engine", "vllm", "--ask", python]) == 0
+    left_out += ["auto_map of config.json", "auto_map of tokenizer_config.json"]
+    said = f"code that the engine was not given: {', '.join(left_out)}"
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
+def test_code_of_a_target_does_not_get_to_the_engine(draft: Path, tmp_path: Path) -> None:
+    """Nor is any engine told to trust code."""
+    target, work = tmp_path / "target", tmp_path / "work"
+    target.mkdir()
+    work.mkdir()
+    text = {"hidden_size": 64, "vocab_size": 96, "num_hidden_layers": 9, "auto_map": CODE}
+    (target / "config.json").write_text(json.dumps({"text_config": text, "auto_map": CODE}))
+    (target / "modeling.py").write_text("raise SystemExit")
+    left_out = DraftQuestion.of(Checking(draft, "vllm", target=target)).write(work)
+    assert left_out == ("auto_map of the target's config.json",)
+    (given,) = (work / "target").iterdir()
+    modules = Path(answer.__file__).parent.glob("*.py")
+    for path, word in ((given, "auto_map"), *((each, "trust_remote_code") for each in modules)):
+        assert word not in path.read_text()
 
 
 @pytest.mark.parametrize(

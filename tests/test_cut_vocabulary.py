@@ -1,6 +1,5 @@
 """Drafts whose vocabulary is cut: what is written in each family, and what cannot be cut."""
 
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ from by_recipe import draft_of
 from cuts import IDS, cut, target
 from draftquant.quantize.verify import verify
 from draftquant.recipes.errors import CheckpointError, DraftQuantError, PlanError
-from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama
+from tiny import Stored, config_of, edit_json, read_tensors, tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark
 from tiny_mla import tiny_eagle3_mla
@@ -67,7 +66,7 @@ def test_kept_rows_keep_their_bytes_and_all_else_is_as_it_was(family: str, tmp_p
     assert np.flatnonzero(np.frombuffer(after["t2d"].data, np.bool_)).tolist() == ids
     changed = {name for name in before if before[name] != after[name]}
     assert {name.rpartition("layers.")[2] for name in changed} == set(with_rows)
-    was, now = (json.loads((f / "config.json").read_text(encoding="utf-8")) for f in (source, out))
+    was, now = (config_of(f) for f in (source, out))
     assert now == {**was, "draft_vocab_size": len(ids)}
     assert draft_of(out).geometry.draft_vocab_size == len(ids)
     assert verify(out, source).ok

@@ -18,7 +18,7 @@ from draftquant.quantize.stored.stored_declaration import declared_scheme
 from handmade import MADE, quantize_by_hand
 from handmade_numbers import e4m3_value, nearest_e4m3
 from readings import read
-from tiny import read_tensors, tiny_eagle3_llama, values_of
+from tiny import config_of, read_tensors, tiny_eagle3_llama, values_of
 from verify_cases import edit
 
 Q_PROJ = "midlayer.self_attn.q_proj"
@@ -107,7 +107,7 @@ def scheme_of(folder: Path) -> DeclaredScheme | None:
 def changed(source: Path, out: Path, name: str, path: str, value: object) -> Path:
     """A folder by hand, with one key of its declaration changed."""
     quantize_by_hand(source, out, MADE[name])
-    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
+    config = config_of(out)
     section = config["quantization_config"]
     *parents, key = path.split(".")
     for parent in parents:

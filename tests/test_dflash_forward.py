@@ -17,13 +17,14 @@ import torch
 from asked_pairs import check_draft
 from by_recipe import draft_of
 from draftquant.quantize.drafts.families.dflash import DFlash
-from draftquant.quantize.drafts.passes import BlockAttention, BlockForward
+from draftquant.quantize.drafts.passes import BlockForward
 from draftquant.quantize.drafts.shared.block_layers import DFlashGeometry
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes.errors import CheckpointError
 from reference_dflash import ReferenceDFlash, random_weights
 from reference_draft import assert_close
-from tiny import edit_json
+from replay_proof import block_logits
+from tiny import config_of, edit_json
 from tiny_dflash import OWN_KEYS, tiny_dflash
 from torch import Tensor
 
@@ -90,18 +91,6 @@ def features_of(geometry: DFlashGeometry, count: int, seed: int = 1) -> Tensor:
     return torch.randn((1, count, width), generator=generator, dtype=torch.float64)
 
 
-def block_logits(
-    forward: BlockForward, features: Tensor, anchor: int, num_draft_tokens: int
-) -> Tensor:
-    """One block behind all the features: [K, draft vocabulary]."""
-    position = features.shape[1]
-    attention = BlockAttention(forward, forward.fuse(features))
-    attention.begin(range(position, position + 1))
-    ids = torch.tensor([[anchor] + [0] * num_draft_tokens])  # what is recorded is not read
-    block = forward.block(ids, torch.tensor([position]), attention)
-    return forward.logits(block)[0]
-
-
 @pytest.mark.usefixtures("float64_on_one_thread")
 @pytest.mark.parametrize("case", CASES)
 def test_block_equals_the_transformers_modules(case: str) -> None:
@@ -112,7 +101,7 @@ def test_block_equals_the_transformers_modules(case: str) -> None:
     reference.extend(features[:, 9:])  # the context grows as positions are verified
     for k in (1, BLOCK_SIZE - 1):
         expected = reference.propose(17, k)
-        got = block_logits(forward, features, 17, k)
+        got = block_logits(forward, features, [17] + [0] * k)  # what is recorded is not read
         assert got.shape == (k, geometry.draft_vocab_size)
         assert_close(got, expected)
         assert_close(reference.propose(17, k), expected)  # nothing of the block is left
@@ -129,9 +118,9 @@ def test_a_trained_mask_embedding_stands_for_the_mask_token() -> None:
     features = features_of(geometry, 6)
     reference.extend(features)
     for anchor in (17, geometry.mask_token_id):
-        got = block_logits(forward, features, anchor, 3)
+        got = block_logits(forward, features, [anchor, 0, 0, 0])
         assert_close(got, reference.propose(anchor, 3))
-        assert (got - block_logits(plain, features, anchor, 3)).abs().max() > 1e-4
+        assert (got - block_logits(plain, features, [anchor, 0, 0, 0])).abs().max() > 1e-4
 
 
 # ---- folders, with the side files that engines read
@@ -211,7 +200,7 @@ DFLASH2_CASES: dict[str, dict[str, Any]] = {
 
 def in_speculators_layout(folder: Path) -> None:
     """Spell a DFlash2 draft's config.json as vLLM's `update_dflash2` reads it."""
-    plain: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    plain: dict[str, Any] = config_of(folder)
     nested = plain["dflash_config"]
     own = {key: value for key, value in nested.items() if key in OWN_KEYS["dflash2"]}
     layers = {key: plain[key] for key in plain if key not in ("architectures", "dflash_config")}
@@ -262,14 +251,6 @@ def features() -> Any:
     return np.random.default_rng(1).standard_normal((NUM_CONTEXT, 3 * 64), dtype=np.float32)
 
 
-def dflash2_block(forward: BlockForward, token_ids: list[int]) -> Tensor:
-    """Logits [K, vocabulary] of the block behind the context of `features`."""
-    attention = BlockAttention(forward, forward.fuse(torch.from_numpy(features())[None]))
-    attention.begin(range(NUM_CONTEXT, NUM_CONTEXT + 1))
-    ids, position = torch.tensor([token_ids]), torch.tensor([NUM_CONTEXT])
-    return forward.logits(forward.block(ids, position, attention))[0]
-
-
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("case", DFLASH2_CASES)
 def test_blocks_are_those_of_sglangs_own_modules(case: str, tmp_path: Path) -> None:
@@ -277,7 +258,8 @@ def test_blocks_are_those_of_sglangs_own_modules(case: str, tmp_path: Path) -> N
     forward = load_draft(draft(tmp_path / "draft", case)).forward
     assert isinstance(forward, BlockForward)
     for anchor, found in DRAFTED[case].items():
-        logits = dflash2_block(forward, [int(anchor), *found["tokens"]])
+        context = torch.from_numpy(features())[None]
+        logits = block_logits(forward, context, [int(anchor), *found["tokens"]])
         assert logits.argmax(-1).tolist() == found["tokens"]
         for slot, scores in zip(logits, found["scores"], strict=True):
             offered = slot.isfinite().nonzero()[:, 0].tolist()

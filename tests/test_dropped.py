@@ -17,7 +17,7 @@ from draftquant.recipes import Recipe, RecipeError, Rule, load_recipe
 from draftquant.recipes.errors import CheckpointError, PlanError
 from draftquant.recipes.schema import Role
 from draftquant.scripts.cli import main
-from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
+from tiny import Stored, config_of, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_mla import tiny_eagle3_mla
 from verify_cases import edit, faults_of, flip_bit, reseal
 
@@ -83,7 +83,7 @@ def test_without_its_head_config_json_says_so_to_sglang(tmp_path: Path) -> None:
     report = quantized(source, dropping("embedding", "head"), tmp_path / "out", target=target)
     assert report.config_changes == {"draft_vocab_size": None}
     out = tmp_path / "out"
-    assert json.loads((out / "config.json").read_text(encoding="utf-8"))["draft_vocab_size"] is None
+    assert config_of(out)["draft_vocab_size"] is None
     assert verify(out, source).ok
     for engine in ("vllm", "sglang"):
         answer = check_draft(out, engine=engine, arch="sm90")  # type: ignore[arg-type]

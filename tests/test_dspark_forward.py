@@ -30,7 +30,7 @@ from draftquant.calibration.linear_inputs.static_scales import run_over_traces
 from draftquant.calibration.passes.draft_inputs import DraftRun
 from draftquant.quantize.drafts.families.dspark import DSpark, DSparkGeometry
 from draftquant.quantize.drafts.families.dspark_mla import FAMILY
-from draftquant.quantize.drafts.passes import BlockAttention, BlockForward
+from draftquant.quantize.drafts.passes import BlockForward
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.making.dequantize_draft import dequantize_draft
@@ -43,18 +43,20 @@ from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import CheckpointError
 from formats import format_recipe
 from heads import BEYOND
-from k3_draft import CASES, CONTEXT, TOKENS, features, write_draft
+from k3_draft import CASES, write_draft
 from reference_dflash import ReferenceDSpark, ReferenceDSparkMla, random_weights
 from reference_draft import assert_close
-from replay_proof import assert_fitted_draft_is_the_engine
+from replay_proof import (
+    EXECUTED,
+    assert_fitted_draft_is_the_engine,
+    assert_logits_of_engines,
+    block_logits,
+)
 from rounding_pairs import shared_pair
 from safetensors.torch import load_file, save_file
-from tiny import change, edit_json, read_tensors, store, write_tensors
+from tiny import change, config_of, edit_json, read_tensors, store, write_tensors
 from tiny_dspark import tiny_dspark, tiny_dspark_mla, tiny_nemotron
 from torch import Tensor
-
-ENGINES_FOLDER = Path(__file__).parents[1] / "experiments" / "engines"
-
 
 K = 5
 NUM_CONTEXT = 11
@@ -67,7 +69,7 @@ CONFIG: dict[str, Any] = {
 BLOCK = [17, 3, 80, 41, 5, 60]
 """An anchor, and K tokens behind it."""
 
-TABLE = json.loads((ENGINES_FOLDER / "dspark_maths.json").read_text(encoding="utf-8"))
+TABLE = json.loads((EXECUTED / "dspark_maths.json").read_text(encoding="utf-8"))
 
 
 def build(**changes: Any) -> tuple[DSparkGeometry, dict[str, Tensor], BlockForward]:
@@ -81,15 +83,6 @@ def random_features(geometry: DSparkGeometry) -> Tensor:
     width = geometry.num_aux_layers * geometry.target_hidden_size
     generator = torch.Generator().manual_seed(1)
     return torch.randn((1, NUM_CONTEXT, width), generator=generator, dtype=torch.float64)
-
-
-def block_logits(forward: BlockForward, context: Tensor, block: list[int]) -> Tensor:
-    """[K, draft vocabulary] of one block behind a context [1, T, features]."""
-    position = context.shape[1]
-    attention = BlockAttention(forward, forward.fuse(context))
-    attention.begin(range(position, position + 1))
-    hidden = forward.block(torch.tensor([block]), torch.tensor([position]), attention)
-    return forward.logits(hidden)[0]
 
 
 @pytest.mark.usefixtures("float64_on_one_thread")
@@ -151,7 +144,7 @@ def test_it_is_quantized_verified_and_decoded(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("float64_on_one_thread")
 def test_speculators_spell_it_with_layers_of_their_own(tmp_path: Path) -> None:
     folder = tiny_dspark(tmp_path / "d", **SMALL)
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = config_of(folder)
     own = {key: config[key] for key in ("block_size", "mask_token_id", "markov_rank")}
     ids = [i + 1 for i in config.pop("target_layer_ids")]
     layers = {key: value for key, value in config.items() if key not in own}
@@ -183,22 +176,9 @@ def test_speculators_spell_it_with_layers_of_their_own(tmp_path: Path) -> None:
 # ---- latent attention
 
 
-EXECUTED: dict[str, Any] = json.loads(
-    (ENGINES_FOLDER / "k3_maths.json").read_text(encoding="utf-8")
-)
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_vllms_own_class(case: str, tmp_path: Path) -> None:
-    folder = write_draft(tmp_path / "d", case)
-    head = load_file(folder / "model.safetensors")["embed_tokens.weight"]
-    forward: Any = load_draft(folder, shared={"lm_head.weight": head}).forward
-    attention = BlockAttention(forward, forward.fuse(features(3 * head.shape[1])[None]))
-    attention.begin(range(CONTEXT, CONTEXT + 1))
-    hidden = forward.block(torch.tensor([TOKENS]), torch.tensor([CONTEXT]), attention)
-    expected = torch.tensor(EXECUTED[case])
-    got = forward.logits(hidden)[0, :, : expected.shape[1]]
-    torch.testing.assert_close(got, expected, rtol=0, atol=2e-4)
+    assert_logits_of_engines(write_draft(tmp_path / "d", case), "k3_maths", case, 2e-4)
 
 
 LATENT = {
@@ -317,19 +297,14 @@ def test_names_of_a_dflash_draft_are_none_of_vllms_class(tmp_path: Path) -> None
 # ---- attention sinks, windows, causal blocks
 
 
-SINKS: dict[str, Any] = json.loads((ENGINES_FOLDER / "block_maths.json").read_text("utf-8"))
-
-
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("case", SINKS)
-def test_logits_with_sinks_are_those_of_both_engines_classes(case: str, tmp_path: Path) -> None:
-    folder = sink_drafts.write_draft(tmp_path / "d", case.partition(" ")[2])
-    head = load_file(folder / "model.safetensors")["embed_tokens.weight"]
-    forward: Any = load_draft(folder, shared={"lm_head.weight": head}).forward
-    context = sink_drafts.features(3 * head.shape[1])[None]
-    got = block_logits(forward, context, list(sink_drafts.TOKENS))
-    expected = torch.tensor(SINKS[case])
-    torch.testing.assert_close(got[:, : expected.shape[1]], expected, rtol=0, atol=1e-5)
+@pytest.mark.parametrize("case", sink_drafts.CASES)
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_logits_with_sinks_are_those_of_both_engines_classes(
+    engine: str, case: str, tmp_path: Path
+) -> None:
+    folder = sink_drafts.write_draft(tmp_path / "d", case)
+    assert_logits_of_engines(folder, "block_maths", f"{engine} {case}", 1e-5)
 
 
 # ---- the layout of NVIDIA's drafts of Nemotron 3.5

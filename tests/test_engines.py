@@ -28,7 +28,7 @@ from handmade_declarations import declaration
 from predictions import find_mismatches, predicted
 from reasons import own_text
 from results import read_outcomes
-from tiny import edit_json, read_tensors, tiny_eagle3_llama, write_tensors
+from tiny import config_of, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_mla import tiny_eagle3_mla
 from typing_extensions import override
 
@@ -110,7 +110,7 @@ def test_of_blocks_those_of_rows_that_gpus_share_are_whole(
 def test_awq_that_names_its_bits_otherwise_is_not_for_marlin(key: str, tmp_path: Path) -> None:
     draft = tiny_eagle3_llama(tmp_path / "draft", hidden=128, intermediate=256)
     out = quantize_by_hand(draft, tmp_path / "out", MADE["awq"])
-    declared = json.loads((out / "config.json").read_text("utf-8"))["quantization_config"]
+    declared = config_of(out)["quantization_config"]
     declared[key] = declared.pop("bits")
     edit_json(out / "config.json", quantization_config=declared)
     said = str(check_draft(out, engine="sglang", arch="sm90").error)
@@ -131,7 +131,7 @@ def test_what_is_refused_as_config_json_is_read_needs_no_linear(tmp_path: Path) 
     """SGLang takes ModelOpt's method on no AMD GPU, whatever is excluded from it."""
     draft = tiny_eagle3_llama(tmp_path / "draft")
     made = quantize_by_hand(draft, tmp_path / "made", MADE["modelopt-fp8"])
-    declared = json.loads((made / "config.json").read_text("utf-8"))["quantization_config"]
+    declared = config_of(made)["quantization_config"]
     declared |= {"ignore": ["*"], "exclude_modules": ["*"]}
     edit_json(draft / "config.json", quantization_config=declared)
     found = {arch: check_draft(draft, engine="sglang", arch=arch) for arch in ("sm90", "gfx942")}
@@ -188,7 +188,7 @@ def test_a_layer_number_of_the_target_is_unknown(workshop: Workshop) -> None:
     source = workshop.source("eagle3-llama")
     recipe = format_recipe("compressed-tensors", "fp8-channel", "fp8-token")
     folder = workshop.quantize(source, recipe, "numbered")
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = config_of(folder)
     config |= BOTH_PLACES
     config["quantization_config"]["ignore"].append("model.layers.61.self_attn.o_proj")
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")

@@ -1,7 +1,6 @@
 """Excludes: every engine finds what is kept, and nothing else, under the names that it uses."""
 
 import dataclasses
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from draftquant.quantize.verify import verify
 from draftquant.recipes import Expectation, Recipe, Rule
 from draftquant.scripts.cli import main
 from formats import FamilyName, format_recipe
-from tiny import edit_json
+from tiny import config_of, edit_json
 from tiny_mla import tiny_eagle3_mla
 
 FP8_STATIC = format_recipe("fp8", "fp8-tensor", "fp8-static")
@@ -81,7 +80,7 @@ def on_vllm(folder: Path, target_layers: int | None) -> EngineCheck:
 
 
 def declared(folder: Path) -> dict[str, Any]:
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = config_of(folder)
     return dict(config["quantization_config"])
 
 

@@ -17,7 +17,7 @@ from draftquant.quantize.lints.catalogue import find_lints
 from draftquant.quantize.verify import verify
 from draftquant.scripts.cli import main
 from draftquant.scripts.dev.config_defaults import OUT, text_of
-from tiny import edit_json, tiny_eagle3_llama
+from tiny import config_of, edit_json, tiny_eagle3_llama
 from verify_cases import reseal
 
 LAYERS = {KEY: [2, 4, 5]}
@@ -35,7 +35,7 @@ def draft(tmp_path: Path) -> Path:
 def quantize(draft: Path, out: Path, *options: str) -> dict[str, Any]:
     """Run the command and return the config.json that it wrote."""
     assert main(["quantize", str(draft), *RECIPE, "--out", str(out), *options]) == 0
-    return dict(json.loads((out / "config.json").read_text(encoding="utf-8")))
+    return dict(config_of(out))
 
 
 def faults(out: Path, draft: Path, *, foreign: bool = False) -> list[tuple[str, str, str]]:
@@ -136,7 +136,7 @@ YARN = {
 def oss(to: Path, **config: Any) -> Path:
     """A Llama draft under gpt_oss, without the keys that this class fills in."""
     draft = tiny_eagle3_llama(to, config={"model_type": "gpt_oss", **config})
-    keys = json.loads((draft / "config.json").read_text(encoding="utf-8"))
+    keys = config_of(draft)
     del keys["rope_theta"]
     (draft / "config.json").write_text(json.dumps(keys), encoding="utf-8")
     return draft

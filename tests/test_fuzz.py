@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from mixes import DOWN, FP8, INT4_CHANNEL, mixed
 from mutations import documents, json_bytes, mutated, scrambled
 from said_traces import write_said
-from tiny import INDEX_FILE, SINGLE_FILE, tiny_eagle3_llama
+from tiny import INDEX_FILE, SINGLE_FILE, config_of, tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_mla import tiny_eagle3_mla
 from tiny_speculators import tiny_speculators_eagle3
@@ -148,7 +148,7 @@ def test_document(folders: Folders, group: str, file: str, commands: Any, data: 
 @given(st.data())
 def test_declaration(folders: Folders, data: st.DataObject) -> None:
     original = folders.quantized[data.draw(st.sampled_from(list(folders.quantized)))]
-    config = json.loads((original / "config.json").read_text(encoding="utf-8"))
+    config = config_of(original)
     declared = data.draw(mutated(config["quantization_config"]))
     changed(
         folders, original, "config.json", json_bytes(config | {"quantization_config": declared})

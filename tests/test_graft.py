@@ -4,7 +4,6 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import draftquant.api as dq
 import pytest
@@ -15,7 +14,7 @@ from draftquant.quantize.grafting.graft_layer import plan_graft
 from draftquant.quantize.stored.stored_draft import StoredDraft
 from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
-from tiny import edit_json, read_tensors
+from tiny import config_of, edit_json, read_tensors
 from tiny_target import FORMS, MTP, quantized_target, tiny_target, write_shards
 
 INDEX, SIDE = "model.safetensors.index.json", "hf_quant_config.json"
@@ -56,11 +55,6 @@ def states(folder: Path) -> dict[str, tuple[bytes, int]]:
     """Bytes and time of change of every file."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
-
-
-def config_of(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return found
 
 
 @pytest.mark.some(1)

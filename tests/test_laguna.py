@@ -1,6 +1,5 @@
 """Laguna's DFlash: its maths against an independent draft and vLLM's own class, and its way."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +10,23 @@ from asked_pairs import check_draft
 from block_pair import VOCAB, save_draft
 from by_recipe import draft_of, quantized
 from draftquant.quantize.drafts.families.laguna_dflash import FAMILY, rope_of_class
-from draftquant.quantize.drafts.passes import BlockAttention, BlockForward
 from draftquant.quantize.drafts.rope import read_rope
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.lints.catalogue import find_lints
 from draftquant.quantize.making.dequantize_draft import dequantize_draft
-from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes.errors import CheckpointError
-from k3_draft import CONTEXT, SHAPE, TOKENS, features
+from k3_draft import SHAPE
 from reference_dflash import ReferenceLaguna, random_weights
 from reference_draft import assert_close
-from replay_proof import assert_fitted_draft_is_the_engine
+from replay_proof import (
+    assert_fitted_draft_is_the_engine,
+    assert_logits_of_engines,
+    block_logits,
+)
 from rounding_pairs import shared_pair
-from safetensors.torch import load_file
 from tiny import edit_json, read_tensors
 from tiny_dflash import tiny_laguna
-from torch import Tensor
 
 K = 5
 MIXED = ["full_attention", "sliding_attention"]
@@ -48,15 +47,6 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def block_logits(forward: BlockForward, features: Tensor, anchor: int) -> Tensor:
-    """One block behind all the features: [K, vocabulary]."""
-    position = features.shape[1]
-    attention = BlockAttention(forward, forward.fuse(features))
-    attention.begin(range(position, position + 1))
-    ids = torch.tensor([[anchor] + [0] * K])
-    return forward.logits(forward.block(ids, torch.tensor([position]), attention))[0]
-
-
 @pytest.mark.usefixtures("float64_on_one_thread")
 @pytest.mark.parametrize("case", CASES)
 def test_block_equals_modules_with_parts_gates_and_norms_spelled_out(case: str) -> None:
@@ -68,25 +58,13 @@ def test_block_equals_modules_with_parts_gates_and_norms_spelled_out(case: str) 
     features = torch.randn((1, 17, 96), generator=generator, dtype=torch.float64)
     reference.extend(features[:, :9])
     reference.extend(features[:, 9:])
-    assert_close(block_logits(forward, features, 17), reference.propose(17, K))
-
-
-EXECUTED: dict[str, Any] = json.loads(
-    (Path(__file__).parents[1] / "experiments/engines/laguna_maths.json").read_text("utf-8")
-)
+    assert_close(block_logits(forward, features, [17] + [0] * K), reference.propose(17, K))
 
 
 @pytest.mark.parametrize("case", laguna_draft.CASES)
 def test_logits_are_those_of_vllms_own_class(case: str, tmp_path: Path) -> None:
     folder = laguna_draft.write_draft(tmp_path / "d", case)
-    head = load_file(folder / "model.safetensors")["embed_tokens.weight"]
-    forward: Any = load_draft(folder, shared={"lm_head.weight": head}).forward
-    attention = BlockAttention(forward, forward.fuse(features(3 * head.shape[1])[None]))
-    attention.begin(range(CONTEXT, CONTEXT + 1))
-    hidden = forward.block(torch.tensor([TOKENS]), torch.tensor([CONTEXT]), attention)
-    expected = torch.tensor(EXECUTED[case])
-    got = forward.logits(hidden)[0, :, : expected.shape[1]]
-    torch.testing.assert_close(got, expected, rtol=0, atol=2e-5)
+    assert_logits_of_engines(folder, "laguna_maths", case, 2e-5)
 
 
 @pytest.mark.usefixtures("float64_on_one_thread")

@@ -27,7 +27,7 @@ from proposing import draft_proposals
 from recorded import record_traces
 from reference_draft import transformers_in_float64
 from tied_pair import prompt_tokens, save_draft, save_target
-from tiny import tiny_eagle3_llama
+from tiny import config_of, tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_llama import tiny_language_model
 from tiny_mtp import tiny_step3p5_mtp
@@ -135,7 +135,7 @@ def test_replay_is_decoding_with_transformers(kind: str, folder: Path, tmp_path:
 def test_what_config_json_does_not_say(tmp_path: Path) -> None:
     """A model is not tied, and Qwen2's attention has biases of its inputs alone."""
     source = tiny_language_model(tmp_path / "draft", kind="Qwen2", config={"attention_bias": True})
-    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    config = config_of(source)
     del config["tie_word_embeddings"]
     (source / "config.json").write_text(json.dumps(config), encoding="utf-8")
     geometry = draft_of(source).geometry

@@ -21,7 +21,7 @@ from draftquant.quantize.lints.value_lints import HalfRatio, check_vocabulary_ma
 from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
 from draftquant.scripts.dev.docs.lints import messages
-from tiny import Stored, read_tensors, tiny_eagle3_llama, values_of, write_tensors
+from tiny import Stored, config_of, read_tensors, tiny_eagle3_llama, values_of, write_tensors
 from tiny_dflash import tiny_dflash, tiny_laguna
 from tiny_dspark import tiny_dspark, tiny_dspark_mla
 from tiny_mla import tiny_eagle3_mla
@@ -81,9 +81,7 @@ def mla(folder: Path, config: dict[str, Any] | None = None, **options: Any) -> P
 
 def dflash(folder: Path, nested: dict[str, Any] | None = None, **config: Any) -> Path:
     tiny_speculators_dflash(folder, embed=False, pruned_vocabulary=False)
-    plain = dict(
-        plain_config(json.loads((folder / "config.json").read_text(encoding="utf-8")), folder)
-    )
+    plain = dict(plain_config(config_of(folder), folder))
     plain |= {"torch_dtype": "bfloat16"} | config
     plain["dflash_config"].pop("causal")
     plain["dflash_config"] |= nested or {}

@@ -15,7 +15,7 @@ from draftquant.quantize.verify import verify
 from draftquant.quantize.verify.audit import audit_checkpoint
 from draftquant.recipes.errors import VerifyError
 from draftquant.scripts.cli import main
-from tiny import read_tensors, tiny_eagle3_llama, write_tensors
+from tiny import config_of, read_tensors, tiny_eagle3_llama, write_tensors
 from verify_cases import edit_declaration, quantized_folder
 
 RECIPES = ("blackwell-fp8", "blackwell-nvfp4")
@@ -43,7 +43,7 @@ def in_form(folder: Path, form: dict[str, Any] | None, out: Path) -> Path:
     """The same folder with its declaration in another form."""
     shutil.copytree(folder, out)
     side = json.loads((out / HF_QUANT_CONFIG).read_text(encoding="utf-8"))
-    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
+    config = config_of(out)
     del config["quantization_config"]
     if form is not None:
         config["quantization_config"] = side | form
@@ -121,7 +121,7 @@ def test_a_declaration_without_an_algorithm_is_that_of_a_bf16_draft(
 ) -> None:
     """As NVIDIA published one; the verdicts were executed."""
     folder = shutil.copytree(draft, tmp_path / "bf16")
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = config_of(folder)
     if declared is not None:
         config["quantization_config"] = declared
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")

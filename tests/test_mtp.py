@@ -41,7 +41,7 @@ from reference_draft import transformers_in_float64
 from reference_mtp import ReferenceModules, ReferenceMtp
 from safetensors.torch import load_file, save_file
 from said_traces import write_said
-from tiny import Stored, read_tensors, write_tensors
+from tiny import Stored, config_of, read_tensors, write_tensors
 from tiny_mtp import (
     tiny_deepseek_mtp,
     tiny_glm4_moe_mtp,
@@ -111,10 +111,6 @@ def test_a_norm_around_zero_rounds_once(build: Callable[..., Path], tmp_path: Pa
     expected = x.double() / root * (1 + weight)
     forward = getattr(draft.forward, "modules", [draft.forward])[0]
     assert torch.equal(forward.norm(name.removesuffix(".weight"), x), expected.bfloat16())
-
-
-def config_of(folder: Path) -> dict[str, Any]:
-    return dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
 
 
 def made(source: Path, out: Path, recipe: str) -> dict[str, Stored]:
@@ -338,7 +334,7 @@ SEVERAL: dict[str, Callable[..., Path]] = {
 def test_step_i_is_module_i(family: str, tmp_path: Path) -> None:
     folder = SEVERAL[family](tmp_path / "draft", modules=3, dtype="F32")
     draft = load_draft(folder, dtype=torch.float64)
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = config_of(folder)
     compare(draft, ReferenceModules(family, config, draft.weights), block_rows=3)
 
 

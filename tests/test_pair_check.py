@@ -14,7 +14,7 @@ from draftquant.quantize.pairing.target import check_operands
 from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
 from said_traces import write_said
-from tiny import edit_json, read_tensors, store, tiny_eagle3_llama, write_tensors
+from tiny import config_of, edit_json, read_tensors, store, tiny_eagle3_llama, write_tensors
 from tiny_dflash import MASK_TOKEN_ID, tiny_dflash
 from tiny_llama import tiny_language_model
 from tiny_speculators import tiny_speculators_eagle3
@@ -316,7 +316,7 @@ def test_sizes_of_tensor_parallelism_are_those_of_both(tmp_path: Path) -> None:
     assert check_pair(LLAMA / "draft", padded, engine="vllm").tensor_parallel == (1, 2, 4, 8)
     longer = check_pair(LLAMA / "draft", target, target_args="--max-model-len 4096 -tp 2")
     assert said(longer, "context", "vllm")[0][0] == "refused"
-    config = json.loads((target / "config.json").read_text(encoding="utf-8"))
+    config = config_of(target)
     own = config["max_position_embeddings"]
     for length, levels in ((own, []), (own + 1, ["refused"])):
         served = check_pair(LLAMA / "draft", target, target_args=f"--max-model-len {length}")

@@ -16,7 +16,7 @@ from draftquant import api as dq
 from draftquant.quantize.engines.contract import EngineName
 from draftquant.quantize.pairing.inherited import rotated_by
 from draftquant.recipes.errors import DraftQuantWarning
-from tiny import edit_json, store, tiny_eagle3_llama, write_tensors
+from tiny import config_of, edit_json, store, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark
 from tiny_llama import tiny_language_model
@@ -145,7 +145,7 @@ def test_what_a_thread_should_have_been_told(name: str, tmp_path: Path) -> None:
 def beside_layer(folder: Path, layer: Path, declared: Mapping[str, Any]) -> Path:
     """A target with the config of an MTP layer's folder, which declares a quantization."""
     folder.mkdir()
-    config = json.loads((layer / "config.json").read_text(encoding="utf-8"))
+    config = config_of(layer)
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": declared}))
     return folder
 
@@ -195,7 +195,7 @@ def test_mtp_layers_of_transformers_own_class_were_not_read(
 ) -> None:
     """New in vLLM 0.33: `config/speculative.py:1380`."""
     layer = tiny_glm4_moe_mtp(tmp_path / "layer")
-    config = json.loads((layer / "config.json").read_text(encoding="utf-8"))
+    config = config_of(layer)
     (tmp_path / "target").mkdir()
     (tmp_path / "target" / "config.json").write_text(json.dumps({**config, **changes}))
     pair = check_pair(layer, tmp_path / "target", engine="vllm", target_args=args)

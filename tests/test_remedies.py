@@ -17,7 +17,7 @@ from draftquant.quantize.engines.engine_check import check_checkpoint
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.recipes.errors import DraftQuantError
 from folder_rows import FILES, read_rows, write_folder
-from tiny import Stored, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
+from tiny import Stored, config_of, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark
 from tiny_llama import tiny_language_model, with_mask_hidden
@@ -131,11 +131,6 @@ def test_what_a_draft_is_replaces_every_remedy(
 
 
 # ---- A remedy that is followed: until the draft loads, or what is told ends in the folder
-
-
-def config_of(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
-    return found
 
 
 def unnested(folder: Path) -> None:

@@ -35,7 +35,7 @@ from draftquant.quantize.engines.engine_check import check_checkpoint
 from draftquant.quantize.lints.catalogue import find_lints
 from draftquant.recipes.errors import CheckpointError
 from ropes import CASES, OUT, POSITIONS, THETA, head
-from tiny import edit_json, tiny_eagle3_llama
+from tiny import config_of, edit_json, tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_llama import tiny_language_model
 from tiny_mla import tiny_eagle3_mla
@@ -237,7 +237,7 @@ def test_replay_check_lints_and_the_fix_agree_on_the_base(
     keys, base = SPELLED[name]
     make = tiny_eagle3_llama if kind == "eagle3" else tiny_dflash
     folder = make(tmp_path / "draft", num_layers=1)
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = config_of(folder)
     del config["rope_theta"]
     config.pop("layer_types", None)
     (folder / "config.json").write_text(json.dumps(config | keys), encoding="utf-8")

@@ -1,7 +1,6 @@
 """Codes carried by FP8, and transcoding: the same codes and scales, whatever stores them."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from draftquant.quantize.verify.verification import verify
 from draftquant.recipes import Recipe, load_recipe
 from draftquant.recipes.errors import LayoutError, VerifyError
 from draftquant.recipes.schema import LayoutName
-from tiny import Stored, read_tensors, store, tiny_eagle3_llama, values_of, write_tensors
+from tiny import Stored, config_of, read_tensors, store, tiny_eagle3_llama, values_of, write_tensors
 from verify_cases import quantized_folder as quantized
 
 
@@ -146,8 +145,8 @@ def test_there_and_back_in_many_blocks(
     back = (weights.carrier or "none") if int4 else None
     third = transcoded(second, tmp_path / "third", before.recipe.layout, back)
     assert read_tensors(third) == read_tensors(first)
-    config = json.loads((third / "config.json").read_text(encoding="utf-8"))
-    assert config == json.loads((first / "config.json").read_text(encoding="utf-8"))
+    config = config_of(third)
+    assert config == config_of(first)
 
 
 def test_a_global_scale_that_its_stored_inverse_does_not_give_back(tmp_path: Path) -> None:

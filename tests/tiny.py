@@ -242,6 +242,11 @@ def fused_absmax(tensors: Mapping[str, Stored], module: str) -> float:
     return max(float(np.abs(weight).max()) for weight in weights)
 
 
+def config_of(folder: Path) -> dict[str, Any]:
+    """The config.json of a folder."""
+    return dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+
+
 def edit_json(path: Path, **changes: Any) -> None:
     """Replace keys of a JSON object on disk; a change to None removes the key."""
     value = json.loads(path.read_text(encoding="utf-8")) | changes

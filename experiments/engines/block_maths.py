@@ -17,7 +17,8 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests")]
 
 import asking  # noqa: E402
 import torch  # noqa: E402
-from sink_drafts import CASES, CONTEXT, TOKENS, features, write_draft  # noqa: E402
+from k3_draft import CONTEXT, TOKENS, features  # noqa: E402
+from sink_drafts import CASES, write_draft  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 Cache = dict[int, tuple[Tensor, Tensor]]

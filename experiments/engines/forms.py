@@ -143,10 +143,14 @@ def collected(loaded: Sequence[Loaded]) -> dict[str, dict[str, list[str]]]:
 
 
 def write(record: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
-    """A line for each kind of draft."""
-    engines = []
+    """A line for each kind of draft; what both engines loaded stands once."""
+    both = {d: {*facts} & {*record["sglang"].get(d, ())} for d, facts in record["vllm"].items()}
+    parts: dict[str, dict[str, set[str]]] = {"both": both}
     for engine, kinds in record.items():
-        kept = {draft: json.dumps(_kept(facts)) for draft, facts in kinds.items()}
+        parts[engine] = {d: {*facts} - both.get(d, set()) for d, facts in kinds.items()}
+    engines = []
+    for engine, of in parts.items():
+        kept = {draft: json.dumps(_kept(sorted(facts))) for draft, facts in of.items() if facts}
         lines = ",\n".join(f"{json.dumps(draft)}: {facts}" for draft, facts in kept.items())
         engines.append(f'"{engine}": {{\n{lines}\n}}')
     FILE.write_text("{" + ", ".join(engines) + "}\n", encoding="utf-8")

@@ -11,6 +11,7 @@ import ast
 import importlib
 import json
 import os
+import re
 import sys
 import textwrap
 import tomllib
@@ -30,6 +31,11 @@ os.environ.update(
 
 OUT = Path(__file__).resolve().parents[2] / "quantize" / "engines" / "targets.toml"
 METHODS = ("dflash", "dspark", "eagle3")
+_NO_TARGET = re.compile(
+    "Draft|DSpark|DFlash|^Eagle(?!2_5)|Eagle3?$|MTP|NextN|Assistant|Embed(?!ded)|Bert|BERT|Roberta"
+    "|CLIP|Siglip|Contriever|Gte|^Col|Bidirectional|Classification|Reward|Ranking|MaskedLM|Retrieval"
+)
+"""Drafts, layers of targets, encoders and judges of texts, which write none."""
 HOOKS = {method: f"set_{method}_layers_to_capture" for method in METHODS}
 """SGLang's: `attention_backend_setup.py`; DSpark is also served by DFlash's."""
 Answers = Iterator[tuple[str, dict[str, bool], str]]
@@ -123,7 +129,8 @@ def write(engine: str, answers: Answers) -> None:
     rows = [row for row in rows if tomllib.loads(row)["engine"] != engine]
     alike: dict[tuple[str, tuple[str, ...]], list[str]] = defaultdict(list)
     for name, serves, how in answers:
-        alike[how, tuple(method for method in METHODS if serves[method])].append(name)
+        if not _NO_TARGET.search(name):
+            alike[how, tuple(method for method in METHODS if serves[method])].append(name)
     for (how, serves), names in alike.items():
         said = {"serves": serves, "refuses": [each for each in METHODS if each not in serves]}
         lists = "".join(f"{key} = {json.dumps(list(v))}\n" for key, v in said.items() if v)

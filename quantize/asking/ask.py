@@ -3,7 +3,7 @@
 import json
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,14 @@ from ...recipes.errors import CheckpointError, DeviceError, DraftQuantError
 from ..asked import Checking
 from ..engines.contract import TITLES, Verdict, explained
 from ..engines.engine_check import check_checkpoint
-from ..files.checkpoint import CONFIG_FILE, Checkpoint
+from ..files.checkpoint import Checkpoint
 from ..files.digests import tensor_digests, tensors_sha256
 from ..files.hub import resolve_draft, resolve_target
 from ..stored.layouts import HF_QUANT_CONFIG
 from ..stored.stored_draft import StoredDraft
 from .asked_check import AskedCheck
 from .child_process import ANSWER, REQUEST, Answer, run_child
+from .given_folder import write_given
 from .linear_judge import judge, random_inputs
 from .smallest_target import write_target
 
@@ -49,14 +50,15 @@ def ask_engine(asked: Checking) -> AskedCheck:
     with tempfile.TemporaryDirectory(prefix="draftquant-ask-") as temporary:
         work = Path(temporary)
         before = _state_of(question.folder)
-        question.write(work)
+        left_out = question.write(work)
         began = time.perf_counter()
         answer = run_child(python, work, asked.ask_seconds)
         seconds = time.perf_counter() - began
         if _state_of(question.folder) != before:
             what = "its files changed while the engine was asked"
             raise CheckpointError(question.folder, what, fix="ask again when nobody writes there")
-        return question.judged(answer, work, python=python, seconds=seconds)
+        found = question.judged(answer, work, python=python, seconds=seconds)
+        return replace(found, left_out=left_out)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,14 +85,14 @@ class DraftQuestion:
             stored, problem = StoredDraft.look(checkpoint), f"{exc.where}: {exc.what}"
         return cls(asked=asked, folder=folder, stored=stored, problem=problem)
 
-    def write(self, work: Path) -> None:
-        """Write what the child reads: the target, inputs of each width, and what is asked."""
+    def write(self, work: Path) -> tuple[str, ...]:
+        """Write what the child reads; returns the code of both folders, which it does not get."""
         asked, stored = self.asked, self.stored
-        target, view = work / "target", work / "draft"
+        target, given = work / "target", work / "draft"
         target.mkdir()
-        _without_code(stored.checkpoint, view)
         theirs = None if asked.target is None else resolve_target(str(asked.target))
-        write_target(target, stored, theirs, asked.target_layers)
+        left_out = write_given(self.folder, given)
+        left_out += write_target(target, stored, theirs, asked.target_layers)
         widths, codes = {}, {}
         for row in stored.draft.rows if self.problem is None else ():
             scheme = stored.scheme_of(row)
@@ -100,11 +102,12 @@ class DraftQuestion:
         inputs = work / "inputs.safetensors"
         save_file({str(width): random_inputs(width) for width in set(widths.values())}, inputs)
         request = {
-            "engine": asked.engine, "draft": str(view), "target": str(target),
+            "engine": asked.engine, "draft": str(given), "target": str(target),
             "codes": codes, "widths": widths, "inputs": str(inputs),
             "outputs": str(work / _OUTPUTS), "answer": str(work / ANSWER),
         }  # fmt: skip
         (work / REQUEST).write_text(json.dumps(request), encoding="utf-8")
+        return left_out
 
     def judged(self, answer: Answer, work: Path, *, python: str, seconds: float) -> AskedCheck:
         """The verdict; DeviceError where the engine could not be asked, which is none."""
@@ -188,16 +191,6 @@ def _interpreter(given: Path) -> str:
     if path.is_dir():
         path = path / "bin" / "python"
     return str(path.absolute()) if path.exists() else str(given)
-
-
-def _without_code(checkpoint: Checkpoint, view: Path) -> None:
-    """The folder as the engine is given it: tensors and JSON, and nothing that could be run."""
-    view.mkdir()
-    config = {key: value for key, value in checkpoint.config.items() if key != "auto_map"}
-    (view / CONFIG_FILE).write_text(json.dumps(config), encoding="utf-8")
-    for path in checkpoint.folder.iterdir():
-        if path.suffix in (".safetensors", ".json") and path.name != CONFIG_FILE:
-            (view / path.name).symlink_to(path.absolute())
 
 
 def _state_of(folder: Path) -> dict[Path, tuple[int, int]]:

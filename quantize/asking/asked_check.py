@@ -29,6 +29,7 @@ class AskedCheck(Brief):
         error: what it means, then the engine's own text in brackets.
         unloaded: parameters that no tensor filled. unread: tensors that filled none.
         cast: "tensor: dtype -> dtype of its parameter". merged: scales of parts that became one.
+        left_out: code of the folders, which the engine was not given.
         linears: those that were run. not_run: module -> why not. schemes: module -> classes.
         memory: the engine's largest, in bytes.
     """
@@ -46,6 +47,7 @@ class AskedCheck(Brief):
     unread: tuple[str, ...] = ()
     cast: tuple[str, ...] = ()
     merged: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     linears: "tuple[AskedLinear, ...]" = ()
     not_run: Mapping[str, str] | None = None
     schemes: Mapping[str, str] | None = None

@@ -11,17 +11,18 @@ from ..files.checkpoint import CONFIG_FILE
 from ..pairing.features import misfits
 from ..pairing.target import Target
 from ..stored.stored_draft import StoredDraft
+from .given_folder import without_code
 
 _LATENT = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _SHARED = ("vocab_size", "max_position_embeddings", "rms_norm_eps", "rope_theta")
-_NOT_OF_TARGETS = ("auto_map", "quantization_config", "compression_config")
+_NOT_OF_TARGETS = ("quantization_config", "compression_config")
 _LEAST_LAYERS = 8
 
 
 def write_target(
     folder: Path, draft: StoredDraft, target: Path | None, num_layers: int | None
-) -> None:
-    """Write config.json into the empty folder: nothing of a target's code gets there.
+) -> tuple[str, ...]:
+    """Write config.json into the empty folder, without what it names of code, which is returned.
 
     CheckpointError: the given target has not the width, vocabulary or layers that the draft reads.
     """
@@ -31,8 +32,11 @@ def write_target(
         read = Target.read(target)
         for misfit in misfits(draft.draft.geometry, read):
             raise CheckpointError(target, misfit.text, fix="give the target of this draft")
-        config = {key: value for key, value in read.config.items() if key != "auto_map"}
-    (folder / CONFIG_FILE).write_text(json.dumps(config), encoding="utf-8")
+        config = dict(read.config)
+    given = without_code(config)
+    (folder / CONFIG_FILE).write_text(json.dumps(given), encoding="utf-8")
+    named = target is not None and given != config
+    return ("auto_map of the target's config.json",) if named else ()
 
 
 def _smallest(draft: StoredDraft, num_layers: int | None) -> dict[str, Any]:

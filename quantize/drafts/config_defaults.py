@@ -48,7 +48,8 @@ class ClassDefaults(NamedTuple):
 
 
 Row = ClassDefaults | Literal["unknown", "refused"]
-"""The row of a model_type: "unknown" = there is no such class, "refused" = it takes no draft."""
+"""The row of a model_type: "unknown" = there is no such class, "refused" = it takes no draft, or is
+unlike those of all known drafts."""
 
 
 def class_defaults(model_type: Any, engine: Source | None = None) -> Row:

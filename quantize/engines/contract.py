@@ -392,9 +392,9 @@ def taken_by(
     for row in table[engine].get(signature.layout, ()):
         here = "gpus" not in row or not set(archs).isdisjoint(row["gpus"])
         if here and version in row.get("versions", [version]) and _is_meant(row, signature):
-            problem = None
-            if "refused" in row:
-                stage, text, *remedy = table["refused"][engine][row["refused"]]
+            problem, by_gpu = None, row.get("refused_on", {})
+            if refused := next(filter(None, map(by_gpu.get, archs)), row.get("refused")):
+                stage, text, *remedy = table["refused"][engine][refused]
                 problem = Finding(stage, text, *(remedy or [table["usual"][engine]]))
             own_scales, not_read = row.get("own_global_scales", ""), tuple(row.get("not_read", ()))
             return Scheme(row["class"], problem, own_scales, not_read)

@@ -1,8 +1,8 @@
 """What was executed: `check` says LOADS of such drafts and of no other.
 
-`executed_forms.json` is what `experiments/run forms` found: by engine and kind of draft, the facts
-of all folders that the engine loaded. A folder has an executed form if each of its facts is among
-them.
+`executed_forms.json` is what `experiments/run forms` found: by engine, or of both, and kind of
+draft, the facts of all folders that were loaded. A folder has an executed form if each of its facts
+is among them.
 """
 
 import functools
@@ -109,7 +109,11 @@ def _of_tensors(folder: Folder) -> Iterator[str]:
 def _forms() -> Mapping[str, Mapping[str, Set[str]]]:
     """Engine -> kind of draft -> facts."""
     kept = parse_json(read_text(Path(__file__).with_name("executed_forms.json")))
-    return {engine: {d: {*_facts(of)} for d, of in kinds.items()} for engine, kinds in kept.items()}
+    both = kept.pop("both")
+    return {
+        engine: {d: {*_facts(own.get(d, {})), *_facts(both.get(d, {}))} for d in {*own, *both}}
+        for engine, own in kept.items()
+    }
 
 
 def _facts(kept: Mapping[str, Sequence[str]]) -> Iterator[str]:
@@ -117,7 +121,7 @@ def _facts(kept: Mapping[str, Sequence[str]]) -> Iterator[str]:
     for modules, facts in kept.items():
         names = modules.split(", ") if modules != "others" else ()
         yield from (f"{module} as {taken}" for module in names for taken in facts)
-    yield from kept["others"]
+    yield from kept.get("others", ())
 
 
 def of_other_form(engine: Engine, form: DraftForm) -> Finding | None:

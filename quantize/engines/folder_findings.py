@@ -140,6 +140,8 @@ _OF_LAYERS = frozenset(
 """Parts of names that only drafts' tensors have; under an unusual root they may be read."""
 _BESIDE_CODES = COMPANIONS | {"input_scale_2", "input_zero_point", "g_idx", "weight_g_idx"}
 _CODES = ("F8_E4M3", "I8", "U8")
+_SILENT = (".bias", ".input_zero_point")
+"""Ends of names that no loader misses."""
 SHARED = ("embed_tokens", "lm_head")
 
 
@@ -285,12 +287,11 @@ def strangers(engine: Engine, question: Question, tensor: TensorInfo) -> Iterato
         if read is not False:
             return
         remedy = f"remove {name}: without it an FP8 KV cache is served with a scale of 1"
-    dropped = name.startswith(question.own.dropped(question))
+    dropped = name.startswith(question.own.dropped(question)) or name.endswith(_SILENT)
     problem = engine.rule(
         "stranger",
         name=name,
         in_engine=name.replace("midlayer", "layers.0"),
-        is_silent=name.endswith((".bias", ".input_zero_point")),
         unknown_tensors="dropped" if dropped else question.own.unknown_tensors,
         remedy=remedy,
     )

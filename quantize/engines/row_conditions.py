@@ -60,7 +60,6 @@ class Facts(Signature):
     is_other_shape: bool = False
     is_joined: bool = False
     is_bytes: bool = False
-    is_silent: bool = False
     is_stored: bool = False
     has_companions: bool = False
     unknown_tensors: str = ""

@@ -9,6 +9,7 @@ outputs, writes the file.
 import importlib
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
@@ -17,21 +18,21 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "quantize" / "drafts" / "config_defaults.json"
+ENGINES = ROOT / "experiments" / "engines"
 REGISTRIES = {
     "vllm": "vllm.transformers_utils.config",
     "sglang": "sglang.srt.utils.hf_transformers.common",
 }
 """Engine -> the module that has its own classes."""
+FLAGS = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
+         "tie_word_embeddings": False}  # fmt: skip
 PROBES: tuple[dict[str, Any], ...] = tuple(
     {
         "hidden_size": hidden,
         "num_attention_heads": heads,
         "num_key_value_heads": 2,
         "head_dim": head_dim,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
+        **FLAGS,
         "rms_norm_eps": 2e-5,
         "rope_theta": 500.0,
         "intermediate_size": 512,
@@ -45,31 +46,27 @@ PROBES: tuple[dict[str, Any], ...] = tuple(
     for hidden, heads, head_dim in ((256, 8, 48), (384, 4, 40))
 )
 """Two drafts, to separate what follows from the sizes from what does not."""
-PLAIN = {
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
-    "tie_word_embeddings": False,
-    "rope_theta": 10000.0,
-    "partial_rotary_factor": 1.0,
-}
+PLAIN = {**FLAGS, "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
 """Marks a key that is absent from a row."""
-LEFT_OUT = ("num_key_value_heads", "head_dim", "rms_norm_eps", *list(PLAIN)[:-2])
+LEFT_OUT = ("num_key_value_heads", "head_dim", "rms_norm_eps", *FLAGS)
 UNREAD = ("rope_theta", "architectures", "max_position_embeddings")
 """Keys that may differ: no family reads them, or they have a rule of their own."""
 OTHERS = ("sliding_window",)
+ANSWERS = (ROOT / "tests" / "wild" / "drafts.json", *ENGINES.glob("*.json"))
+DRAFTS = {n for f in ANSWERS for n in re.findall(r'"model_type": ?"(\w+)"', f.read_text("utf-8"))}
+"""Types of drafts that are published, or that engines were asked for."""
 MOST_KINDS = 6
 """The longest cycle of kinds of layers."""
 NONE = object()
 Ask = Callable[[Mapping[str, Any]], Any]
 
 
-def row(config_class: Any) -> dict[str, Any] | None:
-    """The defaults of one class that differ from the plain ones; None where it takes no such draft.
+def row(config_class: Any, model_type: str) -> dict[str, Any] | None:
+    """The defaults of one class that differ from the plain ones; None where no draft has it.
 
     "lacks": keys without a default. "changes": what becomes of keys that it does not keep as given;
     null = that depends, or is a size. "unclear": keys whose default follows from
-    other keys in another way than in Llama.
+    other keys in another way than in Llama. These three are its marks.
     """
     asked = cache(lambda text: attributes(config_class, json.loads(text)))
 
@@ -105,7 +102,8 @@ def row(config_class: Any) -> dict[str, Any] | None:
         unclear += [] if is_nested(full[0]) else ["rope_parameters"]
     found |= rope or {}
     named = {"lacks": lacks, "changes": changes, "unclear": unclear}
-    return found | {key: names for key, names in named.items() if names}
+    marks = {key: names for key, names in named.items() if names}
+    return None if marks and model_type not in DRAFTS else found | marks
 
 
 def attributes(config_class: Any, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,7 +178,7 @@ def classes(engine: str | None) -> dict[str, Any]:
     mapping: Any = importlib.import_module("transformers").CONFIG_MAPPING
     own: Any = {}
     if engine is not None:
-        sys.path.insert(0, str(ROOT / "experiments" / "engines"))
+        sys.path.insert(0, str(ENGINES))
         os.environ.update(VLLM_TARGET_DEVICE="cpu", VLLM_LOGGING_LEVEL="ERROR")
         if engine == "sglang":
             importlib.import_module("sglang_platform").install("sm90")
@@ -202,7 +200,7 @@ def answers(engine: str | None) -> dict[str, Any]:
     """The version of transformers here, and the row of every model_type."""
     transformers: Any = importlib.import_module("transformers")
     transformers.logging.set_verbosity_error()
-    found = {name: row(config_class) for name, config_class in sorted(classes(engine).items())}
+    found = {n: row(each, n) for n, each in sorted(classes(engine).items())}
     return {"transformers": transformers.__version__, "types": found}
 
 

@@ -111,6 +111,8 @@ def _print_asked(asked: "reports.AskedCheck") -> None:
             out.line(f"  {each.sentence}")
     for name, why in (asked.not_run or {}).items():
         out.line(f"  not run: {name}: {why}")
+    if asked.left_out:
+        out.line(f"  code that the engine was not given: {', '.join(asked.left_out)}")
     if asked.remedy:
         out.line(f"    what to do: {asked.remedy}")
 
