@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from ...quantize.drafts import FAMILIES
 from ...recipes.errors import GoldenError
 from ...recipes.packages import package_version
 from ..counting.acceptance_counts import CONTEXT_BINS, ContextCounts, estimand
@@ -12,7 +13,7 @@ from ..judging.judgement import GateReport
 from ..measure.measurement import Measurement, RequestRecord
 from ..report.document import Document
 from ..served.served_gate import served_estimand
-from .golden_acceptance import Golden, categories_of, context_bins_of, golden_prompts
+from .golden_acceptance import Golden, golden_prompts
 
 
 def golden_of_replay(replay: DraftReplay, *, draft_sha256: str | None) -> Golden:
@@ -22,6 +23,7 @@ def golden_of_replay(replay: DraftReplay, *, draft_sha256: str | None) -> Golden
         replay.prompts,
         replay.name,
         draft_sha256=draft_sha256,
+        method=_method(replay.family),
         target=traces.target.name,
         source="replay",
         source_version=package_version("draftquant"),
@@ -53,6 +55,7 @@ def golden_of_measurement(measurement: Measurement) -> Golden:
         prompts,
         draft,
         draft_sha256=setup.speculation.draft_sha256,
+        method=(setup.speculation.method or "").lower() or None,
         target=setup.server.model,
         source=setup.server.engine,
         source_version=setup.server.version,
@@ -71,6 +74,12 @@ def _contexts(record: RequestRecord, num_draft_tokens: int) -> ContextCounts | N
     )
 
 
+def _method(family: str | None) -> str | None:
+    """How drafts of a family draft, in vLLM's words."""
+    traits = (each.engine_traits for each in FAMILIES if each.name == family)
+    return next((each.vllm.served_as for each in traits), None)
+
+
 def golden_of_report(document: Document) -> Golden:
     """Golden acceptance of a report's replayed candidate; GoldenError if there is no step."""
     report = _replayed(document)
@@ -81,6 +90,7 @@ def golden_of_report(document: Document) -> Golden:
         prompts,
         candidate.name,
         draft_sha256=candidate.sha256,
+        method=_method(candidate.family),
         target=traces.target.name,
         source="replay",
         source_version=document.header.draftquant,
@@ -115,7 +125,6 @@ def _golden(prompts: Iterable[PromptCounts], draft: str, **known: Any) -> Golden
     """Add what follows from the counts; GoldenError without a verify step."""
     all_prompts = list(prompts)
     counted, digest = golden_prompts(all_prompts)
-    edges = context_edges(all_prompts)
     if not counted:
         raise GoldenError(
             "--golden",
@@ -126,9 +135,7 @@ def _golden(prompts: Iterable[PromptCounts], draft: str, **known: Any) -> Golden
         draftquant=package_version("draftquant"),
         draft=draft,
         prompts_sha256=digest,
-        categories=categories_of(counted),
-        context_edges=edges,
-        context_bins=context_bins_of(counted, edges),
+        context_edges=context_edges(all_prompts),
         prompts=counted,
         **known,
     )

@@ -1,4 +1,4 @@
-"""Golden acceptance as engines simulate it: load tests without a draft's weights, or on any text.
+"""Acceptance as engines simulate it: load tests without a draft's weights, or on any text.
 
 Engines run draft and verification as usual, and then overrule what is accepted: their text is not
 the target's, and neither quality nor acceptance may be measured on that server.
@@ -9,29 +9,30 @@ import math
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
-from ..measure.measurement import EngineName
-from .golden_acceptance import GoldenCategory
+from .profile import DIGITS, Accepted
 
-_DIGITS = 6  # of rates and lengths: far below what a load test resolves
+_MOST_OF_DYNAMO = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """How to make an engine accept like golden: a line for a shell, and what to know."""
+    """How to make an engine accept like the draft: a line for a shell, and what to know."""
 
     line: str
     notes: tuple[str, ...]
 
 
-def simulation(golden: GoldenCategory, engine: EngineName) -> Simulation:
-    """The settings of an engine that accept like these prompts."""
-    return _ENGINES[engine](golden)
+def simulation(accepted: Accepted, draft_tokens: int, engine: str) -> Simulation | None:
+    """The settings of an engine that accept alike; None: it needs rates, and they are not known."""
+    if engine in _OF_RATES:
+        return _OF_RATES[engine](accepted.rates) if accepted.rates else None
+    return _OF_MEAN[engine](accepted.mean, draft_tokens)
 
 
-def _vllm(golden: GoldenCategory) -> Simulation:
+def _vllm(rates: tuple[float, ...]) -> Simulation:
     # Unconditional rates (config/speculative.py of 0.32 and 0.33), which the sampler divides.
-    rates = [round(rate, _DIGITS) for rate in golden.acceptance_rates]
     config = {
         "num_speculative_tokens": len(rates),
         "rejection_sample_method": "synthetic",
@@ -48,38 +49,56 @@ def _vllm(golden: GoldenCategory) -> Simulation:
     )
 
 
-def _sglang(golden: GoldenCategory) -> Simulation:
+def _dynamo(rates: tuple[float, ...]) -> Simulation:
+    # Its help, and ai-dynamo/dynamo#10197: 1 to 5 tokens, each rate given that all before held.
+    conditional = [after / before if before else 0.0 for before, after in pairwise((1.0, *rates))]
+    told = [f"{rate:.{DIGITS}g}" for rate in conditional[:_MOST_OF_DYNAMO]]
+    cut = f"the mocker drafts {_MOST_OF_DYNAMO} tokens at most, of {len(rates)} that were measured"
+    return Simulation(
+        line=f"--aic-nextn {len(told)} --aic-nextn-accept-rates {','.join(told)}",
+        notes=(
+            "put these arguments after 'python -m dynamo.mocker'; a newer one calls them"
+            " --ais-nextn and takes these names too",
+            *((cut,) if len(rates) > _MOST_OF_DYNAMO else ()),
+        ),
+    )
+
+
+def _sglang(mean: float, draft_tokens: int) -> Simulation:
     # srt/speculative/spec_utils.py, sample_simulated_acc_len: the default mode repeats one token.
     return Simulation(
-        line=f"SGLANG_SIMULATE_ACC_LEN={golden.mean_acceptance_length:.{_DIGITS}g}"
+        line=f"SGLANG_SIMULATE_ACC_LEN={mean:.{DIGITS}g}"
         " SGLANG_SIMULATE_ACC_METHOD=match-expected"
         " SGLANG_SIMULATE_ACC_TOKEN_MODE=real-draft-token",
         notes=(
             "put these variables before the launch line, with --speculative-num-draft-tokens"
-            f" {len(golden.accepted_at) + 1} (K + 1)",
+            f" {draft_tokens + 1} (K + 1)",
             "SGLang simulates the mean alone: every step of a batch accepts the same number of"
             " tokens, one of the two whole numbers beside it",
         ),
     )
 
 
-def _tensorrt_llm(golden: GoldenCategory) -> Simulation:
+def _tensorrt_llm(mean: float, draft_tokens: int) -> Simulation:
     # It reads a whole number before pull request 14438, and with a draft in an engine of its own.
-    accepted = golden.mean_acceptance_length - 1
+    accepted = mean - 1
     near = max(1, math.floor(accepted + 0.5))
     return Simulation(
-        line=f"TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS={accepted:.{_DIGITS}g}",
+        line=f"TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS={accepted:.{DIGITS}g}",
         notes=(
-            "put this variable before the launch line, with max_draft_len"
-            f" {len(golden.accepted_at)}; it counts draft tokens, without the target's own",
+            f"put this variable before the launch line, with max_draft_len {draft_tokens}; it"
+            " counts draft tokens, without the target's own",
             "a TensorRT-LLM that reads a whole number ignores a fraction with a warning, and"
             f" accepts what the draft deserves: give {near} there",
         ),
     )
 
 
-_ENGINES: Mapping[EngineName, Callable[[GoldenCategory], Simulation]] = {
+_OF_RATES: Mapping[str, Callable[[tuple[float, ...]], Simulation]] = {
     "vllm": _vllm,
+    "dynamo": _dynamo,
+}
+_OF_MEAN: Mapping[str, Callable[[float, int], Simulation]] = {
     "sglang": _sglang,
     "tensorrt-llm": _tensorrt_llm,
 }

@@ -1,0 +1,269 @@
+"""Speculation profiles: what a draft accepts, in the file that lies beside its weights.
+
+The keys are those of speculation_profile.json, schema 1.0 of pull request 2247 of
+NVIDIA/Model-Optimizer, which is not merged. Pull request 2315 writes fewer of them, and 2313 puts a
+file without a measurement beside every exported draft.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import accumulate, pairwise, zip_longest
+from operator import mul
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+import numpy as np
+from typing_extensions import override
+
+from ...recipes.decode import AT_LEAST_0, AT_LEAST_1, Bounds, encode
+from ...recipes.errors import GoldenError, short
+from ...recipes.regular_file import read_text
+from ...recipes.strict_json import JsonProblem, decode, parse_object, reading
+from ..counting.acceptance_counts import ContextBins, pooled
+from ..counting.paired_change import Floats, pseudo_values, sums_without
+from ..measure.measurement import MOST_DRAFT_TOKENS
+from .golden_acceptance import FORMAT, Golden, GoldenPrompt, golden_in
+
+PROFILE_FILE = "speculation_profile.json"
+Rates = tuple[Annotated[float, Bounds(least=0, most=1)], ...]
+DIGITS = 6  # of rates and lengths, as other producers round
+_AGREE = 0.002  # that three digits in a file still agree
+_CHAINS = ("eagle", "draft_model")
+"""Methods whose shorter drafts are beginnings of the longer ones, as pull request 2247 has them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """What some verify steps accepted; None = not known.
+
+    Attributes:
+        conditional_accept_rates: [K] share of the steps which accepted all draft tokens before that
+            also accepted this one.
+        marginal_accept_rates: [K] share of all steps that accepted the draft token.
+        mean_accept_length: draft tokens and the target's own one, over verify steps.
+        mean_accept_length_per_request: the mean of that of each request.
+        acceptance_length_histogram: verify steps by that length.
+        num_samples: prompts.
+        standard_error: of the mean over steps, by the jackknife over clusters of prompts.
+    """
+
+    conditional_accept_rates: Rates | None = None
+    marginal_accept_rates: Rates | None = None
+    mean_accept_length: Annotated[float | None, AT_LEAST_1] = None
+    mean_accept_length_per_request: Annotated[float | None, AT_LEAST_1] = None
+    acceptance_length_histogram: Mapping[int, Annotated[float, AT_LEAST_0]] | None = None
+    num_samples: Annotated[int | None, AT_LEAST_1] = None
+    standard_error: Annotated[float | None, AT_LEAST_0] = None
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """Marginal rates; empty where neither vector is known."""
+        return self.marginal_accept_rates or tuple(accumulate(self._conditional, mul))
+
+    @property
+    def mean(self) -> float:
+        """The mean acceptance length over verify steps."""
+        return self.mean_accept_length or 1 + sum(self.rates)
+
+    @property
+    def _conditional(self) -> tuple[float, ...]:
+        return self.conditional_accept_rates or ()
+
+    def problem(self) -> str:
+        """Which figures contradict each other; empty if none do."""
+        rates = self.rates
+        if not rates:
+            return "" if self.mean_accept_length else "mean_accept_length: missing, and all rates"
+        if any(after > before + _AGREE for before, after in pairwise(rates)):
+            return f"marginal_accept_rates: {short(rates)} rise from one position to the next"
+        for key, other in self._marginal():
+            if any(abs(a - b) > _AGREE for a, b in zip_longest(rates, other, fillvalue=0.0)):
+                shares = short([round(share, 4) for share in other])
+                return f"{key}: give the marginal rates {shares}, and the file has {short(rates)}"
+        if self.mean_accept_length and abs(self.mean - 1 - sum(rates)) > _AGREE:
+            got = f"{self.mean} is not 1 + the sum of the marginal rates, {1 + sum(rates):.4f}"
+            return f"mean_accept_length: {got} (a mean over requests is another figure)"
+        return ""
+
+    def _marginal(self) -> Iterator[tuple[str, Sequence[float]]]:
+        """What else gives marginal rates, and which."""
+        if conditional := self._conditional:
+            yield "conditional_accept_rates", tuple(accumulate(conditional, mul))
+        steps = self.acceptance_length_histogram or {}
+        if total := sum(steps.values()):
+            past = range(2, len(self.rates) + 3)  # the last one is beyond K
+            survived = [sum(n for at, n in steps.items() if at >= length) for length in past]
+            yield "acceptance_length_histogram", [n / total for n in survived]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile(Accepted):
+    """A speculation profile.
+
+    Attributes:
+        method: how the draft drafts, such as eagle3 or dflash.
+        num_speculative_tokens: K that was measured.
+        max_supported_k: K beyond which the draft does not work.
+        verification_method: longest_prefix, or block, which has no rates by position.
+        accept_length_model: chain_analytic: the rates hold for any smaller K too; measured_per_k:
+            for K alone.
+        accept_length_by_k: the mean acceptance length of each K that was measured.
+        per_context: by tokens before the verify step, such as 1k-4k; draftquant's own key.
+    """
+
+    schema_version: Literal["1.0"] = "1.0"
+    measured: Literal[True] = True
+    method: str | None = None
+    draft_checkpoint: object = None
+    target_model: object = None
+    num_speculative_tokens: Annotated[int | None, Bounds(least=1, most=MOST_DRAFT_TOKENS)] = None
+    block_size: int | None = None
+    max_supported_k: int | None = None
+    verification_method: Literal["longest_prefix", "block"] | None = None
+    accept_length_model: str | None = None
+    accept_length_by_k: Mapping[int, float] | None = None
+    per_category: Mapping[str, Accepted] | None = None
+    per_context: Mapping[str, Accepted] | None = None
+    measurement_conditions: Mapping[str, object] | None = None
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """K."""
+        return self.num_speculative_tokens or len(self.rates)
+
+    @override
+    def problem(self) -> str:
+        """Which figures contradict each other or K; empty if none do."""
+        of_each = {"": self, **(self.per_category or {}), **(self.per_context or {})}
+        for name, accepted in of_each.items():
+            where, count = f"{name}: " if name else "", len(accepted.rates)
+            if count not in (0, self.num_draft_tokens):
+                return f"{where}expected {self.num_draft_tokens} rates, got {count}"
+            if count and self.verification_method == "block":
+                return f"{where}verification_method: block accepts no single positions, got rates"
+        if not self.num_draft_tokens:
+            return "num_speculative_tokens: missing"
+        return Accepted.problem(self)
+
+
+def profile_of(golden: Golden) -> Profile:
+    """The figures that follow from counts."""
+    prompts, draft_tokens = golden.prompts, golden.num_draft_tokens
+    categories = filter(None, dict.fromkeys(prompt.category for prompt in prompts))
+    whole = _figures(prompts)
+    return Profile(
+        **whole,
+        method=golden.method,
+        draft_checkpoint={"id": golden.draft, "tensors_sha256": golden.draft_sha256},
+        target_model={"id": golden.target},
+        num_speculative_tokens=draft_tokens,
+        max_supported_k=draft_tokens,
+        verification_method="longest_prefix",
+        accept_length_model="chain_analytic"
+        if golden.method and golden.method.startswith(_CHAINS)
+        else "measured_per_k",
+        accept_length_by_k={draft_tokens: whole["mean_accept_length"]},
+        per_category={
+            name: Accepted(**_figures([prompt for prompt in prompts if prompt.category == name]))
+            for name in categories
+        },
+        per_context=dict(_by_context(golden)) or None,
+        measurement_conditions={
+            "producer": f"draftquant {golden.draftquant}",
+            "engine": golden.source,
+            "engine_version": golden.source_version,
+            "temperature": golden.temperature,
+            "num_samples": len(prompts),
+            "prompts_sha256": golden.prompts_sha256,
+            "estimand": golden.estimand,
+        },
+    )
+
+
+def _by_context(golden: Golden) -> Iterator[tuple[str, Accepted]]:
+    for i, label in enumerate(ContextBins(edges=golden.context_edges).labels):
+        in_bin = [
+            replace(prompt, histogram=prompt.context_bins[i])
+            for prompt in golden.prompts
+            if i < len(prompt.context_bins) and any(prompt.context_bins[i])
+        ]
+        if in_bin:
+            yield label, Accepted(**_figures(in_bin))
+
+
+def _figures(prompts: Sequence[GoldenPrompt]) -> dict[str, Any]:
+    """Figures of at least one prompt, each with at least one verify step."""
+    each = [prompt.counts for prompt in prompts]
+    counts = pooled(each, each[0].num_draft_tokens)
+    of_requests = math.fsum(one.mean_acceptance_length for one in each) / len(each)
+    error = _standard_error(prompts)
+    return {
+        "conditional_accept_rates": _rounded(rate or 0.0 for rate in counts.conditional),
+        "marginal_accept_rates": _rounded(counts.survival),
+        "mean_accept_length": round(counts.mean_acceptance_length, DIGITS),
+        "mean_accept_length_per_request": round(of_requests, DIGITS),
+        "acceptance_length_histogram": dict(enumerate(counts.histogram, 1)),
+        "num_samples": len(prompts),
+        "standard_error": None if error is None else round(error, DIGITS),
+    }
+
+
+def _rounded(rates: Any) -> tuple[float, ...]:
+    return tuple(round(min(1.0, rate), DIGITS) for rate in rates)  # sums of shares exceed 1
+
+
+def _standard_error(prompts: Sequence[GoldenPrompt]) -> float | None:
+    sums: dict[int, Floats] = {}
+    for prompt in prompts:
+        totals = np.array(
+            [prompt.counts.num_accepted_draft_tokens, prompt.counts.num_steps], dtype=float
+        )
+        sums[prompt.cluster] = sums.get(prompt.cluster, 0) + totals
+    if len(sums) < 2:
+        return None
+    accepted, steps = np.stack(list(sums.values()), axis=1)
+    without = sums_without(accepted) / sums_without(steps)
+    values = pseudo_values(accepted.sum() / steps.sum(), without)
+    return float(values.std(ddof=1)) / math.sqrt(len(values))
+
+
+def profile_document(profile: Profile) -> str:
+    """The text of a file."""
+    return f"{json.dumps(encode(profile), indent=2, allow_nan=False)}\n"
+
+
+_OURS = "give what --golden of 'replay', 'gate', 'report' or 'measure' wrote, or write it again"
+_FIX = f"{_OURS}; or a {PROFILE_FILE} of schema 1.0 whose figures agree"
+
+
+def read_profile(path: Path) -> Profile:
+    """Golden acceptance or a profile, or the profile in a draft's folder."""
+    place = path / PROFILE_FILE if path.is_dir() else path
+    with reading(place, GoldenError, _FIX, "is no golden acceptance: "):
+        document = parse_object(read_text(place))
+        if "format" in document or "schema_version" not in document:
+            if (kind := document.get("format")) != FORMAT:
+                raise JsonProblem(f"expected format {FORMAT!r}, got {short(kind)}")
+            return profile_of(golden_in(document))
+    if document.get("measured") is False:
+        raise GoldenError(
+            place,
+            "says that nobody measured this draft (measured: false); its rates are no acceptance",
+            fix="draftquant replay DRAFT --traces T --golden G.json; golden G.json --for profile",
+        )
+    with reading(place, GoldenError, _FIX, "is no speculation profile: "):
+        known = _known(Profile, document)
+        for name in ("per_category", "per_context"):
+            if isinstance(parts := known.get(name), dict):
+                known[name] = {key: _known(Accepted, part) for key, part in parts.items()}
+        return cast(Profile, decode(Profile, known))
+
+
+def _known(cls: type[Accepted], document: Any) -> Any:
+    """A document without the keys of other producers."""
+    if not isinstance(document, dict):
+        return document
+    names = {field.name for field in fields(cls)}
+    return {key: value for key, value in document.items() if key in names}
