@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, cast
 import numpy as np
 from typing_extensions import override
 
+from ...quantize.files.checkpoint import PROFILE_FILE
 from ...recipes.decode import AT_LEAST_0, AT_LEAST_1, Bounds, encode
 from ...recipes.errors import GoldenError, short
 from ...recipes.regular_file import read_text
@@ -26,7 +27,6 @@ from ..counting.paired_change import Floats, pseudo_values, sums_without
 from ..measure.measurement import MOST_DRAFT_TOKENS
 from .golden_acceptance import FORMAT, Golden, GoldenPrompt, golden_in
 
-PROFILE_FILE = "speculation_profile.json"
 Rates = tuple[Annotated[float, Bounds(least=0, most=1)], ...]
 DIGITS = 6  # of rates and lengths, as other producers round
 _AGREE = 0.002  # that three digits in a file still agree
