@@ -13,7 +13,6 @@ import draftquant.api as dq
 import numpy as np
 import pytest
 from draftquant.recipes.errors import GoldenError
-from draftquant.recipes.strict_json import decode
 from draftquant.scripts.cli import main
 from draftquant.validate.golden.golden_acceptance import Golden, golden_document
 from draftquant.validate.golden.golden_sources import (
@@ -37,7 +36,7 @@ from hypothesis import strategies as st
 from tiny import tiny_eagle3_llama
 from told import telling
 
-_told = telling("main", "golden_of_measurement", "golden_of_replay", "golden_of_report")
+_told = telling("main", "golden_of_measurement", "golden_of_report")
 
 Capsys = pytest.CaptureFixture[str]
 HISTOGRAMS = [(5, 3, 2), (1, 4, 5), (8, 1, 1), (2, 2, 6)]
@@ -67,13 +66,12 @@ def test_figures_follow_from_the_counts_of_the_prompts() -> None:
         ("a", 1 + 10 / 20),
         ("b", 1 + 28 / 20),
     ]
-    uneven = golden_of_replay(replay([(1, 0, 0), (0, 0, 9)]), draft_sha256=None)
-    found = profile_of(uneven)
-    assert (found.mean, found.mean_accept_length_per_request) == (1 + 18 / 10, (1 + 3) / 2)
-    assert (
-        profile_of(golden_of_replay(replay(HISTOGRAMS[:1]), draft_sha256=None)).standard_error
-        is None
-    )
+    assert found.interval_95 is not None
+    assert sum(found.interval_95) == pytest.approx(2 * found.mean)
+    copies = replay([*HISTOGRAMS, *HISTOGRAMS], texts=[0, 1, 2, 3] * 2)
+    assert profile_of(golden_of_replay(copies, draft_sha256=None)).interval_95 == found.interval_95
+    alone = golden_of_replay(replay(HISTOGRAMS[:1]), draft_sha256=None)
+    assert profile_of(alone).interval_95 is None
 
 
 def test_counts_that_are_impossible_are_refused(path: Path) -> None:
@@ -175,15 +173,15 @@ def test_a_profile_of_another_producer_is_read_without_what_it_lacks(tmp_path: P
         ({"measured": None}, "measured: expected True, got None"),
         ({"schema_version": "2.0"}, "schema_version: expected '1.0', got '2.0'"),
         ({"mean_accept_length": 2.54671}, "not 1 + the sum of the marginal rates, 2.4734"),
-        ({"marginal_accept_rates": [0.719104, 0.290066, 0.464183]}, "rise from one position"),
-        ({"marginal_accept_rates": [0.719104, 0.645502, 0.624895]}, "conditional_accept_rates: g"),
-        ({"acceptance_length_histogram": {"1": 1, "2": 1, "3": 1, "4": 1}}, "histogram: give"),
+        ({"marginal_accept_rates": [0.719104, 0.290066, 0.464183]}, "by their order [0.7191, 0.2901, 0"),
+        ({"marginal_accept_rates": [0.719104, 0.645502, 0.624895]}, "by conditional_accept_rates"),
+        ({"acceptance_length_histogram": {"1": 1, "2": 1, "3": 1, "4": 1}}, "m [0.75, 0.5, 0.25, 0.0]"),
         ({"acceptance_length_histogram": {"1": 8611, "2": 7814, "3": 5337, "5": 8891}}, "0.2901]"),
-        ({"num_speculative_tokens": 2}, "expected 2 rates, got 3"),
+        ({"num_speculative_tokens": 2}, "expected 2 accept_rates, got 3"),
         ({"num_speculative_tokens": 0}, "num_speculative_tokens: expected 1 to 1,024"),
         ({"conditional_accept_rates": [1.2, 0.6, 0.6]}, "accept_rates[0]: expected"),
-        ({"verification_method": "block"}, "accepts no single positions"),
-        ({"per_category": {"code": {"conditional_accept_rates": [0.5]}}}, "code: expected 3 rates"),
+        ({"verification_method": "block"}, "expected 0 accept_rates, got 3"),
+        ({"per_category": {"code": {"conditional_accept_rates": [0.5]}}}, "code: expected 3 acc"),
         ({"per_category": {"code": {}}}, "per_category.code: mean_accept_length: missing"),
         ({"per_category": {"code": 2.5}}, "per_category.code: expected an object"),
     ],
@@ -199,13 +197,17 @@ def test_what_contradicts_itself_or_was_not_measured_is_refused(
 STEPS = st.lists(st.integers(0, 9), min_size=2, max_size=7).filter(any)
 
 
-@given(st.lists(st.tuples(STEPS, st.sampled_from("ab")), min_size=1, max_size=4))
-def test_a_profile_keeps_rates_k_and_categories(drawn: list[tuple[list[int], str]]) -> None:
+@given(drawn=st.lists(st.tuples(STEPS, st.sampled_from("ab")), min_size=1, max_size=4))
+def test_a_profile_keeps_rates_k_and_categories(
+    tmp_path_factory: pytest.TempPathFactory, drawn: list[tuple[list[int], str]]
+) -> None:
     columns = max(len(histogram) for histogram, _ in drawn)
     padded = [(*histogram, *[0] * (columns - len(histogram))) for histogram, _ in drawn]
     counted = replay(padded, categories="".join(category for _, category in drawn))
     made = profile_of(golden_of_replay(counted, draft_sha256=None))
-    assert decode(Profile, json.loads(profile_document(made))) == made
+    place = tmp_path_factory.getbasetemp() / "profile.json"
+    place.write_text(profile_document(made), encoding="utf-8")
+    assert read_profile(place) == made
     steps = np.array(padded).sum(0)
     reached = steps[::-1].cumsum()[::-1] / steps.sum()
     assert made.num_draft_tokens == columns - 1

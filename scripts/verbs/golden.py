@@ -49,18 +49,17 @@ def _show(rendered: "reports.GoldenText", settings: GoldenRun) -> None:
 def _print(profile: "Profile", file: str) -> None:
     told = (file, profile.method, f"K = {profile.num_draft_tokens}")
     positions = [f"pos {i + 1}" for i in range(len(profile.rates))]
-    numbers = ("acceptance length", "standard error", "prompts", *positions)
+    numbers = ("acceptance length", "95% interval", "prompts", *positions)
     title = ", ".join(filter(None, told))
     grid = table(title, "prompts of", *numbers, right=numbers, spare=("prompts",))
     contexts = {f"context {name}": part for name, part in (profile.per_context or {}).items()}
     for name, part in {"all": profile, **(profile.per_category or {}), **contexts}.items():
         rates = [f"{rate:.3f}" for rate in part.rates] or [""] * len(positions)
-        error, prompts = part.standard_error, part.num_samples
         grid.row(
             name,
             f"{part.mean:.4f}",
-            "" if error is None else f"{error:.4f}",
-            "" if prompts is None else f"{prompts:,}",
+            " to ".join(f"{bound:.4f}" for bound in part.interval_95 or ()),
+            "" if part.num_samples is None else f"{part.num_samples:,}",
             *rates,
         )
     print_table(grid)

@@ -15,6 +15,8 @@ from ..report.document import Document
 from ..served.served_gate import served_estimand
 from .golden_acceptance import Golden, golden_prompts
 
+_METHODS = {family.name: family.engine_traits.vllm.served_as for family in FAMILIES}
+
 
 def golden_of_replay(replay: DraftReplay, *, draft_sha256: str | None) -> Golden:
     """Golden acceptance of one replayed draft; GoldenError without a verify step."""
@@ -23,7 +25,7 @@ def golden_of_replay(replay: DraftReplay, *, draft_sha256: str | None) -> Golden
         replay.prompts,
         replay.name,
         draft_sha256=draft_sha256,
-        method=_method(replay.family),
+        method=_METHODS.get(replay.family),
         target=traces.target.name,
         source="replay",
         source_version=package_version("draftquant"),
@@ -74,12 +76,6 @@ def _contexts(record: RequestRecord, num_draft_tokens: int) -> ContextCounts | N
     )
 
 
-def _method(family: str | None) -> str | None:
-    """How drafts of a family draft, in vLLM's words."""
-    traits = (each.engine_traits for each in FAMILIES if each.name == family)
-    return next((each.vllm.served_as for each in traits), None)
-
-
 def golden_of_report(document: Document) -> Golden:
     """Golden acceptance of a report's replayed candidate; GoldenError if there is no step."""
     report = _replayed(document)
@@ -90,7 +86,7 @@ def golden_of_report(document: Document) -> Golden:
         prompts,
         candidate.name,
         draft_sha256=candidate.sha256,
-        method=_method(candidate.family),
+        method=_METHODS.get(candidate.family or ""),
         target=traces.target.name,
         source="replay",
         source_version=document.header.draftquant,

@@ -6,32 +6,30 @@ file without a measurement beside every exported draft.
 """
 
 import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import accumulate, pairwise, zip_longest
+from itertools import accumulate, zip_longest
 from operator import mul
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-import numpy as np
 from typing_extensions import override
 
 from ...quantize.files.checkpoint import PROFILE_FILE
 from ...recipes.decode import AT_LEAST_0, AT_LEAST_1, Bounds, encode
 from ...recipes.errors import GoldenError, short
 from ...recipes.regular_file import read_text
-from ...recipes.strict_json import JsonProblem, decode, parse_object, reading
-from ..counting.acceptance_counts import ContextBins, pooled
-from ..counting.paired_change import Floats, pseudo_values, sums_without
+from ...recipes.strict_json import decode, parse_object, reading
+from ..counting.acceptance_counts import AcceptanceCounts, ContextBins, pooled
+from ..counting.paired_change import pooled_mean
 from ..measure.measurement import MOST_DRAFT_TOKENS
 from .golden_acceptance import FORMAT, Golden, GoldenPrompt, golden_in
 
 Rates = tuple[Annotated[float, Bounds(least=0, most=1)], ...]
 DIGITS = 6  # of rates and lengths, as other producers round
-_AGREE = 0.002  # that three digits in a file still agree
+_AGREE = 0.002  # so that three digits in a file still agree
 _CHAINS = ("eagle", "draft_model")
-"""Methods whose shorter drafts are beginnings of the longer ones, as pull request 2247 has them."""
+"""Methods whose shorter drafts begin the longer ones, as pull request 2247 has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,59 +41,53 @@ class Accepted:
             also accepted this one.
         marginal_accept_rates: [K] share of all steps that accepted the draft token.
         mean_accept_length: draft tokens and the target's own one, over verify steps.
-        mean_accept_length_per_request: the mean of that of each request.
         acceptance_length_histogram: verify steps by that length.
         num_samples: prompts.
-        standard_error: of the mean over steps, by the jackknife over clusters of prompts.
+        interval_95: of the mean over steps; clusters of prompts are the samples.
     """
 
     conditional_accept_rates: Rates | None = None
     marginal_accept_rates: Rates | None = None
     mean_accept_length: Annotated[float | None, AT_LEAST_1] = None
-    mean_accept_length_per_request: Annotated[float | None, AT_LEAST_1] = None
     acceptance_length_histogram: Mapping[int, Annotated[float, AT_LEAST_0]] | None = None
-    num_samples: Annotated[int | None, AT_LEAST_1] = None
-    standard_error: Annotated[float | None, AT_LEAST_0] = None
+    num_samples: int | None = None
+    interval_95: tuple[float, ...] | None = None
 
     @property
     def rates(self) -> tuple[float, ...]:
         """Marginal rates; empty where neither vector is known."""
-        return self.marginal_accept_rates or tuple(accumulate(self._conditional, mul))
+        conditional = self.conditional_accept_rates or ()
+        return self.marginal_accept_rates or tuple(accumulate(conditional, mul))
 
     @property
     def mean(self) -> float:
         """The mean acceptance length over verify steps."""
         return self.mean_accept_length or 1 + sum(self.rates)
 
-    @property
-    def _conditional(self) -> tuple[float, ...]:
-        return self.conditional_accept_rates or ()
-
     def problem(self) -> str:
         """Which figures contradict each other; empty if none do."""
         rates = self.rates
         if not rates:
             return "" if self.mean_accept_length else "mean_accept_length: missing, and all rates"
-        if any(after > before + _AGREE for before, after in pairwise(rates)):
-            return f"marginal_accept_rates: {short(rates)} rise from one position to the next"
-        for key, other in self._marginal():
-            if any(abs(a - b) > _AGREE for a, b in zip_longest(rates, other, fillvalue=0.0)):
-                shares = short([round(share, 4) for share in other])
-                return f"{key}: give the marginal rates {shares}, and the file has {short(rates)}"
-        if self.mean_accept_length and abs(self.mean - 1 - sum(rates)) > _AGREE:
-            got = f"{self.mean} is not 1 + the sum of the marginal rates, {1 + sum(rates):.4f}"
-            return f"mean_accept_length: {got} (a mean over requests is another figure)"
+        for source, other in self._marginal():
+            pairs = zip_longest(rates, other, fillvalue=0.0)
+            if other and any(abs(rate - share) > _AGREE for rate, share in pairs):
+                expected = short([round(share, 4) for share in other])
+                return f"marginal_accept_rates: by {source} {expected}, got {short(rates)}"
+        if abs(self.mean - 1 - sum(rates)) > _AGREE:
+            expected = f"1 + the sum of the marginal rates, {1 + sum(rates):.4f}"
+            return f"mean_accept_length: {self.mean} is not {expected}, but maybe over requests"
         return ""
 
     def _marginal(self) -> Iterator[tuple[str, Sequence[float]]]:
         """What else gives marginal rates, and which."""
-        if conditional := self._conditional:
-            yield "conditional_accept_rates", tuple(accumulate(conditional, mul))
+        yield "their order", list(accumulate(self.rates, min))
+        yield "conditional_accept_rates", list(accumulate(self.conditional_accept_rates or (), mul))
         steps = self.acceptance_length_histogram or {}
+        past = range(2, len(self.rates) + 3)  # the last one is beyond K
+        reached = (sum(n for length, n in steps.items() if length >= least) for least in past)
         if total := sum(steps.values()):
-            past = range(2, len(self.rates) + 3)  # the last one is beyond K
-            survived = [sum(n for at, n in steps.items() if at >= length) for length in past]
-            yield "acceptance_length_histogram", [n / total for n in survived]
+            yield "acceptance_length_histogram", [n / total for n in reached]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +99,7 @@ class Profile(Accepted):
         num_speculative_tokens: K that was measured.
         max_supported_k: K beyond which the draft does not work.
         verification_method: longest_prefix, or block, which has no rates by position.
-        accept_length_model: chain_analytic: the rates hold for any smaller K too; measured_per_k:
-            for K alone.
+        accept_length_model: chain_analytic: the rates hold for a smaller K too; measured_per_k.
         accept_length_by_k: the mean acceptance length of each K that was measured.
         per_context: by tokens before the verify step, such as 1k-4k; draftquant's own key.
     """
@@ -135,14 +126,12 @@ class Profile(Accepted):
 
     @override
     def problem(self) -> str:
-        """Which figures contradict each other or K; empty if none do."""
-        of_each = {"": self, **(self.per_category or {}), **(self.per_context or {})}
-        for name, accepted in of_each.items():
-            where, count = f"{name}: " if name else "", len(accepted.rates)
-            if count not in (0, self.num_draft_tokens):
-                return f"{where}expected {self.num_draft_tokens} rates, got {count}"
-            if count and self.verification_method == "block":
-                return f"{where}verification_method: block accepts no single positions, got rates"
+        """Which figures contradict each other, K or the method; empty if none do."""
+        expected = 0 if self.verification_method == "block" else self.num_draft_tokens
+        for name, part in {"": self, **(self.per_category or {})}.items():
+            if len(part.rates) not in (0, expected):
+                where = f"per_category.{name}: " if name else ""
+                return f"{where}expected {expected} accept_rates, got {len(part.rates)}"
         if not self.num_draft_tokens:
             return "num_speculative_tokens: missing"
         return Accepted.problem(self)
@@ -152,7 +141,7 @@ def profile_of(golden: Golden) -> Profile:
     """The figures that follow from counts."""
     prompts, draft_tokens = golden.prompts, golden.num_draft_tokens
     categories = filter(None, dict.fromkeys(prompt.category for prompt in prompts))
-    whole = _figures(prompts)
+    whole, is_chain = _figures(prompts), (golden.method or "").startswith(_CHAINS)
     return Profile(
         **whole,
         method=golden.method,
@@ -161,9 +150,7 @@ def profile_of(golden: Golden) -> Profile:
         num_speculative_tokens=draft_tokens,
         max_supported_k=draft_tokens,
         verification_method="longest_prefix",
-        accept_length_model="chain_analytic"
-        if golden.method and golden.method.startswith(_CHAINS)
-        else "measured_per_k",
+        accept_length_model="chain_analytic" if is_chain else "measured_per_k",
         accept_length_by_k={draft_tokens: whole["mean_accept_length"]},
         per_category={
             name: Accepted(**_figures([prompt for prompt in prompts if prompt.category == name]))
@@ -195,38 +182,32 @@ def _by_context(golden: Golden) -> Iterator[tuple[str, Accepted]]:
 
 def _figures(prompts: Sequence[GoldenPrompt]) -> dict[str, Any]:
     """Figures of at least one prompt, each with at least one verify step."""
-    each = [prompt.counts for prompt in prompts]
-    counts = pooled(each, each[0].num_draft_tokens)
-    of_requests = math.fsum(one.mean_acceptance_length for one in each) / len(each)
-    error = _standard_error(prompts)
+    requests = [prompt.counts for prompt in prompts]
+    counts = pooled(requests, requests[0].num_draft_tokens)
     return {
         "conditional_accept_rates": _rounded(rate or 0.0 for rate in counts.conditional),
         "marginal_accept_rates": _rounded(counts.survival),
         "mean_accept_length": round(counts.mean_acceptance_length, DIGITS),
-        "mean_accept_length_per_request": round(of_requests, DIGITS),
         "acceptance_length_histogram": dict(enumerate(counts.histogram, 1)),
         "num_samples": len(prompts),
-        "standard_error": None if error is None else round(error, DIGITS),
+        "interval_95": _interval(prompts),
     }
 
 
-def _rounded(rates: Any) -> tuple[float, ...]:
+def _rounded(rates: Iterable[float]) -> tuple[float, ...]:
     return tuple(round(min(1.0, rate), DIGITS) for rate in rates)  # sums of shares exceed 1
 
 
-def _standard_error(prompts: Sequence[GoldenPrompt]) -> float | None:
-    sums: dict[int, Floats] = {}
+def _interval(prompts: Sequence[GoldenPrompt]) -> tuple[float, ...] | None:
+    clusters: dict[int, AcceptanceCounts] = {}
     for prompt in prompts:
-        totals = np.array(
-            [prompt.counts.num_accepted_draft_tokens, prompt.counts.num_steps], dtype=float
-        )
-        sums[prompt.cluster] = sums.get(prompt.cluster, 0) + totals
-    if len(sums) < 2:
-        return None
-    accepted, steps = np.stack(list(sums.values()), axis=1)
-    without = sums_without(accepted) / sums_without(steps)
-    values = pseudo_values(accepted.sum() / steps.sum(), without)
-    return float(values.std(ddof=1)) / math.sqrt(len(values))
+        known = clusters.get(prompt.cluster)
+        clusters[prompt.cluster] = prompt.counts if known is None else known + prompt.counts
+    emitted = [counts.num_emitted_tokens for counts in clusters.values()]
+    steps = [counts.num_steps for counts in clusters.values()]
+    mean = pooled_mean(emitted, steps, confidence=0.975)
+    bounds = (round(mean.lower, DIGITS), round(mean.upper, DIGITS))
+    return bounds if mean.has_spread else None
 
 
 def profile_document(profile: Profile) -> str:
@@ -234,31 +215,30 @@ def profile_document(profile: Profile) -> str:
     return f"{json.dumps(encode(profile), indent=2, allow_nan=False)}\n"
 
 
-_OURS = "give what --golden of 'replay', 'gate', 'report' or 'measure' wrote, or write it again"
-_FIX = f"{_OURS}; or a {PROFILE_FILE} of schema 1.0 whose figures agree"
+_FIX = (
+    f"give a {PROFILE_FILE} of schema 1.0, or what --golden of 'replay', 'gate', 'report' or"
+    " 'measure' wrote; or write it again"
+)
 
 
 def read_profile(path: Path) -> Profile:
     """Golden acceptance or a profile, or the profile in a draft's folder."""
     place = path / PROFILE_FILE if path.is_dir() else path
-    with reading(place, GoldenError, _FIX, "is no golden acceptance: "):
+    with reading(place, GoldenError, _FIX, "is no golden acceptance and no profile: "):
         document = parse_object(read_text(place))
-        if "format" in document or "schema_version" not in document:
-            if (kind := document.get("format")) != FORMAT:
-                raise JsonProblem(f"expected format {FORMAT!r}, got {short(kind)}")
+        if document.get("format") == FORMAT:
             return profile_of(golden_in(document))
-    if document.get("measured") is False:
-        raise GoldenError(
-            place,
-            "says that nobody measured this draft (measured: false); its rates are no acceptance",
-            fix="draftquant replay DRAFT --traces T --golden G.json; golden G.json --for profile",
-        )
-    with reading(place, GoldenError, _FIX, "is no speculation profile: "):
-        known = _known(Profile, document)
-        for name in ("per_category", "per_context"):
-            if isinstance(parts := known.get(name), dict):
-                known[name] = {key: _known(Accepted, part) for key, part in parts.items()}
-        return cast(Profile, decode(Profile, known))
+        if document.get("measured") is not False:
+            known = _known(Profile, document)
+            for key in ("per_category", "per_context"):
+                if isinstance(parts := known.get(key), dict):
+                    known[key] = {name: _known(Accepted, part) for name, part in parts.items()}
+            return cast(Profile, decode(Profile, known))
+    raise GoldenError(
+        place,
+        "says that nobody measured this draft (measured: false); its rates are no acceptance",
+        fix="draftquant replay DRAFT --traces T --golden G.json; golden G.json --for profile",
+    )
 
 
 def _known(cls: type[Accepted], document: Any) -> Any:

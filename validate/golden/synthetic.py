@@ -26,17 +26,17 @@ class Simulation:
 
 def simulation(accepted: Accepted, draft_tokens: int, engine: str) -> Simulation | None:
     """The settings of an engine that accept alike; None: it needs rates, and they are not known."""
-    if engine in _OF_RATES:
-        return _OF_RATES[engine](accepted.rates) if accepted.rates else None
-    return _OF_MEAN[engine](accepted.mean, draft_tokens)
+    if engine in _OF_RATES and not accepted.rates:
+        return None
+    return _ENGINES[engine](accepted, draft_tokens)
 
 
-def _vllm(rates: tuple[float, ...]) -> Simulation:
+def _vllm(accepted: Accepted, draft_tokens: int) -> Simulation:
     # Unconditional rates (config/speculative.py of 0.32 and 0.33), which the sampler divides.
     config = {
-        "num_speculative_tokens": len(rates),
+        "num_speculative_tokens": draft_tokens,
         "rejection_sample_method": "synthetic",
-        "synthetic_acceptance_rates": rates,
+        "synthetic_acceptance_rates": [round(rate, DIGITS) for rate in accepted.rates],
     }
     return Simulation(
         line=f"--speculative-config {shlex.quote(json.dumps(config))}",
@@ -49,25 +49,27 @@ def _vllm(rates: tuple[float, ...]) -> Simulation:
     )
 
 
-def _dynamo(rates: tuple[float, ...]) -> Simulation:
+def _dynamo(accepted: Accepted, draft_tokens: int) -> Simulation:
     # Its help, and ai-dynamo/dynamo#10197: 1 to 5 tokens, each rate given that all before held.
-    conditional = [after / before if before else 0.0 for before, after in pairwise((1.0, *rates))]
-    told = [f"{rate:.{DIGITS}g}" for rate in conditional[:_MOST_OF_DYNAMO]]
-    cut = f"the mocker drafts {_MOST_OF_DYNAMO} tokens at most, of {len(rates)} that were measured"
+    pairs = pairwise((1.0, *accepted.rates[:_MOST_OF_DYNAMO]))
+    told = [f"{after / before if before else 0:.{DIGITS}g}" for before, after in pairs]
+    cut = (
+        f"the mocker drafts {_MOST_OF_DYNAMO} tokens at most, of {draft_tokens} that were measured"
+    )
     return Simulation(
         line=f"--aic-nextn {len(told)} --aic-nextn-accept-rates {','.join(told)}",
         notes=(
             "put these arguments after 'python -m dynamo.mocker'; a newer one calls them"
             " --ais-nextn and takes these names too",
-            *((cut,) if len(rates) > _MOST_OF_DYNAMO else ()),
+            *((cut,) if draft_tokens > _MOST_OF_DYNAMO else ()),
         ),
     )
 
 
-def _sglang(mean: float, draft_tokens: int) -> Simulation:
+def _sglang(accepted: Accepted, draft_tokens: int) -> Simulation:
     # srt/speculative/spec_utils.py, sample_simulated_acc_len: the default mode repeats one token.
     return Simulation(
-        line=f"SGLANG_SIMULATE_ACC_LEN={mean:.{DIGITS}g}"
+        line=f"SGLANG_SIMULATE_ACC_LEN={accepted.mean:.{DIGITS}g}"
         " SGLANG_SIMULATE_ACC_METHOD=match-expected"
         " SGLANG_SIMULATE_ACC_TOKEN_MODE=real-draft-token",
         notes=(
@@ -79,12 +81,12 @@ def _sglang(mean: float, draft_tokens: int) -> Simulation:
     )
 
 
-def _tensorrt_llm(mean: float, draft_tokens: int) -> Simulation:
+def _tensorrt_llm(accepted: Accepted, draft_tokens: int) -> Simulation:
     # It reads a whole number before pull request 14438, and with a draft in an engine of its own.
-    accepted = mean - 1
-    near = max(1, math.floor(accepted + 0.5))
+    drafted = accepted.mean - 1
+    near = max(1, math.floor(drafted + 0.5))
     return Simulation(
-        line=f"TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS={accepted:.{DIGITS}g}",
+        line=f"TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS={drafted:.{DIGITS}g}",
         notes=(
             f"put this variable before the launch line, with max_draft_len {draft_tokens}; it"
             " counts draft tokens, without the target's own",
@@ -94,11 +96,10 @@ def _tensorrt_llm(mean: float, draft_tokens: int) -> Simulation:
     )
 
 
-_OF_RATES: Mapping[str, Callable[[tuple[float, ...]], Simulation]] = {
+_ENGINES: Mapping[str, Callable[[Accepted, int], Simulation]] = {
     "vllm": _vllm,
     "dynamo": _dynamo,
-}
-_OF_MEAN: Mapping[str, Callable[[float, int], Simulation]] = {
     "sglang": _sglang,
     "tensorrt-llm": _tensorrt_llm,
 }
+_OF_RATES = ("vllm", "dynamo")

@@ -35,8 +35,6 @@ class GoldenText(Brief):
         return {
             "acceptance length": f"acceptance length {self.profile.mean:.4f}",
             "K": self.profile.num_draft_tokens,
-            "prompts": self.profile.num_samples,
-            "categories": len(self.profile.per_category or ()) or None,
             "written": self.out,
         }
 
@@ -68,7 +66,7 @@ def _made(asked: GoldenRun, profile: Profile) -> tuple[str, tuple[str, ...]]:
     if simulated is None:
         raise GoldenError(
             asked.golden,
-            f"has a mean acceptance length, and no rates by position, which {asked.to} simulates",
+            f"has no rates by position, which {asked.to} simulates",
             fix="--for sglang or tensorrt-llm, which take the mean; or measure golden acceptance",
         )
     return f"{simulated.line}\n", simulated.notes
