@@ -19,8 +19,8 @@ def golden(settings: GoldenRun) -> "reports.GoldenText":
         The figures that follow from the file, and what was made of them as text.
 
     Raises:
-        GoldenError: the file is neither, its figures contradict each other, nobody measured the
-            draft, or it lacks the category or what the form needs.
+        GoldenError: figures contradict each other, nobody measured the draft, or the file lacks the
+            category or what the form needs.
         OutputError: the file to write exists already, or cannot be written.
     """
     from ...validate.runs.golden_run import golden_made
@@ -31,8 +31,8 @@ def golden(settings: GoldenRun) -> "reports.GoldenText":
 def _mapping(rendered: "reports.GoldenText", _settings: object) -> dict[str, Any]:
     from ...recipes.decode import encode
 
-    made = {"text": rendered.text, "notes": rendered.notes, "out": rendered.out}
-    return {"profile": encode(rendered.profile), **made}
+    profile = encode(rendered.profile)
+    return {"profile": profile, "text": rendered.text, "notes": rendered.notes, "out": rendered.out}
 
 
 def _show(rendered: "reports.GoldenText", settings: GoldenRun) -> None:
@@ -52,8 +52,7 @@ def _print(profile: "Profile", file: str) -> None:
     numbers = ("acceptance length", "95% interval", "prompts", *positions)
     title = ", ".join(filter(None, told))
     grid = table(title, "prompts of", *numbers, right=numbers, spare=("prompts",))
-    contexts = {f"context {name}": part for name, part in (profile.per_context or {}).items()}
-    for name, part in {"all": profile, **(profile.per_category or {}), **contexts}.items():
+    for name, part in {"all": profile, **(profile.per_category or {})}.items():
         rates = [f"{rate:.3f}" for rate in part.rates] or [""] * len(positions)
         grid.row(
             name,

@@ -1,22 +1,18 @@
 """Golden acceptance of one draft: counts prompt by prompt, of which its profile has figures."""
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal, cast
 
 from ...recipes.decode import AT_LEAST_0, HEX_64, Bounds, encode
 from ...recipes.strict_json import decode
 from ..counting.acceptance_counts import AcceptanceCounts
-from ..counting.draft_counts import PromptCounts
 from ..judging.figures import context_bins_problem
-from ..measure.measurement import MOST_DRAFT_TOKENS, prompts_sha256
+from ..measure.measurement import MOST_DRAFT_TOKENS
 
 FORMAT: Literal["draftquant golden"] = "draftquant golden"
 Source = Literal["replay", "vllm", "sglang", "tensorrt-llm"]
 """A replay of recorded traces, or the engine whose server was measured."""
-_FIGURES = ("categories", "context_bins")
-"""What earlier versions wrote beside the counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,22 +81,6 @@ class Golden:
         return ""
 
 
-def golden_prompts(prompts: Iterable[PromptCounts]) -> tuple[tuple[GoldenPrompt, ...], str]:
-    """Prompts with at least one verify step, their clusters numbered; and the identity of all."""
-    counted = [prompt for prompt in prompts if prompt.counts.num_steps]
-    numbers: dict[str, int] = {}
-    numbered = tuple(
-        GoldenPrompt(
-            category=prompt.category,
-            cluster=numbers.setdefault(prompt.counted_with, len(numbers)),
-            histogram=prompt.counts.histogram,
-            context_bins=() if prompt.contexts is None else prompt.contexts.histograms,
-        )
-        for prompt in counted
-    )
-    return numbered, prompts_sha256((p.id, p.category, p.prompt_sha256) for p in counted)
-
-
 def golden_document(golden: Golden) -> str:
     """The text of a file; every prompt has a line of its own."""
     mapping = encode(golden)
@@ -111,6 +91,7 @@ def golden_document(golden: Golden) -> str:
 
 
 def golden_in(document: dict[str, object]) -> Golden:
-    """The counts that a file holds; JsonProblem if they are impossible."""
-    counts = {key: value for key, value in document.items() if key not in _FIGURES}
+    """The counts that a file holds, without the figures of earlier versions."""
+    figures = ("categories", "context_bins")
+    counts = {key: value for key, value in document.items() if key not in figures}
     return cast(Golden, decode(Golden, counts))

@@ -10,10 +10,10 @@ from ...recipes.packages import package_version
 from ..counting.acceptance_counts import CONTEXT_BINS, ContextCounts, estimand
 from ..counting.draft_counts import DraftReplay, PromptCounts, context_edges
 from ..judging.judgement import GateReport
-from ..measure.measurement import Measurement, RequestRecord
+from ..measure.measurement import Measurement, RequestRecord, prompts_sha256
 from ..report.document import Document
 from ..served.served_gate import served_estimand
-from .golden_acceptance import Golden, golden_prompts
+from .golden_acceptance import Golden, GoldenPrompt
 
 _METHODS = {family.name: family.engine_traits.vllm.served_as for family in FAMILIES}
 
@@ -118,20 +118,28 @@ def _replayed(document: Document) -> GateReport:
 
 
 def _golden(prompts: Iterable[PromptCounts], draft: str, **known: Any) -> Golden:
-    """Add what follows from the counts; GoldenError without a verify step."""
-    all_prompts = list(prompts)
-    counted, digest = golden_prompts(all_prompts)
+    """Of the prompts with a verify step, their clusters numbered; GoldenError without one."""
+    counted = [prompt for prompt in prompts if prompt.counts.num_steps]
     if not counted:
         raise GoldenError(
             "--golden",
             f"no prompt of {draft} has a verify step that was counted",
             fix="see the verdict and its reason, or record longer continuations",
         )
+    numbers: dict[str, int] = {}
     return Golden(
         draftquant=package_version("draftquant"),
         draft=draft,
-        prompts_sha256=digest,
-        context_edges=context_edges(all_prompts),
-        prompts=counted,
+        prompts_sha256=prompts_sha256((p.id, p.category, p.prompt_sha256) for p in counted),
+        context_edges=context_edges(counted),
+        prompts=tuple(
+            GoldenPrompt(
+                category=prompt.category,
+                cluster=numbers.setdefault(prompt.counted_with, len(numbers)),
+                histogram=prompt.counts.histogram,
+                context_bins=() if prompt.contexts is None else prompt.contexts.histograms,
+            )
+            for prompt in counted
+        ),
         **known,
     )

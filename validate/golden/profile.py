@@ -37,13 +37,12 @@ class Accepted:
     """What some verify steps accepted; None = not known.
 
     Attributes:
-        conditional_accept_rates: [K] share of the steps which accepted all draft tokens before that
-            also accepted this one.
-        marginal_accept_rates: [K] share of all steps that accepted the draft token.
-        mean_accept_length: draft tokens and the target's own one, over verify steps.
+        conditional_accept_rates: [K] of the steps that accepted all before, the share that did.
+        marginal_accept_rates: [K] share of all steps that accepted the draft token at a position.
+        mean_accept_length: draft tokens and the target's own, over verify steps.
         acceptance_length_histogram: verify steps by that length.
         num_samples: prompts.
-        interval_95: of the mean over steps; clusters of prompts are the samples.
+        interval_95: of the mean; clusters of prompts are the samples.
     """
 
     conditional_accept_rates: Rates | None = None
@@ -76,7 +75,7 @@ class Accepted:
                 return f"marginal_accept_rates: by {source} {expected}, got {short(rates)}"
         if abs(self.mean - 1 - sum(rates)) > _AGREE:
             expected = f"1 + the sum of the marginal rates, {1 + sum(rates):.4f}"
-            return f"mean_accept_length: {self.mean} is not {expected}, but maybe over requests"
+            return f"mean_accept_length: {self.mean} is not {expected} (over requests?)"
         return ""
 
     def _marginal(self) -> Iterator[tuple[str, Sequence[float]]]:
@@ -97,11 +96,10 @@ class Profile(Accepted):
     Attributes:
         method: how the draft drafts, such as eagle3 or dflash.
         num_speculative_tokens: K that was measured.
-        max_supported_k: K beyond which the draft does not work.
+        max_supported_k: the largest K that works.
         verification_method: longest_prefix, or block, which has no rates by position.
         accept_length_model: chain_analytic: the rates hold for a smaller K too; measured_per_k.
-        accept_length_by_k: the mean acceptance length of each K that was measured.
-        per_context: by tokens before the verify step, such as 1k-4k; draftquant's own key.
+        per_category: by category of prompts, and by tokens before the verify step.
     """
 
     schema_version: Literal["1.0"] = "1.0"
@@ -116,7 +114,6 @@ class Profile(Accepted):
     accept_length_model: str | None = None
     accept_length_by_k: Mapping[int, float] | None = None
     per_category: Mapping[str, Accepted] | None = None
-    per_context: Mapping[str, Accepted] | None = None
     measurement_conditions: Mapping[str, object] | None = None
 
     @property
@@ -140,7 +137,6 @@ class Profile(Accepted):
 def profile_of(golden: Golden) -> Profile:
     """The figures that follow from counts."""
     prompts, draft_tokens = golden.prompts, golden.num_draft_tokens
-    categories = filter(None, dict.fromkeys(prompt.category for prompt in prompts))
     whole, is_chain = _figures(prompts), (golden.method or "").startswith(_CHAINS)
     return Profile(
         **whole,
@@ -152,11 +148,7 @@ def profile_of(golden: Golden) -> Profile:
         verification_method="longest_prefix",
         accept_length_model="chain_analytic" if is_chain else "measured_per_k",
         accept_length_by_k={draft_tokens: whole["mean_accept_length"]},
-        per_category={
-            name: Accepted(**_figures([prompt for prompt in prompts if prompt.category == name]))
-            for name in categories
-        },
-        per_context=dict(_by_context(golden)) or None,
+        per_category={name: Accepted(**_figures(some)) for name, some in _parts(golden) if some},
         measurement_conditions={
             "producer": f"draftquant {golden.draftquant}",
             "engine": golden.source,
@@ -169,15 +161,18 @@ def profile_of(golden: Golden) -> Profile:
     )
 
 
-def _by_context(golden: Golden) -> Iterator[tuple[str, Accepted]]:
+def _parts(golden: Golden) -> Iterator[tuple[str, list[GoldenPrompt]]]:
+    for name in filter(None, dict.fromkeys(prompt.category for prompt in golden.prompts)):
+        yield name, [prompt for prompt in golden.prompts if prompt.category == name]
     for i, label in enumerate(ContextBins(edges=golden.context_edges).labels):
-        in_bin = [
-            replace(prompt, histogram=prompt.context_bins[i])
-            for prompt in golden.prompts
-            if i < len(prompt.context_bins) and any(prompt.context_bins[i])
-        ]
-        if in_bin:
-            yield label, Accepted(**_figures(in_bin))
+        yield (
+            f"context {label}",
+            [
+                replace(prompt, histogram=prompt.context_bins[i])
+                for prompt in golden.prompts
+                if i < len(prompt.context_bins) and any(prompt.context_bins[i])
+            ],
+        )
 
 
 def _figures(prompts: Sequence[GoldenPrompt]) -> dict[str, Any]:
@@ -230,13 +225,13 @@ def read_profile(path: Path) -> Profile:
             return profile_of(golden_in(document))
         if document.get("measured") is not False:
             known = _known(Profile, document)
-            for key in ("per_category", "per_context"):
-                if isinstance(parts := known.get(key), dict):
-                    known[key] = {name: _known(Accepted, part) for name, part in parts.items()}
+            if isinstance(parts := known.get("per_category"), dict):
+                each = {name: _known(Accepted, part) for name, part in parts.items()}
+                known["per_category"] = each
             return cast(Profile, decode(Profile, known))
     raise GoldenError(
         place,
-        "says that nobody measured this draft (measured: false); its rates are no acceptance",
+        "nobody measured this draft (measured: false)",
         fix="draftquant replay DRAFT --traces T --golden G.json; golden G.json --for profile",
     )
 

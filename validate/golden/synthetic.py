@@ -8,25 +8,18 @@ import json
 import math
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 
 from .profile import DIGITS, Accepted
 
 _MOST_OF_DYNAMO = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Simulation:
-    """How to make an engine accept like the draft: a line for a shell, and what to know."""
-
-    line: str
-    notes: tuple[str, ...]
+Simulation = tuple[str, tuple[str, ...]]
+"""How to make an engine accept like the draft: a line for a shell, and what to know."""
 
 
 def simulation(accepted: Accepted, draft_tokens: int, engine: str) -> Simulation | None:
     """The settings of an engine that accept alike; None: it needs rates, and they are not known."""
-    if engine in _OF_RATES and not accepted.rates:
+    if engine in ("vllm", "dynamo") and not accepted.rates:
         return None
     return _ENGINES[engine](accepted, draft_tokens)
 
@@ -38,9 +31,9 @@ def _vllm(accepted: Accepted, draft_tokens: int) -> Simulation:
         "rejection_sample_method": "synthetic",
         "synthetic_acceptance_rates": [round(rate, DIGITS) for rate in accepted.rates],
     }
-    return Simulation(
-        line=f"--speculative-config {shlex.quote(json.dumps(config))}",
-        notes=(
+    return (
+        f"--speculative-config {shlex.quote(json.dumps(config))}",
+        (
             "put these keys beside method and model of the draft, as 'draftquant check DRAFT"
             " --engine vllm' prints them",
             'with "draft_load_config": {"load_format": "dummy"} among them, vLLM reads the'
@@ -53,26 +46,22 @@ def _dynamo(accepted: Accepted, draft_tokens: int) -> Simulation:
     # Its help, and ai-dynamo/dynamo#10197: 1 to 5 tokens, each rate given that all before held.
     pairs = pairwise((1.0, *accepted.rates[:_MOST_OF_DYNAMO]))
     told = [f"{after / before if before else 0:.{DIGITS}g}" for before, after in pairs]
-    cut = (
-        f"the mocker drafts {_MOST_OF_DYNAMO} tokens at most, of {draft_tokens} that were measured"
-    )
-    return Simulation(
-        line=f"--aic-nextn {len(told)} --aic-nextn-accept-rates {','.join(told)}",
-        notes=(
-            "put these arguments after 'python -m dynamo.mocker'; a newer one calls them"
-            " --ais-nextn and takes these names too",
-            *((cut,) if draft_tokens > _MOST_OF_DYNAMO else ()),
+    return (
+        f"--aic-nextn {len(told)} --aic-nextn-accept-rates {','.join(told)}",
+        (
+            f"put these arguments after 'python -m dynamo.mocker', which drafts {_MOST_OF_DYNAMO}"
+            f" of {draft_tokens} tokens at most; newer ones call them --ais-nextn, and take these",
         ),
     )
 
 
 def _sglang(accepted: Accepted, draft_tokens: int) -> Simulation:
     # srt/speculative/spec_utils.py, sample_simulated_acc_len: the default mode repeats one token.
-    return Simulation(
-        line=f"SGLANG_SIMULATE_ACC_LEN={accepted.mean:.{DIGITS}g}"
+    return (
+        f"SGLANG_SIMULATE_ACC_LEN={accepted.mean:.{DIGITS}g}"
         " SGLANG_SIMULATE_ACC_METHOD=match-expected"
         " SGLANG_SIMULATE_ACC_TOKEN_MODE=real-draft-token",
-        notes=(
+        (
             "put these variables before the launch line, with --speculative-num-draft-tokens"
             f" {draft_tokens + 1} (K + 1)",
             "SGLang simulates the mean alone: every step of a batch accepts the same number of"
@@ -85,9 +74,9 @@ def _tensorrt_llm(accepted: Accepted, draft_tokens: int) -> Simulation:
     # It reads a whole number before pull request 14438, and with a draft in an engine of its own.
     drafted = accepted.mean - 1
     near = max(1, math.floor(drafted + 0.5))
-    return Simulation(
-        line=f"TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS={drafted:.{DIGITS}g}",
-        notes=(
+    return (
+        f"TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS={drafted:.{DIGITS}g}",
+        (
             f"put this variable before the launch line, with max_draft_len {draft_tokens}; it"
             " counts draft tokens, without the target's own",
             "a TensorRT-LLM that reads a whole number ignores a fraction with a warning, and"
@@ -102,4 +91,3 @@ _ENGINES: Mapping[str, Callable[[Accepted, int], Simulation]] = {
     "sglang": _sglang,
     "tensorrt-llm": _tensorrt_llm,
 }
-_OF_RATES = ("vllm", "dynamo")

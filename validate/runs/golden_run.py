@@ -6,7 +6,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from ...quantize.files.report_files import check_place, write_reports
+from ...quantize.files.report_files import write_reports
 from ...recipes.brief import Brief
 from ...recipes.errors import GoldenError
 from ..golden.profile import Profile, profile_document, read_profile
@@ -19,9 +19,9 @@ class GoldenText(Brief):
     """What was made from golden acceptance, or from a speculation profile.
 
     Attributes:
-        profile: the figures that follow from the file.
-        text: a profile, or arguments; "" where nothing was asked for.
-        notes: what to know about it, one sentence each.
+        profile: the figures that follow from it.
+        text: what was asked for; "" = nothing was.
+        notes: what to know about it.
         out: the file that was written, if one was asked for.
     """
 
@@ -41,11 +41,9 @@ class GoldenText(Brief):
 
 def golden_made(asked: GoldenRun) -> GoldenText:
     """Read golden acceptance or a profile, and turn it into the requested form."""
-    out = None if asked.out is None else Path(asked.out)
-    if out is not None:
-        check_place(out, overwrite=asked.overwrite)
     profile = read_profile(Path(asked.golden))
     text, notes = _made(asked, profile)
+    out = None if asked.out is None else Path(asked.out)
     if out is not None:
         write_reports({out: text}, overwrite=asked.overwrite)
     return GoldenText(profile=profile, text=text, notes=notes, out=out)
@@ -69,4 +67,5 @@ def _made(asked: GoldenRun, profile: Profile) -> tuple[str, tuple[str, ...]]:
             f"has no rates by position, which {asked.to} simulates",
             fix="--for sglang or tensorrt-llm, which take the mean; or measure golden acceptance",
         )
-    return f"{simulated.line}\n", simulated.notes
+    line, notes = simulated
+    return f"{line}\n", notes

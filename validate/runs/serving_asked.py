@@ -2,13 +2,14 @@
 
 import typing
 from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
 from typing import Literal
 
 from typing_extensions import override
 
 from ...calibration.prompts.prompt_forms import ChosenPrompts
 from ...quantize.files.hub import Reference
-from ...quantize.files.report_files import check_reports
+from ...quantize.files.report_files import check_place, check_reports
 from ...recipes.errors import GoldenError, MeasureError
 from ...recipes.listener import Heard
 from ...recipes.regular_file import AnyPath
@@ -87,8 +88,7 @@ class GoldenRun(Heard):
             raise GoldenError("--category", "is for load tests: a profile has all categories",
                               fix="leave it out")  # fmt: skip
         if self.to is None and self.out is not None:
-            raise GoldenError(
-                "--out",
-                "needs --for, which says what to write",
-                fix="add --for profile, for example",
-            )
+            raise GoldenError("--out", "needs --for, which says what to write",
+                              fix="add --for profile, for example")  # fmt: skip
+        if self.out is not None:
+            check_place(Path(self.out), overwrite=self.overwrite)
