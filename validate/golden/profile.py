@@ -26,8 +26,8 @@ from ..measure.measurement import MOST_DRAFT_TOKENS
 from .golden_acceptance import FORMAT, Golden, GoldenPrompt, golden_in
 
 Rates = tuple[Annotated[float, Bounds(least=0, most=1)], ...]
-DIGITS = 6  # of rates and lengths, as other producers round
-_AGREE = 0.002  # so that three digits in a file still agree
+DIGITS = 6  # as other producers round
+_AGREE = 0.002  # three digits in a file do
 _CHAINS = ("eagle", "draft_model")
 """Methods whose shorter drafts begin the longer ones, as pull request 2247 has them."""
 
@@ -154,7 +154,6 @@ def profile_of(golden: Golden) -> Profile:
             "engine": golden.source,
             "engine_version": golden.source_version,
             "temperature": golden.temperature,
-            "num_samples": len(prompts),
             "prompts_sha256": golden.prompts_sha256,
             "estimand": golden.estimand,
         },
@@ -176,7 +175,6 @@ def _parts(golden: Golden) -> Iterator[tuple[str, list[GoldenPrompt]]]:
 
 
 def _figures(prompts: Sequence[GoldenPrompt]) -> dict[str, Any]:
-    """Figures of at least one prompt, each with at least one verify step."""
     requests = [prompt.counts for prompt in prompts]
     counts = pooled(requests, requests[0].num_draft_tokens)
     return {
@@ -212,7 +210,7 @@ def profile_document(profile: Profile) -> str:
 
 _FIX = (
     f"give a {PROFILE_FILE} of schema 1.0, or what --golden of 'replay', 'gate', 'report' or"
-    " 'measure' wrote; or write it again"
+    " 'measure' wrote"
 )
 
 

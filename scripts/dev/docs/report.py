@@ -31,9 +31,8 @@ follow, with exit code 2 and the key. It accepts as written what no counts show:
 `policy`, `look`, `background`, `traces`, `first_step`, `served`, `parity`, `drafts`, `engines`,
 `environment` and `argv`; but the hashes in `drafts` must equal those in `background`."""
 _GOLDEN = """\
-What `--golden G.json` of `replay`, `gate`, `report` and `measure` writes and `golden` reads: counts
-alone. `golden --for profile` writes the figures that follow, with the keys of a speculation profile
-(schema 1.0 of Model-Optimizer's pull request 2247); keys of other producers are read over."""
+`--golden G.json` writes counts; `golden --for profile` the figures that follow, with keys of schema
+1.0 of Model-Optimizer's pull request 2247. Those of other producers are read over."""
 _MEANINGS = {
     "asked": "what `check --ask` of the candidate answered, in one line; null if it was not given",
     "argv": "the command line, without folders and tokens; empty if Python called",
