@@ -29,7 +29,7 @@ from draftquant.recipes.strict_json import JsonProblem, parse_json
 from draftquant.scripts.cli import main
 from draftquant.validate.foreign.foreign_formats import read_foreign
 from draftquant.validate.foreign.foreign_measurement import object_in
-from draftquant.validate.golden.golden_acceptance import read_golden
+from draftquant.validate.golden.profile import read_profile
 from draftquant.validate.measure.measurement_file import read_measurement
 from draftquant.validate.report.document import read_report
 from test_packaging import MODULES, ROOT, parsed
@@ -192,7 +192,7 @@ OTHER_FILES: dict[str, Callable[[Path], object]] = {
     "profile.json": object_in,
     "tokenizer.json": lambda path: Tokenizer.read(path.parent),
     "report.json": read_report,
-    "golden.json": read_golden,
+    "golden.json": read_profile,
     "mask_embedding.pt": lambda path: read_mask_embedding(path, 64, 1),
 }
 

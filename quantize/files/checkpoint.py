@@ -116,6 +116,8 @@ UNVERIFIED = ".unverified"
 """Suffix of a staged file: nothing takes what is staged for something to load."""
 UNVERIFIED_CONFIG_FILE = CONFIG_FILE + UNVERIFIED  # in staging: no engine loads the folder
 PROVENANCE_FILE = "draftquant.json"
+PROFILE_FILE = "speculation_profile.json"
+"""What a draft accepts, measured: false for whatever is made of it."""
 BLOCK_BYTES = 1 << 20
 """Bytes of one read by default: two such blocks fit the cache of a core."""
 

@@ -11,14 +11,14 @@ from ...recipes.errors import PASS_TRACES, BackendError
 from ...recipes.schema import Recipe
 from ..drafts import Draft, Row
 from ..drafts.draft_cache import UNIT, CacheScales, cache_sites
-from ..files.checkpoint import PROVENANCE_FILE, Checkpoint
+from ..files.checkpoint import PROFILE_FILE, PROVENANCE_FILE, Checkpoint
 from ..files.safetensors_file import SafetensorsFile, open_files
 from ..files.safetensors_header import WORKERS, StoredTensor
 from ..layouts import get_layout
 from ..stored.layouts import HF_QUANT_CONFIG
 
-ONLY_OF_CODES = frozenset({PROVENANCE_FILE, HF_QUANT_CONFIG})
-"""Side files of a quantized folder that are false for what is made from it."""
+ONLY_OF_CODES = frozenset({PROVENANCE_FILE, PROFILE_FILE, HF_QUANT_CONFIG})
+"""Side files of a folder that are false for what is made from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from ..files.checkpoint import (
     CONFIG_FILE,
     HIDDEN,
     INDEX_FILE,
+    PROFILE_FILE,
     PROVENANCE_FILE,
     Checkpoint,
     mistaken_folder,
@@ -33,8 +34,8 @@ from .scales import Demand
 
 _PYTORCH = repr("pt")  # the value of "format" that transformers demands, and most exporters write
 _ONE_FOR_FUSED = (*INPUT_SCALES, "weight_scale_2", "weight_global_scale")
-ONLY_OURS = frozenset({PROVENANCE_FILE})
-"""Side file of a source that was cut: it says nothing true about what is made of it."""
+ONLY_OURS = frozenset({PROVENANCE_FILE, PROFILE_FILE})
+"""Side files of a source that say nothing true about what is made of it."""
 QUANTIZED_ONLY = ONLY_OURS | {HF_QUANT_CONFIG}
 """So does an empty declaration of a BF16 draft, about the quantized one."""
 _SAVED_ANEW = ("added_tokens.json", "generation_config.json", "special_tokens_map.json",
@@ -43,7 +44,7 @@ _SAVED_ANEW = ("added_tokens.json", "generation_config.json", "special_tokens_ma
 _RECORDS = ("quant_config.json", "quant_log.csv", "quantization_config.json",
             "quantize_config.json", "recipe.yaml")  # fmt: skip
 """Files of AutoAWQ, GPTQModel, AutoRound, llm-compressor; engines prefer config.json."""
-_OF_THE_HUB = (CARD_FILE, ".gitattributes", SIGNATURE_FILE)  # repositories there have them
+_PUBLISHED = (CARD_FILE, ".gitattributes", SIGNATURE_FILE, PROFILE_FILE)  # who publishes adds them
 _DOWNLOADED = ".cache/huggingface/"  # what a download from the Hub keeps beside the files
 _NUMBER = re.compile(r"layers\.(\d+)\.")
 _ANY_LAYER = 61  # vLLM numbers a draft's layers after the target's: Kimi-K2 and DeepSeek-V3 have 61
@@ -261,7 +262,7 @@ def file_faults(
     leave records of how it quantized. `recorded` says whether there is a card.
     """
     side = scheme.layout.side_file if scheme else None
-    owned = {output.config_file, INDEX_FILE, PROVENANCE_FILE, *output.headers, *_OF_THE_HUB}
+    owned = {output.config_file, INDEX_FILE, PROVENANCE_FILE, *output.headers, *_PUBLISHED}
     owned.update({side.name} if side else (), (*_SAVED_ANEW, *_RECORDS) if foreign else ())
     travelling = [f for f in source.side_files() if f not in without and not looks_like_weights(f)]
     has_card = recorded is None or not recorded.card or (output.folder / CARD_FILE).is_file()

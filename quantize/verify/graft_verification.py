@@ -20,6 +20,7 @@ from ..drafts import Row
 from ..files.checkpoint import (
     CONFIG_FILE,
     INDEX_FILE,
+    PROFILE_FILE,
     PROVENANCE_FILE,
     Checkpoint,
     open_weights,
@@ -343,7 +344,7 @@ def _table_faults(
 
 
 def _file_faults(before: Checkpoint, after: Checkpoint) -> Iterator[Fault]:
-    ours = {CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE}
+    ours = {CONFIG_FILE, INDEX_FILE, PROVENANCE_FILE, PROFILE_FILE}
     side = {HF_QUANT_CONFIG} & set(before.side_files())
     travel = set(before.side_files()) - ours - side
     yield from travelled_faults(before, after, sorted(travel), whose="target", other="others")

@@ -1,4 +1,4 @@
-"""`golden`: golden acceptance as load tests and Prometheus take it."""
+"""`golden`: what a draft accepts, as figures, as a profile and as load tests take it."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -8,19 +8,19 @@ from ..frame.console import print_document, print_table, stderr, table
 from ..frame.verb import Command, verb
 
 if TYPE_CHECKING:
-    from ...validate.golden.golden_acceptance import Golden
+    from ...validate.golden.profile import Profile
 
 
-@verb(GoldenRun, exclusive=("category", "category_label"))
+@verb(GoldenRun)
 def golden(settings: GoldenRun) -> "reports.GoldenText":
-    """Turn golden acceptance into settings of load tests, or alerts.
+    """Turn golden acceptance into a speculation profile, or either into settings of load tests.
 
     Returns:
-        The golden acceptance that was read, and what was made of it as text.
+        The figures that follow from the file, and what was made of them as text.
 
     Raises:
-        GoldenError: the file is no golden acceptance, its figures do not follow from its counts, or
-            it lacks the category; or no limit follows from it, or none that a draft can fall below.
+        GoldenError: figures contradict each other, nobody measured the draft, or the file lacks the
+            category or what the form needs.
         OutputError: the file to write exists already, or cannot be written.
     """
     from ...validate.runs.golden_run import golden_made
@@ -31,13 +31,13 @@ def golden(settings: GoldenRun) -> "reports.GoldenText":
 def _mapping(rendered: "reports.GoldenText", _settings: object) -> dict[str, Any]:
     from ...recipes.decode import encode
 
-    golden = encode(rendered.golden)
-    return {"golden": golden, "text": rendered.text, "notes": rendered.notes, "out": rendered.out}
+    profile = encode(rendered.profile)
+    return {"profile": profile, "text": rendered.text, "notes": rendered.notes, "out": rendered.out}
 
 
 def _show(rendered: "reports.GoldenText", settings: GoldenRun) -> None:
     if not rendered.text:
-        _print(rendered.golden)
+        _print(rendered.profile, str(settings.golden))
     elif rendered.out is None:
         print_document(rendered.text)
     for note in rendered.notes:
@@ -46,25 +46,20 @@ def _show(rendered: "reports.GoldenText", settings: GoldenRun) -> None:
         stderr().line((str(rendered.out), "bold"), f": written for {settings.to}")
 
 
-def _print(golden: "Golden") -> None:
-    positions = [f"pos {i + 1}" for i in range(golden.num_draft_tokens)]
-    numbers = ("acceptance length", "standard error", "prompts", "verify steps", *positions)
-    where = "replayed" if golden.source == "replay" else f"{golden.source} {golden.source_version}"
-    grid = table(
-        f"{golden.draft}, K = {golden.num_draft_tokens}, {where}", "prompts of", *numbers,
-        right=numbers, spare=("verify steps", "prompts"),
-    )  # fmt: skip
-    rows = [(name or "all", figures) for name, figures in golden.categories.items()]
-    rows += [(f"context {name}", figures) for name, figures in golden.context_bins.items()]
-    for name, figures in rows:
-        error = figures.standard_error
+def _print(profile: "Profile", file: str) -> None:
+    told = (file, profile.method, f"K = {profile.num_draft_tokens}")
+    positions = [f"pos {i + 1}" for i in range(len(profile.rates))]
+    numbers = ("acceptance length", "95% interval", "prompts", *positions)
+    title = ", ".join(filter(None, told))
+    grid = table(title, "prompts of", *numbers, right=numbers, spare=("prompts",))
+    for name, part in {"all": profile, **(profile.per_category or {})}.items():
+        rates = [f"{rate:.3f}" for rate in part.rates] or [""] * len(positions)
         grid.row(
             name,
-            f"{figures.mean_acceptance_length:.4f}",
-            "" if error is None else f"{error:.4f}",
-            f"{figures.prompts:,}",
-            f"{figures.verify_steps:,.0f}",
-            *(f"{rate:.3f}" for rate in figures.acceptance_rates),
+            f"{part.mean:.4f}",
+            " to ".join(f"{bound:.4f}" for bound in part.interval_95 or ()),
+            "" if part.num_samples is None else f"{part.num_samples:,}",
+            *rates,
         )
     print_table(grid)
 

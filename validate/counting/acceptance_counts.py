@@ -69,12 +69,7 @@ class AcceptanceCounts:
     @property
     def survival(self) -> tuple[float, ...]:
         """[K] share of all steps that accepted at least j = 1 .. K draft tokens."""
-        return tuple(reached / self.num_steps for reached in self.accepted_at)
-
-    @property
-    def accepted_at(self) -> tuple[float, ...]:
-        """[K] number of steps that accepted at least j = 1 .. K draft tokens, so also token j."""
-        return tuple(self._reached()[1:])
+        return tuple(reached / self.num_steps for reached in self._reached()[1:])
 
     @property
     def conditional(self) -> tuple[float | None, ...]:

@@ -1,1 +1,1 @@
-"""Golden acceptance: what a draft accepts on given prompts, for load tests and for monitoring."""
+"""What a draft accepts on given prompts: counts, and profiles for load tests."""

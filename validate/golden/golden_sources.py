@@ -4,15 +4,18 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from ...quantize.drafts import FAMILIES
 from ...recipes.errors import GoldenError
 from ...recipes.packages import package_version
 from ..counting.acceptance_counts import CONTEXT_BINS, ContextCounts, estimand
 from ..counting.draft_counts import DraftReplay, PromptCounts, context_edges
 from ..judging.judgement import GateReport
-from ..measure.measurement import Measurement, RequestRecord
+from ..measure.measurement import Measurement, RequestRecord, prompts_sha256
 from ..report.document import Document
 from ..served.served_gate import served_estimand
-from .golden_acceptance import Golden, categories_of, context_bins_of, golden_prompts
+from .golden_acceptance import Golden, GoldenPrompt
+
+_METHODS = {family.name: family.engine_traits.vllm.served_as for family in FAMILIES}
 
 
 def golden_of_replay(replay: DraftReplay, *, draft_sha256: str | None) -> Golden:
@@ -22,6 +25,7 @@ def golden_of_replay(replay: DraftReplay, *, draft_sha256: str | None) -> Golden
         replay.prompts,
         replay.name,
         draft_sha256=draft_sha256,
+        method=_METHODS.get(replay.family),
         target=traces.target.name,
         source="replay",
         source_version=package_version("draftquant"),
@@ -53,6 +57,7 @@ def golden_of_measurement(measurement: Measurement) -> Golden:
         prompts,
         draft,
         draft_sha256=setup.speculation.draft_sha256,
+        method=(setup.speculation.method or "").lower() or None,
         target=setup.server.model,
         source=setup.server.engine,
         source_version=setup.server.version,
@@ -81,6 +86,7 @@ def golden_of_report(document: Document) -> Golden:
         prompts,
         candidate.name,
         draft_sha256=candidate.sha256,
+        method=_METHODS.get(candidate.family or ""),
         target=traces.target.name,
         source="replay",
         source_version=document.header.draftquant,
@@ -112,23 +118,28 @@ def _replayed(document: Document) -> GateReport:
 
 
 def _golden(prompts: Iterable[PromptCounts], draft: str, **known: Any) -> Golden:
-    """Add what follows from the counts; GoldenError without a verify step."""
-    all_prompts = list(prompts)
-    counted, digest = golden_prompts(all_prompts)
-    edges = context_edges(all_prompts)
+    """Of the prompts with a verify step, their clusters numbered; GoldenError without one."""
+    counted = [prompt for prompt in prompts if prompt.counts.num_steps]
     if not counted:
         raise GoldenError(
             "--golden",
             f"no prompt of {draft} has a verify step that was counted",
             fix="see the verdict and its reason, or record longer continuations",
         )
+    numbers: dict[str, int] = {}
     return Golden(
         draftquant=package_version("draftquant"),
         draft=draft,
-        prompts_sha256=digest,
-        categories=categories_of(counted),
-        context_edges=edges,
-        context_bins=context_bins_of(counted, edges),
-        prompts=counted,
+        prompts_sha256=prompts_sha256((p.id, p.category, p.prompt_sha256) for p in counted),
+        context_edges=context_edges(counted),
+        prompts=tuple(
+            GoldenPrompt(
+                category=prompt.category,
+                cluster=numbers.setdefault(prompt.counted_with, len(numbers)),
+                histogram=prompt.counts.histogram,
+                context_bins=() if prompt.contexts is None else prompt.contexts.histograms,
+            )
+            for prompt in counted
+        ),
         **known,
     )

@@ -193,32 +193,7 @@ def _whole(values: Iterable[float]) -> int:
     return sum(round(value) for value in values if math.isfinite(value))
 
 
-MODEL_LABEL = "model_name"
-"""The label of the served target, in the counters of every engine."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineCounters:
-    """Names of an engine's counters; "" = it has none.
-
-    Without `accepted` and `accepted_at`, whose label "0" is the first draft token, what is accepted
-    is `generated` less `first_tokens`, which prefill writes, less `verify_steps`.
-    """
-
-    verify_steps: str
-    verify_matcher: str = ""
-    generated: str
-    first_tokens: str = ""
-    accepted: str = ""
-    accepted_at: str = ""
-    position_label: str = ""
-
-
-_ROWS = table_beside(__file__, "engines")
-ENGINE_COUNTERS: Mapping[str, EngineCounters] = {
-    engine: EngineCounters(**row["counters"]) for engine, row in _ROWS.items()
-}
-ARGUMENTS: Mapping[str, Any] = {engine: row.get("arguments") for engine, row in _ROWS.items()}
+ARGUMENTS: Mapping[str, Any] = table_beside(__file__, "engines")
 """Keys of a server's configuration that figures depend on; vLLM's by section."""
 
 

@@ -24,7 +24,6 @@ from ..counting.acceptance_counts import Verification
 from .measurement import ServerIdentity, Speculation
 from .server_answers import (
     ARGUMENTS,
-    ENGINE_COUNTERS,
     STREAM,
     AnswerProblem,
     Ask,
@@ -285,8 +284,8 @@ class _Told:
     per_step_drafted: tuple[int, ...] | None = None
 
 
-_VLLM = ENGINE_COUNTERS["vllm"]
 _PAGE = "/metrics"
+_DRAFTED = "vllm:spec_decode_num"  # v1/spec_decode/metrics.py of 0.32 and 0.33, SpecDecodingProm
 _ATTEMPTS = 5
 _PATIENCE = 100  # readings
 _POLL = 0.05  # seconds
@@ -322,7 +321,7 @@ async def read_counters(client: ServerClient) -> ServerCounters:
     """Read them now; MeasureError if they are another server's."""
     text = await client.find_text(_PAGE) or ""
     counters = Counters.parse(text, f"{client.url}{_PAGE}")
-    positions = counters.by_label(_VLLM.accepted_at, _VLLM.position_label)
+    positions = counters.by_label(f"{_DRAFTED}_accepted_tokens_per_pos_total", "position")
     count = len(positions)
     if set(positions) != {str(i) for i in range(count)}:
         where, what = f"{client.url}{_PAGE}", f"counts odd positions: {sorted(positions)}"
@@ -333,8 +332,8 @@ async def read_counters(client: ServerClient) -> ServerCounters:
         are_there=finished is not None,
         num_running=sum(number or 0 for number in running),
         num_finished=finished or 0,
-        num_tokens=counters.total(_VLLM.generated) or 0,
-        num_rounds=counters.total(_VLLM.verify_steps),
+        num_tokens=counters.total("vllm:generation_tokens_total") or 0,
+        num_rounds=counters.total(f"{_DRAFTED}_drafts_total"),
         accepted=tuple(positions[str(i)] for i in range(count)),
     )
 

@@ -2,13 +2,14 @@
 
 import typing
 from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
 from typing import Literal
 
 from typing_extensions import override
 
 from ...calibration.prompts.prompt_forms import ChosenPrompts
 from ...quantize.files.hub import Reference
-from ...quantize.files.report_files import check_reports
+from ...quantize.files.report_files import check_place, check_reports
 from ...recipes.errors import GoldenError, MeasureError
 from ...recipes.listener import Heard
 from ...recipes.regular_file import AnyPath
@@ -66,44 +67,28 @@ class MeasureRun(ChosenPrompts):
             raise MeasureError(f"--{missing[0]}", "is needed to measure a server", fix=fix)
 
 
-Form = Literal["vllm", "sglang", "tensorrt-llm", "prometheus"]
-_OF_RULES = ("engine", "model", "category_label", "max_drop", "window")
+Form = Literal["profile", "vllm", "sglang", "tensorrt-llm", "dynamo"]
 
 
 @dataclass(frozen=True)
 class GoldenRun(Heard):
-    """Which golden acceptance becomes what, and for which traffic; fields as the options."""
+    """Which acceptance becomes what, and for which traffic; fields as the options."""
 
     golden: AnyPath
     _: KW_ONLY
     to: Form | None = None
     category: str | None = None
-    category_label: str | None = None
-    engine: EngineName | None = None
-    model: str | None = None
-    max_drop: float = 0.01
-    window: str = "1h"
     out: AnyPath | None = None
     overwrite: bool = False
 
     @override
     def check(self) -> None:
         """Check that the requested form has what it needs."""
-        for name in _OF_RULES:
-            given = getattr(self, name) != self.__dataclass_fields__[name].default
-            if given and self.to != "prometheus":
-                option = f"--{name.replace('_', '-')}"
-                raise GoldenError(option, "is for --for prometheus alone",
-                                  fix="leave it out, or ask for what takes it")  # fmt: skip
-        if self.model is not None and not (self.model and self.model.isprintable()):
-            raise GoldenError(
-                "--model",
-                f"expected a name, got {self.model!r}",
-                fix="give the name under which the target is served",
-            )
+        if self.category is not None and self.to == "profile":
+            raise GoldenError("--category", "is for load tests: a profile has all categories",
+                              fix="leave it out")  # fmt: skip
         if self.to is None and self.out is not None:
-            raise GoldenError(
-                "--out",
-                "needs --for, which says what to write",
-                fix="add --for prometheus, for example",
-            )
+            raise GoldenError("--out", "needs --for, which says what to write",
+                              fix="add --for profile, for example")  # fmt: skip
+        if self.out is not None:
+            check_place(Path(self.out), overwrite=self.overwrite)

@@ -7,6 +7,7 @@ from typing import Any
 
 from ....validate.comparison.sources import ReplayedDraft
 from ....validate.golden.golden_acceptance import Golden
+from ....validate.golden.profile import Profile
 from ....validate.judging.judgement import GateReport
 from ....validate.report.document import FORMAT, SCHEMA_VERSION, ReportHeader
 from ....validate.served.joint_report import JointReport
@@ -30,8 +31,8 @@ follow, with exit code 2 and the key. It accepts as written what no counts show:
 `policy`, `look`, `background`, `traces`, `first_step`, `served`, `parity`, `drafts`, `engines`,
 `environment` and `argv`; but the hashes in `drafts` must equal those in `background`."""
 _GOLDEN = """\
-What `--golden G.json` of `replay`, `gate`, `report` and `measure` writes and `golden` reads. Every
-figure follows from `prompts`, and a file that was edited is refused with the key."""
+`--golden G.json` writes counts; `golden --for profile` the figures that follow, with keys of schema
+1.0 of Model-Optimizer's pull request 2247. Those of other producers are read over."""
 _MEANINGS = {
     "asked": "what `check --ask` of the candidate answered, in one line; null if it was not given",
     "argv": "the command line, without folders and tokens; empty if Python called",
@@ -67,6 +68,7 @@ def report_page() -> str:
         "## Golden acceptance",
         text(_GOLDEN),
         *_parts(Golden, seen),
+        *_parts(Profile, seen),
     )
 
 
