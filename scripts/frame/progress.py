@@ -269,7 +269,6 @@ class _Cell(Progress):
             self.draw()
 
     def draw(self) -> None:
-        """Draw the current progress."""
         self._drawn_at = time.monotonic()
         (task,) = self.tasks
         share = "" if task.total is None else f' value="{task.completed:g}" max="{task.total:g}"'

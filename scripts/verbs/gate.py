@@ -175,7 +175,6 @@ def _print_parts(report: "GateReport") -> None:
 
 
 def _print_ways_out(action: str | None, places: Places) -> None:
-    """What to do about a verdict, one way out per line, with its command on a separate line."""
     from ...validate.report.words import way_out
 
     ways = action.splitlines() if action else []

@@ -94,7 +94,6 @@ def _print(mapping: dict[str, Any], vocabulary: str | None, *, known: bool) -> N
 
 
 def _reads(mapping: dict[str, Any]) -> str:
-    """What the draft reads besides tokens."""
     if not mapping["reads_features"]:
         return "reads tokens only, no hidden states: a language model of its own, or a target"
     if mapping["reads_last_hidden_state"]:

@@ -40,7 +40,6 @@ def _intervals(report: GateReport) -> tuple[Interval, ...]:
 
 
 def _forest_of(drawn: Sequence[tuple[str, GateReport]]) -> str:
-    """Each comparison's whole, categories and context bins beside their limits."""
     rows = [
         replace(row, series=i) for i, (_, report) in enumerate(drawn) for row in _intervals(report)
     ]

@@ -172,7 +172,6 @@ class _Trial:
         )
 
     def of(self, selection: Selection) -> Selection:
-        """The selection, with what the prompts say of each contender that could win."""
         length = self.baseline.counts.mean_acceptance_length
         selection = dataclasses.replace(
             selection, num_prompts=len(self.choosing), acceptance_length=length
@@ -204,7 +203,6 @@ class _Trial:
         )
 
     def _seconds(self, name: str) -> int:
-        """About how long it takes to make and replay its draft."""
         plan = self.plans[name]
         seconds = _QUANTIZING[plan.recipe.algorithm.rounding] + _REPLAYING
         return math.ceil(seconds * plan.bytes_before / _BYTES)

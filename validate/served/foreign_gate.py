@@ -102,7 +102,6 @@ def incomparability(baseline: ForeignMeasurement, candidate: ForeignMeasurement)
 
 
 def _unlike(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> str:
-    """Differences of two runs that must not exist; empty if there are none."""
     both = (baseline, candidate)
     sizes = [run.num_draft_tokens for run in both]
     if difference := unequal(sizes, _differing(baseline, candidate)):

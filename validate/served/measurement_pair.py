@@ -83,7 +83,6 @@ class ServedPair:
         )
 
     def _change(self, counts: Iterable[CountsPair], confidence: float) -> PairedChange | None:
-        """The change by these counts, for prompts that have a step under both drafts."""
         recorded = [
             (
                 PromptCounts.of(record, first, record.cluster),

@@ -117,7 +117,6 @@ def _unchanged(baseline: Measurement, candidate: Measurement) -> str:
 
 
 def _check_folders(pair: ServedPair, digests: Sequence[str | None], background: Background) -> None:
-    """Check that each served draft is the one whose folder is judged."""
     given = (background.baseline_sha256, background.candidate_sha256)
     for measurement, served, folder in zip(pair.measurements, digests, given, strict=True):
         if served is not None and folder is not None and served != folder:

@@ -160,7 +160,6 @@ def judge_targets(
 
 
 def _unlike(baseline: BesideTarget, candidate: BesideTarget) -> str:
-    """In what two sets of traces differ that must be equal; empty if in nothing."""
     both = [_settings(beside.traces.manifest) for beside in (baseline, candidate)]
     differing = [
         f"{key}: {short(value)}, {short(both[1][key])}"
