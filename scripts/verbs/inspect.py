@@ -53,11 +53,9 @@ def _show(report: "reports.Inspection", _settings: object) -> None:
 
 def _print(mapping: dict[str, Any], vocabulary: str | None, *, known: bool) -> None:
     out = stdout()
-    layout = ", speculators layout" if mapping["speculators_layout"] else ""
     out.line(
         (mapping["draft"], "bold"),
-        f": {mapping['family']} ({mapping['architecture']}{layout}),"
-        f" {mapping['num_layers']} layer(s), {mapping['parameters']:,} parameters,"
+        f": {_form(mapping)}, {mapping['parameters']:,} parameters,"
         f" {mapping['bytes']:,} bytes of tensors",
     )
     if vocabulary is not None:
@@ -91,6 +89,12 @@ def _print(mapping: dict[str, Any], vocabulary: str | None, *, known: bool) -> N
         out.line(f"{ratio['name']}: hidden half / embedding half = {size} ({of_rows}): {advice}")
     if known:
         _print_lints(mapping["lints"])
+
+
+def _form(mapping: Mapping[str, Any]) -> str:
+    layout = ", speculators layout" if mapping["speculators_layout"] else ""
+    architecture = f"{mapping['architecture']}{layout}"
+    return f"{mapping['family']} ({architecture}), {mapping['num_layers']} layer(s)"
 
 
 def _reads(mapping: dict[str, Any]) -> str:
@@ -127,11 +131,9 @@ Gaussian halves that differ by 4 (`concat.HARMFUL_RATIO`) have this share under 
 
 def _print_audit(audit: "Audit", mapping: Mapping[str, Any], vocabulary: str | None) -> None:
     out = stdout()
-    layout = ", speculators layout" if mapping["speculators_layout"] else ""
     out.line(
         (mapping["draft"], "bold"),
-        f": {mapping['family']} ({mapping['architecture']}{layout}),"
-        f" {mapping['num_layers']} layer(s), quantized: {len(audit.linears)} linears,"
+        f": {_form(mapping)}, quantized: {len(audit.linears)} linears,"
         f" {mapping['bytes']:,} bytes of tensors",
     )
     out.line(f"declared: {audit.scheme or 'nothing'}")

@@ -17,8 +17,6 @@ from ...recipes.errors import CheckpointError, PlanError
 from ...recipes.schema import RoundingChoice
 from .recipe_selection import Contender, Selection
 
-_EFFICIENCY = 0.75
-"""As in `estimate`."""
 _BETTER_FIRST: tuple[RoundingChoice, ...] = ("learned", "gptq", "nearest")
 
 
@@ -122,7 +120,7 @@ def _estimated(
         asked.tp,
         asked.concurrency,
     )
-    machine = Machine(gpu=gpu, efficiency=_EFFICIENCY)
+    machine = Machine(gpu=gpu, efficiency=Estimating.efficiency)
     return tuple(
         Contender(
             name=each.name,

@@ -54,7 +54,6 @@ class MeasureRun(ChosenPrompts):
 
     @override
     def check(self) -> None:
-        """Check that one of the two is requested, and has what it needs."""
         check_reports(given({"golden": self.golden}), overwrite=self.overwrite)
         if self.show is not None:
             return
@@ -88,7 +87,6 @@ class GoldenRun(Heard):
 
     @override
     def check(self) -> None:
-        """Check that the requested form has what it needs."""
         for name in _OF_RULES:
             given = getattr(self, name) != self.__dataclass_fields__[name].default
             if given and self.to != "prometheus":
