@@ -101,7 +101,7 @@ class _ServedOtherwise(Passes):
 
 @dataclass(frozen=True)
 class GateRun(_ServedOtherwise, OnTraces, ReportFiles):
-    """Which drafts are judged, by what, and by which rule; fields as the options of `gate`."""
+    """Which drafts are judged, by what, and by which rule."""
 
     baseline: Reference | None = None
     candidate: Reference | None = None
@@ -196,7 +196,7 @@ class GateRun(_ServedOtherwise, OnTraces, ReportFiles):
 
 @dataclass(frozen=True)
 class ReplayRun(_ServedOtherwise, OnTraces):
-    """Which drafts are replayed along which traces; fields as the options of `replay`."""
+    """Which drafts are replayed along which traces."""
 
     drafts: Sequence[Reference]
     traces: AnyPath
@@ -223,7 +223,7 @@ class ReplayRun(_ServedOtherwise, OnTraces):
 
 @dataclass(frozen=True)
 class CompareRun(OnTraces):
-    """Which drafts are compared on which prompts; fields as the options of `compare`."""
+    """Which drafts are compared on which prompts."""
 
     drafts: Sequence[Reference]
     traces: AnyPath | None = None

@@ -25,7 +25,7 @@ _NEEDED = {
 
 @dataclass(frozen=True)
 class MeasureRun(ChosenPrompts):
-    """Which server is asked what, or which measurement is shown; fields as the options."""
+    """Which server is asked what, or which measurement is shown."""
 
     _: KW_ONLY
     server: str | None = None
@@ -71,7 +71,7 @@ _OF_RULES = ("engine", "model", "category_label", "max_drop", "window")
 
 @dataclass(frozen=True)
 class GoldenRun(Heard):
-    """Which golden acceptance becomes what, and for which traffic; fields as the options."""
+    """Which golden acceptance becomes what, and for which traffic."""
 
     golden: AnyPath
     _: KW_ONLY

@@ -1,4 +1,4 @@
-"""Settings of `vocab`: by which text, how many rows of a head; or the curve of all sizes."""
+"""Settings of `vocab`."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass

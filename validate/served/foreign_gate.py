@@ -172,7 +172,7 @@ def not_compared(
 
 
 def warnings_of(baseline: ForeignMeasurement) -> Iterator[str]:
-    """What a reader must know about runs of its tool, sentences without a full stop."""
+    """What a reader must know about runs of its tool."""
     tool = baseline.tool
     yield from (
         f"{tool}: no record of which draft was served, nor of its tensors, so nothing shows that"

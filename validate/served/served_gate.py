@@ -128,7 +128,7 @@ def _check_folders(pair: ServedPair, digests: Sequence[str | None], background: 
 
 
 def warnings_of(pair: ServedPair) -> Iterator[str]:
-    """What a reader must know about two runs, sentences without a full stop."""
+    """What a reader must know about two runs."""
     if unnamed := [m.name for m in pair.measurements if draft_sha256(m) is None]:
         do = "does" if len(unnamed) == 1 else "do"
         yield (
