@@ -70,7 +70,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str], options: argparse.Namespace) -> int:
-    """Parse into `options`, and run."""
     from .frame.progress import heartbeat
 
     parser_of(arguments).parse_args(arguments, namespace=options)
@@ -105,7 +104,6 @@ def _module(name: str) -> ModuleType:
 def _told(
     exc: DraftQuantError | OSError | StdoutError, options: argparse.Namespace
 ) -> DraftQuantError:
-    """Any error, with a place and a fix."""
     if isinstance(exc, DraftQuantError):
         return exc
     if isinstance(exc, StdoutError):

@@ -164,10 +164,10 @@ def test_a_working_baseline_is_at_least_so_long() -> None:
 
 
 TO_TRY: tuple[tuple[dict[str, Any], list[str]], ...] = (
-    ({"algorithm_to_try": "gptq"}, ["RECIPE"]),
-    ({"algorithm_to_try": "gptq", "recipes_to_try": ("x-gptq", "fp8")}, ["x-gptq", "fp8"]),
+    ({"algorithm_to_try": "gptq"}, ["RECIPE", "auto"]),
+    ({"algorithm_to_try": "gptq", "recipes_to_try": ("x-gptq", "fp8")}, ["x-gptq", "fp8", "auto"]),
     ({"recipes_to_try": ("blackwell-nvfp4-learned", "blackwell-fp8-mla")},
-     ["nvfp4-weights-gptq", "blackwell-fp8-mla", "blackwell-nvfp4-learned"]),
+     ["nvfp4-weights-gptq", "blackwell-fp8-mla", "blackwell-nvfp4-learned", "auto"]),
     ({"cut": True, "quantized": False}, []),
 )  # fmt: skip
 OTHERS: dict[str, tuple[str | None, tuple[str, ...]]] = {

@@ -38,6 +38,5 @@ class DumpImport(Heard):
 
     @override
     def check(self) -> None:
-        """Refuse rows of tables that are not carried."""
         if self.table_ids and not self.tables:
             raise TraceError("--table-ids", "says which rows the tables carry", fix="add --tables")

@@ -136,7 +136,6 @@ class _Conversion:
         self._lowest = 1.0
 
     def head(self, written_by: DumpFormat) -> TraceManifest:
-        """What trace.json says about them."""
         layer_ids, run = self._layout.layer_ids, self._layout.recomputed
         return TraceManifest(
             temperature=0,
@@ -174,7 +173,6 @@ class _Conversion:
             self._num_kept += 1
 
     def trace(self, answer: Answer) -> PromptTrace:
-        """The trace of an answer."""
         ids, behind = answer.sample.token_ids, -self._layout.shift
         token_ids = ids[: min(answer.stop, len(ids))]
         features = answer.sample.aux[behind : behind + len(token_ids) - 1]

@@ -11,8 +11,7 @@ of each strip of its rows, only the columns from these rows on are computed and 
 An expert sees the tokens that are routed to it. With fewer than `LEAST_PER_COLUMN` inputs for each
 of its columns nothing is used: chance correlations would be taken for real. Measured on rows
 of 512 columns whose inputs' variances fall like 1 / sqrt(k), GPTQ's error on other inputs, nearest
-= 1: 1.6 from 64 inputs, 2.4 from 256, 2.0 from 512, 1.2 from 1024, 0.9 from 4096; where they fall
-like 1 / k, 0.9, 1.0, 0.7, 0.5, 0.4.
+= 1: 2.4 from 256 inputs, 1.2 from 1024, 0.9 from 4096; where they fall like 1 / k, 1.0, 0.5, 0.4.
 """
 
 import math

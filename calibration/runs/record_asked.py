@@ -72,7 +72,6 @@ class RecordRun(ChosenPrompts):
 
     @override
     def check(self) -> None:
-        """Refuse settings that do not belong together, and SGLang."""
         for option, wrong, what, fix in (*self._of_engines(), *self._of_settings()):
             if wrong:
                 raise TraceError(option, what, fix=fix)

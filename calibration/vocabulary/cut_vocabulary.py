@@ -185,7 +185,6 @@ class _Cutting(OutputRewrite[VerifyReport]):
         )
 
     def report(self, verification: VerifyReport) -> VocabularyReport:
-        """What was written, from what verification found."""
         plan = self.plan
         return VocabularyReport(
             out=self.out,

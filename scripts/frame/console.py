@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from typing_extensions import override
+
 from ...recipes.errors import visible
 from ...recipes.listener import Listener, Unit
 from .streams import RESULTS, SPEECH, width_is_known
@@ -88,32 +90,32 @@ class OnTerminal(Listener):
         self._stage = ""
         self._since = time.perf_counter()
 
+    @override
     @contextmanager
     def bar(self, label: str, total: int | None, unit: Unit = "items") -> "Iterator[PhaseBar]":
-        """A bar on a terminal, lines in a log."""
         from .progress import progress_bar
 
         with progress_bar(label, total, unit) as bar:
             yield bar
 
+    @override
     def stage(self, name: str) -> None:
-        """Start the clock of the stage."""
         now = time.perf_counter()
         if self._stage:
             self.spent[self._stage] = self.spent.get(self._stage, 0) + now - self._since
         self._stage, self._since = name, now
 
+    @override
     def line(self, text: str) -> None:
-        """Print the line."""
         stderr().line(text)
 
+    @override
     def warning(self, text: str) -> None:
-        """Print the warning, line by line."""
         for line in f"warning: {text}".split("\n"):
             stderr().line(line)
 
+    @override
     def note(self, text: str) -> None:
-        """Print the note, except with `--quiet`."""
         note(text)
 
 

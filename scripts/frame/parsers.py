@@ -295,7 +295,6 @@ class _Version(argparse._VersionAction):
     """Looks up the version on demand: other runs need none."""
 
     def __call__(self, *given: Any) -> None:
-        """Print the version, and stop."""
         from ...recipes.packages import package_version
 
         self.version = f"draftquant {package_version('draftquant')}"

@@ -21,7 +21,7 @@ from rich.text import Text
 from typing_extensions import override
 
 from ...recipes.errors import visible
-from ...recipes.listener import Unit
+from ...recipes.listener import Bar, Unit
 from .streams import SPEECH, can_redraw
 from .terminal import terminal
 
@@ -80,7 +80,7 @@ class Phase:
         return f"{self.label}: {amount_of(self.done, self.unit)} in {seconds(self.spent)}, {pace}"
 
 
-class PhaseBar:
+class PhaseBar(Bar):
     """The phases of one run, one after the other; `advance` is safe to call often."""
 
     def __init__(self, progress: Progress | None) -> None:
@@ -91,8 +91,8 @@ class PhaseBar:
         self._timer: threading.Timer | None = None
         self.now = Phase("")
 
+    @override
     def phase(self, label: str, total: int | None = None, unit: Unit = "items") -> None:
-        """End the current phase and begin the next; without a total, its length is not known."""
         self.end()
         with self._lock:
             self.now = Phase(label, total or 0, unit)
@@ -105,21 +105,21 @@ class PhaseBar:
             self._timer.daemon = True
             self._timer.start()
 
+    @override
     def advance(self, by: int = 1) -> None:
-        """Move on by some items, bytes or work."""
         with self._lock:
             done = self.now.done + by
             self.now.move(done, self.now.total)
         self._show()
 
+    @override
     def label(self, text: str) -> None:
-        """Change the text before the bar."""
         self.now.label = text
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, description=visible(text))
 
+    @override
     def set(self, done: int, total: int) -> None:
-        """Move to `done` of `total`."""
         with self._lock:
             self.now.move(done, total)
         self._show()
@@ -142,8 +142,8 @@ class PhaseBar:
             self._say(self.now.so_far())
 
     @property
+    @override
     def measured(self) -> bool:
-        """Whether the total of the current phase is known."""
         return self.now.total > 0
 
     def end(self) -> None:
@@ -269,7 +269,6 @@ class _Cell(Progress):
             self.draw()
 
     def draw(self) -> None:
-        """Draw the current progress."""
         self._drawn_at = time.monotonic()
         (task,) = self.tasks
         share = "" if task.total is None else f' value="{task.completed:g}" max="{task.total:g}"'

@@ -50,7 +50,6 @@ class _Words:
 
     @property
     def where(self) -> str:
-        """The user's name for it."""
         return self.option.spelling(self.name)
 
     @property

@@ -29,7 +29,6 @@ class _Results:
         return len(text)
 
     def flush(self) -> None:
-        """As in a stream; raises like `write`."""
         with _named():
             sys.stdout.flush()
 
@@ -87,11 +86,9 @@ class _Speech:
     _spoke_at = 0.0
 
     def spoke(self) -> None:
-        """Note that something is printed now."""
         self._spoke_at = time.perf_counter()
 
     def silence(self) -> float:
-        """Seconds since something was printed."""
         return time.perf_counter() - self._spoke_at
 
 

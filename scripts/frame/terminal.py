@@ -6,7 +6,7 @@ and where words still do not fit side by side, its rows are written one below th
 
 import os
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any
 
 from rich.cells import cell_len
@@ -60,6 +60,11 @@ class TerminalOutput:
         pairs = ((part, "") if isinstance(part, str) else part for part in parts)
         text = Text.assemble(*((visible(text), look) for text, look in pairs), style=style)
         self._console.print(text, soft_wrap=True)
+
+    def warnings(self, texts: Iterable[str]) -> None:
+        """Print one warning per line."""
+        for text in texts:
+            self.line(("warning:", "yellow"), f" {text}")
 
     def table(self, table: "ResultTable") -> None:
         """Print a table below its title; rich would wrap a title to the width of the table."""

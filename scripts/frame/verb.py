@@ -120,7 +120,6 @@ def _check_operands(settings: Heard) -> None:
 
 
 def _to_mapping(report: Any, _settings: Any) -> Any:
-    """The report's own mapping, or else its fields."""
     method = getattr(report, "to_mapping", None)
     return dataclasses.asdict(report) if method is None else method()
 

@@ -3,6 +3,8 @@
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
+from typing_extensions import override
+
 from ...quantize.files.card_text import CARD_FILE
 from ...quantize.files.staging import check_output, replace_text
 from ...recipes.errors import OutputError
@@ -21,8 +23,8 @@ class CardSettings(CardRequest):
     out: AnyPath | None = None
     overwrite: bool = False
 
+    @override
     def check(self) -> None:
-        """Refuse to replace where nothing is written."""
         if self.out is None and self.overwrite:
             raise OutputError("--overwrite", "without --out, nothing is written", fix="add --out")
 

@@ -54,7 +54,6 @@ def check(settings: Checking) -> "reports.CheckReport | reports.AskedCheck":
 
 
 def _largest_feature(traces: AnyPath | None) -> float | None:
-    """The largest magnitude among recorded hidden states; None where no traces are given."""
     if traces is None:
         return None
     from ...calibration.traces.trace_folder import TraceFolder

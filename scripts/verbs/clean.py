@@ -4,6 +4,8 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from ...recipes.errors import OutputError
 from ...recipes.listener import Heard
 from ..frame import reports
@@ -20,8 +22,8 @@ class CleanSettings(Heard):
     cache: bool = False
     older_than: float | None = None
 
+    @override
     def check(self) -> None:
-        """Refuse a call without a place to look."""
         if self.folder is None and not self.cache:
             raise OutputError(
                 "clean", "expected FOLDER or --cache, got neither", fix="clean FOLDER, for example"

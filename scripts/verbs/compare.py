@@ -70,8 +70,7 @@ def _show(report: "ComparisonReport", _settings: object) -> None:
         f" {report.confidence_of_each:.2%} ({report.method})"
     )
     out.line((report.answer, "bold"))
-    for warning in report.warnings:
-        out.line(("warning:", "yellow"), f" {warning}")
+    out.warnings(report.warnings)
 
 
 def _shown(scope: "Scope", report: "ComparisonReport") -> list[int]:

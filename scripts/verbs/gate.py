@@ -148,8 +148,7 @@ def _print_verdict(report: "GateReport", places: Places) -> None:
     out, colour = stdout(), COLOURS[report.verdict]
     out.line((report.verdict, f"bold {colour}"), f": {report.reason}")
     _print_ways_out(report.action, places)
-    for warning in report.warnings:
-        out.line(("warning:", "yellow"), f" {warning}")
+    out.warnings(report.warnings)
 
 
 def _print_parts(report: "GateReport") -> None:
@@ -175,7 +174,6 @@ def _print_parts(report: "GateReport") -> None:
 
 
 def _print_ways_out(action: str | None, places: Places) -> None:
-    """What to do about a verdict, one way out per line, with its command on a separate line."""
     from ...validate.report.words import way_out
 
     ways = action.splitlines() if action else []
@@ -211,8 +209,7 @@ def print_joint(report: "JointReport", places: Places) -> None:
     for title, verdict, reason, _ in report.parts:
         out.line(f"  {title}: ", (verdict, COLOURS[verdict]), f". {reason}")
     _print_ways_out(report.action, places)
-    for warning in report.warnings:
-        out.line(("warning:", "yellow"), f" {warning}")
+    out.warnings(report.warnings)
 
 
 def _show(judged: "Judged", settings: GateRun) -> None:

@@ -53,11 +53,9 @@ def _show(report: "reports.Inspection", _settings: object) -> None:
 
 def _print(mapping: dict[str, Any], vocabulary: str | None, *, known: bool) -> None:
     out = stdout()
-    layout = ", speculators layout" if mapping["speculators_layout"] else ""
     out.line(
         (mapping["draft"], "bold"),
-        f": {mapping['family']} ({mapping['architecture']}{layout}),"
-        f" {mapping['num_layers']} layer(s), {mapping['parameters']:,} parameters,"
+        f": {_form(mapping)}, {mapping['parameters']:,} parameters,"
         f" {mapping['bytes']:,} bytes of tensors",
     )
     if vocabulary is not None:
@@ -93,8 +91,13 @@ def _print(mapping: dict[str, Any], vocabulary: str | None, *, known: bool) -> N
         _print_lints(mapping["lints"])
 
 
+def _form(mapping: Mapping[str, Any]) -> str:
+    layout = ", speculators layout" if mapping["speculators_layout"] else ""
+    architecture = f"{mapping['architecture']}{layout}"
+    return f"{mapping['family']} ({architecture}), {mapping['num_layers']} layer(s)"
+
+
 def _reads(mapping: dict[str, Any]) -> str:
-    """What the draft reads besides tokens."""
     if not mapping["reads_features"]:
         return "reads tokens only, no hidden states: a language model of its own, or a target"
     if mapping["reads_last_hidden_state"]:
@@ -128,11 +131,9 @@ Gaussian halves that differ by 4 (`concat.HARMFUL_RATIO`) have this share under 
 
 def _print_audit(audit: "Audit", mapping: Mapping[str, Any], vocabulary: str | None) -> None:
     out = stdout()
-    layout = ", speculators layout" if mapping["speculators_layout"] else ""
     out.line(
         (mapping["draft"], "bold"),
-        f": {mapping['family']} ({mapping['architecture']}{layout}),"
-        f" {mapping['num_layers']} layer(s), quantized: {len(audit.linears)} linears,"
+        f": {_form(mapping)}, quantized: {len(audit.linears)} linears,"
         f" {mapping['bytes']:,} bytes of tensors",
     )
     out.line(f"declared: {audit.scheme or 'nothing'}")

@@ -61,8 +61,7 @@ def _show(measurement: "Measurement", _settings: object) -> None:
     _print_figures(all_figures(measurement))
     if (speed := tokens_per_second(measurement)) is not None:
         out.line(f"{speed:,.1f} tokens/s")
-    for warning in measurement.warnings:
-        out.line(("warning:", "yellow"), f" {warning}")
+    out.warnings(measurement.warnings)
 
 
 def _print_figures(figures: "tuple[Figures, ...]") -> None:

@@ -124,7 +124,6 @@ def _experts_as_one(plan: "Plan") -> list[tuple["Step", int]]:
 
 
 def _name(step: "Step", count: int) -> str:
-    """A tensor's name; for several experts, with their number."""
     from ...quantize.drafts.shared.mixture import of_any_expert
 
     name = step.row.tensor.name

@@ -42,7 +42,6 @@ def quantize(settings: Quantizing) -> "reports.QuantizeReport":
 
 
 def _say_beside(report: "reports.QuantizeReport", settings: Quantizing) -> None:
-    """Print what changed in config.json, and that the card is the source's."""
     for lint in report.lints if settings.fix_config else ():
         for key, value in lint.fix.items():
             stderr().line(f"config.json: {key} = {json.dumps(value)} ({lint.name})")

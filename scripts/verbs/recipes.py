@@ -93,7 +93,6 @@ def _show_list(listing: "Sequence[reports.ListedRecipe]", settings: Listing) -> 
 
 
 def _places(listed: "reports.ListedRecipe", asked: Listing) -> str:
-    """Where the result loads, as far as requested, and where it gains no speed."""
     from ...quantize.listed_recipes import places
 
     lines = [

@@ -6,6 +6,8 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from ...calibration.dumps import DumpImport
 from ...calibration.traces.manifest import StorageChoice
 from ...recipes.decode import encode
@@ -71,8 +73,8 @@ class TracesSplitSettings(Heard):
     categories: tuple[str, ...] = ()
     seed: int = 0
 
+    @override
     def check(self) -> None:
-        """Refuse a fraction that is not a share."""
         from ...recipes.errors import TraceError
 
         if self.fraction is not None and not 0 < self.fraction < 1:

@@ -50,8 +50,7 @@ def _mapping(report: "reports.VocabReport", _settings: object) -> dict[str, Any]
 
 
 def _say_beside(report: "reports.VocabReport", settings: VocabRun) -> None:
-    for warning in report.warnings:
-        stderr().line(("warning:", "yellow"), f" {warning}")
+    stderr().warnings(report.warnings)
     if settings.plot:
         stderr().line((str(settings.plot), "bold"), ": the curve")
 

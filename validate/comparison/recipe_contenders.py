@@ -17,8 +17,6 @@ from ...recipes.errors import CheckpointError, PlanError
 from ...recipes.schema import RoundingChoice
 from .recipe_selection import Contender, Selection
 
-_EFFICIENCY = 0.75
-"""As in `estimate`."""
 _BETTER_FIRST: tuple[RoundingChoice, ...] = ("learned", "gptq", "nearest")
 
 
@@ -79,7 +77,6 @@ def _arithmetic(plan: Plan) -> object:
 
 
 def _place(asked: Quantizing) -> tuple[Gpu, Engine]:
-    """The GPU and the engine; CheckpointError: nobody ran the engine there."""
     assert asked.gpu is not None  # settings were checked
     gpu, engine = named_gpu(asked.gpu), next(e for e in newest_engines() if e.name == asked.engine)
     if gpu.arch not in engine.gpus:
@@ -117,14 +114,13 @@ def _problem(plan: Plan, gpu: Gpu, asked: Quantizing) -> str | None:
 def _estimated(
     draft: Draft, plans: list[Plan], gpu: Gpu, asked: Quantizing
 ) -> tuple[Contender, ...]:
-    """The draft as it is, and by each plan, with their bytes and times."""
     served = VerifyStep(
         checked_num_draft_tokens(draft.geometry, asked.num_draft_tokens),
         asked.context or usual_context(draft.checkpoint.config),
         asked.tp,
         asked.concurrency,
     )
-    machine = Machine(gpu=gpu, efficiency=_EFFICIENCY)
+    machine = Machine(gpu=gpu, efficiency=Estimating.efficiency)
     return tuple(
         Contender(
             name=each.name,

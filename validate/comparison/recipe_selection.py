@@ -12,10 +12,10 @@ from jinja2 import PackageLoader
 from markupsafe import Markup
 
 from ..judging.judgement import GateReport
-from ..judging.policy import Verdict, in_percent
+from ..judging.policy import POLICIES, Verdict, in_percent
 from ..report import words
-from ..report.html_report import render
-from ..report.plots import Interval, forest
+from ..report.html_report import interval, render
+from ..report.plots import forest
 
 _FASTER = 1 + 1e-6
 """Ratio of two speeds above which their difference is none of rounding."""
@@ -157,21 +157,17 @@ def rows(selection: Selection) -> Iterator[tuple[str, ...]]:
 
 def page(selection: Selection, draft: str) -> str:
     """The table and the picture as one page."""
-    made = [(one, one.judged.change) for one in selection.contenders if one.judged]
     drawn = [
-        Interval(
-            label=one.name,
-            estimate=change.relative_change,
-            lower=change.relative_bounds[0],
-            upper=change.relative_bounds[1],
-            limit=-one.judged.policy.max_relative_drop,
+        interval(
+            one.name,
+            one.judged.change,
+            one.judged.policy.max_relative_drop,
             whole=one is selection.chosen,
         )
-        for one, change in made
-        if change and one.judged
+        for one in selection.contenders
+        if one.judged
     ]
-    confidence = next((change.confidence for _, change in made if change), 0.95)
-    bounds = f"one-sided {in_percent(confidence)} bounds"
+    bounds = f"one-sided {in_percent(POLICIES['release'].confidence)} bounds"
     title = "Change of the acceptance length of each recipe that was tried"
     return render(
         "selection.html.j2",

@@ -12,7 +12,7 @@ the proposals up to the first depth at which n is outside these bounds; the inte
 up to a depth is kept. Products equal those of a really cut head, except for the last bits.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +32,7 @@ from ...calibration.traces.trace_folder import TraceFolder
 from ...calibration.vocabulary.row_choice import RowOrder
 from ...quantize.drafts.forward import BLOCK_ROWS
 from ...quantize.stored.loading import LoadedDraft
+from ...recipes.listener import Progress, unseen
 from ..counting.acceptance_counts import AcceptanceCounts
 from ..counting.trace_replay import check_drafts, decoding_steps
 
@@ -63,7 +64,7 @@ def right_sizes(
     num_draft_tokens: int,
     batch_size: int | None = None,
     max_tokens: int = MAX_TOKENS,
-    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+    on_progress: Progress = unseen,
 ) -> list[tuple[RightSizes, ...]]:
     """For every prompt, by each of its orders, the sizes with which proposals are right."""
     check_drafts([draft], traces, num_draft_tokens)

@@ -9,7 +9,7 @@ categories. Both levels come from max-t; over all prompts the bounds are those o
 at that level, which detect a loss that few prompts hold.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,7 @@ from ...calibration.vocabulary.row_choice import (
 )
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes.brief import Brief
+from ...recipes.listener import Progress, unseen
 from ..counting.draft_counts import PromptCounts
 from ..counting.paired_change import change_of_sums
 from ..judging.policy import in_percent
@@ -115,7 +116,7 @@ def size_curve(
     num_draft_tokens: int,
     batch_size: int | None = None,
     max_tokens: int = MAX_TOKENS,
-    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+    on_progress: Progress = unseen,
 ) -> SizeCurve:
     """Choose rows by traces and judge every size, in one replay of the draft with all its rows.
 

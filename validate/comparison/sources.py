@@ -295,7 +295,6 @@ Compared = tuple[Path, ReplayedDraft | GateReport, Path, ReplayedDraft | GateRep
 
 
 def _check_alike(compared: Compared, verb: str, *further: tuple[bool, str]) -> None:
-    """Refuse counts from other traces or with another K, and further differences."""
     first_path, first, path, other = compared
     assert first.traces is not None  # see `replayed_comparison`
     assert other.traces is not None

@@ -93,6 +93,10 @@ _MORE_ROWS = (
     "Keep more rows of the head; what each size costs is shown by: draftquant vocab BF16 --traces"
     " CALIBRATION --curve"
 )
+_BY_OTHER_PROMPTS = (
+    "Let prompts that will not judge it choose the recipe: draftquant quantize BF16 --recipe auto"
+    " --engine ENGINE --gpu GPU --traces OTHERS --out OUT"
+)
 _FP4_WEIGHTS = (
     "Keep the inputs in BF16 and round the FP4 weights by GPTQ: draftquant quantize BF16{}"
 )
@@ -127,8 +131,7 @@ def lose_less(background: Background) -> tuple[str, ...]:
         ways.append(_MORE_ROWS)
     if not recipes:
         ways.append("Keep the draft in BF16: no recipe is wider than this one.")
-    ways.append(_compare((*fp4_weights, *recipes)))
-    return tuple(ways)
+    return (*ways, _BY_OTHER_PROMPTS)
 
 
 def more_prompts(evidence: Evidence, required: RequiredPrompts, least: int | None) -> str:
@@ -173,18 +176,6 @@ def _promise(recipe: str) -> str:
 def _options(recipe: str) -> str:
     traces = " --traces CALIBRATION" if recipe.endswith(_NEEDS_TRACES) else ""
     return f" --recipe {recipe}{traces} --out OUT"
-
-
-def _compare(recipes: Sequence[str]) -> str:
-    of = "by the recipes that 'draftquant recipes list --gpu GPU' names"
-    outs = "OUT1 OUT2"
-    if recipes:
-        of = "by " + " and ".join(filter(None, (", ".join(recipes[:-1]), recipes[-1])))
-        outs = " ".join(f"OUT{number}" for number, _ in enumerate(recipes, start=1))
-    return (
-        f"Compare drafts {of} with this one, on prompts that neither calibrated them nor will"
-        f" judge them: draftquant compare BF16 QUANT {outs} --traces OTHERS"
-    )
 
 
 def _is_learned(recipe: str) -> bool:

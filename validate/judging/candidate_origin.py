@@ -95,17 +95,17 @@ class DraftFolder:
 
     @property
     def sha256(self) -> str:
-        """Identity of the weights: a hash over names and hashes of all tensors."""
+        """Identity of its tensors."""
         return tensors_sha256(self.tensor_digests)
 
     @property
     def quantized_by(self) -> QuantizedProvenance | None:
-        """How its weights were quantized, where a record of this package says so."""
+        """Its quantization, where a record says so."""
         return quantization_of(self.record)
 
     @property
     def cuts(self) -> tuple[VocabularyCut, ...]:
-        """How its vocabulary was cut, as far as records of this package say."""
+        """Cuts of its vocabulary, as far as records say."""
         return cuts_of(self.record)
 
     @property

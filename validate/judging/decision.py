@@ -68,7 +68,7 @@ def _different_things(evidence: Evidence) -> Decision | None:
     return Decision(
         "ANOMALOUS",
         f"{what}: no comparison is possible.",
-        lines(evidence.wording.both_again),
+        evidence.wording.both_again,
     )
 
 
@@ -188,10 +188,7 @@ def min_baseline_length(baseline: DraftCounts, policy: Policy) -> float:
 
 
 def _no_spread(evidence: Evidence) -> Decision | None:
-    """Prompts are never all alike: a bound without width is one prompt in disguise.
-
-    Except where nothing changed: one more step of one token and one of three, for two of two, is
-    """
+    """Prompts are never all alike, except where nothing changed."""
     change = evidence.change
     if change is None or change.has_spread or not change.log_ratio:
         return None
@@ -206,13 +203,11 @@ def _no_spread(evidence: Evidence) -> Decision | None:
 def _too_few_prompts(evidence: Evidence) -> Decision | None:
     policy, change, count = evidence.policy, evidence.change, len(evidence.prompts)
     if change is None:
-        number = f"{2 * policy.min_prompts} fresh prompts or more"
-        ways = fresh_prompts(number, evidence.wording)
         return Decision(
             "INCONCLUSIVE",
             f"There are too few prompts, {count}: the policy {policy.name!r} needs an effective"
             f" sample size of {policy.min_prompts}.",
-            lines(ways),
+            fresh_prompts(f"{2 * policy.min_prompts} fresh prompts or more", evidence.wording),
         )
     effective = change.effective_num_prompts
     if effective >= policy.min_prompts:
@@ -277,7 +272,7 @@ def _beyond_the_limit(evidence: Evidence) -> Decision | None:
         return None
     failing = evidence.parts.with_outcome("FAIL")
     also = f" Categories beyond their own limit: {names(failing)}." if failing else ""
-    ways, confidence = lose_less(evidence.background), in_percent(change.confidence)
+    confidence = in_percent(change.confidence)
     if evidence.wording.of_targets:
         return Decision(
             "FAIL",
@@ -292,7 +287,7 @@ def _beyond_the_limit(evidence: Evidence) -> Decision | None:
         "FAIL",
         f"With {confidence} confidence the drop is larger than the limit of {limit:.2%}:"
         f" {whole_change(change, limit)}.{also}",
-        lines(*ways),
+        lines(*lose_less(evidence.background)),
     )
 
 
@@ -339,7 +334,7 @@ def _a_part_is_open(evidence: Evidence) -> Decision | None:
         f"The draft passes as a whole, but every {kinds_of(evidence.parts.all)} has to pass, and"
         " these prompts do not decide whether a drop is larger than"
         f" {evidence.policy.max_category_drop:.2%}: {findings(unsettled)}.",
-        lines(fresh_prompts(f"fresh prompts, with more of {names(unsettled)}", evidence.wording)),
+        fresh_prompts(f"fresh prompts, with more of {names(unsettled)}", evidence.wording),
     )
 
 
@@ -378,12 +373,11 @@ def _not_all_compared(evidence: Evidence) -> Decision | None:
     missing = evidence.background.not_compared
     if not missing:
         return None
-    ways = evidence.background.to_compare
     return Decision(
         "INCONCLUSIVE",
         "The bounds clear the limit, but these files do not show that the two runs can be"
         f" compared. Not compared: {'; '.join(missing)}.",
-        lines(*ways),
+        lines(*evidence.background.to_compare),
     )
 
 
@@ -440,8 +434,7 @@ def _undecided(
         power=evidence.policy.power,
         min_prompts=evidence.policy.min_prompts,
     )
-    ways = more_prompts(evidence, required, least)
-    return Decision("INCONCLUSIVE", reason, lines(ways), required)
+    return Decision("INCONCLUSIVE", reason, more_prompts(evidence, required, least), required)
 
 
 def whole_change(change: PairedChange, limit: float) -> str:

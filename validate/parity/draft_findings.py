@@ -6,7 +6,7 @@ gate: they detect ten times smaller changes than acceptance length, not always i
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
@@ -21,6 +21,7 @@ from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.drafts.forward import finite, positions
 from ...quantize.stored.loading import LoadedDraft
 from ...recipes.errors import ParityError
+from ...recipes.listener import Progress, unseen
 from ..counting.paired_change import Bounded, Floats, pooled_mean
 from ..counting.trace_replay import acceptance_probabilities
 from .finding import DraftLimits, Limits, ParityFinding, judged, limits
@@ -78,7 +79,7 @@ def draft_agreement(
     *,
     num_draft_tokens: int,
     top: int = DEFAULT_TOP,
-    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+    on_progress: Progress = unseen,
 ) -> tuple[PromptAgreement, ...]:
     """Run both drafts along every prompt that has K tokens to propose; `top` tokens are one set."""
     check_comparable(baseline, candidate, traces, num_draft_tokens)

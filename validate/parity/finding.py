@@ -158,6 +158,11 @@ class Limits:
     least: float | None = None
     most: float | None = None
 
+    @property
+    def given(self) -> list[float]:
+        """Those that are set."""
+        return [limit for limit in (self.least, self.most) if limit is not None]
+
 
 def limits(
     option: str,
@@ -197,7 +202,7 @@ def judged(
     """A finding about one figure; `unit` is what a cluster is, `remedy` what would settle it."""
     verdict, why = _verdict(bounded, allowed, unit, remedy)
     spread = bounded.has_spread
-    given = [limit for limit in (allowed.least, allowed.most) if limit is not None]
+    given = allowed.given
     estimate, lower, upper = (
         apart(value, min(given, key=lambda limit: abs(limit - value), default=None), ".4g")
         for value in (bounded.estimate, bounded.lower, bounded.upper)
@@ -218,7 +223,7 @@ def judged(
 
 
 def _verdict(bounded: "Bounded", allowed: Limits, unit: str, remedy: str) -> tuple[Verdict, str]:
-    given = [limit for limit in (allowed.least, allowed.most) if limit is not None]
+    given = allowed.given
     if not given:
         return "INCONCLUSIVE", f"no threshold was given ({allowed.option})"
     if bounded.num_clusters < MIN_PROMPTS:

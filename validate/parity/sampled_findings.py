@@ -19,6 +19,7 @@ from ...calibration.recording.target_model import Placement, input_device, loade
 from ...calibration.server_client import Patience, ServerClient
 from ...calibration.traces.prompt_trace import prompt_sha256
 from ...recipes.errors import ParityError, short
+from ...recipes.listener import Progress, unseen
 from ..counting.paired_change import pooled_mean
 from ..measure.measurement import Measurement, RequestRecord
 from ..measure.server_answers import get_protocol, section
@@ -44,7 +45,6 @@ class Text:
 
 Scores = tuple[float, ...]
 """For one text: the log-probability of each token of its output, at temperature 1, in nats."""
-Progress = Callable[[int, int], None]
 
 
 def score_by_target(
@@ -53,7 +53,7 @@ def score_by_target(
     *,
     dtype: torch.dtype,
     device: torch.device,
-    on_progress: Progress = lambda _done, _total: None,
+    on_progress: Progress = unseen,
 ) -> list[Scores]:
     """Score with transformers, one text at a time; ParityError: no such token, or NaN."""
     scores = []
@@ -91,7 +91,7 @@ def score_by_server(
     key: str | None = None,
     concurrency: int = 8,
     patience: Patience | None = None,
-    on_progress: Progress = lambda _done, _total: None,
+    on_progress: Progress = unseen,
 ) -> list[Scores]:
     """Score texts, shorter than the server's longest, with a server that drafts nothing."""
     done = 0

@@ -57,7 +57,6 @@ class TaskRun(Heard):
 
     @override
     def check(self) -> None:
-        """Refuse, before anything runs, what is out of range or missing."""
         for option, fits, what, fix in (
             ("--server", self.server.startswith(("http://", "https://")),
              f"expected an address, got {self.server}", "give http://HOST:PORT"),

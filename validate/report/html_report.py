@@ -30,9 +30,9 @@ def _intervals(report: GateReport) -> tuple[Interval, ...]:
     """Rows of the forest plot: the whole, the categories with most prompts, and bins."""
     largest = sorted(report.categories, key=lambda part: -part.num_prompts)[:MOST_DRAWN]
     return (
-        _interval("all prompts", report.change, report.policy.max_relative_drop, whole=True),
+        interval("all prompts", report.change, report.policy.max_relative_drop, whole=True),
         *(
-            _interval(part.category, part.change, part.max_relative_drop, judged=bool(part.outcome))
+            interval(part.category, part.change, part.max_relative_drop, judged=bool(part.outcome))
             for part in report.parts.all
             if part in largest or part.is_context_bin
         ),
@@ -40,7 +40,6 @@ def _intervals(report: GateReport) -> tuple[Interval, ...]:
 
 
 def _forest_of(drawn: Sequence[tuple[str, GateReport]]) -> str:
-    """Each comparison's whole, categories and context bins beside their limits."""
     rows = [
         replace(row, series=i) for i, (_, report) in enumerate(drawn) for row in _intervals(report)
     ]
@@ -63,7 +62,7 @@ def _forest_of(drawn: Sequence[tuple[str, GateReport]]) -> str:
     )
 
 
-def _interval(label: str, change: PairedChange | None, limit: float, **looks: bool) -> Interval:
+def interval(label: str, change: PairedChange | None, limit: float, **looks: bool) -> Interval:
     """A change as a row of a forest plot; without a change it only shows its limit."""
     if change is None:
         return Interval(label=label, estimate=None, limit=-limit, whole=looks.get("whole", False))

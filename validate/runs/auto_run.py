@@ -25,7 +25,7 @@ from ...calibration.traces.sets import split_traces
 from ...calibration.traces.trace_folder import TraceFolder
 from ...quantize.asked import Quantizing
 from ...quantize.files.provenance import ChosenAmong
-from ...quantize.files.report_files import ReportFormat, check_reports, write_reports
+from ...quantize.files.report_files import check_reports, write_reports
 from ...quantize.files.result_cache import user_cache
 from ...quantize.files.staging import check_output, staged_source
 from ...quantize.inspection import open_draft
@@ -44,6 +44,7 @@ from ..counting.replaying import replay_loaded
 from ..judging.judgement import GateReport, judge
 from ..judging.policy import POLICIES
 from ..report import words
+from .judging_asked import given
 
 _RELEASE = POLICIES["release"]
 _CALIBRATING = 0.3
@@ -76,7 +77,7 @@ def choose_and_quantize(asked: Quantizing) -> ChosenReport:
     """Find the recipe and write its draft; NoRecipeError: every one is shown to fail."""
     assert asked.traces is not None  # settings were checked
     listener, out = asked.listener, Path(asked.out)
-    pages: dict[ReportFormat, Path] = {} if asked.html is None else {"html": Path(asked.html)}
+    pages = given({"html": asked.html})
     check_reports(pages)
     source, draft = open_draft(asked.draft, None, listener, asked.roles)
     check_output(out, source.folder)
@@ -172,7 +173,6 @@ class _Trial:
         )
 
     def of(self, selection: Selection) -> Selection:
-        """The selection, with what the prompts say of each contender that could win."""
         length = self.baseline.counts.mean_acceptance_length
         selection = dataclasses.replace(
             selection, num_prompts=len(self.choosing), acceptance_length=length
@@ -204,7 +204,6 @@ class _Trial:
         )
 
     def _seconds(self, name: str) -> int:
-        """About how long it takes to make and replay its draft."""
         plan = self.plans[name]
         seconds = _QUANTIZING[plan.recipe.algorithm.rounding] + _REPLAYING
         return math.ceil(seconds * plan.bytes_before / _BYTES)

@@ -46,11 +46,6 @@ class ReportFiles(Heard):
 
     @override
     def check(self) -> None:
-        """Check before any work that all requested files can be written.
-
-        Raises:
-            OutputError: one of them cannot, or no step of GitHub Actions runs.
-        """
         check_reports(self.files, overwrite=self.overwrite)
         if self.github and not os.environ.get(SUMMARY):
             raise OutputError(
@@ -106,7 +101,7 @@ class _ServedOtherwise(Passes):
 
 @dataclass(frozen=True)
 class GateRun(_ServedOtherwise, OnTraces, ReportFiles):
-    """Which drafts are judged, by what, and by which rule; fields as the options of `gate`."""
+    """Which drafts are judged, by what, and by which rule."""
 
     baseline: Reference | None = None
     candidate: Reference | None = None
@@ -134,7 +129,6 @@ class GateRun(_ServedOtherwise, OnTraces, ReportFiles):
 
     @override
     def check(self) -> None:
-        """Check that what is judged is given, and nothing that it does not need."""
         if self.asked is not None and self.candidate is None:
             raise GateError("--asked", "is about QUANT, and there is none", fix="add BF16 QUANT")
         if self.traces_of_candidate is not None:
@@ -202,7 +196,7 @@ class GateRun(_ServedOtherwise, OnTraces, ReportFiles):
 
 @dataclass(frozen=True)
 class ReplayRun(_ServedOtherwise, OnTraces):
-    """Which drafts are replayed along which traces; fields as the options of `replay`."""
+    """Which drafts are replayed along which traces."""
 
     drafts: Sequence[Reference]
     traces: AnyPath
@@ -216,7 +210,6 @@ class ReplayRun(_ServedOtherwise, OnTraces):
 
     @override
     def check(self) -> None:
-        """Check that golden acceptance is requested for one draft only."""
         if self.golden is not None and len(self.drafts) != 1:
             fix = "replay the draft alone; its BF16 draft is not needed"
             raise GoldenError("--golden", f"is of one draft, got {len(self.drafts)}", fix=fix)
@@ -230,7 +223,7 @@ class ReplayRun(_ServedOtherwise, OnTraces):
 
 @dataclass(frozen=True)
 class CompareRun(OnTraces):
-    """Which drafts are compared on which prompts; fields as the options of `compare`."""
+    """Which drafts are compared on which prompts."""
 
     drafts: Sequence[Reference]
     traces: AnyPath | None = None
@@ -249,7 +242,6 @@ class CompareRun(OnTraces):
 
     @override
     def check(self) -> None:
-        """Check that files can be written, and no setting contradicts files that are read."""
         check_reports(self.files, overwrite=self.overwrite)
         if self.traces is None:
             _refuse_idle(self, CompareError, "leave it out, or give drafts and --traces T")

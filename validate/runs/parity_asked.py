@@ -28,7 +28,6 @@ class FindingsFile(Heard):
 
     @override
     def check(self) -> None:
-        """Check before any work that the file can be written."""
         if self.report is not None:
             check_reports({"report": Path(self.report)}, overwrite=self.overwrite)
 
@@ -99,7 +98,6 @@ class SampledRun(BoundedFindings, ChosenPrompts):
 
     @override
     def check(self) -> None:
-        """Check that exactly one of the two scores."""
         super().check()
         if (self.target is None) == (self.score_server is None):
             raise ParityError(

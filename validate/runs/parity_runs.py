@@ -41,7 +41,7 @@ Scorer = Callable[[Sequence[Text]], list[Scores]]
 
 
 def divergence_found(asked: DivergenceRun) -> Findings:
-    """Compare greedy output with a draft and without, up to the first difference."""
+    """What `parity divergence` finds."""
     again, fewest = asked.plain_again, asked.min_prompts
     speculative = [read_measurement(Path(path)) for path in asked.speculative]
     findings = divergence_findings(
@@ -56,7 +56,7 @@ def divergence_found(asked: DivergenceRun) -> Findings:
 
 
 def draft_found(asked: DraftParityRun) -> Findings:
-    """Compare proposals of a quantized draft with those of BF16, at each draft step."""
+    """What `parity draft` finds."""
     check_limits(asked)
     traces = open_traces(asked.traces, asked.listener)
     how = Passes(
@@ -82,7 +82,7 @@ def draft_found(asked: DraftParityRun) -> Findings:
 
 
 def tasks_found(asked: TasksRun) -> Findings:
-    """Compare the scores that two servers got for the same items of lm_eval."""
+    """What `parity tasks` finds."""
     findings = task_findings(
         read_samples(Path(asked.first)),
         read_samples(Path(asked.second)),
@@ -94,7 +94,7 @@ def tasks_found(asked: TasksRun) -> Findings:
 
 
 def sampled_found(asked: SampledRun) -> Findings:
-    """Compare how likely sampled output is to the target, with a draft and without."""
+    """What `parity sampled` finds."""
     allowed = limits("--max-logprob-drop", asked.max_logprob_drop, least=-1, most=1)
     plain, speculative = (read_measurement(Path(path)) for path in (asked.plain, asked.speculative))
     check_sampled(plain, speculative)

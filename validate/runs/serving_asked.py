@@ -26,7 +26,7 @@ _NEEDED = {
 
 @dataclass(frozen=True)
 class MeasureRun(ChosenPrompts):
-    """Which server is asked what, or which measurement is shown; fields as the options."""
+    """Which server is asked what, or which measurement is shown."""
 
     _: KW_ONLY
     server: str | None = None
@@ -55,7 +55,6 @@ class MeasureRun(ChosenPrompts):
 
     @override
     def check(self) -> None:
-        """Check that one of the two is requested, and has what it needs."""
         check_reports(given({"golden": self.golden}), overwrite=self.overwrite)
         if self.show is not None:
             return
@@ -72,7 +71,7 @@ Form = Literal["profile", "vllm", "sglang", "tensorrt-llm", "dynamo"]
 
 @dataclass(frozen=True)
 class GoldenRun(Heard):
-    """Which acceptance becomes what, and for which traffic; fields as the options."""
+    """Which acceptance becomes what, and for which traffic."""
 
     golden: AnyPath
     _: KW_ONLY
@@ -83,7 +82,6 @@ class GoldenRun(Heard):
 
     @override
     def check(self) -> None:
-        """Check that the requested form has what it needs."""
         if self.category is not None and self.to == "profile":
             raise GoldenError("--category", "is for load tests: a profile has all categories",
                               fix="leave it out")  # fmt: skip

@@ -1,8 +1,10 @@
-"""Settings of `vocab`: by which text, how many rows of a head; or the curve of all sizes."""
+"""Settings of `vocab`."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
+
+from typing_extensions import override
 
 from ...calibration.passes import Passes
 from ...quantize.files.hub import Reference
@@ -36,8 +38,8 @@ class VocabRun(Passes):
     target_step_ms: str | float | None = None
     plot: AnyPath | None = None
 
+    @override
     def check(self) -> None:
-        """Refuse what does not go with a folder, or with the curve; and sampled proposals."""
         for where, what, fix in self._faults():
             raise ReplayError(where, what, fix=fix)
         if self.plot is not None:

@@ -16,6 +16,7 @@ from ...calibration.vocabulary.vocabulary_rows import (
     choosing_of,
     write_rows,
 )
+from ...quantize.asked import Estimating
 from ...quantize.estimate.work import Machine
 from ...quantize.files.hub import resolve_draft
 from ...quantize.files.report_files import write_reports
@@ -37,8 +38,6 @@ from ..comparison.size_estimate import (
 from .vocab_asked import VocabRun
 
 USUAL_GPU = "h200"
-USUAL_EFFICIENCY = 0.75
-"""As in `estimate`."""
 _UNQUANTIZED = (
     "bytes and times are estimated of unquantized drafts: give the one that this was made of"
 )
@@ -121,7 +120,7 @@ def _serving(asked: VocabRun) -> ServingSpeeds:
     names = dict.fromkeys(named_gpu(name).name for name in asked.gpus or (USUAL_GPU,))
     times = asked.target_step_ms
     return ServingSpeeds(
-        machines=[Machine(gpu=named_gpu(name), efficiency=USUAL_EFFICIENCY) for name in names],
+        machines=[Machine(gpu=named_gpu(name), efficiency=Estimating.efficiency) for name in names],
         concurrencies=concurrencies,
         step_seconds={} if times is None else parse_step_times(str(times), concurrencies),
     )

@@ -145,7 +145,6 @@ class _Placed:
         return cls(starts=starts, accepted=record.accepted)
 
     def between(self, first: int, last: int) -> "_Placed":
-        """The steps that begin in a range."""
         part = slice(bisect_left(self.starts, first), bisect_left(self.starts, last))
         return _Placed(starts=self.starts[part], accepted=self.accepted[part])
 

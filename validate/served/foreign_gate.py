@@ -102,7 +102,6 @@ def incomparability(baseline: ForeignMeasurement, candidate: ForeignMeasurement)
 
 
 def _unlike(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> str:
-    """Differences of two runs that must not exist; empty if there are none."""
     both = (baseline, candidate)
     sizes = [run.num_draft_tokens for run in both]
     if difference := unequal(sizes, _differing(baseline, candidate)):
@@ -173,7 +172,7 @@ def not_compared(
 
 
 def warnings_of(baseline: ForeignMeasurement) -> Iterator[str]:
-    """What a reader must know about runs of its tool, sentences without a full stop."""
+    """What a reader must know about runs of its tool."""
     tool = baseline.tool
     yield from (
         f"{tool}: no record of which draft was served, nor of its tensors, so nothing shows that"

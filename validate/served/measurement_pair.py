@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ...recipes.brief import apart
 from ...recipes.errors import GateError
@@ -52,47 +53,65 @@ class ServedPair:
         """The change by weighted steps, over distinct prompts; None where there are too few."""
         if self.incomparable:
             return None
-        prompts = zip(self.baseline.prompts, self.candidate.prompts, strict=True)
-        return self._change(((b.counts, q.counts) for b, q in prompts), confidence)
+        prompts = self.baseline.prompts
+        both = zip(prompts, self.candidate.prompts, strict=True)
+        return _change(prompts, ((b.counts, q.counts) for b, q in both), confidence)
 
     def figures(self, confidence: float) -> ServedFigures:
         """Figures besides those of the two drafts."""
         baseline, candidate = self.measurements
-        server, outputs = baseline.setup.server, self.outputs
-        tokens = sum(sum(output.num_tokens) for output in outputs)
-        return ServedFigures(
+        server = baseline.setup.server
+        return figures_of(
+            self.outputs,
+            self.baseline.prompts,
+            confidence,
             engine=server.engine,
             version=server.version,
             model=server.model,
             concurrency=(baseline.setup.asked.concurrency, candidate.setup.asked.concurrency),
-            estimator="weighted rounds" if any(o.placed for o in outputs) else "whole outputs",
-            identical_share=_share(sum(output.identical for output in outputs), len(outputs)),
-            common_share=_share(2 * sum(output.num_common for output in outputs), tokens),
+            estimator="weighted rounds" if any(o.placed for o in self.outputs) else "whole outputs",
             baseline_mean_acceptance_length=_served_length(baseline, self.baseline),
             candidate_mean_acceptance_length=_served_length(candidate, self.candidate),
-            whole_change=self._change(
-                ((o.baseline.whole, o.candidate.whole) for o in outputs), confidence
-            ),
-            common_change=self._change(
-                ((o.baseline.common, o.candidate.common) for o in outputs), confidence
-            ),
             repeated_8gram_share=repeated_ngram_share(r.token_ids for r in baseline.records),
             mean_token_probability=self.baseline.text.mean_token_probability,
             num_near_duplicates=self.baseline.text.num_near_duplicates,
             verification=baseline.setup.verification,
         )
 
-    def _change(self, counts: Iterable[CountsPair], confidence: float) -> PairedChange | None:
-        """The change by these counts, for prompts that have a step under both drafts."""
-        recorded = [
-            (
-                PromptCounts.of(record, first, record.cluster),
-                PromptCounts.of(record, second, record.cluster),
-            )
-            for record, (first, second) in zip(self.baseline.prompts, counts, strict=False)
-            if first.num_steps and second.num_steps
-        ]
-        return widest_change(recorded, confidence)
+
+def figures_of(
+    outputs: Sequence[PairedOutputs],
+    prompts: Sequence[PromptCounts],
+    confidence: float,
+    **known: Any,
+) -> ServedFigures:
+    """Figures of paired outputs, with what is `known` of their servers."""
+    tokens = sum(sum(output.num_tokens) for output in outputs)
+    whole = ((o.baseline.whole, o.candidate.whole) for o in outputs)
+    common = ((o.baseline.common, o.candidate.common) for o in outputs)
+    return ServedFigures(
+        identical_share=_share(sum(output.identical for output in outputs), len(outputs)),
+        common_share=_share(2 * sum(output.num_common for output in outputs), tokens),
+        whole_change=_change(prompts, whole, confidence),
+        common_change=_change(prompts, common, confidence),
+        **known,
+    )
+
+
+def _change(
+    prompts: Sequence[PromptCounts], counts: Iterable[CountsPair], confidence: float
+) -> PairedChange | None:
+    recorded = [
+        (recounted(prompt, first), recounted(prompt, second))
+        for prompt, (first, second) in zip(prompts, counts, strict=False)
+        if first.num_steps and second.num_steps
+    ]
+    return widest_change(recorded, confidence)
+
+
+def recounted(prompt: PromptCounts, counts: AcceptanceCounts) -> PromptCounts:
+    """The prompt in its clusters, with other counts."""
+    return PromptCounts.of(prompt, counts, prompt.cluster, prompt.alike)
 
 
 def pair_measurements(baseline: Measurement, candidate: Measurement) -> ServedPair:

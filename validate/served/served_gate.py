@@ -117,7 +117,6 @@ def _unchanged(baseline: Measurement, candidate: Measurement) -> str:
 
 
 def _check_folders(pair: ServedPair, digests: Sequence[str | None], background: Background) -> None:
-    """Check that each served draft is the one whose folder is judged."""
     given = (background.baseline_sha256, background.candidate_sha256)
     for measurement, served, folder in zip(pair.measurements, digests, given, strict=True):
         if served is not None and folder is not None and served != folder:
@@ -129,7 +128,7 @@ def _check_folders(pair: ServedPair, digests: Sequence[str | None], background: 
 
 
 def warnings_of(pair: ServedPair) -> Iterator[str]:
-    """What a reader must know about two runs, sentences without a full stop."""
+    """What a reader must know about two runs."""
     if unnamed := [m.name for m in pair.measurements if draft_sha256(m) is None]:
         do = "does" if len(unnamed) == 1 else "do"
         yield (

@@ -15,15 +15,13 @@ from ...recipes.errors import GateError, short
 from ...recipes.packages import package_version
 from ..counting.acceptance_counts import estimand, pooled
 from ..counting.draft_counts import CountedDraft, DraftReplay, PromptCounts, PromptReplay
-from ..counting.paired_change import PairedChange
 from ..judging.advice import NO_BACKGROUND, Background
-from ..judging.categories import widest_change
 from ..judging.figures import REPLAY, ServedFigures
 from ..judging.judgement import GateReport, judge_counts
 from ..judging.policy import Look, Policy, Wording
 from ..measure.measurement import RequestRecord
 from .common_steps import PairedOutputs, pair_outputs
-from .measurement_pair import CountsPair
+from .measurement_pair import CountsPair, figures_of, recounted
 
 TARGETS = Wording(
     both_again="Record the same prompts beside both targets, with one tokenizer, engine and"
@@ -160,7 +158,6 @@ def judge_targets(
 
 
 def _unlike(baseline: BesideTarget, candidate: BesideTarget) -> str:
-    """In what two sets of traces differ that must be equal; empty if in nothing."""
     both = [_settings(beside.traces.manifest) for beside in (baseline, candidate)]
     differing = [
         f"{key}: {short(value)}, {short(both[1][key])}"
@@ -223,7 +220,7 @@ def _counted(
         both = zip(prompts, weighted, outputs, strict=True)
         prompts = tuple(
             dataclasses.replace(
-                PromptCounts.of(prompt, counts[side], prompt.cluster, prompt.alike),
+                recounted(prompt, counts[side]),
                 contexts=output.contexts and output.contexts[side],
             )
             for prompt, counts, output in both
@@ -249,28 +246,17 @@ def _figures(
     confidence: float,
 ) -> ServedFigures:
     target = candidate.traces.target
-    tokens = sum(sum(output.num_tokens) for output in outputs)
-
-    def change(counts: Sequence[CountsPair]) -> PairedChange | None:
-        recorded = [
-            tuple(PromptCounts.of(prompt, each, prompt.cluster, prompt.alike) for each in pair)
-            for prompt, pair in zip(baseline.prompts, counts, strict=False)
-            if min(each.num_steps for each in pair)
-        ]
-        return widest_change([(first, second) for first, second in recorded], confidence)
-
-    return ServedFigures(
+    return figures_of(
+        outputs,
+        baseline.prompts,
+        confidence,
         engine=REPLAY,
         version=package_version("draftquant"),
         model=f"{target.name} ({(target.weights_sha256 or 'not known')[:12]})",
         concurrency=None,
         estimator="weighted rounds",
-        identical_share=sum(output.identical for output in outputs) / max(1, len(outputs)),
-        common_share=2 * sum(output.num_common for output in outputs) / max(1, tokens),
         baseline_mean_acceptance_length=baseline.counts.mean_acceptance_length,
         candidate_mean_acceptance_length=candidate.counts.mean_acceptance_length,
-        whole_change=change([(o.baseline.whole, o.candidate.whole) for o in outputs]),
-        common_change=change([(o.baseline.common, o.candidate.common) for o in outputs]),
         repeated_8gram_share=baseline.traces.repeated_8gram_share,
         mean_token_probability=None,
         num_near_duplicates=baseline.traces.num_near_duplicates,
