@@ -13,6 +13,8 @@ RECORDINGS = {
     "calibration-16": Recording(prompts="calibration", count=16),
     "calibration-256": Recording(prompts="calibration", count=256),
     "choice": Recording(prompts="choice", count=100),
+    "shipped-gate": Recording(prompts="shipped/gate", count=96),
+    "shipped-calibration": Recording(prompts="shipped/calibration", count=64),
 }
 DEPTHS = {
     name: trained.num_draft_tokens
@@ -36,12 +38,14 @@ def advised() -> tuple[str, ...]:
 
 
 def _cases() -> Iterator[Case]:
+    for name in (*dict.fromkeys((*advised(), *_WEIGHTS)), *_HEADS):
+        of_pair = {"draft": "eagle3-cut", "judged_on": "shipped-gate"}
+        yield of_recipe("the pair that ships", name, "shipped-calibration", **of_pair)
     for draft in ("eagle3-cut", "eagle3", "dflash"):
         for name in dict.fromkeys((*advised(), *_WEIGHTS)):
             yield of_recipe("recipes", name, draft=draft)
-    for draft in ("eagle3-cut",):
-        for name in _HEADS:
-            yield of_recipe("head", name, draft=draft)
+    for name in _HEADS:
+        yield of_recipe("head", name, draft="eagle3-cut")
     for seen in ("16", "256"):
         for name in ("int4-channel-gptq", "mi325x-w4a8-gptq"):
             yield of_recipe("calibration", name, f"calibration-{seen}", draft="eagle3-cut")

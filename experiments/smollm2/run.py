@@ -30,7 +30,7 @@ from stages import run_stages  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 
 SCHEDULES = {
-    "eagle3": Schedule(num_steps=2500, batch_size=8, max_learning_rate=1.5e-3),
+    "eagle3": Schedule(num_steps=2000, batch_size=8, max_learning_rate=1.5e-3),
     "dflash": Schedule(num_steps=1500, batch_size=24, max_learning_rate=1.5e-3),
 }
 
@@ -61,8 +61,9 @@ def _target(work: Work) -> None:
 
 
 def _prompts(work: Work) -> None:
-    (work / "prompts").mkdir(exist_ok=True)
+    (work / "prompts/shipped").mkdir(parents=True, exist_ok=True)
     prompts.write_prompts(work.tokenizer(), work / "prompts")
+    prompts.write_prompts(work.tokenizer(), work / "prompts/shipped", ships=True)
 
 
 def _answers(work: Work) -> None:
@@ -91,7 +92,7 @@ def _cut(work: Work) -> None:
     (work / "counts.json").write_text(json.dumps(counts), encoding="utf-8")
     judging.run(
         "vocab", work / "eagle3/draft", "--size", drafts.DRAFT_VOCABULARY,
-        "--traces", work / "traces/calibration-256", "--counts", work / "counts.json",
+        "--traces", work / "traces/shipped-calibration", "--counts", work / "counts.json",
         "--target", work.target, "--out", work / "eagle3-cut/draft",
     )  # fmt: skip
 
