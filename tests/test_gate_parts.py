@@ -236,7 +236,7 @@ def test_one_prompt_under_forty_names_is_one_prompt() -> None:
     report = judge(*drafts, RELEASE)
     assert (report.verdict, report.change) == ("INCONCLUSIVE", None)
     assert (report.num_prompts, report.num_copies) == (1, 39)
-    assert report.warnings[0].startswith("39 of the prompts are copies of others, and not")
+    assert report.warnings[0].startswith("39 of the prompts are copies or later turns")
 
 
 def test_copies_narrow_no_bound_and_are_no_short_prompts() -> None:

@@ -88,6 +88,7 @@ def _record(work: Work) -> None:
 
 
 def _cut(work: Work) -> None:
+    (work / "eagle3-cut").mkdir(exist_ok=True)
     counts = answers.counts(work / "states", drafts.SIZE.vocab_size)
     (work / "counts.json").write_text(json.dumps(counts), encoding="utf-8")
     judging.run(

@@ -69,8 +69,8 @@ def report_warnings(evidence: Evidence) -> Iterator[str]:
             " step"
         )
     if num_copies := len(evidence.recorded) - num_prompts:
-        kind = "is a copy" if num_copies == 1 else "are copies"
-        yield f"{num_copies} of the prompts {kind} of others, and not judged again"
+        kind = "is a copy or a later turn" if num_copies == 1 else "are copies or later turns"
+        yield f"{num_copies} of the prompts {kind} of others, and judged with them"
     alike = evidence.baseline.text.num_near_duplicates
     if len(evidence.prompts) < num_prompts:
         yield (
@@ -195,7 +195,7 @@ class GateReport(Published):
         traces: facts about the replayed traces; None for served drafts.
         background: what was checked before the comparison.
         num_prompts: distinct prompts with at least one verify step.
-        num_copies: prompts that were recorded again, beyond the first time.
+        num_copies: prompts that were recorded again, and later turns of others.
         num_short_prompts: prompts that were left out because they are too short.
         baseline: the figures of the BF16 draft.
         candidate: the figures of the quantized draft.
