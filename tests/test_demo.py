@@ -110,6 +110,7 @@ def test_the_real_demo_shows_an_answer(
     monkeypatch.setattr(packaged_target, "kept_target", lambda _listed, _kept: target)
     pair, kept = str(PAIRS / "eagle3-llama"), str(tmp_path / "kept")
     monkeypatch.setattr(sys, "argv", ["demo", "--real", "--pair", pair, "--keep", kept])
+    monkeypatch.setenv("DRAFTQUANT_CACHE", "")  # which the demo sets, and no other test may see
     assert demo.main() == 0
     said = capsys.readouterr().out
     assert "Replay, K = 3, 60 prompts" in said

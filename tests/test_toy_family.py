@@ -198,7 +198,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
             assert text.count(old) == 1, (name, old)
             text = text.replace(old, new)
         (installed / name).write_text(text, encoding="utf-8")
-    recipe = (ROOT / "recipes" / "mxfp4-weights.yaml").read_text(encoding="utf-8")
+    recipe = (ROOT / "recipes" / "fp8-ptpc.yaml").read_text(encoding="utf-8")
     kept = recipe[recipe.index("rules:") :]
     (installed / RECIPE).write_text(
         "schema_version: 1\nname: toy4\nsummary: FP4 in groups of 32 under float32 scales\n"
