@@ -181,11 +181,11 @@ SUMS = {
     "words of the product": 380_771,
     "product folders": 49,
     "developers' tools, lines": 7_840,
-    "lines of tests": 58_475,
+    "lines of tests": 58_476,
     "pairs of a test file and an internal module": 1_034,
     "mutants of the sample that survive": 30,
     "verbs": 25,
-    "words of pages by hand": 25_654,
+    "words of pages by hand": 25_644,
 }
 SAMPLE = ROOT / "tests" / "mutants.toml"
 SLACK = 0.01
