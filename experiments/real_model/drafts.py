@@ -3,15 +3,14 @@
 import json
 import random
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from draftquant.scripts.dev.training.draft import (
     Draft,
-    DraftKind,
     distillation_loss,
     fresh_draft,
     scored_rows,
@@ -23,6 +22,7 @@ from draftquant.scripts.dev.training.target import TargetSize, Traces
 from safetensors.torch import load_file
 from states import AUX_LAYERS, DRAFT_VOCABULARY, PER_SHARD
 from torch import Tensor
+from trained import Trained
 from transformers import AutoModelForCausalLM
 
 SIZE = TargetSize(
@@ -42,45 +42,6 @@ _EAGLE3 = {
     "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in AUX_LAYERS],
 }
 _IDS = {"eagle_aux_hidden_state_layer_ids": list(AUX_LAYERS)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
-    """A draft that is trained.
-
-    Attributes:
-        kind: its family and published form.
-        own: keys of config.json that differ from the small pair's.
-        num_draft_tokens, decay, row_stride: of the loss; see `train_draft`.
-        batch_size: texts of a step.
-    """
-
-    kind: DraftKind
-    own: Mapping[str, Any]
-    num_draft_tokens: int = 3
-    decay: float = 0.8
-    row_stride: int = 1
-    batch_size: int = 8
-
-    def config(self, target: TargetSize) -> dict[str, Any]:
-        """The config.json, over the whole vocabulary."""
-        small = dict(self.kind.config(target))
-        nested = {
-            key: {**small[key], **value}
-            for key, value in self.own.items()
-            if key.endswith("config")
-        }
-        return {**small, **self.own, **nested}
-
-    def untied(self, target: TargetSize) -> dict[str, Any]:
-        """`config`, with a head over the draft vocabulary where the kind ships one."""
-        smaller = {"draft_vocab_size": DRAFT_VOCABULARY} if self.has_vocabulary else {}
-        return {**self.config(target), **smaller}
-
-    @property
-    def has_vocabulary(self) -> bool:
-        """Whether the kind proposes from a draft vocabulary."""
-        return "draft_vocab_size" in self.kind.config(SIZE)
 
 
 DRAFTS = {
@@ -119,6 +80,17 @@ DRAFTS = {
         batch_size=24,
     ),
 }
+
+
+def has_vocabulary(trained: Trained) -> bool:
+    """Whether its kind proposes from a draft vocabulary."""
+    return "draft_vocab_size" in trained.kind.config(SIZE)
+
+
+def untied(trained: Trained) -> dict[str, Any]:
+    """Its config.json, with a head over the draft vocabulary where the kind ships one."""
+    smaller = {"draft_vocab_size": DRAFT_VOCABULARY} if has_vocabulary(trained) else {}
+    return {**trained.config(SIZE), **smaller}
 
 
 def train(name: str, target: Path, states: Path, out: Path, num_steps: int, *, seed: int) -> None:
@@ -164,7 +136,7 @@ def begun(trained: Trained, target: Path, states: Path) -> Draft:
     """A draft over the draft vocabulary, its last norm a share of the target's."""
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     vocabulary = load_file(states / "vocabulary.safetensors")["vocabulary"]
-    kind = replace(trained.kind, config=trained.untied, ships_tables=False)
+    kind = replace(trained.kind, config=lambda _size: untied(trained), ships_tables=False)
     draft = fresh_draft(kind, model, SIZE, vocabulary)
     with torch.no_grad():  # Gemma's norms multiply by 1 + weight
         draft.weights["norm.weight"].copy_(_BEGUN * (1 + model.base_model.norm.weight))
@@ -209,10 +181,10 @@ def write(trained: Trained, draft: Draft, scale: Tensor, out: Path) -> None:
     """
     own = {**draft.weights, "fc.weight": draft.weights["fc.weight"].detach() / scale}
     whole = {name: weight for name, weight in own.items() if name not in ("d2t", "lm_head.weight")}
-    folders = [(out, trained.untied, own if trained.has_vocabulary else whole)]
-    if trained.has_vocabulary:
-        folders.append((out.with_name(f"{out.name}-whole"), trained.config, whole))
+    folders = [(out, untied(trained), own if has_vocabulary(trained) else whole)]
+    if has_vocabulary(trained):
+        folders.append((out.with_name(f"{out.name}-whole"), trained.config(SIZE), whole))
     for pair, config, weights in folders:
         pair.mkdir(exist_ok=True)
         shutil.rmtree(pair / "draft", ignore_errors=True)
-        ship_draft(replace(draft, weights=weights), config(SIZE), pair / "draft")
+        ship_draft(replace(draft, weights=weights), config, pair / "draft")

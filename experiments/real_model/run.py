@@ -5,15 +5,9 @@ keeps what it made in DIR, goes on there after a kill, and is left out once `DIR
 how long it took.
 """
 
-import argparse
 import json
-import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
@@ -26,34 +20,12 @@ import model  # noqa: E402
 import states  # noqa: E402
 import text  # noqa: E402
 from draftquant.scripts.dev.packaged_target import convert, install  # noqa: E402
-from stages import run_stages  # noqa: E402
-from transformers import AutoTokenizer  # noqa: E402
+from stages import Stages, Work, run_asked  # noqa: E402
 
 NUM_STEPS = {"eagle3": 3000, "mla": 2000, "dflash": 1500}
 """Of the training of each draft."""
 LONG = {2048: 30, 8192: 8}
 """Tokens of long prompts, and how many of them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """The folder of everything that is never committed."""
-
-    folder: Path
-    shards: int
-    drafts: tuple[str, ...]
-
-    def __truediv__(self, name: str) -> Path:
-        return self.folder / name
-
-    @property
-    def target(self) -> Path:
-        """The converted model."""
-        return self / "target"
-
-    def tokenizer(self) -> "AutoTokenizer":
-        """The target's."""
-        return AutoTokenizer.from_pretrained(self.target)
 
 
 def _convert(work: Work) -> None:
@@ -75,7 +47,7 @@ def _long_prompts(work: Work) -> None:
 def _states(work: Work) -> None:
     (work / "states").mkdir(exist_ok=True)
     prompts = work / "prompts/training.jsonl"
-    states.write_shards(work.target, work.tokenizer(), prompts, work / "states", work.shards)
+    states.write_shards(work.target, work.tokenizer(), prompts, work / "states", work.texts)
 
 
 def _train(work: Work) -> None:
@@ -114,7 +86,7 @@ def _curve(work: Work) -> None:
     judging.write_rows(work / "curve.json", rows)
 
 
-STAGES: dict[str, tuple[Callable[[Work], None], str]] = {
+STAGES: Stages = {
     "install": (lambda work: install(model.REQUIREMENTS, work / "packages"), "a minute, 240 MB"),
     "convert": (_convert, "3 minutes"),
     "prompts": (_prompts, "4 minutes"),
@@ -126,22 +98,7 @@ STAGES: dict[str, tuple[Callable[[Work], None], str]] = {
     "gate": (_gate, "an hour and a half"),
     "curve": (_curve, "20 minutes"),
 }
-"""Name -> what is done, and how long it takes on two cores."""
-
-
-def main() -> int:
-    """Run every stage that is not done; see the module."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--work", type=Path, required=True, help="folder outside the tree")
-    parser.add_argument("--shards", type=int, default=12, help="of training text")
-    parser.add_argument("--drafts", nargs="+", choices=NUM_STEPS, default=tuple(NUM_STEPS))
-    parser.add_argument("--only", nargs="+", choices=STAGES, default=tuple(STAGES))
-    asked = parser.parse_args()
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
-    work = Work(folder=asked.work.resolve(), shards=asked.shards, drafts=tuple(asked.drafts))
-    run_stages(STAGES, asked.only, work.folder, work)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_asked(STAGES, NUM_STEPS, ("--shards", 12, "of training text")))

@@ -3,15 +3,13 @@
 import json
 import random
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from answers import AUX_LAYERS
 from draftquant.scripts.dev.training.draft import (
-    DraftKind,
     distillation_loss,
     fresh_draft,
     scored_rows,
@@ -22,6 +20,7 @@ from draftquant.scripts.dev.training.optimisation import Schedule, minimise
 from draftquant.scripts.dev.training.target import TargetSize, Traces
 from safetensors import safe_open
 from torch import Tensor
+from trained import Trained
 from transformers import AutoModelForCausalLM
 
 SIZE = TargetSize(
@@ -36,49 +35,30 @@ _LIKELY, _OTHERS = 4, 512
 """Rows of the head that a training step looks at: each position's likely tokens, and others."""
 DRAFT_VOCABULARY = 4096
 """Rows of the cut head."""
-_HEADS = {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64}
-_TOKENS = {"bos_token_id": 1, "eos_token_id": 2}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
-    """A draft that is trained.
-
-    Attributes:
-        kind: its family and published form.
-        own: keys of config.json that differ from the small pair's.
-        num_draft_tokens, decay, row_stride: of the loss; see `train_draft`.
-        batch_size: texts of a step.
-    """
-
-    kind: DraftKind
-    own: Mapping[str, Any]
-    num_draft_tokens: int = 3
-    decay: float = 0.8
-    row_stride: int = 1
-    batch_size: int = 8
-
-    def config(self, target: TargetSize) -> dict[str, Any]:
-        """The config.json, over the whole vocabulary."""
-        return {**self.kind.config(target), **_TOKENS, **_HEADS, **self.own}
+_AS_TARGET = {
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "head_dim": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 
 
 DRAFTS = {
     "eagle3": Trained(
         kind=EAGLE3_LLAMA,
         own={
+            **_AS_TARGET,
             "intermediate_size": 1792,
             "rms_norm_eps": SIZE.rms_norm_eps,
             "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in AUX_LAYERS],
-            "eagle_config": {
-                "eagle_aux_hidden_state_layer_ids": list(AUX_LAYERS),
-                "use_aux_hidden_state": True,
-            },
+            "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(AUX_LAYERS)},
         },
     ),
     "dflash": Trained(
         kind=DFLASH,
         own={
+            **_AS_TARGET,
             "num_hidden_layers": 2,
             "layer_types": ["full_attention"] * 2,
             "max_window_layers": 2,

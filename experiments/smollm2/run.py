@@ -5,15 +5,9 @@ keeps what it made in DIR, goes on there after a kill, and is left out once `DIR
 how long it took.
 """
 
-import argparse
 import json
-import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
@@ -26,34 +20,12 @@ import prompts  # noqa: E402
 from draftquant.scripts.dev import PAIRS  # noqa: E402
 from draftquant.scripts.dev.packaged_target import kept_target  # noqa: E402
 from draftquant.scripts.dev.training.optimisation import Schedule  # noqa: E402
-from stages import run_stages  # noqa: E402
-from transformers import AutoTokenizer  # noqa: E402
+from stages import Stages, Work, run_asked  # noqa: E402
 
 SCHEDULES = {
     "eagle3": Schedule(num_steps=2000, batch_size=8, max_learning_rate=1.5e-3),
     "dflash": Schedule(num_steps=1500, batch_size=24, max_learning_rate=1.5e-3),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """The folder of everything that is not committed."""
-
-    folder: Path
-    texts: int
-    drafts: tuple[str, ...]
-
-    def __truediv__(self, name: str) -> Path:
-        return self.folder / name
-
-    @property
-    def target(self) -> Path:
-        """The converted model."""
-        return self / "target"
-
-    def tokenizer(self) -> "AutoTokenizer":
-        """The target's."""
-        return AutoTokenizer.from_pretrained(self.target)
 
 
 def _target(work: Work) -> None:
@@ -106,7 +78,7 @@ def _gate(work: Work) -> None:
         raise SystemExit("some cases wait for a draft or for traces: run `train` and `record`")
 
 
-STAGES: dict[str, tuple[Callable[[Work], None], str]] = {
+STAGES: Stages = {
     "target": (_target, "half a minute, 93 MB"),
     "prompts": (_prompts, "a minute and a half"),
     "answers": (_answers, "a minute for 128 texts"),
@@ -115,22 +87,7 @@ STAGES: dict[str, tuple[Callable[[Work], None], str]] = {
     "cut": (_cut, "5 minutes"),
     "gate": (_gate, "an hour and a half"),
 }
-"""Name -> what is done, and how long it takes on one core."""
-
-
-def main() -> int:
-    """Run every stage that is not done; see the module."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--work", type=Path, required=True, help="folder outside the tree")
-    parser.add_argument("--texts", type=int, default=6400, help="first answers of the training")
-    parser.add_argument("--drafts", nargs="+", choices=SCHEDULES, default=tuple(SCHEDULES))
-    parser.add_argument("--only", nargs="+", choices=STAGES, default=tuple(STAGES))
-    asked = parser.parse_args()
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
-    work = Work(folder=asked.work.resolve(), texts=asked.texts, drafts=tuple(asked.drafts))
-    run_stages(STAGES, asked.only, work.folder, work)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_asked(STAGES, SCHEDULES, ("--texts", 6400, "first answers of the training")))

@@ -1,7 +1,7 @@
 """The target's forward pass in float32, for much text on few cores: keys and values in place.
 
 The classes of transformers copy a cache at every step and repeat keys for each query head, which
-takes more time on a CPU than the products. `tests` of it: `python target.py TARGET` compares.
+takes more time on a CPU than the products. `python target.py TARGET` compares both.
 """
 
 import sys
