@@ -52,9 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for number, item in enumerate(found):
             if number not in everyday:
                 item.add_marker(pytest.mark.slow)
-    seconds: Counter[str] = Counter()
-    for kind in durations().values():
-        seconds.update(kind)
+    seconds = sum(map(Counter, durations().values()), Counter[str]())
     items.sort(key=lambda item: (-seconds[item.path.name], item.path.name))
 
 
@@ -117,6 +115,5 @@ def table(seconds: dict[str, Counter[str]]) -> str:
 
 
 def _cpu_seconds() -> float:
-    whose = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    taken = [resource.getrusage(one) for one in whose]
+    taken = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(one.ru_utime + one.ru_stime for one in taken)

@@ -151,7 +151,6 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-@pytest.mark.slow
 def test_a_stop_loses_the_draft_at_work_and_the_record_says_what_chose(
     traces: Path,
     made: list[str],

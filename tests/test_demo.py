@@ -60,6 +60,7 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("requirement", "said"), [
     ("tiny-model==1.0 --hash=sha256:" + "0" * 64, "tiny-model==1.0: expected SHA-256 0{64}, got "),
     ("no-model==1.0 --hash=sha256:" + "0" * 64, "pip finds no no-model==1.0: there is no network"),
@@ -77,6 +78,7 @@ def test_a_package_that_is_not_the_one_is_refused(
     assert list(kept.parent.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_target_is_made_once_where_there_is_room(
     offline: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

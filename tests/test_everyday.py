@@ -59,6 +59,7 @@ def test_no_text_is_kept_of_a_test_that_is_gone() -> None:
         assert {one.partition("[")[0] for one in told} <= {*known}, file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [
