@@ -13,6 +13,7 @@ from draftquant.quantize.files.card_text import BEGIN, END, code, code_block, pr
 from draftquant.quantize.verify.verification import verify
 from draftquant.recipes.errors import CardError, CheckpointError, GateError, MeasureError, visible
 from draftquant.scripts.cli import main
+from draftquant.validate.golden.profile import read_profile
 from draftquant.validate.report import CardRequest
 from draftquant.validate.report.model_card import check_served, model_card, read_gate, section
 from handmade_measurements import measurement, written
@@ -201,7 +202,9 @@ def test_foreign_text_shows_as_it_is(text: str) -> None:
 ROUNDS = [[1, 0, 1, 1], [1, 1, 1, 0]]
 
 
-def test_what_servers_accepted(work: Path, tmp_path: Path) -> None:
+def test_what_servers_accepted(
+    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     identity = json.loads((work / "gate.json").read_text(encoding="utf-8"))["background"][
         "candidate_sha256"
     ]
@@ -215,6 +218,21 @@ def test_what_servers_accepted(work: Path, tmp_path: Path) -> None:
     written(path, plain)
     request = CardRequest(base_model="a/b", license="mit", measured=[path])
     assert ["all requests", "2", "16", "1.7500", "", ""] in cells(model_card(work / "out", request))
+    profile = tmp_path / "speculation_profile.json"
+    card = ["card", str(work / "out"), *OUR_CARD, "--profile", str(profile)]
+    lengths = []
+    for by in (["--measured", str(path)], ["--gate", str(work / "gate.json"), "--overwrite"]):
+        assert main([*card, *by]) == 0
+        lengths.append(read_profile(tmp_path).mean)
+    report = json.loads((work / "gate.json").read_text(encoding="utf-8"))
+    assert lengths == [1.75, round(report["candidate"]["mean_acceptance_length"], 6)]
+    for more, said in (
+        ([], "already exists"),
+        (["--overwrite"], "neither --gate nor --measured says that"),
+        (["--profile", "p.txt"], "expected a name ending in .json, got .txt"),
+    ):
+        assert main([*card, *more]) == 2
+        assert said in " ".join(capsys.readouterr().err.split())
     written(path, dataclasses.replace(plain, records=()))
     with pytest.raises(MeasureError, match="holds no record"):
         model_card(work / "out", request)
