@@ -13,7 +13,6 @@ from draftquant.quantize.files.card_text import BEGIN, END, code, code_block, pr
 from draftquant.quantize.verify.verification import verify
 from draftquant.recipes.errors import CardError, CheckpointError, GateError, MeasureError, visible
 from draftquant.scripts.cli import main
-from draftquant.validate.golden.profile import read_profile
 from draftquant.validate.report import CardRequest
 from draftquant.validate.report.model_card import check_served, model_card, read_gate, section
 from handmade_measurements import measurement, written
@@ -222,8 +221,9 @@ def test_what_servers_accepted(
     card = ["card", str(work / "out"), *OUR_CARD, "--profile", str(profile)]
     lengths = []
     for by in (["--measured", str(path)], ["--gate", str(work / "gate.json"), "--overwrite"]):
-        assert main([*card, *by]) == 0
-        lengths.append(read_profile(tmp_path).mean)
+        assert main([*card, *by]) == main(["golden", str(tmp_path)]) == 0
+        found = json.loads(profile.read_text(encoding="utf-8"))
+        lengths.append(found["mean_accept_length"])
     report = json.loads((work / "gate.json").read_text(encoding="utf-8"))
     assert lengths == [1.75, round(report["candidate"]["mean_acceptance_length"], 6)]
     for more, said in (
