@@ -201,7 +201,9 @@ def test_foreign_text_shows_as_it_is(text: str) -> None:
 ROUNDS = [[1, 0, 1, 1], [1, 1, 1, 0]]
 
 
-def test_what_servers_accepted(work: Path, tmp_path: Path) -> None:
+def test_what_servers_accepted(
+    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     identity = json.loads((work / "gate.json").read_text(encoding="utf-8"))["background"][
         "candidate_sha256"
     ]
@@ -215,6 +217,22 @@ def test_what_servers_accepted(work: Path, tmp_path: Path) -> None:
     written(path, plain)
     request = CardRequest(base_model="a/b", license="mit", measured=[path])
     assert ["all requests", "2", "16", "1.7500", "", ""] in cells(model_card(work / "out", request))
+    profile = tmp_path / "speculation_profile.json"
+    card = ["card", str(work / "out"), *OUR_CARD, "--profile", str(profile)]
+    lengths = []
+    for by in (["--measured", str(path)], ["--gate", str(work / "gate.json"), "--overwrite"]):
+        assert main([*card, *by]) == main(["golden", str(tmp_path)]) == 0
+        found = json.loads(profile.read_text(encoding="utf-8"))
+        lengths.append(found["mean_accept_length"])
+    report = json.loads((work / "gate.json").read_text(encoding="utf-8"))
+    assert lengths == [1.75, round(report["candidate"]["mean_acceptance_length"], 6)]
+    for more, said in (
+        ([], "already exists"),
+        (["--overwrite"], "neither --gate nor --measured says that"),
+        (["--profile", "p.txt"], "expected a name ending in .json, got .txt"),
+    ):
+        assert main([*card, *more]) == 2
+        assert said in " ".join(capsys.readouterr().err.split())
     written(path, dataclasses.replace(plain, records=()))
     with pytest.raises(MeasureError, match="holds no record"):
         model_card(work / "out", request)

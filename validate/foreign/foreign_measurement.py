@@ -225,20 +225,25 @@ def sglang_verify_steps(told: Fields, num_tokens: int) -> tuple[int, tuple[int, 
     if num_tokens <= 1 and "spec_verify_ct" not in told:
         return 0, (0,)
     key = "spec_correct_drafts_histogram"
-    steps, counts = whole(told, "spec_verify_ct", least=1), wholes(told, key)
-    proposed = whole(told, "spec_num_proposed_drafts", least=1)
+    counts = wholes(told, key)
+    most = constant_k(told, "spec_num_proposed_drafts", "spec_verify_ct")
     _check_totals(told, ("spec_verify_ct", "spec_num_correct_drafts"), counts, key)
-    if proposed % steps:
-        raise AnswerProblem(
-            f"spec_num_proposed_drafts: {proposed} of {steps} verify steps: K changes, which no"
-            " verdict compares (--speculative-adaptive)"
-        )
-    most = checked_draft_tokens(proposed // steps, "spec_num_proposed_drafts")
     if len(counts) > most + 1:
         raise AnswerProblem(
             f"{key}: {len(counts)} counts, expected at most {most + 1} for K = {most}"
         )
     return most, counts
+
+
+def constant_k(told: Fields, drafted: str, steps: str) -> int:
+    """K, if all verify steps may have drafted as many; else AnswerProblem."""
+    proposed, number = whole(told, drafted, least=1), whole(told, steps, least=1)
+    if proposed % number:
+        raise AnswerProblem(
+            f"{drafted}: {proposed} of {number} verify steps: K changes, which no verdict compares"
+            " (--speculative-adaptive)"
+        )
+    return checked_draft_tokens(proposed // number, drafted)
 
 
 def check_finished(finish_reason: object) -> None:

@@ -76,10 +76,10 @@ def read_gate(path: Path, candidate_sha256: str) -> Document:
     document = read_report(path)
     for _, each in document.comparisons:
         known = each.background
-        if each.served and each.served.of_targets:
+        if each.served and each.served.of_one_draft:
             raise CardError(
                 path,
-                "judges one draft beside two targets, not a quantized draft against its BF16 draft",
+                "judges one draft in two places, not a quantized draft against its BF16 draft",
                 fix="give a report of 'gate BF16 QUANT'",
             )
         if known.candidate_sha256 is None or known.baseline_sha256 is None:
