@@ -33,15 +33,30 @@ from draftquant.quantize.drafts.shared.layers import served_rope
 from draftquant.quantize.engines.engine_check import check_checkpoint
 from draftquant.quantize.lints.catalogue import find_lints
 from draftquant.recipes.errors import CheckpointError
-from ropes import CASES, OUT, POSITIONS, THETA, head
 from tiny import config_of, edit_json, tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_llama import tiny_language_model
 from tiny_mla import tiny_eagle3_mla
 
 TOLERANCE = 1e-4
+ENGINES = Path(__file__).parents[1] / "experiments" / "engines"
+RECORDED: dict[str, list[list[float]]] = json.loads((ENGINES / "ropes.json").read_text("utf-8"))
+HEAD_DIM, THETA, POSITIONS = 16, 500.0, [0, 1, 7, 100, 500]
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}
+MROPE = {"rope_type": "default", "mrope_section": [4, 2, 2]}
 DISPUTED = "dynamic-factor"
-RECORDED: dict[str, list[list[float]]] = json.loads(OUT.read_text(encoding="utf-8"))
+CASES: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default"},
+    "llama3": {**LLAMA3, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "llama3-step": {**LLAMA3, "low_freq_factor": 2.0, "high_freq_factor": 2.0},
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "dynamic-alpha": {"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0},
+    DISPUTED: {"rope_type": "dynamic", "factor": 4.0},
+    "mrope": MROPE,
+    "mrope-interleaved": {**MROPE, "mrope_interleaved": True},
+    "yarn": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64},
+}
+"""What was asked of each engine's own rotary embedding, of a query of every position."""
 
 
 def read(scaling: dict[str, Any] | None, **keys: Any) -> RopeConfig:
@@ -49,7 +64,10 @@ def read(scaling: dict[str, Any] | None, **keys: Any) -> RopeConfig:
 
 
 def turned(rope: RopeConfig) -> torch.Tensor:
-    queries = torch.tensor(head(), dtype=torch.float64)[None, None]
+    numbers = [
+        [((7 * i + 3 * j) % 11 - 5) / 4 for j in range(HEAD_DIM)] for i in range(len(POSITIONS))
+    ]
+    queries = torch.tensor(numbers, dtype=torch.float64)[None, None]
     return rotate(queries, torch.tensor(POSITIONS), rope)[0, 0]
 
 
@@ -97,7 +115,7 @@ def test_latent_attention_takes_its_own_yarn() -> None:
 # ---- What config.json says, as transformers and both engines read it (`rope_readings.json`)
 
 BOTH: Any = ("vllm", "sglang")
-READINGS = OUT.with_name("rope_readings.json")
+READINGS = ENGINES / "rope_readings.json"
 SIZES: dict[str, Any] = {
     "hidden_size": 128, "intermediate_size": 64, "num_attention_heads": 4,
     "num_key_value_heads": 4, "head_dim": 32, "vocab_size": 96, "rms_norm_eps": 1e-6,
