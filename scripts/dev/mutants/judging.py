@@ -18,7 +18,7 @@ from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
-from functools import cache, partial
+from functools import partial
 from itertools import pairwise
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -59,16 +59,26 @@ class Reach:
 
     def __init__(self, root: Path, record: Mapping[str, Any]) -> None:
         self._root, self._sources, self.tests = root, record["sources"], record["tests"]
-        self._size = {t: sum(map(len, one["lines"].values())) for t, one in self.tests.items()}
+        self._texts = {
+            f"tests/{p.name}": p.read_text("utf-8") for p in root.glob("tests/test_*.py")
+        }
+        self.changed = {
+            path for path, text in self._texts.items() if text != self._sources.get(path)
+        }
+        size = {test: sum(map(len, one["lines"].values())) for test, one in self.tests.items()}
+        cases: Counter[str] = Counter()
+        self._rank: dict[str, tuple[int, int]] = {}
         self._running: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
-        for test in sorted(self.tests, key=self._size.__getitem__):
+        for test in sorted(size, key=size.__getitem__):
+            self._rank[test] = (cases[test.partition("[")[0]], size[test])
+            cases[test.partition("[")[0]] += 1
+        for test in sorted(size, key=self._rank.__getitem__):
             for path, lines in self.tests[test]["lines"].items():
                 for line in lines:
                     self._running[path][line].append(test)
-        files = [f"tests/{path.name}" for path in _files(root)]
-        self.changed = {f for f in files if self._sources.get(f) != _text(root / f)}
-        self._near: dict[str, set[str]] = {}
         self._made = {(p, n) for t in self.tests.values() for p in t["made"] for n in t["made"][p]}
+        self._with: dict[str, set[str]] = {}
+        self._before: dict[str, dict[int, int]] = {}
 
     def job(self, mutant: Mutant) -> Job:
         """A mutant with the nearest tests: those of fewest lines, one case of each before two."""
@@ -76,20 +86,25 @@ class Reach:
         line, known = self._recorded_line(path, place.statement)
         ran = self._running.get(path, {}).get(line, [])
         at_import = place.imported or "" in ran
-        tests = [] if place.imported else _one_case_first([test for test in ran if test])
+        tests = [] if place.imported else [test for test in ran if test]
         if at_import or not known:
-            words = {*place.names, *re.findall(r"[\w.-]{4,}", mutant.old)}
-            tests += _one_case_first(self._related(path, words))
+            tests += self._related(path, {*place.names, *re.findall(r"[\w.-]{4,}", mutant.old)})
         tests = [*dict.fromkeys(tests)][: MOST_TESTS // (1 + at_import)]
         return Job(mutant, tests, at_import, (path, line) in self._made)
 
     def _recorded_line(self, path: str, line: int) -> tuple[int, bool]:
-        """Which line it was when it was recorded: the next one above it where it was none."""
-        before = _lines_before(self._root / path, self._sources.get(path, ""))
-        ran = self._running.get(path, {})
-        above = (before[n] for n in range(line, 0, -1) if before[n] in ran)
-        known = bool(before[line])
-        return (before[line] if known else next(above, 0)), known
+        """Which line it was when it was recorded: where it was none, one above it that ran."""
+        if path not in self._before:
+            texts = (self._sources.get(path, ""), (self._root / path).read_text("utf-8"))
+            found = SequenceMatcher(None, *map(str.splitlines, texts), autojunk=False)
+            blocks = found.get_matching_blocks()
+            pairs = ((b + n, a + n) for a, b, size in blocks for n in range(1, size + 1))
+            self._before[path] = dict(pairs)
+        before, ran = self._before[path], self._running.get(path, {})
+        if line in before:
+            return before[line], True
+        above = (before[n] for n in range(line, 0, -1) if n in before)
+        return next((n for n in above if n in ran), 0), False
 
     def _related(self, path: str, words: Iterable[str]) -> list[str]:
         """The tests that run lines with these words, or have them; the rarer ones for more."""
@@ -98,53 +113,21 @@ class Reach:
         users = [test for p in paths for ran in self._running.get(p, {}).values() for test in ran]
         weights = Counter(dict.fromkeys(users, 1))
         for word in words:
-            near = self._with(word)
+            if word not in self._with:
+                self._with[word] = set(self._tests_with(word))
+            near = self._with[word]
             weights.update(dict.fromkeys(near, 1_000_000 // max(1, len(near))))
         del weights[""]
-        return sorted(weights, key=lambda test: (-weights[test], self._size[test]))
+        return sorted(weights, key=lambda test: (-weights[test], self._rank[test]))
 
-    def _with(self, word: str) -> set[str]:
-        if word not in self._near:
-            files = {f"tests/{p.name}" for p in _files(self._root) if word in _text(p)}
-            self._near[word] = {test for test in self.tests if test.partition("::")[0] in files}
-            pattern = re.compile(rf"\b{re.escape(word)}\b")
-            for path, running in self._running.items():
-                starts = sorted(running)
-                for number, line in enumerate(self._sources[path].splitlines(), 1):
-                    if word in line and starts and pattern.search(line):
-                        near = running[starts[max(0, bisect(starts, number) - 1)]]
-                        self._near[word].update(near)
-        return self._near[word]
-
-
-@cache
-def _text(file: Path) -> str:
-    return file.read_text("utf-8") if file.is_file() else ""
-
-
-@cache
-def _files(root: Path) -> list[Path]:
-    return sorted(root.glob("tests/test_*.py"))
-
-
-@cache
-def _lines_before(file: Path, text: str) -> list[int]:
-    """For each line of a file the one that it was in a text, or 0."""
-    now = ["", *_text(file).splitlines()]
-    found = SequenceMatcher(None, ["", *text.splitlines()], now, autojunk=False)
-    before = [0] * len(now)
-    for old, new, size in found.get_matching_blocks():
-        before[new : new + size] = range(old, old + size)
-    return before
-
-
-def _one_case_first(tests: Sequence[str]) -> list[str]:
-    cases: Counter[str] = Counter()
-    rank = {}
-    for test in tests:
-        rank[test] = cases[test.partition("[")[0]]
-        cases[test.partition("[")[0]] += 1
-    return sorted(rank, key=rank.__getitem__)
+    def _tests_with(self, word: str) -> Iterator[str]:
+        files = {path for path, text in self._texts.items() if word in text}
+        yield from (test for test in self.tests if test.partition("::")[0] in files)
+        for path, running in self._running.items():
+            starts = sorted(running)
+            for number, line in enumerate(self._sources[path].splitlines(), 1):
+                if word in line and re.search(rf"\b{re.escape(word)}\b", line):
+                    yield from running[starts[max(0, bisect(starts, number) - 1)]]
 
 
 class Tests:
@@ -274,10 +257,9 @@ class Judge:
             if time.monotonic() < self._until:
                 by, ran = self._noticed_by(job)
                 kind = "killed" if by else "survived" if job.tests else "not covered"
-            mutant, seconds = job.mutant, round(_cpu_seconds() - before, 2)
-            said = {"room": str(Path(mutant.path).parent), "path": mutant.path}
-            said |= {"line": mutant.lines.start, "operator": mutant.operator, "old": mutant.old}
-            said |= {"new": mutant.new, "verdict": kind, "by": by, "ran": ran, "seconds": seconds}
+            said = {name: getattr(job.mutant, name) for name in ("path", "operator", "old", "new")}
+            said |= {"room": str(Path(job.mutant.path).parent), "line": job.mutant.lines.start}
+            said |= {"verdict": kind, "by": by, "ran": ran, "seconds": _cpu_seconds() - before}
             sender.send(said | {"tests": job.tests if kind == "survived" else []})
 
     def _noticed_by(self, job: Job) -> tuple[str, int]:
