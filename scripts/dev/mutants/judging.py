@@ -85,7 +85,7 @@ class Reach:
         path, place = mutant.path, mutant.place
         line, known = self._recorded_line(path, place.statement)
         ran = self._running.get(path, {}).get(line, [])
-        at_import = place.imported or "" in ran
+        at_import = place.imported or "" in ran or not ran  # a command that a test starts may
         tests = [] if place.imported else [test for test in ran if test]
         if at_import or not known:
             tests += self._related(path, {*place.names, *re.findall(r"[\w.-]{4,}", mutant.old)})
@@ -131,11 +131,16 @@ class Reach:
 
 
 class Tests:
-    """A plugin that remembers which test failed first, and which ran."""
+    """A plugin that ends with the first test that fails, or when the time is over."""
 
     def __init__(self) -> None:
         self.failed = ""
         self.ran: set[str] = set()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self) -> bool | None:
+        """Leave out what comes after that."""
+        return True if self.failed or time.process_time() > MOST_SECONDS else None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Each part of each test."""
@@ -181,7 +186,7 @@ def in_fork(work: Callable[[], tuple[str, int]]) -> tuple[str, int]:
 
     def run() -> None:
         os.setpgid(0, 0)
-        resource.setrlimit(resource.RLIMIT_CPU, (2 * MOST_SECONDS, 2 * MOST_SECONDS + 5))
+        resource.setrlimit(resource.RLIMIT_CPU, (3 * MOST_SECONDS, 4 * MOST_SECONDS))
         try:
             sender.send(work())
         finally:
@@ -291,7 +296,7 @@ class Judge:
         file.unlink()  # it is linked to the original
         file.write_bytes(job.mutant.applied(source) if mutated else source)
         noted = Tests()
-        status = run_pytest(self._copy, tests, noted, "-x", f"--basetemp={self._temporary}")
+        status = run_pytest(self._copy, tests, noted, f"--basetemp={self._temporary}")
         file.write_bytes(source)
         read = status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
         return noted.failed if read else "it is not read", len(noted.ran)
@@ -305,12 +310,12 @@ class Judge:
         config.pluginmanager.register(noted)
         self._capture.start_global_capturing()
         if job.makes:
-            os.environ["DRAFTQUANT_CORPORA"] = str(self._temporary / "corpora")
+            corpora = os.environ["DRAFTQUANT_CORPORA"] = str(self._copy.with_suffix(".corpora"))
+            shutil.rmtree(corpora, ignore_errors=True)
         factory: Any = config._tmp_path_factory  # type: ignore[attr-defined]
         factory._given_basetemp, factory._basetemp = self._temporary, None
         for item, following in pairwise([*(self._items[test] for test in tests), None]):
-            if not noted.failed and time.process_time() < MOST_SECONDS:
-                config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         return noted.failed, len(noted.ran)
 
     def _new_codes(self, mutant: Mutant) -> list[tuple[FunctionType, CodeType]]:
