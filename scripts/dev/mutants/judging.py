@@ -32,8 +32,8 @@ from .recording import import_product
 
 KINDS = ("killed", "survived", "not covered", "left")
 """A test fails; none does; none runs the line; the time was over before."""
-MOST_TESTS, MOST_SECONDS = 60, 20
-"""Of the tests that run a line, those nearest to it that judge a mutant; on a CPU."""
+MOST_TESTS, MOST_SECONDS = 120, 20
+"""Of the tests that run a line, those nearest to it that judge a mutant (at import a quarter)."""
 FIRST_TESTS = 12
 """As many are collected for a mutant that an import needs; the others if they all pass."""
 ENDED = ("it ended", 0)
@@ -89,7 +89,7 @@ class Reach:
         tests = [] if place.imported else [test for test in ran if test]
         if at_import or not known:
             tests += self._related(path, {*place.names, *re.findall(r"[\w.-]{4,}", mutant.old)})
-        tests = [*dict.fromkeys(tests)][: MOST_TESTS // (1 + at_import)]
+        tests = [*dict.fromkeys(tests)][: MOST_TESTS // (1 + 3 * at_import)]
         return Job(mutant, tests, at_import, (path, line) in self._made)
 
     def _recorded_line(self, path: str, line: int) -> tuple[int, bool]:

@@ -131,16 +131,18 @@ class Recorder:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Write what an everyday test ran, unless it failed."""
-        self._failed = item.get_closest_marker("slow") is not None
+        """Write what an everyday test ran: nothing if it failed, as then it judges no mutant."""
         self._hits[:] = self._made[:] = 0
+        self._failed = False
         result = yield
-        if not self._failed:
+        if self._failed:
+            self._hits[:] = self._made[:] = 0
+        if item.get_closest_marker("slow") is None:
             self._write(item.nodeid)
         return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A test that fails judges no mutant."""
+        """Each part of each test."""
         self._failed |= report.failed
 
 
