@@ -14,12 +14,19 @@ from draftquant.quantize.asked import Quantizing
 from draftquant.quantize.inspection import open_draft
 from draftquant.scripts.cli import main
 from draftquant.validate.comparison.recipe_contenders import contenders
-from draftquant.validate.comparison.recipe_selection import Contender, Selection, rows, tried
+from draftquant.validate.comparison.recipe_selection import (
+    Contender,
+    Selection,
+    page,
+    rows,
+    tried,
+)
 from draftquant.validate.judging.candidate_origin import DraftFolder, calibrated_elsewhere
 from draftquant.validate.judging.judgement import GateReport, judge
 from draftquant.validate.runs import auto_run
 from handmade_replays import BASELINE, RELEASE, noisy, replay
 from test_unknown_family import draft as unknown_draft
+from told import check_told, lines_of
 
 PAIR = corpus.PAIRS / "eagle3-llama"
 WORDS = ["quantize", str(PAIR / "draft"), "--recipe", "auto", "--engine", "sglang",
@@ -97,16 +104,16 @@ def test_what_could_win_is_made_and_the_fastest_that_passes_is_chosen(
     assert json.loads(json.dumps(found.to_mapping()))["chosen"] == chosen
 
 
-def test_the_table_says_what_is_known() -> None:
-    found, _ = selection({"a": (5, "open"), "b": (6, "little"), "c": (7, "none")}, 0.001)
-    assert [row[-1] for row in rows(found)] == [
-        "unquantized", "INCONCLUSIVE", "PASS, chosen", "cannot win"
-    ]  # fmt: skip
-    (bf16, *_), (_, *a), _, (_, *c) = rows(found)
-    assert bf16 == "BF16"
-    assert re.fullmatch(r"-0\.999% -\d\.\d\d% to -\d\.\d\d%", " ".join(a[2:4]))
-    assert c[2:5] == ["", "", ""]  # it was not made
-    assert found.told.startswith("b: of the 3 recipes that vLLM loads on H200, the fastest whose")
+def test_what_is_told_of_a_choice() -> None:
+    won, open_yet = {"a": (5, "open"), "b": (6, "little"), "c": (7, "none")}, {"a": (4, "open")}
+    cases = {"won": (won, 1e-3), "open": (open_yet, None), "lost": ({"a": (3, "much")}, 2e-6)}
+    found = {name: selection(*case)[0] for name, case in cases.items()}
+    told = {
+        name: [one.told, one.ordered_by, *map(" | ".join, rows(one)), *lines_of(one.to_mapping()),
+               page(one, "D").partition("<body")[2]]
+        for name, one in found.items()
+    }  # fmt: skip
+    check_told("auto", {name: "\n".join(lines) for name, lines in told.items()})
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ def test_no_other_file_does(number: int, file: str, tmp_path: Path) -> None:
 
 def test_json_that_cannot_be_handled_later() -> None:
     for text, what in (
-        ("[" * 150 + "]" * 150, "more than 100 levels"),
+        ("[" * 101 + "]" * 101, "more than 100 levels"),
         ("[" * 50_000, "not JSON"),
         ("9" * 5000, "not JSON"),
         ("9" * 41, "more than 40 digits"),
@@ -222,6 +222,7 @@ def test_json_that_cannot_be_handled_later() -> None:
         with bounded(), pytest.raises(JsonProblem, match=what):
             parse_json(text)
     assert parse_json(r'"\ud83d\ude00"') == "\U0001f600"
+    assert [parse_json("[" * 100 + "]" * 100), parse_json("9" * 40)][1] == 10**40 - 1
 
 
 def test_recipes_that_are_none(tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ def test_a_linear_is_what_its_tool_makes_of_it(name: str, tmp_path: Path) -> Non
     ("groups", "message"),
     [
         ([*range(2), *[0] * 30, *[1] * 32], "expected 32 inputs in group 0, got 31"),
+        ([0] * 64, "expected 32 inputs in group 0, got 64"),
         ([*[0] * 32, *[1] * 31, 2], "expected groups 0 to 1, got 0 to 2"),
         ([-1, *[0] * 31, *[1] * 32], "expected groups 0 to 1, got -1 to 1"),
     ],

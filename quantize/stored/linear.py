@@ -120,10 +120,10 @@ def input_groups(
     if groups.min() < 0 or groups.max() > usual[-1]:
         what = f"expected groups 0 to {usual[-1]}, got {groups.min()} to {groups.max()}"
         raise CheckpointError(checkpoint.folder, f"{tensor.name}: {what}", fix=_FIX)
-    counts = np.bincount(groups), np.bincount(usual)
-    if not np.array_equal(*counts):
-        group = int((counts[0] != counts[1]).argmax()) if len(counts[0]) == len(counts[1]) else 0
-        what = f"expected {counts[1][group]} inputs in group {group}, got {counts[0][group]}"
+    got, expected = np.bincount(groups, minlength=usual[-1] + 1), np.bincount(usual)
+    if not np.array_equal(got, expected):
+        group = int((got != expected).argmax())
+        what = f"expected {expected[group]} inputs in group {group}, got {got[group]}"
         raise CheckpointError(checkpoint.folder, f"{tensor.name}: {what}", fix=_FIX)
     return groups
 

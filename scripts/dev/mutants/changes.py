@@ -1,63 +1,53 @@
 """Mutants: each is one small change of a source that a test ought to notice.
 
-`mutants_of` finds them in Python by its syntax tree, and in tables of TOML by their rows. A change
-replaces bytes and keeps the number of lines, so that all other lines stay where they were. Left
-alone are annotations, decorators, assertions, texts, and what only a type checker reads.
+A part of the syntax tree is written anew, and all other lines stay where they were. Left alone are
+annotations, decorators, assertions, texts, and what only a type checker reads.
 """
 
 import ast
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
-EXCHANGED = {
-    "<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==",
-    "in": "not in", "not in": "in", "is": "is not", "is not": "is",
-    "+": "-", "-": "+", "*": "/", "/": "*", "//": "/", "%": "*", "**": "*",
-    "<<": ">>", ">>": "<<", "&": "|", "|": "&", "^": "&", "and": "or", "or": "and",
-}  # fmt: skip
+_PAIRS = (
+    "Lt LtE Gt GtE Eq NotEq In NotIn Is IsNot Add Sub Mult Div LShift RShift BitAnd BitOr And Or"
+)
+_NAMES = dict(zip(_PAIRS.split()[::2], _PAIRS.split()[1::2], strict=True))
+_NAMES |= {new: old for old, new in _NAMES.items()}
+_NAMES |= {"FloorDiv": "Div", "Mod": "Mult", "Pow": "Mult", "BitXor": "BitAnd"}
+_OTHER: dict[type, Any] = {getattr(ast, old): getattr(ast, new) for old, new in _NAMES.items()}
 """Operator -> what stands in its place."""
-_WORD = "|".join(re.escape(symbol) for symbol in sorted(EXCHANGED, key=len, reverse=True))
-OPERATOR = re.compile(_WORD.replace(r"\ ", r"\s+").encode())
-UNWRAPPED = {"abs", "bool", "float", "frozenset", "int", "list", "reversed", "round", "set"}
-UNWRAPPED |= {"dict", "sorted", "str", "tuple"}
+_UNWRAPPED = re.compile("abs|bool|dict|float|(frozen)?set|int|list|reversed|round|sorted|str|tuple")
 """A call of one of these with one argument may be dropped, and the argument stays."""
-DEMANDED = ("encoding", "strict")
+_DEMANDED = ("encoding", "strict")
 """Keywords that ruff demands (PLW1514, B905): what is dropped there is found without a test."""
-Placed = ast.expr | ast.stmt | ast.keyword
-Span = tuple[int, int]
-Edit = tuple[str, Span, str]
-"""Kind of change, the bytes that are replaced, and by what."""
+_COUNTED = ast.Subscript | ast.Return | ast.Yield | ast.Tuple
+"""An index or a type, an answer, or unpacked: no tuple there can lose an element unnoticed."""
+_FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """What of a source a change belongs to.
+class Place(NamedTuple):
+    """What a change belongs to: the statement that runs it, whether at import, what it is called.
 
-    Attributes:
-        statement: the line on which the statement begins that runs it.
-        imported: it runs when the module is imported, or the table read: in no function's body.
-        names: what the statement, function and class, or the row and its entry, are called.
-        exchanged: parameter of the function -> the next one of the same annotation.
+    `alike` has for a parameter of the function the next one of the same annotation.
     """
 
     statement: int = 0
     imported: bool = True
     names: tuple[str, ...] = ()
-    exchanged: tuple[tuple[str, str], ...] = ()
+    alike: Mapping[str, str] = {}
+
+
+Change = tuple[str, Any, Any, ast.AST]
+"""Operator, a part of the source, what is written anew (it, or what is around it), as what."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """One change.
-
-    Attributes:
-        path: of the source, relative to the root. lines: those that change.
-        old, new: these lines before and after, white space as single blanks.
-        span, text: the bytes that are replaced, and by what.
-    """
+    """One change: of these lines of a file, before and after; of these bytes, by others."""
 
     path: str
     operator: str
@@ -65,7 +55,7 @@ class Mutant:
     old: str
     new: str
     place: Place
-    span: Span
+    span: tuple[int, int]
     text: bytes
 
     def applied(self, source: bytes) -> bytes:
@@ -75,24 +65,31 @@ class Mutant:
 
 def mutants_of(path: str, source: bytes) -> Iterator[Mutant]:
     """All mutants of a source; a few of them are no Python or TOML any more (`is_read`)."""
-    tables = path.endswith(".toml")
-    edits = _of_tables(source) if tables else Edits(source).below(ast.parse(source), Place())
-    for place, (operator, (start, end), new) in edits:
-        text = new.encode()
-        text += b"\n" * (source.count(b"\n", start, end) - text.count(b"\n"))
-        first = source.rfind(b"\n", 0, start) + 1
-        last = source.find(b"\n", max(start, end - 1))  # a row ends with its line
-        last = len(source) if last < 0 else last
-        line = source.count(b"\n", 0, start) + 1
+    starts = [0, *accumulate(map(len, source.splitlines(keepends=True)))]
+    table = path.endswith(".toml")
+    for place, (operator, part, whole, new) in (
+        _of_table(source) if table else _below(ast.parse(source), Place())
+    ):
+        (start, end), (first, last) = (
+            (starts[n.lineno - 1] + n.col_offset, starts[n.end_lineno - 1] + n.end_col_offset)
+            for n in (whole, part)
+        )
+        text = b"" if table and isinstance(new, ast.Pass) else ast.unparse(new).encode()
+        blank = b"\n" * (source.count(b"\n", start, end) - text.count(b"\n"))
+        united = isinstance(new, ast.BinOp | ast.BoolOp | ast.Compare | ast.UnaryOp)
+        united |= bool(blank) and isinstance(new, ast.expr) and not isinstance(new, ast.Slice)
+        before = source.rfind(b"\n", 0, first) + 1
+        after = (source + b"\n").find(b"\n", last - 1)
+        shown = source[before:first] + text * (part is whole) + source[last:after]
         yield Mutant(
             path=path,
             operator=operator,
-            lines=range(line, line + source.count(b"\n", start, end) + 1),
-            old=" ".join(source[first:last].decode().split()),
-            new=" ".join((source[first:start] + text + source[end:last]).decode().split()),
+            lines=range(part.lineno, part.end_lineno + 1),
+            old=" ".join(source[before:after].decode().split()),
+            new=" ".join(shown.decode().split()),
             place=place,
             span=(start, end),
-            text=text,
+            text=b"(%s%s)" % (text, blank) if united and not table else text + blank,
         )
 
 
@@ -108,269 +105,160 @@ def is_read(path: str, source: bytes) -> bool:
     return True
 
 
-# ---- Python
+def _below(node: Any, place: Place) -> Iterator[tuple[Place, Change]]:
+    """The changes of a node and of all in it, each with its place."""
+    if _untested(node):
+        return
+    if isinstance(node, ast.stmt):
+        targets = getattr(node, "targets", [getattr(node, "target", ast.Pass())])
+        names = [name.id for target in targets for name in ast.walk(target) if hasattr(name, "id")]
+        names += [node.name] if isinstance(node, _FUNCTION | ast.ClassDef) else []
+        place = place._replace(statement=node.lineno, names=(*names, *place.names))
+    yield from ((place, change) for change in _changes(node, place.alike))
+    inside = place
+    if isinstance(node, _FUNCTION):
+        inside = place._replace(imported=False, alike=dict(_alike(node.args)))
+    for field, value in ast.iter_fields(node):
+        if field in ("annotation", "returns", "decorator_list"):
+            continue
+        counted = node.targets[0] if isinstance(node, ast.Assign) else node
+        if isinstance(value, ast.Tuple) and isinstance(counted, _COUNTED):
+            value = value.elts
+        if field == "args" and isinstance(node, ast.Call):  # numpy reshapes by -2 as by -1
+            value = [size for size in value if ast.unparse(size) != "-1"]
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from _below(child, inside if field == "body" else place)
 
 
-class Edits:
-    """The edits of a source by its tree: a method for each type of node that has any."""
-
-    def __init__(self, source: bytes) -> None:
-        self.source = source
-        self._starts = [0, *accumulate(map(len, source.splitlines(keepends=True)))]
-
-    def below(self, node: ast.AST, place: Place) -> Iterator[tuple[Place, Edit]]:
-        """The edits of a node and of all in it, each with its place."""
-        if _untested(node):
-            return
-        if isinstance(node, ast.stmt):
-            names = (*_defined(node), *place.names)
-            place = replace(place, statement=node.lineno, names=names)
-        for edit in getattr(self, f"_{type(node).__name__.lower()}", _no_edits)(node):
-            yield place, edit
-        if isinstance(node, ast.Name):
-            for edit in self._exchanged(node, place):
-                yield place, edit
-        inside = place
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            inside = replace(place, imported=False, exchanged=tuple(_alike(node.args)))
-        for field, value in ast.iter_fields(node):
-            if field in ("annotation", "returns", "decorator_list"):
-                continue
-            if isinstance(value, ast.Tuple) and _counted(node):
-                value = value.elts
-            if field == "args" and isinstance(node, ast.Call) and _reshapes(node):
-                value = [size for size in node.args if ast.unparse(size) != "-1"]
-            for child in value if isinstance(value, list) else [value]:
-                if isinstance(child, ast.AST):
-                    yield from self.below(child, inside if field == "body" else place)
-
-    def span(self, node: Placed) -> Span:
-        """Where a node stands, without parentheses around it."""
-        start = self._starts[node.lineno - 1] + node.col_offset
-        return start, self._starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
-
-    def outer(self, node: Placed) -> Span:
-        """Where one of several nodes stands, with parentheses around it."""
-        start, end = self.span(node)
-        while True:
-            before, after = self.source[:start].rstrip(), self.source[end:].lstrip()
-            if not (before.endswith(b"(") and after.startswith(b")")):
-                return start, end
-            start, end = len(before) - 1, len(self.source) - len(after) + 1
-
-    def text(self, node: Placed) -> str:
-        """A node as it is written."""
-        return self.source[slice(*self.span(node))].decode()
-
-    def each_dropped(self, kind: str, spans: Sequence[Span], separator: bytes) -> Iterator[Edit]:
-        """Each of several cut out: with the separator after it, else with the one before."""
-        for (_, before), (start, end), (following, _) in zip(
-            [(spans[0][0], spans[0][0]), *spans], spans, [*spans[1:], (-1, -1)], strict=False
-        ):
-            after = re.compile(rb"[^,]*, ?" if following >= 0 else rb"\s*, ?")
-            found = after.match(self.source, end) if separator == b"," else None
-            if found is not None:
-                yield kind, (start, found.end()), ""
-            elif following >= 0:
-                yield kind, (start, following), ""
-            else:
-                yield kind, (before, end), ""
-
-    def _operator(self, kind: str, left: ast.expr, right: ast.expr) -> Iterator[Edit]:
-        """The operator between two operands exchanged."""
-        found = OPERATOR.search(self.source, self.span(left)[1], self.span(right)[0])
-        assert found is not None
-        symbol = " ".join(found[0].decode().split())
-        yield kind, found.span(), EXCHANGED[symbol]
-
-    def _compare(self, node: ast.Compare) -> Iterator[Edit]:
-        operands = [node.left, *node.comparators]
-        for left, right in pairwise(operands):
-            yield from self._operator("comparison", left, right)
-
-    def _binop(self, node: ast.BinOp) -> Iterator[Edit]:
-        yield from self._arithmetic(node.left, node.op, node.right)
-
-    def _augassign(self, node: ast.AugAssign) -> Iterator[Edit]:
-        yield from self._arithmetic(node.target, node.op, node.value)
-
-    def _arithmetic(self, left: ast.expr, op: ast.operator, right: ast.expr) -> Iterator[Edit]:
-        for side in (left, right):
-            number = isinstance(side, ast.Constant) and isinstance(side.value, int | float)
-            joined = ast.Constant | ast.JoinedStr | ast.List | ast.ListComp | ast.Tuple
-            if isinstance(side, joined) and not number:
-                return  # texts and lists have no difference
-        united = isinstance(op, ast.BitOr) and re.search(
-            r"(^|\.)([A-Z]\w*|int|float|str)$", self.text(right)
-        )
-        if not united and not isinstance(op, ast.MatMult):
-            yield from self._operator("arithmetic", left, right)
-
-    def _unaryop(self, node: ast.UnaryOp) -> Iterator[Edit]:
-        start = self.span(node)[0]
-        if isinstance(node.op, ast.Not):
-            yield "not", (start, start + 3), ""
-        elif isinstance(node.op, ast.USub):
-            yield "arithmetic", (start, start + 1), ""
-
-    def _constant(self, node: ast.Constant) -> Iterator[Edit]:
-        if isinstance(node.value, bool):
-            yield "boolean", self.span(node), str(not node.value)
-        elif isinstance(node.value, int | float):
-            yield "constant", self.span(node), repr(node.value + 1)
-
-    def _boolop(self, node: ast.BoolOp) -> Iterator[Edit]:
-        yield from self._operator("and/or", *node.values[:2])
-        spans = [self.outer(value) for value in node.values]
-        yield from self.each_dropped("conjunct dropped", spans, b"")
-
-    def _if(self, node: ast.If | ast.IfExp | ast.While) -> Iterator[Edit]:
-        if isinstance(node.test, ast.Name | ast.Attribute | ast.Call | ast.Subscript):
-            yield "not", self.span(node.test), f"not {self.text(node.test)}"
-
-    _ifexp = _while = _if
-
-    def _comprehension(self, node: ast.comprehension) -> Iterator[Edit]:
-        for test in node.ifs:
-            start, end = self.outer(test)
-            yield "conjunct dropped", (self.source.rindex(b"if", 0, start), end), ""
-
-    def _return(self, node: ast.Return) -> Iterator[Edit]:
-        if node.value is not None and not isinstance(node.value, ast.Constant):
-            yield "return", self.span(node.value), "None"
-
-    def _expr(self, node: ast.Expr) -> Iterator[Edit]:
-        if isinstance(node.value, ast.Call):
-            yield "call dropped", self.span(node), "pass"
-
-    def _call(self, node: ast.Call) -> Iterator[Edit]:
-        place = self.outer if len(node.args) + len(node.keywords) > 1 else self.span
-        positional = {place(argument) for argument in node.args}
-        spans = sorted([*positional, *map(self.span, node.keywords)])
-        dropped = self.each_dropped("keyword dropped", spans, b",") if spans else iter(())
-        kept = {self.span(keyword) for keyword in node.keywords if keyword.arg in DEMANDED}
-        for span, edit in zip(spans, dropped, strict=True):
-            if span not in positional | kept:
-                yield edit
-        if node.keywords or len(node.args) > 1:
-            return
-        if isinstance(node.func, ast.Name) and node.func.id in UNWRAPPED and node.args:
-            yield "call dropped", self.span(node), f"({self.text(node.args[0])})"
-        elif isinstance(node.func, ast.Attribute) and not node.args:
-            start = self.source.index(b".", self.span(node.func.value)[1])
-            yield "call dropped", (start, self.span(node)[1]), ""
-
-    def _slice(self, node: ast.Slice) -> Iterator[Edit]:
-        for bound in (node.lower, node.upper):
-            if bound is not None:
-                yield "slice", self.span(bound), ""
-
-    def _tuple(self, node: ast.Tuple | ast.List | ast.Set) -> Iterator[Edit]:
-        if not node.elts or not isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
-            return
-        if len(node.elts) == 1:
-            empty = {ast.Tuple: "()", ast.List: "[]", ast.Set: "set()"}[type(node)]
-            yield "element", self.span(node), empty
-        elif isinstance(node, ast.Tuple) and len(node.elts) == 2:
-            for other in node.elts[::-1]:
-                yield "element", self.span(node), f"({self.text(other)},)"
-        else:
-            yield from self.each_dropped("element", [*map(self.outer, node.elts)], b",")
-
-    _list = _set = _tuple
-
-    def _dict(self, node: ast.Dict) -> Iterator[Edit]:
-        spans = []
-        for key, value in zip(node.keys, node.values, strict=True):
-            start, end = self.outer(value)
-            start = self.source.rindex(b"**", 0, start) if key is None else self.span(key)[0]
-            spans.append((start, end))
-        if spans:
-            yield from self.each_dropped("element", spans, b",")
-
-    def _break(self, node: ast.Break) -> Iterator[Edit]:
-        yield "break/continue", self.span(node), "continue"
-
-    def _continue(self, node: ast.Continue) -> Iterator[Edit]:
-        yield "break/continue", self.span(node), "break"
-
-    def _exchanged(self, node: ast.Name, place: Place) -> Iterator[Edit]:
-        other = dict(place.exchanged).get(node.id)
-        if other is not None and isinstance(node.ctx, ast.Load):
-            yield "names exchanged", self.span(node), other
-        elif node.id in ("true", "false"):  # of TOML
-            yield "boolean", self.span(node), "false" if node.id == "true" else "true"
+def _changes(node: Any, alike: Mapping[str, str]) -> Iterator[Change]:
+    """The table of operators: what of a node may be written otherwise."""
+    match node:
+        case ast.Compare(ops=ops):
+            for n, op in enumerate(ops):
+                new = _with(node, ops=[*ops[:n], _OTHER[type(op)](), *ops[n + 1 :]])
+                yield "comparison", node, node, new
+        case ast.BinOp(op=op) | ast.AugAssign(op=op) if type(op) in _OTHER and _is_number(node):
+            yield "arithmetic", node, node, _with(node, op=_OTHER[type(op)]())
+        case ast.UnaryOp(op=ast.Not()):
+            yield "not", node, node, node.operand
+        case ast.UnaryOp(op=ast.USub()):
+            yield "arithmetic", node, node, node.operand
+        case ast.Constant(value=bool(value)):
+            yield "boolean", node, node, ast.Constant(not value)
+        case ast.Constant(value=int(value) | float(value)):
+            yield "constant", node, node, ast.Constant(value + 1)
+        case ast.BoolOp(op=op, values=values):
+            yield "and/or", node, node, _with(node, op=_OTHER[type(op)]())
+            for part, rest in _each_cut(values):
+                new = _with(node, values=rest) if len(rest) > 1 else rest[0]
+                yield "conjunct dropped", part, node, new
+        case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test):
+            if isinstance(test, ast.Name | ast.Attribute | ast.Call | ast.Subscript):
+                yield "not", test, test, ast.UnaryOp(ast.Not(), test)
+        case ast.Return(value=ast.expr() as value) if not isinstance(value, ast.Constant):
+            yield "return", value, value, ast.Constant(None)
+        case ast.Expr(value=ast.Call()):
+            yield "call dropped", node, node, ast.Pass()
+        case ast.Call(func=func, args=args, keywords=keywords):
+            for part, rest in _each_cut(keywords):
+                if part.arg not in _DEMANDED:
+                    yield "keyword dropped", part, node, _with(node, keywords=rest)
+            if isinstance(func, ast.Name) and len(args) == 1 and _UNWRAPPED.fullmatch(func.id):
+                yield "call dropped", node, node, args[0]
+            elif isinstance(func, ast.Attribute) and not args and not keywords:
+                yield "call dropped", node, node, func.value
+        case ast.Slice():
+            for field in ("lower", "upper"):
+                if (part := getattr(node, field)) is not None:
+                    yield "slice", part, node, _with(node, **{field: None})
+        case ast.Set() | ast.List(ctx=ast.Load()) | ast.Tuple(ctx=ast.Load()):
+            for part, rest in _each_cut(node.elts):
+                yield "element", part, node, _with(node, elts=rest)
+        case ast.Dict(keys=keys, values=values):
+            for (part, rest), (_, left) in zip(_each_cut(values), _each_cut(keys), strict=True):
+                yield "element", part, node, ast.Dict(left, rest)
+        case ast.Break() | ast.Continue():
+            new = ast.Continue() if isinstance(node, ast.Break) else ast.Break()
+            yield "break/continue", node, node, new
+        case ast.Name(id="true" | "false" as name):  # of TOML
+            yield "boolean", node, node, ast.Name("false" if name == "true" else "true")
+        case ast.Name(id=name, ctx=ast.Load()) if name in alike:
+            yield "names exchanged", node, node, ast.Name(alike[name])
+        case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+            loops = node.generators
+            for n, loop in enumerate(loops):
+                for part, rest in _each_cut(loop.ifs):
+                    left = [*loops[:n], _with(loop, ifs=rest), *loops[n + 1 :]]
+                    yield "conjunct dropped", part, node, _with(node, generators=left)
 
 
-def _no_edits(_node: ast.AST) -> Iterator[Edit]:
-    return iter(())
+def _with(node: ast.AST, **fields: object) -> ast.AST:
+    return type(node)(**{**dict(ast.iter_fields(node)), **fields})
 
 
-def _reshapes(node: ast.Call) -> bool:
-    """A call whose -1 is no mutant: numpy takes -2 as well."""
-    return ast.unparse(node.func).endswith(".reshape")
+def _each_cut(parts: list[Any]) -> Iterator[tuple[Any, list[Any]]]:
+    return ((part, [*parts[:n], *parts[n + 1 :]]) for n, part in enumerate(parts))
 
 
-def _untested(node: ast.AST) -> bool:
+def _is_number(node: Any) -> bool:
+    """No text, list or type, which have no difference."""
+    sides = [node.left, node.right] if isinstance(node, ast.BinOp) else [node.target, node.value]
+    if isinstance(node.op, ast.BitOr):
+        return not re.search(r"(^|\.)([A-Z]\w*|int|float|str|None)$", ast.unparse(sides[1]))
+    texts = (side.value for side in sides if isinstance(side, ast.Constant))
+    joined = ast.JoinedStr | ast.List | ast.ListComp | ast.Tuple
+    return not any(isinstance(t, str | bytes) for t in texts) and not any(
+        isinstance(side, joined) for side in sides
+    )
+
+
+def _untested(node: Any) -> bool:
     """What is only for type checkers, `import *` or a shell; assertions, and texts with values."""
-    if isinstance(node, ast.If):
-        return ast.unparse(node.test) in ("TYPE_CHECKING", "__name__ == '__main__'")
-    if isinstance(node, ast.Assign):
-        return ast.unparse(node.targets[0]) in ("__all__", "__slots__")
-    if isinstance(node, ast.Call):
-        return ast.unparse(node.func) in ("cast", "TypeVar", "NewType")
-    if isinstance(node, ast.keyword):
-        return node.arg in DEMANDED
+    match node:
+        case ast.If(test=part):
+            return ast.unparse(part) in ("TYPE_CHECKING", "__name__ == '__main__'")
+        case ast.Assign(targets=[part]) | ast.Call(func=part):
+            return ast.unparse(part) in ("__all__", "__slots__", "cast", "TypeVar", "NewType")
+        case ast.keyword(arg=arg):
+            return arg in _DEMANDED
     return isinstance(node, ast.Assert | ast.Import | ast.ImportFrom | ast.JoinedStr)
-
-
-def _counted(node: ast.AST) -> bool:
-    """Whether a tuple in it cannot lose an element unnoticed: an index, a type, or unpacked."""
-    if isinstance(node, ast.Assign):
-        return isinstance(node.targets[0], ast.Tuple)
-    return isinstance(node, ast.Subscript | ast.Return | ast.Yield)
-
-
-def _defined(node: ast.stmt) -> Iterator[str]:
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        yield node.name
-    elif isinstance(node, ast.Assign | ast.AnnAssign):
-        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-            yield from (name.id for name in ast.walk(target) if isinstance(name, ast.Name))
 
 
 def _alike(arguments: ast.arguments) -> Iterator[tuple[str, str]]:
     """Each parameter with the next one of its type."""
-    names_of: dict[str, list[str]] = {}
+    named: dict[str, list[str]] = {}
     for argument in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]:
         if argument.annotation is not None:
-            names_of.setdefault(ast.unparse(argument.annotation), []).append(argument.arg)
-    for names in names_of.values():
-        if len(names) > 1:
-            yield from zip(names, [*names[1:], names[0]], strict=True)
+            named.setdefault(ast.unparse(argument.annotation), []).append(argument.arg)
+    for names in named.values():
+        yield from zip(names, [*names[1:], names[0]], strict=True) if len(names) > 1 else ()
 
 
-# ---- TOML
-
-
-def _of_tables(source: bytes) -> Iterator[tuple[Place, Edit]]:
-    """Each row and each entry removed, and the edits of numbers and lists, as in Python."""
-    rows = list(re.finditer(rb"(?m)^\[+([^\]\n]+)\]+", source))
-    for row, end in zip(rows, [*(row.start() for row in rows[1:]), len(source)], strict=False):
-        yield Place(names=(_plain(row),)), ("row removed", (row.start(), end), "")
+def _of_table(source: bytes) -> Iterator[tuple[Place, Change]]:
+    """Each row and each entry removed, and the changes of numbers and lists, as in Python."""
+    rows = [(row.start(), _plain(row)) for row in re.finditer(rb"(?m)^\[+([^\]\n]+)\]+", source)]
+    for (start, name), (end, _) in pairwise([*rows, (len(source), "")]):
+        yield Place(names=(name,)), ("row removed", *_removed(source, start, end))
     for key in re.finditer(rb"(?m)^([\w.\"'-]+)[ \t]*=[ \t]*", source):
-        row_of = [_plain(row) for row in rows if row.start() < key.start()][-1:]
-        place = Place(names=(*row_of, _plain(key)))
         ends = (line.end() for line in re.compile(rb"(?m)$").finditer(source, key.end()))
-        end = next((end for end in ends if is_read(".toml", source[key.start() : end])), -1)
-        if end < 0:
-            continue  # it looks like a key, and stands in a text
-        yield place, ("entry removed", (key.start(), end), "")
-        value = source[key.end() : end]
-        if is_read("", value):
-            edits = Edits(value)
-            for _, (kind, span, new) in edits.below(ast.parse(value, mode="eval").body, place):
-                yield place, (kind, (key.end() + span[0], key.end() + span[1]), new)
+        for end in ends:  # none where it looks like a key, and stands in a text
+            if is_read(".toml", source[key.start() : end]):
+                row_of = [name for start, name in rows if start < key.start()][-1:]
+                place = Place(names=(*row_of, _plain(key)))
+                yield place, ("entry removed", *_removed(source, key.start(), end))
+                before = b"(" + re.sub(rb"[^\n]", b" ", source[: key.end()])[1:]
+                value = before + source[key.end() : end] + b"\n)"
+                if is_read("", value):
+                    yield from _below(ast.parse(value, mode="eval").body, place)
+                break
+
+
+def _removed(source: bytes, start: int, end: int) -> tuple[ast.Pass, ast.Pass, ast.Pass]:
+    gone = ast.Pass(lineno=source.count(b"\n", 0, start) + 1, col_offset=0)
+    gone.end_lineno = source.count(b"\n", 0, end) + 1
+    gone.end_col_offset = end - source.rfind(b"\n", 0, end) - 1
+    return gone, gone, gone
 
 
 def _plain(name: re.Match[bytes]) -> str:
