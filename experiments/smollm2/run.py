@@ -2,7 +2,8 @@
 
 Usage: `experiments/run smollm2 --work DIR [--drafts NAME ...] [--only STAGE ...]`. Every stage
 keeps what it made in DIR, goes on there after a kill, and is left out once `DIR/STAGE.seconds` says
-how long it took.
+how long it took. The last three need $SERVED_VENV, which `experiments/served/setup` makes, and
+$LM_EVAL, the program.
 """
 
 import json
@@ -17,6 +18,8 @@ import drafts  # noqa: E402
 import judged  # noqa: E402
 import judging  # noqa: E402
 import prompts  # noqa: E402
+import served_judged  # noqa: E402
+import served_pair  # noqa: E402
 from draftquant.scripts.dev import PAIRS  # noqa: E402
 from draftquant.scripts.dev.packaged_target import kept_target  # noqa: E402
 from draftquant.scripts.dev.training.optimisation import Schedule  # noqa: E402
@@ -86,6 +89,9 @@ STAGES: Stages = {
     "record": (_record, "an hour"),
     "cut": (_cut, "5 minutes"),
     "gate": (_gate, "an hour and a half"),
+    "served-drafts": (served_pair.make, "10 minutes"),
+    "serve": (served_pair.measure, "an hour"),
+    "served": (served_judged.judge, "10 minutes"),
 }
 
 
