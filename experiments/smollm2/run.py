@@ -2,8 +2,7 @@
 
 Usage: `experiments/run smollm2 --work DIR [--drafts NAME ...] [--only STAGE ...]`. Every stage
 keeps what it made in DIR, goes on there after a kill, and is left out once `DIR/STAGE.seconds` says
-how long it took. The last three need $SERVED_VENV, which `experiments/served/setup` makes, and
-$LM_EVAL, the program.
+how long it took.
 """
 
 import json
