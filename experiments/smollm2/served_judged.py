@@ -10,6 +10,7 @@ from typing import Any
 
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.scripts.dev.docs.drawing import BLUE, FAINT, figure, house_look, svg
+from draftquant.validate.counting.acceptance_counts import pooled
 from draftquant.validate.measure.measurement_file import read_measurement
 from judging import figures, run, write_rows
 from scipy.stats import t
@@ -41,7 +42,10 @@ def judge(work: Work) -> None:
     """Write served.json, of the measurements that exist."""
     (work / "served/reports").mkdir(exist_ok=True)
     measured = [name for name in SERVERS[1:] if answers(work, "greedy", name).exists()]
-    rows = [{"question": "acceptance", **_acceptance(work, name)} for name in measured]
+    rows = [
+        {"question": "acceptance", **_acceptance(work, name), **_drawn(work, name)}
+        for name in measured
+    ]
     rows += [
         {"question": "speed", **row} for name in ("one", "eight") for row in _speed(work, name)
     ]
@@ -80,7 +84,11 @@ def _picture(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _acceptance(work: Work, name: str) -> dict[str, Any]:
-    """The engine's counts beside replay's, and both gates."""
+    """The engine's counts beside replay's, and both gates; kept for a further run."""
+    kept = work / f"served/reports/{name}.json"
+    if kept.exists():
+        row: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
+        return row
     measurement = read_measurement(answers(work, "greedy", name))
     folder, traces = draft(work, name), work / "served/prompts"
     found = beside_replay(
@@ -93,24 +101,28 @@ def _acceptance(work: Work, name: str) -> dict[str, Any]:
     )
     version = measurement.setup.server.version
     row = dataclasses.asdict(Served.of(found, family="smollm2", draft=name, version=version))
-    drawn = answers(work, "sampled", name)
-    if drawn.exists():
-        counts = [record.counts for record in read_measurement(drawn).records]
-        steps = sum(each.num_steps for each in counts if each)
-        row["sampled"] = sum(each.num_emitted_tokens for each in counts if each) / steps
-    if name == BF16:
-        return row
     both = (answers(work, "greedy", BF16), answers(work, "greedy", name))
     asked = {
         "measured": ("--measured", *both),
         "traces": ("--traces", traces, "--dtype", "bfloat16", "-k", NUM_DRAFT_TOKENS),
     }
-    for how, options in asked.items():
+    for how, options in asked.items() if name != BF16 else ():
         report = work / f"served/reports/{name}.{how}.json"
         if not report.exists():
             run("gate", PAIR / "draft", folder, *options, "--report", report, judged=JUDGED)
         row[how] = figures(report)
+    kept.write_text(json.dumps(row), encoding="utf-8")
     return row
+
+
+def _drawn(work: Work, name: str) -> dict[str, float]:
+    """Its acceptance length at the temperature, where it was measured."""
+    drawn = answers(work, "sampled", name)
+    if not drawn.exists():
+        return {}
+    records = read_measurement(drawn).records
+    counts = pooled((r.counts for r in records if r.counts), NUM_DRAFT_TOKENS)
+    return {"sampled": counts.mean_acceptance_length}
 
 
 def _speed(work: Work, name: str) -> Iterator[dict[str, Any]]:
