@@ -114,7 +114,7 @@ REQUEST = CardRequest(base_model="a/b", license="mit")
 
 
 def test_folders_that_have_no_card(out: Path) -> None:
-    with pytest.raises(CardError, match="expected the record of a quantization, got no such file"):
+    with pytest.raises(CardError, match="of a quantization or a cut, got no such file"):
         model_card(PAIR / "draft", REQUEST)
     edit_json(out / "draftquant.json", argv=["draftquant"])
     with pytest.raises(CheckpointError, match="sha256: not that of the other keys"):
@@ -123,6 +123,16 @@ def test_folders_that_have_no_card(out: Path) -> None:
     edit(out, lambda t: t.update({"norm.weight": flip_bit(t["norm.weight"], 3)}))
     with pytest.raises(CheckpointError, match="its tensors are not those that "):
         model_card(out, REQUEST)
+
+
+def test_a_draft_that_was_only_cut_has_a_card() -> None:
+    text = model_card(PAIR.parent / "smollm2/draft", REQUEST)
+    assert parsed(text)["tags"][2:] == ["cut", "draftquant", "eagle3-llama"]
+    assert "base_model_relation" not in parsed(text)
+    first = cells(text)[:4]
+    assert first[3] == ["cut", "vocabulary 4,096 of 49,152"]
+    assert "Vocabulary 4,096 of 49,152, by tokens by how often the target said them" in text
+    assert "Recipe" not in text
 
 
 def test_reports_that_are_none_or_of_another_draft(work: Path, tmp_path: Path) -> None:

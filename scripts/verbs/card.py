@@ -1,4 +1,4 @@
-"""`card`: README.md of a quantized draft, for the Hub."""
+"""`card`: README.md of a draft, for the Hub."""
 
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -35,7 +35,7 @@ class CardSettings(CardRequest):
 
 @verb(CardSettings)
 def card(settings: CardSettings) -> str:
-    """Write the model card of a folder that `quantize` wrote.
+    """Write the model card of a folder that `quantize` or `vocab` wrote.
 
     Example:
         >>> text = dq.card("OUT", base_model="someone/draft", license="mit")
@@ -43,8 +43,7 @@ def card(settings: CardSettings) -> str:
         True
 
     Returns:
-        The text of the card. It is written to a file only if `out` names one; `profile` names the
-        file of the draft's speculation profile.
+        The text, which `out` gets too; `profile` gets the speculation profile of the draft.
 
     Raises:
         DraftQuantError: a file of the folder is not the recorded one, the figures belong to another
