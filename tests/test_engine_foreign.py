@@ -220,21 +220,16 @@ def test_launch_lines_turn_the_cache_on(tmp_path: Path) -> None:
 def test_names_of_the_remedies_exclude_the_layer(
     form: str, engine: EngineName, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And no name tells the layer of Qwen3-Next apart in SGLang."""
-    for family in ("qwen", "next"):
-        row = rows_of(INSIDE)[f"{family} {form}: undeclared"]
-        folder = folder_rows.write_folder(row, tmp_path / family)
-        pair = check_pair(folder, folder, subtree="mtp", arch="sm90").of(engine)
-        remedies = " ".join(found.remedy for found in pair.answer.findings)
-        if (family, engine) == ("next", "sglang"):
-            assert "serve it with another engine" in remedies
-        elif family == "qwen":
-            assert pair.verdict != "LOADS"
-            names = remedies.split("'")[1::2]
-            key = {"quark": "exclude", "ct-fp8": "ignore"}[form]
-            declared = {**row["config"]["quantization_config"], key: ["lm_head", *names]}
-            assert main(["inspect", str(folder), "--subtree", "mtp"]) == 0
-            assert "takes model.layers.0.qkv_proj as quantized, where" in capsys.readouterr().out
-            edit_json(folder / "config.json", quantization_config=declared)
-            again = check_pair(folder, folder, subtree="mtp", arch="sm90").of(engine)
-            assert again.verdict == "LOADS"
+    row = rows_of(INSIDE)[f"qwen {form}: undeclared"]
+    folder = folder_rows.write_folder(row, tmp_path / "qwen")
+    pair = check_pair(folder, folder, subtree="mtp", arch="sm90").of(engine)
+    remedies = " ".join(found.remedy for found in pair.answer.findings)
+    assert pair.verdict != "LOADS"
+    names = remedies.split("'")[1::2]
+    key = {"quark": "exclude", "ct-fp8": "ignore"}[form]
+    declared = {**row["config"]["quantization_config"], key: ["lm_head", *names]}
+    assert main(["inspect", str(folder), "--subtree", "mtp"]) == 0
+    assert "takes model.layers.0.qkv_proj as quantized, where" in capsys.readouterr().out
+    edit_json(folder / "config.json", quantization_config=declared)
+    again = check_pair(folder, folder, subtree="mtp", arch="sm90").of(engine)
+    assert again.verdict == "LOADS"
