@@ -14,7 +14,6 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -201,7 +200,7 @@ def telling(*names: str, computed: bool = False, autouse: bool = True) -> Any:
         monkeypatch.setattr(Command, "tell", both)
         command, raises = getattr(request.module, "main", None), pytest.raises
         monkeypatch.setattr(pytest, "raises", refusing)
-        for name in filter(partial(hasattr, request.module), names):
+        for name in filter(functools.partial(hasattr, request.module), names):
             own = printing if name == "main" else listening(getattr(request.module, name))
             monkeypatch.setattr(request.module, name, own)
         yield
