@@ -194,6 +194,15 @@ for command in {commands!r}:
     assert run.stderr == "0 set()\n" * 3
 
 
+@pytest.mark.parametrize("words", ["mi355-mxfp4-learned", "fp8-ptpc --kv-cache unit"])
+def test_a_plan_is_told_and_what_it_made(words: str, draft: Draft, tmp_path: Path) -> None:
+    given, out = [str(draft.checkpoint.folder), "--recipe", *words.split()], str(tmp_path / "out")
+    assert main(["plan", *given]) == 0
+    if "learned" not in words:
+        assert main(["quantize", *given, "--out", out]) == 0
+        assert main(["inspect", out]) == main(["verify", out, "--against", given[0]]) == 0
+
+
 # ---- plans of several formats: which linear has which, what is refused, what would load and cost
 
 

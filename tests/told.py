@@ -139,7 +139,7 @@ def in_words(found: Any) -> str:
     return "\n".join([*filter(None, told), *lines_of(figures)])
 
 
-def telling(*names: str, computed: bool = False) -> Any:
+def telling(*names: str, computed: bool = False, autouse: bool = True) -> Any:
     """A fixture: each test tells what is refused, and what these functions of its module give.
 
     And what servers are asked, in no order. Of `main`, the command line, it tells what is printed,
@@ -147,7 +147,7 @@ def telling(*names: str, computed: bool = False) -> Any:
     differ between machines.
     """
 
-    @pytest.fixture(autouse=True)
+    @pytest.fixture(autouse=autouse)
     def _told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         said: list[str] = []
         asked: set[str] = set()
@@ -200,7 +200,7 @@ def telling(*names: str, computed: bool = False) -> Any:
         monkeypatch.setattr(Command, "tell", both)
         command, raises = getattr(request.module, "main", None), pytest.raises
         monkeypatch.setattr(pytest, "raises", refusing)
-        for name in names:
+        for name in filter(functools.partial(hasattr, request.module), names):
             own = printing if name == "main" else listening(getattr(request.module, name))
             monkeypatch.setattr(request.module, name, own)
         yield

@@ -115,11 +115,8 @@ class _Part:
     """One linear of the folder with its inputs as its kernel reads them."""
 
     def __init__(self, stored: StoredDraft, row: Row) -> None:
-        scheme = stored.scheme_of(row)
-        if scheme is None:
-            raise ValueError(f"{row.module} is not quantized")
-        self.row, self.scheme, self.linear = row, scheme, stored.linear(row)
-        how, name = scheme.activations, row.module
+        self.row, self.scheme, self.linear = row, stored.needed_scheme(row), stored.linear(row)
+        how, name = self.scheme.activations, row.module
         scales = {name: input_scale(stored, row, how, CPU)} if how in STATIC else {}
         self.given = random_inputs(row.tensor.shape[1]).float()
         self.x = InputRounding({name: how}, scales, None)(name, self.given)

@@ -470,9 +470,7 @@ def _scales(source: StoredDraft, row: Row, recipe: Recipe, linear: StoredLinear)
     weights = recipe.weights
     if weights.granularity == "tensor":
         return torch.from_numpy(linear.scale)
-    scheme = source.scheme_of(row)
-    if scheme is None:
-        raise ValueError(f"{row.tensor.name} is not stored quantized")
+    scheme = source.needed_scheme(row)
     exact = torch.from_numpy(stored_scales(source.checkpoint, scheme, row.module))
     if weights.number.global_scale:
         return exact.to(torch.float8_e4m3fn)

@@ -217,13 +217,13 @@ class StoredDraft:
         """The stored tensors of a quantized row by suffix ("weight", "weight_scale", ...)."""
         module = row.module
         rows, columns = row.tensor.shape
-        names = stored_parts(self._needed_scheme(row), rows, columns)
+        names = stored_parts(self.needed_scheme(row), rows, columns)
         stored = {suffix: self.checkpoint.tensors.get(f"{module}.{suffix}") for suffix in names}
         return {suffix: tensor for suffix, tensor in stored.items() if tensor is not None}
 
     def linear(self, row: Row) -> StoredLinear:
         """A quantized row, ready to decode; CheckpointError where scales or zeros are invalid."""
-        module, scheme, where = row.module, self._needed_scheme(row), self.checkpoint.folder
+        module, scheme, where = row.module, self.needed_scheme(row), self.checkpoint.folder
         scales = f"{module}.{scheme.layout.scale_suffix(scheme)}"
         constant = scheme.layout.zero_points if not scheme.layout.zeros(scheme) else {}
         for suffix, part in self.parts(row).items():
@@ -252,7 +252,8 @@ class StoredDraft:
         """What is declared for a quantized row; None where nothing is, and for other rows."""
         return self.scheme.of(row.module) if self.scheme and self.is_quantized(row) else None
 
-    def _needed_scheme(self, row: Row) -> DeclaredScheme:
+    def needed_scheme(self, row: Row) -> DeclaredScheme:
+        """What is declared for a quantized row; ValueError for another."""
         scheme = self.scheme_of(row)
         if scheme is None:
             raise ValueError(f"{row.tensor.name} is not stored quantized")
