@@ -95,6 +95,15 @@ def test_a_nested_form_that_is_not_understood(
     assert "\n  fix: " in str(caught.value)
 
 
+def test_a_side_file_that_excludes_more(flat: Folders, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(flat["blackwell-fp8"], tmp_path / "other"))
+    side = json.loads((folder / HF_QUANT_CONFIG).read_text(encoding="utf-8"))
+    side["quantization"]["exclude_modules"].append("*mlp*")
+    (folder / HF_QUANT_CONFIG).write_text(json.dumps(side), encoding="utf-8")
+    with pytest.raises(VerifyError, match=r"exclude_modules: .* as in config\.json, got"):
+        scheme_of(folder)
+
+
 NO_ALGORITHM = {"producer": {"name": "modelopt", "version": "0.35.0"},
                 "quantization": {"quant_algo": None, "kv_cache_quant_algo": None}}  # fmt: skip
 CACHE_ALONE = {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}

@@ -108,6 +108,10 @@ def test_a_zero_point_that_tools_read_in_two_ways(tmp_path: Path) -> None:
     checkpoint = folder_of(ASYMMETRIC, tmp_path / "folder", tensors=largest)
     with pytest.raises(CheckpointError, match=r"1 zero point.* stored as 255, .*as 0, and kernels"):
         linear_of(checkpoint)
+    as_stored = {"checkpoint_format": "gptq_v2", "format": "gptq_v2"}
+    read = linear_of(folder_of(ASYMMETRIC, tmp_path / "v2", declared=as_stored, tensors=largest))
+    assert read.zero is not None
+    assert read.zero[0, 0] == 127
 
 
 @pytest.mark.parametrize(
