@@ -1,11 +1,5 @@
 """From evidence to a verdict: a ladder of rules; the first one that applies decides.
 
-PASS          the lower bound of the change clears the margin, and no part of it fails
-FAIL          the upper bound lies beyond the margin, or that of a part beyond its own
-INCONCLUSIVE  neither, or too few prompts to say, of all or of a part that lost much
-ANOMALOUS     the figures do not come from a working pair of drafts on the same text, or nothing
-              says how the candidate was made
-
 Parts are categories of prompts and context bins.
 """
 
