@@ -60,14 +60,14 @@ Turn = tuple[str, int]
 """A session of AIPerf, and the number of a request in it."""
 
 
-class Answer(NamedTuple):
+class RawAnswer(NamedTuple):
     """What a raw record holds of an answer: its text, and what SGLang counted."""
 
     text: str | None
     spec_tokens_details: Fields
 
 
-NO_ANSWER = Answer(None, {})
+NO_ANSWER = RawAnswer(None, {})
 
 
 def read_aiperf(path: Path) -> ForeignMeasurement:
@@ -165,7 +165,7 @@ def _request(sent: Sent, **counted: Any) -> ForeignRequest:
     return ForeignRequest(id=digest[:12], prompt_sha256=digest, settings=settings, **counted)
 
 
-def _verify_steps(line: Fields, answer: Answer) -> tuple[str, int, Mapping[str, Any]]:
+def _verify_steps(line: Fields, answer: RawAnswer) -> tuple[str, int, Mapping[str, Any]]:
     """The engine, K, and the counts of a request."""
     if line.get("spec_decode_acceptance") is None and answer.spec_tokens_details:
         usage = object_(object_(line, "metrics"), "usage_completion_tokens")
@@ -221,6 +221,8 @@ def _turn(meta: Fields) -> Turn:
 
 def _inputs(path: Path) -> dict[Turn, Sent]:
     with reading(str(path), f"keep inputs.json beside the records, or use {_RUN_AIPERF_RAW}"):
+        if not path.exists():
+            raise AnswerProblem("expected the requests of the run, got no such file")
         return {
             (text(session, "session_id"), turn): _sent(payload)
             for session in objects(object_in(path), "data")
@@ -228,8 +230,8 @@ def _inputs(path: Path) -> dict[Turn, Sent]:
         }
 
 
-def _raw(path: Path) -> tuple[dict[str, Answer], dict[Turn, Sent]]:
-    answers: dict[str, Answer] = {}
+def _raw(path: Path) -> tuple[dict[str, RawAnswer], dict[Turn, Sent]]:
+    answers: dict[str, RawAnswer] = {}
     sent: dict[Turn, Sent] = {}
     for where, line in lines_of(path) if path.exists() else ():
         with reading(where, PAGE):
@@ -237,7 +239,7 @@ def _raw(path: Path) -> tuple[dict[str, Answer], dict[Turn, Sent]]:
             sent[_turn(meta)] = _sent(object_(line, "payload"))
             events = [event for one in objects(line, "responses") for event in _events(one)]
             told = [section(event, "sglext").get("spec_tokens_details") for event in events]
-            answers[text(meta, "x_request_id")] = Answer(
+            answers[text(meta, "x_request_id")] = RawAnswer(
                 "".join(map(_choice, events)),
                 next((details for details in told if isinstance(details, Mapping)), {}),
             )
