@@ -325,7 +325,7 @@ SERVERS: dict[str, tuple[Callable[[], Measurement], str, str]] = {
     "a changed default": (lambda: run(10, 1, **NEWER), "FAIL", f"({APART}) costs this"),
     "nothing lost": (lambda: run(0, 1, **NEWER), "PASS", "drop on the second server is smaller"),
     "a gain": (lambda: run(-40, 1, **NEWER), "PASS", ""),
-    "broken": (lambda: run(110, **NEWER), "ANOMALOUS", "accepted on the second server (mean"),
+    "broken": (lambda: run(110, **NEWER), "ANOMALOUS", "the draft on the second server is"),
     "another K": (lambda: measurement([[2, 1, 0] * 60] * 40, num_draft_tokens=2, **NEWER),
                   "ANOMALOUS", "The two runs drafted 1 and 2 tokens per verify step"),
     "other prompts": (lambda: run(0, 1, count=39, **NEWER), "ANOMALOUS", "prompts: "),

@@ -221,6 +221,8 @@ def _turn(meta: Fields) -> Turn:
 
 def _inputs(path: Path) -> dict[Turn, Sent]:
     with reading(str(path), f"keep inputs.json beside the records, or use {_RUN_AIPERF_RAW}"):
+        if not path.exists():
+            raise AnswerProblem("expected the requests of the run, got no such file")
         return {
             (text(session, "session_id"), turn): _sent(payload)
             for session in objects(object_in(path), "data")

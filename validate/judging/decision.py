@@ -1,11 +1,5 @@
 """From evidence to a verdict: a ladder of rules; the first one that applies decides.
 
-PASS          the lower bound of the change clears the margin, and no part of it fails
-FAIL          the upper bound lies beyond the margin, or that of a part beyond its own
-INCONCLUSIVE  neither, or too few prompts to say, of all or of a part that lost much
-ANOMALOUS     the figures do not come from a working pair of drafts on the same text, or nothing
-              says how the candidate was made
-
 Parts are categories of prompts and context bins.
 """
 
@@ -37,6 +31,10 @@ EXPECTED_WITHIN = 0.05
 """Relative difference up to which `--expect-baseline` confirms a measured acceptance length."""
 _ENOUGH_FOR_RARE_LOSSES = 100
 """Prompts at which a loss in one prompt in twenty passes in 5 % of cases; with 36 it is 9 %."""
+_LOADED_WRONGLY = (
+    "Check target layers, rope, tensor names and scales with draftquant inspect and draftquant"
+    " verify."
+)
 _USUAL_WEIGHTS = 0.9
 """Effective sample size by the number of prompts, where these are of similar length."""
 
@@ -77,20 +75,13 @@ def _another_target(evidence: Evidence) -> Decision | None:
     if agreement is None or agreement >= MIN_AGREEMENT:
         return None
     told = apart(agreement, MIN_AGREEMENT, ".1%")
-    if evidence.wording.one_draft:
-        return Decision(
-            "ANOMALOUS",
-            f"The head of one of the two targets reproduces only {told} of its recorded tokens"
-            " from the recorded features of its last layer, expected at least"
-            f" {MIN_AGREEMENT:.0%}.",
-            "Record both traces again with --tables, each from its own target.",
-        )
+    whose = "one of the two targets" if evidence.wording.one_draft else "the target"
     return Decision(
         "ANOMALOUS",
-        f"The target's head reproduces only {told} of the recorded tokens from the recorded"
+        f"The head of {whose} reproduces only {told} of the recorded tokens from the recorded"
         f" features of its last layer, expected at least {MIN_AGREEMENT:.0%}. The traces were"
         " recorded from another target, or their features do not belong to their tokens.",
-        "Record the traces again, and give the same target to --target.",
+        "Record the traces again with --tables, or give the same target to --target.",
     )
 
 
@@ -112,20 +103,15 @@ def _impossible_length(evidence: Evidence, role: str) -> Decision | None:
     length, most = draft.counts.mean_acceptance_length, draft.num_draft_tokens + 1
     ceiling = evidence.policy.max_ceiling_share * most
     if length < evidence.policy.min_acceptance_length:
-        if one_draft := evidence.wording.one_draft:
-            where = one_draft.first if role == "baseline" else one_draft.second
-            return Decision(
-                "ANOMALOUS",
-                f"Almost no token of the draft is accepted {where} (mean acceptance length"
-                f" {length:.4f}): it was probably loaded wrongly there.",
-                one_draft.breaks,
-            )
+        one_draft, whose, check = evidence.wording.one_draft, f"the {role}", _LOADED_WRONGLY
+        if one_draft is not None:
+            place = one_draft.first if role == "baseline" else one_draft.second
+            whose, check = f"the draft {place}", one_draft.breaks
         return Decision(
             "ANOMALOUS",
-            f"Almost no token of the {role} is accepted (mean acceptance length {length:.4f}). A"
-            " loss of precision does not do that; the draft was probably loaded wrongly.",
-            "Check target layers, rope, tensor names and scales with draftquant inspect and"
-            " draftquant verify.",
+            f"Almost no token of {whose} is accepted (mean acceptance length {length:.4f}). A loss"
+            " of precision does not do that; the draft was probably loaded wrongly.",
+            check,
         )
     if length > ceiling:
         told = apart(length, ceiling, ".4f")

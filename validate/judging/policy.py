@@ -252,7 +252,7 @@ class Wording:
 
     @property
     def there(self) -> str:
-        """Where the second count was made, behind a noun; "" for two drafts in one place."""
+        """Where the second count was made, after a noun; "" for two drafts in one place."""
         return "" if self.one_draft is None else f" {self.one_draft.second}"
 
 

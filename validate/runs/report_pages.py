@@ -73,8 +73,7 @@ def profile_of_card(asked: CardRequest) -> str:
         raise CardError(
             "--profile",
             "follows from what the draft accepts, and neither --gate nor --measured says that",
-            fix="add --gate G.json, which 'draftquant gate BF16 QUANT --traces T --report G.json'"
-            " writes",
+            fix="add --gate G.json, or --measured R.jsonl",
         )
     return _OF_GOLDEN["profile"](golden)
 

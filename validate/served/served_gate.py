@@ -183,8 +183,13 @@ def warnings_of(pair: ServedPair) -> Iterator[str]:
                 f"the server of {name} does not report its acceptance rule, so settings that"
                 " change the target's outputs would go unnoticed (see `draftquant parity`)"
             )
-    arguments = differing_arguments(*(m.setup.server for m in pair.measurements))
-    if arguments and not pair.apart:
+    if pair.apart:
+        sha256 = draft_sha256(pair.measurements[0]) or ""
+        yield (
+            f"one draft (tensors {sha256[:12]}) ran on both servers, which differ in"
+            f" {'; '.join(pair.apart)}"
+        )
+    elif arguments := differing_arguments(*(m.setup.server for m in pair.measurements)):
         yield f"the two servers were started differently ({'; '.join(arguments)})"
     for name, spec in runs:
         if spec.told_by == "user":

@@ -1,7 +1,6 @@
 """One draft beside its target in two precisions: the same ladder, prompts paired, texts may part.
 
-The draft is the same on both sides, so a verdict is about the target. Each target writes its own
-greedy text; verify steps are weighed by where the two part, as those of two servers are.
+Verify steps are weighed by where the two greedy texts part, as those of two servers are.
 """
 
 import dataclasses
@@ -18,12 +17,13 @@ from ..counting.draft_counts import CountedDraft, DraftReplay, PromptCounts, Pro
 from ..judging.advice import NO_BACKGROUND, Background
 from ..judging.figures import REPLAY, ServedFigures
 from ..judging.judgement import GateReport, judge_counts
-from ..judging.policy import Look, OneDraft, Policy, Wording
+from ..judging.policy import REPLAYED, Look, OneDraft, Policy
 from ..measure.measurement import RequestRecord
 from .common_steps import PairedOutputs, pair_outputs
 from .measurement_pair import MOST_PARTING_OF_PRECISIONS, CountsPair, figures_of, recounted
 
-TARGETS = Wording(
+TARGETS = dataclasses.replace(
+    REPLAYED,
     both_again="Record the same prompts beside both targets, with one tokenizer, engine and"
     " settings.",
     take="Record beside both targets",
@@ -31,7 +31,6 @@ TARGETS = Wording(
     gate="draftquant gate DRAFT --traces FRESH --traces-of-candidate FRESH2",
     join=("Join the traces of each target: draftquant traces merge TRACES FRESH --out ALL",),
     gate_joined="draftquant gate DRAFT --traces ALL --traces-of-candidate ALL2",
-    longer="record longer continuations (record --max-new-tokens), or judge a smaller K",
     one_draft=OneDraft(
         first="beside the first target",
         second="beside the second target",
