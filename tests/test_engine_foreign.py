@@ -15,15 +15,14 @@ from typing import Any
 
 import folder_rows
 import pytest
-from asked_pairs import check_draft, check_pair
+from asked_pairs import check_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.architectures import KNOWN_TO_BOTH, OTHER_NAMES
-from draftquant.quantize.engines.contract import EngineName, Verdict
+from draftquant.quantize.engines.contract import Verdict
 from draftquant.quantize.engines.engine_check import misread_excludes
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.lints.catalogue import config_changes, find_lints
 from draftquant.recipes import DraftQuantError
-from draftquant.scripts.cli import main
 from tiny import edit_json, tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark
@@ -214,22 +213,3 @@ def test_launch_lines_turn_the_cache_on(tmp_path: Path) -> None:
     assert "--speculative-draft-kv-cache-dtype fp8_e4m3" in str(sglang)
     plain = check_draft(tiny_eagle3_llama(tmp_path / "plain"), engine="vllm", arch="sm90").launch
     assert "kv_cache_dtype" not in str(plain)
-
-
-@pytest.mark.parametrize(("form", "engine"), [("quark", "vllm"), ("ct-fp8", "sglang")])
-def test_names_of_the_remedies_exclude_the_layer(
-    form: str, engine: EngineName, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    row = rows_of(INSIDE)[f"qwen {form}: undeclared"]
-    folder = folder_rows.write_folder(row, tmp_path / "qwen")
-    pair = check_pair(folder, folder, subtree="mtp", arch="sm90").of(engine)
-    remedies = " ".join(found.remedy for found in pair.answer.findings)
-    assert pair.verdict != "LOADS"
-    names = remedies.split("'")[1::2]
-    key = {"quark": "exclude", "ct-fp8": "ignore"}[form]
-    declared = {**row["config"]["quantization_config"], key: ["lm_head", *names]}
-    assert main(["inspect", str(folder), "--subtree", "mtp"]) == 0
-    assert "takes model.layers.0.qkv_proj as quantized, where" in capsys.readouterr().out
-    edit_json(folder / "config.json", quantization_config=declared)
-    again = check_pair(folder, folder, subtree="mtp", arch="sm90").of(engine)
-    assert again.verdict == "LOADS"
