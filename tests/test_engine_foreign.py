@@ -54,6 +54,8 @@ SERVED = {
     ("dflash-no-mask", "vllm"): "REFUSED",
     # It fills fc, and uses it only where the target's states are wider: `llama_eagle3.py`.
     ("no-aux-with-fc", "sglang"): "LOADS BUT WRONG",
+    # Its norms have other names, and AMD's GPUs lack the kernel.
+    ("two-layers-int4", "sglang"): "REFUSED",
 }
 """What an engine does after it has loaded."""
 
