@@ -228,7 +228,7 @@ def test_what_engines_read_differently_is_found_and_nothing_else(
 
 
 def test_check_refuses_what_an_engine_refuses(folders: dict[str, Any]) -> None:
-    """An answer may be UNKNOWN for the class of a model_type, or wrong for its biases."""
+    """An answer may be UNKNOWN for the class of a model_type, or for its biases."""
     unknown = 0
     for row in asked():
         if row.case["kind"] == "model" or row.name == NO_ROW:
@@ -244,7 +244,7 @@ def test_check_refuses_what_an_engine_refuses(folders: dict[str, Any]) -> None:
             refused = "refused" in row.read[engine]
             expected = ("REFUSED",) if refused else ("LOADS", "LOADS BUT WRONG")
             assert answer.verdict in (*expected, "UNKNOWN"), (row.name, engine, answer.error)
-    assert unknown < 60
+    assert unknown < 100
 
 
 PLAIN, BARE = {"rope_type": "default", "rope_theta": 1e6}, {"rope_type": "default"}

@@ -18,6 +18,7 @@ from ..stored.layouts.scheme import FLOAT_DTYPES, GROUPS, DeclaredScheme, Part, 
 from ..stored.stored_declaration import Form, RawDeclaration, stored_parts, written_declaration
 
 ANY_FLOAT = (*FLOAT_DTYPES, "F8_E8M0")
+_SAYS_SYMMETRIC = {("awq", True)}
 _GLOBAL_SCALES = {name for name, number in NUMBER_FORMATS.items() if number.global_scale}
 
 
@@ -171,7 +172,7 @@ def _as_taken(scheme: DeclaredScheme) -> LinearScheme:
             granularity="ordered" if scheme.ordered else scheme.granularity,
             group_size=(scheme.group_size or 0) if in_groups else 0,
             activations=scheme.activations,
-            says_symmetric=layout.name == "awq" and bool(layout.declares_symmetry),
+            says_symmetric=(layout.name, layout.declares_symmetry) in _SAYS_SYMMETRIC,
             of_fp8=scheme.first_stage is not None,
         ),
         suffix=layout.weight_suffix(scheme),

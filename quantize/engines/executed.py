@@ -26,7 +26,14 @@ from .folder_findings import Folder
 _SECTIONS = (SECTION, "dflash_config")
 _OF_ROPE = ("rope_parameters", "rope_scaling")
 """Of MTP layers; what engines do with other drafts' is said by the rows of ropes."""
-_DECLARATIONS = ("quantization_config", "compression_config")
+_NULLS = frozenset(
+    """
+    attention_bias attention_dropout auto_map dflash_config eagle_config head_dim hidden_act
+    initializer_range max_position_embeddings max_window_layers mlp_bias num_key_value_heads
+    tie_word_embeddings use_aux_hidden_state use_cache use_sliding_window
+    """.split()  # noqa: SIM905 - one a line would be a page
+)
+"""Keys of which null differs from a missing key, in some class of Transformers or engine."""
 _LISTS = (KEY, "target_layer_ids", "layer_types")
 _FLAGS = KNOWN - {"use_cache"}
 _FLOATS = "floats"
@@ -82,11 +89,11 @@ def _of_config(config: Mapping[str, Any], *, fuses: bool, mtp: bool) -> Iterator
 
 
 def _nulls(keys: Mapping[str, Any], model_type: str, section: str = "") -> Iterator[str]:
-    """Keys that are null, where null may differ from a missing key."""
+    """Those of `_NULLS` that are null."""
     for key, value in sorted(keys.items()):
-        if value is None:
+        if value is None and key in _NULLS:
             yield f"{section}{key} null of {model_type}"
-        elif isinstance(value, Mapping) and key not in _DECLARATIONS:
+        elif isinstance(value, Mapping):
             yield from _nulls(value, model_type, f"{section}{key}.")
 
 

@@ -156,20 +156,21 @@ class Walk(Folder):
         """A module that the engine takes as quantized: each part is stored so, none is missing."""
         shapes = [self._shape(part) for part in parts]
         for (part, tensors), shape in zip(parts.items(), shapes, strict=True):
-            weight = tensors.get("weight")
             if not tensors:
                 yield from self.engine.rules("absent", name=f"{part}.{scheme.suffix}")
-            elif weight is not None and weight.dtype in FLOAT_DTYPES:
-                yield from self._floats(module, scheme, weight)
+            elif _is_float(tensors):
+                yield from self._floats(module, scheme, tensors["weight"])
             else:
                 yield from self._parts(part, scheme, tensors, shape)
         shards = [self._shard(module, part) for part in parts]
         linear = quantized_linear(self.question, module, scheme, shards)
-        if (problem := self.engine.rule("linear", **linear)) is not None:
+        mixed = len({_is_float(tensors) for tensors in parts.values() if tensors}) > 1
+        if (problem := self.engine.rule("linear", **linear, is_mixed=mixed)) is not None:
             yield problem
         several = len(parts) > 1 and scheme.has_global_scale
         if several and has_several_global_scales(self.checkpoint, parts):
-            yield from self.engine.rules("several_scales", module=module.name)
+            problem = self.engine.rule("several_scales", module=module.name)
+            yield from filter(None, [problem])
 
     def _floats(
         self, module: Module, scheme: LinearScheme, weight: TensorInfo
@@ -229,6 +230,11 @@ class Walk(Folder):
 
 def _listed(shape: tuple[int, ...]) -> str:
     return str(list(shape))[1:-1]
+
+
+def _is_float(tensors: Mapping[str, TensorInfo]) -> bool:
+    weight = tensors.get("weight")
+    return weight is not None and weight.dtype in FLOAT_DTYPES
 
 
 def _declare(walk: Walk, module: Module) -> str:

@@ -39,9 +39,8 @@ def _names(engine: Engine) -> list[str]:
     """The architectures and methods of one engine, as lists."""
     return [
         f"## {engine.title} {engine.version}",
-        "Of these values of `quant_method` it is known how it takes them: "
-        + _listed({*data_file("schemes")[engine.name], *engine.aliases})
-        + ".",
+        "Of these values of `quant_method` it is known how it takes them:"
+        f" {_listed({*data_file('schemes')[engine.name], *engine.aliases})}.",
         "It serves these `architectures` as drafts: " + _listed(engine.architectures) + ".",
     ]
 
