@@ -197,6 +197,7 @@ def _config(config: Any) -> None:
     for key in ("ignore", "exclude", "exclude_modules", "ignored_layers", "modules_to_not_convert"):
         if key in declared:
             declared[key] = [*declared[key][1:], "*up_proj*"]
+    declared.pop("kv_cache_scheme", None)
     if "producer" in declared:
         declared["producer"] = 1
 

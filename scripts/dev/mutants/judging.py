@@ -32,7 +32,7 @@ from .recording import import_product
 
 KINDS = ("killed", "survived", "not covered", "left")
 """A test fails; none does; none runs the line; the time was over before."""
-MOST_TESTS, MOST_SECONDS = 120, 20
+MOST_TESTS, MOST_SECONDS = 120, 10
 """Of the tests that run a line, those nearest to it that judge a mutant (at import a quarter)."""
 FIRST_TESTS = 12
 """As many are collected for a mutant that an import needs; the others if they all pass."""
@@ -95,9 +95,9 @@ class Reach:
     def _recorded_line(self, path: str, line: int) -> tuple[int, bool]:
         """Which line it was when it was recorded: where it was none, one above it that ran."""
         if path not in self._before:
-            texts = (self._sources.get(path, ""), (self._root / path).read_text("utf-8"))
-            found = SequenceMatcher(None, *map(str.splitlines, texts), autojunk=False)
-            blocks = found.get_matching_blocks()
+            was = self._sources.get(path, "").splitlines()
+            now = (self._root / path).read_text("utf-8").splitlines()
+            blocks = SequenceMatcher(None, was, now, autojunk=False).get_matching_blocks()
             pairs = ((b + n, a + n) for a, b, size in blocks for n in range(1, size + 1))
             self._before[path] = dict(pairs)
         before, ran = self._before[path], self._running.get(path, {})
@@ -186,7 +186,7 @@ def in_fork(work: Callable[[], tuple[str, int]]) -> tuple[str, int]:
 
     def run() -> None:
         os.setpgid(0, 0)
-        resource.setrlimit(resource.RLIMIT_CPU, (3 * MOST_SECONDS, 4 * MOST_SECONDS))
+        resource.setrlimit(resource.RLIMIT_CPU, (4 * MOST_SECONDS, 5 * MOST_SECONDS))
         try:
             sender.send(work())
         finally:
@@ -196,7 +196,7 @@ def in_fork(work: Callable[[], tuple[str, int]]) -> tuple[str, int]:
     fork.start()
     sender.close()
     try:
-        answer: tuple[str, int] = receiver.recv() if receiver.poll(15 * MOST_SECONDS) else ENDED
+        answer: tuple[str, int] = receiver.recv() if receiver.poll(30 * MOST_SECONDS) else ENDED
     except EOFError:
         answer = ENDED
     try:
