@@ -32,7 +32,7 @@ from .recording import import_product
 
 KINDS = ("killed", "survived", "not covered", "left")
 """A test fails; none does; none runs the line; the time was over before."""
-MOST_TESTS, MOST_SECONDS = 120, 10
+MOST_TESTS, MOST_SECONDS = 120, 20
 """Of the tests that run a line, those nearest to it that judge a mutant (at import a quarter)."""
 FIRST_TESTS = 12
 """As many are collected for a mutant that an import needs; the others if they all pass."""
@@ -186,7 +186,7 @@ def in_fork(work: Callable[[], tuple[str, int]]) -> tuple[str, int]:
 
     def run() -> None:
         os.setpgid(0, 0)
-        resource.setrlimit(resource.RLIMIT_CPU, (4 * MOST_SECONDS, 5 * MOST_SECONDS))
+        resource.setrlimit(resource.RLIMIT_CPU, (3 * MOST_SECONDS, 4 * MOST_SECONDS))
         try:
             sender.send(work())
         finally:
@@ -196,7 +196,7 @@ def in_fork(work: Callable[[], tuple[str, int]]) -> tuple[str, int]:
     fork.start()
     sender.close()
     try:
-        answer: tuple[str, int] = receiver.recv() if receiver.poll(30 * MOST_SECONDS) else ENDED
+        answer: tuple[str, int] = receiver.recv() if receiver.poll(15 * MOST_SECONDS) else ENDED
     except EOFError:
         answer = ENDED
     try:
