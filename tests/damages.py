@@ -197,6 +197,7 @@ def _config(config: Any) -> None:
     for key in ("ignore", "exclude", "exclude_modules", "ignored_layers", "modules_to_not_convert"):
         if key in declared:
             declared[key] = [*declared[key][1:], "*up_proj*"]
+    declared.pop("kv_cache_scheme", None)
     if "producer" in declared:
         declared["producer"] = 1
 
@@ -224,6 +225,7 @@ def in_files(out: Path) -> None:
     _edited(out, "draftquant.json", _record)
     (out / "tokenizer.json").write_text('{"version": "1.1"}\n', encoding="utf-8")
     (out / "notes.txt").write_text("x", encoding="utf-8")
+    (out / "tokenizer_config.json").unlink()
     for folder, file in ((".git", "HEAD"), ("a", "b.txt"), (".cache/huggingface", "x")):
         (out / folder).mkdir(parents=True)
         (out / folder / file).write_text("x", encoding="utf-8")
@@ -283,6 +285,8 @@ def scene(folder: Path, recipe: Recipe, first: int) -> dict[str, Any]:
     found = {"sound": report(folder, out), "sound, by itself": audited(folder, out)}
     if (out / SIDE).is_file():
         found["side file"] = dict(side_files(folder, out))
+    if recipe.kv_cache:
+        found["cache"] = dict(of_cache(folder, out))
     tensors = read_tensors(out)
     kinds = list(of_linears(tensors, first))
     write_tensors(out, tensors, metadata={"format": "np", "more": "x"})
@@ -297,6 +301,25 @@ def scene(folder: Path, recipe: Recipe, first: int) -> dict[str, Any]:
     (out / "model.safetensors").unlink()
     found["no weights"] = report(folder, out, foreign=True)["refused"]
     return {"damages": kinds, **found}
+
+
+def of_cache(folder: Path, out: Path) -> Iterator[tuple[str, list[str]]]:
+    """What is said of scales of a cache that are not recorded, of no layer, or stored otherwise."""
+    record, tensors = (out / "draftquant.json").read_text(encoding="utf-8"), read_tensors(out)
+    name = next(name for name in tensors if name.endswith("k_scale"))
+    few = {other: tensor for other, tensor in tensors.items() if other != name}
+    for what, scales, stored in (
+        ("not recorded", {}, tensors),
+        ("of no layer", {"x": 1.0}, tensors),
+        ("in BF16", None, tensors | {name: store(np.ones(1, np.float32), "BF16")}),
+        ("not stored", None, few),
+    ):
+        if scales is not None:
+            _edited(out, "draftquant.json", lambda said, new=scales: said.update(cache_scales=new))
+        write_tensors(out, stored, metadata=PYTORCH)
+        yield what, report(folder, out)["faults"]
+        (out / "draftquant.json").write_text(record, encoding="utf-8")
+    write_tensors(out, tensors, metadata=PYTORCH)
 
 
 def side_files(folder: Path, out: Path) -> Iterator[tuple[str, str]]:
@@ -328,6 +351,8 @@ def cut_scene(folder: Path) -> dict[str, Any]:
     sides = (draft, whole)
     found: dict[str, Any] = {"sound": [report(folder, out, source) for source in sides]}
     found["sound, by itself"] = audited(folder, out)["made_by"]
+    other = tiny_eagle3_llama(folder / "other", pruned_vocabulary=True, seed=1)
+    found["of another"] = report(folder, out, other)["faults"]
     sound = read_tensors(out)
     for name, index, value in WRONG_IDS:
         ids = np.frombuffer(sound["d2t"].data, "<i8").copy()

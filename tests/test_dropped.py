@@ -182,11 +182,7 @@ def test_verify_sees_another_record(source: Path, out: Path) -> None:
 
 
 def test_the_commands(
-    source: Path,
-    target: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    source: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proofs: list[Path | None] = []
 
@@ -201,14 +197,9 @@ def test_the_commands(
     )
     chosen = ["--recipe", str(tmp_path / "mine.yaml")]
     assert main(["plan", str(source), *chosen]) == 0
-    assert f"dropped, bytes saved: {EMBEDDING} 12,288" in " ".join(capsys.readouterr().out.split())
     out = str(tmp_path / "made")
     assert main(["quantize", str(source), *chosen, "--out", out]) == 2
-    assert "--target M" in capsys.readouterr().err
     assert main(["quantize", str(source), *chosen, "--out", out, "--target", str(target)]) == 0
     assert proofs == [None, target]
-    assert f"{EMBEDDING}: dropped, 0.01 MB" in capsys.readouterr().out
     assert main(["verify", out, "--against", str(source)]) == 0
-    assert "not compared again (--target TARGET)" in " ".join(capsys.readouterr().out.split())
     assert main(["verify", out, "--against", str(source), "--target", str(target)]) == 0
-    assert "compared again with the target's" in " ".join(capsys.readouterr().out.split())

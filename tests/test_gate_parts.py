@@ -33,6 +33,12 @@ EVERY = dataclasses.replace(RELEASE, name="custom", every_category_passes=True)
 # ---- Categories
 
 
+def test_a_policy_wants_two_prompts_at_least() -> None:
+    for key in ("min_prompts", "min_category_prompts"):
+        few, two = (dataclasses.replace(EVERY, **{key: count}) for count in (1, 2))
+        assert (few.problem()[-10:], two.problem()) == ("at least 2", "")
+
+
 def of_b(drop: int, noise: int, *, count: int = 30, policy: Policy = RELEASE) -> GateReport:
     """270 prompts of category 'a' that lose nothing, and some of 'b' that lose `drop`."""
     names = "a" * 270 + "b" * count

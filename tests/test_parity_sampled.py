@@ -54,7 +54,10 @@ def test_scores_are_log_probabilities_of_the_next_token(
     max_logits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scored, "_MAX_LOGITS", max_logits)
-    found = score_by_target(TARGET, TEXTS, dtype=torch.float32, device=CPU)
+    seen: list[tuple[int, int]] = []
+    shown: Any = {"device": CPU, "on_progress": lambda *at: seen.append(at)}
+    found = score_by_target(TARGET, TEXTS, dtype=torch.float32, **shown)
+    assert seen == [(done, len(TEXTS)) for done in range(1, len(TEXTS) + 1)]
     model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
     for text, scores in zip(TEXTS, found, strict=True):
         for i, score in enumerate(scores):  # one call for each token

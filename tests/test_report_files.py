@@ -26,6 +26,8 @@ def test_an_existing_report_is_replaced_only_when_asked(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="already exists"):
         write_reports({path: "newer"})
     assert path.read_text(encoding="utf-8") == "new"
+    with pytest.raises(OutputError, match="cannot be written"):
+        write_reports({tmp_path / "removed meanwhile" / "a.md": "new"})
     assert [each.name for each in tmp_path.iterdir()] == ["a.md"]
 
 

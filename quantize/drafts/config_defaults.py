@@ -39,12 +39,11 @@ class ClassDefaults(NamedTuple):
 
     def without(self, keys: frozenset[str]) -> "ClassDefaults":
         """The same for a draft in which nobody reads these keys."""
-        return ClassDefaults(
-            values={key: value for key, value in self.values.items() if key not in keys},
-            lacks=self.lacks - keys,
-            changes={key: value for key, value in self.changes.items() if key not in keys},
-            unclear=self.unclear - keys,
+        values, changes = (
+            {key: value for key, value in of.items() if key not in keys}
+            for of in (self.values, self.changes)
         )
+        return ClassDefaults(values, self.lacks - keys, changes, self.unclear - keys)
 
 
 Row = ClassDefaults | Literal["unknown", "refused"]

@@ -62,7 +62,7 @@ class Policy:
         shares = (self.max_relative_drop, self.max_category_drop, self.power)
         if not all(0 < share < 1 for share in shares) or not 0.5 < self.confidence < 1:
             return "max_relative_drop, max_category_drop, power, confidence: expected shares"
-        if self.min_prompts < 2 or self.min_category_prompts < 2:
+        if min(self.min_prompts, self.min_category_prompts) < 2:
             return "min_prompts, min_category_prompts: expected at least 2"
         named = dataclasses.asdict(self if self.name == "custom" else POLICIES[self.name])
         for key, value in dataclasses.asdict(self).items():

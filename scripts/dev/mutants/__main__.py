@@ -35,10 +35,14 @@ SURVIVED = KINDS[1:3]
 def in_drawn_order(mutants: Iterable[Mutant], seed: str) -> list[Mutant]:
     """One of each line, then another one: in an order that the seed and the lines' texts give."""
     drawn: dict[tuple[str, int], list[tuple[str, str, Mutant]]] = defaultdict(list)
+
+    def draw(*what: str) -> str:
+        return hashlib.sha256(repr((seed, *what)).encode()).hexdigest()
+
     for mutant in mutants:
-        of_line = repr((seed, mutant.path, mutant.old))
-        draws = (hashlib.sha256(f"{of_line}{m}".encode()).hexdigest() for m in ("", mutant.new))
-        drawn[mutant.path, mutant.lines.start].append((*draws, mutant))
+        line = (mutant.path, mutant.old)
+        one = (draw(*line), draw(*line, mutant.operator, mutant.new), mutant)
+        drawn[mutant.path, mutant.lines.start].append(one)
     ranked = (enumerate(sorted(line, key=itemgetter(0, 1))) for line in drawn.values())
     found = sorted(chain.from_iterable(ranked), key=lambda one: (one[0], one[1][0]))
     return [mutant for _, (*_, mutant) in found]

@@ -70,8 +70,8 @@ class Reach:
         self._rank: dict[str, tuple[int, int]] = {}
         self._running: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
         for test in sorted(size, key=size.__getitem__):
-            self._rank[test] = (cases[test.partition("[")[0]], size[test])
             cases[test.partition("[")[0]] += 1
+            self._rank[test] = (size[test] * cases[test.partition("[")[0]], size[test])
         for test in sorted(size, key=self._rank.__getitem__):
             for path, lines in self.tests[test]["lines"].items():
                 for line in lines:
@@ -81,7 +81,7 @@ class Reach:
         self._before: dict[str, dict[int, int]] = {}
 
     def job(self, mutant: Mutant) -> Job:
-        """A mutant with the nearest tests: those of fewest lines, one case of each before two."""
+        """A mutant with the nearest tests: of fewest lines, which count double in a second case."""
         path, place = mutant.path, mutant.place
         line, known = self._recorded_line(path, place.statement)
         ran = self._running.get(path, {}).get(line, [])
@@ -95,9 +95,9 @@ class Reach:
     def _recorded_line(self, path: str, line: int) -> tuple[int, bool]:
         """Which line it was when it was recorded: where it was none, one above it that ran."""
         if path not in self._before:
-            texts = (self._sources.get(path, ""), (self._root / path).read_text("utf-8"))
-            found = SequenceMatcher(None, *map(str.splitlines, texts), autojunk=False)
-            blocks = found.get_matching_blocks()
+            was = self._sources.get(path, "").splitlines()
+            now = (self._root / path).read_text("utf-8").splitlines()
+            blocks = SequenceMatcher(None, was, now, autojunk=False).get_matching_blocks()
             pairs = ((b + n, a + n) for a, b, size in blocks for n in range(1, size + 1))
             self._before[path] = dict(pairs)
         before, ran = self._before[path], self._running.get(path, {})
