@@ -87,6 +87,10 @@ def test_bench_serve_is_read_where_events_and_counters_agree(tmp_path: Path) -> 
     with pytest.raises(MeasureError, match=r"2,181 events .* 2,208 verify steps") as found:
         read_foreign(FOREIGN / "vllm-bench-together.json")
     assert "--per-request-spec-decode-metrics" in str(found.value)
+    fewer = changed(both(BENCH)[0], tmp_path / "f.json",
+                    lambda result: result.update(spec_decode_num_drafts=1))  # fmt: skip
+    with pytest.raises(MeasureError, match=r"events .* counted 1 verify steps"):
+        read_foreign(fewer)
     path = changed(both(BENCH)[0], tmp_path / "b.json", lambda result: result.pop("itls"))
     with pytest.raises(MeasureError, match="--save-detailed"):
         read_foreign(path)
