@@ -92,7 +92,7 @@ def logs(replay: DraftReplay) -> NDArray[np.float64]:
     steps = np.array([prompt.counts.histogram for prompt in replay.prompts], dtype=np.float64)
     sums = np.stack([steps @ np.arange(1, steps.shape[1] + 1), steps.sum(1)])
     tokens, rows = np.concatenate([sums.sum(1, keepdims=True), sums_without(sums)], 1)
-    return np.log(tokens / rows)
+    return np.asarray(np.log(tokens / rows))
 
 
 def loads(plan: Plan, gpu: str) -> bool:
