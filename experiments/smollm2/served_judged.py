@@ -68,13 +68,10 @@ def _picture(rows: Sequence[Mapping[str, Any]]) -> str:
                 continue
             x, y = lengths.get(row["draft"], 1.0), row["tokens_per_second"]
             axis.plot(x, y, "o", color=FAINT if row["draft"] == PLAIN else BLUE)
-            axis.annotate(
-                row["draft"],
-                (x, y),
-                (-6, 0),
-                textcoords="offset points",
-                ha="right" if x > 1 else "left",
+            ends = (
+                {"xytext": (-8, -4), "ha": "right"} if x > 1 else {"xytext": (8, -4), "ha": "left"}
             )
+            axis.annotate(row["draft"], (x, y), textcoords="offset points", **ends)
         axis.set(xlim=(0.9, 2.4), ylim=(0, None))
         axis.grid(axis="y", linewidth=0.6)
     axes[0].set_ylabel("tokens per CPU second")
