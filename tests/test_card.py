@@ -121,14 +121,22 @@ def test_folders_that_have_no_card(out: Path) -> None:
         model_card(out, REQUEST)
 
 
-def test_a_draft_that_was_only_cut_has_a_card() -> None:
-    text = model_card(PAIR.parent / "smollm2/draft", REQUEST)
+def test_a_draft_that_was_only_cut_has_a_card_which_a_quantized_one_does_not_keep(
+    tmp_path: Path,
+) -> None:
+    draft, out = PAIR.parent / "smollm2/draft", tmp_path / "out"
+    text = model_card(draft, REQUEST)
     assert parsed(text)["tags"][2:] == ["cut", "draftquant", "eagle3-llama"]
     assert "base_model_relation" not in parsed(text)
     first = cells(text)[:4]
     assert first[3] == ["cut", "vocabulary 4,096 of 49,152"]
     assert "Vocabulary 4,096 of 49,152, by tokens by how often the target said them" in text
     assert "Recipe" not in text
+    assert main(["quantize", str(draft), "--recipe", "fp8-ptpc", "--out", str(out)]) == 0
+    made = (out / "README.md").read_text(encoding="utf-8")
+    assert made.count(BEGIN) == 1
+    assert "# A quantized eagle3-llama draft" in made
+    assert "## Where it comes from" in made
 
 
 def test_reports_that_are_none_or_of_another_draft(work: Path, tmp_path: Path) -> None:

@@ -2,9 +2,9 @@
 
 import dataclasses
 import json
-import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,13 @@ from draftquant.scripts.dev.docs.drawing import BLUE, FAINT, figure, house_look,
 from draftquant.validate.counting.acceptance_counts import pooled
 from draftquant.validate.measure.measurement_file import read_measurement
 from judging import figures, run, write_rows
-from scipy.stats import t
 from served.beside_replay import FP8, beside_replay
 from served.results import Served
 from served_pair import (
     BF16,
     FEW,
     FP8_CACHE,
+    HERE,
     NUM_DRAFT_TOKENS,
     PAIR,
     PASSES,
@@ -34,12 +34,10 @@ from stages import Work
 from benchmarks.quality import JUDGED
 
 TIMED = ("one", "eight")
-CONFIDENCE = 0.95
-"""Of each one-sided bound."""
 
 
 def judge(work: Work) -> None:
-    """Write served.json, of the measurements that exist."""
+    """Write served.json and served.svg, of the measurements that exist."""
     (work / "served/reports").mkdir(exist_ok=True)
     measured = [name for name in SERVERS[1:] if answers(work, "greedy", name).exists()]
     rows = [
@@ -50,8 +48,8 @@ def judge(work: Work) -> None:
         {"question": "speed", **row} for name in ("one", "eight") for row in _speed(work, name)
     ]
     rows += [{"question": "parity", **row} for row in _parity(work, measured)]
-    write_rows(work / "served.json", rows)
-    (work / "served.svg").write_text(_picture(rows), encoding="utf-8")
+    write_rows(HERE / "served.json", rows)
+    (HERE / "served.svg").write_text(_picture(rows), encoding="utf-8")
 
 
 @house_look()
@@ -70,13 +68,10 @@ def _picture(rows: Sequence[Mapping[str, Any]]) -> str:
                 continue
             x, y = lengths.get(row["draft"], 1.0), row["tokens_per_second"]
             axis.plot(x, y, "o", color=FAINT if row["draft"] == PLAIN else BLUE)
-            axis.annotate(
-                row["draft"],
-                (x, y),
-                (-6, 0),
-                textcoords="offset points",
-                ha="right" if x > 1 else "left",
+            ends = (
+                {"xytext": (-8, -4), "ha": "right"} if x > 1 else {"xytext": (8, -4), "ha": "left"}
             )
+            axis.annotate(row["draft"], (x, y), textcoords="offset points", **ends)
         axis.set(xlim=(0.9, 2.4), ylim=(0, None))
         axis.grid(axis="y", linewidth=0.6)
     axes[0].set_ylabel("tokens per CPU second")
@@ -126,18 +121,21 @@ def _drawn(work: Work, name: str) -> dict[str, float]:
 
 
 def _speed(work: Work, name: str) -> Iterator[dict[str, Any]]:
-    """Tokens per CPU second, and the ratios of equal blocks of prompts, with bounds."""
+    """Tokens per CPU second, and the ratios of equal blocks of prompts."""
+    taken = {
+        server: [answers(work, name, server, block) for block in PASSES[name].blocks]
+        for server in FEW
+    }
     blocks = [
-        block
-        for block in PASSES[name].blocks
-        if all(answers(work, name, each, block).exists() for each in FEW)
+        all(one.with_suffix(".seconds").exists() for one in same)
+        for same in zip(*taken.values(), strict=True)
     ]
-    speeds = {server: [_rate(answers(work, name, server, b)) for b in blocks] for server in FEW}
+    speeds = {server: [*map(_rate, compress(own, blocks))] for server, own in taken.items()}
     for server, own in speeds.items():
         yield {
             "requests": PASSES[name].concurrency,
             "draft": server,
-            "tokens_per_second": round(statistics.harmonic_mean(own), 2),
+            "tokens_per_second": round(statistics.median(own), 1),
             "blocks": len(own),
             "over_plain": _ratio(own, speeds[PLAIN]),
             "over_bf16": _ratio(own, speeds[BF16]),
@@ -150,11 +148,9 @@ def _rate(answered: Path) -> float:
 
 
 def _ratio(these: list[float], others: list[float]) -> list[float]:
-    """The mean ratio of pairs, and its lower and upper bound, by Student's t of logarithms."""
-    logs = [math.log(a / b) for a, b in zip(these, others, strict=True)]
-    mean, error = statistics.mean(logs), statistics.stdev(logs) / math.sqrt(len(logs))
-    reach = error * float(t.ppf(CONFIDENCE, len(logs) - 1))
-    return [round(math.exp(x), 4) for x in (mean, mean - reach, mean + reach)]
+    """The median ratio of pairs, the smallest and the largest."""
+    ratios = [a / b for a, b in zip(these, others, strict=True)]
+    return [round(x, 3) for x in (statistics.median(ratios), min(ratios), max(ratios))]
 
 
 def _parity(work: Work, measured: list[str]) -> Iterator[Mapping[str, Any]]:

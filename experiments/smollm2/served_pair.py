@@ -64,7 +64,7 @@ PASSES: Mapping[str, Pass] = {
     "greedy": Pass(options={"top_logprobs": 2}),
     "again": Pass(concurrency=3, options={"top_logprobs": 2}, servers=(PLAIN,)),
     "eight": Pass(prompts=32, block=8, servers=FEW),
-    "one": Pass(prompts=12, block=2, concurrency=1, servers=FEW),
+    "one": Pass(prompts=12, block=3, concurrency=1, servers=FEW),
     "sampled": Pass(options={"temperature": 0.7, "top_logprobs": 1}, servers=FEW),
 }
 
