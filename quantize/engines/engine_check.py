@@ -228,7 +228,7 @@ def _as_read(
     taken = declaration and engine.taken(declaration, arch)
     if isinstance(taken, Finding):
         return taken
-    if taken is not None and taken.method is None:  # most go on as if nothing were declared
+    if taken is not None and not taken.method:  # most go on as if nothing were declared
         looks = quantized_looking(checkpoint.tensors.values())
         return engine.rule("method", says_nothing=not looks) or (checkpoint, None)
     return checkpoint, taken
