@@ -183,7 +183,7 @@ SUMS = {
     "developers' tools, lines": 7_407,
     "lines of tests": 58_416,
     "pairs of a test file and an internal module": 1_034,
-    "mutants of the sample that survive": 30,
+    "mutants of the sample that survive": 23,  # of 89: 26 %
     "verbs": 25,
     "words of pages by hand": 25_644,
 }
