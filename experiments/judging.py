@@ -118,7 +118,7 @@ def rows(cases: Sequence[Case], work: Path) -> list[dict[str, Any]]:
     """What the reports say, in the order of the cases: shares are fractions."""
     paths = {case.name: work / f"reports/{case.name}.json" for case in cases}
     return [
-        {"question": case.question, "name": case.name, **_figures(paths[case.name])}
+        {"question": case.question, "name": case.name, **figures(paths[case.name])}
         for case in cases
         if paths[case.name].exists()
     ]
@@ -130,7 +130,7 @@ def write_rows(path: Path, found: Sequence[Mapping[str, Any]]) -> None:
     path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
-def _figures(path: Path) -> dict[str, Any]:
+def figures(path: Path) -> dict[str, Any]:
     report = json.loads(path.read_text(encoding="utf-8"))
     bounds = [math.expm1(report["change"][side]) for side in ("lower", "upper")]
     lengths = [f"{side}_mean_acceptance_length" for side in ("baseline", "candidate")]

@@ -1,4 +1,5 @@
-# Sourced by scripts/test and .ci/run. Defines check_wheel and found_pythons; needs ROOT and VENV.
+# Sourced by scripts/test, scripts/release and .ci/run. Defines check_wheel, build_release and
+# found_pythons; needs ROOT and VENV.
 
 # check_wheel PYTHON...: what a user gets, built by way of the sdist, so that the wheel cannot need a
 # file that only a checkout has; installed for each interpreter as Containerfile does, from a folder of
@@ -7,8 +8,7 @@ check_wheel() {
   local work python venv step
   work="$(mktemp -d)"
   trap "rm -rf '$work'" EXIT
-  "$VENV/bin/python" -m build --outdir "$work/dist" "$ROOT" >"$work/build.log" 2>&1 ||
-    { cat "$work/build.log" && return 1; }
+  build_release "$ROOT" "$work/dist" >"$work/build.log" 2>&1 || { cat "$work/build.log" && return 1; }
   for python in "$@"; do
     venv="$(mktemp -d "$work/venv.XXXX")"
     "$python" -m pip download -qq -d "$venv/wheels" -c "$ROOT/constraints.txt" \
@@ -22,6 +22,20 @@ check_wheel() {
     mkdir "$venv/empty"
     (cd "$venv/empty" && OMP_NUM_THREADS=1 "$venv/bin/python" -I "$ROOT/tests/wheel_check.py") ||
       return 1
+  done
+}
+
+# build_release SOURCE FOLDER: the sdist and, by way of it, the wheel. Of equal files they have equal
+# bytes: what setuptools takes of the machine, times, owners and the umask, is written over.
+build_release() {
+  local sdist plain="$2/plain"
+  export SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-315532800}"
+  (umask 022 && "$VENV/bin/python" -m build --outdir "$2" "$1") || return 1
+  for sdist in "$2"/*.tar.gz; do
+    mkdir "$plain" && tar -xzf "$sdist" -C "$plain" || return 1
+    tar --sort=name --format=gnu --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner \
+      --mode=u+rw,go=rX -cf - -C "$plain" "$(basename "$sdist" .tar.gz)" | gzip -9n >"$sdist"
+    rm -r "$plain"
   done
 }
 

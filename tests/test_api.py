@@ -3,7 +3,6 @@
 import doctest
 import inspect
 import json
-import logging
 import pickle
 import pydoc
 import typing
@@ -18,7 +17,6 @@ import pytest
 from draftquant import api as dq
 from draftquant.quantize.files.hub import command_line
 from draftquant.recipes import to_mapping
-from draftquant.recipes.listener import Listener
 from draftquant.scripts.cli import main
 from draftquant.scripts.frame import reports
 from draftquant.validate.judging.judgement import GateReport
@@ -141,30 +139,6 @@ def test_what_the_command_warns_of_is_a_python_warning_and_in_the_report(
     command = ["quantize", "DRAFT", "--recipe", "fp8-ptpc", "--traces", "TRACES", "--out", "UNUSED"]
     assert main([*command, "--json"]) == 0
     assert "is not used" in " ".join(json.loads(capsys.readouterr().out)["warnings"])
-
-
-def test_notes_go_to_who_listens_or_to_the_log(
-    work: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
-) -> None:
-    heard: list[str] = []
-
-    class Ears(Listener):
-        def line(self, text: str) -> None:
-            heard.append(text)
-
-    dq.replay("DRAFT", work / "TRACES", listener=Ears())
-    assert any(line.startswith("memory of this process") for line in heard)
-    with caplog.at_level(logging.DEBUG, "draftquant"):
-        (one,) = dq.replay("DRAFT", "TRACES")
-        dq.quantize("DRAFT", "fp8-ptpc", work / "LOGGED")
-    assert one.name == "DRAFT"
-    notes = [each.message for each in caplog.records if each.levelno == logging.INFO]
-    assert any(note.startswith("memory of this process") for note in notes)
-    stages = [each.message for each in caplog.records if each.levelno == logging.DEBUG]
-    assert {"check", "write", "verify"} <= set(stages)
-    assert {each.name for each in caplog.records} == {"draftquant"}
-    assert any(type(one) is logging.NullHandler for one in logging.getLogger("draftquant").handlers)
-    assert capfd.readouterr() == ("", "")
 
 
 WHOLE = to_mapping(dq.recipes_show("fp8-ptpc"))

@@ -8,20 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from by_recipe import quantized
-from draftquant.quantize.backends import get_backend
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.numerics.number_formats import fp4_values
-from draftquant.quantize.numerics.quantized_weight import QuantizedWeight
 from draftquant.quantize.stored.stored_declaration import looks_quantized
 from draftquant.quantize.verify.audit import Audit, LinearAudit, audit_checkpoint
-from draftquant.recipes import ActivationFormat, WeightFormat
-from draftquant.recipes.schema import LayoutName
 from draftquant.scripts.cli import main
 from handmade import MADE, by_hand, quantize_by_hand, stored_parts
 from handmade_numbers import Rounded, codes_under
-from test_formats import CASES, recipe
 from tiny import (
     Stored,
     fused_absmax,
@@ -32,8 +24,6 @@ from tiny import (
 )
 from verify_cases import ATTENTION, Q, Tensors, edit, edit_declaration, set_scale
 
-TOP = {"int4": 7, "fp8_e4m3": 448, "nvfp4": 6, "mxfp4": 4}
-"""What the largest weight under an absmax scale is rounded to, at least."""
 Change = Callable[[Tensors], Any]
 Copy = Callable[[str], Path]
 
@@ -78,92 +68,6 @@ def copy_of(made: dict[str, Path], tmp_path: Path) -> Copy:
         return Path(shutil.copytree(made[name], tmp_path / name))
 
     return copy
-
-
-@pytest.fixture(scope="module")
-def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Whole groups of 128 inputs everywhere, but rows that are no whole blocks of 128."""
-    folder = tmp_path_factory.mktemp("formats") / "draft"
-    return tiny_eagle3_llama(
-        folder, hidden=128, intermediate=256, heads=4, kv_heads=2, head_dim=96, vocab=96
-    )
-
-
-def computed(source: Tensors, module: str, weights: WeightFormat) -> QuantizedWeight:
-    tensor = source[f"{module}.weight"]
-    raw = torch.frombuffer(bytearray(tensor.data), dtype=torch.bfloat16).view(tensor.shape)
-    whole = torch.tensor([[fused_absmax(source, module)]])
-    absmax = whole if weights.scales_whole_matrix else None
-    return get_backend("torch").quantize(raw, weights, absmax)
-
-
-def largest_codes(values: torch.Tensor, block: QuantizedWeight) -> torch.Tensor:
-    """Largest magnitude under every scale: each scale covers an equal rectangle, the last less."""
-    rows, columns = block.scale.shape
-    height, width = -(-values.shape[0] // rows), -(-values.shape[1] // columns)
-    if block.group_size is not None:
-        width = block.group_size
-        height = width if rows < values.shape[0] else 1
-    return torch.tensor(
-        [
-            [
-                values[r * height : (r + 1) * height, c * width : (c + 1) * width].abs().max()
-                for c in range(columns)
-            ]
-            for r in range(rows)
-        ]
-    )
-
-
-@pytest.mark.some(5)
-@pytest.mark.parametrize(("layout", "weights", "inputs"), CASES, ids=str)
-def test_every_layout_and_format_gives_the_figures_that_were_computed(
-    layout: LayoutName,
-    weights: WeightFormat,
-    inputs: ActivationFormat | None,
-    draft: Path,
-    tmp_path: Path,
-) -> None:
-    chosen = recipe(layout, weights, inputs)
-    out = quantized(draft, chosen, tmp_path / "out", scale=0.01).out
-    found = audited(out)
-    assert found.faults == ()
-    assert found.scheme is not None
-    assert (found.scheme.layout.name, found.scheme.weight_dtype) == (layout, weights.dtype)
-    before, after = read_tensors(draft), read_tensors(out)
-    assert found.quantized_bytes == sum(
-        len(t.data) for name, t in after.items() if name not in before or before[name] != t
-    )
-    ends = {"int4": (-8, 7), "fp8_e4m3": (-448, 448)}.get(weights.dtype, (-6, 6))
-    divides = layout == "compressed-tensors" and weights.dtype == "nvfp4"
-    static = 100 if divides else 0.01
-    for linear in found.linears:
-        block = computed(before, linear.module, weights)
-        fp4 = block.codes.dtype == torch.uint8
-        values = fp4_values(block.codes) if fp4 else block.codes.float()
-        codes = linear.codes
-        assert codes is not None
-        assert codes.num_scales == block.scale.numel()
-        at_an_end = (values == ends[0]) | (values == ends[1])
-        assert codes.saturated == at_an_end.double().mean().item()
-        assert codes.zero == (values == 0).double().mean().item()
-        assert codes.distinct == len((values + 0.0 if fp4 else values).unique())
-        assert codes.possible == {"int4": 16, "fp8_e4m3": 253}.get(weights.dtype, 15)
-        scale = block.scale.float() * (1 if block.global_scale is None else block.global_scale)
-        # compressed-tensors stores the inverse of NVFP4's global scale: two roundings of 2^-24.
-        expected = pytest.approx((scale.min().item(), scale.max().item()), rel=2**-22 * divides)
-        assert (codes.smallest_scale, codes.largest_scale) == expected
-        fit = (largest_codes(values, block) >= TOP[weights.dtype]).double().mean().item()
-        assert codes.scales_fit == pytest.approx(fit, rel=1e-12)
-        halves = [(half == 0).double().mean().item() for half in values.chunk(2, dim=1)]
-        joined = linear.module.rpartition(".")[2][0] in "qkv"
-        assert list(codes.zero_halves or ()) == (halves if joined else [])
-        stored = [name for name in after if name.rpartition(".")[0] == linear.module]
-        assert [tensor.name for tensor in linear.tensors] == sorted(stored)
-        assert linear.nbytes == sum(len(after[name].data) for name in stored)
-        # stored in BF16
-        wanted = pytest.approx(static, rel=2**-7) if chosen.needs_input_scales else None
-        assert linear.input_scale == wanted
 
 
 # ---- faults

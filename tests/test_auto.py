@@ -177,15 +177,17 @@ def test_a_stop_loses_the_draft_at_work_and_the_record_says_what_chose(
 
     with monkeypatch.context() as patched:
         patched.setattr(auto_run, "replay_loaded", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            dq.quantize(PAIR / "draft", "auto", out, **given)
+        for precise in (True, False):  # what one keeps is nothing to the other
+            with pytest.raises(KeyboardInterrupt):
+                dq.quantize(PAIR / "draft", "auto", out, precise=precise, **given)
+            first, second = made
+            made.clear()
+            assert first == "mi325x-fp8"
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]
-    first, second = made
-    made.clear()
     words = [*WORDS, "--traces", str(traces), "--out", str(out), "--html", str(page)]
     assert main([*words, "--target-step-ms", "0.01", "--fix-config", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert first == said["selection"]["contenders"][0]["name"] == "mi325x-fp8"
+    assert first == said["selection"]["contenders"][0]["name"]
     assert first not in made[:-1]  # what it accepted was kept
     assert made[0] == second
     assert made[-1] == said["recipe"] == said["selection"]["chosen"]

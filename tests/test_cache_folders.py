@@ -114,7 +114,10 @@ def test_scales_are_written_declared_read_and_verified(
 
 
 def test_what_cannot_be_written_is_refused(source: Path, tmp_path: Path) -> None:
-    plan = make_plan(cached(OWN), read_draft(Checkpoint.open(source)))
+    draft = read_draft(Checkpoint.open(source))
+    plan, plain = make_plan(cached(OWN), draft), make_plan(OWN, draft)
+    added = sum(plan.overhead().values()) - sum(plain.overhead().values())
+    assert added == plan.bytes_after - plain.bytes_after > 0
     with pytest.raises(DraftQuantError, match="Missing: 0") as caught:
         quantize_draft(plan, tmp_path / "out", source=resolve_draft(str(source)))
     assert "--traces" in str(caught.value)

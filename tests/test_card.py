@@ -110,7 +110,7 @@ REQUEST = CardRequest(base_model="a/b", license="mit")
 
 
 def test_folders_that_have_no_card(out: Path) -> None:
-    with pytest.raises(CardError, match="expected the record of a quantization, got no such file"):
+    with pytest.raises(CardError, match="of a quantization or a cut, got no such file"):
         model_card(PAIR / "draft", REQUEST)
     edit_json(out / "draftquant.json", argv=["draftquant"])
     with pytest.raises(CheckpointError, match="sha256: not that of the other keys"):
@@ -119,6 +119,24 @@ def test_folders_that_have_no_card(out: Path) -> None:
     edit(out, lambda t: t.update({"norm.weight": flip_bit(t["norm.weight"], 3)}))
     with pytest.raises(CheckpointError, match="its tensors are not those that "):
         model_card(out, REQUEST)
+
+
+def test_a_draft_that_was_only_cut_has_a_card_which_a_quantized_one_does_not_keep(
+    tmp_path: Path,
+) -> None:
+    draft, out = PAIR.parent / "smollm2/draft", tmp_path / "out"
+    text = model_card(draft, REQUEST)
+    assert parsed(text)["tags"][2:] == ["cut", "draftquant", "eagle3-llama"]
+    assert "base_model_relation" not in parsed(text)
+    first = cells(text)[:4]
+    assert first[3] == ["cut", "vocabulary 4,096 of 49,152"]
+    assert "Vocabulary 4,096 of 49,152, by tokens by how often the target said them" in text
+    assert "Recipe" not in text
+    assert main(["quantize", str(draft), "--recipe", "fp8-ptpc", "--out", str(out)]) == 0
+    made = (out / "README.md").read_text(encoding="utf-8")
+    assert made.count(BEGIN) == 1
+    assert "# A quantized eagle3-llama draft" in made
+    assert "## Where it comes from" in made
 
 
 def test_reports_that_are_none_or_of_another_draft(work: Path, tmp_path: Path) -> None:
@@ -197,7 +215,9 @@ def test_foreign_text_shows_as_it_is(text: str) -> None:
 ROUNDS = [[1, 0, 1, 1], [1, 1, 1, 0]]
 
 
-def test_what_servers_accepted(work: Path, tmp_path: Path) -> None:
+def test_what_servers_accepted(
+    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     identity = json.loads((work / "gate.json").read_text(encoding="utf-8"))["background"][
         "candidate_sha256"
     ]
@@ -211,6 +231,22 @@ def test_what_servers_accepted(work: Path, tmp_path: Path) -> None:
     written(path, plain)
     request = CardRequest(base_model="a/b", license="mit", measured=[path])
     assert ["all requests", "2", "16", "1.7500", "", ""] in cells(model_card(work / "out", request))
+    profile = tmp_path / "speculation_profile.json"
+    card = ["card", str(work / "out"), *OUR_CARD, "--profile", str(profile)]
+    lengths = []
+    for by in (["--measured", str(path)], ["--gate", str(work / "gate.json"), "--overwrite"]):
+        assert main([*card, *by]) == main(["golden", str(tmp_path)]) == 0
+        found = json.loads(profile.read_text(encoding="utf-8"))
+        lengths.append(found["mean_accept_length"])
+    report = json.loads((work / "gate.json").read_text(encoding="utf-8"))
+    assert lengths == [1.75, round(report["candidate"]["mean_acceptance_length"], 6)]
+    for more, said in (
+        ([], "already exists"),
+        (["--overwrite"], "neither --gate nor --measured says that"),
+        (["--profile", "p.txt"], "expected a name ending in .json, got .txt"),
+    ):
+        assert main([*card, *more]) == 2
+        assert said in " ".join(capsys.readouterr().err.split())
     written(path, dataclasses.replace(plain, records=()))
     with pytest.raises(MeasureError, match="holds no record"):
         model_card(work / "out", request)

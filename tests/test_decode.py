@@ -179,6 +179,13 @@ def test_excludes_that_would_take_long_are_refused(
     assert len(str(refused)) < 5000
 
 
+def test_both_lists_of_excludes_name_the_same() -> None:
+    """Engines read one or the other."""
+    declared = {"quant_method": "fp8", "activation_scheme": "dynamic", "ignored_layers": ["a", "b"]}
+    refused = read({**declared, "modules_to_not_convert": ["a"]}, "folder")
+    assert "the same names as ignored_layers ['a', 'b'], got ['a']" in str(refused)
+
+
 @pytest.mark.parametrize("count", [1, 16, 17])
 def test_groups_are_counted(count: int) -> None:
     group = {"targets": ["a"], "weights": WEIGHTS}

@@ -15,15 +15,14 @@ from typing import Any
 
 import folder_rows
 import pytest
-from asked_pairs import check_draft, check_pair
+from asked_pairs import check_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.architectures import KNOWN_TO_BOTH, OTHER_NAMES
-from draftquant.quantize.engines.contract import EngineName, Verdict
+from draftquant.quantize.engines.contract import Verdict
 from draftquant.quantize.engines.engine_check import misread_excludes
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.lints.catalogue import config_changes, find_lints
 from draftquant.recipes import DraftQuantError
-from draftquant.scripts.cli import main
 from tiny import edit_json, tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark
@@ -38,14 +37,16 @@ NO_DRAFTS = {"qwen2-head-dim", "qwen2-odd-heads", "dflash2"}
 MANY = ("drawn at random", "names and model types")
 """Of these rows every second is everyday."""
 UNKNOWN = {
-    "drawn at random": 50,
-    "imitated by hand": 253,
+    "made by tools": 162,
+    "drawn at random": 88,
+    "imitated by hand": 355,
+    "heads of fewer rows": 9,
     "scales of a KV cache": 16,
-    "names and model types": 16,
-    "broken on purpose": 24,
+    "names and model types": 22,
+    "broken on purpose": 124,
     "of Laguna": 1,
 }
-"""Everyday answers that `check` leaves to the engine: of none that a tool made."""
+"""Everyday answers that `check` leaves to the engine."""
 SERVED = {
     # It loads, and unpacks a tensor as a pair in its first forward: `llama.py:502,621`.
     ("no-layers", "sglang"): "LOADS BUT WRONG",
@@ -53,6 +54,8 @@ SERVED = {
     ("dflash-no-mask", "vllm"): "REFUSED",
     # It fills fc, and uses it only where the target's states are wider: `llama_eagle3.py`.
     ("no-aux-with-fc", "sglang"): "LOADS BUT WRONG",
+    # Its norms have other names, and AMD's GPUs lack the kernel.
+    ("two-layers-int4", "sglang"): "REFUSED",
 }
 """What an engine does after it has loaded."""
 
@@ -117,7 +120,7 @@ def test_every_answer_is_counted_by_the_page(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "unknown"), [("qwen quark: ", 0), ("next ct-fp8: ", 12), ("mimo awq: p", 0)]
+    ("form", "unknown"), [("qwen quark: ", 12), ("next ct-fp8: ", 12), ("mimo awq: p", 2)]
 )
 def test_a_layer_in_its_target_is_taken_as_the_loaders_took_it(
     form: str, unknown: int, tmp_path: Path
@@ -214,27 +217,3 @@ def test_launch_lines_turn_the_cache_on(tmp_path: Path) -> None:
     assert "--speculative-draft-kv-cache-dtype fp8_e4m3" in str(sglang)
     plain = check_draft(tiny_eagle3_llama(tmp_path / "plain"), engine="vllm", arch="sm90").launch
     assert "kv_cache_dtype" not in str(plain)
-
-
-@pytest.mark.parametrize(("form", "engine"), [("quark", "vllm"), ("ct-fp8", "sglang")])
-def test_names_of_the_remedies_exclude_the_layer(
-    form: str, engine: EngineName, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """And no name tells the layer of Qwen3-Next apart in SGLang."""
-    for family in ("qwen", "next"):
-        row = rows_of(INSIDE)[f"{family} {form}: undeclared"]
-        folder = folder_rows.write_folder(row, tmp_path / family)
-        pair = check_pair(folder, folder, subtree="mtp", arch="sm90").of(engine)
-        remedies = " ".join(found.remedy for found in pair.answer.findings)
-        if (family, engine) == ("next", "sglang"):
-            assert "serve it with another engine" in remedies
-        elif family == "qwen":
-            assert pair.verdict != "LOADS"
-            names = remedies.split("'")[1::2]
-            key = {"quark": "exclude", "ct-fp8": "ignore"}[form]
-            declared = {**row["config"]["quantization_config"], key: ["lm_head", *names]}
-            assert main(["inspect", str(folder), "--subtree", "mtp"]) == 0
-            assert "takes model.layers.0.qkv_proj as quantized, where" in capsys.readouterr().out
-            edit_json(folder / "config.json", quantization_config=declared)
-            again = check_pair(folder, folder, subtree="mtp", arch="sm90").of(engine)
-            assert again.verdict == "LOADS"

@@ -5,42 +5,13 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections import Counter
 from pathlib import Path
 
 import pytest
-from everyday import BUDGET, UNMEASURED, each_value, spread, table
+from everyday import BUDGET, UNMEASURED
 from told import KEPT
 
 HERE = Path(__file__).parent
-
-
-def case(*values: str) -> frozenset[tuple[str, str]]:
-    return frozenset(zip("abc", values, strict=False))
-
-
-@pytest.mark.parametrize(
-    ("cases", "chosen"),
-    [
-        ([case("x", "1"), case("x", "2"), case("y", "1"), case("y", "2")], [0, 3]),
-        ([case("x", "1"), case("x", "2"), case("x", "3")], [0, 1, 2]),
-        ([case("x", "1"), case("y", "1"), case("y", "2"), case("z", "2")], [0, 2, 3]),
-    ],
-)
-def test_each_value_is_in_a_case(
-    cases: list[frozenset[tuple[str, str]]], chosen: list[int]
-) -> None:
-    assert sorted(each_value(cases)) == chosen
-
-
-def test_some_cases_are_spread() -> None:
-    assert list(spread(10, 3)) == [0, 3, 6]
-    assert list(spread(2, 3)) == [0, 1]
-
-
-def test_what_is_written_is_read() -> None:
-    written = table({"everyday": Counter({"a.py": 1.04, "b.py": 2.0}), "slow": Counter()})
-    assert tomllib.loads(written) == {"everyday": {"b.py": 2.0, "a.py": 1.0}, "slow": {}}
 
 
 def test_everyday_tests_are_short() -> None:

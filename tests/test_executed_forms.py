@@ -23,7 +23,7 @@ KNOWS_MORE = (
 """Parts of the reasons for which `check` says WRONG of what loads: they show when it serves."""
 OTHER_FAULT = {"30 qwen3_5_moe", "287 glm4_moe"}
 """Several things are wrong: `check` and an engine name another one."""
-UNKNOWN = {3: 6, None: 73}
+UNKNOWN = {3: 25, None: 73}
 """Of a part and of all; of the drafts' own embeddings beside the target's, and of other forms."""
 
 
@@ -44,7 +44,14 @@ def answered(rows: Sequence[Any], folder: Path) -> tuple[Counter[str], list[str]
 def test_folders_are_drawn_as_they_were_executed() -> None:
     kept = json.loads(drawn.FILE.read_text(encoding="utf-8"))
     assert len(kept) == drawn.COUNT
-    assert [drawn.digest(drawn.drawn(i)) for i in range(drawn.COUNT)] == [e["digest"] for e in kept]
+    rows = [drawn.drawn(i) for i in range(drawn.COUNT)]
+    digests = [
+        (drawn.digest(row), e["digest"])
+        for row, e in zip(rows, kept, strict=True)
+        if row["tensors"]
+    ]
+    assert [now for now, _ in digests] == [before for _, before in digests]
+    assert len(digests) > 280
 
 
 @pytest.mark.parametrize("start", [3, pytest.param(None, marks=pytest.mark.slow)])
@@ -107,10 +114,9 @@ def test_a_layer_that_is_announced_and_not_stored_is_named(tmp_path: Path) -> No
     row = inside("wild q35-no-mlp")
     folder = folder_rows.write_folder(row, tmp_path / "some")
     pair = check_pair(folder, folder, engine="vllm", subtree="mtp", arch="sm90")
-    assert pair.verdict == "LOADS BUT WRONG"
+    assert pair.verdict == "UNKNOWN"
     assert pair.engines[0].answer.error == (
-        "3 tensors of mtp are not stored (layers.0.mlp.gate_proj.weight,"
-        " layers.0.mlp.up_proj.weight and 1 more): vLLM serves memory that nothing was written to"
+        "layers.0.mlp.gate_proj.weight is not stored, and no folder without it was executed"
     )
     kept = {name: form for name, form in row["tensors"].items() if not name.startswith("mtp.")}
     none = folder_rows.write_folder({**row, "tensors": kept}, tmp_path / "none")

@@ -107,6 +107,14 @@ def test_codes_of_which_some_are_moved_compensate() -> None:
         assert len(judge.faults("a")) == (not compensated)
 
 
+@pytest.mark.parametrize("byte", [0x08, 0x80])
+def test_mxfp4_has_no_negative_zero_in_either_half_of_a_byte(byte: int) -> None:
+    judge = Nearest(scheme("quark", "mxfp4", "group"), np.ones((1, 1), np.float32), None, Buffers())
+    zeros = np.zeros((1, 2), np.float32)
+    judge.add(Block(0, zeros, np.array([byte], np.uint8), lambda: zeros))
+    assert judge.wrong == 1
+
+
 @pytest.mark.parametrize("most", [2.5, 4.0])
 def test_codes_that_compensate_have_a_largest_error(most: float) -> None:
     """Relative to that of the nearest, of all rows together and, twice as much, of one."""
@@ -124,6 +132,12 @@ def test_codes_that_compensate_have_a_largest_error(most: float) -> None:
         judge.add(Block(0, w, np.zeros(128, np.uint8), lambda codes=codes: codes))
         found = [fault.got for fault in judge.faults("a")]
         assert found == ([said] if said else [])
+    exact = np.zeros((2, 64), np.float32)  # the least error of a code is 1/48
+    for share, wrong in ((0.99, 0), (1.01, 1)):
+        codes = exact + share * most / np.float32(48) ** 0.5
+        judge = Near(Nearest(of, ones, None, Buffers()), linear, None, Buffers(), most=most)
+        judge.add(Block(0, exact, np.zeros(128, np.uint8), lambda codes=codes: codes))
+        assert len(judge.faults("a")) == wrong
 
 
 SCALES: dict[str, tuple[DeclaredScheme, str, tuple[float, ...], tuple[float, ...]]] = {

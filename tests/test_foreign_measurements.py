@@ -30,9 +30,7 @@ REAL = {
     "guidellm": "guidellm-{}.json",
     "responses": "vllm-answers-{}.jsonl",
 }
-BENCH, ANSWERS = "vllm-bench-{}.json", FOREIGN / "vllm-answers-bf16.jsonl"
-BENCH_SAYS = {key: key for key in ("backend", "temperature", "dataset", "seed")}
-BENCH_SAYS["model_id"] = "model"
+ANSWERS = FOREIGN / "vllm-answers-bf16.jsonl"
 Lines = list[dict[str, Any]]
 
 
@@ -77,25 +75,54 @@ def test_real_files_of_three_tools_count_the_same_steps_and_give_one_verdict(
     assert json.loads(written.read_text(encoding="utf-8"))["served"]["tool"] == "GuideLLM 0.8.1"
 
 
-def test_bench_serve_is_read_where_events_and_counters_agree(tmp_path: Path) -> None:
-    for path in both(BENCH):
-        result = json.loads(path.read_text(encoding="utf-8"))
-        counts = sums(path)
-        assert sum(counts) == result["spec_decode_num_drafts"]
-        emitted = sum((j + 1) * count for j, count in enumerate(counts))
-        assert emitted == result["total_output_tokens"] - len(result["itls"])
-    with pytest.raises(MeasureError, match=r"2,181 events .* 2,208 verify steps") as found:
-        read_foreign(FOREIGN / "vllm-bench-together.json")
-    assert "--per-request-spec-decode-metrics" in str(found.value)
-    path = changed(both(BENCH)[0], tmp_path / "b.json", lambda result: result.pop("itls"))
-    with pytest.raises(MeasureError, match="--save-detailed"):
+AIPERF_SGLANG = FOREIGN / "aiperf-sglang/profile_export.jsonl"
+STEPS_OF_TRTLLM = {"engine": "tensorrt_llm", "mean_acceptance_length": 3.2, "num_spec_steps": 10,
+                   "draft_acceptance_rate": 0.7, "acceptance_histogram": {"0": 1, "1": 1, "2": 3,
+                   "3": 5}, "num_accepted_draft_tokens": 22, "num_draft_tokens": 30}  # fmt: skip
+LACKS: tuple[tuple[Callable[[Lines], object], str], ...] = (
+    (lambda lines: lines[1]["metadata"].update(x_request_id="no raw record"),
+     r"profile_export.jsonl:2: spec_decode_acceptance: .*(?s:.)*return_spec_tokens_details:true"),
+    (lambda lines: lines[0].update(
+        spec_decode_acceptance=STEPS_OF_TRTLLM | {"num_draft_tokens": 32}),
+     "profile_export.jsonl:1: num_draft_tokens: 32 of 10 verify steps: K changes"),
+    (lambda lines: lines[0]["metrics"].pop("usage_completion_tokens"), "usage_completion_tokens"),
+)  # fmt: skip
+
+
+def test_aiperf_holds_what_each_engine_reports(tmp_path: Path) -> None:
+    """SGLang's answers, which 0.13 keeps raw, records of any engine (0.14), and categories."""
+    run = read_foreign(AIPERF_SGLANG)
+    assert (run.engine, run.num_draft_tokens, run.has_outputs) == ("sglang", 3, True)
+    assert [r.category for r in run.requests] == ["coding", "math", "qa"] * 2
+    assert run.requests[0].histogram == (1, 1, 3, 5)
+    shutil.copytree(AIPERF_SGLANG.parent, tmp_path / "a")
+    path = tmp_path / "a" / AIPERF_SGLANG.name
+
+    def later(lines: Lines) -> None:
+        lines[:] = [lines[0] | {"spec_decode_acceptance": STEPS_OF_TRTLLM}]
+        lines[0]["metadata"]["source_kind"] = "stem"
+
+    newer = read_foreign(changed(AIPERF_SGLANG, path, later))
+    assert (newer.engine, newer.num_draft_tokens) == ("tensorrt_llm", 3)
+    assert [(r.category, r.histogram) for r in newer.requests] == [("stem", (1, 1, 3, 5))]
+    for change, said in LACKS:
+        with pytest.raises(MeasureError, match=said):
+            read_foreign(changed(AIPERF_SGLANG, path, change))
+    changed(AIPERF_SGLANG.with_name(f"{path.stem}_raw.jsonl"),
+            path.with_name(f"{path.stem}_raw.jsonl"), list.clear)  # fmt: skip
+    shutil.copy(AIPERF_SGLANG, path)
+    with pytest.raises(MeasureError, match="keep inputs"):
         read_foreign(path)
 
 
 def test_pages_of_sums_show_nothing_by_position(tmp_path: Path) -> None:
-    for pattern, told in ((BENCH, False), (REAL["guidellm"], True)):
-        html = tmp_path / f"{told}.html"
-        gate(measured=both(pattern), min_prompts=2, html=html)
+    """As reports of earlier versions have them."""
+    gate(measured=both(REAL["guidellm"]), min_prompts=2, report=(written := tmp_path / "r.json"))
+    report = json.loads(written.read_text(encoding="utf-8"))
+    for told in (True, False):
+        report["served"]["told_positions"] = told
+        written.write_text(json.dumps(report), encoding="utf-8")
+        make_report(written, html=(html := tmp_path / f"{told}.html"))
         shown = html.read_text(encoding="utf-8")
         for words in ("accepted the token at each position", "accepted position j"):
             assert (words in shown) is told
@@ -173,7 +200,6 @@ REFUSED: tuple[tuple[str, Callable[[Any], object], str], ...] = (
     ("answers", lambda lines: lines.append({"error": {"message": "out of memory"}}),
      "the request failed: .*out of memory"),
     ("aiperf", lambda lines: lines[2]["metadata"].update(was_cancelled=True), ":3: was_cancelled"),
-    ("bench", lambda report: report.update(failed=2), "failed: 2 requests: both runs need all"),
     ("sglang", lambda lines: lines[0].update(finish_reason=ABORTED), "client went away"),
     ("answers", lambda lines: steps_of(lines[3]).update(num_spec_steps=3),
      r"jsonl:4: num_spec_steps: expected \d+ by"),
@@ -190,7 +216,6 @@ def sources(folder: Path) -> dict[str, Path]:
     return {
         "guidellm": FOREIGN / "guidellm-bf16.json",
         "answers": ANSWERS,
-        "bench": FOREIGN / "vllm-bench-bf16.json",
         "aiperf": folder / "a" / "profile_export.jsonl",
         "sglang": handmade.sglang(folder / "s.log", "bf16"),
         "chat": handmade.sglang_answers(folder / "c.jsonl", "bf16", "chat"),
@@ -263,10 +288,9 @@ def test_runs_that_differ_are_anomalous_and_no_comparison(tmp_path: Path) -> Non
     assert "temperature: 0, 0.8" in judged([own, tmp_path / "w.json"]).reason
     for pattern, change, said in (
         (REAL["responses"], list.pop, "8 and 7 requests"),
-        (BENCH, lambda one: one["input_lens"].append(one["input_lens"].pop() + 1),
+        (REAL["responses"], lambda lines: lines[0]["choices"][0]["prompt_token_ids"].append(1),
          "different prompts"),
-        *((BENCH, lambda one, key=key: one.update({key: 1}), f"{said}: ")
-          for key, said in BENCH_SAYS.items()),
+        (REAL["responses"], lambda lines: [line.update(model="x") for line in lines], "model: "),
         (REAL["responses"], left_out, "are no verify steps"),
         (REAL["responses"], rewritten, "the two targets differ"),
     ):  # fmt: skip
@@ -306,40 +330,29 @@ def test_copies_are_one_cluster(tmp_path: Path) -> None:
     def copied(lines: Lines) -> None:
         lines[:] = [{**lines[3], "id": f"q{place}"} for place in range(9)]
 
-    def alike(found: dict[str, Any]) -> None:
-        found["generated_texts"] = found["generated_texts"][:1] * 12
-
     log = handmade.sglang(tmp_path / "s.log", "bf16")
-    for path, change in ((log, copied), (both(BENCH)[0], alike), (ANSWERS, named)):
+    for path, change in ((log, copied), (ANSWERS, named)):
         run = read_foreign(changed(path, tmp_path / f"x{path.suffix}", change))
         assert len({request.prompt.counted_with for request in run.requests}) == 1
-
-    def apart(found: dict[str, Any]) -> None:
-        alike(found)
-        found["input_lens"] = list(range(5, 17))
-
-    run = read_foreign(changed(both(BENCH)[0], tmp_path / "apart.json", apart))
-    assert len({request.prompt.counted_with for request in run.requests}) == 12
 
 
 STEPS = {"speculative_decoding": {"num_spec_tokens": 3, "acceptance_histogram": [9, 3, 1, 5]}}
 AVERAGED = (
     {"accept_length": 2.8, "backend": "sglang", "random_range_ratio": 0.0},
-    {"acc_length": 2.8, "last_gen_throughput": 900.0},
     json.loads((FOREIGN / "aiperf-bf16/profile_export_aiperf.json").read_text(encoding="utf-8")),
     {"backend": "vllm", "model_id": "t", "num_prompts": 48, "spec_decode_num_drafts": 1832},
     {"marginal_accept_rates": [0.7], "conditional_accept_rates": [0.7], "mean_accept_length": 1.7},
-    {"accept_length": 2.8, "acceptance_rate": 0.6, "num_drafts": 1832, "num_prompts": 48},
     {"data": {"object": "chat.completion.chunk", "choices": [], "metrics": STEPS}},
     {"object": "chat.completion", "choices": [{"message": {}, "speculative_decoding": {}}]},
 )
 ITERATIONS = {"object": "text_completion", "choices": [{"avg_decoded_tokens_per_iter": 2.5}]}
 OTHER_KINDS = (
-    (f"data: {json.dumps(AVERAGED[6]['data'])}", "of a stream of answers"),
+    (f"data: {json.dumps(AVERAGED[-2]['data'])}", "of a stream of answers"),
     (json.dumps({"object": "text_completion", "choices": [], "metrics": STEPS}), "of a stream of"),
     ('{"Request_AL": {}, "Acceptance_Length_Histogram": {}}', "Optimizer"),
     (json.dumps(ITERATIONS), "TensorRT-LLM's server"),
     ('{\n "tokens": 5,\n "speed": 7\n}', r"holds the keys \['speed', 'tokens'\]: neither"),
+    ('{"acc_length": 2.8}', "of SGLang bench_serving, SGLang bench_one_batch_server"),
     ("[1, 2]", "holds a list: neither"),
     ("", r"docs/servers\.md"),
 )
@@ -393,7 +406,7 @@ def mutated(value: Any, place: int, junk: Any) -> tuple[Any, int]:
 
 
 JUNK: tuple[tuple[str, Any], ...] = (
-    ("guidellm", None), ("answers", []), ("bench", {}), ("aiperf", "x"), ("sglang", -1),
+    ("guidellm", None), ("answers", []), ("aiperf", {}), ("aiperf", "x"), ("sglang", -1),
     ("chat", 1.5), ("aiperf", True), ("sglang", []),
 )  # fmt: skip
 
@@ -415,4 +428,4 @@ def test_junk_at_any_place_is_read_or_refused_never_a_crash(tmp_path: Path) -> N
             except MeasureError as exc:
                 fixes.append(exc.fix)
         assert all(fixes)
-        assert counted or name in ("guidellm", "bench")
+        assert counted or name == "guidellm"

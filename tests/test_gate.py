@@ -25,6 +25,7 @@ from draftquant.validate.judging.policy import (
     POLICIES,
     REPLAYED,
     Look,
+    OneDraft,
     Policy,
     Spending,
     boundaries,
@@ -127,14 +128,17 @@ VERDICTS: dict[str, tuple[str, Callable[[], GateReport]]] = {
 def test_a_rung_of_the_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each verdict, and what is told with it: of two drafts, and of a draft beside two targets."""
     scenes: dict[str, str] = {}
-    for wording in (REPLAYED, dataclasses.replace(REPLAYED, of_targets=True)):
+    beside = OneDraft(first="beside the first target", second="beside the second target",
+                      cause="the target's precision", loses="Quantize the target otherwise.",
+                      breaks="Check that this target loads.", gains="Read its text.")  # fmt: skip
+    for wording in (REPLAYED, dataclasses.replace(REPLAYED, one_draft=beside)):
         monkeypatch.setattr("draftquant.validate.judging.judgement.REPLAYED", wording)
         for name, (verdict, report) in VERDICTS.items():
             found = report()
             code = {"PASS": 0, "FAIL": 1}.get(verdict, 3)
             assert (name, found.verdict, found.exit_code) == (name, verdict, code)
             assert (found.action is None) == (verdict == "PASS")
-            scenes[f"{name}{' beside two targets' * wording.of_targets}"] = in_words(found)
+            scenes[f"{name}{' beside two targets' * bool(wording.one_draft)}"] = in_words(found)
     check_told("verdicts", scenes)
 
 

@@ -420,6 +420,10 @@ def test_few_long_prompts_are_few_prompts() -> None:
     assert report.required_num_prompts is not None
     assert report.required_num_prompts.if_unchanged == 92  # 30 * 40 / 13.13
     assert judge(*drafts, dataclasses.replace(RELEASE, min_prompts=13)).verdict == "PASS"
+    many = [replay([(a * n, b * n) for (a, b), n in zip(rows, 3 * long, strict=True)])
+            for rows in (spread(600, 120), noisy(3, 4, 120))]  # fmt: skip
+    reason = judge(*many, RELEASE).reason
+    assert "120 distinct prompts (effective sample size 39.4) do not exclude" in reason
 
 
 def test_a_k_that_leaves_hardly_any_step_is_refused() -> None:

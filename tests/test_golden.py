@@ -308,6 +308,9 @@ def test_whatever_counts_gives_golden_acceptance(tmp_path: Path, capsys: Capsys)
     runs = ["gate", "--measured", *files]
     assert main([*runs, *golden, "--overwrite"]) == 0
     assert read_profile(out) == profile_of(golden_of_measurement(b))
+    profile = tmp_path / "speculation_profile.json"
+    assert main([*runs, "--profile", str(profile)]) == main(["golden", str(profile)]) == 0
+    assert read_profile(tmp_path) == read_profile(out)
     for drafts, place, said in ((["A", "B"], "g.json", "is of one draft, got 2"),
                                 (["A"], str(out), "already exists")):  # fmt: skip
         assert main(["replay", *drafts, "--traces", "T", "--golden", place]) == 2

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import pytest
-from gpu import rows, run
-from gpu.rows import Row
+from gpu import run
 
 
 def test_without_the_device_nothing_is_run_and_that_is_said(
@@ -13,17 +12,6 @@ def test_without_the_device_nothing_is_run_and_that_is_said(
     assert run.main(["--device", "cuda:99", "--out", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err.startswith("no CUDA device: nothing was run (--device: there is")
     assert not (tmp_path / "out").exists()
-
-
-def test_rows_are_tables_and_what_is_wrong_is_bold() -> None:
-    found = [
-        Row(table="A", cells={"what": "x", "bits": "equal"}, ok=True),
-        Row(table="A", cells={"what": "y", "more": "1"}, ok=False),
-    ]
-    assert rows.markdown(found) == (
-        "## A\n\n| what | bits | more |\n| --- | --- | --- |\n| x | equal |  |\n"
-        "| **y** | **** | **1** |\n"
-    )
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts.forward import whole_rows
 from draftquant.quantize.drafts.passes import BlockForward
-from draftquant.quantize.drafts.shared.mixture import is_expert
+from draftquant.quantize.drafts.shared.mixture import Mixture, is_expert, routed
 from draftquant.quantize.making.preparing import balanced_norms
 from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.quantize.stored.loading import LoadedDraft, load_draft
@@ -424,3 +424,14 @@ def test_experts_that_few_reach_are_nearest_and_named(
     capsys.readouterr()
     assert main(["verify", str(out), "--against", str(folder / "draft")]) == 1
     assert reached in capsys.readouterr().out
+
+
+def test_experts_of_closed_groups_are_never_chosen() -> None:
+    """Even where all scores are below zero."""
+    mixture = Mixture(
+        num_experts=4, per_token=2, width=1, shared_width=0, scoring="sigmoid", normalises=True,
+        num_groups=2, groups_per_token=1,
+    )  # fmt: skip
+    router = torch.tensor([[1.0], [1.0], [0.0], [0.0]])
+    experts, _ = routed(mixture, torch.ones(1, 1), router, torch.full((4,), -2.0))
+    assert sorted(experts[0].tolist()) == [0, 1]

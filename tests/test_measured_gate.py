@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,10 @@ VERDICTS: dict[str, tuple[Callable[[], Pair], str, str]] = {
         lambda: (run(**A), thinned(run(1, 1, **B), 9, most=4)), "ANOMALOUS",
         "0.49% of drop 1: one server drafted less often",
     ),
+    "and on the other": (
+        lambda: (thinned(run(**A), 9, most=4), run(1, 1, **B)), "ANOMALOUS",
+        "0.00% of drop 1: one server drafted less often",
+    ),
     "and on both": (
         lambda: (thinned(run(**A), 9, most=4), thinned(run(1, 1, **B), 9, most=4)), "PASS", "",
     ),
@@ -101,7 +106,7 @@ VERDICTS: dict[str, tuple[Callable[[], Pair], str, str]] = {
     "transcoded": (lambda: (run(**A, **INT4), run(name="fp8", **B, **INT4)), "PASS", ""),
     "another K": (
         lambda: (run(**A), measurement([[2, 1, 0] * 60] * 40, num_draft_tokens=2, **B)),
-        "ANOMALOUS", "The two drafts drafted 1 and 2 tokens per verify step",
+        "ANOMALOUS", "The two runs drafted 1 and 2 tokens per verify step",
     ),
     "other prompts under equal hashes": (
         lambda: (run(**A), dataclasses.replace(run(1, **B), records=run(1, **B).records[::-1])),
@@ -313,6 +318,46 @@ def test_servers_that_were_started_differently_are_named() -> None:
     report = judge_measured(run(arguments=told, **A), run(0, 1, arguments=narrow, **B), RELEASE)
     assert report.verdict == "ANOMALOUS"
     assert "model_config.quantization: None, fp8" in report.reason
+
+
+TOLD = {"model_config.dtype": "torch.bfloat16", "speculative_config.draft_sample_method": "a"}
+NEWER: dict[str, Any] = {"version": "0.33.0", "arguments": TOLD | {
+    "speculative_config.draft_sample_method": "b", "system_fingerprint": "f"}} | A  # fmt: skip
+APART = "engine version: 0.32.0, 0.33.0; speculative_config.draft_sample_method: a, b"
+NARROW = {"arguments": TOLD | {"cache_config.cache_dtype": "fp8"}} | A
+SERVERS: dict[str, tuple[Callable[[], Measurement], str, str]] = {
+    "a changed default": (lambda: run(10, 1, **NEWER), "FAIL", f"({APART}) costs this"),
+    "nothing lost": (lambda: run(0, 1, **NEWER), "PASS", "drop on the second server is smaller"),
+    "a gain": (lambda: run(-40, 1, **NEWER), "PASS", ""),
+    "broken": (lambda: run(110, **NEWER), "ANOMALOUS", "the draft on the second server is"),
+    "another K": (lambda: measurement([[2, 1, 0] * 60] * 40, num_draft_tokens=2, **NEWER),
+                  "ANOMALOUS", "The two runs drafted 1 and 2 tokens per verify step"),
+    "other prompts": (lambda: run(0, 1, count=39, **NEWER), "ANOMALOUS", "prompts: "),
+    "another target": (lambda: run(0, 1, parts_at=18, **NEWER), "ANOMALOUS", "explain 5% at"),
+    "another precision": (lambda: run(0, 1, parts_at=18, **NARROW), "PASS", ""),
+    "another engine": (lambda: run(10, 1, **(NEWER | {"engine": "sglang"})), "FAIL",
+                       "(engine: vllm, sglang; engine version: 0.32.0, 0.33.0) costs this"),
+}  # fmt: skip
+
+
+def test_one_draft_on_two_servers_says_what_their_difference_costs(tmp_path: Path) -> None:
+    old = run(name="old", arguments=TOLD, **A)
+    for name, (new, verdict, said) in SERVERS.items():
+        report = judge_measured(old, new(), RELEASE)
+        assert (name, report.verdict, report.background.unrelated) == (name, verdict, False)
+        assert said in report.reason
+    again = judge_measured(old, run(0, 1, arguments=TOLD, **A), RELEASE, background=UNRELATED)
+    assert again.served is not None
+    assert again.served.apart == ("nothing that the servers report",)
+    files = [str(written(tmp_path / n, r)) for n, r in (("old", old), ("new", run(10, 1, **NEWER)))]
+    pages = {kind: tmp_path / f"r.{kind}" for kind in ("json", "html", "md")}
+    options = [f"--{name}={pages[kind]}" for name, kind in
+               (("report", "json"), ("html", "html"), ("markdown", "md"))]  # fmt: skip
+    assert main(["gate", "--measured", *files, *options]) == 1
+    assert main(["report", str(pages["json"]), f"--junit={tmp_path / 'j.xml'}"]) == 0
+    shown = " ".join(re.sub("<[^>]+>", "", pages["html"].read_text(encoding="utf-8")).split())
+    assert "Is new (vllm 0.33.0) accepted as often as old (vllm 0.32.0)?" in shown
+    assert "| on the first | on the second |" in pages["md"].read_text(encoding="utf-8")
 
 
 def test_what_a_reader_has_to_know() -> None:

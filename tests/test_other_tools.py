@@ -1,4 +1,7 @@
-"""Linears that other tools' own code stored, decoded bit for bit as that code decodes them."""
+"""Linears that other tools' own code stored, decoded bit for bit as that code decodes them.
+
+GPTQModel 7.7, AutoRound 0.15.1 and AutoAWQ 0.2.9 wrote them: `other_tools.py` at commit 2c81f63f.
+"""
 
 import base64
 import hashlib
@@ -13,10 +16,12 @@ from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored.linear import StoredLinear
 from draftquant.quantize.stored.stored_declaration import declared_scheme, stored_parts
 from draftquant.recipes.errors import CheckpointError, DeclarationError
-from other_tools import COLUMNS, MODULE, OUT, ROWS
 from tiny import Stored, write_tensors
 
-LINEARS: Mapping[str, Any] = json.loads(OUT.read_text(encoding="utf-8"))
+LINEARS: Mapping[str, Any] = json.loads(
+    Path(__file__).with_name("other_tools.json").read_text(encoding="utf-8")
+)
+ROWS, COLUMNS, MODULE = 32, 64, "model.layers.0.mlp.down_proj"
 ASYMMETRIC, ORDERED = (
     "gptq 8 bits, groups of 16, asymmetric",
     "gptq 4 bits, groups of 32, asymmetric, ordered",
@@ -103,6 +108,10 @@ def test_a_zero_point_that_tools_read_in_two_ways(tmp_path: Path) -> None:
     checkpoint = folder_of(ASYMMETRIC, tmp_path / "folder", tensors=largest)
     with pytest.raises(CheckpointError, match=r"1 zero point.* stored as 255, .*as 0, and kernels"):
         linear_of(checkpoint)
+    as_stored = {"checkpoint_format": "gptq_v2", "format": "gptq_v2"}
+    read = linear_of(folder_of(ASYMMETRIC, tmp_path / "v2", declared=as_stored, tensors=largest))
+    assert read.zero is not None
+    assert read.zero[0, 0] == 127
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,20 @@ from draftquant.quantize.pairing.dtypes import dtype_in
 from draftquant.quantize.pairing.pair import Pair, TargetArgs
 from draftquant.quantize.pairing.serving_limits import is_too_short, served_length
 from draftquant.quantize.pairing.target import Target
-from pairs import DRAFT, OUT, TARGET
 
-EXECUTED = json.loads(OUT.read_text(encoding="utf-8"))
+EXECUTED = json.loads(
+    (Path(__file__).parents[1] / "experiments" / "engines" / "pairs.json").read_text("utf-8")
+)
+SIZES = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 96, "rms_norm_eps": 1e-6,
+    "hidden_act": "silu", "tie_word_embeddings": False, "max_position_embeddings": 512,
+    "rope_theta": 10000.0,
+}  # fmt: skip
+TARGET = {**SIZES, "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 8,
+          "torch_dtype": "bfloat16"}  # fmt: skip
+DRAFT = {**SIZES, "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1,
+         "draft_vocab_size": 96, "torch_dtype": "bfloat16"}  # fmt: skip
 
 
 def pair_of(case: dict[str, Any], folder: Path) -> Pair:

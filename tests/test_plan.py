@@ -212,6 +212,7 @@ def wide_draft(tmp_path: Path) -> Draft:
     return draft_of(folder)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("name", "gpus"),
     [("mi325x-w4a8", {"MI325X"}), ("w4a8", {"H200", "B200", "A100", "MI325X", "MI355X"})],

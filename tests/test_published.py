@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from published_answers import COLUMNS, NOT_FOUND, PAGE_FILE, ask, page, published
-from rope_readings import OUT as ROPE_READINGS
 from wild_drafts import wild_drafts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -13,6 +12,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 ROWS = published()
 FOUND = [row for row in ROWS if row.wild is not None]
 WRITTEN = PAGE_FILE.read_text(encoding="utf-8")
+ROPE_READINGS = PAGE_FILE.parent / "engines" / "rope_readings.json"
 
 
 def cells(text: str, name: str) -> list[str]:

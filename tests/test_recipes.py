@@ -148,6 +148,13 @@ def test_extends_a_file_beside_it_merges_mappings_and_replaces_lists(tmp_path: P
     assert recipe.rules == (Rule(role=("attention",), action="quantize"),)
     assert recipe.activations is None
     assert recipe.algorithm == PTPC.algorithm
+    base = to_mapping(load_recipe("int4-channel-gptq")) | {"name": "base"}
+    write(tmp_path / "base.yaml", base)
+    mine = write(
+        tmp_path / "mine.yaml", {"extends": "base.yaml", "name": "mine", "backend": "quark"}
+    )
+    with pytest.raises(DraftQuantError, match=r"base\.yaml:\d+: algorithm: backend quark"):
+        load_recipe(mine)
 
 
 def test_aliases_load_on_their_gpu_for_every_family_and_need_no_traces() -> None:

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import corpus
 import draftquant.calibration.passes.computing as computed
@@ -312,3 +313,15 @@ def test_one_draft_that_rounds_a_whole_call_has_all_run_one_prompt_at_a_time(
     assert replaying._alike(drafts, settings) is settings
     monkeypatch.setattr(StoredDraft, "rounds_alone", False)
     assert replaying._alike(drafts, settings).batch_size == 1
+
+
+@pytest.mark.parametrize(("token", "known"), [(-2, False), (-1, True), (4, True), (5, False)])
+def test_kept_proposals_are_tokens_of_the_target(token: int, known: bool) -> None:
+    """Or none, where the draft proposes what the target does not have."""
+    manifest = SimpleNamespace(target=SimpleNamespace(vocab_size=5))
+    asked: Any = SimpleNamespace(
+        rows=lambda _: 1, num_draft_tokens=2, temperature=None,
+        traces=SimpleNamespace(manifest=manifest),
+    )  # fmt: skip
+    kept = module.decoded(np.array([0, token], np.int32).tobytes(), asked, [0])
+    assert (kept is not None) is known

@@ -110,84 +110,66 @@ def two_categories() -> Judgement:
 
 
 ANOTHER, HASH = change("policy", "name", to="custom"), "9" * 64
-EDITED: dict[str, tuple[list[Edit], str]] = {
-    "K": ([change("num_draft_tokens", to=0)], "num_draft_tokens: expected 1 to 1000, got 0"),
-    "K + 1 columns": ([change("candidate", "histogram", to=[1])], "expected 2 counts of verify"),
-    "negative": ([change("candidate", "histogram", to=[-1, 2])], "expected 2 counts of verify"),
-    "no step": ([change("candidate", "histogram", to=[0, 0])], "expected 2 counts of verify"),
-    "no steps": ([change("prompts", 3, "baseline", to=[0.5, 0])], "prompts: 'p3': expected 2 c"),
-    "prompt": ([change("prompts", 3, "baseline", to=[1, 2, 3])], "prompts: 'p3': expected 2 c"),
-    "limit": ([change("policy", "max_relative_drop", to=1.0)], "max_relative_drop.* shares"),
-    "release": ([change("policy", "max_relative_drop", to=0.5)], "policy 'release' has 0.01"),
-    "looks": ([change("look", to={"number": 3, "total": 2, "spending": "pocock"})], "look: exp"),
-    "unknown key": ([change("color", to=1)], "color: unknown key"),
-    "missing key": ([lambda mapping: mapping.pop("policy")], "policy: missing key"),
-    "kind": ([change("kind", to="x")], "kind: expected 'comparison' or 'joint'"),
-    "type": ([change("drafts", "candidate", "sha256", to=1)], "drafts.candidate.sha256: expected"),
-    "exit code": ([change("exit_code", to=0)], "exit_code: expected 3, got 0"),
-    "survival": ([change("baseline", "survival", to=[1.5])], r"baseline\.survival\[0\]: expected"),
-    "conditional": ([change("baseline", "conditional", to=[])], "conditional: expected '1 of them"),
-    "bound": ([change("change", "upper", to=1e300)], r"change\.upper: expected -?0\.0"),
-    "loops": (
-        [lambda mapping: mapping.update(change_without_loops=mapping["change"])],
-        "change_without_loops: expected None",
-    ),
-    "figure": ([change("relative_change", to=0.0)], r"relative_change: expected -0\.0"),
-    "verdict": (
-        [change("verdict", to="PASS"), change("exit_code", to=0)],
-        "verdict: expected 'INCONCLUSIVE', got 'PASS'",
-    ),
-    "length": (
-        [change("candidate", "mean_acceptance_length", to=1.602)],
-        r"candidate\.mean_acceptance_length: expected 1\.59",
-    ),
-    "counts": ([change("prompts", 0, "candidate", to=[0, 1000])], r"candidate\.histogram: exp"),
-    "all counts": ([candidate_is_the_baseline], "verdict: expected 'PASS', got 'INCONCLUSIVE'"),
-    "no counts": ([change("prompts", to=[])], "prompts: expected one at least"),
-    "copies": ([change("num_copies", to=1)], "num_copies: expected 0, got 1"),
-    "prompts": ([change("num_prompts", to=400)], "num_prompts: expected 40, got 400"),
-    "short ones": ([change("num_short_prompts", to=-1)], "num_short_prompts"),
-    "policy": ([ANOTHER, change("policy", "max_relative_drop", to=0.5)], "expected 'PASS'"),
-    "looser": (
-        [ANOTHER, change("policy", "min_prompts", to=29)],
-        r"looser_than_release: expected '1 of them', got '0'",
-    ),
-    "category": ([change("categories", 0, "outcome", to="PASS")], r"categories\[0\]\.outcome"),
-    "advice": ([change("required_num_prompts", to=None)], "required_num_prompts: expected"),
-    "look": (
-        [change("look", to={"number": 1, "total": 2, "spending": "pocock"})],
-        r"change\.\w+: expected",
-    ),
-    "candidate": ([change("background", "candidate_sha256", to=HASH)], r"drafts\.candidate\.sha"),
-    "baseline": ([change("drafts", "baseline", "sha256", to=HASH)], r"drafts\.baseline\.sha256"),
-    "nothing counted": ([change("traces", to=None)], "traces, served: expected one of them"),
-    "too few steps": (
-        [change("num_short_prompts", to=999_999)], "verify steps per prompt on average",
-    ),
-}  # fmt: skip
-OF_SEVERAL: tuple[tuple[Edit, str], ...] = (
-    (change("exit_code", to=3), "exit_code: expected 0, got 3"),
-    (change("noise", "change", "upper", to=-99.0), "noise.change: expected lower <="),
-    (change("noise", "change", "upper", to=99.0), "noise.verdict: expected INCONCLUSIVE"),
-    (change("noise", "drift", "confidence", to=0.95), "noise.drift.confidence"),
-    (change("noise", "verdict", to="FAIL"), "noise.verdict: expected PASS, got FAIL"),
-    (change("parity", 0, "threshold", to=None), "PASS without a threshold"),
-    (change("parity", 0, "verdict", to="FAIL"), "verdict: expected 'FAIL', got 'PASS'"),
-    (change("replayed", "num_prompts", to=3), "num_prompts: expected 40, got 3"),
-    (change("served", "num_prompts", to=3), "num_prompts: expected 40, got 3"),
-    (change("served", to=None), "noise: expected served beside it"),
-    (lambda m: m.update(served=None, replayed=None), "served, replayed: expected one of them"),
+EDITED: dict[str, list[Edit]] = {
+    "K": [change("num_draft_tokens", to=0)],
+    "K + 1 columns": [change("candidate", "histogram", to=[1])],
+    "negative": [change("candidate", "histogram", to=[-1, 2])],
+    "no step": [change("candidate", "histogram", to=[0, 0])],
+    "no steps": [change("prompts", 3, "baseline", to=[0.5, 0])],
+    "prompt": [change("prompts", 3, "baseline", to=[1, 2, 3])],
+    "limit": [change("policy", "max_relative_drop", to=1.0)],
+    "release": [change("policy", "max_relative_drop", to=0.5)],
+    "looks": [change("look", to={"number": 3, "total": 2, "spending": "pocock"})],
+    "unknown key": [change("color", to=1)],
+    "missing key": [lambda mapping: mapping.pop("policy")],
+    "kind": [change("kind", to="x")],
+    "type": [change("drafts", "candidate", "sha256", to=1)],
+    "exit code": [change("exit_code", to=0)],
+    "survival": [change("baseline", "survival", to=[1.5])],
+    "conditional": [change("baseline", "conditional", to=[])],
+    "bound": [change("change", "upper", to=1e300)],
+    "loops": [lambda mapping: mapping.update(change_without_loops=mapping["change"])],
+    "figure": [change("relative_change", to=0.0)],
+    "verdict": [change("verdict", to="PASS"), change("exit_code", to=0)],
+    "length": [change("candidate", "mean_acceptance_length", to=1.602)],
+    "counts": [change("prompts", 0, "candidate", to=[0, 1000])],
+    "all counts": [candidate_is_the_baseline],
+    "no counts": [change("prompts", to=[])],
+    "copies": [change("num_copies", to=1)],
+    "prompts": [change("num_prompts", to=400)],
+    "short ones": [change("num_short_prompts", to=-1)],
+    "policy": [ANOTHER, change("policy", "max_relative_drop", to=0.5)],
+    "looser": [ANOTHER, change("policy", "min_prompts", to=29)],
+    "category": [change("categories", 0, "outcome", to="PASS")],
+    "advice": [change("required_num_prompts", to=None)],
+    "look": [change("look", to={"number": 1, "total": 2, "spending": "pocock"})],
+    "candidate": [change("background", "candidate_sha256", to=HASH)],
+    "baseline": [change("drafts", "baseline", "sha256", to=HASH)],
+    "nothing counted": [change("traces", to=None)],
+    "too few steps": [change("num_short_prompts", to=999_999)],
+}
+OF_SEVERAL: tuple[Edit, ...] = (
+    change("exit_code", to=3),
+    change("noise", "change", "upper", to=-99.0),
+    change("noise", "change", "upper", to=99.0),
+    change("noise", "drift", "confidence", to=0.95),
+    change("noise", "verdict", to="FAIL"),
+    change("parity", 0, "threshold", to=None),
+    change("parity", 0, "verdict", to="FAIL"),
+    change("replayed", "num_prompts", to=3),
+    change("served", "num_prompts", to=3),
+    change("served", to=None),
+    lambda m: m.update(served=None, replayed=None),
 )
+"""What each is told is kept in told/report.txt."""
 
 
 def test_an_edited_report_is_refused() -> None:
     of_one, of_several = text_of(two_categories()), text_of(joint())
-    for edits, what in EDITED.values():
-        text = said(edited(of_one, *edits))
-        assert re.search(what, text), text
-        assert "fix: run the gate again with --report" in text
-    for edit, what in OF_SEVERAL:
-        assert what in said(edited(of_several, edit)), what
+    for edits in EDITED.values():
+        assert "fix: run the gate again with --report" in said(edited(of_one, *edits))
+    for edit in OF_SEVERAL:
+        assert said(edited(of_several, edit))
 
 
 def test_a_date_is_one_or_absent() -> None:

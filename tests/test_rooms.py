@@ -178,11 +178,11 @@ def test_what_families_share_knows_no_family() -> None:
 # ---- how large the house is: a line here may only be lowered (ARCHITECTURE.md, "Sums")
 
 SUMS = {
-    "words of the product": 380_771,
+    "words of the product": 375_074,
     "product folders": 49,
     "developers' tools, lines": 7_407,
-    "lines of tests": 58_416,
-    "pairs of a test file and an internal module": 1_034,
+    "lines of tests": 55_603,
+    "pairs of a test file and an internal module": 1_029,
     "mutants of the sample that survive": 23,  # of 89: 26 %
     "verbs": 25,
     "words of pages by hand": 25_644,

@@ -56,6 +56,9 @@ def test_a_snapshot_of_the_hub_links_to_blobs(tmp_path: Path) -> None:
     (snapshot / "vocab.txt").symlink_to(other / "secret")
     with pytest.raises(CheckpointError, match="elsewhere"):
         side_files(snapshot)
+    (snapshot / "vocab.txt").unlink()
+    with pytest.raises(CheckpointError, match="elsewhere"):
+        side_files(repository.rename(tmp_path / "no repository") / "snapshots" / "abc")
 
 
 def socket_at(path: Path) -> None:

@@ -108,45 +108,45 @@ def test_a_trace_that_contradicts_itself_is_not_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-Edit = Callable[[dict[str, Any]], object]
 FILE = "traces-0000{}.safetensors"
-BAD_MANIFESTS: tuple[tuple[Edit, str], ...] = (
-    (lambda m: m.update(format="zip"), "format: expected 'draftquant-trace'"),
-    (lambda m: m.update(version=2), "version: expected 1, got 2"),
-    (lambda m: m.update(temperature=1), "temperature: 1 contradicts sampling: None"),
-    (lambda m: m["target"].update(x=1), "target.x: unknown key"),
-    (lambda m: m["features"].update(aux_semantics="pre_layer"), "'post_layer', got 'pre_layer'"),
-    (lambda m: m["features"].update(aux_layer_ids=[4, 3, 1]), "ascending"),
-    (lambda m: m["features"].update(aux_layer_ids=[1, 3, 8]), "8 layers"),
-    (lambda m: m["features"].update(width=13), "13 cannot be 3 layers"),
-    (lambda m: m["features"].update(kind="fused"), "contradicts kind"),
-    (lambda m: m["target"].update(config_sha256="zz"), "64 hex digits"),
-    (lambda m: m.update(prompts=[], num_tokens=0), "at least one"),
-    (lambda m: m["prompts"][0].update(id="b"), "'b' is given twice"),
-    (lambda m: m["prompts"][0].update(id="a\nb"), "printable"),
-    (lambda m: m["shards"][0].update(file="../x"), f"expected {FILE.format(1)}"),
-    (lambda m: m["prompts"][0].update(file=FILE.format(2)), "not listed in shards"),
-    (lambda m: m["shards"].append(m["shards"][0] | {"file": FILE.format(2)}), "cannot be read"),
-    (lambda m: m["shards"].append(m["shards"][0]), "listed twice"),
-    (lambda m: m.update(num_tokens=1), "add up to"),
-    (lambda m: m["prompts"][0].update(prompt_length=10), "prompt_length"),
-    (lambda m: m["prompts"][0].update(num_tokens=11) or m.update(num_tokens=m["num_tokens"] + 1),
-     r"expected BF16 \[10, 12\], got BF16 \[9, 12\]"),
-    (lambda m: m["features"].update(dtype="float16"), "expected F16"),
-    (lambda m: m["prompts"][0].update(id="c"), "got no such tensor"),
-    (lambda m: m["shards"][0].update(nbytes=1), "expected 1 bytes"),
+Change = tuple[str, Any]
+BAD_MANIFESTS: tuple[Change, ...] = (
+    ("format", "zip"), ("version", 2), ("temperature", 1), ("target x", 1),
+    ("features aux_semantics", "pre_layer"), ("features aux_layer_ids", [4, 3, 1]),
+    ("features aux_layer_ids", [1, 3, 8]), ("features width", 13), ("features kind", "fused"),
+    ("target config_sha256", "zz"), ("prompts", []), ("prompts 0 id", "b"),
+    ("prompts 0 id", "a\nb"), ("shards 0 file", "../x"), ("prompts 0 file", FILE.format(2)),
+    ("shards 1", {"file": FILE.format(2)}), ("shards 1", {}), ("num_tokens", 1),
+    ("prompts 0 prompt_length", 10), ("prompts 0 num_tokens", 11), ("features dtype", "float16"),
+    ("prompts 0 id", "c"), ("shards 0 nbytes", 1),
 )  # fmt: skip
+"""What each is told is kept in told/traces.txt."""
 
 
-def refused(folder: Path, edits: Iterable[tuple[Edit, str]]) -> None:
+def edit(manifest: dict[str, Any], keys: str, value: Any) -> None:
+    """Another value at a place, or none for `...`; behind a list's end, its first one changed."""
+    at: Any = manifest
+    *outer, last = (int(key) if key.isdigit() else key for key in keys.split())
+    for key in outer:
+        at = at[key]
+    if isinstance(at, list) and last == len(at):
+        at.append(at[0] | value)
+    elif value is ...:
+        del at[last]
+    else:
+        at[last] = value
+
+
+def refused(folder: Path, changes: Iterable[Change]) -> None:
     whole = (folder / "trace.json").read_text(encoding="utf-8")
-    for edit, message in edits:
+    for keys, value in changes:
         manifest = json.loads(whole)
-        edit(manifest)
+        edit(manifest, keys, value)
+        tokens = sum(prompt["num_tokens"] for prompt in manifest["prompts"])
+        manifest["num_tokens"] = value if keys == "num_tokens" else tokens
         (folder / "trace.json").write_text(json.dumps(manifest), encoding="utf-8")
-        with pytest.raises(TraceError, match=message) as caught:
+        with pytest.raises(TraceError, match="fix: "):
             TraceFolder.open(folder)
-        assert "fix: " in str(caught.value), message
 
 
 def test_a_manifest_that_lies_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -292,15 +292,10 @@ def test_sampled_text_is_written_and_read(tmp_path: Path) -> None:
         assert one.logprobs_as_sampled == (kind == "processed" or unchanged)
 
 
-LIES: tuple[tuple[Edit, str], ...] = (
-    (lambda m: m.pop("sampling"), "0.6 contradicts sampling: None"),
-    (lambda m: m.update(temperature=0), "temperature: 0 contradicts sampling"),
-    (lambda m: m["sampling"].update(top_p=1.5), r"top_p: expected a share in \(0, 1\]"),
-    (lambda m: m["logprobs"].update(num_top=51), "num_top: expected 0 to 50"),
-    (lambda m: m.pop("logprobs"), "logprobs: expected those of the sampled tokens"),
-    (lambda m: m["logprobs"].update(num_top=2), r"top_logprobs: expected F32 \[6, 2"),
-    (lambda m: m.update(recorded_by="\n"), "recorded_by: expected 1 to 200 printable"),
-)
+LIES: tuple[Change, ...] = (
+    ("sampling", ...), ("temperature", 0), ("sampling top_p", 1.5), ("logprobs num_top", 51),
+    ("logprobs", ...), ("logprobs num_top", 2), ("recorded_by", "\n"),
+)  # fmt: skip
 
 
 def test_what_is_declared_has_to_be_there(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from by_recipe import draft_of
 from draftquant import api as dq
 from draftquant.scripts.dev.training.__main__ import FAMILIES
 from draftquant.scripts.dev.training.corpus import SourceFile, standard_library
-from draftquant.scripts.dev.training.draft import fresh_draft, ship_draft, shipped_draft
+from draftquant.scripts.dev.training.draft import fresh_draft, shipped_draft
 from draftquant.scripts.dev.training.optimisation import Schedule, minimise
 from draftquant.scripts.dev.training.pair import PairPlan, train_pair
 from draftquant.scripts.dev.training.target import TargetSize
@@ -177,20 +177,3 @@ def test_training_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path: Path) 
         trained(kept, killed_at=75)
     assert kept.exists()
     assert trained(kept) == trained(None)
-
-
-def test_a_draft_of_part_of_the_vocabulary_ships_its_head_and_map(tmp_path: Path) -> None:
-    kind = FAMILIES["eagle3-llama"].draft_kind
-    target = AutoModelForCausalLM.from_pretrained(PAIRS / "eagle3-llama/target")
-    size, vocabulary = FAMILIES["eagle3-llama"].plan.target, torch.arange(3, 515, 2)
-    config = {**kind.config(size), "draft_vocab_size": len(vocabulary)}
-    part = replace(kind, config=lambda _size: config, ships_tables=False)
-    draft = fresh_draft(part, target, size, vocabulary)
-    assert not draft.weights["lm_head.weight"].requires_grad
-    ship_draft(draft, config, tmp_path / "draft")
-    stored = load_file(tmp_path / "draft/model.safetensors")
-    head = target.get_output_embeddings().weight.to(torch.bfloat16)
-    assert torch.equal(stored["d2t"] + torch.arange(len(vocabulary)), vocabulary)
-    assert torch.equal(stored["lm_head.weight"], head[vocabulary])
-    assert "embed_tokens.weight" not in stored
-    assert draft_of(tmp_path / "draft").geometry.draft_vocab_size == 256

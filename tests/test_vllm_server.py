@@ -182,6 +182,7 @@ def test_another_command_is_refused_with_the_difference(
         ({"decoding": Decoding(temperature=1)}, "decoding: it was {.*'temperature': 0"),
         ({"prompts": PROMPTS[:5]}, "num_prompts: it was 9, now it is 5"),
         ({"prompts": [*PROMPTS[1:], PROMPTS[0]]}, "prompts_sha256: it was"),
+        ({"dtype": "float32"}, "dtype: it was .?bfloat16.?, now it is .?float32"),
     ):
         with pytest.raises(OutputError, match=difference) as caught:
             record(running, tmp_path / "out", plan(target, **changes))

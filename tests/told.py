@@ -25,7 +25,7 @@ from draftquant.scripts.frame.verb import Command
 
 MOST, LONG = 8, 4000
 """Of more records the first and the last are told, of longer texts their digest."""
-OTHER = {"began", "latency", "seconds", "time_to_first_token", "time_per_output_token",
+OTHER = {"began", "latency", "seconds", "share", "time_to_first_token", "time_per_output_token",
          "tokens_per_second", "python", "torch", "transformers"}  # fmt: skip
 """Keys whose values differ between runs or machines."""
 VERSION = version("draftquant")

@@ -38,7 +38,7 @@ class WildDraft:
         tensors: "kind" of draft, "first": prefix of its first layer, "has": optional tensors,
             "without": modules that it lacks, "spelling": of a trainer's own names, "layers": their
             number where it is not the config's; of kind "listed" the "shapes", see `_listed`, and
-            the kind in experiments/engines/rope_readings.py that its rope is "like".
+            the kind in tests/test_rope.py that its rope is "like".
     """
 
     name: str

@@ -13,7 +13,7 @@ import torch
 from typing_extensions import override
 
 from ...quantize.files import provenance as records
-from ...quantize.files.card_text import CARD_FILE, is_ours, read_card, split_front
+from ...quantize.files.card_text import CARD_FILE, around, is_ours, read_card, split_front
 from ...quantize.files.checkpoint import PROVENANCE_FILE, open_weights, pread_exactly
 from ...quantize.files.digests import tensor_digest
 from ...quantize.files.hub import DraftSource, recorded_argv
@@ -43,7 +43,7 @@ def cut_card(
     if is_ours(card) and quantized is not None:
         recipe = quantized.recipe
         return renewed_card(source, quantized, recipe, plan.bytes_after, vocabulary=summary)
-    front, text = split_front(card)
+    front, text = split_front(card)[0], "".join(around(card))
     mark = (
         f"# CUT VOCABULARY\n\nThe head of this draft has rows for {size:,} of the {vocabulary:,}"
         f" tokens of its target ({summary}), and proposes no others. They were chosen by"

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from tiny_mla import MODELOPT_EXTRAS  # noqa: E402
 
 TARGET_FOLDER = "target"
 NUM_TARGET_LAYERS = 8
-ENGINES = ("vllm", "sglang")
 Outcome = dict[str, Any]
 
 
@@ -52,39 +51,6 @@ def loaded(
     if done.returncode or len(said) != len(folders):
         raise RuntimeError(f"{engine} on {arch} did not answer:\n{done.stderr[-4000:]}")
     return said
-
-
-def of_both(
-    script: str, answers: Callable[[str], object], readers: Sequence[str] = ENGINES
-) -> dict[str, Any] | None:
-    """Engine -> what a script of here answers in it, each in a process of its own.
-
-    In that process, which has the engine's name for an argument, it is printed: None.
-    """
-    if len(sys.argv) > 1:
-        install(sys.argv[1])
-        print(json.dumps(answers(sys.argv[1])))
-        return None
-    found = {}
-    for engine in readers:
-        command = [python(), script, engine]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        found[engine] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def install(engine: str) -> None:
-    """Fake a GPU for the rest of the process."""
-    if engine == "vllm":
-        os.environ.update(VLLM_TARGET_DEVICE="cpu", VLLM_LOGGING_LEVEL="ERROR")
-        import vllm_platform
-
-        vllm_platform.install("sm90")
-    elif engine == "sglang":
-        import sglang_platform
-
-        sglang_platform.install("sm90")
-        sglang_platform.publish_server_arguments(1)
 
 
 def write_table(file: Path, rows: Mapping[str, object]) -> None:

@@ -245,7 +245,10 @@ def _linears(found: Shapes) -> list[str]:
 def _quantized(
     random: Random, config: dict[str, Any], found: Shapes, inside: str
 ) -> dict[str, Any]:
-    """Headers of the folder; its config.json gets the declaration."""
+    """Headers of the folder; its config.json gets the declaration.
+
+    Of one that draftquant does not decode there are none: the engine itself is to be asked.
+    """
     tool, declared = random.choice([("BF16", {}), *_declarations()])
     dtype = "F16" if tool.startswith("autoawq") else random.choice(["BF16"] * 6 + ["F16", "F32"])
     config["torch_dtype"] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}[dtype]
@@ -273,6 +276,8 @@ def _quantized(
         Checkpoint(folder=HERE, config=config, tensors={}, headers={}, index=None)
     )
     assert read is not None
+    if not read.groups:
+        return {}
     scheme = read.groups[0].scheme
     for name in [name for name in linears if name not in kept]:
         rows, columns = found[f"{name}.weight"]
@@ -323,7 +328,8 @@ def digest(row: Mapping[str, Any]) -> int:
 def kept_rows() -> list[dict[str, Any]]:
     """The drawn folders with what the loaders said of them."""
     said = json.loads(FILE.read_text(encoding="utf-8"))
-    return [{**drawn(number), **each} for number, each in enumerate(said)]
+    whole = ({**drawn(number), **each} for number, each in enumerate(said))
+    return [row for row in whole if row["tensors"]]
 
 
 def main() -> int:
@@ -333,7 +339,7 @@ def main() -> int:
     parser.add_argument("--platforms", nargs="+", default=PLATFORMS)
     parser.add_argument("--write", action="store_true", help="keep what is answered today")
     given = parser.parse_args()
-    rows = [drawn(number) for number in range(*given.numbers)]
+    rows = [row for row in map(drawn, range(*given.numbers)) if row["tensors"]]
     asked = [{**row, "answers": {"": list(given.platforms)}} for row in rows]
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as work:

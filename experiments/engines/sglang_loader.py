@@ -5,7 +5,6 @@ Usage: `VENV/bin/python sglang_loader.py --arch gfx942 --target TARGET DRAFT...`
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +56,6 @@ def _shard(folder: Path, tp: int, rank: int, dtype: str, **more: Any) -> tuple[A
         config, folder, needs_gpu=sglang_platform.needs_gpu, whole=whole, first=first, **more
     )
     return config, Loaded(subject=subject)
-
-
-def building(config: Any, folder: Path) -> Callable[[], Any]:
-    """How SGLang builds a model of its config."""
-    return shard(config, folder).build
 
 
 if __name__ == "__main__":

@@ -178,13 +178,6 @@ def _claim_rocm(arch: str) -> None:
     current_platform.__class__ = FakedRocm
 
 
-def stand_on_cpu() -> None:
-    """Undo `_claim_cuda` for modules with an implementation in plain torch, which then run."""
-    from vllm.model_executor.custom_op import CustomOp
-
-    CustomOp.dispatch_forward = lambda self, *_arguments, **_named: self.forward_native
-
-
 class CompiledOpCalledError(NotImplementedError):
     """A kernel was called."""
 

@@ -19,15 +19,11 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1] / "tests")]
 
-import torch  # noqa: E402
-from draftquant.calibration.traces.trace_folder import TraceFolder  # noqa: E402
-from draftquant.quantize.stored.loading import LoadedDraft, load_draft  # noqa: E402
-from draftquant.recipes.formats import KvCacheDtype  # noqa: E402
+from served.beside_replay import FP8, beside_replay  # noqa: E402
 from served.cpu import (  # noqa: E402
     NOTE,
     has_int4_product,
     needs_it,
-    on_cpu,
 )
 from served.drafts import (  # noqa: E402
     MAX_NEW_TOKENS,
@@ -40,12 +36,9 @@ from served.drafts import (  # noqa: E402
     record,
     record_by_engine,
 )
-from served.every_position import NEAR, every_position, noise  # noqa: E402
 from served.results import Served, read_results, write_results, write_tables  # noqa: E402
-from served.rounds import compare  # noqa: E402
 
 CPUINFO = Path("/proc/cpuinfo")
-FP8: KvCacheDtype = "fp8_e4m3"
 MAX_DIFFERENCE = 0.03
 """Of acceptance lengths over the same rounds, relative: they part at near ties only, of which each
 moves a round by up to K tokens."""
@@ -96,7 +89,6 @@ def _serve_pair(
     prompts = pair.write_prompts(folder / "prompts.jsonl")
     calibration = record(pair, pair.folder / "calibration.jsonl", folder / "calibration")
     traces = record_by_engine(python, pair, prompts, folder / "traces")
-    texts = list(traces)
 
     def serve(named: tuple[str, Draft]) -> Served:
         name, draft = named
@@ -105,17 +97,13 @@ def _serve_pair(
         answer = _ask(python, pair, prompts, plain.get(name, folder / name), *options)
         if "error" in answer:
             return Served(family=pair.family, draft=name, error=answer["error"])
-        as_served, exact = (
-            [every_position(loaded, traces, text, pair.num_draft_tokens) for text in texts]
-            for loaded in _in_both_dtypes(folder / name, traces, FP8 if draft.fp8_cache else None)
-        )
-        found = compare(
+        found = beside_replay(
+            folder / name,
+            traces,
             answer["token_ids"],
             answer["accepted"],
-            texts,
-            as_served,
             pair.num_draft_tokens,
-            near=NEAR * noise(as_served, exact),
+            FP8 if draft.fp8_cache else None,
         )
         done = Served.of(found, family=pair.family, draft=name, version=answer["vllm"])
         return dataclasses.replace(done, dequantized=name in plain)
@@ -137,16 +125,6 @@ def _serve_pair(
         for served in pool.map(serve, chosen.items()):
             print(json.dumps(dataclasses.asdict(served)), file=sys.stderr, flush=True)
             yield served
-
-
-def _in_both_dtypes(
-    folder: Path, traces: TraceFolder, kv_cache: KvCacheDtype | None
-) -> Iterator[LoadedDraft]:
-    """As the engine computes, and exactly."""
-    tables = traces.tables(None)
-    for dtype in (torch.bfloat16, torch.float32):
-        loaded = load_draft(folder, dtype=dtype, compact=True, shared=tables, kv_cache=kv_cache)
-        yield on_cpu(loaded)
 
 
 def _ask(python: Path, pair: Pair, prompts: Path, draft: Path, *options: str) -> dict[str, Any]:

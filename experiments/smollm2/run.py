@@ -17,6 +17,8 @@ import drafts  # noqa: E402
 import judged  # noqa: E402
 import judging  # noqa: E402
 import prompts  # noqa: E402
+import served_judged  # noqa: E402
+import served_pair  # noqa: E402
 from draftquant.scripts.dev import PAIRS  # noqa: E402
 from draftquant.scripts.dev.packaged_target import kept_target  # noqa: E402
 from draftquant.scripts.dev.training.optimisation import Schedule  # noqa: E402
@@ -86,6 +88,9 @@ STAGES: Stages = {
     "record": (_record, "an hour"),
     "cut": (_cut, "5 minutes"),
     "gate": (_gate, "an hour and a half"),
+    "served-drafts": (served_pair.make, "10 minutes"),
+    "serve": (served_pair.measure, "an hour"),
+    "served": (served_judged.judge, "10 minutes"),
 }
 
 

@@ -118,7 +118,6 @@ class ServedDraft(ABC):
 Problem = Callable[[ServedDraft], Finding | None]
 """A rule for config.json and the names of tensors; None = no problem."""
 Unknown = Literal["refused", "dropped", "unknown"]
-Floats = Literal["cast", "refused", "unknown"]
 Biases = tuple[frozenset[str] | None, frozenset[str] | None]
 """Leaves of linears with a bias if attention_bias is set, and if mlp_bias is; None = unknown."""
 Roots = Mapping[str, Finding | None]
@@ -142,13 +141,13 @@ class Fusion:
         counted_by: keys of config.json; the first one with a value, a number or a list, gives the
             number of layers: 3 where none has one. () = as many as the draft names.
         counts_empty: an empty list means no layers, rather than no value.
-        null_width: its error for a target_hidden_size of null; "" = then hidden_size is used.
+        refuses_null: a target_hidden_size of null is an error; else hidden_size is used.
         reads_width: False where the width is always hidden_size.
     """
 
     counted_by: tuple[str, ...] = ("num_aux_hidden_states", f"{SECTION}.{KEY}")
     counts_empty: bool = False
-    null_width: str = "TypeError: unsupported operand type(s) for *: 'NoneType' and 'int'"
+    refuses_null: bool = True
     reads_width: bool = True
 
     def num_layers(self, config: Mapping[str, Any]) -> Any:
@@ -209,8 +208,6 @@ class InEngine:
         served_as: the draft's name in the command that serves it.
         problem: its rules for config.json and for names of tensors of these drafts.
         unknown_tensors: what happens to a tensor that has no parameter.
-        floats_into_fp8: what happens to a float weight where FP8 is expected.
-        dropped: prefixes of names that it drops from a draft, though it refuses others.
         shares_tables: embedding and head always come from the target.
         uneven_heads: its error for {heads} that {tp} shards do not divide.
         targets_on_disk: quant_methods whose targets it finds by the parts' names on disk.
@@ -218,7 +215,6 @@ class InEngine:
         old_norms: it takes EAGLE-3's norms before fc under their older names.
         normed_fusion: replaces `fusion` for drafts with normed heads.
         linears: those of a layer, with the last parts of what forms them; () = the ordinary ones.
-        builds_fc: it builds fc also for drafts without one by config.json, and does not use it.
         quantizes_fc: drafts of which it quantizes fc and linears outside the layers where they are
             plain in others, has the embedding from the draft, and compares excludes with whole
             names.
@@ -229,20 +225,16 @@ class InEngine:
     served_as: str = ""
     problem: Problem = no_problem
     unknown_tensors: Unknown = "unknown"
-    floats_into_fp8: Floats = "unknown"
-    dropped: Callable[[ServedDraft], tuple[str, ...]] = lambda _draft: ()
     roots: Roots = field(default_factory=dict)
     shares_tables: bool = False
     uneven_heads: str = ""
     targets_on_disk: frozenset[str] = frozenset()
     classes_first: bool = False
-    refuses_absent_norm: bool = False
     old_norms: bool = False
     biases: Callable[[ServedDraft], Biases] = lambda _draft: (None, None)
     fusion: Fusion | None = None
     normed_fusion: Fusion | None = None
     linears: tuple[Linear, ...] = ()
-    builds_fc: bool = False
     quantizes_fc: Callable[[ServedDraft], bool] = lambda _draft: False
     mtp: MtpLayer | None = None
 
@@ -276,7 +268,6 @@ class InVllm(InEngine):
 
     served_as: str = "eagle3"
     unknown_tensors: Unknown = "refused"
-    floats_into_fp8: Floats = "cast"
     biases: Callable[[ServedDraft], Biases] = lambda draft: (
         # `llama.py:267` has both; with normed heads they were not executed.
         (None, None) if draft.normed_heads else (ATTENTION, MLP)
@@ -317,7 +308,6 @@ class InSglang(InEngine):
     served_as: str = "EAGLE3"
     classes_first: bool = True
     unknown_tensors: Unknown = "dropped"
-    floats_into_fp8: Floats = "cast"
     # No MLP has any, and in the attention only o_proj: `llama_eagle3.py` builds the others.
     biases: Callable[[ServedDraft], Biases] = lambda _draft: (frozenset({"o_proj"}), NO_BIAS)
     layer_name: str = "model.layers.{n}.{path}"
@@ -378,7 +368,6 @@ class EngineTraits:
         module_names: modules outside the layers that no other family has, as regular expressions:
             the names on disk with which loading was executed.
         shared_experts: the block of a mixture that every token sees.
-        two_layer_norms: layers after the first load two norms of their input, and use one.
         prunes_vocabulary: its head may have fewer rows than the vocabulary, and a map d2t.
         own_types: a tool's own model_type that no engine knows -> what to do.
         joins_layers: what is one linear over all layers; None = nothing.
@@ -395,7 +384,6 @@ class EngineTraits:
     module_names: tuple[str, ...] = ()
     shared_experts: str = "shared_experts"
     norm_before_fc: bool = False
-    two_layer_norms: bool = False
     prunes_vocabulary: bool = False
     joins_layers: JoinedLayers | None = None
     own_types: Mapping[str, str] = field(default_factory=dict)

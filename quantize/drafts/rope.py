@@ -119,7 +119,7 @@ def declared(config: Mapping[str, Any]) -> Declared:
     """Read them as transformers does, through which both engines read config.json.
 
     Source: `standardize_rope_params` of transformers 5.20; executed
-    (`experiments/engines/rope_readings.py`).
+    (`experiments/engines/rope_readings.json`).
     """
     place = next((name for name in SECTIONS if config.get(name)), SECTIONS[-1])
     section = object_at(config, place)

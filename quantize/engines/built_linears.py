@@ -30,7 +30,7 @@ from ..files.safetensors_header import TensorInfo
 from ..stored.layouts.scheme import FP8_DTYPE
 from ..stored.stored_declaration import COMPANIONS
 from .contract import EngineName, Module, Parameter, Question, concatenated
-from .linear_scheme import LinearScheme
+from .declared_forms import LinearScheme
 
 # ---- The linears of one decoder layer as engines build them: fused, and split by shards
 
@@ -109,8 +109,6 @@ def is_widened(
 
 
 GRAFT = "take the layer of the BF16 original: draftquant graft TARGET LAYER --replace --out O"
-GRAFTED = frozenset({"quark", "compressed-tensors", "fp8", "modelopt"})
-"""Each quant_method in which graft declares a layer; with float experts all were executed."""
 ROUTED = ".experts."
 """Marks the names of the linears that engines fuse into one module."""
 _ATTENTION = "self_attn."
@@ -203,16 +201,6 @@ def first_prefix(question: Question, served: MtpLayer, layer: int = 0) -> str:
     """The prefix of the names that excludes are compared with, for the first or another layer."""
     prefix = served.prefixes.get(declared_architecture(question.config), served.prefix)
     return prefix.format(n=question.config.get("num_hidden_layers", 0) + layer)
-
-
-def of_other_layer(question: Question, module: Module) -> Module | None:
-    """The same linear of the target's first layer; None where there is none."""
-    served = question.own.mtp
-    first = first_prefix(question, served) if served is not None else ""
-    outside = served is None or not question.inside_target or module.leaf in ("fc", "lm_head")
-    if outside or not module.prefix.startswith(first):
-        return None
-    return module._replace(prefix=f"model.layers.0.{module.prefix.removeprefix(first)}")
 
 
 def in_engine(name: str, layer: str) -> str:
@@ -326,14 +314,12 @@ def quantized_linear(
     }
 
 
-def _cut_block(module: Module, shapes: Sequence[tuple[int, int]], *, split: bool) -> dict[str, str]:
+def _cut_block(module: Module, shapes: Sequence[tuple[int, int]], *, split: bool) -> dict[str, Any]:
     """What is not a whole number of blocks in a part or shard, as both engines' errors name it."""
     columns = shapes[0][1]
     if split and module.sharding == "row" and columns % BLOCK:
         return {"cut_block": f"input_size_per_partition = {columns}", "block_side": "block_k"}
     every = split and module.sharding == "column"
     checked = shapes if every else shapes[:-1]  # in one piece the last part may end inside a block
-    small = next((rows for rows, _ in checked if rows % BLOCK), None)
-    if small is None:
-        return {}
-    return {"cut_block": f"output_partition_size = {small}", "block_side": "block_n"}
+    small = next((f"output_partition_size = {rows}" for rows, _ in checked if rows % BLOCK), None)
+    return {"cut_block": small, "block_side": "block_n"}

@@ -1,17 +1,18 @@
 """What engines make of config.json: its class in Transformers, nulls, and the captured layers."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ...recipes.errors import short
 from ..drafts import Family
 from ..drafts.architectures import declared_architecture
 from ..drafts.config_defaults import ClassDefaults, Source, absent_keys, class_defaults
 from ..drafts.config_reader import DEEPSEEK_TYPES, KEY, SECTION, layers_in_both_places, object_at
 from ..drafts.engine_traits import EngineTraits, Finding, Fusion
 from ..drafts.rope import declared
-from .contract import TRY, Capture, Captures, EngineName, Question, data_file
+from .contract import TRY, Capture, Captures, EngineName, Question
 from .engine import TRAITS, Engine
 
 BIAS_KEYS = ("attention_bias", "mlp_bias")
@@ -32,7 +33,6 @@ _OF_DRAFTS = {
 """Architecture of drafts other than MTP layers -> what engines know of that draft."""
 _OF_HEADS = frozenset({"head_dim", "num_key_value_heads"})
 """Keys that nobody reads for MLA."""
-_TYPES = data_file("versions")["types"]
 _NEEDED_BY_BOTH = frozenset({"hidden_act", "rms_norm_eps"})
 """Attributes that vLLM reads too: it takes as many key heads as heads, and no tied head."""
 _MORE_TYPES_THAN_LAYERS = frozenset().union(*(traits.more_types_than_layers for traits in TRAITS))
@@ -108,36 +108,7 @@ def _size_problem(config: Mapping[str, Any], asked: Engine) -> Finding | None:
     return None
 
 
-# ---- Keys of config.json that are null, where null differs from a missing key
-# Executed with vLLM 0.33.0 and SGLang 0.5.23; for types that are not in the rows, read from the
-# fields of every config class of Transformers 5.20.
-
-_NULLS = ("auto_map", *BIAS_KEYS)
-_NULLS_OF_BLOCKS = ("eagle_config", "dflash_config")
-
-
-def null_findings(question: Question, *, has_class: bool) -> Iterator[Finding]:
-    """Nulls that a class of Transformers does not take, or whose effect is not known.
-
-    `has_class`: a class of Transformers reads the config.json; for speculators' none does.
-    """
-    config, types = question.config, _TYPES["null"]
-    keys = {*_NULLS, *(_NULLS_OF_BLOCKS if question.traits.drafts_blocks else ())}
-    if has_class:
-        keys |= {*types["*"], *types.get(str(config.get("model_type")), ())}
-    yield from (null_key(key) for key in config if key in keys and config[key] is None)
-    if question.fuses and object_at(config, SECTION).get("use_aux_hidden_state", True) is None:
-        yield null_key("use_aux_hidden_state")
-
-
-def null_key(key: str) -> Finding:
-    """A null of which nobody knows what it does."""
-    return Finding(
-        "unknown",
-        f"What engines make of a null {key} in config.json was never executed with such a draft",
-        f"remove {key} from config.json, or give its value",
-    )
-
+# ---- The rope of a draft that is no MTP layer
 
 _ROPES = frozenset(["default", "dynamic", "linear", "llama3", "longrope", "proportional", "yarn"])
 _ONLY_IN_VLLM = {"mrope": "default", "ntk": "of another scaling", "su": "longrope"}
@@ -234,17 +205,16 @@ def sglang_captures(config: Mapping[str, Any]) -> Captures:
     return (Capture("SGLang", ids if as_inputs else _plus_one(ids)),)
 
 
-def with_built_fc(
-    engine: Engine, fusion: Fusion, geometry: Any, config: Mapping[str, Any]
-) -> Any | Finding:
-    """A geometry with the size of fc that an engine reads from config.json, or its error."""
+def with_built_fc(fusion: Fusion, geometry: Any, config: Mapping[str, Any]) -> Any | Finding:
+    """A geometry with the size of fc that an engine reads from config.json."""
     changes = {} if fusion.reads_width else {_WIDTH: geometry.hidden_size}
-    if fusion.null_width and fusion.reads_width and config.get(_WIDTH, 0) is None:
-        return engine.rule("fc_width", refused=fusion.null_width)
+    if fusion.refuses_null and fusion.reads_width and config.get(_WIDTH, 0) is None:
+        return Finding("unknown", f"A null {_WIDTH} was never executed with such a draft", TRY)
     if fusion.counted_by:
         count = fusion.num_layers(config)
         if not isinstance(count, int) or not 0 <= count <= _MOST_LAYERS:
-            return engine.rule("fc_width", name=repr(count))
+            what = f"Counting the layers that fc reads by {short(count)} was never executed"
+            return Finding("unknown", what, TRY)
         changes["num_aux_layers"] = int(count)
     return replace(geometry, **changes)
 
@@ -328,25 +298,6 @@ def remedy_of_layers(
         )
     inputs, nested = layers_in_both_places(after, config)
     return f"set {KEY} in config.json to {inputs} at the top level, and to {nested} in {SECTION}"
-
-
-def remedy_of_fc(config: Mapping[str, Any], fusion: Fusion, read: Any, built: Any) -> str:
-    """What config.json must say so that an engine builds fc as it is stored."""
-    from ..drafts.family import LAYER_CONFIG
-    from ..drafts.recognition import is_speculators  # imports all families
-
-    count = read.num_aux_layers
-    if built.num_aux_layers == count:
-        if built.target_hidden_size != read.target_hidden_size:
-            return "serve it with vLLM"
-        layers = f"{'name' if read.aux_layer_ids is None else 'correct'} the draft's layers"
-        return f"{layers} in config.json, or correct {_WIDTH}, as the draft was trained"
-    for key in fusion.counted_by:
-        if config.get(key) not in (None, count) and type(config[key]) is not list:
-            return f"set {key} in config.json to {count}, or remove it"
-    if is_speculators(config):
-        return f"write num_aux_hidden_states: {count} into {LAYER_CONFIG} of config.json"
-    return remedy_of_layers(config, read.aux_layer_ids)
 
 
 def _ids(value: object) -> tuple[int, ...] | None:

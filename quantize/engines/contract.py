@@ -14,8 +14,7 @@ from ...recipes.packages import rows_beside
 from ...recipes.schema import EngineName as EngineName
 from ..drafts.architectures import declared_architecture
 from ..drafts.engine_traits import EngineTraits, Finding, InEngine, ServedDraft, Sharding, Stage
-from .declared_forms import Declaration
-from .linear_scheme import Signature
+from .declared_forms import Declaration, Signature
 from .row_conditions import Facts, counts, holds
 
 ENGINE_NAMES: tuple[EngineName, ...] = get_args(EngineName)
@@ -66,8 +65,6 @@ class Scheme(NamedTuple):
 
     name: str
     problem: Finding | None = None
-    own_global_scales: str = ""
-    not_read: tuple[str, ...] = ()
 
 
 class Module(NamedTuple):
@@ -128,8 +125,8 @@ class Question(ServedDraft):
     @property
     @override
     def is_nvfp4_of_modelopt(self) -> bool:
-        signature = self.signature
-        return signature is not None and holds({"layout": "modelopt", "dtype": "nvfp4"}, signature)
+        known = vars(self.signature or Signature())
+        return holds({"layout": "modelopt", "dtype": "nvfp4"}, known)
 
     def names_of_parts(self, module: Module) -> tuple[str, ...]:
         """Names of the parts of a fused linear by which a declaration may mean it; else none.
@@ -358,9 +355,9 @@ def version_rows() -> Iterator[dict[str, Any]]:
 
 
 def _frozen(key: str, value: Any) -> Any:
-    if key in ("methods", "mtp_types", "registered"):
+    if key in ("mtp_types", "registered"):
         return frozenset(value.split())
-    if key in ("models", "experts_by_name"):
+    if key == "experts_by_name":
         return frozenset(value)
     return tuple(value) if isinstance(value, list) else value
 
@@ -396,8 +393,7 @@ def taken_by(
             if refused := next(filter(None, map(by_gpu.get, archs)), row.get("refused")):
                 stage, text, *remedy = table["refused"][engine][refused]
                 problem = Finding(stage, text, *(remedy or [table["usual"][engine]]))
-            own_scales, not_read = row.get("own_global_scales", ""), tuple(row.get("not_read", ()))
-            return Scheme(row["class"], problem, own_scales, not_read)
+            return Scheme(row["class"], problem)
     return None
 
 
@@ -408,7 +404,7 @@ def concatenated(signature: Signature) -> str | None:
 
 
 def _is_meant(row: Mapping[str, Any], signature: Signature) -> bool:
-    return any(holds(scheme, signature) for scheme in row["schemes"])
+    return any(holds(scheme, vars(signature)) for scheme in row["schemes"])
 
 
 def all_rules(engine: EngineName, version: str, about: str, facts: Facts) -> Iterator[Finding]:
@@ -416,7 +412,7 @@ def all_rules(engine: EngineName, version: str, about: str, facts: Facts) -> Ite
     for row in data_file("rules")[about]:
         if _is_of(row, engine, version) and counts(row, facts):
             stage, *texts = row["says"]
-            text, remedy = (each.format_map(vars(facts)) for each in (*texts, TRY)[:2])
+            text, remedy = (each.format_map(facts) for each in (*texts, TRY)[:2])
             yield Finding(stage, text, remedy)
 
 

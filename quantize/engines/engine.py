@@ -26,9 +26,7 @@ from .contract import (
     all_rules,
     taken_by,
 )
-from .declared_forms import Declaration
-from .linear_scheme import Signature
-from .row_conditions import Facts
+from .declared_forms import Declaration, Signature
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,16 +84,12 @@ class Engine(ABC):
     other_archs: tuple[str, ...] = ()
     checked_archs: tuple[str, ...] = ()
     launch_note: str | None = None
-    models: frozenset[str] = frozenset()
     registered: frozenset[str] = frozenset()
     fc_norm_keys: tuple[str, ...] = ("fc_norm",)
     mtp_types: frozenset[str] = frozenset()
-    methods: frozenset[str]
     aliases: Mapping[str, str] = field(default_factory=dict)
-    needed: Mapping[str, list[list[str]]] = field(default_factory=dict)
     other_keys: tuple[str, ...] = ()
     experts_by_name: frozenset[str] = frozenset()
-    later_norm: str = ""
     absent_tables: Mapping[str, str] = field(default_factory=dict)
     checks_shapes: bool = False
     untried: str = TRY
@@ -118,7 +112,7 @@ class Engine(ABC):
     @property
     def architectures(self) -> frozenset[str]:
         """The names in config.json for which loading was executed."""
-        return self.models.union(*(self.own(traits).architectures for traits in TRAITS))
+        return frozenset().union(*(self.own(traits).architectures for traits in TRAITS))
 
     def own(self, traits: EngineTraits) -> InEngine:
         """What a family's traits say about this engine."""
@@ -148,8 +142,8 @@ class Engine(ABC):
         return next(self.rules(about, **facts), None)
 
     def rules(self, about: str, /, **facts: Any) -> Iterator[Finding]:
-        """The findings of all rows that fit; `facts` are fields of `Facts`."""
-        return all_rules(self.name, self.version, about, Facts(engine=self.title, **facts))
+        """The findings of all rows that fit."""
+        return all_rules(self.name, self.version, about, {"engine": self.title, **facts})
 
     @abstractmethod
     def launch(self, question: Question, num_draft_tokens: int, serving: Serving) -> str:
@@ -203,22 +197,13 @@ class Engine(ABC):
     def declaration_problem(self, declaration: Declaration, arch: str) -> Finding | None:
         """Why it refuses a declaration on a GPU before it looks at any layer."""
         keys, method = declaration.keys, declaration.method or ""
-        algorithm, spellings = declaration.algorithm or "", self.needed.get(method, ())
-        absent = next((each for each in spellings if not any(key in keys for key in each)), None)
         return self.rule(
             "declaration",
             method=method,
-            arch=arch,
             is_amd=arch.startswith("gfx"),
-            capability={"sm80": 80, "sm90": 90}.get(arch),
-            algorithm=algorithm,
-            in_capitals=algorithm.upper(),
-            is_fp4="FP4" in algorithm,
+            algorithm=declaration.algorithm or "",
             is_nested=declaration.form != "flat" and declaration.by_modelopt,
-            spelled=declaration.spelled,
             null_method=None in (keys.get("quant_method", ""), keys.get("quantization", "")),
-            absent_key=absent and str(absent),
-            absent_name=absent and absent[-1],
         )
 
     def row(self, signature: Signature, arch: str) -> Scheme | None:
@@ -285,8 +270,4 @@ class Engine(ABC):
 
     def cache_scale(self, _question: Question, _tensor: TensorInfo) -> bool | None:
         """Whether it reads this scale of the KV cache; None = not executed."""
-        return None
-
-    def stranger(self, _question: Question, _name: str) -> str | None:
-        """Its own error for a tensor of a linear that has no such parameter, if it has one."""
         return None

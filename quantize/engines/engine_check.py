@@ -7,6 +7,7 @@ from typing import Any, Required, TypedDict, Unpack
 from ...recipes.errors import CheckpointError
 from ..drafts import Family, read_config
 from ..drafts.architectures import (
+    OTHER_NAMES,
     SUPPORTED,
     Kind,
     declared_architecture,
@@ -16,21 +17,16 @@ from ..drafts.engine_traits import Finding
 from ..drafts.geometry import usual_draft_tokens
 from ..drafts.recognition import (
     fitting_name,
-    is_speculators,
     missing_name,
     other_kind,
-    stored_layers,
 )
 from ..drafts.runtime_names import known_target_layers
 from ..files.checkpoint import Checkpoint
 from ..gpus import gpu_name, gpu_names
 from ..stored.layouts import HF_QUANT_CONFIG
-from ..stored.layouts.declaration_reader import OTHER_WAY, UNREAD_METHODS
 from ..stored.stored_declaration import quantized_looking
 from .config_rules import (
     misread_layers,
-    null_findings,
-    remedy_of_fc,
     remedy_of_layers,
     rope_facts,
     with_built_fc,
@@ -228,25 +224,14 @@ def _as_read(
         what = f"a draft of architectures {config.get('architectures')!r}"
         return Finding("unknown", f"Loading {what} was never executed", TRY)
     checkpoint = replace(checkpoint, config=engine.as_declared(config))
-    declaration, spelled = read_declaration(checkpoint), config.get("quantization_config")
-    if declaration is not None and isinstance(spelled, Mapping):
-        declaration = replace(declaration, spelled=str(spelled.get("quant_method")))
+    declaration = read_declaration(checkpoint)
     taken = declaration and engine.taken(declaration, arch)
     if isinstance(taken, Finding):
         return taken
-    if taken is not None and taken.method not in engine.methods:
-        refused = _method_problem(engine, taken.method, checkpoint)
-        return refused or (checkpoint, None)  # it continues as if nothing were declared
+    if taken is not None and taken.method is None:  # most go on as if nothing were declared
+        looks = quantized_looking(checkpoint.tensors.values())
+        return engine.rule("method", says_nothing=not looks) or (checkpoint, None)
     return checkpoint, taken
-
-
-def _method_problem(engine: Engine, method: str | None, checkpoint: Checkpoint) -> Finding | None:
-    """What happens to a declaration with a method that it lacks, or without one."""
-    remedy = f"use a quant_method that {engine.title} has: {', '.join(sorted(engine.methods))}"
-    if method in UNREAD_METHODS:
-        remedy = OTHER_WAY.format(method)
-    says_nothing = not quantized_looking(checkpoint.tensors.values())
-    return engine.rule("method", method=method, says_nothing=says_nothing, remedy=remedy)
 
 
 def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
@@ -260,12 +245,14 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
     plain = replace(checkpoint, config=without_biases(config))
     family, read = read_config(plain, as_declared=True)
     in_engine = engine.own(family.engine_traits)
-    normed = read.normed_heads
-    has_fc = any(family.canonical_name(name).startswith("fc.") for name in checkpoint.tensors)
-    fuses = read.fuses or (in_engine.builds_fc and has_fc)
-    fusion = (in_engine.normed_fusion if normed else None) or in_engine.fusion if fuses else None
-    geometry: Any = replace(read, fuses=fuses) if fuses != read.fuses else read
-    geometry = with_built_fc(engine, fusion, geometry, config) if fusion else geometry
+    name = declared_architecture(config)
+    if name not in in_engine.architectures:
+        wanted = OTHER_NAMES.get(name)
+        remedy = f"set architectures to {wanted}" if wanted in in_engine.architectures else TRY
+        return _unknown(place, f"Loading {family.name} as {name} was never executed", remedy)
+    fusion = (in_engine.normed_fusion if read.normed_heads else None) or in_engine.fusion
+    fusion = fusion if read.fuses else None
+    geometry: Any = with_built_fc(fusion, read, config) if fusion else read
     if isinstance(geometry, Finding):
         return _answer(place, [geometry])
     geometry = with_norms(engine, family, geometry, checkpoint.config)
@@ -290,16 +277,8 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
         family=family,
         geometry=geometry,
         specs=family.tensor_specs(geometry),
-        fc_remedy=remedy_of_fc(written, fusion, read, geometry) if fusion else "",
     )
     layers, findings = walk.layers_and_findings()
-    num_stored = stored_layers(checkpoint, family)
-    if findings and num_stored < geometry.num_layers and not family.inside_target:
-        first = min(findings, key=lambda finding: STAGES.index(finding.stage))
-        again = f"correct {family.layer_keys}: the tensors are those of {num_stored} layer(s)"
-        findings = [first._replace(remedy=again)]
-    if fuses != read.fuses:
-        findings = [*findings, *engine.rules("unused_fc")]
     captures = engine.captures(question) if read.fuses else ()
     fused = geometry.num_aux_layers if fusion else None
     ids = read.aux_layer_ids
@@ -310,9 +289,8 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
     serving = place.serving or Serving(draft=str(checkpoint.folder))
     serving = serving.with_cache(declaration.cache_dtype if declaration else None)
     launch = engine.launch(question, usual_draft_tokens(geometry), serving)
-    nulls = null_findings(question, has_class=not is_speculators(written))
     rotation = None if in_engine.mtp else engine.rule("rope", **rope_facts(question, engine.name))
-    findings = [*nulls, *filter(None, (rotation, problem)), *findings]
+    findings = [*filter(None, (rotation, problem)), *findings]
     answer = _answer(place, findings, layers, launch or None)
     answer = _as_executed(place, replace(answer, form=form_of(walk, layers, written)))
     notes = [f"{text}: {layers_remedy}" for text in misread[1:] if text is not None]

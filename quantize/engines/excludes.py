@@ -12,7 +12,7 @@ from ..drafts.engine_traits import Finding
 from ..stored.layouts.module_patterns import PatternProblem, matches
 from ..stored.layouts.scheme import EVERY_LINEAR
 from .contract import Module, Question, UnsureError
-from .linear_scheme import LinearScheme
+from .declared_forms import LinearScheme
 
 SOME_PARTS = (
     "Detected some but not all shards of {} are quantized. All shards of fused layers to have the"

@@ -26,6 +26,14 @@ from .folder_findings import Folder
 _SECTIONS = (SECTION, "dflash_config")
 _OF_ROPE = ("rope_parameters", "rope_scaling")
 """Of MTP layers; what engines do with other drafts' is said by the rows of ropes."""
+_NULLS = frozenset(
+    """
+    attention_bias attention_dropout auto_map dflash_config eagle_config head_dim hidden_act
+    initializer_range max_position_embeddings max_window_layers mlp_bias num_key_value_heads
+    tie_word_embeddings use_aux_hidden_state use_cache use_sliding_window
+    """.split()  # noqa: SIM905 - one a line would be a page
+)
+"""Keys of which null differs from a missing key, in some class of Transformers or engine."""
 _LISTS = (KEY, "target_layer_ids", "layer_types")
 _FLAGS = KNOWN - {"use_cache"}
 _FLOATS = "floats"
@@ -51,6 +59,7 @@ def form_of(folder: Folder, layers: Sequence[Layer], written: Mapping[str, Any])
         linears={module: " and ".join(sorted(taken)) for module, taken in linears.items()},
         others=(
             *_of_config(question.config, fuses=question.fuses, mtp=question.traits.is_mtp),
+            *_nulls(written, str(question.config.get("model_type"))),
             "the speculators layout" if is_speculators(written) else "an ordinary config.json",
             "inside its target" if question.inside_target else "a folder of its own",
             *_of_tensors(folder),
@@ -79,6 +88,15 @@ def _of_config(config: Mapping[str, Any], *, fuses: bool, mtp: bool) -> Iterator
         yield "no fc"
 
 
+def _nulls(keys: Mapping[str, Any], model_type: str, section: str = "") -> Iterator[str]:
+    """Those of `_NULLS` that are null."""
+    for key, value in sorted(keys.items()):
+        if value is None and key in _NULLS:
+            yield f"{section}{key} null of {model_type}"
+        elif isinstance(value, Mapping):
+            yield from _nulls(value, model_type, f"{section}{key}.")
+
+
 def _of_tensors(folder: Folder) -> Iterator[str]:
     """Norms, tables and dtypes."""
     norms: dict[str, set[str]] = defaultdict(set)
@@ -91,10 +109,10 @@ def _of_tensors(folder: Folder) -> Iterator[str]:
         dtypes.add(tensor.dtype)
         if spec.role == "norm":
             layer = canonical.split(".")[1] if canonical.startswith("layers.") else ""
-            where = "later layers" if layer not in ("", "0") else layer and "the first layer"
-            norms[where].add(name.split(".")[-2])
-    for where, names in norms.items():
-        yield f"norms {', '.join(sorted(names))}" + (f" of {where}" if where else "")
+            norms[layer].add(name.split(".")[-2])
+    for layer, names in norms.items():
+        where = " of later layers" if layer not in ("", "0") else layer and " of the first layer"
+        yield f"norms {', '.join(sorted(names))}{where}"
     yield f"{' and '.join(sorted(dtypes))} in files"
     question, tables = folder.question, folder.stored.get("", {})
     cut = folder.geometry.draft_vocab_size < folder.geometry.vocab_size

@@ -1,4 +1,4 @@
-"""Findings of a folder beyond single linears: unknown names, norms, the vocabulary, shards."""
+"""Findings of a folder beyond single linears: names, tables, the vocabulary, shards."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ...recipes.brief import first_of
 from ..drafts import Family
 from ..drafts.engine_traits import Finding
 from ..drafts.family import TensorSpec
@@ -17,12 +16,6 @@ from .built_linears import ROUTED
 from .config_rules import BIAS_KEYS
 from .contract import Question, Verdict
 from .engine import TRAITS, Engine
-
-# ---- A head with rows for fewer tokens than the vocabulary
-# Loading and proposing were executed (`experiments/engines/RESULTS.md`). Draft id i stands for
-# target id i + d2t[i]; no engine reads t2d.
-
-_WEIGHTS = ("weight", "weight_packed")
 
 Stored = Mapping[str, Mapping[str, TensorInfo]]
 """Canonical module -> suffix -> tensor."""
@@ -49,12 +42,145 @@ class Folder:
         return stored
 
 
+def folder_findings(folder: Folder) -> Iterator[Finding]:
+    """Of tensors that are no linears, and of tables and shards."""
+    engine, question = folder.engine, folder.question
+    yield from _names(folder)
+    yield from _cut_head(folder)
+    yield from _absent(folder)
+    yield from _shared_tables(folder)
+    if "lm_head" not in folder.stored:
+        yield from engine.rules("unshared_head", **unshared(question))
+    yield from _uneven_shards(folder)
+
+
+# ---- Names: a closed list, with which loading was executed; of any other the engine is to be asked
+
+_OF_FAMILIES = "".join(f"|{name}" for traits in TRAITS for name in traits.module_names)
+_SPELLINGS = re.compile(
+    rf"(midlayer|layers\.\d+|fc|norm|hidden_norm|lm_head|embed_tokens{_OF_FAMILIES}"
+    r"|fc_norm\.\d|input_norm|aux_norm_(low|mid|high))\.|[dt]2[dt]$|mask_hidden$"
+)
+_SPELLINGS_OF_MTP = re.compile(
+    r"model\.(mtp_layers|layers)\.\d+\.|model\.(language_model\.)?embed_tokens\.|lm_head\.|mtp\."
+)
+"""The same for MTP layers, under the names of their targets."""
+_OF_LAYERS = frozenset(
+    {"self_attn", "mlp", "fc", "norm", "lm_head", "embed_tokens", "d2t", "t2d", "layers"}
+)
+"""Parts of names that all drafts' tensors have; those of one family have one spelling."""
+CACHE_SCALE = re.compile(
+    r"\.(?:[qkv]_scale|kv_scale|output_scale|prob_output_scale|[qkv]_zero_point)$"
+)
+"""Names of scales of the KV cache, as exporters spell them."""
+_COMPUTED = ".inv_freq"  # rotary frequencies, which both engines drop and compute from config.json
+_CODES = ("F8_E4M3", "I8", "U8")
+SHARED = ("embed_tokens", "lm_head")
+
+
+def _names(folder: Folder) -> Iterator[Finding]:
+    """Tensors that are not the family's, that it spells otherwise, or that hold no numbers."""
+    engine, question, roots = folder.engine, folder.question, folder.question.own.roots
+    spellings = _SPELLINGS_OF_MTP if question.traits.is_mtp else _SPELLINGS
+    linears = {part for built in engine.modules(question) for part in built.parts}
+    declared = question.traits.is_mtp and question.declaration is not None
+    for root, finding in roots.items():
+        if finding is not None and any(n.startswith(root) for n in folder.checkpoint.tensors):
+            yield finding
+    for module, tensors in folder.stored.items():
+        if ROUTED in module and (question.inside_target or declared):
+            continue  # they are judged whole: `Walk`
+        for suffix, tensor in tensors.items():
+            name = tensor.name
+            inner = next((name.removeprefix(root) for root in roots if name.startswith(root)), name)
+            plain = f"{module}.{suffix}".lstrip(".") in folder.specs
+            old = name.startswith("aux_norm_") and not question.own.old_norms
+            if suffix in COMPANIONS and f"{module}.weight" in folder.specs:
+                if linears and module not in linears:
+                    remedy = f"quantize the BF16 draft in a format that {engine.title} reads"
+                    yield from _without_parameter(engine, question, name, remedy)
+                continue
+            if not spellings.match(inner) and _OF_LAYERS & set(name.split(".")):
+                yield from engine.rules("stranger", name=name)
+            elif plain and not old:
+                if linears and module not in linears and tensor.dtype in _CODES:
+                    facts = {"name": name, "stored_dtype": tensor.dtype, "module": module}
+                    yield from engine.rules("plain_codes", **facts)
+            else:
+                yield from strangers(engine, question, tensor)
+
+
+def strangers(engine: Engine, question: Question, tensor: TensorInfo) -> Iterator[Finding]:
+    """A tensor that the family does not have; of scales of a KV cache it is known who reads it."""
+    name = tensor.name
+    biased = name.endswith(".bias") and name.split(".")[-2] in built_biases(engine, question)
+    if biased or name.endswith(_COMPUTED):
+        return
+    read = engine.cache_scale(question, tensor) if CACHE_SCALE.search(name) else None
+    if read is None:
+        yield from engine.rules("stranger", name=name)
+    elif not read:
+        remedy = f"remove {name}: without it an FP8 KV cache is served with a scale of 1"
+        yield from _without_parameter(engine, question, name, remedy)
+
+
+def _without_parameter(
+    engine: Engine, question: Question, name: str, remedy: str
+) -> Iterator[Finding]:
+    problem = engine.rule(
+        "no_parameter",
+        name=name,
+        in_engine=name.replace("midlayer", "layers.0"),
+        unknown_tensors=question.own.unknown_tensors,
+        remedy=remedy,
+    )
+    yield from filter(None, [problem])
+
+
+def _absent(folder: Folder) -> Iterator[Finding]:
+    """Tensors of the family that are not stored; of linears `Walk` says it."""
+    engine, question = folder.engine, folder.question
+    leaves = built_biases(engine, question)
+    if None in _asked(engine, question):
+        yield from engine.rules("stranger", name="a bias")
+    linears = {part for built in engine.modules(question) for part in built.parts}
+    biased = [part for part in linears if part.rpartition(".")[2] in leaves]
+    wanted = [name for name, spec in folder.specs.items() if not spec.optional]
+    for name in (*wanted, *(f"{part}.bias" for part in biased if part in folder.stored)):
+        module, _, suffix = name.rpartition(".")
+        stored = folder.stored.get(module, {})
+        is_judged = suffix == "weight" and (module in linears or bool(stored))
+        if not is_judged and suffix not in stored:
+            yield from engine.rules("absent", name=name)
+
+
+def built_biases(engine: Engine, question: Question) -> frozenset[str]:
+    """Leaves that get a bias by config.json, in addition to the family's own."""
+    return frozenset().union(*(leaves or () for leaves in _asked(engine, question)))
+
+
+def _asked(engine: Engine, question: Question) -> list[frozenset[str] | None]:
+    keys = zip(BIAS_KEYS, engine.biases(question), strict=True)
+    return [leaves for key, leaves in keys if question.config.get(key) is True]
+
+
+# ---- A head with rows for fewer tokens than the vocabulary
+# Loading and proposing were executed (`experiments/engines/RESULTS.md`). Draft id i stands for
+# target id i + d2t[i]; no engine reads t2d.
+
+_WEIGHTS = ("weight", "weight_packed")
+
+
 def _cut_head(folder: Folder) -> Iterator[Finding]:
     """Findings: a head without its map, a map without its head, a map with wrong tokens."""
     question, geometry, stored = folder.question, folder.geometry, folder.stored
-    if not question.traits.prunes_vocabulary or question.own.shares_tables:
+    if question.own.shares_tables:
         return
     vocabulary, built = geometry.vocab_size, geometry.draft_vocab_size
+    if (_rows(stored.get("embed_tokens", {}), ("weight",)) or vocabulary) != vocabulary:
+        yield from folder.engine.rules("unlike", name="embed_tokens", stored_dtype="another size")
+    if not question.traits.prunes_vocabulary:
+        return
     is_declared, is_cut = question.config.get("draft_vocab_size") is not None, built < vocabulary
     stored_rows = _rows(stored.get("lm_head", {}), _WEIGHTS)
     mapped = _rows(stored.get("", {}), ("d2t",))
@@ -101,16 +227,18 @@ def _wrong_tokens(folder: Folder, vocabulary: int) -> Iterator[Finding]:
     ids = offsets + np.arange(len(offsets))
     marked = np.flatnonzero(read_whole(checkpoint, tables["t2d"])) if "t2d" in tables else ids
     absolute = np.array_equal(offsets, marked) and not np.array_equal(ids, marked)
-    outside = np.flatnonzero((ids < 0) | (ids >= vocabulary))
+    outside = ids[(ids < 0) | (ids >= vocabulary)]
     repeated = len(ids) - len(np.unique(ids))
-    if absolute:
-        yield from folder.engine.rules("absolute_map")
-    elif len(outside):
-        row = int(outside[0])
-        told = int(ids[row])
-        yield from folder.engine.rules("map", rows=row, built=told, vocabulary=vocabulary)
-    elif repeated:
-        yield from folder.engine.rules("map", rows=repeated, built=len(ids), is_mixed=True)
+    if absolute or len(outside) or repeated:
+        problem = folder.engine.rule(
+            "map",
+            is_absolute=absolute,
+            outside=str(outside[0]) if len(outside) else None,
+            vocabulary=vocabulary,
+            repeated=repeated,
+            rows=len(ids),
+        )
+        yield from filter(None, [problem])
 
 
 def _rows(tensors: Mapping[str, TensorInfo], suffixes: tuple[str, ...]) -> int | None:
@@ -119,91 +247,7 @@ def _rows(tensors: Mapping[str, TensorInfo], suffixes: tuple[str, ...]) -> int |
     return next((shape[0] for shape in shapes if shape), None)
 
 
-_OF_FAMILIES = "".join(f"|{name}" for traits in TRAITS for name in traits.module_names)
-_SPELLINGS = re.compile(
-    rf"(midlayer|layers\.\d+|fc|norm|hidden_norm|lm_head|embed_tokens{_OF_FAMILIES}"
-    r"|fc_norm\.\d|input_norm|aux_norm_(low|mid|high))\.|[dt]2[dt]$|mask_hidden$"
-)
-"""Names on disk with which loading was executed; other spellings of the families were not."""
-_SPELLINGS_OF_MTP = re.compile(
-    r"model\.(mtp_layers|layers)\.\d+\.|model\.(language_model\.)?embed_tokens\.|lm_head\.|mtp\."
-)
-"""The same for MTP layers, under the names of their targets."""
-CACHE_SCALE = re.compile(
-    r"\.(?:[qkv]_scale|kv_scale|output_scale|prob_output_scale|[qkv]_zero_point)$"
-)
-"""Names of scales of the KV cache, as exporters spell them."""
-_COMPUTED = ".inv_freq"  # rotary frequencies, which both engines drop and compute from config.json
-_OF_LAYERS = frozenset(
-    {"self_attn", "mlp", "fc", "norm", "lm_head", "embed_tokens", "d2t", "t2d", "layers"}
-)
-"""Parts of names that only drafts' tensors have; under an unusual root they may be read."""
-_BESIDE_CODES = COMPANIONS | {"input_scale_2", "input_zero_point", "g_idx", "weight_g_idx"}
-_CODES = ("F8_E4M3", "I8", "U8")
-_SILENT = (".bias", ".input_zero_point")
-"""Ends of names that no loader misses."""
-SHARED = ("embed_tokens", "lm_head")
-
-
-def folder_findings(folder: Folder) -> Iterator[Finding]:
-    """Tensors that are not the family's, and missing or badly split ones of the family."""
-    engine, question, stored = folder.engine, folder.question, folder.stored
-    checkpoint, specs = folder.checkpoint, folder.specs
-    linears = {part for built in engine.modules(question) for part in built.parts}
-    yield from _partly_kept(folder)
-    roots = question.own.roots
-    for root, finding in roots.items():
-        if finding is not None and any(name.startswith(root) for name in checkpoint.tensors):
-            yield finding
-    spellings = _SPELLINGS_OF_MTP if question.traits.is_mtp else _SPELLINGS
-    unusual = set()
-    for name in checkpoint.tensors:
-        inner = next((name.removeprefix(root) for root in roots if name.startswith(root)), name)
-        if not spellings.match(inner) and _OF_LAYERS & set(name.split(".")):
-            unusual.add(name)
-    for name in sorted(unusual):
-        yield from engine.rules("unusual_name", name=name)
-    for module, tensors in stored.items():
-        declared = question.traits.is_mtp and question.declaration is not None
-        if ROUTED in module and (question.inside_target or declared):
-            continue  # they are judged whole: `built_linears.sglang_problem`
-        for suffix, tensor in tensors.items():
-            plain = f"{module}.{suffix}".lstrip(".") in specs
-            companion = suffix in _BESIDE_CODES and (module in linears or not linears)
-            old = tensor.name.startswith("aux_norm_") and not question.own.old_norms
-            known = companion and f"{module}.weight" in specs
-            if old or not (plain or known or tensor.name in unusual):
-                yield from strangers(engine, question, tensor)
-            if plain and linears and module not in linears and tensor.dtype in _CODES:
-                named = {"name": tensor.name, "stored_dtype": tensor.dtype, "module": module}
-                yield from engine.rules("plain_codes", **named)
-    yield from _other_vocabulary(folder)
-    yield from _cut_head(folder)
-    yield from _later_norms(folder)
-    yield from _bias_findings(engine, question, stored)
-    refused = question.own.refuses_absent_norm and question.declaration is None
-    for name, spec in specs.items():
-        module, _, suffix = name.rpartition(".")
-        if spec.role == "norm" and not spec.optional and suffix not in stored.get(module, {}):
-            yield from engine.rules("absent_norm", name=name, is_read=refused)
-    yield from _shared_tables(folder)
-    if "lm_head" not in stored:
-        yield from engine.rules("unshared_head", **unshared(question))
-    yield from _uneven_shards(folder)
-
-
-def _partly_kept(folder: Folder) -> Iterator[Finding]:
-    """A layer of a target of which its quantizer dropped some tensors."""
-    if not folder.question.traits.is_mtp:
-        return
-    absent = [
-        name
-        for name, spec in folder.specs.items()
-        if not spec.optional and name.rpartition(".")[0] not in folder.stored
-    ]
-    if absent:
-        layer, names = folder.checkpoint.subtree or "the MTP layer", first_of(absent, 2)
-        yield from folder.engine.rules("part", rows=len(absent), module=layer, name=names)
+# ---- Tables that are the target's, and shards
 
 
 def unshared(question: Question) -> dict[str, Any]:
@@ -234,93 +278,12 @@ def _uneven_shards(folder: Folder) -> Iterator[Finding]:
     heads, width = config.get("num_attention_heads", 0), config.get("intermediate_size", 0)
     kept = config.get("num_key_value_heads")
     kept = kept if type(kept) is int and kept > 0 else heads
+    names = in_engine.uneven_heads.format(heads=heads, tp=tp)
     left = {
         f"total_num_heads = {heads}": heads % tp,
         f"total_num_kv_heads = {kept}": max(kept, tp) % min(kept or tp, tp),
         f"intermediate_size = {width}": width % tp,
     }
-    problem = folder.engine.rule(
-        "shards",
-        uneven_heads=in_engine.uneven_heads.format(heads=heads, tp=tp) if heads % tp else None,
-        heads=heads,
-        uneven=next((name for name, rest in left.items() if rest), None),
-        tp=tp,
-    )
-    yield from filter(None, [problem])
-
-
-def _other_vocabulary(folder: Folder) -> Iterator[Finding]:
-    vocab, embedding = folder.geometry.vocab_size, folder.stored.get("embed_tokens", {})
-    rows = _rows(embedding, ("weight",)) or vocab
-    if rows != vocab and not folder.question.own.shares_tables:
-        yield from folder.engine.rules("vocabulary", rows=rows, vocabulary=vocab)
-
-
-def _later_norms(folder: Folder) -> Iterator[Finding]:
-    """EAGLE-3's layers after the first: engines use one of two norms, and build both."""
-    question, wanted = folder.question, folder.engine.later_norm
-    if not question.traits.two_layer_norms or not wanted:
-        return
-    names = folder.checkpoint.tensors
-    for i in range(1, question.num_layers):
-        norm = folder.stored.get(f"layers.{i}.input_layernorm", {}).get("weight")
-        has_wanted = any(name.endswith(f"layers.{i}.{wanted}.weight") for name in names)
-        if norm is not None and not has_wanted:
-            named = {"module": f"model.layers.{i}.{wanted}", "leaf": wanted, "name": norm.name}
-            yield from folder.engine.rules("later_norm", **named)
-
-
-def strangers(engine: Engine, question: Question, tensor: TensorInfo) -> Iterator[Finding]:
-    """A tensor that may have no parameter; no engine minds a bias."""
-    name = tensor.name
-    remedy = f"remove {name} only if the draft was trained without it"
-    if name.rpartition(".")[2] in _BESIDE_CODES:
-        remedy = f"quantize the BF16 draft in a format that {engine.title} reads"
-    if name.endswith(_COMPUTED):
-        return
-    if name.endswith(".bias") and name.split(".")[-2] in built_biases(engine, question):
-        return
-    if CACHE_SCALE.search(name):
-        read = engine.cache_scale(question, tensor)
-        if read is None:
-            yield Finding("unknown", f"Loading a tensor called {name} was never executed", remedy)
-        if read is not False:
-            return
-        remedy = f"remove {name}: without it an FP8 KV cache is served with a scale of 1"
-    dropped = name.startswith(question.own.dropped(question)) or name.endswith(_SILENT)
-    problem = engine.rule(
-        "stranger",
-        name=name,
-        in_engine=name.replace("midlayer", "layers.0"),
-        unknown_tensors="dropped" if dropped else question.own.unknown_tensors,
-        remedy=remedy,
-    )
-    yield from filter(None, [problem])
-
-
-def built_biases(engine: Engine, question: Question) -> frozenset[str]:
-    """Leaves that get a bias by config.json, in addition to the family's own."""
-    return frozenset().union(*(leaves or () for leaves in _asked(engine, question)))
-
-
-def _bias_findings(
-    engine: Engine, question: Question, stored: Mapping[str, Any]
-) -> Iterator[Finding]:
-    """Biases that are built and not stored, and keys whose effect is not known."""
-    if None in _asked(engine, question):
-        yield from engine.rules("biases")
-    built = built_biases(engine, question)
-    for module in engine.modules(question) if built else ():
-        for part in module.parts:
-            biased = part.rpartition(".")[2] in built
-            if biased and part in stored and "bias" not in stored[part]:
-                yield from engine.rules("absent_bias", module=module.name, name=part)
-
-
-def _asked(engine: Engine, question: Question) -> list[frozenset[str] | None]:
-    built = engine.biases(question)
-    return [
-        leaves
-        for key, leaves in zip(BIAS_KEYS, built, strict=True)
-        if question.config.get(key) is True
-    ]
+    uneven = next((name for name, rest in left.items() if rest), None)
+    told = f"AssertionError: {uneven} is not divisible by {tp}" if uneven else None
+    yield from folder.engine.rules("shards", refused=names if names and heads % tp else told)

@@ -1,18 +1,14 @@
 """An engine's tables applied to a folder: every linear as it is built, and its tensors."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from operator import lt
-from typing import Any
+from dataclasses import dataclass
 
-from ..drafts.engine_traits import MLA_DOWN, Finding
+from ..drafts.engine_traits import Finding
 from ..files.safetensors_header import TensorInfo
 from ..stored.layouts.scheme import FLOAT_DTYPES
 from ..stored.stored_declaration import COMPANIONS
 from .built_linears import (
     GRAFT,
-    GRAFTED,
     ROUTED,
     built_as_floats,
     first_prefix,
@@ -20,25 +16,18 @@ from .built_linears import (
     has_several_global_scales,
     holds,
     is_widened,
-    of_other_layer,
     parameters,
     quantized_linear,
 )
-from .contract import Layer, Module, Question, Scheme, UnsureError
-from .engine import Engine
+from .contract import Layer, Module, Scheme, UnsureError
+from .declared_forms import LinearScheme, Signature
 from .excludes import NAMED_EXPERTS, scheme_of
 from .folder_findings import SHARED, Folder, Stored, built_biases, folder_findings, strangers
-from .linear_scheme import LinearScheme, Signature
-
-_IN_BYTES = ("fp8", "mxfp8", "int8")
-"""Formats whose values a float can be cast to, one by one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Walk(Folder):
-    """Every linear of a folder. `fc_remedy`: what to do where the stored fc has other columns."""
-
-    fc_remedy: str
+    """Every linear of a folder."""
 
     def layers_and_findings(self) -> tuple[list[Layer], list[Finding]]:
         """Every linear, and everything that differs from what the folder means."""
@@ -48,25 +37,25 @@ class Walk(Folder):
         if declared is not None and not rows:  # nor is it known which names and shapes it wants
             what = declared.problem or f"quant_method {declared.method}"
             return layers, findings or [*self.engine.rules("untried", name=what)]
-        stored = self.stored
-        findings += [*folder_findings(self), *filter(None, [_experts(self)])]
+        findings += [*folder_findings(self), *_experts(self)]
         built: list[Scheme] = []
         for module in self.engine.modules(self.question):
             if any(f"{part}.weight" not in self.specs for part in module.parts):
                 findings += self.engine.rules("untried", name=f"{module.name} of such a draft")
                 continue
-            parts = {part: stored.get(part, {}) for part in module.parts}
+            parts = {part: self.stored.get(part, {}) for part in module.parts}
             if module.leaf in SHARED and not any(parts.values()):
                 absent = self._scheme(module, [], even_plain=module.prefix != module.leaf)
-                stored_as = vars(absent.signature) if absent else {}
-                findings += self.engine.rules("absent_head", prefix=module.prefix, **stored_as)
+                if absent is not None:
+                    facts = {"prefix": module.prefix, **vars(absent.signature)}
+                    findings += self.engine.rules("absent_head", **facts)
                 continue
             scheme = self._scheme(module, findings)
             row = rows.get(scheme.signature) if scheme else None
             if scheme is not None and row is None:
                 continue  # how it takes this linear is not known
             findings += (
-                self._quantized(module, parts, scheme, row)
+                self._quantized(module, parts, scheme)
                 if scheme is not None and row is not None
                 else self._plain(module, parts)
             )
@@ -124,145 +113,99 @@ class Walk(Folder):
             shape, weight = self._shape(part), tensors.get("weight")
             companions = [t.name for suffix, t in tensors.items() if suffix in COMPANIONS]
             if not tensors:
-                yield from self._absent(module, f"{part}.weight")
+                yield from self.engine.rules("absent", name=f"{part}.weight")
             elif is_widened(self.engine.name, module, part, tensors):
                 continue
             elif companions or (weight is not None and weight.dtype not in FLOAT_DTYPES):
-                name, remedy = f"{module.name}.weight", _declare(self, module)
-                name = companions[0] if companions else name
-                facts = {
-                    "has_companions": bool(companions),
-                    "suffix": name.rpartition(".")[2],
-                    "columns": shape[1],
-                }
-                yield self._in_place("codes", module, name, remedy, weight, shape, facts)
+                yield from self._codes(module, companions, weight, shape)
             elif weight is not None and weight.shape != shape:
-                yield self._unlike(module, weight, shape)
+                yield from self._unlike(weight)
 
-    def _unlike(self, module: Module, tensor: TensorInfo, shape: tuple[int, ...]) -> Finding:
-        """Loaders may cut a part out of a larger tensor."""
-        remedy = self.fc_remedy if module.leaf == "fc" else ""
-        smaller = any(map(lt, tensor.shape, shape)) and tensor.dtype not in FLOAT_DTYPES
-        finding = self.engine.rule(
-            "shape",
-            is_other_shape=self.engine.checks_shapes and (bool(remedy) or smaller),
-            name=tensor.name,
-            stored_dtype=tensor.dtype,
-            stored=_listed(tensor.shape),
-            shape=_listed(shape),
-            remedy=remedy or "quantize the draft again",
-        )
-        assert finding is not None  # the last row matches always
-        return finding
-
-    def _floats_into_codes(
+    def _codes(
         self,
         module: Module,
-        scheme: LinearScheme,
-        weight: TensorInfo,
-        shape: tuple[int, int],
-        *,
-        mixed: bool,
-    ) -> Finding:
-        """What the engine makes of a one-part float weight that should have [rows, columns]."""
-        codes = scheme.parts(*shape).get("weight")
-        columns = weight.shape[-1] if weight.shape else 0
-        return self._in_place(
-            "floats",
-            module,
-            weight.name,
-            _exclude(self, module, mixed=mixed),
-            weight,
-            codes.shape if codes else weight.shape,
-            {
-                **vars(scheme.signature),
-                "suffix": scheme.suffix,
-                "is_mixed": mixed,
-                "is_joined": module.leaf in MLA_DOWN.names,
-                "is_bytes": codes is not None and scheme.signature.dtype in _IN_BYTES,
-                "wanted_dtype": codes.dtypes[0] if codes else "",
-                "half": columns // 2,
-                "columns": columns,
-            },
-        )
-
-    def _in_place(
-        self,
-        about: str,
-        module: Module,
-        name: str,
-        remedy: str,
+        companions: list[str],
         weight: TensorInfo | None,
-        shape: tuple[int, ...],
-        facts: Mapping[str, Any],
-    ) -> Finding:
-        """What happens to floats, or codes, where the engine expects the other, in this shape."""
-        question = self.question
+        shape: tuple[int, int],
+    ) -> Iterator[Finding]:
+        """Quantized values of a module that the engine takes as floats of this shape."""
+        question, name = self.question, companions[0] if companions else f"{module.name}.weight"
         other = weight is not None and weight.shape != shape and self.engine.checks_shapes
-        finding = self.engine.rule(
-            about,
+        problem = self.engine.rule(
+            "codes",
             leaf=module.leaf,
             module=module.name,
+            has_companions=bool(companions),
             unknown_tensors=question.own.unknown_tensors,
-            floats_into_fp8=question.own.floats_into_fp8,
             name=weight.name if other and weight else name,
             in_engine=name.replace("midlayer", "layers.0"),
-            remedy=remedy,
-            refused=self.engine.stranger(question, name),
-            stored_dtype=weight.dtype if weight else "",
+            remedy=_declare(self, module),
             is_other_shape=other,
             stored=_listed(weight.shape if weight else shape),
             shape=_listed(shape),
-            **facts,
+            columns=shape[1],
         )
-        assert finding is not None  # the last row matches always
-        return finding
+        yield from filter(None, [problem])
 
-    def _quantized(
-        self, module: Module, parts: Stored, scheme: LinearScheme, row: Scheme
-    ) -> Iterator[Finding]:
+    def _unlike(self, tensor: TensorInfo) -> Iterator[Finding]:
+        """Loaders may cut a part out of a larger tensor."""
+        stored = f"{tensor.dtype} [{_listed(tensor.shape)}]"
+        yield from self.engine.rules("unlike", name=tensor.name, stored_dtype=stored)
+
+    def _quantized(self, module: Module, parts: Stored, scheme: LinearScheme) -> Iterator[Finding]:
         """A module that the engine takes as quantized: each part is stored so, none is missing."""
         shapes = [self._shape(part) for part in parts]
-        mixed = len({_is_float(tensors) for tensors in parts.values() if tensors}) > 1
         for (part, tensors), shape in zip(parts.items(), shapes, strict=True):
             if not tensors:
-                yield from self._absent(module, f"{part}.{scheme.suffix}")
+                yield from self.engine.rules("absent", name=f"{part}.{scheme.suffix}")
             elif _is_float(tensors):
-                weight = tensors["weight"]
-                yield self._floats_into_codes(module, scheme, weight, shape, mixed=mixed)
+                yield from self._floats(module, scheme, tensors["weight"])
             else:
-                yield from self._parts(module, scheme, tensors, shape, row.not_read)
+                yield from self._parts(part, scheme, tensors, shape)
         shards = [self._shard(module, part) for part in parts]
         linear = quantized_linear(self.question, module, scheme, shards)
+        mixed = len({_is_float(tensors) for tensors in parts.values() if tensors}) > 1
         if (problem := self.engine.rule("linear", **linear, is_mixed=mixed)) is not None:
             yield problem
         several = len(parts) > 1 and scheme.has_global_scale
         if several and has_several_global_scales(self.checkpoint, parts):
-            told = row.own_global_scales
-            yield from self.engine.rules("several_scales", module=module.name, refused=told)
+            problem = self.engine.rule("several_scales", module=module.name)
+            yield from filter(None, [problem])
+
+    def _floats(
+        self, module: Module, scheme: LinearScheme, weight: TensorInfo
+    ) -> Iterator[Finding]:
+        problem = self.engine.rule(
+            "floats",
+            name=weight.name,
+            module=module.name,
+            prefix=module.prefix,
+            leaf=module.leaf,
+            dtype=scheme.signature.dtype,
+            stored_dtype=weight.dtype,
+            is_fused=len(module.parts) > 1,
+            is_mla=self.question.is_latent,
+        )
+        yield from filter(None, [problem])
 
     def _parts(
         self,
-        module: Module,
+        name: str,
         scheme: LinearScheme,
         tensors: Mapping[str, TensorInfo],
         shape: tuple[int, int],
-        not_read: tuple[str, ...],
     ) -> Iterator[Finding]:
         expected = scheme.parts(*shape)
         for suffix, part in expected.items():
             tensor = tensors.get(suffix)
             if tensor is None:
-                if suffix not in (*scheme.not_read, *not_read):
-                    yield from self._absent(module, suffix)
+                if suffix not in scheme.not_read:
+                    yield from self.engine.rules("absent", name=f"{name}.{suffix}")
             elif not (holds(tensor, part.dtypes) and fits(tensor, part.shape)):
-                yield self._unlike(module, tensor, part.shape)
+                yield from self._unlike(tensor)
         for suffix, tensor in tensors.items():
             if suffix not in expected and suffix != "bias":
                 yield from strangers(self.engine, self.question, tensor)
-
-    def _absent(self, module: Module, name: str) -> Iterator[Finding]:
-        return self.engine.rules("never_written", module=module.name, name=name)
 
     def _shape(self, part: str) -> tuple[int, int]:
         rows, columns = (dim.size for dim in self.specs[f"{part}.weight"].shape)
@@ -294,9 +237,6 @@ def _is_float(tensors: Mapping[str, TensorInfo]) -> bool:
     return weight is not None and weight.dtype in FLOAT_DTYPES
 
 
-# ---- What to do where a declaration contradicts what is stored
-
-
 def _declare(walk: Walk, module: Module) -> str:
     """What to do where the engine takes quantized values as floats."""
     engine, question = walk.engine, walk.question
@@ -311,83 +251,30 @@ def _declare(walk: Walk, module: Module) -> str:
     )
 
 
-def _exclude(walk: Walk, module: Module, *, mixed: bool) -> str:
-    """What to do where it takes floats as quantized values."""
-    question = walk.question
-    if question.declaration and question.declaration.exclude_remedy:
-        return question.declaration.exclude_remedy
-    if mixed:
-        return f"quantize all parts of {module.leaf} or none: they are fused"
-    return excluding(walk.engine, question, module)
+def _experts(walk: Walk) -> Iterator[Finding]:
+    """Routed experts of an MTP layer that are floats in a quantized target, unless they are kept.
 
-
-def excluding(engine: Engine, question: Question, module: Module) -> str:
-    """What excludes a module: its own name, or those of its parts, if no other layer has them."""
-
-    def excluded(asked: Module | None, names: tuple[str, ...]) -> bool:
-        declared = question.declaration and replace(question.declaration, excludes=names)
-        with suppress(UnsureError):
-            return asked is not None and (
-                engine.is_excluded(replace(question, declaration=declared), asked) is True
-            )
-        return False
-
-    twin = of_other_layer(question, module)
-    names: tuple[str, ...] = (module.prefix,)
-    if not excluded(module, names) and excluded(module, module.part_prefixes):
-        names = module.part_prefixes
-    if excluded(twin, names):
-        graft = f"{GRAFT}, and " if question.method in GRAFTED else ""
-        what = f"{engine.title} knows the layer's linears by names that others of the target have"
-        return f"{graft}serve it with another engine: {what}"
-    quoted = ", ".join(map(repr, names))
-    return f"exclude {module.leaf} so that {engine.title} matches it as {quoted}"
-
-
-# ---- Routed experts of an MTP layer that are stored as floats in a quantized target
-# Engines fuse them into one module, which is not a linear: excludes mean it by separate rules.
-# Executed: `experiments/engines/inside.json`.
-
-
-FIRST_EXPERT = f"{ROUTED}0."
-"""The one whose linears decide for all: `unfused_names` of both engines."""
-
-
-def _experts(walk: Walk) -> Finding | None:
-    """What happens to experts that are floats, or some of them; None where that is as declared."""
+    Engines fuse them into one module, which is not a linear: excludes mean it by separate rules.
+    Executed: `experiments/engines/inside.json`.
+    """
     engine, question, tensors = walk.engine, walk.question, walk.checkpoint.tensors
     served, declared = question.own.mtp, question.declaration
     routed = {n: t for n, t in tensors.items() if ROUTED in n and n.endswith(".weight")}
     floats = sorted(n for n, t in routed.items() if t.dtype in FLOAT_DTYPES)
     if served is None or not question.inside_target or declared is None or not floats:
-        return None
+        return
     first = first_prefix(question, served)
-
-    def in_engine(name: str) -> str:
-        return f"{first}{name[name.index('mlp.') : -len('.weight')]}"
-
-    single = [in_engine(name) for name in floats]
-    deciding = [in_engine(name) for name in walk.specs if FIRST_EXPERT in name]
+    single = [f"{first}{n[n.index('mlp.') : -len('.weight')]}" for n in floats]
     whole = single[0].partition(ROUTED)[0] + ROUTED.rstrip(".")
 
     def excluded(name: str) -> bool:
         return engine.is_excluded(question, Module(name, name, (), "column")) is True
 
+    named = question.method in engine.experts_by_name and set(single) <= set(declared.excludes)
+    by_name = question.method in NAMED_EXPERTS
     try:
-        by_whole = excluded(whole)
-        by_single = set(map(excluded, deciding))
-    except UnsureError as exc:
-        return Finding("unknown", str(exc), "write excludes as plain patterns")
-    by_name = question.method in engine.experts_by_name
-    if question.method in NAMED_EXPERTS:
-        taken_as_floats = by_single == {True}
-    else:
-        taken_as_floats = by_whole or (by_name and set(single) <= set(declared.excludes))
-    if taken_as_floats:
-        return None
-    remedy = excluding(engine, question, Module(whole, whole, (), "column"))
-    if remedy.startswith("exclude"):
-        remedy = f"exclude each expert of the layer by its name, and {whole!r}"
-        remedy += f"; or {GRAFT}" if question.method in GRAFTED else ""
-    what = f"{engine.title} takes {whole} as quantized, and its experts are stored as floats"
-    return Finding("unknown", f"{what}: it ends with an error, or serves empty memory", remedy)
+        kept = all(map(excluded, single)) if by_name else named or excluded(whole)
+    except UnsureError:
+        kept = False
+    if not kept:
+        yield from engine.rules("experts", module=whole, remedy=GRAFT)

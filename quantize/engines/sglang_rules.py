@@ -13,7 +13,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from ..drafts.architectures import OTHER_NAMES, declared_architecture
+from ..drafts.architectures import declared_architecture
 from ..drafts.engine_traits import GATE_UP, MLA_DOWN, QKV, Finding
 from ..drafts.recognition import is_speculators
 from ..files.safetensors_header import TensorInfo
@@ -21,7 +21,7 @@ from . import built_linears as built
 from .config_rules import NO_NAME, as_class_reads, sglang_captures
 from .contract import Captures, Module, Question, UnsureError
 from .declared_forms import Declaration
-from .engine import TRAITS, Engine, Serving, flag
+from .engine import Engine, Serving, flag
 from .excludes import (
     QUANTIZED_HEADS,
     SOME_PARTS,
@@ -34,9 +34,6 @@ from .excludes import (
     whole_or_parts,
 )
 
-_OF_MTP = frozenset().union(
-    *(traits.sglang.architectures for traits in TRAITS if traits.sglang.mtp is not None)
-)
 _OF_DRAFTS = re.compile(
     r"(?!Mistral).*(eagle|dflash|dspark|medusa|speculator|draft)", re.IGNORECASE
 )
@@ -107,12 +104,10 @@ class Sglang(Engine):
     @override
     def config_problem(self, question: Question) -> Finding | None:
         facts, sglang = self._facts(question), question.traits.sglang
-        problem = self.rule("whole_head", **facts) or sglang.problem(question)
-        problem = problem or self.rule("dtype", **facts)
+        problem = sglang.problem(question) or self.rule("dtype", **facts)
         if problem is None and sglang.mtp is not None:
             problem = built.sglang_problem(question, sglang.mtp)
-        problem = problem or self.rule("whole_model", **facts)
-        problem = problem or sglang.problem_as_draft(question)
+        problem = problem or self.rule("layers", **facts) or sglang.problem_as_draft(question)
         return problem or self.rule("draft", **facts)
 
     def _facts(self, question: Question) -> dict[str, Any]:
@@ -122,17 +117,10 @@ class Sglang(Engine):
         `llama_eagle3.py:303` and `llama.py` use the embedding as the head.
         """
         config, traits = question.config, question.traits
-        name, ordinary = declared_architecture(config), self.is_ordinary(question)
         stored = any("lm_head." in each for each in question.tensor_names)
         most = traits.sglang.most_layers
         return {
             **question.facts,
-            "name": name,
-            "is_ordinary": ordinary,
-            "as_draft": self._as_draft(name) if ordinary else "",
-            "vocabulary": config.get("vocab_size"),
-            "head_rows": question.head_rows,
-            "head_is_whole": question.head_rows in (None, config.get("vocab_size")),
             "torch_dtype": config.get("torch_dtype", config.get("dtype")),
             "is_float16_only": question.is_float16_only,
             "is_parallel": question.is_parallel,
@@ -142,26 +130,9 @@ class Sglang(Engine):
             "drops_head": not traits.drafts_blocks and question.is_tied and stored,
         }
 
-    def _as_draft(self, name: str) -> str:
-        """What to do about the name of a whole model."""
-        wanted = OTHER_NAMES[name]
-        if wanted in self.architectures:
-            return f"set architectures to {wanted}"
-        return f"serve it with vLLM, as {wanted}: SGLang has no such draft"
-
     @override
     def captures(self, question: Question) -> Captures:
         return sglang_captures(question.config)
-
-    def is_ordinary(self, question: Question) -> bool:
-        """Whether it loads a draft as a whole model, whose layers are not a draft's.
-
-        A model with num_nextn_predict_layers counts as an MTP layer: `model_config.py:1036`.
-        """
-        name = declared_architecture(question.config)
-        if name in _OF_MTP and question.config.get("num_nextn_predict_layers"):
-            return False
-        return name in self.models and not question.traits.whole_model
 
     @override
     def taken(self, declaration: Declaration, arch: str) -> Declaration | Finding | None:
@@ -170,7 +141,7 @@ class Sglang(Engine):
         What it finds replaces the nested form in config.json, whose excludes are then not read.
         """
         algorithm = declaration.algorithm or ""
-        known = algorithm in ("FP8", "MXFP8", "MIXED_PRECISION") or "FP4" in algorithm
+        known = algorithm == "FP8" or "FP4" in algorithm
         if declaration.form == "side file" and not known:
             return None
         if declaration.method is None and known:
@@ -214,10 +185,6 @@ class Sglang(Engine):
         raise UnsureError(f"How {self.title} leaves linears out of {layout} was never executed")
 
     @override
-    def modules(self, question: Question) -> tuple[Module, ...]:
-        return () if self.is_ordinary(question) else Engine.modules(self, question)
-
-    @override
     def layer_names(self, question: Question, layer: int, path: str) -> tuple[str, str]:
         leaf, sglang = path.rpartition(".")[2], question.traits.sglang
         inner = path if leaf == "o_proj" else leaf
@@ -254,21 +221,6 @@ class Sglang(Engine):
             leaves |= {each.leaf for each in traits.extra_linears}
             leaves |= {"fc"} if traits.sglang.plain_fc else set()
         return frozenset(leaves)
-
-    @override
-    def stranger(self, question: Question, name: str) -> str | None:
-        """`qwen3.py:742` looks up a part of a fused linear unchecked; for a bias it checks."""
-        served = question.own.mtp
-        if served is not None and served.no_parameter:  # `mimo_mtp.py`, load_weights
-            return served.no_parameter.format(name=built.in_engine(name, served.layer))
-        module, _, suffix = name.rpartition(".")
-        leaf = module.rpartition(".")[2]
-        named = declared_architecture(question.config) == "Qwen3ForCausalLM"
-        renamed = ("bias", "output_scale", "k_scale", "v_scale")  # all but "bias": of the KV cache
-        if not named or leaf not in (*QKV.members, *GATE_UP.members) or suffix in renamed:
-            return None
-        fused = QKV if leaf in QKV.members else GATE_UP
-        return f"KeyError: '{module.removesuffix(leaf)}{fused.sglang}.{suffix}'"
 
     @override
     def cache_scale(self, question: Question, tensor: TensorInfo) -> bool | None:

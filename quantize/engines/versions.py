@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from ..drafts.engine_traits import Finding
 from .contract import ENGINE_NAMES, EngineName, Module, Question, Scheme, version_rows
+from .declared_forms import Signature
 from .engine import Engine, Serving, flag
-from .linear_scheme import Signature
 from .sglang_rules import Sglang
 from .vllm_rules import Vllm
 

@@ -21,9 +21,9 @@ from ..drafts.engine_traits import QKV, UNSUPPORTED, EngineTraits, Finding
 from ..drafts.family import LAYER_CONFIG
 from ..files.safetensors_header import TensorInfo
 from .built_linears import is_cache_scale, vllm_problem
-from .config_rules import NO_NAME, as_class_reads, draft_traits, null_key, vllm_captures
+from .config_rules import NO_NAME, as_class_reads, draft_traits, vllm_captures
 from .contract import UNKNOWN_FIRST_LAYER, Captures, Module, Question, UnsureError
-from .declared_forms import Declaration, Group
+from .declared_forms import Declaration
 from .engine import TRAITS, Engine, Serving, flag
 from .excludes import (
     QUANTIZED_HEADS,
@@ -138,9 +138,6 @@ class Vllm(Engine):
             return problem
         if not declaration.method and declaration.algorithm is None:
             return replace(declaration, method=None)
-        if declaration.algorithm == "NVFP4" and _is_weight_only(declaration.keys):
-            groups = tuple(map(_without_inputs, declaration.groups))
-            declaration = replace(declaration, groups=groups)
         nested = declaration.form != "flat" and declaration.by_modelopt
         return replace(declaration, method="modelopt") if nested else declaration
 
@@ -279,8 +276,6 @@ def _speculators_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Findin
     for key in (*(_NEEDED_BY_QWEN3 if qwen3 else ()), *_NEEDED):
         if key not in layers:
             return Finding("init", _ATTRIBUTE.format(key), f"add {key!r} to {LAYER_CONFIG}")
-    if None in (layers.get(key, 0) for key in _NEEDED_BY_QWEN3):
-        return null_key(" or ".join(_NEEDED_BY_QWEN3))
     shared = {
         "draft_vocab_size": config.get("draft_vocab_size"),
         "quantization_config": config.get("quantization_config")
@@ -289,18 +284,6 @@ def _speculators_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Findin
     if config.get("target_hidden_size") is not None:
         shared["target_hidden_size"] = config["target_hidden_size"]
     return {**layers, **shared, **of_kind}
-
-
-def _is_weight_only(keys: Mapping[str, Any]) -> bool:
-    """`ModelOptNvFp4Config._from_config`: no group has input_activations, or each has null."""
-    groups = list(object_at(keys, "config_groups").values())
-    inputs = [each.get("input_activations") for each in groups if isinstance(each, Mapping)]
-    return bool(groups) and inputs == [None] * len(groups)
-
-
-def _without_inputs(group: Group) -> Group:
-    not_read = (*group.scheme.not_read, "input_scale")
-    return group._replace(scheme=replace(group.scheme, not_read=not_read))
 
 
 # ---- Excludes. Without a list of fused parts q_proj does not mean qkv_proj:

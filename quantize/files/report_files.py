@@ -10,12 +10,13 @@ from ...recipes.errors import OutputError
 from ...recipes.regular_file import open_kept
 from .staging import remove_stale, staging_name, sync, write_text
 
-ReportFormat = Literal["report", "html", "markdown", "junit", "plot", "golden"]
+ReportFormat = Literal["report", "html", "markdown", "junit", "plot", "golden", "profile"]
 """As the command line names the options."""
 
 ENDINGS: Mapping[ReportFormat, tuple[str, ...]] = {
     "report": (".json",), "html": (".html", ".htm"), "markdown": (".md", ".markdown"),
     "junit": (".xml",), "plot": (".svg",), "golden": (".json",),
+    "profile": (".json",),
 }  # fmt: skip
 """Endings of file names for each format, the usual one first."""
 

@@ -1,4 +1,4 @@
-"""What a model card says of a quantized draft from its folder or plan alone, and the shortest card.
+"""What a model card says of a draft from its folder or plan alone, and the shortest card.
 
 The card has no hash, measurement or folder name, so that equal runs give equal files.
 """
@@ -25,7 +25,7 @@ from ..files.card_text import (
     without_ours,
 )
 from ..files.hub import DraftSource
-from ..files.provenance import Method, Provenance, QuantizedProvenance
+from ..files.provenance import CutProvenance, Method, Provenance, QuantizedProvenance
 from ..planning.quantization_plan import Plan
 from ..stored.stored_draft import StoredDraft
 
@@ -33,7 +33,7 @@ _NO_FAMILY = (
     "draftquant has no maths of this kind of draft (family unknown): tensors have their roles by"
     " rules for names, and `draftquant gate --measured` on two servers takes the place of traces."
 )
-TAGS = ("speculative-decoding", "draft-model", "quantized", "draftquant")
+Making = QuantizedProvenance | CutProvenance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class CardFacts:
 
     family: str
     hub_id: str | None
-    recipe: Recipe
+    recipe: Recipe | None
     bytes_before: int
     bytes_after: int
     quantized: Mapping[str, int]
@@ -54,7 +54,7 @@ class CardFacts:
 
     @classmethod
     def of_plan(cls, plan: Plan, source: DraftSource, card: str, method: Method) -> "CardFacts":
-        """The facts from a plan, and from the card beside its source."""
+        """From a plan, and the source's card."""
         changed = {step.row.tensor.name for step in plan.quantized} | method.changed_norms
         rows = [row for row in plan.remaining.rows if row.tensor.name not in changed]
         return cls(
@@ -71,21 +71,23 @@ class CardFacts:
         )
 
     @classmethod
-    def of_folder(cls, stored: StoredDraft, record: QuantizedProvenance) -> "CardFacts":
-        """The facts from a folder that `quantize` wrote, and from the card in it."""
-        codes = [row for row in stored.draft.rows if stored.is_quantized(row)]
-        changed = {row.tensor.name for row in codes} | record.method.changed_norms
-        rows = [row for row in stored.draft.rows if row.tensor.name not in changed]
+    def of_folder(cls, stored: StoredDraft, record: Making) -> "CardFacts":
+        """From a folder and its card."""
+        made, before = record.tensor_digests, record.source.tensor_digests
+        whole = record.source if isinstance(record, QuantizedProvenance) else record.cuts[0].source
+        rows = stored.draft.rows
         return cls(
-            family=record.source.family,
-            hub_id=record.source.hub_id,
-            recipe=record.recipe,
+            family=whole.family,
+            hub_id=whole.hub_id,
+            recipe=getattr(record, "recipe", None),
             bytes_before=record.tensor_bytes.before,
             bytes_after=record.tensor_bytes.after,
-            quantized=Counter(row.role for row in codes),
-            kept=Counter(row.role for row in rows),
-            num_balanced=len(record.balanced),
-            num_learned=len(record.learned_norms),
+            quantized=Counter(row.role for row in rows if stored.is_quantized(row)),
+            kept=Counter(
+                row.role for row in rows if made.get(row.tensor.name) == before.get(row.tensor.name)
+            ),
+            num_balanced=len(getattr(record, "balanced", ())),
+            num_learned=len(getattr(record, "learned_norms", ())),
             vocabulary=str(record.cuts[-1]) if record.cuts else None,
             inherited=inherited(read_card(stored.checkpoint.folder)),
         )
@@ -94,13 +96,18 @@ class CardFacts:
     def title(self) -> str:
         """The heading of the card."""
         if self.hub_id is None:
-            return f"# A quantized {prose(self.family)} draft"
-        return f"# {prose(self.hub_id.rpartition('/')[2])}, quantized"
+            return f"# A {self.kind} {prose(self.family)} draft"
+        return f"# {prose(self.hub_id.rpartition('/')[2])}, {self.kind}"
+
+    @property
+    def kind(self) -> str:
+        """What was done, in a word."""
+        return "quantized" if self.recipe else "cut"
 
     def front_matter(
         self, *, base_model: str | None = None, license: str | None = None
     ) -> dict[str, Any]:
-        """Keys for the Hub, in one order; given keys take precedence over inherited ones."""
+        """Keys for the Hub; given ones take precedence."""
         base, keys = base_model or self.hub_id, dict(self.inherited)
         if license is not None:
             keys = {key: keys[key] for key in keys if not key.startswith("license")}
@@ -110,37 +117,40 @@ class CardFacts:
             "license_link": keys.get("license_link"),
             "language": keys.get("language"),
             "base_model": base,
-            "base_model_relation": "quantized" if base else None,
+            "base_model_relation": "quantized" if base and self.recipe else None,
             "pipeline_tag": keys.get("pipeline_tag"),
             "library_name": keys.get("library_name", "draftquant"),
-            "tags": [*TAGS, self.family, self.recipe.layout],
-        }
+            "tags": ["speculative-decoding", "draft-model", self.kind, "draftquant", self.family,
+                     *([self.recipe.layout] if self.recipe else [])],
+        }  # fmt: skip
 
     def scheme(self) -> str:
-        """The table of what was made, and from which tensors."""
-        recipe = self.recipe
+        """What was made, and from which tensors."""
         saved = 1 - self.bytes_after / self.bytes_before if self.bytes_before else 0.0
-        formats = [
-            ("weights", prose(recipe.weights)),
-            ("activations", prose(recipe.activations or "not quantized")),
-            *((f"format {i}", prose(each)) for i, each in enumerate(recipe.formats[1:], 2)),
-        ]
         counts = {"divided, exactly": self.num_balanced, "learned": self.num_learned}
         changed = [(how, _counted({"norm": n}, "tensor")) for how, n in counts.items() if n]
         return table(
             ("", ""),
             [
-                ("recipe", code(recipe.name)),
-                *formats,
-                ("scales and rounding", prose(recipe.algorithm)),
-                ("stored as", prose(recipe.layout)),
+                *(_formats(self.recipe) if self.recipe else ()),
                 ("tensors", f"{self.bytes_before:,} → {self.bytes_after:,} bytes ({-saved:+.1%})"),
-                ("quantized", _counted(self.quantized, "linear")),
+                *([("quantized", _counted(self.quantized, "linear"))] if self.recipe else ()),
                 ("kept byte for byte", _counted(self.kept, "tensor")),
                 *changed,
                 *([("cut", prose(self.vocabulary))] if self.vocabulary else ()),
             ],
         )
+
+
+def _formats(recipe: Recipe) -> list[tuple[str, str]]:
+    return [
+        ("recipe", code(recipe.name)),
+        ("weights", prose(recipe.weights)),
+        ("activations", prose(recipe.activations or "not quantized")),
+        *((f"format {i}", prose(each)) for i, each in enumerate(recipe.formats[1:], 2)),
+        ("scales and rounding", prose(recipe.algorithm)),
+        ("stored as", prose(recipe.layout)),
+    ]
 
 
 def least_card(facts: CardFacts, *, before: str = "", behind: str = "") -> str:

@@ -15,7 +15,7 @@ from ..drafts.family import Lint
 from ..drafts.geometry import vocabulary_share
 from ..engines.contract import EngineCheck, loading_places
 from ..engines.plan_verdicts import to_mapping
-from ..files.card_text import CARD_FILE, read_card
+from ..files.card_text import CARD_FILE, around, is_ours, read_card
 from ..files.checkpoint import UNVERIFIED_CONFIG_FILE
 from ..files.hub import DraftSource, recorded_argv
 from ..files.provenance import (
@@ -161,9 +161,11 @@ def quantize_draft(
     side_files, cuts = check_source(plan)
     dropped = check_tables(plan, target) if proven is None else proven
     card, folder = {}, plan.draft.checkpoint.folder
-    if CARD_FILE not in side_files:
-        facts = CardFacts.of_plan(plan, source, read_card(folder), method)
-        card = {CARD_FILE: least_card(facts)}
+    of_source = read_card(folder)
+    if CARD_FILE not in side_files or is_ours(of_source):
+        facts = CardFacts.of_plan(plan, source, of_source, method)
+        before, behind = around(of_source)
+        card = {CARD_FILE: least_card(facts, before=before, behind=behind)}
     # 3. Write, verify, publish.
     quantization = _Quantization(
         out=out,

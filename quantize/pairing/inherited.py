@@ -14,9 +14,9 @@ from itertools import chain
 from typing import Any
 
 from ...recipes.errors import CheckpointError
+from ..drafts.config_reader import object_at
 from ..drafts.engine_traits import EngineTraits
 from ..engines.contract import EngineName
-from ..engines.declared_forms import transforms
 from ..engines.engine_check import misread_excludes
 from ..engines.folder_findings import CACHE_SCALE
 from ..stored.stored_tables import HEAD
@@ -133,10 +133,15 @@ def rotated_by(declaration: Mapping[str, Any] | None) -> str | None:
 
 def _by_compressed_tensors(declaration: Mapping[str, Any]) -> Iterator[str]:
     """A transform that is folded into the embedding's output reaches every later layer."""
-    for name, location, targets in transforms(declaration):
-        named = " ".join(map(str, targets)).lower()
-        if any(word in named for word in _EMBEDDING) and location in ("weight_output", "output"):
-            yield f"transform {name} of its transform_config"
+    transforms = object_at(object_at(declaration, "transform_config"), "config_groups")
+    for name in transforms:
+        applied = object_at(transforms, name).get("apply")
+        for each in applied if isinstance(applied, list) else []:
+            place = each if isinstance(each, Mapping) else {}
+            named = str(place.get("targets")).lower()
+            is_folded = place.get("location") in ("weight_output", "output")
+            if is_folded and any(word in named for word in _EMBEDDING):
+                yield f"transform {name} of its transform_config"
 
 
 def _by_quark(declaration: Mapping[str, Any]) -> Iterator[str]:

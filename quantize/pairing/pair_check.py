@@ -44,7 +44,6 @@ from .pair import (
     in_order,
     tensor_parallel_size,
 )
-from .pair_facts import PairFacts
 from .target import Target, Tokenizer, check_operands
 
 
@@ -272,13 +271,13 @@ def _findings(pair: Pair, engines: Sequence[EngineName]) -> Iterator[PairFinding
         **dtypes.facts(pair, engines),
         **inherited.facts(pair),
     }
-    of_engine = {each: PairFacts(**common, **_facts_in(pair, each)) for each in engines}
+    of_engine = {each: {**common, **_facts_in(pair, each)} for each in engines}
     for name, row in rows_beside(__file__, "findings").items():
         about = row.get("engine")
         for engine in engines if about == "each" else [about]:
-            facts = of_engine.get(engine) if engine else PairFacts(**common)
+            facts = of_engine.get(engine) if engine else common
             if facts is not None and counts(row, facts):
-                text, remedy = (row.get(k, "").format(**vars(facts)) for k in ("text", "remedy"))
+                text, remedy = (row.get(k, "").format_map(facts) for k in ("text", "remedy"))
                 yield PairFinding(row["level"], row.get("subject", name), text, remedy, engine)
 
 

@@ -1,4 +1,4 @@
-"""`card`: README.md of a quantized draft, for the Hub."""
+"""`card`: README.md of a draft, for the Hub."""
 
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from ...quantize.files.card_text import CARD_FILE
+from ...quantize.files.report_files import check_reports, write_reports
 from ...quantize.files.staging import check_output, replace_text
 from ...recipes.errors import OutputError
 from ...recipes.regular_file import AnyPath, optional_path
@@ -21,17 +22,20 @@ class CardSettings(CardRequest):
     folder: AnyPath
     _: KW_ONLY
     out: AnyPath | None = None
+    profile: AnyPath | None = None
     overwrite: bool = False
 
     @override
     def check(self) -> None:
-        if self.out is None and self.overwrite:
+        if self.overwrite and self.out is self.profile is None:
             raise OutputError("--overwrite", "without --out, nothing is written", fix="add --out")
+        if self.profile is not None:
+            check_reports({"profile": Path(self.profile)}, overwrite=self.overwrite)
 
 
 @verb(CardSettings)
 def card(settings: CardSettings) -> str:
-    """Write the model card of a folder that `quantize` wrote.
+    """Write the model card of a folder that `quantize` or `vocab` wrote.
 
     Example:
         >>> text = dq.card("OUT", base_model="someone/draft", license="mit")
@@ -39,7 +43,7 @@ def card(settings: CardSettings) -> str:
         True
 
     Returns:
-        The text of the card. It is written to a file only if `out` names one.
+        The text, which `out` gets too; `profile` gets the speculation profile of the draft.
 
     Raises:
         DraftQuantError: a file of the folder is not the recorded one, the figures belong to another
@@ -51,6 +55,11 @@ def card(settings: CardSettings) -> str:
     if out is not None:
         _check_place(out, folder, overwrite=settings.overwrite)
     text = model_card(folder, settings)
+    if settings.profile is not None:
+        from ...validate.runs.report_pages import profile_of_card
+
+        profile = {Path(settings.profile): profile_of_card(settings)}
+        write_reports(profile, overwrite=settings.overwrite)
     if out is not None:
         replace_text(out, text)
     return text

@@ -1,12 +1,13 @@
 """AIPerf and GuideLLM: benchmarks that keep what a server reported for each request.
 
-Source: AIPerf 0.13.0, `common/models/spec_decode_models.py` and `record_models.py`; GuideLLM 0.8.1,
-`benchmark/schemas/report.py` (version 2) and `schemas/base/request_stats.py`.
+Source: AIPerf 0.13.0, `common/models/spec_decode_models.py` and `record_models.py`, of 0.14 its
+documentation; GuideLLM 0.8.1, `benchmark/schemas/report.py` (version 2) and
+`schemas/base/request_stats.py`.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...recipes.errors import MeasureError, short
 from ...recipes.strict_json import parse_json, parse_object
@@ -30,17 +31,20 @@ from .foreign_measurement import (
     ForeignRequest,
     asked,
     check_sums,
+    constant_k,
     lines_of,
     object_in,
+    sglang_verify_steps,
     vllm_verify_steps,
     with_k,
 )
 
-_RUN_AIPERF = (
-    "start vLLM with --per-request-spec-decode-metrics summary (or detailed) and measure"
-    " again; AIPerf 0.13 reads no other engine's"
-)
 _RUN_AIPERF_RAW = "aiperf profile --export-level raw"
+_RUN_AIPERF = (
+    "start vLLM with --per-request-spec-decode-metrics summary (or detailed), or ask SGLang (0.5.19"
+    f" or later) by {_RUN_AIPERF_RAW} --extra-inputs return_spec_tokens_details:true, and measure"
+    " again; no release of TensorRT-LLM reports it"
+)
 _RUN_GUIDELLM = (
     "use GuideLLM 0.8 or later with --backend kind=openai_http, start vLLM with"
     " --per-request-spec-decode-metrics summary (or detailed), and measure again"
@@ -56,17 +60,29 @@ Turn = tuple[str, int]
 """A session of AIPerf, and the number of a request in it."""
 
 
+class RawAnswer(NamedTuple):
+    """What a raw record holds of an answer: its text, and what SGLang counted."""
+
+    text: str | None
+    spec_tokens_details: Fields
+
+
+NO_ANSWER = RawAnswer(None, {})
+
+
 def read_aiperf(path: Path) -> ForeignMeasurement:
     """All records of the profiling phase; MeasureError: one failed, or has no verify steps.
 
     Beside them `inputs.json` has the requests, *_aiperf.json the version, and *_raw.jsonl, which
-    `--export-level raw` writes, the answers.
+    `--export-level raw` writes, the answers: those of SGLang have the verify steps that AIPerf 0.13
+    reads of vLLM only. The category is the record's (0.14), or that of SPEED-Bench's file.
     """
     stem = path.name.removesuffix(".jsonl")
     beside = path.with_name(f"{stem}_aiperf.json")
     summary = object_in(beside) if beside.exists() else {}
-    outputs, payloads = _raw(path.with_name(f"{stem}_raw.jsonl"))
+    answers, payloads = _raw(path.with_name(f"{stem}_raw.jsonl"))
     sent = payloads or _inputs(path.with_name("inputs.json"))
+    categories = _categories(summary, path.parent)
     told, engine = [], ""
     for where, line in lines_of(path):
         with reading(where, _RUN_AIPERF):
@@ -77,17 +93,15 @@ def read_aiperf(path: Path) -> ForeignMeasurement:
                 raise AnswerProblem(f"error: the request failed: {short(line['error'])}")
             if meta.get("was_cancelled"):
                 raise AnswerProblem("was_cancelled: the request was cancelled, its output is cut")
-            counts = object_(line, "spec_decode_acceptance")
-            engine = text(counts, "engine")
-            most = checked_draft_tokens(whole(counts, "num_spec_tokens"), "num_spec_tokens")
-            turn = _turn(meta)
+            turn, answer = _turn(meta), answers.get(text(meta, "x_request_id"), NO_ANSWER)
             if turn not in sent:
                 raise AnswerProblem(f"metadata: no request of session {turn[0]!r} is known")
+            engine, most, counted = _verify_steps(line, answer)
             request = _request(
                 sent[turn],
-                num_output_tokens=optional(counts, "completion_tokens", whole),
-                output=outputs.get(text(meta, "x_request_id")),
-                histogram=_histogram(counts, most),
+                category=optional(meta, "source_kind", text) or categories.get(turn[0], "all"),
+                output=answer.text,
+                **counted,
             )
             told.append((request, most))
     most, requests = with_k(path, told)
@@ -151,6 +165,37 @@ def _request(sent: Sent, **counted: Any) -> ForeignRequest:
     return ForeignRequest(id=digest[:12], prompt_sha256=digest, settings=settings, **counted)
 
 
+def _verify_steps(line: Fields, answer: RawAnswer) -> tuple[str, int, Mapping[str, Any]]:
+    """The engine, K, and the counts of a request."""
+    if line.get("spec_decode_acceptance") is None and answer.spec_tokens_details:
+        usage = object_(object_(line, "metrics"), "usage_completion_tokens")
+        most, histogram = sglang_verify_steps(answer.spec_tokens_details, whole(usage, "value"))
+        return "sglang", most, {"num_output_tokens": usage["value"], "histogram": histogram}
+    told = object_(line, "spec_decode_acceptance")
+    known = optional(told, "num_spec_tokens", whole)
+    most = known or constant_k(told, "num_draft_tokens", "num_spec_steps")
+    return (
+        text(told, "engine"),
+        checked_draft_tokens(most, "num_spec_tokens"),
+        {
+            "num_output_tokens": optional(told, "completion_tokens", whole),
+            "histogram": _histogram(told, most),
+        },
+    )
+
+
+def _categories(summary: Fields, folder: Path) -> Mapping[str, str]:
+    """Those of SPEED-Bench's file by conversation, where it still lies, or beside the records."""
+    config = section(summary, "input_config")
+    for dataset in objects({"datasets": [], **config}, "datasets"):
+        given = Path(optional(dataset, "path", text) or "")
+        if "speed_bench" in str(dataset.get("format")):
+            for place in filter(Path.is_file, (folder / given.name, given)):
+                rows = [row for _, row in lines_of(place)]
+                return {text(row, "question_id"): text(row, "category") for row in rows}
+    return {}
+
+
 def _histogram(told: Fields, most: int) -> tuple[int, ...]:
     """AIPerf writes the columns that are not 0, with their numbers as text."""
     recorded = object_(told, "acceptance_histogram")
@@ -176,6 +221,8 @@ def _turn(meta: Fields) -> Turn:
 
 def _inputs(path: Path) -> dict[Turn, Sent]:
     with reading(str(path), f"keep inputs.json beside the records, or use {_RUN_AIPERF_RAW}"):
+        if not path.exists():
+            raise AnswerProblem("expected the requests of the run, got no such file")
         return {
             (text(session, "session_id"), turn): _sent(payload)
             for session in objects(object_in(path), "data")
@@ -183,27 +230,33 @@ def _inputs(path: Path) -> dict[Turn, Sent]:
         }
 
 
-def _raw(path: Path) -> tuple[dict[str, str], dict[Turn, Sent]]:
-    outputs: dict[str, str] = {}
+def _raw(path: Path) -> tuple[dict[str, RawAnswer], dict[Turn, Sent]]:
+    answers: dict[str, RawAnswer] = {}
     sent: dict[Turn, Sent] = {}
     for where, line in lines_of(path) if path.exists() else ():
         with reading(where, PAGE):
             meta = object_(line, "metadata")
             sent[_turn(meta)] = _sent(object_(line, "payload"))
-            outputs[text(meta, "x_request_id")] = "".join(map(_text, objects(line, "responses")))
-    return outputs, sent
+            events = [event for one in objects(line, "responses") for event in _events(one)]
+            told = [section(event, "sglext").get("spec_tokens_details") for event in events]
+            answers[text(meta, "x_request_id")] = RawAnswer(
+                "".join(map(_choice, events)),
+                next((details for details in told if isinstance(details, Mapping)), {}),
+            )
+    return answers, sent
 
 
-def _text(response: Fields) -> str:
-    events = [string(packet, "value") for packet in objects({"packets": [], **response}, "packets")
+def _events(response: Fields) -> list[Fields]:
+    values = [string(packet, "value") for packet in objects({"packets": [], **response}, "packets")
             if packet.get("name") == "data"]  # fmt: skip
     if isinstance(response.get("text"), str):
-        events = [response["text"]]
-    return "".join(_choice(parse_json(value)) for value in events if value != "[DONE]")
+        values = [response["text"]]
+    parsed = (parse_json(value) for value in values if value != "[DONE]")
+    return [event for event in parsed if isinstance(event, Mapping)]
 
 
-def _choice(answer: Any) -> str:
-    if not isinstance(answer, Mapping) or not answer.get("choices"):
+def _choice(answer: Fields) -> str:
+    if not answer.get("choices"):
         return ""
     choice = objects(answer, "choices")[0]
     key = next((key for key in ("delta", "message") if choice.get(key)), None)

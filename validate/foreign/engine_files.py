@@ -8,7 +8,6 @@ from ...recipes.strict_json import parse_object
 from ..measure.server_answers import (
     AnswerProblem,
     Fields,
-    items,
     object_,
     objects,
     optional,
@@ -23,8 +22,6 @@ from .foreign_measurement import (
     ForeignRequest,
     check_finished,
     lines_of,
-    narrowest,
-    object_in,
     sglang_verify_steps,
     sha256_of,
     vllm_verify_steps,
@@ -36,12 +33,6 @@ _RUN_ANSWERS = (
     "start vLLM (0.29 or later) with --per-request-spec-decode-metrics detailed, or ask"
     " SGLang (0.5.23) with return_spec_tokens_details: true; ask without streaming, with"
     " return_token_ids: true, and write each answer as one line"
-)
-_RUN_BENCH_SERVE = "run vllm bench serve with --save-result --save-detailed"
-_RUN_BENCH_SERVE_TOGETHER = (
-    "vllm bench serve keeps no verify steps of requests: with --max-concurrency 1 events come"
-    " together less often; or start vLLM with --per-request-spec-decode-metrics detailed and"
-    " let GuideLLM, AIPerf or draftquant measure ask it"
 )
 _RUN_SGLANG_RECORDS = (
     "start SGLang 0.5.10 or later with --export-metrics-to-file --export-metrics-to-file-dir"
@@ -222,77 +213,3 @@ def _output_ids(line: Fields) -> str | None:
     if not all(type(token_id) is int for token_id in ids):
         raise AnswerProblem(f"output_token_logprobs: expected triples, got {short(entries)}")
     return " ".join(map(str, ids))
-
-
-def read_bench_serve(path: Path) -> ForeignMeasurement:
-    """All requests of `vllm bench serve --save-result --save-detailed`, in their order.
-
-    It has no verify steps, but a time in `itls` for every event after the first. An event is one
-    verify step, unless the server sent two together: it sent none if the sum equals the server's
-    counters (benchmarks/serve.py, benchmarks/lib/endpoint_request_func.py), else MeasureError.
-    """
-    result = object_in(path)
-    where = str(path)
-    with reading(where, _RUN_BENCH_SERVE):
-        named = {f"itls[{place}]": times for place, times in enumerate(items(result, "itls"))}
-        events = [len(items(named, key)) for key in named]
-        tokens = wholes(result, "output_lens")
-        prompts = wholes(result, "input_lens")
-        texts = [string({"text": output}, "text") for output in items(result, "generated_texts")]
-        if not len(events) == len(tokens) == len(prompts) == len(texts):
-            raise AnswerProblem("itls, output_lens, input_lens, generated_texts: expected one each")
-        if failed := whole({"failed": 0, **result}, "failed"):
-            raise AnswerProblem(f"failed: {failed} requests: both runs need all verify steps")
-    with reading(where, _RUN_BENCH_SERVE_TOGETHER):
-        most = _num_draft_tokens(result)
-        counted = whole(result, "spec_decode_num_drafts")
-        if sum(events) != counted:
-            raise AnswerProblem(
-                f"itls: {sum(events):,} events came behind the first ones, but the server counted"
-                f" {counted:,} verify steps (spec_decode_num_drafts): some came together, or others"
-                " asked the server too, so that no request's number of verify steps is known"
-            )
-        requests = [
-            _bench_request(place, result, most, events[place]) for place in range(len(events))
-        ]  # fmt: skip
-    return ForeignMeasurement(
-        name=path.name,
-        tool="vllm bench serve",
-        engine="vllm",
-        model=str(result["model_id"] or ""),
-        num_draft_tokens=most,
-        settings={key: result[key] for key in ("backend", "temperature", "dataset", "seed")
-                  if key in result},  # the last three as --metadata says them
-        paired_by="place in the run, the prompt's length, and the text of the output",
-        told_positions=False,
-        to_keep_outputs=_RUN_BENCH_SERVE,
-        requests=with_copies_together(requests, prompts),
-    )  # fmt: skip
-
-
-def _bench_request(place: int, result: Fields, most: int, num_steps: int) -> ForeignRequest:
-    num_prompt, num_tokens = result["input_lens"][place], result["output_lens"][place]
-    accepted = num_tokens - 1 - num_steps  # prefill wrote the first
-    if not 0 <= accepted <= most * num_steps:
-        raise AnswerProblem(
-            f"output_lens[{place}]: {num_steps} verify steps of K = {most} cannot have written"
-            f" {num_tokens} tokens"
-        )
-    return ForeignRequest(
-        id=f"request {place}",
-        prompt_sha256=sha256_of([place, num_prompt]),
-        num_output_tokens=num_tokens,
-        output=result["generated_texts"][place],
-        histogram=narrowest(num_steps, accepted, most),
-    )
-
-
-def _num_draft_tokens(result: Fields) -> int:
-    """K: the server has a counter for each position."""
-    rates = result.get("spec_decode_per_position_acceptance_rates")
-    if not isinstance(rates, list) or not rates:
-        raise AnswerProblem(
-            "spec_decode_per_position_acceptance_rates: expected one rate for each position, got"
-            f" {short(rates)}: the server drafts nothing, or /metrics cannot be read"
-        )
-    return len(rates)

@@ -13,7 +13,7 @@ from ...recipes.strict_json import JsonProblem, parse_json
 from ..measure.measurement_file import read_measurement
 from ..measure.server_answers import section
 from .benchmark_tools import read_aiperf, read_guidellm
-from .engine_files import read_answers, read_bench_serve, read_sglang_records
+from .engine_files import read_answers, read_sglang_records
 from .foreign_measurement import (
     ONE_A_LINE,
     PAGE,
@@ -23,6 +23,9 @@ from .foreign_measurement import (
     raw_lines,
 )
 
+_PER_REQUEST = (
+    "start vLLM with --per-request-spec-decode-metrics detailed and let GuideLLM or AIPerf ask it"
+)
 _MEASURE = "measure with 'draftquant measure', which keeps the verify steps of every request"
 
 
@@ -50,7 +53,7 @@ class Average:
     tool: str
     source: str
     holds: str
-    switch_on: str
+    switch_on: str = _PER_REQUEST
     lacks: str = "no verify steps of each prompt, so that a change has no bounds"
     shape: str = ""
     all: Sequence[str] = ()
@@ -88,8 +91,6 @@ FORMATS: tuple[ForeignFormat, ...] = (
     ForeignFormat("answers of vLLM or SGLang, one to a line", "vLLM 0.32.0, 0.33.0; SGLang 0.5.23",
            read_answers, lambda item: item.get("object") in _ANSWERS
            or item.keys() >= {"custom_id", "response"} or item.keys() >= {"meta_info", "text"}),
-    ForeignFormat("vllm bench serve", "0.32.0, 0.33.0", read_bench_serve,
-           lambda item: item.keys() >= {"backend", "num_prompts", "model_id", "itls"}),
     ForeignFormat("request metrics of SGLang", "0.5.23", read_sglang_records,
            lambda item: item.keys() >= {"request_parameters", "prompt_tokens"}),
 )  # fmt: skip

@@ -58,9 +58,7 @@ class ForeignMeasurement:
     """All requests of one run, in the tool's order; "" = the file does not say.
 
     Attributes:
-        settings: settings of the whole run that must be equal, by their names in the file.
         paired_by: what identifies a request on another server, in words.
-        told_positions: False = histograms are the narrowest with the known sums.
         to_keep_outputs: how to make the tool keep the texts of outputs.
     """
 
@@ -70,16 +68,14 @@ class ForeignMeasurement:
     version: str = ""
     model: str = ""
     num_draft_tokens: int
-    settings: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     paired_by: str
-    told_positions: bool = True
     to_keep_outputs: str
     requests: tuple[ForeignRequest, ...]
 
     @property
     def temperature(self) -> float | None:
         """The temperature of all requests; None where it is not known."""
-        told = [self.settings, *(request.settings for request in self.requests)]
+        told = [request.settings for request in self.requests]
         values = [s["temperature"] for s in told if s.get("temperature") is not None]
         known = {float(value) for value in values if isinstance(value, int | float)}
         return known.pop() if len(known) == 1 else None
@@ -101,13 +97,6 @@ class ForeignPair:
 
     baseline: ForeignMeasurement
     candidate: ForeignMeasurement
-
-
-def narrowest(num_steps: int, num_accepted: int, num_draft_tokens: int) -> tuple[int, ...]:
-    """The histogram with the least spread for these sums; bounds of a verdict need no more."""
-    fewer, more = divmod(num_accepted, num_steps) if num_steps else (0, 0)
-    counts = {fewer: num_steps - more, fewer + 1: more}
-    return tuple(counts.get(accepted, 0) for accepted in range(num_draft_tokens + 1))
 
 
 def sha256_of(value: object) -> str:
@@ -225,20 +214,25 @@ def sglang_verify_steps(told: Fields, num_tokens: int) -> tuple[int, tuple[int, 
     if num_tokens <= 1 and "spec_verify_ct" not in told:
         return 0, (0,)
     key = "spec_correct_drafts_histogram"
-    steps, counts = whole(told, "spec_verify_ct", least=1), wholes(told, key)
-    proposed = whole(told, "spec_num_proposed_drafts", least=1)
+    counts = wholes(told, key)
+    most = constant_k(told, "spec_num_proposed_drafts", "spec_verify_ct")
     _check_totals(told, ("spec_verify_ct", "spec_num_correct_drafts"), counts, key)
-    if proposed % steps:
-        raise AnswerProblem(
-            f"spec_num_proposed_drafts: {proposed} of {steps} verify steps: K changes, which no"
-            " verdict compares (--speculative-adaptive)"
-        )
-    most = checked_draft_tokens(proposed // steps, "spec_num_proposed_drafts")
     if len(counts) > most + 1:
         raise AnswerProblem(
             f"{key}: {len(counts)} counts, expected at most {most + 1} for K = {most}"
         )
     return most, counts
+
+
+def constant_k(told: Fields, drafted: str, steps: str) -> int:
+    """K, if all verify steps may have drafted as many; else AnswerProblem."""
+    proposed, number = whole(told, drafted, least=1), whole(told, steps, least=1)
+    if proposed % number:
+        raise AnswerProblem(
+            f"{drafted}: {proposed} of {number} verify steps: K changes, which no verdict compares"
+            " (--speculative-adaptive)"
+        )
+    return checked_draft_tokens(proposed // number, drafted)
 
 
 def check_finished(finish_reason: object) -> None:

@@ -101,7 +101,7 @@ def _replayed(document: Document) -> GateReport:
     tools = [r.served.tool for _, r in document.comparisons if r.served and r.served.tool]
     if not reports and tools:
         raise GoldenError(
-            "--golden",
+            "golden acceptance",
             f"the report is of measurements by {tools[0]}, which do not record whose acceptance"
             " they hold",
             fix="draftquant measure --draft QUANT --golden G.json, of a server with the candidate;"
@@ -109,7 +109,7 @@ def _replayed(document: Document) -> GateReport:
         )
     if not reports:
         raise GoldenError(
-            "--golden",
+            "golden acceptance",
             "the report is of measured servers, and keeps their verify steps weighted for the"
             " comparison, not as they were counted",
             fix="draftquant measure --show B.jsonl --golden G.json, of the candidate's measurement",
@@ -122,7 +122,7 @@ def _golden(prompts: Iterable[PromptCounts], draft: str, **known: Any) -> Golden
     counted = [prompt for prompt in prompts if prompt.counts.num_steps]
     if not counted:
         raise GoldenError(
-            "--golden",
+            "golden acceptance",
             f"no prompt of {draft} has a verify step that was counted",
             fix="see the verdict and its reason, or record longer continuations",
         )

@@ -1,8 +1,7 @@
 """Speculation profiles: what a draft accepts, in the file that lies beside its weights.
 
 The keys are those of speculation_profile.json, schema 1.0 of pull request 2247 of
-NVIDIA/Model-Optimizer, which is not merged. Pull request 2315 writes fewer of them, and 2313 puts a
-file without a measurement beside every exported draft.
+NVIDIA/Model-Optimizer, which is not merged; pull request 2315 writes fewer of them.
 """
 
 import json

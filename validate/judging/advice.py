@@ -108,6 +108,25 @@ def lines(*ways: str) -> str:
     return "\n".join(ways)
 
 
+def repair(evidence: Evidence, parts: Sequence[CategoryFigures] = ()) -> str:
+    """What to do where too much was lost, in these parts too."""
+    one_draft = evidence.wording.one_draft
+    return one_draft.loses if one_draft else lines(*otherwise_made(evidence, parts))
+
+
+def otherwise_made(evidence: Evidence, parts: Sequence[CategoryFigures] = ()) -> tuple[str, ...]:
+    """How the candidate may lose less, in these parts too; nothing if it is the baseline itself."""
+    if evidence.wording.one_draft is not None:
+        return ()
+    bins = names([part for part in parts if part.is_context_bin])
+    others = names([part for part in parts if not part.is_context_bin])
+    ways = (
+        others and f"Calibrate on other prompts of {others} too.",
+        bins and f"Calibrate on other prompts of these lengths too: {bins}.",
+    )
+    return (*filter(None, ways), *lose_less(evidence.background))
+
+
 def lose_less(background: Background) -> tuple[str, ...]:
     """How the candidate may lose less."""
     if not background.quantized:
@@ -146,7 +165,7 @@ def more_prompts(evidence: Evidence, required: RequiredPrompts, least: int | Non
             if required.as_measured is None
             else f"hardly help: the measured change is {near}"
         )
-        return lines(f"More prompts will {no_help}", *_lose_less(evidence))
+        return lines(f"More prompts will {no_help}", *otherwise_made(evidence))
     once = 100 * (1 - evidence.policy.confidence)
     return lines(
         f"{wording.take} {_number(required, least)}: {wording.count}",
@@ -154,12 +173,8 @@ def more_prompts(evidence: Evidence, required: RequiredPrompts, least: int | Non
         f" {once:.2g}% false passes: {wording.gate}",
         "If you want to judge several times while you add prompts, plan that before the first"
         f" time: {wording.gate} --look 1/3",
-        *(f"Or {way[0].lower()}{way[1:]}" for way in _lose_less(evidence)),
+        *(f"Or {way[0].lower()}{way[1:]}" for way in otherwise_made(evidence)),
     )
-
-
-def _lose_less(evidence: Evidence) -> tuple[str, ...]:
-    return () if evidence.wording.of_targets else lose_less(evidence.background)
 
 
 def fresh_prompts(number: str, wording: Wording) -> str:
@@ -252,14 +267,3 @@ def kinds_of(parts: Sequence[CategoryFigures]) -> str:
 def names(parts: Sequence[CategoryFigures]) -> str:
     """Names as they are in the report."""
     return ", ".join(repr(part.category) for part in parts)
-
-
-def calibrate_on(parts: Sequence[CategoryFigures]) -> str:
-    """Ways to lose less in these parts, one per line."""
-    bins = names([part for part in parts if part.is_context_bin])
-    others = names([part for part in parts if not part.is_context_bin])
-    ways = (
-        others and f"Calibrate on other prompts of {others} too.",
-        bins and f"Calibrate on other prompts of these lengths too: {bins}.",
-    )
-    return lines(*filter(None, ways))

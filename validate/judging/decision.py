@@ -1,11 +1,5 @@
 """From evidence to a verdict: a ladder of rules; the first one that applies decides.
 
-PASS          the lower bound of the change clears the margin, and no part of it fails
-FAIL          the upper bound lies beyond the margin, or that of a part beyond its own
-INCONCLUSIVE  neither, or too few prompts to say, of all or of a part that lost much
-ANOMALOUS     the figures do not come from a working pair of drafts on the same text, or nothing
-              says how the candidate was made
-
 Parts are categories of prompts and context bins.
 """
 
@@ -20,23 +14,27 @@ from ..counting.draft_counts import DraftCounts
 from ..counting.paired_change import PairedChange, RequiredPrompts, required_prompts
 from .advice import (
     Evidence,
-    calibrate_on,
     findings,
     fresh_prompts,
     kinds_of,
     lines,
-    lose_less,
     more_prompts,
     names,
     number_of,
+    otherwise_made,
+    repair,
 )
 from .categories import outcome
-from .policy import Policy, Verdict, in_percent, worst
+from .policy import Policy, Verdict, Wording, in_percent, worst
 
 EXPECTED_WITHIN = 0.05
 """Relative difference up to which `--expect-baseline` confirms a measured acceptance length."""
 _ENOUGH_FOR_RARE_LOSSES = 100
 """Prompts at which a loss in one prompt in twenty passes in 5 % of cases; with 36 it is 9 %."""
+_LOADED_WRONGLY = (
+    "Check target layers, rope, tensor names and scales with draftquant inspect and draftquant"
+    " verify."
+)
 _USUAL_WEIGHTS = 0.9
 """Effective sample size by the number of prompts, where these are of similar length."""
 
@@ -77,20 +75,13 @@ def _another_target(evidence: Evidence) -> Decision | None:
     if agreement is None or agreement >= MIN_AGREEMENT:
         return None
     told = apart(agreement, MIN_AGREEMENT, ".1%")
-    if evidence.wording.of_targets:
-        return Decision(
-            "ANOMALOUS",
-            f"The head of one of the two targets reproduces only {told} of its recorded tokens"
-            " from the recorded features of its last layer, expected at least"
-            f" {MIN_AGREEMENT:.0%}.",
-            "Record both traces again with --tables, each from its own target.",
-        )
+    whose = "one of the two targets" if evidence.wording.one_draft else "the target"
     return Decision(
         "ANOMALOUS",
-        f"The target's head reproduces only {told} of the recorded tokens from the recorded"
+        f"The head of {whose} reproduces only {told} of the recorded tokens from the recorded"
         f" features of its last layer, expected at least {MIN_AGREEMENT:.0%}. The traces were"
         " recorded from another target, or their features do not belong to their tokens.",
-        "Record the traces again, and give the same target to --target.",
+        "Record the traces again with --tables, or give the same target to --target.",
     )
 
 
@@ -112,20 +103,15 @@ def _impossible_length(evidence: Evidence, role: str) -> Decision | None:
     length, most = draft.counts.mean_acceptance_length, draft.num_draft_tokens + 1
     ceiling = evidence.policy.max_ceiling_share * most
     if length < evidence.policy.min_acceptance_length:
-        if evidence.wording.of_targets:
-            return Decision(
-                "ANOMALOUS",
-                f"Beside the target of the {role}, almost no token of the draft is accepted (mean"
-                f" acceptance length {length:.4f}). The precision of a target does not do that.",
-                "Check that this target loads with the right scales, and that its traces hold the"
-                " layers that the draft reads (draftquant traces info).",
-            )
+        one_draft, whose, check = evidence.wording.one_draft, f"the {role}", _LOADED_WRONGLY
+        if one_draft is not None:
+            place = one_draft.first if role == "baseline" else one_draft.second
+            whose, check = f"the draft {place}", one_draft.breaks
         return Decision(
             "ANOMALOUS",
-            f"Almost no token of the {role} is accepted (mean acceptance length {length:.4f}). A"
-            " loss of precision does not do that; the draft was probably loaded wrongly.",
-            "Check target layers, rope, tensor names and scales with draftquant inspect and"
-            " draftquant verify.",
+            f"Almost no token of {whose} is accepted (mean acceptance length {length:.4f}). A loss"
+            " of precision does not do that; the draft was probably loaded wrongly.",
+            check,
         )
     if length > ceiling:
         told = apart(length, ceiling, ".4f")
@@ -230,12 +216,14 @@ def _too_large_a_gain(evidence: Evidence) -> Decision | None:
     change, largest = evidence.change, math.log1p(evidence.policy.max_relative_gain)
     if change is None or change.log_ratio <= largest or evidence.background.unrelated:
         return None
-    if evidence.wording.of_targets:
+    if one_draft := evidence.wording.one_draft:
+        if not one_draft.gains:
+            return None
         return Decision(
             "ANOMALOUS",
-            f"Beside the second target the acceptance length is {change.relative_change:+.2%}"
-            " above that beside the first. The precision of a target does not do that.",
-            "Read the second target's continuations: text that repeats itself is easy to draft.",
+            f"The acceptance length {one_draft.second} is {change.relative_change:+.2%} above that"
+            f" {one_draft.first}. A change of precision does not do that.",
+            one_draft.gains,
         )
     return Decision(
         "ANOMALOUS",
@@ -249,20 +237,13 @@ def _a_part_fails(evidence: Evidence) -> Decision | None:
     failing, change = evidence.parts.with_outcome("FAIL"), evidence.change
     if change is None or not failing:
         return None
-    if evidence.wording.of_targets:
-        return Decision(
-            "FAIL",
-            f"With {in_percent(change.confidence)} confidence {number_of(failing)} lost more than"
-            f" the limit of {evidence.policy.max_category_drop:.2%} beside the second target:"
-            f" {findings(failing)}. The draft is the same on both sides.",
-            "Calibrate the second target on other prompts of the same kind too, and record its"
-            " traces again.",
-        )
+    wording = evidence.wording
     return Decision(
         "FAIL",
         f"With {in_percent(change.confidence)} confidence {number_of(failing)} lost more than the"
-        f" limit of {evidence.policy.max_category_drop:.2%}: {findings(failing)}.",
-        lines(calibrate_on(failing), *lose_less(evidence.background)),
+        f" limit of {evidence.policy.max_category_drop:.2%}{wording.there}: {findings(failing)}."
+        f"{_caused(wording)}",
+        repair(evidence, failing),
     )
 
 
@@ -273,22 +254,20 @@ def _beyond_the_limit(evidence: Evidence) -> Decision | None:
     failing = evidence.parts.with_outcome("FAIL")
     also = f" Categories beyond their own limit: {names(failing)}." if failing else ""
     confidence = in_percent(change.confidence)
-    if evidence.wording.of_targets:
-        return Decision(
-            "FAIL",
-            f"With {confidence} confidence acceptance beside the second target is lower by more"
-            f" than the limit of {limit:.2%}: {whole_change(change, limit)}. The draft is the same"
-            f" on both sides, so the target's precision costs this.{also}",
-            "Quantize the target otherwise, for example with the layers that the draft reads in"
-            " BF16, and record its traces again.\nOr train the draft further on traces of the"
-            " second target.",
-        )
+    wording = evidence.wording
     return Decision(
         "FAIL",
-        f"With {confidence} confidence the drop is larger than the limit of {limit:.2%}:"
-        f" {whole_change(change, limit)}.{also}",
-        lines(*lose_less(evidence.background)),
+        f"With {confidence} confidence the drop{wording.there} is larger than the limit of"
+        f" {limit:.2%}: {whole_change(change, limit)}.{_caused(wording)}{also}",
+        repair(evidence),
     )
+
+
+def _caused(wording: Wording) -> str:
+    """What costs acceptance where one draft was counted twice."""
+    if wording.one_draft is None:
+        return ""
+    return f" The draft is the same on both sides, so {wording.one_draft.cause} costs this."
 
 
 def _without_a_record(evidence: Evidence) -> Decision | None:
@@ -320,19 +299,11 @@ def _a_part_is_open(evidence: Evidence) -> Decision | None:
     unsettled = evidence.parts.with_outcome("INCONCLUSIVE")
     if not evidence.policy.every_category_passes or not unsettled:
         return None
-    if evidence.wording.of_targets:
-        return Decision(
-            "INCONCLUSIVE",
-            "Acceptance beside the second target holds as a whole, but every"
-            f" {kinds_of(evidence.parts.all)} has to pass, and these prompts do not decide whether"
-            f" a drop is larger than {evidence.policy.max_category_drop:.2%}:"
-            f" {findings(unsettled)}.",
-            "Record more prompts of these parts beside both targets.",
-        )
     return Decision(
         "INCONCLUSIVE",
-        f"The draft passes as a whole, but every {kinds_of(evidence.parts.all)} has to pass, and"
-        " these prompts do not decide whether a drop is larger than"
+        f"The draft passes as a whole{evidence.wording.there}, but every"
+        f" {kinds_of(evidence.parts.all)} has to pass, and these prompts do not decide whether a"
+        " drop is larger than"
         f" {evidence.policy.max_category_drop:.2%}: {findings(unsettled)}.",
         fresh_prompts(f"fresh prompts, with more of {names(unsettled)}", evidence.wording),
     )
@@ -345,25 +316,17 @@ def _a_small_part_lost(evidence: Evidence) -> Decision | None:
     policy, least = evidence.policy, evidence.policy.min_category_prompts
     few = f"{least} prompts{' in effect' if any(part.is_context_bin for part in lost) else ''}"
     few += ", or without the declared clusters," if evidence.declared else ""
-    if evidence.wording.of_targets:
-        return Decision(
-            "INCONCLUSIVE",
-            f"Acceptance beside the second target holds as a whole, but {number_of(lost)} with"
-            f" fewer than {few} lost more than {policy.max_category_drop:.2%}, more than chance"
-            f" explains among so many small parts: {findings(lost)}.",
-            "Record more prompts of these parts beside both targets.",
-        )
     return Decision(
         "INCONCLUSIVE",
-        f"The draft passes as a whole, but {number_of(lost)} with fewer than {few} lost more than"
-        f" {policy.max_category_drop:.2%}, more than chance explains among so many small parts:"
+        f"The draft passes as a whole{evidence.wording.there}, but {number_of(lost)} with fewer"
+        f" than {few} lost more than {policy.max_category_drop:.2%}, more than chance explains"
+        " among so many small parts:"
         f" {findings(lost)}.",
         lines(
             fresh_prompts(
                 f"fresh prompts, with at least {least} of {names(lost)}", evidence.wording
             ),
-            calibrate_on(lost),
-            *lose_less(evidence.background),
+            *otherwise_made(evidence, lost),
         ),
     )
 
@@ -391,16 +354,10 @@ def _passed(evidence: Evidence) -> Decision | None:
             " loss that is confined to few prompts"
         )
     confidence, whole = in_percent(change.confidence), whole_change(change, limit)
-    if evidence.wording.of_targets:
-        return Decision(
-            "PASS",
-            f"With {confidence} confidence acceptance beside the second target is lower by less"
-            f" than the limit of {limit:.2%}{rare}: {whole}.",
-        )
     return Decision(
         "PASS",
-        f"With {confidence} confidence the drop is smaller than the limit of {limit:.2%}{rare}:"
-        f" {whole}.",
+        f"With {confidence} confidence the drop{evidence.wording.there} is smaller than the limit"
+        f" of {limit:.2%}{rare}: {whole}.",
     )
 
 

@@ -22,7 +22,8 @@ class ServedFigures:
     `identical_share` is of the prompts, `common_share` of the output tokens before outputs part.
     `whole_change` is over all steps of both outputs, `common_change` over those in common text, as
     replay counts; either is None for fewer than two such prompts. `verification` is that of drawn
-    proposals, None where nothing was drawn or the server does not tell.
+    proposals, None where nothing was drawn or the server does not tell. `apart` is in what two
+    servers of one draft differ, "key: one, other" each; empty where two drafts are compared.
     """
 
     engine: str
@@ -42,6 +43,12 @@ class ServedFigures:
     tool: str | None = None
     told_positions: bool = True
     verification: Verification | None = None
+    apart: tuple[str, ...] = ()
+
+    @property
+    def of_one_draft(self) -> bool:
+        """One draft was counted twice: beside two targets, or on two servers."""
+        return self.of_targets or bool(self.apart)
 
     @property
     def of_targets(self) -> bool:

@@ -216,12 +216,29 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OneDraft:
+    """Where one draft was counted twice, and what was judged by it.
+
+    `first` and `second` are the two places ("on the second server"), `cause` is what costs
+    acceptance there. `loses` and `breaks` are what to do if the draft loses there, or accepts
+    nothing; `gains` if it accepts far more, "" = that is no anomaly.
+    """
+
+    first: str
+    second: str
+    cause: str
+    loses: str
+    breaks: str
+    gains: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Wording:
     """What a verdict calls the way in which drafts were counted.
 
     `take` is what to do with fresh prompts, and `count` the command for it; `join` puts them
     beside those that were judged, for `gate_joined`; `longer` is how a prompt gets more verify
-    steps. `of_targets`: one draft is judged beside two targets.
+    steps.
     """
 
     both_again: str
@@ -231,7 +248,12 @@ class Wording:
     join: tuple[str, ...]
     gate_joined: str
     longer: str
-    of_targets: bool = False
+    one_draft: OneDraft | None = None
+
+    @property
+    def there(self) -> str:
+        """Where the second count was made, after a noun; "" for two drafts in one place."""
+        return "" if self.one_draft is None else f" {self.one_draft.second}"
 
 
 REPLAYED = Wording(

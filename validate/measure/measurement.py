@@ -23,7 +23,8 @@ EngineName = Literal["vllm", "sglang", "tensorrt-llm"]
 ToldBy = Literal["path", "tensors", "name", "user"]
 MOST_DRAFT_TOKENS = 1024
 """Limit of one verify step: nobody drafts more."""
-_OF_THE_DRAFT = ("spec", "draft", "fingerprint")
+_OF_THE_CONFIGURATION = ("fingerprint",)
+_OF_THE_DRAFT = ("spec", "draft", *_OF_THE_CONFIGURATION)
 """Parts of argument names to skip: vLLM's fingerprint covers its whole configuration."""
 
 
@@ -188,8 +189,8 @@ class Measurement(Brief):
         }
 
 
-def differences(first: Setup, second: Setup) -> tuple[str, ...]:
-    """What must not differ if drafts are compared, "key: one, other" each; the draft may."""
+def differences(first: Setup, second: Setup, *, of_servers: bool = False) -> tuple[str, ...]:
+    """What must not differ if drafts, or servers, are compared, "key: one, other" each."""
     both = [
         (setup.server.engine, setup.server.version, setup.server.model,
          setup.asked.prompts_sha256[:12], setup.asked.template_sha256, setup.asked.temperature,
@@ -202,13 +203,30 @@ def differences(first: Setup, second: Setup) -> tuple[str, ...]:
         for difference in _differing_arguments(first.server, second.server)
         if difference[0].endswith("quantization")
     )
+    if of_servers:
+        return _said([*compared][len(_OF_SERVERS) :])
     rules = first.verification, second.verification
     verified = [("verification", *rules)] if all(rules) else []
     return _said((*compared, *verified, *weights))
 
 
-_COMPARED = ("engine", "engine version", "model", "prompts", "chat template", "temperature",
+_OF_SERVERS = ("engine", "engine version", "model")
+_COMPARED = (*_OF_SERVERS, "prompts", "chat template", "temperature",
              "top-p", "top-k", "tokens asked for", "ignore_eos")  # fmt: skip
+
+
+def servers_apart(first: Setup, second: Setup) -> tuple[str, ...]:
+    """In what two servers of one draft differ as they report it, "key: one, other" each.
+
+    Arguments of two engines have other names, so that none are compared.
+    """
+    servers = first.server, second.server
+    named = [(server.engine, server.version, server.model) for server in servers]
+    rows: list[tuple[str, object, object]] = [*zip(_OF_SERVERS, *named, strict=True)]
+    if named[0][0] == named[1][0]:
+        rows += _differing_arguments(*servers, skipped=_OF_THE_CONFIGURATION)
+        rows.append(("verification", first.verification, second.verification))
+    return _said(rows)
 
 
 def differing_arguments(first: ServerIdentity, second: ServerIdentity) -> tuple[str, ...]:
@@ -221,12 +239,12 @@ def _said(values: Iterable[tuple[str, object, object]]) -> tuple[str, ...]:
 
 
 def _differing_arguments(
-    first: ServerIdentity, second: ServerIdentity
+    first: ServerIdentity, second: ServerIdentity, skipped: Sequence[str] = _OF_THE_DRAFT
 ) -> Iterator[tuple[str, object, object]]:
-    """The target's, without the draft's, and without sections that one server does not report."""
+    """Without skipped ones, and without sections that one server does not report."""
     told = [{"." in key for key in server.arguments} for server in (first, second)]
     for key in sorted({*first.arguments, *second.arguments}):
-        ours = not any(word in key for word in _OF_THE_DRAFT)
+        ours = not any(word in key for word in skipped)
         if ours and all(("." in key) in kinds for kinds in told):
             yield key, first.arguments.get(key), second.arguments.get(key)
 

@@ -28,10 +28,17 @@ from ..judging.policy import REPLAYED
 from ..parity.finding import ParityFinding
 from ..served.foreign_gate import FOREIGN
 from ..served.joint_report import JointReport, joint_report
-from ..served.served_gate import DRIFT_CONFIDENCE, SERVED, ServerNoise, judged_noise
+from ..served.served_gate import (
+    DRIFT_CONFIDENCE,
+    SERVED,
+    ServerNoise,
+    judged_noise,
+    on_servers,
+)
 from ..served.target_pair import TARGETS
 from .facts import DraftFacts, Drafts, EngineFacts, environment, is_date
 from .words import DRAFTS, SideNames
+from .words import SERVERS as OF_SERVERS
 from .words import TARGETS as OF_TARGETS
 
 Judgement = GateReport | JointReport
@@ -76,6 +83,7 @@ def _compare(written: GateReport) -> GateReport:
     if written.served is not None:
         wording = SERVED if written.served.tool is None else FOREIGN
         wording = TARGETS if written.served.of_targets else wording
+        wording = on_servers(written.served.apart) if written.served.apart else wording
     report = judge_counts(
         _draft(written, of_candidate=False),
         _draft(written, of_candidate=True),
@@ -259,16 +267,23 @@ class Document(Brief):
         return any(report.served and report.served.of_targets for _, report in self.comparisons)
 
     @property
+    def of_one_draft(self) -> bool:
+        """Whether one draft was judged beside two targets or on two servers."""
+        return any(report.served and report.served.of_one_draft for _, report in self.comparisons)
+
+    @property
     def sides(self) -> SideNames:
         """What is compared."""
-        return OF_TARGETS if self.of_targets else DRAFTS
+        if self.of_targets:
+            return OF_TARGETS
+        return OF_SERVERS if self.of_one_draft else DRAFTS
 
     @property
     def names(self) -> tuple[str, str]:
-        """Those of baseline and candidate; of one draft beside two targets the targets' too."""
+        """Those of baseline and candidate; of one draft those of the targets, or of the runs."""
         drafts = self.header.drafts
-        if self.of_targets:
-            ((_, report),) = self.comparisons
+        if self.of_one_draft:
+            _, report = self.comparisons[-1]
             return report.baseline.name, report.candidate.name
         return drafts.baseline.name, drafts.candidate.name
 
@@ -277,7 +292,7 @@ class Document(Brief):
         """Each draft that was judged, and what it was."""
         baseline, candidate = self.header.drafts.baseline, self.header.drafts.candidate
         two = ((self.sides.first, baseline), (self.sides.second, candidate))
-        return ((self.sides.both, baseline),) if self.of_targets else two
+        return ((self.sides.both, baseline),) if self.of_one_draft else two
 
     @property
     def noise(self) -> ServerNoise | None:

@@ -1,4 +1,4 @@
-"""`model_card`: README.md of a folder that `quantize` wrote, for people and for the Hub."""
+"""`model_card`: README.md of a folder that we wrote, for people and for the Hub."""
 
 import hashlib
 import re
@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...quantize.files import provenance as records
 from ...quantize.files.card_text import (
     CARD_FILE,
     around,
@@ -21,10 +22,9 @@ from ...quantize.files.card_text import (
 from ...quantize.files.checkpoint import PROVENANCE_FILE, Checkpoint
 from ...quantize.files.digests import tensor_digests, tensors_sha256
 from ...quantize.files.hub import is_hub_id
-from ...quantize.files.provenance import DequantizedProvenance, Provenance, QuantizedProvenance
 from ...quantize.files.provenance_file import check_seal, quantization_of, read_provenance
 from ...quantize.gpus import gpus_of
-from ...quantize.making.folder_card import CardFacts
+from ...quantize.making.folder_card import CardFacts, Making
 from ...quantize.stored.stored_draft import StoredDraft
 from ...recipes.errors import CardError, CheckpointError
 from ...recipes.packages import package_version
@@ -76,10 +76,10 @@ def read_gate(path: Path, candidate_sha256: str) -> Document:
     document = read_report(path)
     for _, each in document.comparisons:
         known = each.background
-        if each.served and each.served.of_targets:
+        if each.served and each.served.of_one_draft:
             raise CardError(
                 path,
-                "judges one draft beside two targets, not a quantized draft against its BF16 draft",
+                "judges one draft in two places, not a quantized draft against its BF16 draft",
                 fix="give a report of 'gate BF16 QUANT'",
             )
         if known.candidate_sha256 is None or known.baseline_sha256 is None:
@@ -116,15 +116,14 @@ _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,60}")
 
 
 def model_card(folder: Path, request: CardRequest) -> str:
-    """The text of README.md. Every tensor is read, and must be the recorded one.
+    """The text of README.md, with what others wrote around our part.
 
-    What somebody wrote into README.md beside our part stays, and so does the source's card,
-    after ours.
+    Every tensor is read, and must be the recorded one.
     """
     checkpoint = Checkpoint.open(folder)
     recorded = read_provenance(folder)
     check_seal(folder, recorded)
-    record = _quantization(folder, recorded)
+    record = _making(folder, recorded)
     stored = StoredDraft.read(checkpoint)
     facts = CardFacts.of_folder(stored, record)
     front = _front_matter(facts, request)
@@ -140,8 +139,8 @@ def model_card(folder: Path, request: CardRequest) -> str:
     served = [(measurement, check_served(measurement, identity)) for measurement in measured]
     before, behind = around(read_card(folder))
     engines, commands = _engines(checkpoint, request.name or HERE)
-    maker = record.made_by or record
-    versions = {"draftquant": maker.draftquant, **record.backend_versions}
+    maker = getattr(record, "made_by", None) or record
+    versions = {"draftquant": maker.draftquant, **getattr(record, "backend_versions", {})}
     ours = section(
         "card.md.j2",
         facts=facts,
@@ -160,7 +159,7 @@ def model_card(folder: Path, request: CardRequest) -> str:
 
 
 def section(template: str, **values: Any) -> str:
-    """A card, or a part of it, from its template; without empty lines around it."""
+    """A card, or a part of it, from its template."""
     return plain_text(
         template,
         {"prose": prose, "code": code, "code_block": code_block},
@@ -177,14 +176,18 @@ def section(template: str, **values: Any) -> str:
     ).strip("\n")
 
 
-def _quantization(folder: Path, recorded: Provenance | None) -> QuantizedProvenance:
-    record = None if isinstance(recorded, DequantizedProvenance) else quantization_of(recorded)
+def _making(folder: Path, recorded: records.Provenance | None) -> Making:
+    """How it was quantized or, of plain weights, cut."""
+    if isinstance(recorded, records.CutProvenance) and recorded.quantized_by is None:
+        return recorded
+    plain = isinstance(recorded, records.DequantizedProvenance)
+    record = None if plain else quantization_of(recorded)
     if record is None:
         got = "no such file" if recorded is None else f"format {recorded.format!r}"
         raise CardError(
             folder / PROVENANCE_FILE,
-            f"expected the record of a quantization, got {got}",
-            fix="give a folder that `draftquant quantize` wrote",
+            f"expected the record of a quantization or a cut, got {got}",
+            fix="give a folder that `draftquant quantize` or `vocab` wrote",
         )
     return record
 
@@ -199,15 +202,14 @@ def _front_matter(facts: CardFacts, request: CardRequest) -> dict[str, object]:
                 fix="for example someone/eagle3-draft",
             )
     if base is None:
-        what = f"{PROVENANCE_FILE} says that a local folder was quantized, and names no draft of"
-        fix = "add --base-model OWNER/NAME, the draft that was quantized"
+        what = f"{PROVENANCE_FILE} says that a local folder was {facts.kind}, and names no draft of"
+        fix = "add --base-model OWNER/NAME, the source draft"
         raise CardError("--base-model", f"{what} the Hub", fix=fix)
     if request.license is None and "license" not in facts.inherited:
         raise CardError(
             "--license",
             f"neither {CARD_FILE} nor the command line names a licence",
-            fix="add --license ID as the Hub calls that of the draft that was quantized, such as"
-            " apache-2.0, mit or other",
+            fix="add --license ID, that of the source draft, such as apache-2.0, mit or other",
         )
     if request.license is not None and not _LICENSE.fullmatch(request.license):
         raise CardError(
@@ -245,7 +247,6 @@ def _files(checkpoint: Checkpoint) -> list[tuple[str, str, str]]:
 
 
 def _by_dtype(checkpoint: Checkpoint, stored: StoredDraft) -> list[tuple[str, str, str, str]]:
-    """Role and dtype of every stored tensor; parts of a quantized linear have its role."""
     roles = {row.module: row.role for row in stored.draft.rows}
     counted: dict[tuple[str, str], list[int]] = defaultdict(list)
     for tensor in checkpoint.tensors.values():

@@ -32,7 +32,8 @@ class SideNames(NamedTuple):
 
 DRAFTS = SideNames("BF16", "quantized", "under both drafts")
 TARGETS = SideNames("beside the first", "beside the second", "beside both targets")
-"""Those of one draft that is judged beside two targets."""
+SERVERS = SideNames("on the first", "on the second", "on both servers")
+"""Those of one draft that is judged beside two targets, or on two servers."""
 
 
 def change(paired: PairedChange | None, max_drop: float | None = None) -> str:

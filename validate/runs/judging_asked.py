@@ -32,7 +32,13 @@ class ReportFiles(Heard):
     junit_inconclusive: Inconclusive = "error"
     github: bool = False
     golden: AnyPath | None = None
+    profile: AnyPath | None = None
     overwrite: bool = False
+
+    @property
+    def acceptance(self) -> dict[ReportFormat, Path]:
+        """What the candidate accepts: its counts, and the figures that follow."""
+        return given({"golden": self.golden, "profile": self.profile})
 
     @property
     def pages(self) -> dict[ReportFormat, Path]:
@@ -42,7 +48,7 @@ class ReportFiles(Heard):
     @property
     def files(self) -> dict[ReportFormat, Path]:
         """All files."""
-        return {**given({"golden": self.golden}), **self.pages}
+        return {**self.acceptance, **self.pages}
 
     @override
     def check(self) -> None:
@@ -57,7 +63,7 @@ class ReportFiles(Heard):
     @property
     def wants_pages(self) -> bool:
         """Whether the report is written in any form besides JSON."""
-        return self.github or bool(self.pages) or self.golden is not None
+        return self.github or bool(self.pages) or bool(self.acceptance)
 
 
 def given(files: Mapping[ReportFormat, AnyPath | None]) -> dict[ReportFormat, Path]:
@@ -76,7 +82,7 @@ def _refuse_idle(asked: Passes, error: type[DraftQuantError], fix: str) -> None:
 _NAMES = ["BF16", "QUANT", "--traces"]
 _OF_DRAFTS = (
     "unrelated", "unrecorded", "head_online", "kv_cache_dtype", "target", "measured",
-    "baseline_again", "parity", "golden",
+    "baseline_again", "parity", "golden", "profile",
 )  # fmt: skip
 """Options of a gate on two drafts, that say nothing of one draft beside two targets."""
 

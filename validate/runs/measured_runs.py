@@ -1,9 +1,7 @@
 """What a gate judges besides traces: measurements of servers, and reports of parity.
 
-Measurements must belong to the named drafts. A measurement says which draft its server
-ran by the hash of its tensors (`measure --draft`), and a report of parity which drafts it
-compared. If nothing says so, two measurements alone do not release a named draft: they could
-belong to any other.
+Both must belong to the named drafts, by the hash of their tensors. Two measurements that name no
+draft do not release one: they could belong to any other.
 """
 
 from collections.abc import Iterator, Sequence

@@ -10,15 +10,18 @@ from types import MappingProxyType
 from typing_extensions import override
 
 from ...quantize.files.hub import Reference, folder_of, recorded_argv
-from ...quantize.files.report_files import append_text, write_reports
-from ...recipes.errors import visible
+from ...quantize.files.report_files import ReportFormat, append_text, write_reports
+from ...recipes.errors import CardError, visible
 from ...recipes.regular_file import read_text
-from ..golden.golden_acceptance import golden_document
+from ..golden.golden_acceptance import Golden, golden_document
 from ..golden.golden_sources import golden_of_measurement, golden_of_report
+from ..golden.profile import profile_document, profile_of
 from ..judging.candidate_origin import DraftFolder
 from ..judging.published import Published, Texts
 from ..measure.measurement import Measurement
+from ..measure.measurement_file import read_measurement
 from ..measure.measuring import DraftIdentity
+from ..report import CardRequest
 from ..report.document import Document, parse_report, read_report
 from ..report.html_report import page
 from ..report.report_texts import junit, markdown
@@ -26,6 +29,10 @@ from .judging_asked import SUMMARY, ReportFiles, ReportRun
 
 NOTHING: Mapping[Path, str] = MappingProxyType({})
 _FORMS: Texts = {"html": page, "markdown": markdown, "junit": junit}
+_OF_GOLDEN: Mapping[ReportFormat, Callable[[Golden], str]] = {
+    "golden": golden_document,
+    "profile": lambda golden: profile_document(profile_of(golden)),
+}
 _SHOWN = ("--json", "--github", "--overwrite", "--debug", "-q", "--quiet", "-v", "--verbose")
 
 
@@ -49,11 +56,26 @@ def write_pages(
 def golden_file(
     asked: ReportFiles, document: Document, measured: Measurement | None = None
 ) -> Mapping[Path, str]:
-    """Golden acceptance of the candidate if requested, beside the other files."""
-    if asked.golden is None:
+    """Golden acceptance of the candidate, and its profile, if requested beside the other files."""
+    if not asked.acceptance:
         return NOTHING
     golden = golden_of_report(document) if measured is None else golden_of_measurement(measured)
-    return {Path(asked.golden): golden_document(golden)}
+    return {path: _OF_GOLDEN[kind](golden) for kind, path in asked.acceptance.items()}
+
+
+def profile_of_card(asked: CardRequest) -> str:
+    """The profile of a card's draft: of its first measured server, else of its gate's replay."""
+    if asked.measured:
+        golden = golden_of_measurement(read_measurement(Path(asked.measured[0])))
+    elif asked.gate is not None:
+        golden = golden_of_report(read_report(Path(asked.gate)))
+    else:
+        raise CardError(
+            "--profile",
+            "follows from what the draft accepts, and neither --gate nor --measured says that",
+            fix="add --gate G.json, or --measured R.jsonl",
+        )
+    return _OF_GOLDEN["profile"](golden)
 
 
 def texts_of(text: str) -> Texts:

@@ -11,22 +11,17 @@ from ..foreign.foreign_measurement import ForeignMeasurement, ForeignPair, Forei
 from ..judging.advice import NO_BACKGROUND, Background
 from ..judging.figures import ServedFigures
 from ..judging.judgement import GateReport, judge_counts
-from ..judging.policy import Look, Policy, Wording
+from ..judging.policy import Look, Policy
 from .common_steps import common_length, num_missing
 from .measurement_pair import num_same_outputs, other_target, unaccounted, unequal
-from .served_gate import drawn_or_greedy
+from .served_gate import SERVED, drawn_or_greedy
 
 MOST_NAMED = 5
 """Most different settings of requests that a sentence names."""
-FOREIGN = Wording(
+FOREIGN = dataclasses.replace(
+    SERVED,
     both_again="Measure both drafts on the same prompts, with one tool, engine, K and settings.",
-    take="Measure both servers on",
     count="the same tool, with the same options",
-    gate="draftquant gate --measured A B",
-    join=(
-        "Put the prompts of before into the data set too, so that both runs measure all of them.",
-    ),
-    gate_joined="draftquant gate --measured A B",
     longer="ask for longer outputs, or serve a smaller K",
 )
 
@@ -120,7 +115,6 @@ def _differing(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> I
         first, second = getattr(baseline, key), getattr(candidate, key)
         if first != second:
             yield f"{key}: {first or 'not said'}, {second or 'not said'}"
-    yield from _unequal(baseline.settings, candidate.settings)
     requests = zip(baseline.requests, candidate.requests, strict=False)
     named = (d for first, second in requests for d in _unequal(first.settings, second.settings))
     yield from [*dict.fromkeys(named)][:MOST_NAMED]
@@ -182,11 +176,6 @@ def warnings_of(baseline: ForeignMeasurement) -> Iterator[str]:
         f"requests were paired by {baseline.paired_by}, and whole outputs are compared, with"
         " wider bounds than measurements of 'draftquant measure' have",
     )
-    if not baseline.told_positions:
-        yield (
-            f"{tool} keeps how many tokens all verify steps of a request accepted, not how many"
-            " each did: the verdict needs no more, and figures by position say nothing here"
-        )
 
 
 def _same(baseline: ForeignMeasurement, candidate: ForeignMeasurement) -> bool:
@@ -248,7 +237,6 @@ def _figures(
         version=baseline.version,
         model=baseline.model or "not known",
         tool=baseline.tool,
-        told_positions=baseline.told_positions,
         concurrency=None,
         estimator="whole outputs",
         identical_share=1 - parted / len(baseline.requests) if known else None,

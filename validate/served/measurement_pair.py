@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...recipes.brief import apart
+from ...recipes.brief import apart as told_apart
 from ...recipes.errors import GateError
 from ..counting.acceptance_counts import (
     AcceptanceCounts,
@@ -31,6 +31,10 @@ length longer by less than their share: a tenth of what `release` allows to be l
 MOST_PARTING = 0.05
 """Chance that two greedy outputs part at a token. A target parts from itself only at near ties:
 at 0.2 % of the tokens where it was measured, and 1 to 2 % where it is unsure everywhere."""
+MOST_PARTING_OF_PRECISIONS = 0.25
+"""The same for one target in two precisions. FP4 weights part at 6 % on the shipped targets; an
+unrelated target at half of the tokens and more."""
+_PRECISIONS = ("quantization", "dtype")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +45,7 @@ class ServedPair:
         incomparable: why no draft can be judged by them; "" = they can be compared.
         baseline, candidate: by weighted verify steps; by all of them where it is not "".
         outputs: of every prompt; none where the setups forbid it.
+        apart: in what the servers differ, if one draft ran on both and they are compared.
     """
 
     measurements: tuple[Measurement, Measurement]
@@ -48,6 +53,7 @@ class ServedPair:
     baseline: CountedDraft
     candidate: CountedDraft
     outputs: tuple[PairedOutputs, ...]
+    apart: tuple[str, ...]
 
     def change(self, confidence: float) -> PairedChange | None:
         """The change by weighted steps, over distinct prompts; None where there are too few."""
@@ -60,14 +66,18 @@ class ServedPair:
     def figures(self, confidence: float) -> ServedFigures:
         """Figures besides those of the two drafts."""
         baseline, candidate = self.measurements
-        server = baseline.setup.server
+        servers = [measurement.setup.server for measurement in self.measurements]
+        engine, version, model = (
+            " and ".join(dict.fromkeys(getattr(server, key) for server in servers))
+            for key in ("engine", "version", "model")
+        )
         return figures_of(
             self.outputs,
             self.baseline.prompts,
             confidence,
-            engine=server.engine,
-            version=server.version,
-            model=server.model,
+            engine=engine,
+            version=version,
+            model=model,
             concurrency=(baseline.setup.asked.concurrency, candidate.setup.asked.concurrency),
             estimator="weighted rounds" if any(o.placed for o in self.outputs) else "whole outputs",
             baseline_mean_acceptance_length=_served_length(baseline, self.baseline),
@@ -76,6 +86,7 @@ class ServedPair:
             mean_token_probability=self.baseline.text.mean_token_probability,
             num_near_duplicates=self.baseline.text.num_near_duplicates,
             verification=baseline.setup.verification,
+            apart=self.apart,
         )
 
 
@@ -114,8 +125,10 @@ def recounted(prompt: PromptCounts, counts: AcceptanceCounts) -> PromptCounts:
     return PromptCounts.of(prompt, counts, prompt.cluster, prompt.alike)
 
 
-def pair_measurements(baseline: Measurement, candidate: Measurement) -> ServedPair:
-    """Put two measurements side by side, the BF16 draft's first.
+def pair_measurements(
+    baseline: Measurement, candidate: Measurement, apart: tuple[str, ...] = ()
+) -> ServedPair:
+    """Put two measurements side by side: the BF16 draft's first, or servers that are `apart`.
 
     Raises:
         GateError: both are the same one, neither server drafted, or one has no verify step.
@@ -146,7 +159,8 @@ def pair_measurements(baseline: Measurement, candidate: Measurement) -> ServedPa
                 "has no verify step: all of its outputs are one token long",
                 fix="ask for longer outputs (measure --max-new-tokens)",
             )
-    incomparable, outputs = incomparability(baseline, candidate), tuple[PairedOutputs, ...]()
+    incomparable = incomparability(baseline, candidate, of_servers=bool(apart))
+    outputs = tuple[PairedOutputs, ...]()
     contexts: list[Contexts] = [[None] * len(run.records) for run in both]
     if not incomparable:
         greedy = not baseline.setup.asked.temperature
@@ -158,13 +172,17 @@ def pair_measurements(baseline: Measurement, candidate: Measurement) -> ServedPa
         ])  # fmt: skip
         if greedy and not incomparable:
             parted = sum(not output.identical for output in outputs)
-            incomparable = other_target(parted, sum(output.num_common for output in outputs))
+            keys = [difference.partition(":")[0] for difference in apart]
+            most = MOST_PARTING
+            if any(key.endswith(_PRECISIONS) for key in keys):
+                most = MOST_PARTING_OF_PRECISIONS
+            incomparable = other_target(parted, sum(output.num_common for output in outputs), most)
     if not incomparable:
         weighted = [output.weighted() for output in outputs]
         counts = [[pair[side] for pair in weighted] for side in (0, 1)]
         contexts = [[o.contexts and o.contexts[side] for o in outputs] for side in (0, 1)]
     drafts = [
-        _served_draft(run, size or depth, run_counts, by_bin)
+        _served_draft(run, _name(run, apart), size or depth, run_counts, by_bin)
         for run, size, run_counts, by_bin in zip(both, sizes, counts, contexts, strict=True)
     ]
     return ServedPair(
@@ -173,11 +191,14 @@ def pair_measurements(baseline: Measurement, candidate: Measurement) -> ServedPa
         baseline=drafts[0],
         candidate=drafts[1],
         outputs=outputs,
+        apart=apart,
     )
 
 
-def incomparability(baseline: Measurement, candidate: Measurement) -> str:
-    """The difference that makes drafts incomparable by two measurements; empty if there is none."""
+def incomparability(
+    baseline: Measurement, candidate: Measurement, *, of_servers: bool = False
+) -> str:
+    """The difference that forbids to compare drafts, or servers; empty if there is none."""
     for run in (baseline, candidate):
         if run.setup.speculation is None:
             return f"{run.name} was measured without a draft"
@@ -188,7 +209,9 @@ def incomparability(baseline: Measurement, candidate: Measurement) -> str:
                 f" ({settings})"
             )
     sizes = [_num_draft_tokens(run) for run in (baseline, candidate)]
-    if difference := unequal(sizes, differences(baseline.setup, candidate.setup)):
+    if difference := unequal(
+        sizes, differences(baseline.setup, candidate.setup, of_servers=of_servers)
+    ):
         return difference
     prompts = [[(r.id, r.prompt_sha256) for r in run.records] for run in (baseline, candidate)]
     if prompts[0] != prompts[1]:
@@ -199,7 +222,7 @@ def incomparability(baseline: Measurement, candidate: Measurement) -> str:
 def unequal(sizes: Sequence[int], differing: Iterable[str]) -> str:
     """The K, or else the settings, in which two runs differ; empty if none."""
     if sizes[0] != sizes[1]:
-        return f"the two drafts drafted {sizes[0]} and {sizes[1]} tokens per verify step"
+        return f"the two runs drafted {sizes[0]} and {sizes[1]} tokens per verify step"
     settings = "; ".join(differing)
     return f"the two runs differ in settings that must be equal ({settings})" if settings else ""
 
@@ -215,7 +238,7 @@ def unaccounted(runs: Sequence[tuple[str, Sequence[int], Iterable[AcceptanceCoun
         if share < 0:
             return f"the verify steps of {name} accept more than its outputs have tokens"
         if share > MOST_UNDRAFTED:
-            told = apart(share, MOST_UNDRAFTED, ".1%")
+            told = told_apart(share, MOST_UNDRAFTED, ".1%")
             return (
                 f"{told} of the steps that wrote the outputs of {name} are no verify steps: its"
                 f" server drafted nothing there, or did not report it ({MOST_UNDRAFTED:.0%} may be"
@@ -237,27 +260,33 @@ def _undrafted_share(unwritten: Sequence[int], counts: Iterable[AcceptanceCounts
     return sum(unwritten) / (sum(unwritten) + steps) if any(unwritten) else 0.0
 
 
-def other_target(num_parted: int, num_common: float) -> str:
+def other_target(num_parted: int, num_common: float, most: float = MOST_PARTING) -> str:
     """A warning that outputs part far too often for one target, after that many common tokens."""
     chance = _share(num_parted, num_parted + num_common)
-    if chance <= MOST_PARTING:
+    if chance <= most:
         return ""
-    told = apart(chance, MOST_PARTING, ".1%")
+    told = told_apart(chance, most, ".1%")
     return (
         f"the two targets differ: greedy outputs diverge at {told} of the tokens at which they"
-        f" could, and near ties of one target explain {MOST_PARTING:.0%} at most"
+        f" could, and near ties of one target explain {most:.0%} at most"
     )
+
+
+def _name(measurement: Measurement, apart: Sequence[str]) -> str:
+    server = measurement.setup.server
+    return f"{measurement.name} ({server.engine} {server.version})" if apart else measurement.name
 
 
 def _served_draft(
     measurement: Measurement,
+    name: str,
     num_draft_tokens: int,
     counts: Sequence[AcceptanceCounts],
     contexts: Contexts,
 ) -> CountedDraft:
     each = zip(measurement.records, counts, contexts, strict=True)
     return CountedDraft(
-        name=measurement.name,
+        name=name,
         num_draft_tokens=num_draft_tokens,
         prompts=tuple(
             replace(

@@ -10,8 +10,8 @@ from ..counting.paired_change import PairedChange
 from ..judging.advice import NO_BACKGROUND, Background
 from ..judging.figures import ServedFigures
 from ..judging.judgement import GateReport, judge_counts
-from ..judging.policy import Look, Policy, Verdict, Wording
-from ..measure.measurement import Measurement, differing_arguments
+from ..judging.policy import Look, OneDraft, Policy, Verdict, Wording
+from ..measure.measurement import Measurement, differing_arguments, servers_apart
 from .measurement_pair import ServedPair, pair_measurements
 
 SERVED = Wording(
@@ -29,6 +29,12 @@ UNCHANGED = dataclasses.replace(
     " B.jsonl), start it with the quantized draft, and measure again.",
 )
 """The phrase for a candidate that does what its baseline did."""
+OTHER_ENGINE = dataclasses.replace(
+    SERVED,
+    both_again=f"{SERVED.both_again}\nTo judge two engines or versions, measure one draft on both:"
+    " measure --draft DRAFT.",
+)
+_NOT_REPORTED = ("nothing that the servers report",)
 SAID_FROM = 0.02
 """Share of verify steps with fewer than K proposals at which a warning begins."""
 
@@ -41,14 +47,20 @@ def judge_measured(
     look: Look | None = None,
     background: Background = NO_BACKGROUND,
 ) -> GateReport:
-    """Compare two measurements of the same prompts, of the BF16 draft and of the quantized one.
+    """Compare two measurements of the same prompts: of two drafts, or of one on two servers.
 
     Raises:
-        GateError: both are one measurement, or of one draft; neither server drafted, or it drafted
-            with another draft than `background` names; or the outputs are too short.
+        GateError: both are one measurement, or of one draft on servers that report no difference;
+            neither server drafted, or it drafted with another draft than `background` names; or
+            the outputs are too short.
     """
-    pair = pair_measurements(baseline, candidate)
     digests = [draft_sha256(measurement) for measurement in (baseline, candidate)]
+    apart: tuple[str, ...] = ()
+    if digests[0] is not None and digests[0] == digests[1]:
+        apart = servers_apart(baseline.setup, candidate.setup)
+        if background.unrelated:
+            apart = apart or _NOT_REPORTED
+    pair = pair_measurements(baseline, candidate, apart)
     if None in digests and said_the_same(baseline, candidate):
         raise GateError(
             candidate.name,
@@ -57,12 +69,14 @@ def judge_measured(
             " measured twice",
             fix="measure each server with --draft, which records the draft it runs",
         )
-    if digests[0] is not None and digests[0] == digests[1] and not background.unrelated:
+    if digests[0] is not None and digests[0] == digests[1] and not apart:
         raise GateError(
             candidate.name,
-            f"measured the same draft as {baseline.name} (tensors {digests[0][:12]})",
-            fix="give the measurement of the quantized draft; to show the server's noise, give a"
-            " second measurement of the BF16 draft to --baseline-again",
+            f"measured the same draft as {baseline.name} (tensors {digests[0][:12]}), on a server"
+            " that reports the same engine, version and settings",
+            fix="give the measurement of the quantized draft; to judge servers that differ in what"
+            " they do not report, add --unrelated; to show the server's noise, give a second"
+            " measurement of the BF16 draft to --baseline-again",
         )
     _check_folders(pair, digests, background)
     known = dataclasses.replace(
@@ -78,12 +92,39 @@ def judge_measured(
         policy,
         incomparable=pair.incomparable or unchanged,
         estimand=served_estimand(baseline),
-        wording=SERVED if pair.incomparable else UNCHANGED,
+        wording=_wording(pair),
         look=look,
         background=known,
     )
     confidence = look.adjusted_confidence(policy.confidence) if look else policy.confidence
     return dataclasses.replace(report, served=pair.figures(confidence))
+
+
+def _wording(pair: ServedPair) -> Wording:
+    if pair.apart:
+        return on_servers(pair.apart)
+    engines = {(m.setup.server.engine, m.setup.server.version) for m in pair.measurements}
+    other = OTHER_ENGINE if len(engines) > 1 else SERVED
+    return other if pair.incomparable else UNCHANGED
+
+
+def on_servers(apart: tuple[str, ...]) -> Wording:
+    """The words for one draft on two servers that differ in this."""
+    told = "; ".join(apart)
+    return dataclasses.replace(
+        SERVED,
+        both_again="Measure the draft on both servers with the same prompts, template and K.",
+        one_draft=OneDraft(
+            first="on the first server",
+            second="on the second server",
+            cause=f"what differs between the servers ({told})",
+            loses="Give the second server what the first one has, one difference after the other,"
+            f" and measure again: {told}. Where a version differs, look for changed defaults in"
+            " its release notes, and set them by their flags.",
+            breaks="Let the second server's engine load the draft alone, and compare what it"
+            " computes: draftquant check DRAFT --engine ENGINE --ask",
+        ),
+    )
 
 
 def draft_sha256(measurement: Measurement) -> str | None:
@@ -142,7 +183,13 @@ def warnings_of(pair: ServedPair) -> Iterator[str]:
                 f"the server of {name} does not report its acceptance rule, so settings that"
                 " change the target's outputs would go unnoticed (see `draftquant parity`)"
             )
-    if arguments := differing_arguments(*(m.setup.server for m in pair.measurements)):
+    if pair.apart:
+        sha256 = draft_sha256(pair.measurements[0]) or ""
+        yield (
+            f"one draft (tensors {sha256[:12]}) ran on both servers, which differ in"
+            f" {'; '.join(pair.apart)}"
+        )
+    elif arguments := differing_arguments(*(m.setup.server for m in pair.measurements)):
         yield f"the two servers were started differently ({'; '.join(arguments)})"
     for name, spec in runs:
         if spec.told_by == "user":

@@ -1,7 +1,6 @@
 """One draft beside its target in two precisions: the same ladder, prompts paired, texts may part.
 
-The draft is the same on both sides, so a verdict is about the target. Each target writes its own
-greedy text; verify steps are weighed by where the two part, as those of two servers are.
+Verify steps are weighed by where the two greedy texts part, as those of two servers are.
 """
 
 import dataclasses
@@ -18,12 +17,13 @@ from ..counting.draft_counts import CountedDraft, DraftReplay, PromptCounts, Pro
 from ..judging.advice import NO_BACKGROUND, Background
 from ..judging.figures import REPLAY, ServedFigures
 from ..judging.judgement import GateReport, judge_counts
-from ..judging.policy import Look, Policy, Wording
+from ..judging.policy import REPLAYED, Look, OneDraft, Policy
 from ..measure.measurement import RequestRecord
 from .common_steps import PairedOutputs, pair_outputs
-from .measurement_pair import CountsPair, figures_of, recounted
+from .measurement_pair import MOST_PARTING_OF_PRECISIONS, CountsPair, figures_of, recounted
 
-TARGETS = Wording(
+TARGETS = dataclasses.replace(
+    REPLAYED,
     both_again="Record the same prompts beside both targets, with one tokenizer, engine and"
     " settings.",
     take="Record beside both targets",
@@ -31,12 +31,18 @@ TARGETS = Wording(
     gate="draftquant gate DRAFT --traces FRESH --traces-of-candidate FRESH2",
     join=("Join the traces of each target: draftquant traces merge TRACES FRESH --out ALL",),
     gate_joined="draftquant gate DRAFT --traces ALL --traces-of-candidate ALL2",
-    longer="record longer continuations (record --max-new-tokens), or judge a smaller K",
-    of_targets=True,
+    one_draft=OneDraft(
+        first="beside the first target",
+        second="beside the second target",
+        cause="the target's precision",
+        loses="Quantize the target otherwise, for example with the layers that the draft reads in"
+        " BF16 or calibrated on such prompts too, and record its traces again.\nOr train the draft"
+        " further on traces of the second target.",
+        breaks="Check that this target loads with the right scales, and that its traces hold the"
+        " layers that the draft reads (draftquant traces info).",
+        gains="Read the second target's continuations: text that repeats itself is easy to draft.",
+    ),
 )
-MOST_PARTING = 0.25
-"""Chance that the greedy texts of two precisions part at a token. FP4 weights part at 6 % on the
-shipped targets; an unrelated target at half of the tokens and more."""
 
 MOST_REPEATS_MORE = 0.02
 """Share of repeated 8-grams that the second text may have more: such text hides a loss."""
@@ -203,12 +209,12 @@ def _parting(outputs: Sequence[PairedOutputs]) -> str:
     """That texts part far too often for two precisions of one target."""
     parted = sum(not output.identical for output in outputs)
     chance = parted / max(1, parted + sum(output.num_common for output in outputs))
-    if chance <= MOST_PARTING:
+    if chance <= MOST_PARTING_OF_PRECISIONS:
         return ""
-    told = apart(chance, MOST_PARTING, ".1%")
+    told = apart(chance, MOST_PARTING_OF_PRECISIONS, ".1%")
     return (
         f"the two targets differ by more than their precision: greedy texts part at {told} of the"
-        f" tokens at which they could, expected {MOST_PARTING:.0%} at most"
+        f" tokens at which they could, expected {MOST_PARTING_OF_PRECISIONS:.0%} at most"
     )
 
 

@@ -122,7 +122,7 @@ ENGINE_TRAITS = traits.EngineTraits(
         " self.total_num_heads % tp_size == 0",
         targets_on_disk=frozenset({"modelopt"}),
         biases=lambda _draft: (traits.ATTENTION, traits.NO_BIAS),  # `qwen3_dflash.py`
-        fusion=traits.Fusion(counted_by=(), null_width=""),  # `qwen3_dflash.py:84`
+        fusion=traits.Fusion(counted_by=(), refuses_null=False),  # `qwen3_dflash.py:84`
         head_declared="asked",  # `qwen3_dflash.py:755`
         maps_excludes=True,  # `qwen3_dflash.py`, and its kin
         speculators={"dflash": traits.Speculators(read_in_vllm, qwen3=True)},

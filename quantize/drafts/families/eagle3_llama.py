@@ -13,7 +13,7 @@ from typing_extensions import override
 from ....recipes.errors import CheckpointError
 from .. import engine_traits as traits
 from ..architectures import declared_architecture
-from ..config_reader import KEY, SECTION, ConfigReader, object_at
+from ..config_reader import KEY, SECTION, ConfigReader
 from ..family import Dim, SpeculatorsForm, TensorSpec, Weights
 from ..forward import OnInput
 from ..geometry import needed_mask
@@ -58,13 +58,6 @@ def _in_vllm(draft: traits.ServedDraft) -> traits.Finding | None:
     )
 
 
-def _dropped_in_vllm(draft: traits.ServedDraft) -> tuple[str, ...]:
-    """`load_weights` of `llama_eagle3.py:462`."""
-    config = {**draft.config, **object_at(draft.config, SECTION)}
-    before = () if config.get("norm_before_fc") else ("input_norm.",)
-    return before if draft.fuses else (*before, "fc.")
-
-
 def _eagle3_in_vllm(config: Mapping[str, Any], layers: Mapping[str, Any]) -> traits.ConfigRead:
     model_type = layers.get("model_type", "llama")
     if model_type not in tuple(_OF_SPECULATORS):  # of any JSON type
@@ -105,12 +98,10 @@ _IN_VLLM = frozenset({
 ENGINE_TRAITS = traits.EngineTraits(
     usual_type="llama",
     norm_before_fc=True,
-    two_layer_norms=True,
     prunes_vocabulary=True,
     vllm=traits.InVllm(
         architectures=_IN_VLLM,
         problem=_in_vllm,
-        dropped=_dropped_in_vllm,
         roots=traits.refused_roots("LlamaModel", "model", "draft_model", "eagle_module"),
         uneven_heads="AssertionError: vllm/model_executor/models/llama.py:145: assert"
         " self.total_num_heads % tp_size == 0",
@@ -133,7 +124,6 @@ ENGINE_TRAITS = traits.EngineTraits(
         " self.total_num_heads % tp_size == 0",
         old_norms=True,
         fusion=traits.Fusion(),  # `llama_eagle3.py:151`
-        builds_fc=True,
         needs_draft_vocab_size=True,
     ),
     tensorrt_llm=traits.InTensorRtLlm(

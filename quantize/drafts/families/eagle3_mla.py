@@ -19,7 +19,6 @@ _IN_VLLM = frozenset({
 ENGINE_TRAITS = traits.EngineTraits(
     usual_type="kimi_k2",
     latent=True,
-    two_layer_norms=True,
     prunes_vocabulary=True,
     vllm=traits.InVllm(
         architectures=_IN_VLLM,
@@ -40,7 +39,6 @@ ENGINE_TRAITS = traits.EngineTraits(
     ),
     sglang=traits.InSglang(
         architectures=frozenset({"Eagle3DeepseekV2ForCausalLM"}),
-        floats_into_fp8="refused",
         roots=traits.dropped_roots("model."),
         uneven_heads="AssertionError: sglang/srt/models/deepseek_v2.py:2057: assert num_heads %"
         " attn_tp_size == 0",
@@ -50,9 +48,8 @@ ENGINE_TRAITS = traits.EngineTraits(
         plain_fc=False,
         most_layers=1,
         fusion=traits.Fusion(  # `kimi_k25_eagle3.py:48,208`
-            counted_by=(f"{SECTION}.{KEY}", KEY), counts_empty=True, null_width=""
+            counted_by=(f"{SECTION}.{KEY}", KEY), counts_empty=True, refuses_null=False
         ),
-        builds_fc=True,
     ),
     tensorrt_llm=traits.InTensorRtLlm(
         architectures=frozenset({"Eagle3DeepseekV2ForCausalLM", "Eagle3DeepSeekV3ForCausalLM"})

@@ -56,7 +56,6 @@ ENGINE_TRAITS = traits.EngineTraits(
         served_as="draft_model",
         roots={"model.": None},
         problem=_without_root,
-        refuses_absent_norm=True,
         biases=_biases_in_vllm,
         head_declared="always",  # `llama.py`, `qwen2.py`, `qwen3.py`
     ),

@@ -69,7 +69,6 @@ ENGINE_TRAITS = mtp_traits(
     sglang=MtpLayer(
         layer="model.mtp_block.",
         prefix="model.mtp_block.",
-        no_parameter=NO_PARAMETER,
         own_heads="model.shared_head.head",
         misconfigured=lambda _draft: Finding(
             "unknown",

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 
+from ....quantize.engines.contract import data_file
 from ....quantize.engines.engine import Engine
 from ....quantize.engines.versions import ENGINES
 from ....quantize.gpus import GPUS, gpu_names
@@ -38,9 +39,8 @@ def _names(engine: Engine) -> list[str]:
     """The architectures and methods of one engine, as lists."""
     return [
         f"## {engine.title} {engine.version}",
-        "It takes these values of `quant_method`: "
-        + _listed({*engine.methods, *engine.aliases})
-        + ".",
+        "Of these values of `quant_method` it is known how it takes them:"
+        f" {_listed({*data_file('schemes')[engine.name], *engine.aliases})}.",
         "It serves these `architectures` as drafts: " + _listed(engine.architectures) + ".",
     ]
 

@@ -129,20 +129,11 @@ class Draft:
         return {name: spec.role for name, spec in specs.items()}
 
 
-def fresh_draft(
-    kind: DraftKind,
-    target: PreTrainedModel,
-    target_size: TargetSize,
-    vocabulary: Tensor | None = None,
-) -> Draft:
+def fresh_draft(kind: DraftKind, target: PreTrainedModel, target_size: TargetSize) -> Draft:
     """A draft to begin training with; torch is seeded before.
 
     Linears are normal, norms are one, but for that of a latent, biases zero; a convolution changes
     nothing. Embedding and head begin as the target's, and the embedding stays so.
-
-    Args:
-        vocabulary: [draft vocabulary] int64, ascending, the target's tokens that the draft can
-            propose; None = all.
     """
     geometry = kind.geometry(target_size)
     weights: dict[str, Tensor] = {}
@@ -155,8 +146,7 @@ def fresh_draft(
         if spec.role == "embedding":
             weights[name] = input_embedding(target).weight.detach().clone()
         elif spec.role == "head":
-            head = output_head(target).weight.detach()
-            weights[name] = head.clone() if vocabulary is None else head[vocabulary]
+            weights[name] = output_head(target).weight.detach().clone()
         elif name.endswith(".bias"):
             weights[name] = torch.zeros(shape)
         elif spec.role == "norm":
@@ -169,8 +159,6 @@ def fresh_draft(
                 weights[name][:, 0] = 1
         own = kind.ships_tables or spec.role != "head"
         weights[name].requires_grad_(own and spec.role != "embedding")
-    if vocabulary is not None:
-        weights["d2t"] = vocabulary - torch.arange(len(vocabulary))
     return Draft(kind=kind, geometry=geometry, weights=weights)
 
 

@@ -1,5 +1,0 @@
-"""Generated drafts of real shapes: small ones, byte for byte."""
-
-import pytest
-
-pytestmark = pytest.mark.slow
