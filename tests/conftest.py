@@ -47,7 +47,7 @@ def _no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 TOLD = frozenset("""
-    auto cache_folders card config_reader conversations cut_in_quantize dropped family_names
+    auto cache_folders config_reader conversations cut_in_quantize dropped family_names
     fix_config graft lints other_tools pair_check plan side_files tables toy_family transcode
     unknown_family unpickle verify
     """.split())  # fmt: skip # noqa: SIM905

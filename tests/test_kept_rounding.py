@@ -158,7 +158,7 @@ def entry(num_tokens: int) -> TraceEntry:
     return TraceEntry(id="x", category="a", prompt_length=10, num_tokens=num_tokens, file="f")
 
 
-@pytest.mark.parametrize(("num_tokens", "per_row"), [(14, 8), (142, 1), (5000, 8)])
+@pytest.mark.parametrize(("num_tokens", "per_row"), [(14, 8), (30, 1), (142, 1), (5000, 8)])
 def test_rows_are_evenly_spaced_and_few(num_tokens: int, per_row: int) -> None:
     first, last = 9, num_tokens - 1 - K  # rows 9 .. last - 1 have all K predictions
     whole = last - first

@@ -180,10 +180,10 @@ def test_what_families_share_knows_no_family() -> None:
 SUMS = {
     "words of the product": 375_073,
     "product folders": 49,
-    "developers' tools, lines": 7_403,
+    "developers' tools, lines": 7_407,
     "lines of tests": 55_603,
     "pairs of a test file and an internal module": 1_029,
-    "mutants of the sample that survive": 30,
+    "mutants of the sample that survive": 23,  # of 89: 26 %
     "verbs": 25,
     "words of pages by hand": 25_644,
 }
