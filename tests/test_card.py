@@ -71,13 +71,17 @@ def test_verify_demands_the_card_and_takes_any(out: Path) -> None:
     assert str(fault) == "README.md: expected the model card that was written, got none"
 
 
-def test_writing_the_card_keeps_what_others_wrote(out: Path, tmp_path: Path) -> None:
+def test_writing_the_card_keeps_what_others_wrote(
+    out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     readme = out / "README.md"
     front, text = readme.read_text(encoding="utf-8").split(BEGIN)
     readme.write_text(f"{front}A word before.\n\n{BEGIN}{text}\nA word behind.\n", encoding="utf-8")
     arguments = ["card", str(out), *OUR_CARD, "--out", str(readme)]
     assert main(arguments) == 2
+    assert "already exists" in capsys.readouterr().err
     assert main([*arguments, "--overwrite"]) == 0
+    assert capsys.readouterr().out.startswith(f"{readme}: the model card, ")
     first = readme.read_text(encoding="utf-8")
     assert first.split(BEGIN)[0].endswith("\nA word before.\n\n")
     assert first.endswith(f"{END}\nA word behind.\n")

@@ -67,7 +67,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 class Recorder:
     """A plugin of pytest that writes which lines each test runs, in whatever fork it runs.
 
-    Each statement is given one before it that marks it (coverage.py 7.17 takes 20 to 60 % more).
+    Each statement is given one before it that marks it. With coverage.py 7.17 three files of tests
+    took 17.7, 11.1 and 14.7 CPU seconds where they take 14.4, 6.9 and 14.7 alone.
     """
 
     def __init__(self, root: Path, folder: Path) -> None:
