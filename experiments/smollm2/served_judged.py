@@ -64,7 +64,7 @@ def _picture(rows: Sequence[Mapping[str, Any]]) -> str:
         axis.set_title(f"{requests} at a time", loc="left")
         axis.set_xlabel("tokens per verify step")
         for row in rows:
-            if row.get("requests") != requests:
+            if row["question"] != "speed" or row["requests"] != requests:
                 continue
             x, y = lengths.get(row["draft"], 1.0), row["tokens_per_second"]
             axis.plot(x, y, "o", color=FAINT if row["draft"] == PLAIN else BLUE)

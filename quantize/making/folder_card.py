@@ -154,7 +154,7 @@ def _formats(recipe: Recipe) -> list[tuple[str, str]]:
 
 
 def least_card(facts: CardFacts, *, before: str = "", behind: str = "") -> str:
-    """The card where the source has none: what this folder is, and what is not known."""
+    """What this folder is, and what is not known."""
     return card_text(
         facts.front_matter(),
         [
@@ -183,7 +183,7 @@ def renewed_card(
     *,
     vocabulary: str | None = None,
 ) -> dict[str, str]:
-    """README.md of a folder whose codes are written again, unless somebody else wrote README.md."""
+    """README.md of a folder written again, unless others wrote it."""
     card = read_card(stored.checkpoint.folder)
     if not is_ours(card) or not isinstance(record, QuantizedProvenance):
         return {}
@@ -194,7 +194,7 @@ def renewed_card(
 
 
 def plain_card(folder: Path, files: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Side files of a dequantized folder, and README.md without our part, if anything is left."""
+    """Side files of a dequantized folder, and what is left of README.md."""
     card = read_card(folder)
     if not is_ours(card):
         return list(files), {}
