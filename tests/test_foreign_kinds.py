@@ -15,6 +15,7 @@ from draftquant.quantize.stored.stored_declaration import declared_scheme
 from draftquant.quantize.verify import VerifyReport, verify
 from draftquant.quantize.verify.audit import audit_checkpoint
 from draftquant.recipes.errors import CheckpointError, DeclarationError
+from draftquant.scripts.cli import main
 from foreign_kinds import KINDS, PYTORCH, foreign
 from handmade import LINEARS
 from handmade_gptq import gptq_folder
@@ -215,6 +216,7 @@ def test_what_is_not_read_says_what_to_do(
         declared_scheme(declared(source, tmp_path / "out", declaration))
     assert fix in (caught.value.fix or "")
     assert "quantize the BF16 draft with draftquant" in (caught.value.fix or "")
+    assert main(["dequantize", str(tmp_path / "out"), "--out", str(tmp_path / "plain")]) == 2
 
 
 # ---- folders of other tools that say the same otherwise: FP8's scales and blocks, files saved anew

@@ -103,6 +103,7 @@ TOY = {
     ),
     "quantize/__init__.py": "",
     "quantize/toy.py": """
+import os
 from pathlib import Path
 import tomllib
 
@@ -125,16 +126,22 @@ def row(name: str) -> str:
     return rows[name]["said"]
 
 
+def ended(number: int) -> None:
+    if number > 9:
+        os._exit(0)
+
+
 def never() -> int:
     return 1 + 1
 """.lstrip(),
     "quantize/toy.toml": '[seen]\nsaid = "a"\n',
     "tests/test_toy.py": """
-from draftquant.quantize.toy import clipped, lowest, row
+from draftquant.quantize.toy import clipped, ended, lowest, row
 def test_clipped(): assert clipped(0, 2, 5) == 2
 def test_between(): assert clipped(3, 2, 5) == 3
 def test_lowest(): assert lowest() == 1
 def test_row(): assert row("seen") == "a"
+def test_ended(): assert ended(9) is None
 """,
     "tests/equivalents.toml": """
 [[equivalent]]
@@ -164,6 +171,7 @@ VERDICTS = {
     ("if value < low:", "if value <= low:"): None,  # listed as equivalent
     ("return low", "return high"): "killed",
     ("return min(value, high)", "return min(value, value)"): "survived",
+    ("if number > 9:", "if number >= 9:"): "survived",  # no test says that it fails
     ("return 1 + 1", "return 1 - 1"): "survived",
     ("LOWEST = 1", "LOWEST = 2"): "killed",
     ("SPARE = 9", "SPARE = 10"): "survived",
@@ -204,7 +212,7 @@ def test_without_names_those_of_lines_that_changed_are_judged(
     assert "0 mutants of lines that changed" in said()
     module = root / "quantize" / "toy.py"
     module.write_text(TOY["quantize/toy.py"] + "\n\nLIMIT = 3\n", encoding="utf-8")
-    assert command.changed_lines(root, "HEAD") == {"quantize/toy.py": {25, 26, 27}}
+    assert command.changed_lines(root, "HEAD") == {"quantize/toy.py": {31, 32, 33}}
     with pytest.raises(SystemExit):
         command.main(["--root", str(root), "--since", "v0"])
     assert "holds no such commit" in capsys.readouterr().err

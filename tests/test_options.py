@@ -233,7 +233,7 @@ CALLS: tuple[tuple[Callable[[], object], str], ...] = (
     (lambda: dq.quantize(PAIR / "draft", "blackwell-fp8", "x"), r"quantize|--traces"),
     (lambda: dq.recipes_list(family="gpt"), r"recipes_list\(family=\)"),
     (lambda: dq.verify("x"), r"verify\(against=\)"),
-    (lambda: dq.traces_split("t", ["a", "b"], fraction=2), r"traces_split\(fraction=\)"),
+    (lambda: dq.traces_split("t", ["a", "b"], fraction=2, categories=()), r"split\(fraction=\)"),
     (lambda: dq.parity_sampled("a", "b", "p"), r"parity_sampled\(target=\)"),
 )  # fmt: skip
 

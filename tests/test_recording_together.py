@@ -162,11 +162,13 @@ def test_every_kind_of_target(
     assert notes == ([] if why_not is None else [said + why_not])
 
 
+@pytest.mark.parametrize("mask", [None, torch.full((1, 1, 1, 1), torch.nan)])
 def test_a_target_whose_rows_are_not_independent_is_seen(
-    target: Path, alone: list[PromptTrace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    mask: object, target: Path, alone: list[PromptTrace], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """Masked nowhere, it sees what is in front of shorter rows; so only equal lengths run."""
-    monkeypatch.setattr(continuing.Continuing, "_mask", lambda _self: None)
+    monkeypatch.setattr(continuing.Continuing, "_mask", lambda _self: mask)
     notes: list[str] = []
     found = recorded(target, tmp_path / "many", on_note=notes.append)
     assert "because of this target: its hidden states differ by" in notes[0]

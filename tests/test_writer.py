@@ -205,6 +205,7 @@ LIES = {
     "reversed": (file_of({"a": entry(4, 0)}), "data_offsets [4, 0] is not a byte range"),
     "infinite offset": (file_of(b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,1e999]}}'), ""),
     "huge size": (file_of({"a": entry(shape=[2**62])}), "needs 18446744073709551616 bytes"),
+    "true in a shape": (file_of({"a": entry(shape=[True])}), "a: shape [True] is not a list"),
     "shape and bytes": (file_of({"a": entry(shape=[2])}), "F32 [2] needs 8 bytes, data_offsets"),
     "unknown dtype": (file_of({"a": entry(dtype="F4")}), "a: dtype 'F4' is not one of BOOL"),
     "missing key": (file_of({"a": {"dtype": "F32", "shape": [1]}}), "a: expected exactly dtype"),

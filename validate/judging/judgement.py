@@ -203,7 +203,7 @@ class GateReport(Published):
         change_without_seen: the same without the prompts of `background.seen_continuations`, where
             there are any: the worse of both verdicts counts.
         change_without_loops: the same without continuations of which more than a tenth of the
-            8-grams are repeats, where either change lies beyond the bounds of the other.
+            8-grams are repeats, where each change lies beyond the bounds of the other.
         required_num_prompts: how many prompts would decide, where these were too few.
         first_step: how often both drafts propose the same first token; None for served drafts.
         categories: the same comparison in each category.

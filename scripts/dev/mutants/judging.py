@@ -36,7 +36,7 @@ MOST_TESTS, MOST_SECONDS = 120, 20
 """Of the tests that run a line, those nearest to it that judge a mutant (at import a quarter)."""
 FIRST_TESTS = 12
 """As many are collected for a mutant that an import needs; the others if they all pass."""
-ENDED = ("it ended", 0)
+ENDED, LOST = ("it ended", 0), ("it said nothing", 0)
 FORK = multiprocessing.get_context("fork")
 Said = dict[str, Any]
 """What is said of a mutant, as JSON has it."""
@@ -181,7 +181,10 @@ def last_words(root: Path) -> str:
 
 
 def in_fork(work: Callable[[], tuple[str, int]]) -> tuple[str, int]:
-    """What `work` returns in a fork; "it ended" where it takes too long, or just ends."""
+    """What `work` returns in a fork; `ENDED` where a signal ends it or it takes too long.
+
+    `LOST` where it ends by itself without an answer: that shows neither a failure nor none.
+    """
     receiver, sender = FORK.Pipe(duplex=False)
 
     def run() -> None:
@@ -198,7 +201,8 @@ def in_fork(work: Callable[[], tuple[str, int]]) -> tuple[str, int]:
     try:
         answer: tuple[str, int] = receiver.recv() if receiver.poll(15 * MOST_SECONDS) else ENDED
     except EOFError:
-        answer = ENDED
+        fork.join(MOST_SECONDS)
+        answer = LOST if fork.exitcode == 0 else ENDED
     try:
         os.killpg(fork.pid or 0, signal.SIGKILL)
     except ProcessLookupError:
@@ -282,6 +286,8 @@ class Judge:
         run = self._anew if anew else self._in_collected
         while tests:
             by, ran = in_fork(partial(run, job, tests, mutated=True))
+            if (by, ran) == LOST:
+                return "", 0
             if by not in tests or (by, anew) in self._sound:
                 return by, ran
             if not in_fork(partial(run, job, [by], mutated=False))[0]:
