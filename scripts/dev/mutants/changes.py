@@ -111,7 +111,8 @@ def _below(node: Any, place: Place) -> Iterator[tuple[Place, Change]]:
         return
     if isinstance(node, ast.stmt):
         targets = getattr(node, "targets", [getattr(node, "target", ast.Pass())])
-        names = [name.id for target in targets for name in ast.walk(target) if hasattr(name, "id")]
+        names = [name.id for target in targets for name in ast.walk(target)
+                 if isinstance(name, ast.Name)]  # fmt: skip
         names += [node.name] if isinstance(node, _FUNCTION | ast.ClassDef) else []
         place = place._replace(statement=node.lineno, names=(*names, *place.names))
     yield from ((place, change) for change in _changes(node, place.alike))
@@ -124,7 +125,8 @@ def _below(node: Any, place: Place) -> Iterator[tuple[Place, Change]]:
         counted = node.targets[0] if isinstance(node, ast.Assign) else node
         if isinstance(value, ast.Tuple) and isinstance(counted, _COUNTED):
             value = value.elts
-        if field == "args" and isinstance(node, ast.Call):  # numpy reshapes by -2 as by -1
+        if field == "args" and isinstance(node, ast.Call) and isinstance(value, list):
+            # numpy reshapes by -2 as by -1
             value = [size for size in value if ast.unparse(size) != "-1"]
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST):

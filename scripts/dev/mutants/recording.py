@@ -76,6 +76,7 @@ class Recorder:
         marks = builtins.__dict__["__hits__"] = bytearray(1 << 18)  # more than there are statements
         self._hits = np.frombuffer(marks, np.uint8)
         self._made = np.zeros_like(self._hits)
+        self._failed = False
         self._sites: list[tuple[str, int]] = []
         loader_type: Any = importlib.machinery.SourceFileLoader
         original: Callable[[Any, str], CodeType | None] = loader_type.get_code
