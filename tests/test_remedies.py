@@ -288,7 +288,8 @@ def answered(
 @pytest.mark.parametrize("case", MISTAKES)
 def test_a_remedy_that_is_followed_helps(case: str, engine: str, tmp_path: Path) -> None:
     verdict, remedy = end_of(MISTAKES[case](tmp_path / "draft"), engine)
-    assert verdict == "LOADS" or remedy.endswith("as the draft was trained")
+    ends = remedy.endswith("as the draft was trained"), remedy.startswith("ask vLLM or SGLang")
+    assert verdict == "LOADS" or any(ends)
 
 
 def layers_unnamed(folder: Path, **named: object) -> Path:

@@ -175,12 +175,13 @@ class Walk(Folder):
     def _floats(
         self, module: Module, scheme: LinearScheme, weight: TensorInfo
     ) -> Iterator[Finding]:
+        told = self.question.declaration and self.question.declaration.exclude_remedy
+        by_name = f"exclude {module.leaf} so that {self.engine.title} matches it as"
         problem = self.engine.rule(
             "floats",
             name=weight.name,
             module=module.name,
-            prefix=module.prefix,
-            leaf=module.leaf,
+            remedy=told or f"{by_name} {module.prefix!r}",
             dtype=scheme.signature.dtype,
             stored_dtype=weight.dtype,
             is_fused=len(module.parts) > 1,
