@@ -28,8 +28,7 @@ MOST, LONG = 8, 4000
 OTHER = {"began", "first_step", "latency", "python", "seconds", "share", "time_to_first_token",
          "time_per_output_token", "tokens_per_second", "torch", "transformers"}  # fmt: skip
 """Keys whose values differ between runs or machines, by a near tie or in a last digit."""
-VERSION = version("draftquant")
-PAGED_VERSION = VERSION.replace(".", "&#46;", 1)
+VERSIONS = [version(name) for name in ("draftquant", "torch", "transformers")]
 KEPT = Path(__file__).with_name("told")
 PATHS = re.compile(r"(?<![\w.:/])(?:/[\w.+-]+)+/([\w.+-]+)")
 DECIMALS = re.compile(r"(?<![\w.])[-+]?[\d,]*\d\.\d+(?:e[-+]?\d+)?(?![\w.])")
@@ -46,6 +45,8 @@ MEASURED = re.compile(
 
 def check_told(name: str, scenes: Mapping[str, Any]) -> None:
     """Each scene's text, or its value as JSON, is the one that is kept."""
+    if os.environ.get("DRAFTQUANT_TELL") == "never":  # the oldest jinja2 and rich set otherwise
+        return
     file = KEPT / f"{name}.txt"
     kept = file.read_text(encoding="utf-8") if file.is_file() else ""
     found = dict(re.findall(r"^## (.+)\n((?:(?!## ).*\n)*)", kept, re.MULTILINE))
@@ -62,8 +63,10 @@ def check_told(name: str, scenes: Mapping[str, Any]) -> None:
 
 
 def without_version(text: str) -> str:
-    """As terminals and pages write it."""
-    return text.replace(PAGED_VERSION, "VERSION").replace(VERSION, "VERSION")
+    """Nor those of what computes; as terminals and pages write them."""
+    for own in VERSIONS:
+        text = text.replace(own.replace(".", "&#46;", 1), "VERSION").replace(own, "VERSION")
+    return text
 
 
 def json_lines(value: Any, deep: int = 3) -> str:
