@@ -183,7 +183,7 @@ SUMS = {
     "developers' tools, lines": 7_405,
     "lines of tests": 56_541,
     "pairs of a test file and an internal module": 1_028,
-    "mutants of the sample that survive": 23,  # of 89: 26 %
+    "mutants of the sample that survive": 62,  # of 267 of 300 that were judged: 23 %
     "verbs": 25,
     "words of pages by hand": 25_644,
 }
