@@ -24,7 +24,7 @@ NEW_TOKENS = 128
 _TOGETHER = 128
 _ENDED = 0.85
 """Share of ended answers at which the others are cut."""
-_READ = 32
+_READ = 16
 """Prompts that are read together, of those that are answered together."""
 
 
@@ -105,7 +105,7 @@ def written(model: Llama, prompts: Sequence[list[int]]) -> dict[str, Tensor]:
     last = torch.cat([part[1][:, -1] for part in parts])
     tokens, ends = [ids], torch.full((batch,), length)
     for column in range(longest, length):
-        new = (last @ model.embedding.T).argmax(-1)
+        new = (last.to(model.dtype) @ model.head.T).argmax(-1)
         tokens.append(new[:, None])
         ended = (new == model.config.eos_token_id) & (ends == length)
         ends[ended] = column + 1

@@ -19,6 +19,7 @@ from draftquant.scripts.dev.training.draft_kinds import DFLASH, EAGLE3_LLAMA
 from draftquant.scripts.dev.training.optimisation import Schedule, minimise
 from draftquant.scripts.dev.training.target import TargetSize, Traces
 from safetensors import safe_open
+from target import PRODUCTS
 from torch import Tensor
 from trained import Trained
 from transformers import AutoModelForCausalLM
@@ -33,6 +34,8 @@ SIZE = TargetSize(
 )
 _LIKELY, _OTHERS = 4, 512
 """Rows of the head that a training step looks at: each position's likely tokens, and others."""
+_ALIKE = 16
+"""Lengths are multiples of it, since products of a new shape are compiled first."""
 DRAFT_VOCABULARY = 4096
 """Rows of the cut head."""
 _AS_TARGET = {
@@ -90,24 +93,28 @@ def train(name: str, target: Path, states: Path, out: Path, schedule: Schedule, 
         draft.weights["norm.weight"].copy_(model.base_model.norm.weight / 3)
     sample, scale = sampler(states, schedule.batch_size)
     head = draft.weights["lm_head.weight"]
+    read = head.to(PRODUCTS)
 
     def batch_loss() -> Tensor:
         traces = sample()
-        first = int(torch.randint(trained.row_stride, ()).item())
-        judged = scored_rows(traces, trained.num_draft_tokens)[first :: trained.row_stride]
+        rows = scored_rows(traces, trained.num_draft_tokens)
+        first = int(torch.randint(min(trained.row_stride, len(rows)), ()).item())
+        judged = rows[first :: trained.row_stride]
         with torch.no_grad():
             answers = traces.final_hidden[:, traces.prompt_length - 1 :: 2].flatten(0, 1)
-            likely = (answers @ head.T).topk(_LIKELY).indices.flatten().unique()
-        others = torch.randperm(len(head))[:_OTHERS]
-        rows = torch.cat((likely, others[~torch.isin(others, likely)]))
-        return distillation_loss(
-            replace(draft, weights={**draft.weights, "lm_head.weight": head[rows]}),
-            traces,
-            judged,
-            lambda hidden: hidden @ head[rows].T,
-            num_draft_tokens=trained.num_draft_tokens,
-            decay=trained.decay,
-        )
+            likely = (answers.to(PRODUCTS) @ read.T).topk(_LIKELY).indices.flatten().unique()
+        others = torch.randperm(len(head))
+        wanted = _up(len(likely) + _OTHERS // 2, _OTHERS) - len(likely)
+        scored = torch.cat((likely, others[~torch.isin(others, likely)][:wanted]))
+        with torch.autocast("cpu", PRODUCTS, enabled=PRODUCTS is torch.bfloat16):
+            return distillation_loss(
+                replace(draft, weights={**draft.weights, "lm_head.weight": head[scored]}),
+                traces,
+                judged,
+                lambda hidden: (hidden @ head[scored].T).float(),
+                num_draft_tokens=trained.num_draft_tokens,
+                decay=trained.decay,
+            )
 
     out.mkdir(exist_ok=True)
     losses = minimise(
@@ -141,11 +148,17 @@ def sampler(states: Path, batch_size: int) -> tuple[Callable[[], Traces], Tensor
             by_end = (ends - starts).argsort(stable=True)
             first = generator.randrange(max(1, len(by_end) - batch_size + 1))
             rows = by_end[first : first + batch_size].tolist()
-            length = max(int(ends[rows].min()), int(starts[rows].max()) + 12)
+            shortest = int(ends[rows].min()) // (2 * _ALIKE) * (2 * _ALIKE)
+            length = max(shortest, _up(int(starts[rows].max()) + 12, _ALIKE))
+            begins = length - _up(length - int(starts[rows].min()), _ALIKE)
             ids, features, final = (
                 torch.stack([shard.get_slice(name)[i, :length] for i in rows])
                 for name in ("token_ids", "features", "final_hidden")
             )
-        return Traces(ids.long(), features.float() / scale, final.float(), int(starts[rows].min()))
+        return Traces(ids.long(), features.float() / scale, final.float(), begins)
 
     return sample, scale
+
+
+def _up(number: int, step: int) -> int:
+    return -(-number // step) * step

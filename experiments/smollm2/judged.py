@@ -1,9 +1,9 @@
 """What is recorded with SmolLM2, and which quantized drafts are judged on it."""
 
+import itertools
 from collections.abc import Iterator
 
 from draftquant.scripts.dev.docs.choices import choices
-from drafts import DRAFTS
 from judging import Case, Recording, of_recipe
 
 NEW_TOKENS = 96
@@ -16,12 +16,8 @@ RECORDINGS = {
     "shipped-gate": Recording(prompts="shipped/gate", count=96),
     "shipped-calibration": Recording(prompts="shipped/calibration", count=64),
 }
-DEPTHS = {
-    name: trained.num_draft_tokens
-    for base, trained in DRAFTS.items()
-    for name in (base, f"{base}-cut")
-}
-"""K of each draft."""
+DEPTHS = {"shipped": 3, "eagle3": 3, "eagle3-cut": 3, "dflash": 7}
+"""K of each draft: of the one in tests/pairs/smollm2, and of those of the work folder."""
 _WEIGHTS = (
     "int4-channel", "int4-channel-gptq", "mi325x-w4a8", "mi325x-w4a8-gptq", "int8-channel",
     "nvfp4-weights", "nvfp4-weights-gptq", "mxfp4-weights", "mxfp4-weights-gptq",
@@ -38,17 +34,16 @@ def advised() -> tuple[str, ...]:
 
 
 def _cases() -> Iterator[Case]:
-    for name in (*dict.fromkeys((*advised(), *_WEIGHTS)), *_HEADS):
-        of_pair = {"draft": "eagle3-cut", "judged_on": "shipped-gate"}
+    recipes = tuple(dict.fromkeys((*advised(), *_WEIGHTS, *_HEADS)))
+    for name in recipes:
+        of_pair = {"draft": "shipped", "judged_on": "shipped-gate"}
         yield of_recipe("the pair that ships", name, "shipped-calibration", **of_pair)
-    for draft in ("eagle3-cut", "eagle3", "dflash"):
-        for name in dict.fromkeys((*advised(), *_WEIGHTS)):
+    for draft in DEPTHS:
+        own_head = draft in ("shipped", "eagle3-cut")
+        for name in recipes if own_head else recipes[: -len(_HEADS)]:
             yield of_recipe("recipes", name, draft=draft)
-    for name in _HEADS:
-        yield of_recipe("head", name, draft="eagle3-cut")
-    for seen in ("16", "256"):
-        for name in ("int4-channel-gptq", "mi325x-w4a8-gptq"):
-            yield of_recipe("calibration", name, f"calibration-{seen}", draft="eagle3-cut")
+    for draft, seen in itertools.product(DEPTHS, ("16", "256")):
+        yield of_recipe("calibration", "int4-channel-gptq", f"calibration-{seen}", draft=draft)
 
 
 CASES = tuple(_cases())

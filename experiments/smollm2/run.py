@@ -25,8 +25,8 @@ from draftquant.scripts.dev.training.optimisation import Schedule  # noqa: E402
 from stages import Stages, Work, run_asked  # noqa: E402
 
 SCHEDULES = {
-    "eagle3": Schedule(num_steps=2000, batch_size=8, max_learning_rate=1.5e-3),
-    "dflash": Schedule(num_steps=1500, batch_size=24, max_learning_rate=1.5e-3),
+    "eagle3": Schedule(num_steps=2600, batch_size=8, max_learning_rate=4e-3, muon=True),
+    "dflash": Schedule(num_steps=1200, batch_size=24, max_learning_rate=4e-3, muon=True),
 }
 
 
@@ -73,6 +73,9 @@ def _cut(work: Work) -> None:
 
 
 def _gate(work: Work) -> None:
+    if not (work / "shipped").exists():
+        (work / "shipped").mkdir()
+        (work / "shipped/draft").symlink_to(PAIRS / "smollm2/draft")
     judging.judge(judged.CASES, work.folder, work.target, work / "traces", judged.DEPTHS)
     rows = judging.rows(judged.CASES, work.folder)
     judging.write_rows(work / "results.json", rows)

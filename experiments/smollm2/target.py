@@ -1,4 +1,6 @@
-"""The target's forward pass in float32, for much text on few cores: keys and values in place.
+"""The target's forward pass for much text on few cores: keys and values in place.
+
+Products are in BF16 where the CPU has AMX, else in float32; all between them is float32.
 
 The classes of transformers copy a cache at every step and repeat keys for each query head, which
 takes more time on a CPU than the products. `python target.py TARGET` compares both.
@@ -12,23 +14,27 @@ import torch.nn.functional as F  # noqa: N812 - the name every torch program use
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+PRODUCTS = torch.bfloat16 if "amx_bf16" in Path("/proc/cpuinfo").read_text() else torch.float32
+
 
 class Llama:
     """A Llama without biases whose head is its embedding."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype = PRODUCTS) -> None:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.dtype = dtype
         self.config = AutoConfig.from_pretrained(folder)
         self.embedding = model.model.embed_tokens.weight.detach()
+        self.head = self.embedding.to(dtype)
         self.norm = model.model.norm.weight.detach()
         self.layers = [
             {
                 "in": layer.input_layernorm.weight.detach(),
                 "post": layer.post_attention_layernorm.weight.detach(),
-                "qkv": _stacked(layer.self_attn, "q_proj", "k_proj", "v_proj"),
-                "o": _stacked(layer.self_attn, "o_proj"),
-                "gate_up": _stacked(layer.mlp, "gate_proj", "up_proj"),
-                "down": _stacked(layer.mlp, "down_proj"),
+                "qkv": _stacked(layer.self_attn, "q_proj", "k_proj", "v_proj").to(dtype),
+                "o": _stacked(layer.self_attn, "o_proj").to(dtype),
+                "gate_up": _stacked(layer.mlp, "gate_proj", "up_proj").to(dtype),
+                "down": _stacked(layer.mlp, "down_proj").to(dtype),
             }
             for layer in model.model.layers
         ]
@@ -37,7 +43,8 @@ class Llama:
         """[layers, 2, B, KV heads, length, head width]."""
         config = self.config
         heads = config.num_key_value_heads
-        return torch.zeros(len(self.layers), 2, batch, heads, length, config.head_dim)
+        shape = len(self.layers), 2, batch, heads, length, config.head_dim
+        return torch.zeros(shape, dtype=self.dtype)
 
     def run(
         self, ids: Tensor, pads: Tensor, start: int, cache: Tensor, taps: tuple[int, ...]
@@ -65,25 +72,23 @@ class Llama:
         seen = torch.arange(end)[None, None] <= columns[None, :, None]
         seen = seen & (torch.arange(end)[None, None] >= pads[:, None, None])
         seen |= torch.arange(end)[None, None] == columns[None, :, None]
-        mask = torch.zeros(batch, 1, n, end).masked_fill_(~seen[:, None], -torch.inf)
+        mask = torch.zeros(batch, 1, n, end, dtype=self.dtype)
+        mask.masked_fill_(~seen[:, None], -torch.inf)
         x, tapped = self.embedding[ids], []
         for i, layer in enumerate(self.layers):
-            y = F.linear(self._normed(x, layer["in"]), layer["qkv"])
+            y = _product(self._normed(x, layer["in"]), layer["qkv"])
             y = y.view(batch, n, groups + 2 * heads, width)
             turned = _rotated(y[:, :, : groups + heads], cos, sin)
             q, k = turned[:, :, :groups], turned[:, :, groups:]
             keys, values = cache[i, 0, :, :, :end], cache[i, 1, :, :, :end]
-            keys[:, :, start:] = k.transpose(1, 2)
-            values[:, :, start:] = y[:, :, groups + heads :].transpose(1, 2)
-            # [B, KV heads, queries of a KV head, width]
-            shared = q.view(batch, n, heads, -1, width).permute(0, 2, 3, 1, 4).flatten(2, 3)
-            scores = shared @ keys.transpose(2, 3) * width**-0.5
-            scores = scores.view(batch, heads, -1, n, end) + mask[:, :, None]
-            mixed = scores.softmax(-1).flatten(2, 3) @ values
-            mixed = mixed.view(batch, heads, -1, n, width).permute(0, 3, 1, 2, 4)
-            x = x + F.linear(mixed.reshape(batch, n, -1), layer["o"])
-            gate, up = F.linear(self._normed(x, layer["post"]), layer["gate_up"]).chunk(2, -1)
-            x = x + F.linear(F.silu(gate) * up, layer["down"])
+            keys[:, :, start : start + n] = k.transpose(1, 2)
+            values[:, :, start : start + n] = y[:, :, groups + heads :].transpose(1, 2)
+            mixed = F.scaled_dot_product_attention(
+                q.transpose(1, 2).to(self.dtype), keys, values, mask, enable_gqa=True
+            ).transpose(1, 2)
+            x = x + _product(mixed.reshape(batch, n, -1), layer["o"])
+            gate, up = _product(self._normed(x, layer["post"]), layer["gate_up"]).chunk(2, -1)
+            x = x + _product(F.silu(gate) * up, layer["down"])
             if i in taps:
                 tapped.append(x)
         return torch.cat(tapped, dim=-1), self._normed(x, self.norm)
@@ -96,13 +101,17 @@ def _stacked(module: torch.nn.Module, *names: str) -> Tensor:
     return torch.cat([getattr(module, name).weight.detach() for name in names])
 
 
+def _product(x: Tensor, weight: Tensor) -> Tensor:
+    return F.linear(x.to(weight.dtype), weight).float()
+
+
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
 if __name__ == "__main__":
-    own, ids = Llama(Path(sys.argv[1])), torch.randint(1000, 40_000, (3, 24))
+    own, ids = Llama(Path(sys.argv[1]), torch.float32), torch.randint(1000, 40_000, (3, 24))
     reference = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
     with torch.inference_mode():
         out = reference.model(ids, output_hidden_states=True)

@@ -28,7 +28,7 @@ class CardSettings(CardRequest):
     @override
     def check(self) -> None:
         if self.overwrite and self.out is self.profile is None:
-            raise OutputError("--overwrite", "without --out, nothing is written", fix="add --out")
+            raise OutputError("--overwrite", "nothing is written", fix="add --out or --profile")
         if self.profile is not None:
             check_reports({"profile": Path(self.profile)}, overwrite=self.overwrite)
 

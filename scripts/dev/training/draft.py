@@ -207,7 +207,7 @@ def distillation_loss(
                 target_probabilities = target_head(final_hidden).softmax(dim=-1)
             share = len(one.rows) / len(rows)
             loss = loss + decay**depth * share * F.cross_entropy(
-                forward.scores(hidden).flatten(0, 1), target_probabilities.flatten(0, 1)
+                forward.scores(hidden).float().flatten(0, 1), target_probabilities.flatten(0, 1)
             )
     return loss / sum(decay**depth for depth in range(num_draft_tokens))
 

@@ -1,16 +1,18 @@
-"""The training loop that targets and drafts share: AdamW, warm-up, cosine decay.
+"""The training loop that targets and drafts share: AdamW or Muon, warm-up, cosine decay.
 
 The number of steps is fixed in advance and never follows the clock, so a seed gives one result.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from torch import Tensor, nn
+from torch.optim import AdamW, Muon, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 _PROGRESS = Console(stderr=True)
 _REPORT_EVERY = 50
@@ -18,13 +20,18 @@ _REPORT_EVERY = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """How long and how fast one model trains."""
+    """How long and how fast one model trains.
+
+    Attributes:
+        muon: matrices take Muon's steps (orthogonalized momentum), as long as AdamW's would be.
+    """
 
     num_steps: int
     batch_size: int
     max_learning_rate: float
     weight_decay: float = 0.1
     warmup_share: float = 0.1
+    muon: bool = False
 
     def factor(self, step: int) -> float:
         """Share of the maximal learning rate at a step: linear rise, then half a cosine to 0."""
@@ -52,13 +59,8 @@ def minimise(
             goes on from there, with torch's own random numbers as they were. None = keep nothing.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(
-        trained,
-        lr=schedule.max_learning_rate,
-        betas=(0.9, 0.95),
-        weight_decay=schedule.weight_decay,
-    )
-    learning_rate = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule.factor)
+    optimizers = _optimizers(trained, schedule)
+    learning_rates = [LambdaLR(optimizer, schedule.factor) for optimizer in optimizers]
     means: list[float] = []
     recent: list[float] = []
     taken = 0
@@ -68,16 +70,17 @@ def minimise(
         with torch.no_grad():
             for parameter, value in zip(trained, stands["trained"], strict=True):
                 parameter.copy_(value)
-        optimizer.load_state_dict(stands["optimizer"])
-        learning_rate.load_state_dict(stands["learning_rate"])
+        for part, state in zip((*optimizers, *learning_rates), stands["parts"], strict=True):
+            part.load_state_dict(state)
         torch.set_rng_state(stands["random"])
     for step in range(taken + 1, schedule.num_steps + 1):
         loss = loss_of_step()
-        optimizer.zero_grad()
+        for parameter in trained:
+            parameter.grad = None
         torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(trained, max_norm=1.0)
-        optimizer.step()
-        learning_rate.step()
+        for part in (*optimizers, *learning_rates):
+            part.step()
         recent.append(loss.item())
         if step % _REPORT_EVERY == 0 or step == schedule.num_steps:
             means.append(sum(recent) / len(recent))
@@ -88,10 +91,20 @@ def minimise(
                     "step": step,
                     "means": means,
                     "trained": trained,
-                    "optimizer": optimizer.state_dict(),
-                    "learning_rate": learning_rate.state_dict(),
+                    "parts": [part.state_dict() for part in (*optimizers, *learning_rates)],
                     "random": torch.get_rng_state(),
                 }
                 torch.save(stands, kept.with_suffix(".partial"))
                 kept.with_suffix(".partial").replace(kept)
     return tuple(means)
+
+
+def _optimizers(trained: Sequence[Tensor], schedule: Schedule) -> list[Optimizer]:
+    rate, decay = schedule.max_learning_rate, schedule.weight_decay
+    matrices = [parameter for parameter in trained if schedule.muon and parameter.ndim == 2]
+    others = [parameter for parameter in trained if not (schedule.muon and parameter.ndim == 2)]
+    steps: list[Optimizer] = [AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=decay)]
+    if matrices:
+        muon = Muon(matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+        steps.append(muon)
+    return steps
