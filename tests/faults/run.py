@@ -59,11 +59,12 @@ class Fault:
 
 
 def read_faults() -> tuple[Fault, ...]:
-    """All faults, in the order of the files, which have a section for each file of tests."""
+    """All faults, in the order of the files: by what must catch them, and where they are."""
     return tuple(
-        Fault(name=name, tests=(f"{test}.py", *entry.pop("also", ())), **entry)
+        Fault(name=name, file=file, tests=(f"{test}.py", *entry.pop("also", ())), **entry)
         for path in sorted(HERE.glob("*.toml"))
-        for test, entries in tomllib.loads(path.read_text(encoding="utf-8")).items()
+        for test, files in tomllib.loads(path.read_text(encoding="utf-8")).items()
+        for file, entries in files.items()
         for name, entry in entries.items()
     )
 
