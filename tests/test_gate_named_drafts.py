@@ -164,12 +164,14 @@ def test_an_answer_that_is_none_or_about_another_draft(
 ) -> None:
     answer = {"verdict": "LOADS", "sentence": ANSWER, "draft_sha256": hashes["fp8"]}
     asked = tmp_path / "asked.json"
-    changes: tuple[dict[str, Any], ...] = (
-        {"draft_sha256": "0" * 64}, {"draft_sha256": None}, {"verdict": "PASS"},
+    keys, wrong = "expected verdict, sentence and draft_sha256", {**answer, "verdict": "PASS"}
+    contents: tuple[tuple[Any, str], ...] = (
+        ([], "cannot be read"), ({**answer, "draft_sha256": None}, keys), (wrong, keys),
+        ({**answer, "draft_sha256": "0" * 64}, "an answer about QUANT, whose tensors have sha256"),
     )  # fmt: skip
-    for content in ([], *({**answer, **change} for change in changes)):
+    for content, said in contents:
         asked.write_text(json.dumps(content), encoding="utf-8")
-        with pytest.raises(GateError):
+        with pytest.raises(GateError, match=said):
             judged(work, runs, asked=asked)
     with pytest.raises(GateError):  # there is no QUANT that it is about
         gate(measured=runs, asked=asked)
