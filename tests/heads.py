@@ -79,16 +79,7 @@ BEYOND: Mapping[str, Recipe] = {
     )
 }
 LOADED = (
-    "fp8-head",
-    "int4-group128-head",
-    "int4-channel-head",
-    "nvfp4-head",
-    "int4-fc",
-    "fp8-fc",
-    "modelopt-fp8-head",
-    "modelopt-nvfp4-head",
-    "modelopt-fp8-fc",
-    "quark-fp8-fc",
-    "quark-int4-fc",
-)
+    "fp8-head", "int4-group128-head", "int4-channel-head", "nvfp4-head", "int4-fc", "fp8-fc",
+    "modelopt-fp8-head", "modelopt-nvfp4-head", "modelopt-fp8-fc", "quark-fp8-fc", "quark-int4-fc",
+)  # fmt: skip
 """Those that engines are asked to load."""

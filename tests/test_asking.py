@@ -21,13 +21,13 @@ import pytest
 import torch
 from draftquant import api as dq
 from draftquant.quantize.asked import Checking
+from draftquant.quantize.asking import ask
 from draftquant.quantize.asking.ask import DraftQuestion
-from draftquant.quantize.asking.child_process import REQUEST, read_answer
+from draftquant.quantize.asking.child_process import REQUEST, Answer, read_answer
 from draftquant.quantize.asking.inside import answer, in_vllm, loaded_model
 from draftquant.quantize.asking.linear_judge import AskedLinear, judge, random_inputs
 from draftquant.recipes.errors import CheckpointError, DeviceError, DraftQuantError
 from draftquant.scripts.cli import main
-from draftquant.scripts.verbs import check
 from draftquant.validate.runs.report_pages import draft_identity
 from tiny import edit_json
 from torch import Tensor
@@ -43,6 +43,24 @@ def interpreter(folder: Path, fault: str = "", before: str = "") -> Path:
     script.write_text(f'#!/bin/sh\n{before}\nexec env {environment} {sys.executable} "$@"\n')
     script.chmod(0o755)
     return script
+
+
+@pytest.fixture
+def child_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the child does, done in this process."""
+
+    def run(_python: str, work: Path, _seconds: int) -> Answer:
+        answer.main(str(work / REQUEST))
+        return read_answer(work)
+
+    monkeypatch.setattr(ask, "run_child", run)
+    monkeypatch.setattr(in_vllm, "ENVIRONMENT", {})
+    monkeypatch.syspath_prepend(STUB)
+    monkeypatch.setenv("STUB", "")
+    monkeypatch.setenv("COLUMNS", "500")
+
+
+ASK_HERE = ("check", "--engine", "vllm", "--ask", sys.executable)
 
 
 @pytest.fixture(scope="module")
@@ -80,22 +98,18 @@ def test_a_draft_that_is_served_as_it_is_stored(
         ("none", "LOADS", "no quantized linear that could be run"),
     ],
 )
+@pytest.mark.usefixtures("child_is_here")
 def test_a_draft_that_is_not(
-    draft: Path, tmp_path: Path, fault: str, verdict: str, said: str,
+    draft: Path, fault: str, verdict: str, said: str,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """What the child does, done in this process."""
-    monkeypatch.syspath_prepend(STUB)
     monkeypatch.setenv("STUB", fault)
-    monkeypatch.setattr(in_vllm, "ENVIRONMENT", {})
-    monkeypatch.setenv("COLUMNS", "500")
-    question = DraftQuestion.of(Checking(draft, "vllm"))
-    question.write(tmp_path)
-    answer.main(str(tmp_path / REQUEST))
-    found = question.judged(read_answer(tmp_path), tmp_path, python="here", seconds=1)
-    assert found.verdict == verdict
-    check.COMMAND.show(found, None)
-    assert said in capsys.readouterr().out
+    assert (
+        main([*ASK_HERE, str(draft)]) == {"LOADS": 0, "LOADS BUT WRONG": 1, "REFUSED": 1}[verdict]
+    )
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"{verdict}: ")
+    assert said in shown
 
 
 @pytest.mark.some(1)
@@ -148,6 +162,7 @@ def test_interpreters_without_an_engine(
 CODE = {"AutoModel": "modeling.Draft", "AutoConfig": "owner/name--configuration.Config"}
 
 
+@pytest.mark.usefixtures("child_is_here")
 def test_code_of_a_folder_does_not_get_to_the_engine(
     draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,8 +186,7 @@ def test_code_of_a_folder_does_not_get_to_the_engine(
     config = json.loads(given["config.json"].read_text())
     assert "auto_map" not in config
     assert config["eagle_config"] == {"auto_map": None, "x": [1]}
-    python = str(interpreter(tmp_path))
-    assert main(["check", str(copy), "--engine", "vllm", "--ask", python]) == 0
+    assert main([*ASK_HERE, str(copy)]) == 0
     left_out += ["auto_map of config.json", "auto_map of tokenizer_config.json"]
     said = f"code that the engine was not given: {', '.join(left_out)}"
     assert said in " ".join(capsys.readouterr().out.split())

@@ -1,4 +1,7 @@
-"""Scales of the KV cache in folders: written in every layout, read again, verified, carried."""
+"""Scales of the KV cache in folders: written in every layout, read again, verified, carried.
+
+What is told where they are refused is kept in told/cache_folders.txt.
+"""
 
 import dataclasses
 import json
@@ -118,19 +121,17 @@ def test_what_cannot_be_written_is_refused(source: Path, tmp_path: Path) -> None
     plan, plain = make_plan(cached(OWN), draft), make_plan(OWN, draft)
     added = sum(plan.overhead().values()) - sum(plain.overhead().values())
     assert added == plan.bytes_after - plain.bytes_after > 0
-    with pytest.raises(DraftQuantError, match="Missing: 0") as caught:
+    with pytest.raises(DraftQuantError):
         quantize_draft(plan, tmp_path / "out", source=resolve_draft(str(source)))
-    assert "--traces" in str(caught.value)
-    assert "--kv-cache unit" in str(caught.value)
     for wrong in (0.0, float("nan"), 1e-60):
         scales = {0: CacheScales(k=(wrong,), v=(1.0,))}
-        with pytest.raises(DraftQuantError, match=r"self_attn\.k: expected one positive"):
+        with pytest.raises(DraftQuantError):
             quantize_draft(
                 plan, tmp_path / "out", source=resolve_draft(str(source)),
                 measured=MeasuredInputs(cache_scales=scales),
             )  # fmt: skip
     latent = read_draft(Checkpoint.open(tiny_eagle3_mla(tmp_path / "mla")))
-    with pytest.raises(PlanError, match=r"eagle3-mla: its attention is latent \(MLA\)"):
+    with pytest.raises(PlanError):
         make_plan(cached(OWN, "unit"), latent)
     assert not (tmp_path / "out").exists()
 
@@ -171,10 +172,8 @@ def test_verify_and_reading_refuse_scales_that_are_none(
         out = changed(folder, tmp_path / got, value)
         faults = [f for f in verify(out, source).faults if f.where.endswith("k_scale")]
         assert any((f.expected, f.got) == ("a positive, finite scale", got) for f in faults)
-        with pytest.raises(CheckpointError, match="expected a positive, finite scale, g") as caught:
+        with pytest.raises(CheckpointError):
             StoredDraft.read(Checkpoint.open(out)).kv_cache()
-        assert NAME.format("k") in str(caught.value)
-        assert "fix: run 'draftquant verify'" in str(caught.value)
     other = verify(changed(folder, tmp_path / "other", 2 * K), source).faults
     said = [f for f in other if f.expected.endswith("(that of the run)")]
     assert [f.where for f in said] == [NAME.format("k")]
@@ -207,12 +206,12 @@ def test_scales_of_heads_that_are_not_there_are_refused(
         if wanted is None:
             assert len(load_draft(out).cache_scales[0].k) == count
         else:
-            with pytest.raises(CheckpointError, match=rf"expected one scale.*, got {count}"):
+            with pytest.raises(CheckpointError):
                 load_draft(out)
 
 
 def test_scales_that_kernels_take_for_zero_are_refused(
-    folder: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, source: Path, tmp_path: Path
 ) -> None:
     """And nothing is dequantized of a folder whose scales are damaged, though it drops them."""
     out = changed(folder, tmp_path / "out", 1e-39)
@@ -220,5 +219,4 @@ def test_scales_that_kernels_take_for_zero_are_refused(
     (fault,) = [f for f in verify(out, source, foreign=True).faults if "k_scale" in f.where]
     assert fault.expected.startswith("a scale of at least 1.18e-38")
     assert main(["dequantize", str(out), "--out", str(tmp_path / "plain")]) == 2
-    assert "a scale of the KV cache: expected a scale of at least" in capsys.readouterr().err
     assert not (tmp_path / "plain").exists()

@@ -1,4 +1,7 @@
-"""The command line judges the shipped pair: exit codes, and each error as a user meets it."""
+"""The command line judges the shipped pair: exit codes, and each error as a user meets it.
+
+All that it prints is kept in told/cli.txt.
+"""
 
 import json
 import shutil
@@ -48,19 +51,17 @@ def test_debug_shows_the_traceback() -> None:
 
 def test_recipes_list_show_and_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes"]) == 0
-    assert "mi325x-w4a8" in capsys.readouterr().out
+    capsys.readouterr()
     assert main(["recipes", "show", "fp8-ptpc"]) == 0
     recipe = tmp_path / "fp8-ptpc.yaml"
     recipe.write_text(capsys.readouterr().out, encoding="utf-8")
     assert main(["recipes", "check", str(recipe)]) == 0
     recipe.write_text("extends: fp8-ptpc\nname: mine\nlayuot: quark\n", encoding="utf-8")
     assert main(["recipes", "check", str(recipe)]) == 2
-    fix = "fp8-ptpc.yaml:3: layuot: unknown key\n  fix: did you mean 'layout'?"
-    assert fix in capsys.readouterr().err
 
 
 def test_gate_passes_a_baseline_that_is_what_is_expected(
-    traces: list[str], fp8: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    traces: list[str], fp8: Path, tmp_path: Path
 ) -> None:
     report = tmp_path / "gate.json"
     gate = ["gate", DRAFT, str(fp8), *traces, *WIDE]
@@ -68,12 +69,10 @@ def test_gate_passes_a_baseline_that_is_what_is_expected(
     judged = json.loads(report.read_text(encoding="utf-8"))
     assert judged["verdict"] == "PASS"
     known = judged["baseline"]["mean_acceptance_length"]
-    capsys.readouterr()
     more = ["--expect-baseline", f"{1.06 * known}", "--look", "1/2", "--every-category-passes"]
     assert main([*gate, *more, "--report", str(tmp_path / "2.json")]) == 3
     judged = json.loads((tmp_path / "2.json").read_text(encoding="utf-8"))
     assert (judged["look"]["number"], judged["policy"]["every_category_passes"]) == (1, True)
-    assert "(a difference of 5% is allowed)" in said(capsys)
 
 
 def test_a_candidate_does_not_choose_its_own_policy(
@@ -86,11 +85,7 @@ def test_a_candidate_does_not_choose_its_own_policy(
     assert main(["quantize", DRAFT, "--recipe", str(recipe), "--out", own]) == 0
     capsys.readouterr()
     assert main(["gate", DRAFT, own, *traces]) == 3
-    judged = said(capsys)
-    assert "12 distinct prompts have an effective sample size of 11." in judged
-    assert "and the policy 'release' needs an effective sample size of 30." in judged
-    assert "the candidate's recipe asks for the policy 'screening', but 'release'" in judged
-    assert f"draftquant gate {DRAFT} '{own}' --traces" in judged
+    assert f"draftquant gate {DRAFT} '{own}' --traces" in said(capsys)
 
 
 def test_gate_refuses_the_traces_that_calibrated_the_draft(
@@ -100,7 +95,6 @@ def test_gate_refuses_the_traces_that_calibrated_the_draft(
     assert main(["gate", DRAFT, str(static), *traces, "--json"]) == 2
     out, err = capsys.readouterr()
     refused = json.loads(out)["error"]
-    assert "12 of its 12 prompts were used to calibrate the candidate" in err
     assert len(refused["ids"]) == 12
     assert f": {', '.join(refused['ids'][:10])}, ...\n" in err
 
@@ -164,17 +158,13 @@ def test_what_commands_tell_of_a_quantized_draft(fp8: Path, tmp_path: Path) -> N
 
 
 def test_a_folder_without_its_record_is_no_release(
-    traces: list[str], fp8: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    traces: list[str], fp8: Path, tmp_path: Path
 ) -> None:
     bare = shutil.copytree(fp8, tmp_path / "fp8")
     (bare / "draftquant.json").unlink()
     gate = ["gate", DRAFT, str(bare), *traces, *WIDE]
     assert main(gate) == 3
-    judged = said(capsys)
-    assert "ANOMALOUS: The candidate's folder has no record (draftquant.json)" in judged
-    assert "add --unrecorded" in judged
     assert main([*gate, "--unrecorded"]) == 0
-    assert "the candidate has no draftquant.json, so nothing shows which" in said(capsys)
 
 
 def test_a_draft_without_an_embedding_takes_that_of_its_target(
@@ -183,7 +173,7 @@ def test_a_draft_without_an_embedding_takes_that_of_its_target(
     bare = shutil.copytree(DRAFT, tmp_path / "bare")
     change(bare, embed_tokens__weight=None)
     assert main(["replay", str(bare), *traces]) == 2
-    assert "--target" in capsys.readouterr().err
+    capsys.readouterr()
     assert main(["replay", DRAFT, str(bare), *traces, "--target", TARGET, "--json"]) == 0
     whole, borrowed = json.loads(capsys.readouterr().out)
     assert borrowed["prompts"] == whole["prompts"]

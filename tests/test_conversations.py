@@ -1,4 +1,7 @@
-"""Conversations turn by turn, whose turns count as one prompt; prompts in parquet files."""
+"""Conversations turn by turn, whose turns count as one prompt; prompts in parquet files.
+
+What is told where they are refused is kept in told/conversations.txt.
+"""
 
 import dataclasses
 import json
@@ -99,9 +102,8 @@ def test_a_template_that_takes_no_answers(target: Path, file: Path, tmp_path: Pa
     (odd / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     prompts = read_prompts(file, target=odd)
     plan = plan_of(odd, prompts, max_new_tokens=12)
-    with pytest.raises(PromptError, match=r"prompt 81: messages: .*chat template fails") as caught:
+    with pytest.raises(PromptError):
         record_conversations(plan, tmp_path / "out", recorder(odd))
-    assert "--turns first" in str(caught.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["odd"]
 
 
@@ -135,18 +137,17 @@ def test_parquet_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     whole = path.read_bytes()
     for content in (whole[:-20], b"", b"PAR1" + bytes(100) + b"PAR1"):
         path.write_bytes(content)
-        with pytest.raises(PromptError, match=r"test\.parquet: cannot be read"):
+        with pytest.raises(PromptError):
             read_prompts(path)
-    with pytest.raises(PromptError, match="cannot be read"):
+    with pytest.raises(PromptError):
         read_prompts(tmp_path / "none.parquet")
     path.write_bytes(whole)
     monkeypatch.setattr("draftquant.calibration.prompts.prompt_file.MAX_GROUP_BYTES", 10)
-    with pytest.raises(PromptError, match="a row group of more than 10 bytes"):
+    with pytest.raises(PromptError):
         read_prompts(path)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(PromptError, match="needs pyarrow, which is not installed") as caught:
+    with pytest.raises(PromptError):
         read_prompts(path)
-    assert "fix: pip install pyarrow" in str(caught.value)
 
 
 # ---- `record --continue`: behind texts of its own, or behind given ones
@@ -197,7 +198,7 @@ def test_texts_that_have_ended_are_named_and_left_out(tmp_path: Path) -> None:
     found = recorded_texts(traces, VOCAB, ends)
     assert found.ended == tuple(n for n, one in zip(names, last, strict=True) if one in ends)
     assert len(found.prompts) + len(found.ended) == 6
-    with pytest.raises(PromptError, match="each of its 6 texts ends with the target's end"):
+    with pytest.raises(PromptError):
         recorded_texts(traces, VOCAB, set(last))
     drawn = recorded_texts(traces, VOCAB, (), ChosenPrompts(num_prompts=2, prompts_seed=3)).prompts
     assert set(drawn) < set(recorded_texts(traces, VOCAB, ()).prompts)
@@ -206,15 +207,16 @@ def test_texts_that_have_ended_are_named_and_left_out(tmp_path: Path) -> None:
 
 def test_what_cannot_go_on(tmp_path: Path) -> None:
     traces = write_said(tmp_path / "traces", prompts=2)
-    with pytest.raises(PromptError, match=f"its texts are of {VOCAB} tokens, and the target has 7"):
+    with pytest.raises(PromptError):
         recorded_texts(traces, 7, ())
-    for choice in (ChosenPrompts(prompts_split="test"), ChosenPrompts(prompts_column="text")):
-        with pytest.raises(PromptError, match="belongs to data sets and files"):
+    for choice in (
+        ChosenPrompts(prompts_split="test"), ChosenPrompts(prompts_column="text"),
+        ChosenPrompts(num_prompts=3),
+    ):  # fmt: skip
+        with pytest.raises(PromptError):
             recorded_texts(traces, VOCAB, (), choice)
-    with pytest.raises(PromptError, match="expected at least 3 prompts, got 2"):
-        recorded_texts(traces, VOCAB, (), ChosenPrompts(num_prompts=3))
     entries = [dataclasses.replace(one, id="x" * 196) for one in traces.manifest.prompts[:1]]
-    with pytest.raises(PromptError, match="its id has more than 200 characters"):
+    with pytest.raises(PromptError):
         list(_renamed(traces, entries[0]))
 
 

@@ -153,23 +153,8 @@ def bounds() -> dict[str, list[Any]]:
         Bounds(most=3),
     )  # fmt: skip
     tried = (
-        -1,
-        0,
-        10**400,
-        1e-9,
-        0.5,
-        0.75,
-        1,
-        1 - 1e-9,
-        2,
-        3,
-        4,
-        9,
-        10,
-        math.inf,
-        -math.inf,
-        math.nan,
-    )
+        -1, 0, 10**400, 1e-9, 0.5, 0.75, 1, 1 - 1e-9, 2, 3, 4, 9, 10, math.inf, -math.inf, math.nan,
+    )  # fmt: skip
     return {str(one): [value for value in tried if not one.problem(value)] for one in every} | {
         "said": [every[0].problem(0), every[0].problem(None)],
         "refused": [attempt(lambda: every[0].check(said.PlanError, "--n", 0, fix="more"))],

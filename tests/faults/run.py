@@ -47,7 +47,7 @@ class Fault:
     name: str
     file: str
     text: str
-    replacement: str
+    replacement: str = ""
     harm: str
     tests: tuple[str, ...]
 
@@ -59,11 +59,13 @@ class Fault:
 
 
 def read_faults() -> tuple[Fault, ...]:
-    """All faults, in the order of the files and of their lines."""
+    """All faults, in the order of the files: by what must catch them, and where they are."""
     return tuple(
-        Fault(**{**entry, "tests": tuple(entry["tests"])})
+        Fault(name=name, file=file, tests=(f"{test}.py", *entry.pop("also", ())), **entry)
         for path in sorted(HERE.glob("*.toml"))
-        for entry in tomllib.loads(path.read_text(encoding="utf-8"))["fault"]
+        for test, files in tomllib.loads(path.read_text(encoding="utf-8")).items()
+        for file, entries in files.items()
+        for name, entry in entries.items()
     )
 
 
