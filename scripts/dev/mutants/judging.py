@@ -30,7 +30,7 @@ from .recording import KEPT, known
 
 KINDS = ("killed", "survived", "not covered", "left")
 """A test fails; none does; none runs the line; the time was over before."""
-FIRST_TESTS, MOST_TESTS, MOST_SECONDS = 6, 60, 90
+FIRST_TESTS, MOST_TESTS, MOST_SECONDS = 6, 60, 60
 """So many of the nearest tests are collected at first, so many judge; CPU seconds of a fork."""
 FORK = multiprocessing.get_context("fork")
 Said = dict[str, Any]
@@ -114,16 +114,17 @@ def killer(copy: Path, mutant: Mutant, tests: list[str]) -> str:
             by = first_failed(copy, tests)
         finally:
             file.write_bytes(source)
-        if by not in tests or passes(copy, by):
+        judges = (by,) if by in tests else tuple(tests)
+        if not by or passes(copy, judges):
             return by
-        tests = [test for test in tests if test != by]
+        tests = [test for test in tests if test not in judges]
     return ""
 
 
 @functools.cache
-def passes(copy: Path, test: str) -> bool:
-    """Whether a test passes without any mutant."""
-    return not first_failed(copy, [test])
+def passes(copy: Path, tests: tuple[str, ...]) -> bool:
+    """Whether tests pass without any mutant."""
+    return not first_failed(copy, tests)
 
 
 def first_failed(copy: Path, tests: Sequence[str]) -> str:
