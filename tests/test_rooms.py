@@ -180,7 +180,7 @@ def test_what_families_share_knows_no_family() -> None:
 SUMS = {
     "words of the product": 375_242,
     "product folders": 49,
-    "developers' tools, lines": 7_103,
+    "developers' tools, lines": 7_104,
     "lines of tests": 56_540,
     "pairs of a test file and an internal module": 1_028,
     "mutants of the sample that survive": 62,  # of 267 of 300 that were judged: 23 %
