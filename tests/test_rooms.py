@@ -178,7 +178,7 @@ def test_what_families_share_knows_no_family() -> None:
 # ---- how large the house is: a line here may only be lowered (ARCHITECTURE.md, "Sums")
 
 SUMS = {
-    "words of the product": 375_242,
+    "words of the product": 375_233,
     "product folders": 49,
     "developers' tools, lines": 7_104,
     "lines of tests": 56_540,
