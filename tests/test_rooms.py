@@ -181,7 +181,7 @@ SUMS = {
     "words of the product": 375_233,
     "product folders": 49,
     "developers' tools, lines": 7_104,
-    "lines of tests": 56_540,
+    "lines of tests": 56_541,
     "pairs of a test file and an internal module": 1_028,
     "mutants of the sample that survive": 62,  # of 267 of 300 that were judged: 23 %
     "verbs": 25,

@@ -167,7 +167,7 @@ def mxfp4_codes(groups: Tensor, scale: Tensor) -> Tensor:
     Quark 0.13 `scaled_real_quantize` does so too; ModelOpt 0.47 keeps the sign (NVFP4). Groups
     [number of groups, 32], finite, and float32 scales -> uint8 in [0, 15], never 8.
     """
-    codes = fp4_codes(groups.float() / scale)
+    codes = fp4_codes(groups / scale)
     return codes & (-(codes & 7) | 7)  # bit 3 of -1 .. -7 is set, that of 0 is not
 
 
@@ -221,7 +221,7 @@ def nearest_codes(dtype: WeightDtype, rows: Tensor, scale: Tensor, whole: Tensor
         return fp8_codes(rows, scale)
     if number.powers_of_two:
         return mxfp4_codes(rows, scale)
-    return fp4_codes(rows.float() / served_scale(scale, whole))
+    return fp4_codes(rows / served_scale(scale, whole))
 
 
 def nearest_values(dtype: WeightDtype, rows: Tensor, served: Tensor) -> Tensor:
