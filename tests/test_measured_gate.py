@@ -306,8 +306,9 @@ def test_rounds_have_places_where_they_wrote_the_output() -> None:
 
 def test_servers_that_were_started_differently_are_named() -> None:
     """Other weights of the target are another target, all else is said."""
-    told = {"model_config.dtype": "torch.bfloat16", "speculative_config.draft_sample_method": "a"}
-    other = {"model_config.dtype": "torch.float16", "speculative_config.draft_sample_method": "b"}
+    of_the_draft = ("speculative_num_steps", "draft_dtype", "system_fingerprint")
+    told = {"model_config.dtype": "torch.bfloat16", **dict.fromkeys(of_the_draft, "a")}
+    other = {"model_config.dtype": "torch.float16", **dict.fromkeys(of_the_draft, "b")}
     report = judge_measured(run(arguments=told, **A), run(0, 1, arguments=other, **B), RELEASE)
     assert report.verdict == "PASS"
     (said,) = [w for w in report.warnings if "started differently" in w]

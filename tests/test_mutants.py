@@ -22,7 +22,6 @@ def changes(source: str, path: str = "quantize/m.py") -> set[tuple[str, str]]:
     found = set()
     for mutant in mutants_of(path, text):
         applied = mutant.applied(text)
-        assert applied.count(b"\n") == text.count(b"\n"), "the lines below stay where they were"
         if is_read(path, applied):
             plain = applied.decode() if path.endswith(".toml") else ast.unparse(ast.parse(applied))
             found.add((mutant.operator, "; ".join(plain.split("\n"))))
@@ -164,6 +163,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "quantize").symlink_to("../../quantize")
+    (package / "scripts").symlink_to(ROOT / "scripts")
     return root
 
 
@@ -172,7 +172,7 @@ VERDICTS = {
     ("return low", "return high"): "killed",
     ("return min(value, high)", "return min(value, value)"): "survived",
     ("if number > 9:", "if number >= 9:"): "survived",  # no test says that it fails
-    ("return 1 + 1", "return 1 - 1"): "survived",
+    ("return 1 + 1", "return 1 - 1"): "not covered",
     ("LOWEST = 1", "LOWEST = 2"): "killed",
     ("SPARE = 9", "SPARE = 10"): "survived",
     ('[seen] said = "a"', ""): "killed",
@@ -180,28 +180,28 @@ VERDICTS = {
 
 
 def test_mutants_are_judged(toy: Path) -> None:
-    script = [sys.executable, "-m", "draftquant.scripts.dev.mutants", "--root", str(toy)]
-    command = [*script, "--json", "quantize"]
+    tool = [sys.executable, "-m", "draftquant.scripts.dev.mutants", "--json", "quantize"]
+    command = ["env", f"PYTHONPATH={toy / '.package'}", *tool]
     said = subprocess.run(command, cwd=toy, capture_output=True, text=True, check=False)
     assert said.returncode == 3, said.stderr
-    mutants = json.loads(said.stdout)["mutants"]
-    judged = {(one["old"], one["new"]): one["verdict"] for one in mutants}
+    judged = {(m["old"], m["new"]): m["verdict"] for m in json.loads(said.stdout)["mutants"]}
     assert {change: judged.get(change) for change in VERDICTS} == VERDICTS
 
 
 def test_without_names_those_of_lines_that_changed_are_judged(
-    toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "clone"
     shutil.copytree(toy, root, symlinks=True, ignore=shutil.ignore_patterns("build"))
+    monkeypatch.chdir(root)
 
     def commit(*files: str) -> None:
-        command = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b.example"]
+        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b.example"]
         subprocess.run([*command, "add", *files], check=True)
         subprocess.run([*command, "commit", "-q", "-m", "A change"], check=True)
 
     def said() -> str:
-        assert command.main(["--root", str(root)]) == 0
+        assert command.main([]) == 0
         return "".join(capsys.readouterr())
 
     subprocess.run(["git", "init", "-q", "-b", "work", str(root)], check=True)
@@ -210,19 +210,18 @@ def test_without_names_those_of_lines_that_changed_are_judged(
     (root / "tests" / "test_more.py").touch()
     commit("tests")
     assert "0 mutants of lines that changed" in said()
-    module = root / "quantize" / "toy.py"
-    module.write_text(TOY["quantize/toy.py"] + "\n\nLIMIT = 3\n", encoding="utf-8")
-    assert command.changed_lines(root, "HEAD") == {"quantize/toy.py": {31, 32, 33}}
+    Path("quantize/toy.py").write_text(TOY["quantize/toy.py"] + "\n\nLIMIT = 3\n", "utf-8")
+    assert command.changed_lines("HEAD") == {"quantize/toy.py": {31, 32, 33}}
     with pytest.raises(SystemExit):
-        command.main(["--root", str(root), "--since", "v0"])
+        command.main(["--since", "v0"])
     assert "holds no such commit" in capsys.readouterr().err
 
 
 def test_the_same_lines_are_drawn_as_long_as_they_stay() -> None:
-    def drawn(source: str) -> list[str]:
-        mutants = list(mutants_of("quantize/m.py", source.encode()))
-        return [mutant.old for mutant in command.in_drawn_order(mutants, "1")][:20]
+    def olds(source: str) -> list[str]:
+        drawn = command.drawn(mutants_of("quantize/m.py", source.encode()), "1")
+        return [mutant.old for mutant in drawn[:20]]
 
     before = "".join(f"a = {number}\n" for number in range(40))
-    assert len({*drawn(before)}) == 20
-    assert drawn("b = c\n" + before) == drawn(before)
+    assert len({*olds(before)}) == 20
+    assert olds("b = c\n" + before) == olds(before)

@@ -122,7 +122,8 @@ def test_nvfp4_scales_by_hand() -> None:
     assert whole.item() == 1
     scales = nvfp4_scale(groups, whole).float()[:, 0].tolist()
     assert scales == [448, 1.5, 0.017578125, 2.0**-9, 1]
-    assert nvfp4_global_scale(torch.tensor(0.0)).item() == 1
+    of_two = nvfp4_global_scale(torch.tensor([0.0, 3.0]).bfloat16())
+    assert of_two.tolist() == [1, torch.tensor(3 / 2688).item()]
 
 
 def test_mxfp4_scale_by_hand() -> None:

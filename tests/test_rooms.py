@@ -178,9 +178,9 @@ def test_what_families_share_knows_no_family() -> None:
 # ---- how large the house is: a line here may only be lowered (ARCHITECTURE.md, "Sums")
 
 SUMS = {
-    "words of the product": 375_249,
+    "words of the product": 375_233,
     "product folders": 49,
-    "developers' tools, lines": 7_405,
+    "developers' tools, lines": 7_104,
     "lines of tests": 56_359,
     "pairs of a test file and an internal module": 1_028,
     "mutants of the sample that survive": 62,  # of 267 of 300 that were judged: 23 %

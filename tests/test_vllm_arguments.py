@@ -194,6 +194,10 @@ def test_the_command_prints_how_to_start_a_server(
     folder = {"draftquant_folder": str(tmp_path)}
     assert states == EXPECTED["kv_transfer_config"] | {"kv_connector_extra_config": folder}
     assert err == ""
+    for text in ("tensor-parallel-size", "=8", " =8"):
+        with pytest.raises(SystemExit, match="2"):
+            main([*command, *more, "--engine-arg", text])
+        assert f"expected NAME=VALUE, got {text!r}" in capsys.readouterr().err
 
 
 def test_the_command_records_from_a_server(

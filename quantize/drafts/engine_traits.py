@@ -186,7 +186,7 @@ class MtpLayer:
     prefix: str
     prefixes: Mapping[str, str] = field(default_factory=dict)
     attention: str = "self_attn."
-    no_parameter: str = ""
+    no_parameter: str = "KeyError: '{name}'"
     no_expert: str = ""
     own_heads: str = ""
     head: str = "lm_head"

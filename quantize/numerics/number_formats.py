@@ -133,10 +133,8 @@ def fp4_codes(x: Tensor) -> Tensor:
 
     uint8 in [0, 15], x's shape: bit 3 is set where x < 0, also if x rounds to zero.
     """
-    # Zero has no sign here, and NaN becomes zero.
-    finite = x.nan_to_num(0.0).add_(0.0)
-    sign = (finite.view(torch.int32) >> 31).to(torch.uint8) & NEGATIVE_ZERO
-    size = finite.abs_().clamp_(max=FP4_MAX)
+    sign = (x < 0).to(torch.uint8) * NEGATIVE_ZERO
+    size = x.nan_to_num(0.0).abs_().clamp_(max=FP4_MAX)  # NaN becomes zero
     # A sum of 2^22 or more has no bits below 0.5 (2^23: below 1, 2^24: below 2): adding rounds to
     # nearest, ties to even, and leaves the number of these steps in the low byte. Codes are the
     # halves below 2, 2 + the ones below 4, and 4 + the twos: always the smallest of the three.
@@ -169,7 +167,7 @@ def mxfp4_codes(groups: Tensor, scale: Tensor) -> Tensor:
     Quark 0.13 `scaled_real_quantize` does so too; ModelOpt 0.47 keeps the sign (NVFP4). Groups
     [number of groups, 32], finite, and float32 scales -> uint8 in [0, 15], never 8.
     """
-    codes = fp4_codes(groups.float() / scale)
+    codes = fp4_codes(groups / scale)
     return codes & (-(codes & 7) | 7)  # bit 3 of -1 .. -7 is set, that of 0 is not
 
 
@@ -223,7 +221,7 @@ def nearest_codes(dtype: WeightDtype, rows: Tensor, scale: Tensor, whole: Tensor
         return fp8_codes(rows, scale)
     if number.powers_of_two:
         return mxfp4_codes(rows, scale)
-    return fp4_codes(rows.float() / served_scale(scale, whole))
+    return fp4_codes(rows / served_scale(scale, whole))
 
 
 def nearest_values(dtype: WeightDtype, rows: Tensor, served: Tensor) -> Tensor:

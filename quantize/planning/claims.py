@@ -47,7 +47,7 @@ def changed_norms(recipe: Recipe, draft: Draft, claimed: Sequence[int]) -> dict[
     quantized = {row.canonical: row.module for row in rows}
     concat, actions = draft.family.concat(draft.geometry), dict[str, NormAction]()
     balances = recipe.algorithm.balance_concat == "auto"
-    if balances and concat is not None and quantized.keys() >= set(concat.linears):
+    if balances and concat is not None and not set(concat.linears) - quantized.keys():
         actions[concat.norm] = "transform"
     if recipe.algorithm.norms == "learned":
         learned = norms_before(draft, frozenset(quantized.values()))

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from draftquant.scripts.dev.mutants.judging import last_words, run_pytest, said_in
+from draftquant.scripts.dev.mutants.judging import failed_in, run_pytest, said_in
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -87,10 +87,7 @@ class Scratch:
             os.killpg(process.pid, signal.SIGKILL)
             process.join()
             return None, []
-        lines = said_in(self.root).read_text(encoding="utf-8", errors="replace").splitlines()
-        told = (line.partition(" ") for line in lines)
-        failed = [rest.partition(" - ")[0] for kind, _, rest in told if kind in ("FAILED", "ERROR")]
-        return process.exitcode, failed
+        return process.exitcode, failed_in(self.root)
 
     def verdict(self, fault: Fault) -> tuple[Verdict, str]:
         """Apply a fault, run its tests, take it back; with what there is to say."""
@@ -110,14 +107,15 @@ class Scratch:
         if status == pytest.ExitCode.OK:
             return "SURVIVED", fault.harm
         if status != pytest.ExitCode.TESTS_FAILED or not failed:
-            return "cannot tell", f"pytest ended with {status}: {last_words(self.root)}"
+            said = said_in(self.root).read_text(encoding="utf-8", errors="replace")
+            return "cannot tell", f"pytest ended with {status}: {said[-3000:]}"
         return "caught", failed[0]
 
 
 def run_in(root: Path, tests: Sequence[str]) -> None:
     """In a process of its own: run tests in a copy of the tree, and exit with pytest's code."""
     os.setpgid(0, 0)
-    raise SystemExit(run_pytest(root, tests, None, "-x"))
+    raise SystemExit(run_pytest(root, ["-x", *tests]))
 
 
 def judged(folder: Path, fault: Fault) -> Found:

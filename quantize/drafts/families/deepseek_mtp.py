@@ -18,7 +18,6 @@ from ..shared.layers import with_latent
 from ..shared.mixture import read_mixture
 from ..shared.mtp import (
     AROUND_DEEPSEEKS,
-    NO_PARAMETER,
     Mtp,
     MtpGeometry,
     floats_beside_nvfp4,
@@ -52,7 +51,6 @@ ENGINE_TRAITS = mtp_traits(
     vllm=MtpLayer(
         layer="model.layers.{n}.mtp_block.",
         prefix="model.layers.{n}.",
-        no_parameter=NO_PARAMETER,
         misconfigured=_in_vllm,
         lists_parts=True,
     ),

@@ -36,7 +36,6 @@ ENGINE_TRAITS = mtp.mtp_traits(
     vllm=MtpLayer(
         layer="model.layers.{n}.mtp_block.",
         prefix="model.layers.{n}.",
-        no_parameter=mtp.NO_PARAMETER,
         lists_parts=True,
         misconfigured=_in_vllm,
         head="model.layers.{n}.head",  # `glm4_moe_mtp.py:73`

@@ -23,7 +23,7 @@ from ..engine_traits import Finding, MtpLayer, ServedDraft
 from ..family import TensorSpec, Weights
 from ..forward import DraftForward, OnInput
 from ..geometry import GroupedAttention
-from ..shared.mtp import NO_PARAMETER, Mtp, MtpGeometry, mtp_traits, read_mtp
+from ..shared.mtp import Mtp, MtpGeometry, mtp_traits, read_mtp
 
 
 def _in_vllm(draft: ServedDraft) -> Finding | None:
@@ -61,7 +61,6 @@ ENGINE_TRAITS = mtp_traits(
     vllm=MtpLayer(
         layer="model.layers.{n}.mtp_block.",
         prefix="model.layers.{n}.mtp_block.",
-        no_parameter=NO_PARAMETER,
         own_heads="model.layers.{n}.shared_head.head",
         misconfigured=_in_vllm,
         declared=_declared,

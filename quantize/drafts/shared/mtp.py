@@ -33,7 +33,6 @@ from ..passes import ChainForward, StagedForward
 from . import layers as decoder
 from .mixture import Mixture, mixture_mlp, mixture_shapes
 
-NO_PARAMETER = "KeyError: '{name}'"
 _WHY = (
     "the draft has a module for each of so many tokens, and in the steps after them an engine"
     " writes over the keys that the first steps of the next round look at"

@@ -1,11 +1,13 @@
 """Mutants are judged by the tests that run their lines, the nearest first.
 
-Each worker is a fork of a process that has collected the tests, and forks again for each mutant. A
-function that changes gets other code there; what runs at import is imported anew from a copy of the
-tree that is changed.
+Each is put into a copy of the tree. A fork of a process that has collected all tests imports ours
+anew from there, and runs them.
 """
 
+import contextlib
+import functools
 import gc
+import json
 import multiprocessing
 import os
 import re
@@ -13,144 +15,148 @@ import resource
 import shutil
 import signal
 import sys
+import tempfile
 import time
-from bisect import bisect
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from difflib import SequenceMatcher
-from functools import partial
-from itertools import pairwise
-from multiprocessing.connection import Connection, wait
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from types import CodeType, FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from .changes import Mutant
-from .recording import import_product
+from .recording import KEPT, known
 
 KINDS = ("killed", "survived", "not covered", "left")
 """A test fails; none does; none runs the line; the time was over before."""
-MOST_TESTS, MOST_SECONDS = 120, 20
-"""Of the tests that run a line, those nearest to it that judge a mutant (at import a quarter)."""
-FIRST_TESTS = 12
-"""As many are collected for a mutant that an import needs; the others if they all pass."""
-ENDED, LOST = ("it ended", 0), ("it said nothing", 0)
+FIRST_TESTS, MOST_TESTS, MOST_SECONDS = 6, 60, 60
+"""So many of the nearest tests are collected at first, so many judge; CPU seconds of a fork."""
 FORK = multiprocessing.get_context("fork")
 Said = dict[str, Any]
 """What is said of a mutant, as JSON has it."""
 
 
-class Job(NamedTuple):
-    """A mutant, and the tests that are to notice it.
+class Record:
+    """Which test runs which line, as it was recorded of this tree or of an earlier one."""
 
-    `at_import`: it changes what runs before any test. `makes`: what makes folders for many tests.
-    """
-
-    mutant: Mutant
-    tests: list[str]
-    at_import: bool
-    makes: bool
-
-
-class Reach:
-    """Which test runs which line, as it was recorded of these sources or of earlier ones."""
-
-    def __init__(self, root: Path, record: Mapping[str, Any]) -> None:
-        self._root, self._sources, self.tests = root, record["sources"], record["tests"]
-        self._texts = {
-            f"tests/{p.name}": p.read_text("utf-8") for p in root.glob("tests/test_*.py")
-        }
-        self.changed = {
-            path for path, text in self._texts.items() if text != self._sources.get(path)
-        }
-        size = {test: sum(map(len, one["lines"].values())) for test, one in self.tests.items()}
+    def __init__(self, root: Path, collected: Sequence[str]) -> None:
+        with (root / KEPT).open(encoding="utf-8") as lines:
+            known_lines: list[str] = json.loads(next(lines))
+            runs: dict[str, list[int]] = dict(json.loads(line) for line in lines)
         cases: Counter[str] = Counter()
-        self._rank: dict[str, tuple[int, int]] = {}
-        self._running: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
-        for test in sorted(size, key=size.__getitem__):
+        self._distance: dict[str, int] = {}
+        for test in sorted(runs.keys() & {*collected}, key=lambda test: len(runs[test])):
             cases[test.partition("[")[0]] += 1
-            self._rank[test] = (size[test] * cases[test.partition("[")[0]], size[test])
-        for test in sorted(size, key=self._rank.__getitem__):
-            for path, lines in self.tests[test]["lines"].items():
-                for line in lines:
-                    self._running[path][line].append(test)
-        self._made = {(p, n) for t in self.tests.values() for p in t["made"] for n in t["made"][p]}
-        self._with: dict[str, set[str]] = {}
-        self._before: dict[str, dict[int, int]] = {}
+            self._distance[test] = len(runs[test]) * cases[test.partition("[")[0]]
+        self._root, self._running = root, defaultdict[str, list[str]](list)
+        self._new = [test for test in collected if test not in runs][:MOST_TESTS]
+        for test in sorted(self._distance, key=self._distance.__getitem__):
+            text = (root / test.partition("::")[0]).read_text("utf-8")
+            for line in [text, *(known_lines[number] for number in runs[test])]:
+                self._running[line].append(test)
 
-    def job(self, mutant: Mutant) -> Job:
-        """A mutant with the nearest tests: of fewest lines, which count double in a second case."""
-        path, place = mutant.path, mutant.place
-        line, known = self._recorded_line(path, place.statement)
-        ran = self._running.get(path, {}).get(line, [])
-        at_import = place.imported or "" in ran or not ran  # a command that a test starts may
-        tests = [] if place.imported else [test for test in ran if test]
-        if at_import or not known:
-            tests += self._related(path, {*place.names, *re.findall(r"[\w.-]{4,}", mutant.old)})
-        tests = [*dict.fromkeys(tests)][: MOST_TESTS // (1 + 3 * at_import)]
-        return Job(mutant, tests, at_import, (path, line) in self._made)
+    def tests(self, mutant: Mutant) -> tuple[list[str], bool]:
+        """The nearest tests, those that run fewest lines; and whether they run this one.
 
-    def _recorded_line(self, path: str, line: int) -> tuple[int, bool]:
-        """Which line it was when it was recorded: where it was none, one above it that ran."""
-        if path not in self._before:
-            was = self._sources.get(path, "").splitlines()
-            now = (self._root / path).read_text("utf-8").splitlines()
-            blocks = SequenceMatcher(None, was, now, autojunk=False).get_matching_blocks()
-            pairs = ((b + n, a + n) for a, b, size in blocks for n in range(1, size + 1))
-            self._before[path] = dict(pairs)
-        before, ran = self._before[path], self._running.get(path, {})
-        if line in before:
-            return before[line], True
-        above = (before[n] for n in range(line, 0, -1) if n in before)
-        return next((n for n in above if n in ran), 0), False
-
-    def _related(self, path: str, words: Iterable[str]) -> list[str]:
-        """The tests that run lines with these words, or have them; the rarer ones for more."""
-        table = (self._root / path).parent.glob("*.py") if path.endswith(".toml") else ()
-        paths = [path, *(module.relative_to(self._root).as_posix() for module in table)]
-        users = [test for p in paths for ran in self._running.get(p, {}).values() for test in ran]
-        weights = Counter(dict.fromkeys(users, 1))
-        for word in words:
-            if word not in self._with:
-                self._with[word] = set(self._tests_with(word))
-            near = self._with[word]
-            weights.update(dict.fromkeys(near, 1_000_000 // max(1, len(near))))
-        del weights[""]
-        return sorted(weights, key=lambda test: (-weights[test], self._rank[test]))
-
-    def _tests_with(self, word: str) -> Iterator[str]:
-        files = {path for path, text in self._texts.items() if word in text}
-        yield from (test for test in self.tests if test.partition("::")[0] in files)
-        for path, running in self._running.items():
-            starts = sorted(running)
-            for number, line in enumerate(self._sources[path].splitlines(), 1):
-                if word in line and re.search(rf"\b{re.escape(word)}\b", line):
-                    yield from running[starts[max(0, bisect(starts, number) - 1)]]
+        Of what runs at import, or what no test runs, those that have or run most of its words.
+        """
+        lines = (self._root / mutant.path).read_text("utf-8").split("\n")
+        ran = self._running.get(known(mutant.path, lines, mutant.place.statement))
+        if ran and not mutant.place.imported:
+            return ran[:MOST_TESTS] + self._new, True
+        near: Counter[str] = Counter()
+        for word in {*mutant.place.names, *re.findall(r"[\w.-]{4,}", mutant.old)}:
+            having = {test for text, ran in self._running.items() if word in text for test in ran}
+            near.update(dict.fromkeys(having, 1 / max(1, len(having))))
+        order = sorted(near, key=lambda test: (-near[test], self._distance[test]))
+        return order[: MOST_TESTS // 2] + self._new, mutant.place.imported
 
 
-class Tests:
-    """A plugin that ends with the first test that fails, or when the time is over."""
+def judge(root: Path, mutants: Sequence[Mutant], until: float) -> Iterator[Said]:
+    """What becomes of each; none is begun after `until`."""
+    with tempfile.TemporaryDirectory(prefix="mutants-") as temporary:
+        tree = Path(temporary).resolve() / "tree"
+        ignored = shutil.ignore_patterns(".git", ".venv*", "*_cache", "*.egg-info", "build", "dist")
+        shutil.copytree(root, tree, symlinks=True, ignore=ignored)
+        status = run_pytest(tree, ["--collect-only"])
+        said = said_in(tree).read_text("utf-8")
+        if status:
+            raise RuntimeError(f"the tests cannot be collected: {said[-3000:]}")
+        record = Record(root, [line for line in said.splitlines() if "::" in line])
+        jobs = [(mutant, *record.tests(mutant)) for mutant in mutants]
+        gc.freeze()
+        with ProcessPoolExecutor(os.cpu_count(), FORK) as workers:
+            in_copy = functools.partial(judged, tree, until)
+            yield from workers.map(in_copy, *zip(*jobs, strict=True))
 
-    def __init__(self) -> None:
-        self.failed = ""
-        self.ran: set[str] = set()
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self) -> bool | None:
-        """Leave out what comes after that."""
-        return True if self.failed or time.process_time() > MOST_SECONDS else None
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Each part of each test."""
-        self.ran.add(report.nodeid)
-        if report.failed:
-            self.failed = self.failed or report.nodeid
+def judged(tree: Path, until: float, mutant: Mutant, tests: list[str], ran: bool) -> Said:
+    """In a worker, which has a copy of its own: what is said of a mutant."""
+    copy, by = tree.with_name(f"copy{os.getpid()}"), ""
+    if not copy.exists():
+        shutil.copytree(tree, copy, symlinks=True)
+    kind = "left" if time.monotonic() > until else "survived" if ran else "not covered"
+    for some in (tests[:FIRST_TESTS], tests[FIRST_TESTS:]) if kind != "left" else ():
+        by = by or killer(copy, mutant, some)
+    said: Said = {name: getattr(mutant, name) for name in ("path", "operator", "old", "new")}
+    said |= {"line": mutant.lines.start, "verdict": "killed" if by else kind, "by": by}
+    return said | {"room": str(Path(mutant.path).parent), "tests": tests}
 
 
-def run_pytest(root: Path, tests: Sequence[str], plugin: object, *options: str) -> int:
-    """In a process for this: run pytest in a copy of the tree, with a plugin or None."""
+def killer(copy: Path, mutant: Mutant, tests: list[str]) -> str:
+    """The first test that fails with the mutant and passes without it."""
+    file = copy / mutant.path
+    source = file.read_bytes()
+    while tests:
+        file.write_bytes(mutant.applied(source))
+        try:
+            by = first_failed(copy, tests)
+        finally:
+            file.write_bytes(source)
+        judges = (by,) if by in tests else tuple(tests)
+        if not by or passes(copy, judges):
+            return by
+        tests = [test for test in tests if test not in judges]
+    return ""
+
+
+@functools.cache
+def passes(copy: Path, tests: tuple[str, ...]) -> bool:
+    """Whether tests pass without any mutant."""
+    return not first_failed(copy, tests)
+
+
+def first_failed(copy: Path, tests: Sequence[str]) -> str:
+    """Which test fails first, or other words where they do not end by themselves, or nothing.
+
+    A process that ends with exit code 0 shows no failure, wherever it ends.
+    """
+    status = in_fork(functools.partial(run_pytest, copy, ["-x", f"--basetemp={copy}.tmp", *tests]))
+    if status != pytest.ExitCode.TESTS_FAILED:
+        return "it ended" if status else ""
+    return failed_in(copy)[0]
+
+
+def in_fork(work: Callable[[], int]) -> int:
+    """What `work` returns, as an exit code; below 0 where a signal ends it, or the time."""
+
+    def run() -> None:
+        os.setpgid(0, 0)
+        resource.setrlimit(resource.RLIMIT_CPU, (MOST_SECONDS, MOST_SECONDS))
+        signal.alarm(5 * MOST_SECONDS)
+        os._exit(work())
+
+    fork = FORK.Process(target=run)
+    fork.start()
+    fork.join()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(fork.pid or 0, signal.SIGKILL)  # what its tests started
+    return fork.exitcode or 0
+
+
+def run_pytest(root: Path, arguments: Sequence[str]) -> int:
+    """In a process for this: run pytest in a copy of the tree."""
     output = os.open(said_in(root), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -161,11 +167,10 @@ def run_pytest(root: Path, tests: Sequence[str], plugin: object, *options: str) 
     os.environ["DRAFTQUANT_REQUIRE_VENDORS"] = "1"
     sys.path[:] = [packages, *(path for path in sys.path if not path.startswith(here))]
     for name, module in [*sys.modules.items()]:
-        file = getattr(module, "__file__", None) or ""
-        if name.partition(".")[0] == "draftquant" or file.startswith(here):
+        ours = name.partition(".")[0] == "draftquant" and not name.startswith(__package__)
+        if ours or (getattr(module, "__file__", None) or "").startswith(here):
             del sys.modules[name]
-    plugins = [] if plugin is None else [plugin]
-    status = pytest.main(["-q", "-p", "no:cacheprovider", *options, *tests], plugins=plugins)
+    status = pytest.main(["-q", "-p", "no:cacheprovider", *arguments])
     sys.stdout.flush()
     return int(status)
 
@@ -175,176 +180,7 @@ def said_in(root: Path) -> Path:
     return root.with_suffix(".out")
 
 
-def last_words(root: Path) -> str:
-    """The end of that."""
-    return said_in(root).read_text(encoding="utf-8", errors="replace")[-3000:]
-
-
-def in_fork(work: Callable[[], tuple[str, int]]) -> tuple[str, int]:
-    """What `work` returns in a fork; `ENDED` where a signal ends it or it takes too long.
-
-    `LOST` where it ends by itself without an answer: that shows neither a failure nor none.
-    """
-    receiver, sender = FORK.Pipe(duplex=False)
-
-    def run() -> None:
-        os.setpgid(0, 0)
-        resource.setrlimit(resource.RLIMIT_CPU, (3 * MOST_SECONDS, 4 * MOST_SECONDS))
-        try:
-            sender.send(work())
-        finally:
-            os._exit(0)
-
-    fork = FORK.Process(target=run)
-    fork.start()
-    sender.close()
-    try:
-        answer: tuple[str, int] = receiver.recv() if receiver.poll(15 * MOST_SECONDS) else ENDED
-    except EOFError:
-        fork.join(MOST_SECONDS)
-        answer = LOST if fork.exitcode == 0 else ENDED
-    try:
-        os.killpg(fork.pid or 0, signal.SIGKILL)
-    except ProcessLookupError:
-        fork.kill()
-    fork.join()
-    return answer
-
-
-class Judge:
-    """A plugin of pytest that judges mutants in place of running the tests collected."""
-
-    def __init__(
-        self, root: Path, reach: Reach, jobs: list[Job], until: float, say: Callable[[Said], None]
-    ) -> None:
-        self._root, self._reach, self._jobs = root, reach, jobs
-        self._until, self._say = until, say
-        self._functions: dict[tuple[str, CodeType], list[FunctionType]] = defaultdict(list)
-        self._sound: set[tuple[str, bool]] = set()
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Fork the workers, and hand on what they say."""
-        import_product({job.mutant.path for job in self._jobs})
-        gc.unfreeze()
-        for function in gc.get_objects():  # a name may be imported, bound or wrapped anywhere
-            if type(function) is FunctionType:
-                code = function.__code__
-                self._functions[os.path.realpath(code.co_filename), code].append(function)
-        gc.freeze()
-        self._session, self._items = session, {item.nodeid: item for item in session.items}
-        new = [test for test in self._items if test not in self._reach.tests]
-        for job in self._jobs:
-            job.tests[:] = [test for test in [*job.tests, *new] if test in self._items]
-        self._capture: Any = session.config.pluginmanager.getplugin("capturemanager")
-        self._capture.stop_global_capturing()
-        workers, numbers, receiving = os.cpu_count() or 1, FORK.SimpleQueue(), []
-        for number in [*range(len(self._jobs)), *[None] * workers]:
-            numbers.put(number)
-        for worker in range(workers):
-            receiver, sender = FORK.Pipe(duplex=False)
-            copy = self._root.with_name(f"copy{worker}")
-            FORK.Process(target=self._work, args=(copy, numbers, sender)).start()
-            sender.close()
-            receiving.append(receiver)
-        while receiving:
-            for ready in wait(receiving):
-                assert isinstance(ready, Connection)
-                try:
-                    self._say(ready.recv())
-                except EOFError:
-                    receiving.remove(ready)
-        return True
-
-    def _work(self, copy: Path, numbers: Any, sender: Connection) -> None:
-        """A worker: judge one mutant after the other."""
-        self._copy, self._temporary = copy, copy.with_suffix(".tmp")
-        shutil.copytree(self._root, copy, symlinks=True, copy_function=os.link)
-        while (number := numbers.get()) is not None:
-            job, before = self._jobs[number], _cpu_seconds()
-            kind, by, ran = "left", "", 0
-            if time.monotonic() < self._until:
-                by, ran = self._noticed_by(job)
-                kind = "killed" if by else "survived" if job.tests else "not covered"
-            said = {name: getattr(job.mutant, name) for name in ("path", "operator", "old", "new")}
-            said |= {"room": str(Path(job.mutant.path).parent), "line": job.mutant.lines.start}
-            said |= {"verdict": kind, "by": by, "ran": ran, "seconds": _cpu_seconds() - before}
-            sender.send(said | {"tests": job.tests if kind == "survived" else []})
-
-    def _noticed_by(self, job: Job) -> tuple[str, int]:
-        """The test that notices a mutant, or none; and how many ran."""
-        self._patches = [] if job.mutant.place.imported else self._new_codes(job.mutant)
-        by, ran = self._first_failed(job, job.tests, anew=False) if self._patches else ("", 0)
-        for tests in (job.tests[:FIRST_TESTS], job.tests[FIRST_TESTS:]):
-            if not by and (job.at_import or not self._patches):
-                by, more = self._first_failed(job, tests, anew=True)
-                ran += more
-        return by, ran
-
-    def _first_failed(self, job: Job, tests: list[str], *, anew: bool) -> tuple[str, int]:
-        """The first test that fails with the mutant and passes without it, and how many ran."""
-        run = self._anew if anew else self._in_collected
-        while tests:
-            by, ran = in_fork(partial(run, job, tests, mutated=True))
-            if (by, ran) == LOST:
-                return "", 0
-            if by not in tests or (by, anew) in self._sound:
-                return by, ran
-            if not in_fork(partial(run, job, [by], mutated=False))[0]:
-                self._sound.add((by, anew))
-                return by, ran
-            tests = [test for test in tests if test != by]
-        return "", 0
-
-    def _anew(self, job: Job, tests: list[str], *, mutated: bool) -> tuple[str, int]:
-        """In a fork: import all modules anew, from the copy."""
-        file, source = self._copy / job.mutant.path, (self._root / job.mutant.path).read_bytes()
-        file.unlink()  # it is linked to the original
-        file.write_bytes(job.mutant.applied(source) if mutated else source)
-        noted = Tests()
-        status = run_pytest(self._copy, tests, noted, f"--basetemp={self._temporary}")
-        file.write_bytes(source)
-        read = status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
-        return noted.failed if read else "it is not read", len(noted.ran)
-
-    def _in_collected(self, job: Job, tests: list[str], *, mutated: bool) -> tuple[str, int]:
-        """In a fork: give functions their new code, and run tests that are collected."""
-        for function, code in self._patches if mutated else ():
-            function.__code__ = code
-        noted, config = Tests(), self._session.config
-        config.pluginmanager.unregister(name="terminalreporter")
-        config.pluginmanager.register(noted)
-        self._capture.start_global_capturing()
-        if job.makes:
-            corpora = os.environ["DRAFTQUANT_CORPORA"] = str(self._copy.with_suffix(".corpora"))
-            shutil.rmtree(corpora, ignore_errors=True)
-        factory: Any = config._tmp_path_factory  # type: ignore[attr-defined]
-        factory._given_basetemp, factory._basetemp = self._temporary, None
-        for item, following in pairwise([*(self._items[test] for test in tests), None]):
-            config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-        return noted.failed, len(noted.ran)
-
-    def _new_codes(self, mutant: Mutant) -> list[tuple[FunctionType, CodeType]]:
-        """The functions that a mutant changes with their new code; none where not all are found."""
-        file = self._root / mutant.path
-        source = file.read_bytes()
-        old, new = (
-            [*_codes(compile(text, mutant.path, "exec", dont_inherit=True))]
-            for text in (source, mutant.applied(source))
-        )
-        changed = [pair for pair in zip(old, new, strict=False) if pair[0] != pair[1]]
-        found = [(f, code) for was, code in changed for f in self._functions[str(file), was]]
-        alike = all(len(f.__code__.co_freevars) == len(code.co_freevars) for f, code in found)
-        return found if alike and len(old) == len(new) else []
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)
-
-
-def _cpu_seconds() -> float:
-    taken = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(one.ru_utime + one.ru_stime for one in taken)
+def failed_in(root: Path) -> list[str]:
+    """The tests that failed there."""
+    said = said_in(root).read_text(encoding="utf-8", errors="replace")
+    return re.findall(r"(?m)^(?:FAILED|ERROR) (.+?)(?: - .*)?$", said)
