@@ -48,7 +48,7 @@ def _no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 TOLD = frozenset("""
     auto cache_folders config_reader conversations cut_in_quantize dropped family_names
-    fix_config graft lints other_tools pair_check plan side_files tables toy_family transcode
+    fix_config graft lints other_tools side_files tables toy_family transcode
     unknown_family unpickle verify
     """.split())  # fmt: skip # noqa: SIM905
 told_as_well = telling("main", computed=True, autouse=False)

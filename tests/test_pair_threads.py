@@ -15,13 +15,16 @@ from asked_pairs import check_pair
 from draftquant import api as dq
 from draftquant.quantize.engines.contract import EngineName
 from draftquant.quantize.pairing.inherited import rotated_by
+from draftquant.quantize.pairing.pair import PairCheck
 from draftquant.recipes.errors import DraftQuantWarning
 from tiny import config_of, edit_json, store, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark
 from tiny_llama import tiny_language_model
 from tiny_mtp import tiny_glm4_moe_mtp, tiny_mimo_mtp
+from told import telling
 
+_told = telling("said")
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 TARGET: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
@@ -64,82 +67,54 @@ def eagle3(folder: Path, **keys: Any) -> Path:
 
 
 class Thread(NamedTuple):
-    """One thread: the draft, how the target differs, its flags, and what is said of it.
+    """One thread: the draft, the engine's flags, how the target differs, parts of its head.
 
-    Attributes:
-        head: parts of which the target's head is stored.
-        level, words: of a finding of `engine`. line: what its launch line has.
+    What is said of it, and its launch line, are kept in told/pair_threads.txt.
     """
 
     draft: Fixture
     engine: EngineName
-    level: str
-    words: str
     args: str = ""
     changes: Mapping[str, Any] = {}
     head: tuple[str, ...] = ("weight",)
-    line: str = ""
 
 
-UNQUANT = "--speculative-draft-model-quantization unquant"
 AWQ_TARGET = {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}}
+NVFP4_CACHE = {"quantization_config": {**NVFP4, "kv_cache_quant_algo": "FP8"}}
 THREADS: dict[str, Thread] = {
-    "sglang#28196": Thread(
-        eagle3, "sglang", "warning", "gives the draft the target's --quantization awq",
-        "--quantization awq", AWQ_TARGET, line=UNQUANT,
-    ),
+    "sglang#28196": Thread(eagle3, "sglang", "--quantization awq", AWQ_TARGET),
     "sglang#22588": Thread(
-        lambda folder: eagle3(folder, quantization_config=FP8_BLOCKS), "sglang", "warning",
-        "gives the draft the target's --quantization modelopt_fp4",
-        "--quantization modelopt_fp4", line=UNQUANT,
+        lambda folder: eagle3(folder, quantization_config=FP8_BLOCKS), "sglang",
+        "--quantization modelopt_fp4",
     ),
     "sglang#35534": Thread(
-        lambda folder: tiny_dflash(folder, kind="dflash2"), "sglang", "note",
-        "requires a dense FP16/BF16/FP32 target lm_head", head=NVFP4_HEAD,
-    ),
+        lambda folder: tiny_dflash(folder, kind="dflash2"), "sglang", head=NVFP4_HEAD),
     "a shared head that is quantized": Thread(
-        lambda folder: tiny_eagle3_llama(folder, head=False), "sglang", "refused",
-        "puts its packed values into a head", head=NVFP4_HEAD,
-    ),
-    "vllm#50170": Thread(
-        lambda folder: eagle3(folder, eagle_config={}), "vllm", "note",
-        "names no layers of the target: engines hand it the outputs of layers [1, 3, 4]",
-    ),
+        lambda folder: tiny_eagle3_llama(folder, head=False), "sglang", head=NVFP4_HEAD),
+    "vllm#50170": Thread(lambda folder: eagle3(folder, eagle_config={}), "vllm"),
     "vllm#48894": Thread(
-        lambda folder: eagle3(folder, max_position_embeddings=2048), "sglang", "warning",
-        "made for 2,048 positions and 131,072 are served",
+        lambda folder: eagle3(folder, max_position_embeddings=2048), "sglang",
         changes={"max_position_embeddings": 131072},
-        line="SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 python",
     ),
-    "tokenspeed#1012": Thread(
-        tiny_dspark, "vllm", "warning", "stores no scales, so engines take 1",
-        "--kv-cache-dtype fp8", line='"kv_cache_dtype": "bfloat16"',
-    ),
-    "vllm#48787": Thread(
-        tiny_dspark, "vllm", "warning", "(its quantization_config), and the draft's becomes",
-        changes={"quantization_config": {**NVFP4, "kv_cache_quant_algo": "FP8"}},
-        line='"kv_cache_dtype": "bfloat16"',
-    ),
-    "dflash-mlx#60": Thread(
-        tiny_dflash, "vllm", "warning", "casts its bfloat16 weights", "--dtype float16",
-    ),
-    "mlc-llm#3022": Thread(
-        tiny_language_model, "vllm", "refused", "should have the same vocabulary size",
-        changes={"vocab_size": 128},
-    ),
+    "tokenspeed#1012": Thread(tiny_dspark, "vllm", "--kv-cache-dtype fp8"),
+    "vllm#48787": Thread(tiny_dspark, "vllm", changes=NVFP4_CACHE),
+    "dflash-mlx#60": Thread(tiny_dflash, "vllm", "--dtype float16"),
+    "mlc-llm#3022": Thread(tiny_language_model, "vllm", changes={"vocab_size": 128}),
 }  # fmt: skip
+
+
+def said(pair: PairCheck) -> str:
+    """What was found, and the launch lines."""
+    found = [f"{f.engine} {f.level} {f.subject}: {f.text}; {f.remedy}" for f in pair.findings]
+    return "\n".join([*found, *(str(each.launch) for each in pair.engines)])
 
 
 @pytest.mark.parametrize("name", THREADS)
 def test_what_a_thread_should_have_been_told(name: str, tmp_path: Path) -> None:
     thread = THREADS[name]
     beside = target(tmp_path / "target", thread.head, **thread.changes)
-    pair = check_pair(
-        thread.draft(tmp_path / "draft"), beside, engine=thread.engine, target_args=thread.args
-    )
-    said = [f.text for f in pair.findings if f.level == thread.level]
-    assert any(thread.words in text for text in said), pair.findings
-    assert thread.line in (pair.of(thread.engine).launch or "")
+    draft = thread.draft(tmp_path / "draft")
+    said(check_pair(draft, beside, engine=thread.engine, target_args=thread.args))
 
 
 def beside_layer(folder: Path, layer: Path, declared: Mapping[str, Any]) -> Path:
@@ -154,9 +129,7 @@ def test_a_layer_in_bf16_under_a_target_that_declares_it_quantized(tmp_path: Pat
     """vllm#37667, vllm#43304, Model-Optimizer#750: the exclude list does not name the layer."""
     layer = tiny_glm4_moe_mtp(tmp_path / "layer")
     beside = beside_layer(tmp_path / "target", layer, FP8_CHANNELS)
-    pair = check_pair(layer, beside, engine="vllm")
-    said = [f.text for f in pair.findings if (f.level, f.subject) == ("wrong", "mtp")]
-    assert "as quantized, where floats are stored" in said[0]
+    said(check_pair(layer, beside, engine="vllm"))
     excluded = {**FP8_CHANNELS, "ignore": ["lm_head", "re:.*layers.3.*"]}
     edit_json(beside / "config.json", quantization_config=excluded)
     again = check_pair(layer, beside, engine="vllm")
@@ -166,41 +139,27 @@ def test_a_layer_in_bf16_under_a_target_that_declares_it_quantized(tmp_path: Pat
 def test_a_target_whose_quantizer_dropped_the_layer(tmp_path: Path) -> None:
     """llm-compressor#2735, #3118, vllm#44087, Model-Optimizer#2312: promised, and not stored."""
     beside = target(tmp_path / "target", num_nextn_predict_layers=1)
-    pair = check_pair(eagle3(tmp_path / "draft"), beside)
-    dropped = next(f for f in pair.findings if f.subject == "mtp")
-    assert "promises 1 MTP layer, and its shards have none" in dropped.text
-    assert "draftquant graft" in dropped.remedy
+    said(check_pair(eagle3(tmp_path / "draft"), beside))
     next(beside.glob("*.safetensors")).unlink()
-    unknown = check_pair(tmp_path / "draft", beside)
-    assert "dropped" not in " ".join(finding.text for finding in unknown.findings)
+    said(check_pair(tmp_path / "draft", beside))
     whole = tiny_mimo_mtp(tmp_path / "whole", inside_target=True)
-    inside = check_pair(whole, whole, subtree="model.mtp_layers.0")
-    assert not [f for f in inside.findings if f.subject == "mtp"]
-    assert '"model"' not in (inside.of("vllm").launch or "")
-    assert '"method": "mtp"' in (inside.of("vllm").launch or "")
-    assert "--speculative-draft-model-path" not in (inside.of("sglang").launch or "")
+    said(check_pair(whole, whole, subtree="model.mtp_layers.0"))
 
 
-@pytest.mark.parametrize(
-    ("changes", "args", "level"),
-    [
-        ({"num_mtp_layers": 1}, "--model-impl transformers", "unknown"),
-        ({"text_config": {"num_mtp_layers": 1}}, "--model-impl=transformers", "unknown"),
-        ({"num_mtp_layers": 1}, None, None),
-        ({}, "--model-impl transformers", None),
-    ],
-)
-def test_mtp_layers_of_transformers_own_class_were_not_read(
-    changes: dict[str, Any], args: str | None, level: str | None, tmp_path: Path
-) -> None:
+def test_mtp_layers_of_transformers_own_class_were_not_read(tmp_path: Path) -> None:
     """New in vLLM 0.33: `config/speculative.py:1380`."""
     layer = tiny_glm4_moe_mtp(tmp_path / "layer")
-    config = config_of(layer)
-    (tmp_path / "target").mkdir()
-    (tmp_path / "target" / "config.json").write_text(json.dumps({**config, **changes}))
-    pair = check_pair(layer, tmp_path / "target", engine="vllm", target_args=args)
-    found = [f.level for f in pair.findings if "transformers" in f.text and f.subject == "mtp"]
-    assert found == ([] if level is None else [level])
+    own, transformers = {"num_mtp_layers": 1}, "--model-impl transformers"
+    for number, (changes, args, is_unknown) in enumerate((
+        (own, transformers, True), ({"text_config": own}, "--model-impl=transformers", True),
+        (own, None, False), ({}, transformers, False),
+    )):  # fmt: skip
+        beside = tmp_path / f"{number}"
+        beside.mkdir()
+        (beside / "config.json").write_text(json.dumps({**config_of(layer), **changes}))
+        pair = check_pair(layer, beside, engine="vllm", target_args=args)
+        found = [f.level for f in pair.findings if "transformers" in f.text and f.subject == "mtp"]
+        assert found == ["unknown"] * is_unknown
 
 
 def transform(targets: list[str], location: str) -> dict[str, Any]:
@@ -230,9 +189,7 @@ def test_a_target_whose_residual_stream_is_rotated(tmp_path: Path) -> None:
     edit_json(beside / "config.json", quantization_config=declared)
     pair = check_pair(draft, beside)
     assert (pair.verdict, pair.exit_code) == ("LOADS BUT WRONG", 1)
-    (found,) = [each for each in pair.findings if each.level == "wrong"]
-    assert "transform R1 of its transform_config" in found.text
-    assert "the target that it was trained on" in found.remedy
+    said(pair)
     with pytest.warns(DraftQuantWarning, match="residual stream is rotated"):
         dq.record(
             beside, PAIR / "prompts.jsonl", draft=draft, engine="vllm", print_server_args=True,

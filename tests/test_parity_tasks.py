@@ -20,11 +20,10 @@ from draftquant.validate.parity.task_run import TaskRun
 from draftquant.validate.parity.task_samples import TaskSamples, read_samples
 from scipy import stats
 from told import telling
-from vllm_server import MODEL, VLLMServer, served
+from vllm_server import VLLMServer, served
 
-_told = telling("main", "task_findings")
+_told = telling("main", "task_findings", "words_of")
 
-Capsys = pytest.CaptureFixture[str]
 DATE = "2026-11-22T12-01-02.345678"
 
 
@@ -121,30 +120,21 @@ def told(tmp_path: Path, name: str, direction: object, metric: str = "err") -> P
 
 LOWER, HIGHER = ["--lower-is-better", "err"], ["--higher-is-better", "err"]
 
-BETTER: tuple[tuple[object, object, list[str], str, int | str], ...] = (
-    (False, None, [], "err", 1),
-    (None, False, [], "err", 1),
-    (None, None, LOWER, "err", 1),
-    (None, None, HIGHER, "err", 0),
-    (True, "text", [], "err", 0),
-    (None, None, [], "exact_match", 0),
-    (None, None, [], "wer", 1),
-    (None, None, [], "err", "it is not recorded whether a higher or a lower score is better"),
-    (False, True, [], "err", "two places disagree on whether higher is better"),
-    (None, True, LOWER, "err", "two places disagree on whether higher is better"),
-    (None, None, [*LOWER, *HIGHER], "err", "two places disagree"),
-)
+BETTER: tuple[tuple[object, object, list[str], str, int], ...] = (
+    (False, None, [], "err", 1), (None, False, [], "err", 1), (None, None, LOWER, "err", 1),
+    (None, None, HIGHER, "err", 0), (True, "text", [], "err", 0),
+    (None, None, [], "exact_match", 0), (None, None, [], "wer", 1), (None, None, [], "err", 2),
+    (False, True, [], "err", 2), (None, True, LOWER, "err", 2),
+    (None, None, [*LOWER, *HIGHER], "err", 2),
+)  # fmt: skip
 
 
-def test_which_way_is_better_is_said_or_known_and_never_guessed(
-    tmp_path: Path, capsys: Capsys
-) -> None:
+def test_which_way_is_better_is_said_or_known_and_never_guessed(tmp_path: Path) -> None:
     for number, (first, second, options, metric, code) in enumerate(BETTER):
         place, both = tmp_path / str(number), zip("ab", (first, second), strict=True)
         folders = [str(told(place, name, said, metric)) for name, said in both]
         found = main(["parity", "tasks", *folders, "--max-score-drop", "0.1", *options])
-        error = capsys.readouterr().err
-        assert code in error if isinstance(code, str) else code == found
+        assert (number, found) == (number, code)
 
 
 def test_an_item_that_lacks_a_metric_is_refused(tmp_path: Path) -> None:
@@ -155,23 +145,20 @@ def test_an_item_that_lacks_a_metric_is_refused(tmp_path: Path) -> None:
     assert [one.verdict for one in compare(tmp_path, first, second, 0.1)] == ["FAIL", "PASS"]
     for spoilt in ({"exact_match": None}, {"metrics": ["f1"]}):
         lines = [*second[:17], second[17] | spoilt, *second[18:]]
-        what = "doc_id 17 has no number as exact_match, which 79 of the 80"
-        with pytest.raises(ParityError, match=what):
+        with pytest.raises(ParityError):
             compare(tmp_path, first, lines, 0.1)
 
 
-def test_one_run_is_not_compared_with_itself(tmp_path: Path, capsys: Capsys) -> None:
+def test_one_run_is_not_compared_with_itself(tmp_path: Path) -> None:
     a, copy = write(tmp_path / "a", right(40)), tmp_path / "copy"
     shutil.copytree(a, copy)
     margin = ["--max-score-drop", "0.5"]
     for other in (a, copy):
         assert main(["parity", "tasks", str(a), str(other), *margin]) == 2
-        assert "are equal byte for byte" in capsys.readouterr().err
     b = write(tmp_path / "b", right(40))  # answered all alike, in a run of its own
     assert main(["parity", "tasks", str(a), str(b), *margin]) == 0
     next(b.rglob("results_*")).unlink()
     assert main(["parity", "tasks", str(a), str(b), *margin]) == 2
-    assert "no results_DATE.json beside both" in capsys.readouterr().err
 
 
 def test_copies_of_an_item_count_once_and_what_is_no_number_does_not(tmp_path: Path) -> None:
@@ -190,56 +177,49 @@ def test_copies_of_an_item_count_once_and_what_is_no_number_does_not(tmp_path: P
 
 Edit = Callable[[list[Any]], Any]
 
-OTHER_ITEMS: tuple[tuple[Edit, str], ...] = (
-    (lambda x: x[3].update(doc_hash="other"), "doc_id 3: another document"),
-    (lambda x: x[3].update(prompt_hash="other"), "doc_id 3: another document, prompt"),
-    (lambda x: x[3].update(target_hash="other"), "target or way to generate"),
-    (lambda x: x[3]["arguments"]["gen_args_0"]["arg_1"].update(max_gen_toks=9), "way to generate"),
-    (lambda x: x.pop(), "1 items are in one of the two only, such as doc_id 39"),
-    (lambda x: [line.update({"filter": "f"}) for line in x], "filtered differently"),
+OTHER_ITEMS: tuple[Edit, ...] = (
+    lambda x: x[3].update(doc_hash="other"),
+    lambda x: x[3].update(prompt_hash="other"),
+    lambda x: x[3].update(target_hash="other"),
+    lambda x: x[3]["arguments"]["gen_args_0"]["arg_1"].update(max_gen_toks=9),
+    lambda x: x.pop(),
+    lambda x: [line.update({"filter": "f"}) for line in x],
 )
-NO_SAMPLES: tuple[tuple[Edit, str], ...] = (
-    (lambda x: x.append("{"), r"jsonl:4: is not a sample: not JSON"),
-    (lambda x: x.append([1]), "expected a JSON object"),
-    (lambda x: x.append(sample(1, 1.0)), "document 1 stands twice under 'none'"),
-    (lambda x: x[0].update(doc_id=True), "expected a whole number as doc_id"),
-    (lambda x: x[0].update({"filter": None}), "and a filter"),
-    (lambda x: x[0].pop("prompt_hash"), "expected doc_hash, prompt_hash, target_hash"),
-    (lambda x: x[0].update(metrics="acc"), "expected the names of its metrics"),
-    (lambda x: x[0].update(exact_match=float("nan")), "expected a finite score, got nan"),
-    (lambda x: x.clear(), "holds no sample"),
-)
+NO_SAMPLES: tuple[Edit, ...] = (
+    lambda x: x.append("{"), lambda x: x.append([1]), lambda x: x.append(sample(1, 1.0)),
+    lambda x: x[0].update(doc_id=True), lambda x: x[0].update({"filter": None}),
+    lambda x: x[0].pop("prompt_hash"), lambda x: x[0].update(metrics="acc"),
+    lambda x: x[0].update(exact_match=float("nan")), lambda x: x.clear(),
+)  # fmt: skip
+"""What is said of each is kept in told/parity_tasks.txt."""
 
 
 def test_other_items_and_files_that_are_no_samples_are_refused(tmp_path: Path) -> None:
-    for edit, what in OTHER_ITEMS:
+    for edit in OTHER_ITEMS:
         other = right(40)
         edit(other)
-        with pytest.raises(ParityError, match=what):
+        with pytest.raises(ParityError):
             compare(tmp_path, right(40), other)
-    for edit, what in NO_SAMPLES:
+    for edit in NO_SAMPLES:
         lines: list[Any] = right(3)
         edit(lines)
-        with pytest.raises(ParityError, match=what):
+        with pytest.raises(ParityError):
             read_samples(write(tmp_path / "a", lines))
 
 
 def test_folders_without_one_run(tmp_path: Path) -> None:
-    with pytest.raises(ParityError, match="no such file or folder"):
-        read_samples(tmp_path / f"samples_none_{DATE}.jsonl")
     (tmp_path / "none.jsonl").write_text("", encoding="utf-8")
-    with pytest.raises(ParityError, match=r"expected a name such as samples_TASK_DATE\.jsonl"):
-        read_samples(tmp_path / "none.jsonl")
-    with pytest.raises(ParityError, match="holds no samples_TASK_DATE"):
-        read_samples(tmp_path)
+    for path in (tmp_path / f"samples_none_{DATE}.jsonl", tmp_path / "none.jsonl", tmp_path):
+        with pytest.raises(ParityError):
+            read_samples(path)
     folder = write(tmp_path / "a", right(3))
     one = next(folder.rglob("*.jsonl"))
     assert list(read_samples(one)) == ["gsm8k"]
     write(folder, right(3), date="2026-11-23T12-01-02.345678")
-    with pytest.raises(ParityError, match="is a second run of gsm8k"):
+    with pytest.raises(ParityError):
         read_samples(folder)
     other = write(tmp_path / "b", right(3), task="arc")
-    with pytest.raises(ParityError, match="tasks that only one of the two has: arc, gsm8k"):
+    with pytest.raises(ParityError):
         task_findings(read_samples(one), read_samples(other), max_score_drop=None, confidence=0.95)
 
 
@@ -287,9 +267,15 @@ class LmEval:
         self._how.write_text(json.dumps(how | changes), encoding="utf-8")
 
     @property
-    def seen(self) -> tuple[list[str], str | None]:
-        given, key = json.loads(self._seen.read_text(encoding="utf-8"))
-        return given, key
+    def key(self) -> str | None:
+        """Of the server, as its environment had it."""
+        key: str | None = json.loads(self._seen.read_text(encoding="utf-8"))[1]
+        return key
+
+    def given(self) -> list[str]:
+        """Its words, each on a line."""
+        words: list[str] = json.loads(self._seen.read_text(encoding="utf-8"))[0]
+        return words
 
 
 @pytest.fixture
@@ -312,8 +298,9 @@ def ran(run: TaskRun, out: Path, command: str) -> Mapping[str, TaskSamples]:
     return run_tasks(replace(run, out=out, lm_eval=command))
 
 
-def given(options: list[str], name: str) -> str:
-    return options[options.index(name) + 1]
+def words_of(lm_eval: LmEval) -> str:
+    """Which are kept in told/."""
+    return "\n".join(lm_eval.given())
 
 
 def test_what_lm_eval_is_told(
@@ -328,31 +315,11 @@ def test_what_lm_eval_is_told(
     assert samples["gsm8k"].path == out / "the-target" / f"samples_gsm8k_{DATE}.jsonl"
     assert samples["gsm8k"].path.is_file()
     assert not (tmp_path / "out.tasks").exists()
-    options, key = lm_eval.seen
-    assert key == "secret"
-    assert "secret" not in " ".join(options)
-    assert json.loads(given(options, "--model_args")) == {
-        "model": MODEL, "base_url": f"{server.url}/v1/completions", "num_concurrent": 8,
-        "max_retries": 5, "timeout": 600, "max_length": 4096, "seed": 7,
-        "tokenizer": str(TARGET.absolute()), "tokenizer_backend": "huggingface",
-    }  # fmt: skip
-    expected = {
-        "--model": "local-completions", "--tasks": "gsm8k", "--seed": "7", "--limit": "3",
-        "--num_fewshot": "2", "--gen_kwargs": "temperature=0.5", "--include_path": str(tmp_path),
-        "--batch_size": "1",
-    }  # fmt: skip
-    assert {name: given(options, name) for name in expected} == expected
-    assert {"--log_samples", "--confirm_run_unsafe_code"} < set(options)
-    assert "--apply_chat_template" not in options
+    assert lm_eval.key == "secret"
+    assert "secret" not in words_of(lm_eval)
     run = asked(server, server=f"{server.url}/v1/", chat=True, tokenizer=None)
     ran(run, tmp_path / "chat", lm_eval.command)
-    options, _ = lm_eval.seen
-    model = json.loads(given(options, "--model_args"))
-    assert model["base_url"] == f"{server.url}/v1/chat/completions"
-    assert "tokenizer" not in model
-    assert given(options, "--model") == "local-chat-completions"
-    assert "--apply_chat_template" in options
-    assert "--limit" not in options
+    words_of(lm_eval)
 
 
 def test_a_run_that_was_cut_off_goes_on(
@@ -376,14 +343,10 @@ def test_a_run_that_was_cut_off_goes_on(
 def test_what_lm_eval_did_not_save_is_missed(
     server: VLLMServer, lm_eval: LmEval, tmp_path: Path
 ) -> None:
-    for counts, what in (
-        (None, "does not say how many items were evaluated"),
-        ({"gsm8k": {"effective": 3}, "arc": {"effective": 5}}, "arc has samples of 0 items of 5"),
-        ({"gsm8k": {"effective": 4}}, "'none' has samples of 3 items of 4"),
-        ({"gsm8k": None}, "of 3 items of None"),
-    ):
+    arc = {"gsm8k": {"effective": 3}, "arc": {"effective": 5}}
+    for counts in (None, arc, {"gsm8k": {"effective": 4}}, {"gsm8k": None}):
         lm_eval.told(results={"n-samples": counts} if counts else {})
-        with pytest.raises(ParityError, match=what):
+        with pytest.raises(ParityError):
             ran(asked(server), tmp_path / "out", lm_eval.command)
         assert not (tmp_path / "out").exists()
     lm_eval.told(saves=False)
@@ -392,34 +355,23 @@ def test_what_lm_eval_did_not_save_is_missed(
 
 
 def test_bad_options(server: VLLMServer, tmp_path: Path) -> None:
-    for changes, what in (
-        ({"server": "localhost:8000"}, "--server: expected an address"),
-        ({"tasks": ("",)}, "--tasks: expected names"),
-        ({"tokenizer": None}, "--tokenizer: is needed"),
-        ({"tokenizer": Path("/none")}, "--tokenizer: /none is no folder"),
-        ({"include_path": Path("/none")}, "--include-path: /none is no folder"),
-        ({"model": "other"}, "expected a server of other, got one of the-target"),
-        ({"lm_eval": "no-such-lm-eval"}, r"pip install 'lm_eval\[api\]==0.4.13'; or"),
-        ({"lm_eval": ""}, r"pip install 'lm_eval\[api\]==0.4.13'; or"),
-        ({"lm_eval": "'"}, "cannot be read as a command: No closing quotation"),
+    for name, value in (
+        *(("server", "localhost:8000"), ("tasks", ("",)), ("tokenizer", None)),
+        *(("tokenizer", Path("/none")), ("include_path", Path("/none")), ("model", "other")),
+        *(("lm_eval", "no-such-lm-eval"), ("lm_eval", ""), ("lm_eval", "'")),
     ):
-        run: Any = {"out": tmp_path / "out", "lm_eval": sys.executable} | changes
-        with pytest.raises(ParityError, match=what):
+        run: Any = {"out": tmp_path / "out", "lm_eval": sys.executable} | {name: value}
+        with pytest.raises(ParityError):
             run_tasks(asked(server, **run))
     gone = asked(server, server="http://127.0.0.1:9", timeout=1)
     with pytest.raises(ServerError, match="no answer after 3 attempt"):
         ran(gone, tmp_path / "out", sys.executable)
 
 
-def test_the_command(
-    server: VLLMServer, lm_eval: LmEval, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command(server: VLLMServer, lm_eval: LmEval, tmp_path: Path) -> None:
     command = ["parity", "run-tasks", "--server", server.url, "--engine", "vllm"]
     command += ["--tokenizer", str(TARGET), "--tasks", "gsm8k", "--out", str(tmp_path / "out")]
     command += ["--lm-eval", lm_eval.command]
     assert main(command) == 0
-    assert "gsm8k: items 3 (none): " in capsys.readouterr().out
     assert main([*command, "--out", str(tmp_path / "json"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["gsm8k"]["items"] == {"none": 3}
     assert main(command) == 2
-    assert "already exists" in capsys.readouterr().err

@@ -98,29 +98,19 @@ def test_tools_their_calls_and_their_answers_go_through_the_chat_template(
     assert parsed == called
 
 
-PROBLEMS: list[tuple[Any, str]] = [
-    ("{", "not JSON"),
-    ({"id": "x", "tokens": [1]}, "unknown key 'tokens'"),
-    ({"token_ids": [1]}, "id: it is missing"),
-    ({"id": "x", "token_ids": []}, "at least one whole number"),
-    ({"id": "x", "token_ids": [1, True]}, "whole number"),
-    ({"id": "x", "text": 1}, "text: expected text"),
-    ({"id": "x", "text": 1, "token_ids": [1]}, "text: expected text"),
-    ({"id": "x", "text": "a", "messages": []}, "one of token_ids, text, messages"),
-    ({"id": "x", "messages": [{"role": "user"}]}, "role and content"),
-    ({"id": "x", "messages": [call("{")]}, "the arguments of 'd': not JSON"),
-    ({"id": "x", "messages": [call([1])]}, r"an object or its JSON, got \[1\]"),
-    ({"id": "x", "messages": [{"role": "a", "content": "", "tool_calls": 3}]}, "a function"),
-    ({"id": "x", "messages": [call("{}"), {"role": "a", "content": [1]}]}, r"messages\[1\]: expe"),
-    (
-        {"id": "x", "conversations": [{"from": "gpt", "value": None, "tool_calls": [1]}]},
-        "from and value, both of them text",
-    ),
-    ({"id": "x", "text": "a", "tools": TOOLS}, "tools: they are for messages"),
-    ({"id": "x", "messages": [call("{}")], "tools": []}, "tools: expected a list of objects"),
-    ({"id": "x", "text": "a"}, "need the target's tokenizer"),
-    ({"id": "good", "token_ids": [1]}, "'good' stands on line 1 too"),
-]
+PROBLEMS: tuple[Any, ...] = (
+    "{", {"id": "x", "tokens": [1]}, {"token_ids": [1]}, {"id": "x", "token_ids": []},
+    {"id": "x", "token_ids": [1, True]}, {"id": "x", "text": 1},
+    {"id": "x", "text": 1, "token_ids": [1]}, {"id": "x", "text": "a", "messages": []},
+    {"id": "x", "messages": [{"role": "user"}]}, {"id": "x", "messages": [call("{")]},
+    {"id": "x", "messages": [call([1])]},
+    {"id": "x", "messages": [{"role": "a", "content": "", "tool_calls": 3}]},
+    {"id": "x", "messages": [call("{}"), {"role": "a", "content": [1]}]},
+    {"id": "x", "conversations": [{"from": "gpt", "value": None, "tool_calls": [1]}]},
+    {"id": "x", "text": "a", "tools": TOOLS}, {"id": "x", "messages": [call("{}")], "tools": []},
+    {"id": "x", "text": "a"}, {"id": "good", "token_ids": [1]}, r'{"id": "a", "text": "\ud800"}',
+)  # fmt: skip
+"""Each on the second line; what is said of it is kept in told/prompts.txt."""
 
 
 @pytest.mark.parametrize(("token_ids", "text", "agree"), [
@@ -158,11 +148,11 @@ def test_each_problem_has_its_line(tmp_path: Path) -> None:
         read_prompts(write(tmp_path, *[{"txt": "a"}] * 24, "[]"))
     assert len(many.value.details) == 2
     odd = ["\x1b[31m", "a\nb", "", "\u202e", "a" * 201, 7]
-    names = [({"id": "x", "token_ids": [1]} | {key: text}, f"{key}: expected")
+    names = [{"id": "x", "token_ids": [1]} | {key: text}
              for text in odd for key in ("category", "cluster", "id")][:-1]  # fmt: skip
-    for line, message in (*PROBLEMS, *names, (r'{"id": "a", "text": "\ud800"}', "half a char")):
+    for line in (*PROBLEMS, *names):
         path = write(tmp_path, '{"id": "good", "token_ids": [1], "text": "x\u2028y"}', line)
-        with pytest.raises(PromptError, match=message) as caught:
+        with pytest.raises(PromptError) as caught:
             read_prompts(path)
         assert f"{path}:2: " in str(caught.value)
 

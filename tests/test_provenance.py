@@ -16,7 +16,9 @@ from draftquant.quantize.files.provenance import (
 from draftquant.quantize.files.provenance_file import read_provenance
 from draftquant.quantize.files.publish import write_provenance
 from draftquant.recipes.errors import CheckpointError
+from told import telling
 
+_told = telling()
 RECIPE = """{"schema_version": 1, "name": "mine", "summary": "a test",
   "loads_on": [{"engine": "vllm", "arch": ["sm90"], "family": ["dflash"]}],
   "backend": "torch", "layout": "modelopt",
@@ -122,78 +124,39 @@ def test_what_is_read_is_written_again_byte_for_byte(kind: str, tmp_path: Path) 
 
 
 Edit = Callable[[dict[str, Any]], object]
-FAULTS: dict[str, tuple[str, Edit, str]] = {
-    "other format": (
-        "quantized", lambda d: d.update(format="zip"),
-        "format: expected 'draftquant-provenance' or 'draftquant-dequantized' or"
-        " 'draftquant-transcoded' or 'draftquant-cut' or 'draftquant-grafted', got 'zip'",
-    ),
-    "unknown key": ("whole", lambda d: d.update(note=1), "note: unknown key"),
-    "missing key": ("whole", lambda d: d.pop("tensor_bytes"), "tensor_bytes: missing key"),
-    "hash": (
-        "quantized", lambda d: d["source"]["tensor_digests"].update({"norm.weight": 1}),
-        "source.tensor_digests.norm.weight: expected str, got 1",
-    ),
-    "NaN": (
-        "whole", lambda d: d["input_scales"].update({"a.q_proj": float("nan")}),
-        "input_scales.a.q_proj: expected a finite number, got nan",
-    ),
-    "scales of nowhere": (
-        "whole", lambda d: d.pop("input_scale_origin"), "input_scale_origin: expected both or none",
-    ),
-    "another recipe": (
-        "quantized", lambda d: d["recipe"].update(name="other"), "recipe_sha256: not that of the",
-    ),
-    "a cut of nothing": ("cut", lambda d: d.update(cuts=[]), "cuts: expected at least one"),
-    "a cut that grows": (
-        "cut", lambda d: d["cuts"][0].update(size=11),
-        "cuts[0]: expected 0 < size <= size_before <= vocabulary, got 11, 10, 20",
-    ),
-    "a coverage in percent": (
-        "cut", lambda d: d["cuts"][0]["choice"].update(coverage_reached=98),
-        "cuts[0].choice: coverage and coverage_reached: expected shares from 0 to 1",
-    ),
-    "cut of another folder": (
-        "cut", lambda d: d.update(quantized_by=document("whole")),
-        "quantized_by: expected the record of the folder that was cut first",
-    ),
+FAULTS: dict[str, tuple[str, Edit]] = {
+    "other format": ("quantized", lambda d: d.update(format="zip")),
+    "unknown key": ("whole", lambda d: d.update(note=1)),
+    "missing key": ("whole", lambda d: d.pop("tensor_bytes")),
+    "hash": ("quantized", lambda d: d["source"]["tensor_digests"].update({"norm.weight": 1})),
+    "NaN": ("whole", lambda d: d["input_scales"].update({"a.q_proj": float("nan")})),
+    "scales of nowhere": ("whole", lambda d: d.pop("input_scale_origin")),
+    "another recipe": ("quantized", lambda d: d["recipe"].update(name="other")),
+    "a cut of nothing": ("cut", lambda d: d.update(cuts=[])),
+    "a cut that grows": ("cut", lambda d: d["cuts"][0].update(size=11)),
+    "percent": ("cut", lambda d: d["cuts"][0]["choice"].update(coverage_reached=98)),
+    "cut of another folder": ("cut", lambda d: d.update(quantized_by=document("whole"))),
     "made by a dequantized one": (
-        "dequantized", lambda d: d.update(quantized_by=document("dequantized")),
-        "quantized_by.format: expected 'draftquant-provenance' or 'draftquant-transcoded' or"
-        " 'draftquant-cut', got 'draftquant-dequantized'",
-    ),
+        "dequantized", lambda d: d.update(quantized_by=document("dequantized"))),
     "fault of what it was made by": (
-        "dequantized-of-ours", lambda d: d["quantized_by"]["source"].pop("family"),
-        "quantized_by.source.family: missing key",
-    ),
+        "dequantized-of-ours", lambda d: d["quantized_by"]["source"].pop("family")),
 }  # fmt: skip
+"""What is said of each is kept in told/provenance.txt."""
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_named_with_its_key(name: str, tmp_path: Path) -> None:
-    kind, edit, what = FAULTS[name]
+    kind, edit = FAULTS[name]
     content = document(kind)
     edit(content)
     with pytest.raises(CheckpointError) as caught:
         read_provenance(stored(tmp_path, content))
     assert caught.value.where == str(tmp_path / "draftquant.json")
-    assert what in caught.value.what
-    assert "the version of draftquant that wrote it" in caught.value.fix
 
 
-NO_RECORD = {
-    b"[]": "expected a JSON object, got a list",
-    b'{"format": 1, "format": 1}': "not JSON: key 'format' given twice",
-    b"[" * 100_000: "not JSON",
-    b'{"version": ' + b"9" * 5000 + b"}": "not JSON",
-    b"\xff": "cannot be read: 'utf-8' codec",
-}
-
-
-@pytest.mark.parametrize("content", NO_RECORD)
-def test_a_file_that_is_no_record(tmp_path: Path, content: bytes) -> None:
-    what = NO_RECORD[content]
-    (tmp_path / "draftquant.json").write_bytes(content)
-    with pytest.raises(CheckpointError) as caught:
-        read_provenance(tmp_path)
-    assert what in caught.value.what
+def test_a_file_that_is_no_record(tmp_path: Path) -> None:
+    long = b'{"version": ' + b"9" * 5000 + b"}"
+    for content in (b"[]", b'{"format": 1, "format": 1}', b"[" * 100_000, long, b"\xff"):
+        (tmp_path / "draftquant.json").write_bytes(content)
+        with pytest.raises(CheckpointError):
+            read_provenance(tmp_path)

@@ -4,7 +4,6 @@ Faults in recipe files are in test_recipe_faults.py.
 """
 
 import dataclasses
-import itertools
 import json
 import typing
 from pathlib import Path
@@ -15,16 +14,13 @@ import draftquant.recipes
 import pytest
 import yaml
 from draftquant.quantize.gpus import GPUS
-from draftquant.quantize.layouts import check_layout
 from draftquant.recipes import (
-    ActivationFormat,
     Algorithm,
     Expectation,
     Format,
     KvCacheFormat,
     Recipe,
     Rule,
-    WeightFormat,
     aliases,
     built_in_recipes,
     load_recipe,
@@ -32,10 +28,9 @@ from draftquant.recipes import (
     to_mapping,
 )
 from draftquant.recipes.errors import DraftQuantError
-from draftquant.recipes.schema import LayoutName, LoadsOn
-from mixes import PER_TOKEN, STATIC
+from draftquant.recipes.schema import LoadsOn
 from told import check_told
-from weight_formats import FP8_CHANNEL, FP8_TENSOR, INT4, MXFP4, NVFP4
+from weight_formats import FP8_TENSOR
 
 FOLDER = Path(draftquant.recipes.__file__).parent
 FILES = sorted(FOLDER.rglob("*.yaml"))
@@ -189,60 +184,6 @@ def schema_keys(cls: type, prefix: str = "") -> dict[str, Any]:
 
 def test_the_readme_has_the_keys_of_the_schema() -> None:
     assert [row[0].strip("`") for row in table("key")] == list(schema_keys(Recipe))
-
-
-# "What can be expressed", row by row
-INT4_GROUP = dataclasses.replace(INT4, granularity="group", group_size=128)
-INT4_F16 = dataclasses.replace(INT4_GROUP, scale_dtype="float16")
-INT4_OF_FP8 = dataclasses.replace(INT4, first_stage="fp8_e4m3")
-FP8_BLOCK = dataclasses.replace(FP8_TENSOR, granularity="block", group_size=128)
-FP8_GROUPS = dataclasses.replace(PER_TOKEN, granularity="group")
-NVFP4_INPUTS = dataclasses.replace(FP8_GROUPS, dtype="nvfp4")
-MXFP4_INPUTS = dataclasses.replace(FP8_GROUPS, dtype="mxfp4")
-FP8 = (FP8_CHANNEL, FP8_TENSOR)
-WEIGHTS = (INT4, INT4_OF_FP8, INT4_GROUP, INT4_F16, *FP8, FP8_BLOCK, NVFP4, MXFP4)
-ACTIVATIONS = (None, PER_TOKEN, STATIC, FP8_GROUPS, NVFP4_INPUTS, MXFP4_INPUTS)
-FP8_ONLY = (None, PER_TOKEN, STATIC)
-EXPRESSIBLE: dict[LayoutName, set[tuple[WeightFormat, ActivationFormat | None]]] = {
-    "quark": {
-        *((w, a) for w in (INT4, INT4_OF_FP8, INT4_GROUP, INT4_F16, *FP8) for a in FP8_ONLY),
-        *((MXFP4, a) for a in (*FP8_ONLY, MXFP4_INPUTS)),
-    },
-    "compressed-tensors": {
-        (INT4, None),
-        *((w, a) for w in (INT4_GROUP, INT4_F16) for a in (None, PER_TOKEN)),
-        *((w, a) for w in FP8 for a in FP8_ONLY),
-        (FP8_BLOCK, FP8_GROUPS),
-        *((NVFP4, a) for a in (None, NVFP4_INPUTS)),
-        (MXFP4, None),
-    },
-    "modelopt": {
-        (FP8_TENSOR, STATIC),
-        (FP8_CHANNEL, PER_TOKEN),
-        (NVFP4, None),
-        (NVFP4, NVFP4_INPUTS),
-    },
-    "fp8": {(FP8_TENSOR, PER_TOKEN), (FP8_TENSOR, STATIC), (FP8_BLOCK, FP8_GROUPS)},
-    "awq": {(INT4_F16, None)},
-}
-
-
-def test_layouts_express_what_is_documented() -> None:
-    for weights, activations in itertools.product(WEIGHTS, ACTIVATIONS):
-        assert weights.problem() is None
-        assert activations is None or activations.problem() is None
-        able = [name for name, pairs in EXPRESSIBLE.items() if (weights, activations) in pairs]
-        for layout in typing.get_args(LayoutName):
-            recipe = dataclasses.replace(
-                PTPC, layout=layout, weights=weights, activations=activations
-            )
-            if layout in able:
-                check_layout(recipe)
-                continue
-            with pytest.raises(DraftQuantError, match=f"^layout {layout}: ") as caught:
-                check_layout(recipe)
-            named = str(caught.value).partition("fix: use one of: ")[2]
-            assert sorted(filter(None, named.split(", "))) == sorted(able)
 
 
 def test_what_comes_of_every_combination() -> None:

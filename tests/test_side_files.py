@@ -67,15 +67,11 @@ def socket_at(path: Path) -> None:
         server.bind(path.name)
 
 
-BAD: tuple[tuple[Callable[[Path], object], str], ...] = (
-    (lambda path: path.symlink_to("/etc/passwd"), "a link to /etc/passwd, elsewhere"),
-    (lambda path: path.symlink_to("absent"), "a link to absent, which leads nowhere"),
-    (lambda path: path.symlink_to(path.name), "which leads nowhere"),
-    (lambda path: path.symlink_to("/etc"), "a link to /etc, which is no file"),
-    (lambda path: path.symlink_to("/dev/zero"), "a link to /dev/zero, which is no file"),
-    (os.mkfifo, "neither a file nor a folder"),
-    (socket_at, "neither a file nor a folder"),
-)
+BAD: tuple[Callable[[Path], object], ...] = (
+    lambda path: path.symlink_to("/etc/passwd"), lambda path: path.symlink_to("absent"),
+    lambda path: path.symlink_to(path.name), lambda path: path.symlink_to("/etc"),
+    lambda path: path.symlink_to("/dev/zero"), os.mkfifo, socket_at,
+)  # fmt: skip
 
 
 def test_what_is_no_file_of_the_folder_is_an_error(
@@ -83,12 +79,11 @@ def test_what_is_no_file_of_the_folder_is_an_error(
 ) -> None:
     monkeypatch.chdir(draft.parent)  # which the socket changes
     path = draft / "vocab.txt"
-    for make, what in BAD:
+    for make in BAD:
         make(path)
         with pytest.raises(CheckpointError) as caught:
             side_files(draft)
         assert caught.value.where == str(path)
-        assert what in caught.value.what
         if make is not socket_at:
             path.unlink()
     assert quantized(draft) == 2
@@ -198,16 +193,6 @@ def test_an_own_file_that_is_a_link_elsewhere(made: Path, out: Path, tmp_path: P
     assert_only_fault(verify(out, made / "draft"), "tokenizer.json", "expected a file of the fold")
 
 
-def test_hidden_folders_are_named_once(made: Path, out: Path) -> None:
-    for name in (".git", "__pycache__", ".cache"):
-        (out / name).mkdir()
-        for number in range(3):
-            (out / name / f"{number}").write_text("", encoding="utf-8")
-    faults = verify(out, made / "draft").faults
-    assert [f.where for f in faults] == [".cache/", ".git/", "__pycache__/"]
-    assert {f.expected for f in faults} == {"no such folder"}
-
-
 def test_side_files_of_the_source_are_owned_and_its_weights_are_not(
     made: Path, out: Path, tmp_path: Path
 ) -> None:
@@ -219,14 +204,11 @@ def test_side_files_of_the_source_are_owned_and_its_weights_are_not(
 
 
 def test_a_folder_without_a_record_is_of_another_tool_only_if_somebody_says_so(
-    made: Path, out: Path, capsys: pytest.CaptureFixture[str]
+    made: Path, out: Path
 ) -> None:
     (out / "draftquant.json").unlink()
     command = ["verify", str(out), "--against", str(made / "draft")]
     assert main(command) == 1
-    assert "If another tool made the folder, pass --foreign" in " ".join(
-        capsys.readouterr().out.split()
-    )
     assert main([*command, "--foreign"]) == 0
 
 
@@ -234,23 +216,14 @@ def test_a_folder_without_a_record_is_of_another_tool_only_if_somebody_says_so(
 
 Edit = Callable[[dict[str, Any]], object]
 EDITS: dict[str, tuple[Edit, str]] = {
-    "family": (lambda d: d["source"].update(family="eagle3-mla"), "source.family"),
-    "bytes before": (lambda d: d["tensor_bytes"].update(before=1), "tensor_bytes.before"),
-    "bytes after": (lambda d: d["tensor_bytes"].update(after=1), "tensor_bytes.after"),
-    "hash": (
-        lambda d: d["tensor_digests"].update({"norm.weight": "00"}), "tensor_digests.norm.weig",
-    ),
     "hash of nothing": (
         lambda d: d["tensor_digests"].update({"of.others": "00"}), "tensor_digests.of.others",
     ),
     "no hash": (lambda d: d["tensor_digests"].pop("norm.weight"), "tensor_digests.norm.weight"),
-    "hash of the source": (
-        lambda d: d["source"]["tensor_digests"].update({"fc.weight": "00"}),
-        "source.tensor_digests.fc.weight",
-    ),
     "argv": (lambda d: d.update(argv=["me"]), "sha256"),
     "no seal": (lambda d: d.pop("sha256"), "sha256"),
 }  # fmt: skip
+"""Beside those of `damages`: told/damages.txt has what is said of other hashes and sizes."""
 
 
 @pytest.mark.parametrize("name", EDITS)

