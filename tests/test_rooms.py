@@ -178,10 +178,10 @@ def test_what_families_share_knows_no_family() -> None:
 # ---- how large the house is: a line here may only be lowered (ARCHITECTURE.md, "Sums")
 
 SUMS = {
-    "words of the product": 375_249,
+    "words of the product": 375_244,
     "product folders": 49,
-    "developers' tools, lines": 7_405,
-    "lines of tests": 56_541,
+    "developers' tools, lines": 7_399,
+    "lines of tests": 55_360,
     "pairs of a test file and an internal module": 1_028,
     "mutants of the sample that survive": 62,  # of 267 of 300 that were judged: 23 %
     "verbs": 25,
