@@ -1,15 +1,14 @@
 """Other quantizers beside draftquant: one folder, one scheme, the time and memory of each.
 
     python -m benchmarks.peers WORKDIR [--draft kimi-linear-dflash | --given FOLDER]
-        [--schemes fp8 int4] [--python llm-compressor=PATH] [--python torchao=PATH] [--json]
+        [--schemes fp8 int4] [--python llm-compressor=PATH] [--json]
 
 Each runs in a process and an environment of its own; experiments/engines/tools_setup makes one with
-llm-compressor and torchao. The draft is generated once and stays in WORKDIR; outputs are deleted
+llm-compressor. The draft is generated once and stays in WORKDIR; outputs are deleted
 after `draftquant verify --foreign` has compared them with the draft. draftquant verifies its own
 before it publishes it, so its figures contain verification; those of the others do not.
 
-For a tool that cannot take the folder the row has its error. On a CPU torchao quantizes only
-weights, and stores INT4 in a byte each.
+For a tool that cannot take the folder the row has its error.
 """
 
 import argparse
@@ -27,15 +26,14 @@ from .command_line import add_draft, benchmark_parser, given_draft, run_benchmar
 from .measured_process import BenchError, folder_bytes, run_measured
 
 MAKERS = PAIRS.parent / "engines" / "foreign"
-"""Scripts that call other tools, each in the tool's own environment."""
-VARIANT = 2
-"""From each maker's lists of excludes: embedding, head and fusion stay, as in our recipes."""
+"""Scripts that call other tools, each in the tool's own environment, and leave the embedding, the
+head and the fusion as they are, as our recipes do."""
 _MAKE = """
 import importlib, pathlib, sys
-folder, module, scheme, source, out, variant = sys.argv[1:]
+folder, module, scheme, source, out = sys.argv[1:]
 sys.path.insert(0, folder)
 make = importlib.import_module(module).make
-make(scheme, pathlib.Path(source), pathlib.Path(out), int(variant))
+make(scheme, pathlib.Path(source), pathlib.Path(out))
 """
 OURS = "draftquant"
 RECIPES = {"fp8": "fp8-ptpc", "int4": "int4-group128"}
@@ -54,16 +52,13 @@ PEERS: Mapping[str, Peer] = {
     "llm-compressor": Peer(
         maker="by_llmcompressor", schemes={"fp8": "FP8_DYNAMIC", "int4": "W4A16"}
     ),
-    "quark": Peer(maker="by_quark", schemes={"fp8": "file-ptpc_fp8", "int4": "file-int4_wo_128"}),
+    "quark": Peer(maker="by_quark", schemes={"fp8": "ptpc_fp8", "int4": "int4_wo_128"}),
     "modelopt": Peer(
         maker="by_modelopt",
         schemes={"fp8": "FP8_PER_CHANNEL_PER_TOKEN_CFG", "int4": "INT4_BLOCKWISE_WEIGHT_ONLY_CFG"},
     ),
-    "torchao": Peer(
-        maker="by_torchao", schemes={"fp8": "float8-weights", "int4": "int4-group128-unpacked"}
-    ),
 }
-"""llm-compressor's `model_free_ptq`, Quark from file to file, ModelOpt's export, torchao."""
+"""llm-compressor's `model_free_ptq`, Quark from file to file, ModelOpt's export."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,8 +128,7 @@ def _command(scheme: str, tool: str, source: Path, out: Path) -> tuple[str, ...]
         recipe = ("--recipe", RECIPES[scheme], "--out", str(out))
         return ("-m", "draftquant", "quantize", str(source), *recipe)
     peer = PEERS[tool]
-    folders = (str(source), str(out), str(VARIANT))
-    return ("-c", _MAKE, str(MAKERS), peer.maker, peer.schemes[scheme], *folders)
+    return ("-c", _MAKE, str(MAKERS), peer.maker, peer.schemes[scheme], str(source), str(out))
 
 
 def _verified(source: Path, out: Path) -> str:

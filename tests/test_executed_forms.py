@@ -1,12 +1,10 @@
 """LOADS is said of executed forms: drawn folders beside what both engines did with them."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import drawn
 import folder_rows
 import pytest
 from asked_pairs import check_draft, check_pair
@@ -41,22 +39,9 @@ def answered(rows: Sequence[Any], folder: Path) -> tuple[Counter[str], list[str]
     return counts, wrong
 
 
-def test_folders_are_drawn_as_they_were_executed() -> None:
-    kept = json.loads(drawn.FILE.read_text(encoding="utf-8"))
-    assert len(kept) == drawn.COUNT
-    rows = [drawn.drawn(i) for i in range(drawn.COUNT)]
-    digests = [
-        (drawn.digest(row), e["digest"])
-        for row, e in zip(rows, kept, strict=True)
-        if row["tensors"]
-    ]
-    assert [now for now, _ in digests] == [before for _, before in digests]
-    assert len(digests) > 280
-
-
 @pytest.mark.parametrize("start", [3, pytest.param(None, marks=pytest.mark.slow)])
 def test_drawn_folders_are_answered_as_the_engines_did(start: int | None, tmp_path: Path) -> None:
-    rows = drawn.kept_rows()
+    rows = folder_rows.read_rows(folder_rows.DRAWN_FILE)
     counts, wrong = answered(rows if start is None else rows[start::8], tmp_path)
     assert (wrong, counts["UNKNOWN"]) == ([], UNKNOWN[start])
 

@@ -1,8 +1,9 @@
 """What engines answer to `draftquant check --ask`, for every recipe and family.
 
-`experiments/run asked PYTHON...` asks the vLLM of each environment on this machine's CPU, with its
-kernels; `--fake ENGINE:ARCH` the engine of $ENGINES_PYTHON on a faked GPU, without kernels. Rows of
-the same engine, version and device are replaced in asked.json, and ASKED.md is written anew.
+`experiments/run asked PYTHON` asks the vLLM of an environment on this machine's CPU, with its
+kernels; `PYTHON:ENGINE:ARCH` its engine on a faked GPU, without kernels (the Python sources of a
+wheel for CUDA are enough, found before the packages that `setup` installs). Rows of the same
+engine, version and device are replaced in asked.json, and ASKED.md is written anew.
 """
 
 import argparse
@@ -13,13 +14,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
 INSIDE = HERE.parents[1] / "quantize" / "asking"
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests")]
 
-import asking  # noqa: E402
 import torch  # noqa: E402
 from cases import FAMILIES, Case, Workshop, recipe_cases  # noqa: E402
 from draftquant.quantize.asked import Checking  # noqa: E402
@@ -31,7 +31,6 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 
 RESULTS, PAGE = HERE / "asked.json", HERE / "ASKED.md"
 Row = dict[str, Any]
-Tensors = dict[str, torch.Tensor]
 
 _FORKING = """
 import importlib, os, sys
@@ -44,8 +43,6 @@ os.environ.update(engine.ENVIRONMENT)
 if {arch!r}:
     import fakes
     fakes.install(engine, {arch!r})
-if {plugin!r}:
-    importlib.import_module("plugins." + {engine!r}).register()
 for name in ("inside.loaded_model", "inside.running", "safetensors.torch", *engine.NEEDED):
     importlib.import_module(name)
 if {engine!r} == "vllm":  # which looks at each class in a process of its own: a minute
@@ -55,6 +52,8 @@ sys.stdout.flush()
 for request in sys.argv[1:]:
     if os.fork() == 0:  # engines cache configs and change classes: each draft starts afresh
         try:
+            if "plugin" in request:
+                importlib.import_module("plugins." + {engine!r}).register()
             answer.main(request)
         finally:
             os._exit(0)
@@ -62,21 +61,27 @@ for request in sys.argv[1:]:
 """
 
 
+class Asked(NamedTuple):
+    """One question: what the engine is given, and the folder by which its linears are judged."""
+
+    kind: str
+    name: str
+    given: Path
+    judged_by: Path
+
+
 def main() -> int:
     """See the module."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("pythons", nargs="*", help="interpreters with a vLLM for CPUs")
-    parser.add_argument("--fake", nargs="+", default=[], metavar="ENGINE:ARCH")
+    parser.add_argument("asked", nargs="+", metavar="PYTHON[:ENGINE:ARCH]")
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=FAMILIES)
     given = parser.parse_args()
     rows: list[Row] = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else []
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
-        workshop = Workshop(work)
-        cases = [case for case in recipe_cases(workshop) if case.family in given.families]
-        questions = [(python, "vllm", "") for python in given.pythons]
-        questions += [(asking.python(), *fake.split(":")) for fake in given.fake]
-        for python, engine, arch in questions:
+        cases = recipe_cases(Workshop(work), given.families)
+        for asked in given.asked:
+            python, engine, arch = [*asked.split(":"), "vllm", ""][:3]
             new = list(asked_rows(work, cases, python, engine, arch))
             mine = {key_of(row) for row in new}
             rows = [row for row in rows if key_of(row) not in mine] + new
@@ -92,58 +97,42 @@ def asked_rows(
     work: Path, cases: Sequence[Case], python: str, engine: str, arch: str
 ) -> Iterator[Row]:
     """A row for each recipe and family, for the plugin, and for each folder that is broken."""
-    folders = [work / case.name for case in cases]
-    where: dict[str, str] = {}
-    for case, found in zip(cases, ask_all(engine, python, folders, arch=arch), strict=True):
-        where = where or {"version": found.version, "device": found.device}
-        yield row_of(found, draft=case.name, kind="recipe")
-    plain = [work / case.name for case in cases if case.recipe == "mi325x-w4a8"]
-    for folder, found in zip(
-        plain, ask_all(engine, python, plain, arch=arch, plugin=True), strict=True
-    ):
-        yield row_of(found, draft=folder.name, kind="plugin")
-    if not arch:
-        yield from broken_rows(work, python, engine)
-
-
-def row_of(found: AskedCheck, **more: str) -> Row:
-    wrong = [each.sentence for each in found.linears if not each.is_right]
-    return {
-        "engine": found.engine, "version": found.version, "device": found.device, **more,
-        "verdict": found.verdict, "stage": found.stage, "error": found.error,
-        "linears": len(found.linears), "not_run": sorted(set((found.not_run or {}).values())),
-        "largest": round(max((each.error for each in found.linears), default=0.0), 5),
-        "format": sorted({each.format for each in found.linears}),
-        "wrong": [*found.unloaded, *found.unread, *found.cast, *found.merged, *wrong],
-    }  # fmt: skip
+    folders = {case.name: work / case.name for case in cases}
+    questions = [Asked("recipe", name, folder, folder) for name, folder in folders.items()]
+    plain = [each for each in questions if each.name.endswith("--mi325x-w4a8")]
+    questions += [each._replace(kind="plugin") for each in plain]
+    questions += [] if arch else [broken(work, name) for name in BROKEN]
+    for asked, found in zip(questions, ask_all(engine, python, arch, questions), strict=True):
+        wrong = [each.sentence for each in found.linears if not each.is_right]
+        yield {
+            "engine": found.engine, "version": found.version, "device": found.device,
+            "draft": asked.name, "kind": asked.kind,
+            "verdict": found.verdict, "stage": found.stage, "error": found.error,
+            "linears": len(found.linears), "not_run": sorted(set((found.not_run or {}).values())),
+            "largest": round(max((each.error for each in found.linears), default=0.0), 5),
+            "format": sorted({each.format for each in found.linears}),
+            "wrong": [*found.unloaded, *found.unread, *found.cast, *found.merged, *wrong],
+        }  # fmt: skip
 
 
 def ask_all(
-    engine: str,
-    python: str,
-    folders: Sequence[Path],
-    *,
-    arch: str = "",
-    plugin: bool = False,
-    judged_by: Sequence[Path] | None = None,
+    engine: str, python: str, arch: str, questions: Sequence[Asked]
 ) -> Iterator[AskedCheck]:
-    """The verdict of an engine on each folder; `judged_by`: what the linears are compared with."""
+    """The engine's answers, all of one process that imports it once."""
     paths = [str(INSIDE), str(HERE), str(INSIDE.parent)]
-    code = _FORKING.format(paths=paths, engine=engine, arch=arch, plugin=plugin)
+    code = _FORKING.format(paths=paths, engine=engine, arch=arch)
     with tempfile.TemporaryDirectory() as temporary:
-        works = [Path(temporary) / str(i) for i in range(len(folders))]
-        questions = [DraftQuestion.of(Checking(folder, engine)) for folder in folders]
-        for question, work in zip(questions, works, strict=True):
+        works = [Path(temporary) / f"{i}-{each.kind}" for i, each in enumerate(questions)]
+        for each, work in zip(questions, works, strict=True):
             work.mkdir()
-            question.write(work)
+            DraftQuestion.of(Checking(each.given, engine)).write(work)
         command = [python, "-c", code, *(str(work / REQUEST) for work in works)]
         done = subprocess.run(command, cwd=temporary, capture_output=True, text=True, check=False)
         print(f"{python} {engine} {arch}: status {done.returncode}", file=sys.stderr)
-        if judged_by is not None:
-            questions = [DraftQuestion.of(Checking(folder, engine)) for folder in judged_by]
-        for question, work in zip(questions, works, strict=True):
+        for each, work in zip(questions, works, strict=True):
+            judge = DraftQuestion.of(Checking(each.judged_by, engine))
             try:
-                yield question.judged(read_answer(work), work, python=python, seconds=0)
+                yield judge.judged(read_answer(work), work, python=python, seconds=0)
             except DraftQuantError:
                 print(done.stderr[-4000:], file=sys.stderr)
                 raise
@@ -152,106 +141,88 @@ def ask_all(
 # ---- Broken folders: what the engine is given is not what the judge reads
 
 
-def _changed(change: Callable[[Tensors], None]) -> Callable[[Path], None]:
-    def make(folder: Path) -> None:
-        (path,) = folder.glob("*.safetensors")
-        tensors = load_file(path)
-        change(tensors)
-        save_file(tensors, path, {"format": "pt"})
-
-    return make
+def _exchange(tensors: Any, one: str, other: str, *leaves: str) -> None:
+    for leaf in leaves:
+        a, b = f"midlayer.{one}.{leaf}", f"midlayer.{other}.{leaf}"
+        tensors[a], tensors[b] = tensors[b], tensors[a]
 
 
-def _config(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
-    def make(folder: Path) -> None:
-        path = folder / "config.json"
-        config = json.loads(path.read_text(encoding="utf-8"))
-        change(config["quantization_config"])
-        path.write_text(json.dumps(config), encoding="utf-8")
-
-    return make
+def _swap(packed: torch.Tensor) -> None:
+    codes = packed.view(torch.uint8)
+    codes.copy_((codes << 4) | (codes >> 4))
 
 
-ATTENTION, MLP = "midlayer.self_attn.", "midlayer.mlp."
+def _transpose(weight: torch.Tensor) -> None:
+    square = weight.view(torch.uint8)[:, : len(weight)]
+    square.copy_(square.T.clone())
 
 
-def _swap(tensors: Tensors) -> None:
-    words = tensors[f"{ATTENTION}k_proj.weight_packed"].view(torch.uint8)
-    tensors[f"{ATTENTION}k_proj.weight_packed"] = ((words << 4) | (words >> 4)).view(torch.int32)
-
-
-def _double(tensors: Tensors) -> None:
-    tensors[f"{MLP}up_proj.weight_scale"] *= 2
-
-
-def _double_row(tensors: Tensors) -> None:
-    tensors[f"{MLP}up_proj.weight_scale"][7] *= 2
-
-
-def _exchange(tensors: Tensors) -> None:
-    gate, up = (f"{MLP}{name}_proj.weight_scale" for name in ("gate", "up"))
-    tensors[gate], tensors[up] = tensors[up], tensors[gate]
-
-
-def _exchange_parts(tensors: Tensors) -> None:
-    for leaf in ("weight", "weight_scale"):
-        k, v = (f"{ATTENTION}{name}_proj.{leaf}" for name in "kv")
-        tensors[k], tensors[v] = tensors[v], tensors[k]
-
-
-def _transpose(tensors: Tensors) -> None:
-    name = f"{ATTENTION}o_proj.weight"
-    weight = tensors[name]
-    square = weight[:, : len(weight)].clone()
-    tensors[name] = torch.cat([square.T, weight[:, len(weight) :]], 1).contiguous()
-
-
-def _flip_sign(tensors: Tensors) -> None:
-    tensors[f"{MLP}down_proj.weight"].view(torch.uint8)[0].bitwise_xor_(0x80)
-
-
-BROKEN: dict[str, tuple[str, Callable[[Path], None]]] = {
-    "nibbles of k_proj swapped": ("int4-group128", _changed(_swap)),
-    "scales of up_proj times 2": ("fp8-ptpc", _changed(_double)),
-    "one scale of up_proj times 2": ("fp8-ptpc", _changed(_double_row)),
-    "scales of gate_proj and up_proj exchanged": ("fp8-ptpc", _changed(_exchange)),
-    "k_proj and v_proj exchanged": ("fp8-ptpc", _changed(_exchange_parts)),
-    "the square part of o_proj transposed": ("fp8-ptpc", _changed(_transpose)),
-    "signs of one row of down_proj": ("fp8-ptpc", _changed(_flip_sign)),
-    "the scale of v_proj missing": (
-        "fp8-ptpc", _changed(lambda tensors: tensors.pop(f"{ATTENTION}v_proj.weight_scale")),
+K, V, O = (f"self_attn.{name}_proj" for name in "kvo")  # noqa: E741
+GATE, UP, DOWN = (f"mlp.{name}_proj" for name in ("gate", "up", "down"))
+SCALE = "weight_scale"
+BROKEN: dict[str, tuple[str, Callable[[Any, Any], object]]] = {
+    "nibbles of k_proj swapped": (
+        "int4-group128", lambda t, _: _swap(t[f"midlayer.{K}.weight_packed"]),
     ),
-    "the tensor of down_proj missing": (
-        "fp8-ptpc", _changed(lambda tensors: tensors.pop(f"{MLP}down_proj.weight")),
+    "scales of up_proj times 2": ("fp8-ptpc", lambda t, _: t[f"midlayer.{UP}.{SCALE}"].mul_(2)),
+    "one scale of up_proj times 2": (
+        "fp8-ptpc", lambda t, _: t[f"midlayer.{UP}.{SCALE}"][7].mul_(2),
     ),
-    "excludes name the MLP too": (
-        "fp8-ptpc", _config(lambda said: said["ignore"].append("re:.*mlp.*")),
+    "scales of gate_proj and up_proj exchanged": (
+        "fp8-ptpc", lambda t, _: _exchange(t, GATE, UP, SCALE),
     ),
-    "excludes are empty": ("fp8-ptpc", _config(lambda said: said.update(ignore=[]))),
+    "k_proj and v_proj exchanged": (
+        "fp8-ptpc", lambda t, _: _exchange(t, K, V, "weight", SCALE),
+    ),
+    "the square part of o_proj transposed": (
+        "fp8-ptpc", lambda t, _: _transpose(t[f"midlayer.{O}.weight"]),
+    ),
+    "signs of one row of down_proj": (
+        "fp8-ptpc",
+        lambda t, _: t[f"midlayer.{DOWN}.weight"].view(torch.uint8)[0].bitwise_xor_(0x80),
+    ),
+    "the scale of v_proj missing": ("fp8-ptpc", lambda t, _: t.pop(f"midlayer.{V}.{SCALE}")),
+    "the tensor of down_proj missing": ("fp8-ptpc", lambda t, _: t.pop(f"midlayer.{DOWN}.weight")),
+    "excludes name the MLP too": ("fp8-ptpc", lambda _, said: said["ignore"].append("re:.*mlp.*")),
+    "excludes are empty": ("fp8-ptpc", lambda _, said: said.update(ignore=[])),
     "groups of 64 declared": (
         "int4-group128",
-        _config(lambda said: said["config_groups"]["group_0"]["weights"].update(group_size=64)),
+        lambda _, said: said["config_groups"]["group_0"]["weights"].update(group_size=64),
     ),
 }  # fmt: skip
 
 
-def broken_rows(work: Path, python: str, engine: str) -> Iterator[Row]:
-    """Each is given to the engine, and the folder before it was broken to the judge."""
-    sound, broken = [], []
-    for number, (recipe, make) in enumerate(BROKEN.values()):
-        source = work / f"eagle3-llama--{recipe}"
-        folder = work / f"broken-{number}"
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(source, folder)
-        make(folder)
-        sound.append(source)
-        broken.append(folder)
-    answers = ask_all(engine, python, broken, judged_by=sound)
-    for name, found in zip(BROKEN, answers, strict=True):
-        yield row_of(found, draft=name, kind="broken")
+def broken(work: Path, name: str) -> Asked:
+    """The broken folder for the engine, and the folder before it was broken for the judge."""
+    recipe, change = BROKEN[name]
+    sound, folder = work / f"eagle3-llama--{recipe}", work / name.replace(" ", "-")
+    shutil.copytree(sound, folder, dirs_exist_ok=True)
+    (path,) = folder.glob("*.safetensors")
+    tensors, config = load_file(path), json.loads((folder / "config.json").read_text("utf-8"))
+    change(tensors, config["quantization_config"])
+    save_file(tensors, path, {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return Asked("broken", name, folder, sound)
 
 
 # ---- The page
+
+KINDS = (
+    (
+        "vLLM for CPUs, with its kernels",
+        "The figure is the largest relative error of a linear. Packages beside older versions were"
+        " those of vLLM 0.32, but for torch 2.11 before 0.28.",
+        False,
+    ),
+    (
+        "Wheels for CUDA, on faked GPUs",
+        "Loading runs, and no kernel. Packages beside them are those of `requirements.txt`, with"
+        " torch 2.13.0 and transformers 5.20.2; SGLang 0.5.22 asks for 2.14.1 and 5.19.0, and vLLM"
+        " 0.32.0 for a transformers before 5.20.",
+        True,
+    ),
+)
+"""Title and text of a table, and whether its engines were on faked GPUs."""
 
 
 def write(rows: Sequence[Row]) -> None:
@@ -264,26 +235,24 @@ def write(rows: Sequence[Row]) -> None:
 def page(rows: Sequence[Row]) -> Iterator[str]:
     """All of ASKED.md."""
     asked = sorted({key_of(row) for row in rows}, key=lambda key: (key[0] == "sglang", *key))
-    titles = [f"{ {'vllm': 'vLLM', 'sglang': 'SGLang'}[e] } {v}, {d}" for e, v, d in asked]
-    yield "# What engines answer to `check --ask`"
-    yield ""
-    yield (
-        "Tiny drafts of up to four families by every recipe (`experiments/run asked`). On a CPU the"
-        " own kernels of vLLM run: the figure is the largest relative error of a linear. On a faked"
-        " GPU loading runs, and no kernel. A number in brackets counts families. Packages beside"
-        " older versions were those of vLLM 0.32, but for torch 2.11 before 0.28."
-    )
-    yield ""
-    yield f"| recipe | {' | '.join(titles)} |"
-    yield "|---" * (len(titles) + 1) + "|"
+    recipes = {row["draft"].split("--")[1] for row in rows if row["kind"] == "recipe"}
+    lines = [(recipe, "recipe", recipe) for recipe in sorted(recipes)]
+    lines.append(("mi325x-w4a8 with the plugin", "plugin", "mi325x-w4a8"))
     notes: dict[str, int] = {}
-    recipes = dict.fromkeys(row["draft"].split("--")[1] for row in rows if row["kind"] == "recipe")
-    for recipe in sorted(recipes):
-        cells = (cell(rows, key, "recipe", recipe, notes) for key in asked)
-        yield f"| {recipe} | {' | '.join(cells)} |"
-    cells = (cell(rows, key, "plugin", "mi325x-w4a8", notes) for key in asked)
-    yield f"| mi325x-w4a8 with the plugin | {' | '.join(cells)} |"
-    yield ""
+    yield "# What engines answer to `check --ask`\n"
+    yield (
+        "Tiny drafts of up to four families by every recipe (`experiments/run asked`). A number in"
+        " round brackets counts families, one in square brackets is that of a reason."
+    )
+    for title, about, on_gpu in KINDS:
+        keys = [key for key in asked if key[2].startswith("faked") == on_gpu]
+        titles = [f"{ {'vllm': 'vLLM', 'sglang': 'SGLang'}[e] } {v}, {d}" for e, v, d in keys]
+        yield f"\n## {title}\n\n{about}\n"
+        yield f"| recipe | {' | '.join(titles)} |\n{'|---' * (len(titles) + 1)}|"
+        for label, kind, recipe in lines:
+            cells = (cell(rows, key, kind, recipe, notes) for key in keys)
+            yield f"| {label} | {' | '.join(cells)} |"
+    yield "\n## Reasons\n"
     for note, number in notes.items():
         yield f"{number}. {note}"
     yield from _formats(rows)
@@ -306,7 +275,7 @@ def cell(
         largest = max(row["largest"] for row in of)
         figure = f" {largest:.1%}" if largest else ""
         parts.append(f"{said}{figure} ({len(of)})")
-    return ", ".join(parts)
+    return ", ".join(parts) or "not asked"
 
 
 def _formats(rows: Sequence[Row]) -> Iterator[str]:

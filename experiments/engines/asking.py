@@ -31,7 +31,6 @@ def loaded(
     tp: int = 1,
     target: Path | None = None,
     log: Path | None = None,
-    options: Sequence[str] = (),
 ) -> list[Outcome]:
     """What an engine's own loader says of each folder, as if there was such a GPU.
 
@@ -39,7 +38,7 @@ def loaded(
         target: of all; None: "target" beside each; /layer: the MTP layers of the folders.
         log: for what it writes to standard error.
     """
-    command = [python(), f"{engine}_loader.py", "--arch", arch, "--tp", str(tp), *options]
+    command = [python(), f"{engine}_loader.py", "--arch", arch, "--tp", str(tp)]
     command += ["--target", str(target)] if target else []
     done = subprocess.run(
         [*command, *map(str, folders)], cwd=HERE, capture_output=True, text=True, check=False

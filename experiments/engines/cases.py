@@ -7,7 +7,7 @@ which it would refuse the real one, also in two tensor-parallel shards.
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -133,17 +133,17 @@ class Workshop:
         return self.out / name
 
 
-def recipe_cases(workshop: Workshop) -> list[Case]:
+def recipe_cases(workshop: Workshop, families: Sequence[FamilyName] = FAMILIES) -> list[Case]:
     """Every family as it is, and with every built-in recipe."""
     cases = []
-    for family in FAMILIES:
+    for family in families:
         name = f"{family}--unquantized"
         shutil.copytree(workshop.source(family), workshop.out / name)
         what = "BF16, as it was trained"
         cases.append(Case(name, "recipe", family, what, reads=READS[family]))
     recipes = [load_recipe(name) for name in LAYERS_ALONE]
     return cases + [
-        _quantized(workshop, "recipe", family, recipe) for family in FAMILIES for recipe in recipes
+        _quantized(workshop, "recipe", family, recipe) for family in families for recipe in recipes
     ]
 
 

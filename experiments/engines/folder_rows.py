@@ -7,10 +7,10 @@ one that `check` does not give. `--write` keeps them; `--add FOLDER...` makes ro
 
 Keys of a row: "of" names another of its file, of which it has all but what it says itself and what
 stands in "without". "subtree": an MTP layer inside its target, which is the folder. "reads": layers
-whose inputs the draft reads, and "proposes": what its head says; a draft of which the engine reads
-or proposes others is wrong. "target_layers": where check is not
-told of 8. "errors": parts of reasons, by engine or question. "built" and
-"modules": parameters and modules of the engine's model.
+whose inputs the draft reads, and "proposes": what its head says; a draft of which the engine read
+or proposed others is wrong, and stays so. "target_layers": where check is not told of 8. "errors":
+parts of reasons, by engine or question. "built" and "modules": parameters and modules of the
+engine's model.
 """
 
 import argparse
@@ -51,6 +51,8 @@ FILES = {
     "MTP layers in targets": HERE / "inside.json",
     "of Laguna": HERE / "laguna.json",
 }
+DRAWN_FILE = HERE / "drawn.json"
+"""LOADS is said of executed forms alone, which these hold: others than those of `FILES`."""
 SIDE_FILE = "hf_quant_config.json"
 PLATFORMS = ("vllm sm90 1", "sglang sm90 1", "sglang sm100 1", "sglang gfx942 1")
 _NO_MATTER = ("dtype", "tokenizer_class", "transformers_version")
@@ -239,8 +241,6 @@ def write_target(row: Row, folder: Path) -> None:
 
 def asked_again(rows: Sequence[Row], work: Path) -> list[dict[str, Any]]:
     """The rows with what the loaders say of them today, on the platforms of their answers."""
-    from proposals import judged  # which imports torch
-
     folders: dict[tuple[str, bool], list[tuple[int, Path]]] = {}
     for number, row in enumerate(rows):
         folder = write_folder(row, work / str(number) / "draft")
@@ -255,9 +255,15 @@ def asked_again(rows: Sequence[Row], work: Path) -> list[dict[str, Any]]:
             target=Path("/layer") if inside else None,
         )  # fmt: skip
         for (number, _), outcome in zip(found, outcomes, strict=True):
-            row = rows[number]
-            told[number].append(judged(outcome, row.get("reads"), row.get("proposes", ())))
+            told[number].append(_with_what_stays(outcome, rows[number], asked))
     return [{**row, **_said(said, row)} for row, said in zip(rows, told, strict=True)]
+
+
+def _with_what_stays(outcome: Row, row: Row, asked: str) -> Row:
+    """What was wrong by the layers that an engine reads, or by its proposals, loads here."""
+    was_wrong = asked in row["answers"].get("LOADS BUT WRONG", ())
+    stays = was_wrong and ("reads" in row or "proposes" in row) and outcome["verdict"] == "LOADS"
+    return {**outcome, "verdict": "LOADS BUT WRONG"} if stays else outcome
 
 
 def _said(outcomes: Sequence[Row], row: Row) -> dict[str, Any]:
@@ -306,7 +312,7 @@ def main() -> int:
     parser.add_argument("--add", nargs="+", default=[], type=Path, help="folders to add to a file")
     parser.add_argument("--write", action="store_true", help="keep what is answered today")
     given = parser.parse_args()
-    for file in given.files or FILES.values():
+    for file in given.files or (*FILES.values(), DRAWN_FILE):
         rows = [row for row in read_rows(file) if given.only in row["draft"]]
         rows += [row_of(folder, answers={}) for folder in given.add]
         with tempfile.TemporaryDirectory() as work:

@@ -1,7 +1,7 @@
 """The forms of drafts that the engines loaded: `quantize/engines/executed_forms.json`.
 
-Of every folder that an engine was asked for and loaded: the rows of `folder_rows`, the drawn ones,
-the published ones (`tests/wild/drafts.json`, of small sizes), and draftquant's own outputs.
+Of every folder that an engine was asked for and loaded: the rows of `folder_rows`, the
+published ones (`tests/wild/drafts.json`, of small sizes), and draftquant's own outputs.
 `experiments/run forms` writes the file anew from the answers that are kept; `--published` asks the
 engines for the published ones again, and `--cases FOLDER` takes the folders of `engines --work`.
 """
@@ -20,7 +20,6 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests")]
 
 import asking  # noqa: E402
-import drawn  # noqa: E402
 import folder_rows  # noqa: E402
 from asked_pairs import check_draft  # noqa: E402
 from draftquant.quantize.engines import executed  # noqa: E402
@@ -48,8 +47,8 @@ Loaded = Iterator[EngineCheck]
 
 def of_rows(work: Path) -> Loaded:
     """Of folders that are kept as rows."""
-    files = [row for file in folder_rows.FILES.values() for row in folder_rows.read_rows(file)]
-    for number, row in enumerate([*files, *drawn.kept_rows()]):
+    files = (*folder_rows.FILES.values(), folder_rows.DRAWN_FILE)
+    for number, row in enumerate(row for file in files for row in folder_rows.read_rows(file)):
         loaded = {asked.rpartition(" ")[0]: asked for asked in row["answers"].get("LOADS", ())}
         if not loaded:
             continue

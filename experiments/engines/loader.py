@@ -1,8 +1,6 @@
 """The command line of both loaders: one JSON object per draft on standard output."""
 
 import argparse
-import hashlib
-import importlib
 import json
 import os
 import re
@@ -16,13 +14,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 _QUANTIZE = Path(__file__).resolve().parents[2] / "quantize"
 sys.path.append(str(_QUANTIZE / "asking"))  # draftquant is not installed beside an engine
 
 from inside.answer import text_of  # noqa: E402
-from inside.loaded_model import FolderTensors, Outcome, Subject, absent_tables, examine  # noqa: E402
+from inside.loaded_model import FolderTensors, Outcome, Subject, examine  # noqa: E402
 
 _LAYER = Path("/layer")
 _FIRST_OF_LAYER = re.compile(
@@ -37,12 +35,10 @@ class Loaded(NamedTuple):
 
     Attributes:
         captures: runner -> layers of the target that it captures; None = its default.
-        proposes: target ids that the loaded draft proposes, see `proposals`.
     """
 
     subject: Subject
     captures: Callable[[], dict[str, list[int] | None]] = dict
-    proposes: Callable[[nn.Module], list[int]] = lambda _model: []
 
 
 Make = Callable[[Path, Path, int, int], Loaded]
@@ -61,13 +57,9 @@ def run(name: str, platform: Any, loaded: Make, of_layer: Make) -> None:
     parser.add_argument("--target", type=Path, help="one for all drafts; /layer: of_layer")
     parser.add_argument("--arch", choices=platform.ARCHS, required=True)
     parser.add_argument("--tp", type=int, default=1, help="number of tensor-parallel shards")
-    parser.add_argument("--plugin", action="store_true", help="with draftquant's plugin")
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # the tensors are tiny; and processes are forked
     platform.install(arguments.arch)
-    if arguments.plugin:  # it needs nothing of draftquant
-        sys.path.append(str(_QUANTIZE))
-        importlib.import_module(f"plugins.{name}").register()
     make = of_layer if arguments.target == _LAYER else loaded
     for draft in arguments.drafts:
         target = arguments.target or draft.parent / "target"
@@ -96,13 +88,8 @@ def tensors_of_layer(folder: Path) -> set[str]:
 
 
 def _answer(of_rank: Callable[[int], Loaded], platform: Any, line: Line) -> Line:
-    """What both ranks say; the first one that does not load decides. Those between are alike.
-
-    served: sha256 over the draft's parameters after the step after loading, as they are served; ""
-    where that was not reached. proposes: or the error of an engine that proposes none.
-    """
+    """What both ranks say; the first one that does not load decides. Those between are alike."""
     line |= {"verdict": "REFUSED", "error": None, "parameters": {}, "captures": {}}
-    line |= {"proposes": [], "served": ""}
     outcome = Outcome()
     try:
         for rank in dict.fromkeys((0, line["tp"] - 1)):
@@ -132,13 +119,7 @@ def _examine(loaded: Loaded, outcome: Outcome, line: Line) -> None:
         line["parameters"] = describe_parameters(model)
         return model
 
-    model = examine(replace(subject, build=build), outcome)
-    if model is not None:
-        line["served"] = _sha256(model, absent_tables(subject.tensors))
-        try:
-            line["proposes"] = loaded.proposes(model)
-        except Exception as exc:  # noqa: BLE001  it comes with the first request, not before
-            line["proposes"] = [] if subject.needs_gpu(exc) else f"{type(exc).__name__}: {exc}"
+    examine(replace(subject, build=build), outcome)
 
 
 def describe_parameters(model: nn.Module) -> Mapping[str, str]:
@@ -147,18 +128,3 @@ def describe_parameters(model: nn.Module) -> Mapping[str, str]:
         name: f"{str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}"
         for name, parameter in model.named_parameters()
     }
-
-
-def _sha256(model: nn.Module, absent: tuple[str, ...]) -> str:
-    """Over name, dtype, shape and bytes of every parameter that is the draft's own."""
-    state = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
-        if any(module in name.split(".") for module in absent):
-            continue
-        state.update(f"{name} {parameter.dtype} {list(parameter.shape)}".encode())
-        state.update(_bytes(parameter.detach()).numpy().tobytes())
-    return state.hexdigest()
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().view(-1).view(torch.uint8)

@@ -69,7 +69,7 @@ def with_linears(outcome: Outcome) -> Outcome:
         module, _, parameter = name.rpartition(".")
         if not _NO_LINEAR.search(module):
             linears.setdefault(module, {})[parameter] = json.loads(form.split(" ", 1)[1])
-    others = {k: value for k, value in outcome.items() if k not in ("parameters", "served")}
+    others = {k: value for k, value in outcome.items() if k != "parameters"}
     return {**others, "linears": linears}
 
 
@@ -170,7 +170,6 @@ def _reason(outcome: Outcome) -> str:
         ("dropped", outcome["unread"]),
         ("cast", outcome["cast"]),
         ("one scale for several", outcome["merged"]),
-        ("the target's layers captured", [str(layer) for layer in outcome.get("captured", ())]),
     )
     return "; ".join(f"{what}: {_some(names)}" for what, names in found if names)
 

@@ -13,7 +13,6 @@ os.environ.update(HF_HUB_OFFLINE="1", SGLANG_LOG_LEVEL="error")
 import sglang_platform
 from captures import reads_layers, sglang_captures
 from loader import Loaded, run, tensors_of_layer
-from proposals import sglang_proposals
 
 from inside.in_sglang import shard  # isort: skip
 from inside.in_vllm import method_of  # isort: skip
@@ -30,12 +29,11 @@ def loaded(draft: Path, target: Path, tp: int, rank: int) -> Loaded:
     num_target_layers = served.get("text_config", served)["num_hidden_layers"]
     said = json.loads((draft / "config.json").read_text(encoding="utf-8"))
     method = method_of(said["architectures"][0], FolderTensors(draft))
-    reads, algorithm = reads_layers(method), {"eagle3": "EAGLE3", "eagle": "EAGLE"}.get(method)
     config, found = _shard(draft, tp, rank, "auto")
     return found._replace(
-        # A block draft proposes by the target's head: `dflash_worker_v2.py:138`.
-        proposes=lambda model: sglang_proposals(model, algorithm) if algorithm and tp == 1 else [],
-        captures=lambda: sglang_captures(draft, config, num_target_layers) if reads else {},
+        captures=lambda: (
+            sglang_captures(draft, config, num_target_layers) if reads_layers(method) else {}
+        ),
     )
 
 

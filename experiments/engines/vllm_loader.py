@@ -20,7 +20,6 @@ import torch
 import vllm_platform
 from captures import Captured, function_of, reads_layers, vllm_captures
 from loader import Loaded, run, tensors_of_layer
-from proposals import vllm_proposals
 from torch import nn
 
 from inside.in_vllm import draft_config, of_its_own, shard, speculating  # isort: skip
@@ -35,8 +34,6 @@ def loaded(draft: Path, target: Path, tp: int, rank: int) -> Loaded:
     vllm_platform.become_rank(tp, rank)
     speculative = config.speculative_config
     whole = speculative.method == "draft_model"
-    # Other shards, and wholes and MTP layers, have no head of fewer rows.
-    asked = tp == 1 and speculative.method not in ("draft_model", "mtp")
     dtype = config.model_config.dtype
     subject = shard(
         of_its_own(config) if whole else config,
@@ -51,7 +48,6 @@ def loaded(draft: Path, target: Path, tp: int, rank: int) -> Loaded:
     return Loaded(
         subject=subject,
         captures=lambda: _captures(speculative),
-        proposes=lambda model: vllm_proposals(model, config) if asked else [],
     )
 
 

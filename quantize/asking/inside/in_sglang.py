@@ -1,6 +1,6 @@
 """Loading a draft with the SGLang that is installed here: all that touches its insides.
 
-Run with SGLang 0.5.23 on faked GPUs, without kernels (`experiments/engines`).
+Run with SGLang 0.5.21 to 0.5.23 on faked GPUs, without kernels (`experiments/engines`).
 """
 
 import json
