@@ -20,11 +20,7 @@ _REPORT_EVERY = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """How long and how fast one model trains.
-
-    Attributes:
-        muon: matrices take Muon's steps (orthogonalized momentum), as long as AdamW's would be.
-    """
+    """How long and how fast one model trains; `muon`: matrices take Muon's steps, not AdamW's."""
 
     num_steps: int
     batch_size: int
@@ -60,17 +56,15 @@ def minimise(
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     optimizers = _optimizers(trained, schedule)
-    learning_rates = [LambdaLR(optimizer, schedule.factor) for optimizer in optimizers]
-    means: list[float] = []
-    recent: list[float] = []
-    taken = 0
+    parts = [*optimizers, *(LambdaLR(optimizer, schedule.factor) for optimizer in optimizers)]
+    means, recent, taken = list[float](), list[float](), 0
     if kept is not None and kept.exists():
         stands = torch.load(kept, weights_only=True)
         taken, means = stands["step"], stands["means"]
         with torch.no_grad():
             for parameter, value in zip(trained, stands["trained"], strict=True):
                 parameter.copy_(value)
-        for part, state in zip((*optimizers, *learning_rates), stands["parts"], strict=True):
+        for part, state in zip(parts, stands["parts"], strict=True):
             part.load_state_dict(state)
         torch.set_rng_state(stands["random"])
     for step in range(taken + 1, schedule.num_steps + 1):
@@ -79,7 +73,7 @@ def minimise(
             parameter.grad = None
         torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(trained, max_norm=1.0)
-        for part in (*optimizers, *learning_rates):
+        for part in parts:
             part.step()
         recent.append(loss.item())
         if step % _REPORT_EVERY == 0 or step == schedule.num_steps:
@@ -91,7 +85,7 @@ def minimise(
                     "step": step,
                     "means": means,
                     "trained": trained,
-                    "parts": [part.state_dict() for part in (*optimizers, *learning_rates)],
+                    "parts": [part.state_dict() for part in parts],
                     "random": torch.get_rng_state(),
                 }
                 torch.save(stands, kept.with_suffix(".partial"))
@@ -101,10 +95,9 @@ def minimise(
 
 def _optimizers(trained: Sequence[Tensor], schedule: Schedule) -> list[Optimizer]:
     rate, decay = schedule.max_learning_rate, schedule.weight_decay
-    matrices = [parameter for parameter in trained if schedule.muon and parameter.ndim == 2]
-    others = [parameter for parameter in trained if not (schedule.muon and parameter.ndim == 2)]
-    steps: list[Optimizer] = [AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=decay)]
-    if matrices:
-        muon = Muon(matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
-        steps.append(muon)
-    return steps
+    matrices = [one for one in trained if schedule.muon and one.ndim == 2]
+    others = [one for one in trained if not (schedule.muon and one.ndim == 2)]
+    adamw = AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=decay)
+    if not matrices:
+        return [adamw]
+    return [adamw, Muon(matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")]
