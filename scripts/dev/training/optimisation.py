@@ -56,7 +56,8 @@ def minimise(
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     optimizers = _optimizers(trained, schedule)
-    parts = [*optimizers, *(LambdaLR(optimizer, schedule.factor) for optimizer in optimizers)]
+    parts: list[Optimizer | LambdaLR] = [*optimizers]
+    parts += [LambdaLR(optimizer, schedule.factor) for optimizer in optimizers]
     means, recent, taken = list[float](), list[float](), 0
     if kept is not None and kept.exists():
         stands = torch.load(kept, weights_only=True)
