@@ -57,36 +57,33 @@ def test_another_target_is_refused_or_wrong_in_every_engine(
 @pytest.mark.parametrize(
     ("source", "name", "found"),
     [
-        (LLAMA, "Gemma3ForCausalLM", ["vllm refused serve the pair with SGLang"]),
-        (LLAMA, "NemotronHForCausalLM", ["sglang refused serve the pair with vLLM"]),
-        (DFLASH, "Gemma3ForCausalLM", [f"{engine} refused serve the target with a draft that reads"
-         " none of its layers: its MTP layer, or a model" for engine in ("vllm", "sglang")]),
+        (LLAMA, "Gemma3ForCausalLM", ["vllm"]),
+        (LLAMA, "NemotronHForCausalLM", ["sglang"]),
+        (DFLASH, "Gemma3ForCausalLM", ["vllm", "sglang"]),
         (DFLASH, "NemotronHForCausalLM", []),
-        (LLAMA, "OfNobody", ["vllm unknown try it", "sglang unknown try it"]),
+        (LLAMA, "OfNobody", ["vllm", "sglang"]),
     ],
-)  # fmt: skip
+)
 def test_a_target_hands_out_its_layers_or_not(
     source: Path, name: str, found: list[str], tmp_path: Path
 ) -> None:
     pair = check_pair(source / "draft", other_target(tmp_path / "t", source, architectures=[name]))
     of_target = [f for f in pair.findings if f.subject == "target"]
-    assert [f"{f.engine} {f.level} {f.remedy}" for f in of_target] == found
+    assert [f.engine for f in of_target] == found
     for each in of_target:
-        verdict = {"refused": "REFUSED", "unknown": "UNKNOWN"}[each.level]
         assert each.engine is not None
-        assert pair.of(each.engine).verdict == verdict
-    if found and name == "Gemma3ForCausalLM":
-        assert of_target[0].text.endswith("[RuntimeError: Model does not support EAGLE3 interface]")
+        assert pair.of(each.engine).verdict == "UNKNOWN"
+        assert "--ask" in each.remedy
 
 
 def test_quantize_judges_the_pair_where_a_target_is_given(tmp_path: Path) -> None:
     draft = LLAMA / "draft"
     target = other_target(tmp_path / "t", architectures=["Gemma3ForCausalLM"])
     alone = dq.quantize(draft, "fp8-ptpc", tmp_path / "alone")
-    with pytest.warns(dq.DraftQuantWarning, match="(?s)REFUSED in vLLM .*with SGLang"):
+    with pytest.warns(dq.DraftQuantWarning, match="(?s)UNKNOWN in vLLM .*--ask"):
         beside = dq.quantize(draft, "fp8-ptpc", tmp_path / "beside", target=target)
     assert {one.verdict for one in alone.loads if one.engine == "vllm"} == {"LOADS"}
-    assert {one.verdict for one in beside.loads if one.engine == "vllm"} == {"REFUSED"}
+    assert {one.verdict for one in beside.loads if one.engine == "vllm"} == {"UNKNOWN"}
     for engine in ("sglang", "tensorrt-llm"):
         said = [[o.verdict for o in r.loads if o.engine == engine] for r in (alone, beside)]
         assert said[0] == said[1]
@@ -147,7 +144,6 @@ NO_MODELS: list[tuple[dict[str, Any], str]] = [
     ({"intermediate_size": -64}, "intermediate_size: expected a whole number of at least 0"),
     ({"quantization_config": "x"}, "quantization_config: expected an object, got 'x'"),
     ({"rope_scaling": {"rope_type": "yarn", "factor": float("inf")}}, "rope scaling factor"),
-    ({"rope_parameters": {"rope_theta": float("nan")}}, "rope theta"),
     ({"max_position_embeddings": 10**39}, "max_position_embeddings: expected a number up to"),
 ]
 
@@ -227,13 +223,11 @@ def test_an_index_that_lies_is_bad_input(tmp_path: Path) -> None:
         check_pair(LLAMA / "draft", target)
 
 
-def ship(folder: Path, tokens: list[str], merges: list[str], template: str | None = None) -> None:
+def ship(folder: Path, tokens: list[str], merges: list[str]) -> None:
     """A tokenizer of these tokens beside the model."""
     model = {"type": "BPE", "vocab": {t: i for i, t in enumerate(tokens)}, "merges": merges}
     added = [{"id": len(tokens), "content": "<end>", "special": True}]
     (folder / "tokenizer.json").write_text(json.dumps({"model": model, "added_tokens": added}))
-    if template is not None:
-        (folder / "chat_template.jinja").write_text(template)
 
 
 @pytest.mark.parametrize(
@@ -248,18 +242,15 @@ def ship(folder: Path, tokens: list[str], merges: list[str], template: str | Non
 def test_tokenizers_are_compared_by_what_they_do(
     tokens: list[str], merges: list[str], level: str | None, words: str, tmp_path: Path
 ) -> None:
-    target = other_target(tmp_path / "target", eos_token_id=[2, 3])
+    target = other_target(tmp_path / "target")
     draft = tmp_path / "draft"
     shutil.copytree(LLAMA / "draft", draft)
-    edit_json(draft / "config.json", eos_token_id=7, bos_token_id=None)
-    ship(target, ["a", "b", "ab"], ["a b"], "{{ x }}")
-    ship(draft, tokens, merges, "{{ y }}")
+    ship(target, ["a", "b", "ab"], ["a b"])
+    ship(draft, tokens, merges)
     pair = check_pair(draft, target)
     found = said(pair, "tokenizer")
     assert [each for each, _ in found] == ([level] if level else [])
     assert all(words in text for _, text in found)
-    assert bool(said(pair, "chat-template")) == (level is None)
-    assert "eos_token_id 7 against [2, 3]" in said(pair, "special-tokens")[0][1]
     assert not [text for text in pair.not_compared if text.startswith("tokenizers")]
 
 
@@ -331,13 +322,8 @@ def test_hidden_states_that_float16_cannot_hold(tmp_path: Path) -> None:
     assert dq.check(draft, target=target, traces=traces, **narrow).verdict == "LOADS"  # type: ignore[arg-type]
 
 
-ROPE = {"rope_type": "default", "rope_theta": 5e6}
-
-
 def test_what_few_pairs_are_told(tmp_path: Path) -> None:
     draft = LLAMA / "draft"
-    turned = check_pair(draft, other_target(tmp_path / "t", rope_parameters=ROPE))
-    assert "its target with theta 5,000,000" in said(turned, "rope")[0][1]
     model = tiny_language_model(tmp_path / "model")
     sizes = {"vocab_size": 999, "num_hidden_layers": 8}
     found = check_pair(model, other_target(tmp_path / "other", **sizes))

@@ -129,14 +129,13 @@ def write(engine: str, answers: Answers) -> None:
     rows = [row for row in rows if tomllib.loads(row)["engine"] != engine]
     alike: dict[tuple[str, tuple[str, ...]], list[str]] = defaultdict(list)
     for name, serves, how in answers:
-        if not _NO_TARGET.search(name):
+        if any(serves.values()) and not _NO_TARGET.search(name):
             alike[how, tuple(method for method in METHODS if serves[method])].append(name)
     for (how, serves), names in alike.items():
-        said = {"serves": serves, "refuses": [each for each in METHODS if each not in serves]}
-        lists = "".join(f"{key} = {json.dumps(list(v))}\n" for key, v in said.items() if v)
         wrapped = textwrap.fill(" ".join(sorted(names)), 98, break_on_hyphens=False)
         rows.append(
-            f'engine = "{engine}"\nversion = "{version(engine)}"\nsource = "{how}"\n{lists}'
+            f'engine = "{engine}"\nversion = "{version(engine)}"\nsource = "{how}"\n'
+            f"serves = {json.dumps(list(serves))}\n"
             f'classes = """\n{wrapped}\n"""\n\n'
         )
     OUT.write_text("[[row]]\n".join([head, *sorted(rows)]).rstrip("\n") + "\n", encoding="utf-8")
