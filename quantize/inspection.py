@@ -19,7 +19,7 @@ from .drafts.architectures import declared_architecture
 from .drafts.geometry import vocabulary_share
 from .drafts.recognition import is_speculators
 from .engines.contract import EngineCheck, loading_places
-from .files.checkpoint import CONFIG_FILE, Checkpoint
+from .files.checkpoint import Checkpoint
 from .files.hub import DraftSource, resolve_draft
 from .planning.quantization_plan import Plan, make_plan
 from .stored.stored_declaration import looks_quantized
@@ -141,17 +141,11 @@ def _plain(checkpoint: Checkpoint) -> Inspection:
 
 
 def _quantized(checkpoint: Checkpoint) -> Inspection:
-    from .engines.engine_check import misread_excludes
     from .lints.catalogue import find_lints
-    from .verify import Fault, audit_checkpoint
+    from .verify import audit_checkpoint
 
     try:
         audit = audit_checkpoint(checkpoint)
-        if checkpoint.subtree is not None:
-            where, expected = f"{CONFIG_FILE}: quantization_config", "what is stored of the layer"
-            misread = misread_excludes(checkpoint, target_layers=None).values()
-            faults = (Fault(where, expected, text) for text in misread)
-            audit = dataclasses.replace(audit, faults=(*audit.faults, *faults))
     except VerifyError as exc:  # nothing was verified: the input is not understood
         raise CheckpointError(exc.where, exc.what, fix=exc.fix) from exc
     return Inspection(draft=audit.draft, lints=tuple(find_lints(audit.draft)), audit=audit)

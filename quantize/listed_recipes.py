@@ -15,7 +15,7 @@ from ..recipes.formats import NUMBER_FORMATS
 from ..recipes.schema import LoadsOn
 from .asked import Listing
 from .drafts import FAMILIES
-from .engines.versions import choose
+from .engines.versions import ENGINES
 from .gpus import GPUS, architecture, gpu_name, gpu_names
 
 
@@ -93,7 +93,7 @@ def _why_none(asked: Listing, arch: str | None) -> str:
     """Why nothing is listed: nobody ran the engine there, or it refuses every recipe."""
     given = {"--engine": asked.engine, "--gpu": asked.gpu, "--family": asked.family}
     words = " ".join(f"{option} {value}" for option, value in given.items() if value)
-    known = choose(asked.engine) if asked.engine else None
+    known = ENGINES[asked.engine] if asked.engine else None
     if known is not None and arch is not None and arch not in known.gpus:
         return (
             f"{words}: no recipe is listed, because {known.name} {known.version} was never executed"

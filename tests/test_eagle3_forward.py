@@ -20,7 +20,7 @@ from draftquant.quantize.drafts.families.eagle3_llama import Eagle3Llama
 from draftquant.quantize.drafts.families.eagle3_mla import Eagle3Mla
 from draftquant.quantize.drafts.recognition import plain_config
 from draftquant.quantize.drafts.shared.eagle3 import Eagle3Geometry
-from draftquant.quantize.engines.versions import choose
+from draftquant.quantize.engines.versions import ENGINES
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored.loading import load_draft
 from proposing import draft_proposals
@@ -198,7 +198,7 @@ def test_the_layout_of_speculators_says_the_same(tmp_path: Path) -> None:
     assert not geometry.norm_before_residual  # which is true for its EAGLE-3
     assert geometry.aux_layer_ids == (1, 3, 4)
     config = {**Checkpoint.open(folder).config, "mask_token_id": MASK, "speculators_config": {}}
-    served = choose("vllm").plain_config(config)
+    served = ENGINES["vllm"].plain_config(config)
     assert isinstance(served, Mapping)
     assert served["norm_before_residual"] is False
 

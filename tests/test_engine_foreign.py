@@ -19,7 +19,6 @@ from asked_pairs import check_draft
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.architectures import KNOWN_TO_BOTH, OTHER_NAMES
 from draftquant.quantize.engines.contract import Verdict
-from draftquant.quantize.engines.engine_check import misread_excludes
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.lints.catalogue import config_changes, find_lints
 from draftquant.recipes import DraftQuantError
@@ -37,14 +36,15 @@ NO_DRAFTS = {"qwen2-head-dim", "qwen2-odd-heads", "dflash2"}
 MANY = ("drawn at random", "names and model types")
 """Of these rows every second is everyday."""
 UNKNOWN = {
-    "made by tools": 162,
-    "drawn at random": 88,
-    "imitated by hand": 355,
-    "heads of fewer rows": 9,
+    "made by tools": 181,
+    "drawn at random": 95,
+    "imitated by hand": 360,
+    "heads of fewer rows": 34,
     "scales of a KV cache": 16,
-    "names and model types": 22,
-    "broken on purpose": 122,
-    "of Laguna": 1,
+    "names and model types": 27,
+    "broken on purpose": 158,
+    "of Laguna": 2,
+    "MTP layers": 4,
 }
 """Everyday answers that `check` leaves to the engine."""
 SERVED = {
@@ -120,23 +120,14 @@ def test_every_answer_is_counted_by_the_page(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "unknown"), [("qwen quark: ", 12), ("next ct-fp8: ", 12), ("mimo awq: p", 2)]
+    ("form", "unknown"), [("qwen quark: ", 14), ("next ct-fp8: ", 12), ("mimo awq: p", 2)]
 )
 def test_a_layer_in_its_target_is_taken_as_the_loaders_took_it(
     form: str, unknown: int, tmp_path: Path
 ) -> None:
-    """And `inspect` finds what an engine misreads."""
     rows = [row for draft, row in rows_of(INSIDE).items() if draft.startswith(form)][:12]
     counts, wrong = compared(rows, tmp_path)
     assert (wrong, counts["UNKNOWN"]) == ([], unknown)
-    for row in rows:
-        case = row["draft"].removeprefix(form)
-        folder = tmp_path / row["draft"]
-        checkpoint = Checkpoint.open(folder, subtree=row["subtree"], is_target=True)
-        misread = set(misread_excludes(checkpoint, target_layers=None))
-        loads = {asked.split()[0] for asked in row["answers"].get("LOADS", ())}
-        if not form.startswith("next") and case not in ("one part", "fc quantized", "*subtree*"):
-            assert misread == {"vllm", "sglang"} - loads, case
 
 
 def test_a_draft_that_is_none_is_not_read(tmp_path: Path) -> None:

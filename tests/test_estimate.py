@@ -244,6 +244,19 @@ def test_what_a_gpu_makes_of_formats_that_it_may_not_multiply(
         assert after == pytest.approx((packed + 4 * 3 * 12288 * 7168) / machine.gpu.bandwidth)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "count", "petaflops"),
+    [("b300", 8, (18, 36, 105, 105)), ("gb300", 72, (180, 360, 1080, 1080))],
+)
+def test_a_gpu_is_its_share_of_what_its_maker_says_of_many(
+    gpu: str, count: int, petaflops: tuple[int, ...]
+) -> None:
+    one = GPUS[gpu]
+    found = [count * one.peaks[unit] / 1e15 for unit in ("bf16", "fp8", "nvfp4", "mxfp4")]
+    assert found == pytest.approx(petaflops)
+    assert (one.arch, one.bandwidth) == ("sm103", 8e12)
+
+
 def test_break_even_beside_a_measured_verify_step() -> None:
     report = dq.estimate(
         DRAFT, recipes=["fp8-ptpc"], gpus=["h200"], concurrency=2, target_step_ms=8

@@ -11,7 +11,7 @@ from by_recipe import draft_of
 from data_free import data_free
 from draftquant.quantize.engines.contract import EngineName
 from draftquant.quantize.engines.plan_verdicts import planned_verdicts
-from draftquant.quantize.engines.versions import choose
+from draftquant.quantize.engines.versions import ENGINES
 from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.making.quantize_draft import quantize_draft
 from draftquant.quantize.planning.quantization_plan import MeasuredInputs, make_plan
@@ -59,7 +59,7 @@ def test_the_result_loads_where_the_recipe_says_and_nowhere_else(
     }
     loading = set()
     for engine in get_args(EngineName):
-        for arch in choose(engine).gpus:
+        for arch in ENGINES[engine].gpus:
             answer = check_draft(tmp_path / "out", engine=engine, arch=arch, target_layers=layers)
             one = foreseen.pop((engine, arch))
             assert answer.notes[: len(one.notes)] == one.notes  # then lints on what is computed

@@ -63,19 +63,18 @@ def test_a_target_hands_out_its_layers_or_not(tmp_path: Path) -> None:
         findings(pair)
         for each in pair.findings:
             if each.subject == "target":
-                verdict = {"refused": "REFUSED", "unknown": "UNKNOWN"}[each.level]
                 assert each.engine is not None
-                assert pair.of(each.engine).verdict == verdict
+                assert pair.of(each.engine).verdict == "UNKNOWN"
 
 
 def test_quantize_judges_the_pair_where_a_target_is_given(tmp_path: Path) -> None:
     draft = LLAMA / "draft"
     target = other_target(tmp_path / "t", architectures=["Gemma3ForCausalLM"])
     alone = dq.quantize(draft, "fp8-ptpc", tmp_path / "alone")
-    with pytest.warns(dq.DraftQuantWarning, match="(?s)REFUSED in vLLM .*with SGLang"):
+    with pytest.warns(dq.DraftQuantWarning, match="(?s)UNKNOWN in vLLM .*--ask"):
         beside = dq.quantize(draft, "fp8-ptpc", tmp_path / "beside", target=target)
     assert {one.verdict for one in alone.loads if one.engine == "vllm"} == {"LOADS"}
-    assert {one.verdict for one in beside.loads if one.engine == "vllm"} == {"REFUSED"}
+    assert {one.verdict for one in beside.loads if one.engine == "vllm"} == {"UNKNOWN"}
     for engine in ("sglang", "tensorrt-llm"):
         said = [[o.verdict for o in r.loads if o.engine == engine] for r in (alone, beside)]
         assert said[0] == said[1]
@@ -118,7 +117,6 @@ NO_MODELS: tuple[dict[str, Any], ...] = (
     {"num_attention_heads": "4"}, {"num_key_value_heads": True}, {"intermediate_size": -64},
     {"quantization_config": "x"}, {"max_position_embeddings": 10**39},
     {"rope_scaling": {"rope_type": "yarn", "factor": float("inf")}},
-    {"rope_parameters": {"rope_theta": float("nan")}},
 )  # fmt: skip
 
 
@@ -183,31 +181,28 @@ def test_an_index_that_lies_is_bad_input(tmp_path: Path) -> None:
         check_pair(LLAMA / "draft", target)
 
 
-def ship(folder: Path, tokens: list[str], merges: list[str], template: str | None = None) -> None:
+def ship(folder: Path, tokens: list[str], merges: list[str]) -> None:
     """A tokenizer of these tokens beside the model."""
     model = {"type": "BPE", "vocab": {t: i for i, t in enumerate(tokens)}, "merges": merges}
     added = [{"id": len(tokens), "content": "<end>", "special": True}]
     (folder / "tokenizer.json").write_text(json.dumps({"model": model, "added_tokens": added}))
-    if template is not None:
-        (folder / "chat_template.jinja").write_text(template)
 
 
 def test_tokenizers_are_compared_by_what_they_do(tmp_path: Path) -> None:
-    target = other_target(tmp_path / "target", eos_token_id=[2, 3])
-    ship(target, ["a", "b", "ab"], ["a b"], "{{ x }}")
+    target = other_target(tmp_path / "target")
+    ship(target, ["a", "b", "ab"], ["a b"])
     draft = tmp_path / "draft"
     shutil.copytree(LLAMA / "draft", draft)
-    edit_json(draft / "config.json", eos_token_id=7, bos_token_id=None)
     for tokens, merges, is_same in (
         (["a", "b", "ab"], ["a b"], True),
         (["a", "c", "ab"], ["a b"], False),
         (["a", "b"], ["a b"], False),
         (["a", "b", "ab"], [], False),
     ):
-        ship(draft, tokens, merges, "{{ y }}")
+        ship(draft, tokens, merges)
         pair = check_pair(draft, target)
         findings(pair)
-        assert bool(said(pair, "chat-template")) == (not said(pair, "tokenizer")) == is_same
+        assert (not said(pair, "tokenizer")) == is_same
         assert not [text for text in pair.not_compared if text.startswith("tokenizers")]
 
 
@@ -279,12 +274,8 @@ def test_hidden_states_that_float16_cannot_hold(tmp_path: Path) -> None:
     assert dq.check(draft, target=target, traces=traces, **narrow).verdict == "LOADS"  # type: ignore[arg-type]
 
 
-ROPE = {"rope_type": "default", "rope_theta": 5e6}
-
-
 def test_what_few_pairs_are_told(tmp_path: Path) -> None:
     draft = LLAMA / "draft"
-    findings(check_pair(draft, other_target(tmp_path / "t", rope_parameters=ROPE)))
     model = tiny_language_model(tmp_path / "model")
     sizes = {"vocab_size": 999, "num_hidden_layers": 8}
     findings(check_pair(model, other_target(tmp_path / "other", **sizes)))

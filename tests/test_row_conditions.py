@@ -2,20 +2,19 @@
 
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 from draftquant.quantize.engines import contract
+from draftquant.quantize.engines.versions import ENGINES
 
 SCHEMES = Path(contract.__file__).with_name("schemes.toml")
 
 
 def test_a_row_names_facts_of_its_question() -> None:
-    facts: dict[str, Any] = {"engine": "vLLM", "is_absolute": False, "outside": "96"}
     with pytest.raises(KeyError, match="vocabulary"):  # which the sentence quotes
-        next(contract.all_rules("vllm", "", "map", facts))
+        ENGINES["vllm"].rule("map", is_absolute=False, outside="96")
     with pytest.raises(KeyError, match="is_absolute"):
-        next(contract.all_rules("vllm", "", "map", {"engine": "vLLM", "vocabulary": 96}))
+        ENGINES["vllm"].rule("map", vocabulary=96)
 
 
 def test_schemes_have_fields_of_signatures_with_values_of_their_types() -> None:

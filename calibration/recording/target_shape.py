@@ -124,10 +124,9 @@ def check_draft_fits(
     name: str, geometry: Any, shape: TargetShape, asked: Sequence[int] | None
 ) -> None:
     """Refuse a target that cannot feed a draft, by their configs alone; None = its own layers."""
-    misfit = next(misfits(geometry, shape, asked), None)
-    if misfit is not None:
+    for _, misfit in misfits(geometry, shape, asked):
         fix = f"{OTHER_TARGET}, or leave --draft out"
-        raise TraceError(f"draft {name}", misfit.text, fix=fix)
+        raise TraceError(f"draft {name}", misfit, fix=fix)
 
 
 def chosen_layers(

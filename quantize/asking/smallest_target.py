@@ -30,8 +30,8 @@ def write_target(
         config = _smallest(draft, num_layers)
     else:
         read = Target.read(target)
-        for misfit in misfits(draft.draft.geometry, read):
-            raise CheckpointError(target, misfit.text, fix="give the target of this draft")
+        for _, misfit in misfits(draft.draft.geometry, read):
+            raise CheckpointError(target, misfit, fix="give the target of this draft")
         config = dict(read.config)
     given = without_code(config)
     (folder / CONFIG_FILE).write_text(json.dumps(given), encoding="utf-8")

@@ -190,7 +190,6 @@ class MtpLayer:
     no_expert: str = ""
     own_heads: str = ""
     head: str = "lm_head"
-    most_modules: int | None = None
     misconfigured: Problem = no_problem
     cache_scales: bool | None = None
     declared: Problem | None = None
@@ -209,10 +208,8 @@ class InEngine:
         problem: its rules for config.json and for names of tensors of these drafts.
         unknown_tensors: what happens to a tensor that has no parameter.
         shares_tables: embedding and head always come from the target.
-        uneven_heads: its error for {heads} that {tp} shards do not divide.
         targets_on_disk: quant_methods whose targets it finds by the parts' names on disk.
         classes_first: targets match a fused linear by its class before they do by its parts' names.
-        old_norms: it takes EAGLE-3's norms before fc under their older names.
         normed_fusion: replaces `fusion` for drafts with normed heads.
         linears: those of a layer, with the last parts of what forms them; () = the ordinary ones.
         quantizes_fc: drafts of which it quantizes fc and linears outside the layers where they are
@@ -227,10 +224,8 @@ class InEngine:
     unknown_tensors: Unknown = "unknown"
     roots: Roots = field(default_factory=dict)
     shares_tables: bool = False
-    uneven_heads: str = ""
     targets_on_disk: frozenset[str] = frozenset()
     classes_first: bool = False
-    old_norms: bool = False
     biases: Callable[[ServedDraft], Biases] = lambda _draft: (None, None)
     fusion: Fusion | None = None
     normed_fusion: Fusion | None = None

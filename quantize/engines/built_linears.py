@@ -30,7 +30,7 @@ from ..files.safetensors_header import TensorInfo
 from ..stored.layouts.scheme import FP8_DTYPE
 from ..stored.stored_declaration import COMPANIONS
 from .contract import EngineName, Module, Parameter, Question, concatenated
-from .declared_forms import LinearScheme
+from .declared_forms import LinearScheme, Signature
 
 # ---- The linears of one decoder layer as engines build them: fused, and split by shards
 
@@ -90,22 +90,6 @@ def indexer_linears(question: Question, layer: str, engine: EngineName) -> list[
     if engine == "vllm" or turned:
         return [linear("wq_b", "wq_b"), linear(JOINED, "wk", "weights_proj")]
     return [linear(part, part) for part in ("wq_b", "wk", "weights_proj")]
-
-
-def is_widened(
-    engine: EngineName, module: Module, part: str, tensors: Mapping[str, TensorInfo]
-) -> bool:
-    """Whether it stores FP8 values times their scales, SGLang those of blocks alone.
-
-    Source: `_try_load_fp8_indexer_wk` of vLLM 0.33; `_load_fused_indexer_wk` of SGLang 0.5.23.
-    """
-    weight, read = tensors.get("weight"), ".wk" if engine == "vllm" else (".wk", ".weights_proj")
-    scales = [tensor.shape for suffix, tensor in tensors.items() if suffix.startswith(_SCALE)]
-    joined = module.leaf == JOINED and part.endswith(read) and len(scales) == 1
-    if not joined or weight is None or weight.dtype != FP8_DTYPE:
-        return False
-    blocks = tuple(-(-size // BLOCK) for size in weight.shape)
-    return scales[0] == blocks if engine == "sglang" else scales[0] != ()
 
 
 GRAFT = "take the layer of the BF16 original: draftquant graft TARGET LAYER --replace --out O"
@@ -186,17 +170,6 @@ def no_parameter(question: Question, served: MtpLayer, name: str) -> str:
     return served.no_parameter.format(name=in_engine(name, layer))
 
 
-def sglang_problem(question: Question, served: MtpLayer) -> Finding | None:
-    """Where SGLang departs from the layer's declaration, or was not seen to accept it."""
-    if served.most_modules is not None and question.num_layers > served.most_modules:
-        return Finding(
-            "load",
-            "AssertionError: Only 1 nextn layer is supported",
-            "serve several MTP layers with vLLM, which has a step for each",
-        )
-    return served.misconfigured(question)
-
-
 def first_prefix(question: Question, served: MtpLayer, layer: int = 0) -> str:
     """The prefix of the names that excludes are compared with, for the first or another layer."""
     prefix = served.prefixes.get(declared_architecture(question.config), served.prefix)
@@ -222,7 +195,6 @@ BLOCK = 128
 """Rows, and columns, of the blocks of FP8 weights that share a scale."""
 _FNUZ = "F8_E4M3FNUZ"
 _CACHE_SCALE = re.compile(r"\.self_attn\.attn\.[kv]_scale$")
-_SCALE = "weight_scale"
 _GLOBAL_SCALES = ("weight_scale_2", "weight_global_scale")
 
 
@@ -303,23 +275,24 @@ def quantized_linear(
         "is_fused": len(shapes) > 1,
         "is_replicated": module.sharding == "replicated",
         "is_marlin": question.is_marlin,
-        "renames_block_scales": question.renames_block_scales,
+        "renames_block_scales": declared_architecture(question.config)
+        in question.traits.sglang.renames_block_scales,
         "has_own_head": bool(question.config.get("has_own_lm_head")),
         "concatenated": concatenated(signature),
         "rows": sum(rows for rows, _ in shapes),
         "columns": columns,
-        "cut_group": columns % (signature.group_size or columns) != 0,
-        "cut_parts": any(rows % BLOCK for rows, _ in shapes[:-1]),
-        **_cut_block(module, shapes, split=question.tp > 1),
+        "is_split": _is_split(module, shapes, signature, shared=question.tp > 1),
     }
 
 
-def _cut_block(module: Module, shapes: Sequence[tuple[int, int]], *, split: bool) -> dict[str, Any]:
-    """What is not a whole number of blocks in a part or shard, as both engines' errors name it."""
+def _is_split(
+    module: Module, shapes: Sequence[tuple[int, int]], signature: Signature, *, shared: bool
+) -> bool:
+    """Whether a group or a block of 128 x 128 has inputs or rows in two parts or shards."""
     columns = shapes[0][1]
-    if split and module.sharding == "row" and columns % BLOCK:
-        return {"cut_block": f"input_size_per_partition = {columns}", "block_side": "block_k"}
-    every = split and module.sharding == "column"
-    checked = shapes if every else shapes[:-1]  # in one piece the last part may end inside a block
-    small = next((f"output_partition_size = {rows}" for rows, _ in checked if rows % BLOCK), None)
-    return {"cut_block": small, "block_side": "block_n"}
+    if signature.granularity == "block":
+        if shared and module.sharding == "row":
+            return columns % BLOCK != 0
+        every = shared and module.sharding == "column"  # else the last part may end inside a block
+        return any(rows % BLOCK for rows, _ in (shapes if every else shapes[:-1]))
+    return columns % (signature.group_size or columns) != 0

@@ -12,11 +12,10 @@ from ..drafts.config_defaults import ClassDefaults, Source, absent_keys, class_d
 from ..drafts.config_reader import DEEPSEEK_TYPES, KEY, SECTION, layers_in_both_places, object_at
 from ..drafts.engine_traits import EngineTraits, Finding, Fusion
 from ..drafts.rope import declared
-from .contract import TRY, Capture, Captures, EngineName, Question
+from .contract import TRY, Capture, Captures, Question
 from .engine import TRAITS, Engine
 
 BIAS_KEYS = ("attention_bias", "mlp_bias")
-NO_NAME = "config.json has no architectures, by which engines choose the model"
 _WHOLE_HEADS = ("llama",)
 """Each model_type whose heads have hidden_size / num_attention_heads elements by default."""
 _OWN_TYPES = {name: remedy for traits in TRAITS for name, remedy in traits.own_types.items()}
@@ -68,10 +67,6 @@ def as_class_reads(config: Mapping[str, Any], asked: Engine) -> Mapping[str, Any
     unread = Finding("unknown", text, remedy)
     if isinstance(row, str):
         return unread
-    if list(row.changes) == ["rope_parameters"]:
-        refused = asked.rule("class", model_type=model_type, remedy=remedy)
-        if refused is not None:
-            return refused
     if traits.latent:
         row = row.without(_OF_HEADS)
     if model_type == usual:  # what such a class makes of the rope its family says
@@ -104,68 +99,57 @@ def _size_problem(config: Mapping[str, Any], asked: Engine) -> Finding | None:
     if model_type in tuple(_MORE_TYPES_THAN_LAYERS):  # of any JSON type
         return None
     if isinstance(types, list) and type(layers) is int and len(types) != layers:
-        return asked.rule("layer_types", built=layers, rows=len(types))
+        what = f"config.json has {layers} layers, and layer_types of {len(types)}"
+        return Finding("unknown", what, "correct num_hidden_layers, or layer_types")
     return None
 
 
 # ---- The rope of a draft that is no MTP layer
 
-_ROPES = frozenset(["default", "dynamic", "linear", "llama3", "longrope", "proportional", "yarn"])
-_ONLY_IN_VLLM = {"mrope": "default", "ntk": "of another scaling", "su": "longrope"}
-"""Types that SGLang lacks, or has under another name."""
+_ORIGINAL = "original_max_position_embeddings"
+_ROPES: Mapping[str, tuple[str, ...]] = {
+    "default": (),
+    "dynamic": ("factor",),
+    "linear": ("factor",),
+    "llama3": ("factor", _ORIGINAL),
+    "mrope": ("mrope_section",),
+    "yarn": ("factor", _ORIGINAL),
+}
+"""Each type that was executed, with the keys that it needs."""
 
 
-def rope_facts(question: Question, engine: EngineName) -> dict[str, Any]:
-    """Facts on the rope of a draft, for rows of rules.toml."""
-    rope, traits, latent = declared(question.config), question.traits, question.is_latent
-    keys, kind = rope.keys, rope.keys["rope_type"]
-    legacy, parts = keys.get("type", kind), keys.get("mrope_section")
-    # SGLang's class of EAGLE-3 overwrites the type.
-    plain = parts is not None and not (latent or traits.drafts_blocks or traits.whole_model)
-    known = {*_ROPES, *(_ONLY_IN_VLLM if engine == "vllm" else ())} - {None if parts else "mrope"}
-    section = f"{json.dumps(rope.keys)}, as quantize --fix-config does"
-    return {
-        "place": rope.place,
-        "by_layer": rope.by_layer and not (engine == "vllm" and traits.vllm.rope_by_layer),
-        "section": section if rope.is_clear else "of those that the draft was trained with",
-        "null_theta": keys.get("rope_theta", 0) is None,
-        "kind": kind,
-        "is_known": latent or kind in tuple(known) or (engine == "sglang" and plain),
-        "usual": _ONLY_IN_VLLM.get(str(kind), "that the draft was trained with"),
-        "clashes": legacy != kind and _ONLY_IN_VLLM.get(str(legacy)) != kind,
-        "lacks": next(
-            (
-                key
-                for key in ("factor", "original_max_position_embeddings")
-                if keys.get(key) is None
-            ),
-            None,
-        ),
-        "pairs": (pairs := _rotated_pairs(question, keys, engine)),
-        "unequal": _numbers(keys, engine, latent) not in (None, pairs),
-        "is_mla": latent,
-    }
+def rope_problem(question: Question, engine: Engine) -> Finding | None:
+    """That a rope is of another form than those that were executed."""
+    rope, traits = declared(question.config), question.traits
+    keys, kind, in_vllm = rope.keys, rope.keys["rope_type"], engine.name == "vllm"
+    sections = keys.get("mrope_section")
+    mixed = sum(part for part in sections if type(part) is int) if type(sections) is list else None
+    plain = not (question.is_latent or traits.drafts_blocks or traits.whole_model)
+    types = ("default", "mrope") if kind == "default" else (kind,)
+    needed = _ROPES.get(kind, ()) if isinstance(kind, str) else ()
+    if in_vllm and question.is_latent and needed and kind != "mrope":
+        needed = _ROPES["yarn"]  # which it takes every scaling for
+    if (
+        (not rope.by_layer or (in_vllm and traits.vllm.rope_by_layer))
+        and kind in tuple(_ROPES)  # of any JSON type
+        and not any(keys.get(key) is None for key in needed)
+        and keys.get("rope_theta", 0) is not None
+        and keys.get("type", kind) in types
+        and (kind != "mrope" or in_vllm or plain)
+        and not (in_vllm and mixed not in (None, _rotated_pairs(question, keys)))
+    ):
+        return None
+    clear = rope.by_layer and rope.is_clear
+    remedy = f"write rope_parameters {json.dumps(keys)}, as quantize --fix-config does"
+    return engine.rule("rope", place=rope.place, kind=kind, remedy=remedy if clear else TRY)
 
 
-def _rotated_pairs(question: Question, keys: Mapping[str, Any], engine: EngineName) -> int:
-    """Of one head; SGLang's drafts rotate it whole."""
+def _rotated_pairs(question: Question, keys: Mapping[str, Any]) -> int:
+    """Of one head, in vLLM."""
     config = question.config
     name = "qk_rope_head_dim" if question.is_latent else "head_dim"
     width = config.get(name) or config["hidden_size"] // config["num_attention_heads"]
-    if engine == "vllm":
-        width = keys.get("rope_dim") or int(width * keys.get("partial_rotary_factor", 1))
-    return int(width) // 2
-
-
-def _numbers(keys: Mapping[str, Any], engine: EngineName, latent: bool) -> int | None:
-    """For how many pairs a rope type has numbers; None = for any. SGLang corrects mrope's."""
-    kind, parts, factors = keys["rope_type"], keys.get("mrope_section"), keys.get("short_factor")
-    if kind in ("longrope", "su") and isinstance(factors, list) and not latent:
-        return len(factors)
-    mixes = ("default", "mrope") if latent else ("default", "mrope", "yarn")
-    if engine == "vllm" and kind in mixes and isinstance(parts, list):
-        return sum(part for part in parts if type(part) is int)
-    return None
+    return int(keys.get("rope_dim") or int(width * keys.get("partial_rotary_factor", 1))) // 2
 
 
 # ---- the layers that an engine passes to a draft, counted as "input of layer k" as vLLM does

@@ -12,10 +12,9 @@ from typing_extensions import override
 from ...recipes.brief import Brief, counted, first_of
 from ...recipes.packages import rows_beside
 from ...recipes.schema import EngineName as EngineName
-from ..drafts.architectures import declared_architecture
 from ..drafts.engine_traits import EngineTraits, Finding, InEngine, ServedDraft, Sharding, Stage
 from .declared_forms import Declaration, Signature
-from .row_conditions import Facts, counts, holds
+from .row_conditions import holds
 
 ENGINE_NAMES: tuple[EngineName, ...] = get_args(EngineName)
 TITLES: Mapping[EngineName, str] = {
@@ -190,11 +189,6 @@ class Question(ServedDraft):
         }
 
     @property
-    def renames_block_scales(self) -> bool:
-        """Whether it is a whole model for SGLang, whose loader renames scales of blocks."""
-        return declared_architecture(self.config) in self.traits.sglang.renames_block_scales
-
-    @property
     def is_parallel(self) -> bool:
         """Whether all tokens of a verify step are drafted in one pass, as P-EAGLE does."""
         return any(name.endswith("mask_hidden") for name in self.tensor_names)
@@ -348,47 +342,12 @@ def data_file(name: str) -> Mapping[str, Any]:
     return rows_beside(__file__, name)
 
 
-def version_rows() -> Iterator[dict[str, Any]]:
-    """Every known version, the older ones of an engine first, as arguments of `Engine`."""
-    for row in data_file("versions")["engine"]:
-        yield {key: _frozen(key, value) for key, value in row.items()}
-
-
-def _frozen(key: str, value: Any) -> Any:
-    if key in ("mtp_types", "registered"):
-        return frozenset(value.split())
-    if key == "experts_by_name":
-        return frozenset(value)
-    return tuple(value) if isinstance(value, list) else value
-
-
-def refuses_target(engine: str, version: str, method: str, name: str | None) -> str | None:
-    """The error with which an engine refuses a target that provides no hidden states.
-
-    "" where it provides them, or need not; None where that is not known. `method`: how the
-    draft is served, in lower case; `name`: the target's, in architectures of its config.json.
-    """
-    table = data_file("targets")
-    errors = table["errors"].get(engine, {method: ""})
-    if method not in errors:
-        return ""  # the target need not provide anything
-    for row in table["row"]:
-        if (row["engine"], row["version"]) == (engine, version) and name in row["classes"].split():
-            if method in row.get("serves", ()):
-                return ""
-            if method in row.get("refuses", ()):
-                return str(errors[method]).format(name)
-    return None
-
-
-def taken_by(
-    engine: EngineName, version: str, signature: Signature, archs: Sequence[str]
-) -> Scheme | None:
+def taken_by(engine: EngineName, signature: Signature, archs: Sequence[str]) -> Scheme | None:
     """What happens to a declared scheme on the first of `archs` that a row means, or on any."""
     table = data_file("schemes")
     for row in table[engine].get(signature.layout, ()):
         here = "gpus" not in row or not set(archs).isdisjoint(row["gpus"])
-        if here and version in row.get("versions", [version]) and _is_meant(row, signature):
+        if here and _is_meant(row, signature):
             problem, by_gpu = None, row.get("refused_on", {})
             if refused := next(filter(None, map(by_gpu.get, archs)), row.get("refused")):
                 stage, text, *remedy = table["refused"][engine][refused]
@@ -405,20 +364,6 @@ def concatenated(signature: Signature) -> str | None:
 
 def _is_meant(row: Mapping[str, Any], signature: Signature) -> bool:
     return any(holds(scheme, vars(signature)) for scheme in row["schemes"])
-
-
-def all_rules(engine: EngineName, version: str, about: str, facts: Facts) -> Iterator[Finding]:
-    """What an engine says about the facts by the rows of rules.toml."""
-    for row in data_file("rules")[about]:
-        if _is_of(row, engine, version) and counts(row, facts):
-            stage, *texts = row["says"]
-            text, remedy = (each.format_map(facts) for each in (*texts, TRY)[:2])
-            yield Finding(stage, text, remedy)
-
-
-def _is_of(row: Mapping[str, Any], engine: EngineName, version: str) -> bool:
-    """A row without an engine or without versions holds for all."""
-    return row.get("engine", engine) == engine and version in row.get("versions", [version])
 
 
 @functools.cache

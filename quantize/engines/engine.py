@@ -5,11 +5,12 @@ Traits say what is peculiar to a family. What is in no table is UNKNOWN.
 
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..drafts import FAMILIES
+from ..drafts.architectures import declared_architecture
 from ..drafts.config_reader import object_at, with_text_config
 from ..drafts.engine_traits import Biases, EngineTraits, Finding, InEngine
 from ..files.checkpoint import Checkpoint
@@ -23,10 +24,11 @@ from .contract import (
     Module,
     Question,
     Scheme,
-    all_rules,
+    data_file,
     taken_by,
 )
 from .declared_forms import Declaration, Signature
+from .row_conditions import counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,16 +82,15 @@ class Engine(ABC):
     name: EngineName
     version: str
     evidence: str
-    archs: tuple[str, ...]
-    other_archs: tuple[str, ...] = ()
-    checked_archs: tuple[str, ...] = ()
+    archs: Sequence[str]
+    other_archs: Sequence[str] = ()
+    checked_archs: Sequence[str] = ()
     launch_note: str | None = None
-    registered: frozenset[str] = frozenset()
-    fc_norm_keys: tuple[str, ...] = ("fc_norm",)
-    mtp_types: frozenset[str] = frozenset()
+    unserved: Sequence[str] = ()
+    fc_norm_keys: Sequence[str] = ("fc_norm",)
     aliases: Mapping[str, str] = field(default_factory=dict)
-    other_keys: tuple[str, ...] = ()
-    experts_by_name: frozenset[str] = frozenset()
+    other_keys: Sequence[str] = ()
+    experts_by_name: Sequence[str] = ()
     absent_tables: Mapping[str, str] = field(default_factory=dict)
     checks_shapes: bool = False
     untried: str = TRY
@@ -139,11 +140,17 @@ class Engine(ABC):
 
     def rule(self, about: str, /, **facts: Any) -> Finding | None:
         """The finding of the first row of rules.toml that fits; None where no row does."""
-        return next(self.rules(about, **facts), None)
+        known = {"engine": self.title, **facts}
+        for row in data_file("rules")[about]:
+            if row.get("engine", self.name) == self.name and counts(row, known):
+                stage, *texts = row["says"]
+                text, remedy = (each.format_map(known) for each in (*texts, TRY)[:2])
+                return Finding(stage, text, remedy)
+        return None
 
     def rules(self, about: str, /, **facts: Any) -> Iterator[Finding]:
-        """The findings of all rows that fit."""
-        return all_rules(self.name, self.version, about, {"engine": self.title, **facts})
+        """That finding, if there is one."""
+        yield from filter(None, [self.rule(about, **facts)])
 
     @abstractmethod
     def launch(self, question: Question, num_draft_tokens: int, serving: Serving) -> str:
@@ -165,8 +172,11 @@ class Engine(ABC):
             lacks_heads="text_config" in config and lacks_heads,
         )
 
-    def architecture_problem(self, _config: Mapping[str, Any]) -> Finding | None:
-        """Its error for a name that it lacks, if the remedy depends on the tensors."""
+    def architecture_problem(self, config: Mapping[str, Any]) -> Finding | None:
+        """Its error for no name, and for names of published drafts of which it has no class."""
+        name = declared_architecture(config)
+        if name in self.unserved or not config.get("architectures"):
+            return self.rule("architecture", name=name)
         return None
 
     @abstractmethod
@@ -208,10 +218,10 @@ class Engine(ABC):
 
     def row(self, signature: Signature, arch: str) -> Scheme | None:
         """What happens to a declared scheme; None where that is not known."""
-        return taken_by(self.name, self.version, signature, (arch, _LIKE.get(arch, arch)))
+        return taken_by(self.name, signature, (arch, _LIKE.get(arch, arch)))
 
-    def is_excluded(self, question: Question, module: Module) -> bool | Finding:
-        """Whether the declared excludes leave a module unquantized, or why it refuses them.
+    def is_excluded(self, question: Question, module: Module) -> bool:
+        """Whether the declared excludes leave a module unquantized.
 
         Raises:
             UnsureError: the answer is not certain.
@@ -225,7 +235,7 @@ class Engine(ABC):
 
     def excludes(
         self, question: Question, module: Module, layout: str, patterns: tuple[str, ...]
-    ) -> bool | Finding:
+    ) -> bool:
         """Apply the rule of a layout. Raises UnsureError."""
         raise NotImplementedError
 

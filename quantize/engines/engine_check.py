@@ -1,6 +1,6 @@
 """`check_checkpoint`: one folder, one engine, one verdict."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Required, TypedDict, Unpack
 
@@ -23,12 +23,11 @@ from ..drafts.recognition import (
 from ..drafts.runtime_names import known_target_layers
 from ..files.checkpoint import Checkpoint
 from ..gpus import gpu_name, gpu_names
-from ..stored.layouts import HF_QUANT_CONFIG
 from ..stored.stored_declaration import quantized_looking
 from .config_rules import (
     misread_layers,
     remedy_of_layers,
-    rope_facts,
+    rope_problem,
     with_built_fc,
     with_norms,
     without_biases,
@@ -41,26 +40,23 @@ from .contract import (
     EngineCheck,
     EngineName,
     Layer,
-    Module,
     Question,
-    UnsureError,
     explained,
     shown,
 )
 from .declared_forms import Declaration, read_declaration
 from .engine import Engine, Serving
-from .excludes import scheme_of
 from .executed import form_of, of_other_form
 from .folder_findings import head_notes, unshared
 from .linear_findings import Walk
-from .versions import choose, known_versions, newest_engines
+from .versions import ENGINES
 
 
 class CheckAsked(TypedDict, total=False):
     """What is asked about a draft.
 
     Attributes:
-        version: of the engine; None = the newest known one. An unknown one gives UNKNOWN.
+        version: of the engine; of any other than the known one the answer is UNKNOWN.
         arch: "gfx942", "sm90", ... (see `gpus`); None = the answer that all of them share.
         tp: number of tensor-parallel shards, at least 1, the default.
         target_layers: decoder layers of the target, after which vLLM numbers the draft's; None = as
@@ -117,7 +113,7 @@ def check_checkpoint(
     """
     _check_asked(asked)
     engine, version, arch = asked["engine"], asked.get("version"), asked.get("arch")
-    known = choose(engine, version)
+    known = ENGINES[engine]
     place = _Place(
         engine=known,
         arch=arch,
@@ -128,16 +124,15 @@ def check_checkpoint(
         serving=asked.get("serving"),
     )
     if version not in (None, known.version):
-        versions = ", ".join(each.version for each in known_versions(engine))
-        why = f"The rules of {known.title} {version} are not known, only those of {versions}"
-        ask = f"ask for {known.title} {known.version} on one of {gpu_names(known.gpus)}"
-        answer = _unknown(place, why, ask)
+        why = f"The rules of {known.title} {version} are not known, only those of {known.version}"
+        answer = _unknown(place, why)
         return replace(answer, version=version, evidence="this version was never executed")
     if arch is None:
         every = (replace(place, arch=each, gpu=gpu_name(each)) for each in known.archs)
         return _agreed(place, [_check(checkpoint, each) for each in every])
     if arch not in known.checked_gpus:
-        return _never_executed(place)
+        why = f"Loading in {known.title} was never executed on {place.gpu}"
+        return replace(_unknown(place, why), evidence="")
     return _check(checkpoint, place)
 
 
@@ -196,7 +191,7 @@ def _of_name(place: _Place, checkpoint: Checkpoint, answer: EngineCheck) -> Engi
         return answer
     known = fitting_name(checkpoint, engine.architectures, misnamed=fitting is not None)
     name = fitting or declared
-    having = [each.title for each in newest_engines() if name in each.architectures]
+    having = [each.title for each in ENGINES.values() if name in each.architectures]
     if known is not None:
         remedy = f"set architectures to {known}, whose tensors these are"
     elif not declared or nested_eagle_keys(checkpoint.config) is not None:
@@ -289,7 +284,7 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
     serving = place.serving or Serving(draft=str(checkpoint.folder))
     serving = serving.with_cache(declaration.cache_dtype if declaration else None)
     launch = engine.launch(question, usual_draft_tokens(geometry), serving)
-    rotation = None if in_engine.mtp else engine.rule("rope", **rope_facts(question, engine.name))
+    rotation = None if in_engine.mtp else rope_problem(question, engine)
     findings = [*filter(None, (rotation, problem)), *findings]
     answer = _answer(place, findings, layers, launch or None)
     answer = _as_executed(place, replace(answer, form=form_of(walk, layers, written)))
@@ -357,17 +352,6 @@ def _unknown(place: _Place, why: str, remedy: str = TRY) -> EngineCheck:
     return _answer(place, [Finding("unknown", why, remedy)])
 
 
-def _never_executed(place: _Place) -> EngineCheck:
-    knowing = [each for each in newest_engines() if place.arch in each.checked_gpus]
-    others = [f"{each.title} {each.version}" for each in knowing]
-    where = gpu_name(place.arch).partition(" (")[0]
-    remedy = "try the server there"
-    if others:
-        remedy += f", or take {' or '.join(others)}, whose loading was executed for {where}"
-    why = f"Loading in {place.engine.title} was never executed on {place.gpu}"
-    return replace(_answer(place, [Finding("unknown", why, remedy)]), evidence="")
-
-
 def _agreed(place: _Place, answers: Sequence[EngineCheck]) -> EngineCheck:
     """One answer for all GPUs; where they differ, the answer depends on the GPU."""
     if len({answer.verdict for answer in answers}) == 1:
@@ -387,69 +371,3 @@ def _agreed(place: _Place, answers: Sequence[EngineCheck]) -> EngineCheck:
         by_gpu=by_gpu,
         archs=tuple(answer.arch for answer in answers if answer.arch is not None),
     )
-
-
-# ---- Linears that, by the excludes, engines take otherwise than they are stored
-# For each engine, its newest known version is asked.
-
-
-def misread_excludes(
-    checkpoint: Checkpoint, *, target_layers: int | None
-) -> Mapping[EngineName, str]:
-    """Linears that an engine takes as quantized where floats are stored, or the other way round.
-
-    For each such engine the first one, and how many more. Fused linears with parts of both kinds
-    are left out: no exclude is right for them. Whether an engine has the scheme does not matter.
-    """
-    family, _ = read_config(checkpoint)
-    names = quantized_looking(checkpoint.tensors.values())
-    quantized = {family.canonical_name(f"{n}.weight").removesuffix(".weight") for n in names}
-    texts = {}
-    for engine in newest_engines():
-        question = _question(engine, checkpoint, target_layers)
-        modules = engine.modules(question) if question is not None else ()
-        told = [_misread(engine, question, m, quantized) for m in modules if question is not None]
-        if wrong := [text for text in told if text is not None]:
-            texts[engine.name] = wrong[0] + (f", and {len(wrong) - 1} more" if wrong[1:] else "")
-    return texts
-
-
-def _question(engine: Engine, checkpoint: Checkpoint, target_layers: int | None) -> Question | None:
-    """None where the engine refuses config.json or the declaration, or reads neither."""
-    arch = engine.archs[0]  # no rule for excludes depends on the GPU
-    as_read = _as_read(engine, checkpoint, arch)
-    if isinstance(as_read, Finding) or as_read[1] is None or not as_read[1].groups:
-        return None
-    family, geometry = read_config(as_read[0])
-    return engine.question(
-        as_read[0],
-        family.engine_traits,
-        geometry,
-        declaration=as_read[1],
-        head_rows=None,
-        tp=1,
-        has_side_file=(checkpoint.folder / HF_QUANT_CONFIG).is_file(),
-        first_layer=target_layers,
-        arch=arch,
-    )
-
-
-def _misread(
-    engine: Engine, question: Question, module: Module, quantized: Collection[str]
-) -> str | None:
-    """How it takes the module, if that is known and differs from how it is stored."""
-    kinds = {part in quantized for part in module.parts}
-    if len(kinds) > 1 or module.leaf in engine.plain(question):
-        return None
-    try:
-        excluded = engine.is_excluded(question, module)
-        if not excluded and scheme_of(question, module) is None:
-            return None  # no target means it, excluded or not
-    except UnsureError:
-        return None
-    if isinstance(excluded, Finding) or excluded not in kinds:
-        return None
-    taken, stored = "quantized", "floats are stored"
-    if excluded:
-        taken, stored = "not quantized", "quantized values are stored"
-    return f"{engine.title} takes {shown(module.name)} as {taken}, where {stored}"

@@ -8,17 +8,11 @@ import fnmatch
 from collections.abc import Callable, Collection, Iterable
 
 from ...recipes.errors import short
-from ..drafts.engine_traits import Finding
 from ..stored.layouts.module_patterns import PatternProblem, matches
 from ..stored.layouts.scheme import EVERY_LINEAR
 from .contract import Module, Question, UnsureError
 from .declared_forms import LinearScheme
 
-SOME_PARTS = (
-    "Detected some but not all shards of {} are quantized. All shards of fused layers to have the"
-    " same precision."
-)
-"""The error of both engines for excludes of plain names."""
 Patterns = tuple[str, ...]
 Matching = Callable[[str, str], bool]
 """Whether a pattern matches a name."""
@@ -82,29 +76,22 @@ def star_on_parts(pattern: str, name: str) -> bool:
 
 
 def whole_or_parts(
-    matched: Matching, patterns: Collection[str], module: Module, parts: Iterable[str], error: str
-) -> bool | Finding:
-    """By the name of a module, or else by those of all its parts."""
+    matched: Matching, patterns: Collection[str], module: Module, parts: Iterable[str]
+) -> bool:
+    """By the name of a module, or else by those of all its parts; UnsureError for some of them."""
     if any(matched(pattern, module.prefix) for pattern in patterns):
         return True
-    return by_parts(matched, patterns, module, parts, error)
+    return by_parts(matched, patterns, module, parts)
 
 
 def by_parts(
-    matched: Matching, patterns: Collection[str], module: Module, parts: Iterable[str], error: str
-) -> bool | Finding:
-    """By these names; either all of them are excluded or none."""
+    matched: Matching, patterns: Collection[str], module: Module, parts: Iterable[str]
+) -> bool:
+    """By these names; UnsureError where some of them are excluded, which engines refuse."""
     answers = {any(matched(pattern, name) for pattern in patterns) for name in parts}
-    return one_answer(answers, module, error)
-
-
-def one_answer(excluded: set[bool], module: Module, error: str) -> bool | Finding:
-    """One answer for every part of a fused linear, or the engine's error, with its name for {}."""
-    if len(excluded) < 2:
-        return excluded == {True}
-    text = f"ValueError: {error.format(module.prefix)}"
-    remedy = f"exclude all parts of {module.leaf} or none, as they are stored: they are fused"
-    return Finding("init", text, remedy)
+    if len(answers) > 1:
+        raise UnsureError(f"Some parts of {module.prefix} are excluded, which is fused, not all")
+    return answers == {True}
 
 
 def _matches(pattern: str, expression: str, name: str, *, whole: bool = False) -> bool:

@@ -12,7 +12,7 @@ from ..drafts.family import TensorSpec
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.stored_declaration import COMPANIONS
-from .built_linears import ROUTED
+from .built_linears import ROUTED, VOCAB_PADDING
 from .config_rules import BIAS_KEYS
 from .contract import Question, Verdict
 from .engine import TRAITS, Engine
@@ -51,7 +51,8 @@ def folder_findings(folder: Folder) -> Iterator[Finding]:
     yield from _shared_tables(folder)
     if "lm_head" not in folder.stored:
         yield from engine.rules("unshared_head", **unshared(question))
-    yield from _uneven_shards(folder)
+    if (rest := undivided(question.tp, question.config)) is not None:
+        yield from engine.rules("shards", undivided=rest, tp=question.tp)
 
 
 # ---- Names: a closed list, with which loading was executed; of any other the engine is to be asked
@@ -59,7 +60,7 @@ def folder_findings(folder: Folder) -> Iterator[Finding]:
 _OF_FAMILIES = "".join(f"|{name}" for traits in TRAITS for name in traits.module_names)
 _SPELLINGS = re.compile(
     rf"(midlayer|layers\.\d+|fc|norm|hidden_norm|lm_head|embed_tokens{_OF_FAMILIES}"
-    r"|fc_norm\.\d|input_norm|aux_norm_(low|mid|high))\.|[dt]2[dt]$|mask_hidden$"
+    r"|fc_norm\.\d|input_norm)\.|[dt]2[dt]$|mask_hidden$"
 )
 _SPELLINGS_OF_MTP = re.compile(
     r"model\.(mtp_layers|layers)\.\d+\.|model\.(language_model\.)?embed_tokens\.|lm_head\.|mtp\."
@@ -93,8 +94,6 @@ def _names(folder: Folder) -> Iterator[Finding]:
         for suffix, tensor in tensors.items():
             name = tensor.name
             inner = next((name.removeprefix(root) for root in roots if name.startswith(root)), name)
-            plain = f"{module}.{suffix}".lstrip(".") in folder.specs
-            old = name.startswith("aux_norm_") and not question.own.old_norms
             if suffix in COMPANIONS and f"{module}.weight" in folder.specs:
                 if linears and module not in linears:
                     remedy = f"quantize the BF16 draft in a format that {engine.title} reads"
@@ -102,12 +101,10 @@ def _names(folder: Folder) -> Iterator[Finding]:
                 continue
             if not spellings.match(inner) and _OF_LAYERS & set(name.split(".")):
                 yield from engine.rules("stranger", name=name)
-            elif plain and not old:
-                if linears and module not in linears and tensor.dtype in _CODES:
-                    facts = {"name": name, "stored_dtype": tensor.dtype, "module": module}
-                    yield from engine.rules("plain_codes", **facts)
-            else:
+            elif f"{module}.{suffix}".lstrip(".") not in folder.specs:
                 yield from strangers(engine, question, tensor)
+            elif linears and module not in linears and tensor.dtype in _CODES:
+                yield from engine.rules("plain_codes", name=name, stored_dtype=tensor.dtype)
 
 
 def strangers(engine: Engine, question: Question, tensor: TensorInfo) -> Iterator[Finding]:
@@ -127,14 +124,9 @@ def strangers(engine: Engine, question: Question, tensor: TensorInfo) -> Iterato
 def _without_parameter(
     engine: Engine, question: Question, name: str, remedy: str
 ) -> Iterator[Finding]:
-    problem = engine.rule(
-        "no_parameter",
-        name=name,
-        in_engine=name.replace("midlayer", "layers.0"),
-        unknown_tensors=question.own.unknown_tensors,
-        remedy=remedy,
-    )
-    yield from filter(None, [problem])
+    facts = {"in_engine": name.replace("midlayer", "layers.0"), "remedy": remedy}
+    how = question.own.unknown_tensors
+    yield from engine.rules("no_parameter", name=name, unknown_tensors=how, **facts)
 
 
 def _absent(folder: Folder) -> Iterator[Finding]:
@@ -172,7 +164,7 @@ _WEIGHTS = ("weight", "weight_packed")
 
 
 def _cut_head(folder: Folder) -> Iterator[Finding]:
-    """Findings: a head without its map, a map without its head, a map with wrong tokens."""
+    """A head, its map and config.json of one number of rows were executed, and no others."""
     question, geometry, stored = folder.question, folder.geometry, folder.stored
     if question.own.shares_tables:
         return
@@ -181,26 +173,16 @@ def _cut_head(folder: Folder) -> Iterator[Finding]:
         yield from folder.engine.rules("unlike", name="embed_tokens", stored_dtype="another size")
     if not question.traits.prunes_vocabulary:
         return
-    is_declared, is_cut = question.config.get("draft_vocab_size") is not None, built < vocabulary
-    stored_rows = _rows(stored.get("lm_head", {}), _WEIGHTS)
-    mapped = _rows(stored.get("", {}), ("d2t",))
-    asked = built if is_declared else vocabulary
-    yield from folder.engine.rules(
-        "cut_head",
-        is_tied=question.is_tied,
-        vocabulary=vocabulary,
-        built=built,
-        is_cut=is_cut,
-        is_declared=is_declared,
-        is_stored=stored_rows is not None,
-        stored_rows=stored_rows,
-        is_of_other_rows=stored_rows not in (None, asked),
-        mapped_rows=mapped,
-        has_map=mapped is not None,
-        has_other_map=mapped not in (None, asked),
-        has_linears=bool(folder.engine.modules(question)),
-    )
-    if is_cut and mapped is not None:
+    is_cut = built < vocabulary
+    rows = {
+        "lm_head": _rows(stored.get("lm_head", {}), _WEIGHTS),
+        "d2t": _rows(stored.get("", {}), ("d2t",)),
+    }
+    asked = vocabulary if question.config.get("draft_vocab_size") is None else built
+    known = (asked,) if is_cut else (asked, None)
+    if any(count not in known for count in rows.values()):
+        yield from folder.engine.rules("cut_head", asked=asked, **rows)
+    elif is_cut:
         yield from _wrong_tokens(folder, vocabulary)
 
 
@@ -230,7 +212,7 @@ def _wrong_tokens(folder: Folder, vocabulary: int) -> Iterator[Finding]:
     outside = ids[(ids < 0) | (ids >= vocabulary)]
     repeated = len(ids) - len(np.unique(ids))
     if absolute or len(outside) or repeated:
-        problem = folder.engine.rule(
+        yield from folder.engine.rules(
             "map",
             is_absolute=absolute,
             outside=str(outside[0]) if len(outside) else None,
@@ -238,7 +220,6 @@ def _wrong_tokens(folder: Folder, vocabulary: int) -> Iterator[Finding]:
             repeated=repeated,
             rows=len(ids),
         )
-        yield from filter(None, [problem])
 
 
 def _rows(tensors: Mapping[str, TensorInfo], suffixes: tuple[str, ...]) -> int | None:
@@ -272,18 +253,24 @@ def _shared_tables(folder: Folder) -> Iterator[Finding]:
         )
 
 
-def _uneven_shards(folder: Folder) -> Iterator[Finding]:
-    """Heads and inner widths that the shards cannot share evenly."""
-    config, tp, in_engine = folder.question.config, folder.question.tp, folder.question.own
-    heads, width = config.get("num_attention_heads", 0), config.get("intermediate_size", 0)
-    kept = config.get("num_key_value_heads")
-    kept = kept if type(kept) is int and kept > 0 else heads
-    names = in_engine.uneven_heads.format(heads=heads, tp=tp)
-    left = {
-        f"total_num_heads = {heads}": heads % tp,
-        f"total_num_kv_heads = {kept}": max(kept, tp) % min(kept or tp, tp),
-        f"intermediate_size = {width}": width % tp,
-    }
-    uneven = next((name for name, rest in left.items() if rest), None)
-    told = f"AssertionError: {uneven} is not divisible by {tp}" if uneven else None
-    yield from folder.engine.rules("shards", refused=names if names and heads % tp else told)
+def undivided(tp: int, config: Mapping[str, Any]) -> str | None:
+    """What in a config so many GPUs cannot share; missing keys are no obstacle.
+
+    Engines divide query heads evenly, divide or repeat heads of keys and values, and divide the
+    columns of the MLP and the rows of embedding and head, which are padded to multiples of 64.
+    Source: vLLM 0.33 `config/model.py:1557`, `QKVParallelLinear`, `VocabParallelEmbedding`; SGLang
+    0.5.23 has the same layers.
+    """
+    heads, few = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    if type(heads) is int and heads % tp:
+        return f"{heads} attention heads"
+    if type(few) is int and few > 0 and few % tp and tp % few and "kv_lora_rank" not in config:
+        return f"{few} heads of keys and values"
+    for key in ("intermediate_size", "moe_intermediate_size"):
+        width = config.get(key)
+        if type(width) is int and width % tp:
+            return f"{key} of {width}"
+    vocab = config.get("vocab_size")
+    if type(vocab) is int and -(-vocab // VOCAB_PADDING) * VOCAB_PADDING % tp:
+        return f"vocabulary of {vocab}, padded to a multiple of {VOCAB_PADDING},"
+    return None

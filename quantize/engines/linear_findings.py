@@ -9,13 +9,13 @@ from ..stored.layouts.scheme import FLOAT_DTYPES
 from ..stored.stored_declaration import COMPANIONS
 from .built_linears import (
     GRAFT,
+    JOINED,
     ROUTED,
     built_as_floats,
     first_prefix,
     fits,
     has_several_global_scales,
     holds,
-    is_widened,
     parameters,
     quantized_linear,
 )
@@ -97,13 +97,13 @@ class Walk(Folder):
             excluded = self.engine.is_excluded(question, module)
             scheme = scheme_of(question, module)
         except UnsureError as exc:
-            findings.append(Finding("unknown", str(exc), "write excludes without layer numbers"))
+            findings.append(
+                Finding("unknown", str(exc), "exclude whole linears, without layer numbers")
+            )
             return question.declaration.groups[0].scheme
-        if isinstance(excluded, Finding):
-            findings.append(excluded)
-        elif excluded:
+        if excluded:
             return None
-        elif scheme is None and module.leaf not in SHARED:
+        if scheme is None and module.leaf not in SHARED:
             names = {"prefix": module.prefix, "leaf": module.leaf}
             findings += self.engine.rules("no_target", method=question.method, **names)
         return scheme
@@ -114,8 +114,8 @@ class Walk(Folder):
             companions = [t.name for suffix, t in tensors.items() if suffix in COMPANIONS]
             if not tensors:
                 yield from self.engine.rules("absent", name=f"{part}.weight")
-            elif is_widened(self.engine.name, module, part, tensors):
-                continue
+            elif companions and module.leaf == JOINED:  # engines take some of them as floats
+                yield from self.engine.rules("untried", name=f"{part} as quantized values")
             elif companions or (weight is not None and weight.dtype not in FLOAT_DTYPES):
                 yield from self._codes(module, companions, weight, shape)
             elif weight is not None and weight.shape != shape:
@@ -131,9 +131,8 @@ class Walk(Folder):
         """Quantized values of a module that the engine takes as floats of this shape."""
         question, name = self.question, companions[0] if companions else f"{module.name}.weight"
         other = weight is not None and weight.shape != shape and self.engine.checks_shapes
-        problem = self.engine.rule(
+        yield from self.engine.rules(
             "codes",
-            leaf=module.leaf,
             module=module.name,
             has_companions=bool(companions),
             unknown_tensors=question.own.unknown_tensors,
@@ -143,9 +142,7 @@ class Walk(Folder):
             is_other_shape=other,
             stored=_listed(weight.shape if weight else shape),
             shape=_listed(shape),
-            columns=shape[1],
         )
-        yield from filter(None, [problem])
 
     def _unlike(self, tensor: TensorInfo) -> Iterator[Finding]:
         """Loaders may cut a part out of a larger tensor."""
@@ -165,19 +162,17 @@ class Walk(Folder):
         shards = [self._shard(module, part) for part in parts]
         linear = quantized_linear(self.question, module, scheme, shards)
         mixed = len({_is_float(tensors) for tensors in parts.values() if tensors}) > 1
-        if (problem := self.engine.rule("linear", **linear, is_mixed=mixed)) is not None:
-            yield problem
+        yield from self.engine.rules("linear", **linear, is_mixed=mixed)
         several = len(parts) > 1 and scheme.has_global_scale
         if several and has_several_global_scales(self.checkpoint, parts):
-            problem = self.engine.rule("several_scales", module=module.name)
-            yield from filter(None, [problem])
+            yield from self.engine.rules("several_scales", module=module.name)
 
     def _floats(
         self, module: Module, scheme: LinearScheme, weight: TensorInfo
     ) -> Iterator[Finding]:
         told = self.question.declaration and self.question.declaration.exclude_remedy
         by_name = f"exclude {module.leaf} so that {self.engine.title} matches it as"
-        problem = self.engine.rule(
+        yield from self.engine.rules(
             "floats",
             name=weight.name,
             module=module.name,
@@ -187,7 +182,6 @@ class Walk(Folder):
             is_fused=len(module.parts) > 1,
             is_mla=self.question.is_latent,
         )
-        yield from filter(None, [problem])
 
     def _parts(
         self,
@@ -269,7 +263,7 @@ def _experts(walk: Walk) -> Iterator[Finding]:
     whole = single[0].partition(ROUTED)[0] + ROUTED.rstrip(".")
 
     def excluded(name: str) -> bool:
-        return engine.is_excluded(question, Module(name, name, (), "column")) is True
+        return engine.is_excluded(question, Module(name, name, (), "column"))
 
     named = question.method in engine.experts_by_name and set(single) <= set(declared.excludes)
     by_name = question.method in NAMED_EXPERTS

@@ -13,7 +13,7 @@ from ..layouts import get_layout
 from ..planning.quantization_plan import Plan, make_plan
 from .contract import TITLES, EngineCheck
 from .engine_check import check_checkpoint
-from .versions import newest_engines
+from .versions import ENGINES
 
 
 def planned_verdicts(
@@ -35,7 +35,7 @@ def planned_verdicts(
             target_layers=plan.target_layers,
             has_side_file=bool(side_files),
         )
-        for engine in newest_engines()
+        for engine in ENGINES.values()
         for each in (engine.gpus if arch is None else (arch,))
         if each in engine.gpus
     )

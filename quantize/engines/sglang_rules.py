@@ -5,7 +5,6 @@ texts these are, or read: `models/registry.py` and `configs/model_config.py`, an
 `sglang/srt`.
 """
 
-import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -18,13 +17,12 @@ from ..drafts.engine_traits import GATE_UP, MLA_DOWN, QKV, Finding
 from ..drafts.recognition import is_speculators
 from ..files.safetensors_header import TensorInfo
 from . import built_linears as built
-from .config_rules import NO_NAME, as_class_reads, sglang_captures
+from .config_rules import as_class_reads, sglang_captures
 from .contract import Captures, Module, Question, UnsureError
 from .declared_forms import Declaration
 from .engine import Engine, Serving, flag
 from .excludes import (
     QUANTIZED_HEADS,
-    SOME_PARTS,
     Patterns,
     by_parts,
     dotted_path,
@@ -34,14 +32,6 @@ from .excludes import (
     whole_or_parts,
 )
 
-_OF_DRAFTS = re.compile(
-    r"(?!Mistral).*(eagle|dflash|dspark|medusa|speculator|draft)", re.IGNORECASE
-)
-"""Names that only drafts have; another name may be a model of Transformers."""
-_SOME_SCHEMES = (
-    "Found different quantization schemes for {} in {{}}. SGLang requires all to use the same"
-    " scheme."
-)
 _LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
 _RENAMING = "LlamaForCausalLM"
 _ONE_PER_LAYER = {"type": "float", "num_bits": 8, "strategy": "tensor"}
@@ -91,22 +81,11 @@ class Sglang(Engine):
         return problem or as_class_reads(config, self)
 
     @override
-    def architecture_problem(self, config: Mapping[str, Any]) -> Finding | None:
-        """The error for an unregistered name of drafts, and for no name."""
-        name = declared_architecture(config)
-        if not config.get("architectures"):
-            return Finding("config", NO_NAME, "")
-        known = name in self.architectures or name in self.registered
-        if known or not _OF_DRAFTS.match(name):
-            return None
-        return self.rule("architecture", name=name)
-
-    @override
     def config_problem(self, question: Question) -> Finding | None:
         facts, sglang = self._facts(question), question.traits.sglang
         problem = sglang.problem(question) or self.rule("dtype", **facts)
         if problem is None and sglang.mtp is not None:
-            problem = built.sglang_problem(question, sglang.mtp)
+            problem = sglang.mtp.misconfigured(question)
         problem = problem or self.rule("layers", **facts) or sglang.problem_as_draft(question)
         return problem or self.rule("draft", **facts)
 
@@ -159,9 +138,7 @@ class Sglang(Engine):
         )
 
     @override
-    def excludes(
-        self, question: Question, module: Module, layout: str, patterns: Patterns
-    ) -> bool | Finding:
+    def excludes(self, question: Question, module: Module, layout: str, patterns: Patterns) -> bool:
         """Most methods look up the parts of a fused linear, some whatever its class lists."""
         parts = question.names_of_parts(module)
         match layout:
@@ -170,11 +147,11 @@ class Sglang(Engine):
             case "compressed-tensors":
                 parts = parts or (module.prefix,)
                 named = module.prefix in patterns
-                return named or by_parts(suffix_or_regex, patterns, module, parts, _schemes(parts))
+                return named or by_parts(suffix_or_regex, patterns, module, parts)
             case "quark":
                 always = module.leaf in (GATE_UP.sglang, MLA_DOWN.sglang)
                 parts = module.part_prefixes if always else parts
-                return whole_or_parts(exact_or_regex, patterns, module, parts, _schemes(parts))
+                return whole_or_parts(exact_or_regex, patterns, module, parts)
             case "fp8":
                 return _dotted_parts(module, patterns)
             case "modelopt":
@@ -234,14 +211,10 @@ class Sglang(Engine):
         return _has_scales(question) and not (question.is_latent or whole)
 
 
-def _schemes(parts: tuple[str, ...]) -> str:
-    return _SOME_SCHEMES.format([part.rpartition(".")[2] for part in parts])
-
-
-def _dotted_parts(module: Module, patterns: Patterns) -> bool | Finding:
+def _dotted_parts(module: Module, patterns: Patterns) -> bool:
     fused = module.leaf in (QKV.sglang, GATE_UP.sglang)
     parts = module.part_prefixes if fused else (module.prefix,)
-    return by_parts(dotted_path, patterns, module, parts, SOME_PARTS)
+    return by_parts(dotted_path, patterns, module, parts)
 
 
 def _names_latent(pattern: str, module: Module) -> bool:

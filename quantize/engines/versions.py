@@ -1,8 +1,4 @@
-"""The known versions of engines: rows of versions.toml, each with the rules of its engine.
-
-A later version is one more row. Where it treats a family differently, its class returns other
-traits in `own`: those of families describe the oldest version here.
-"""
+"""The engines that rows are about: rows of versions.toml, each with the rules of its engine."""
 
 import json
 import shlex
@@ -12,7 +8,7 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from ..drafts.engine_traits import Finding
-from .contract import ENGINE_NAMES, EngineName, Module, Question, Scheme, version_rows
+from .contract import EngineName, Module, Question, Scheme, data_file
 from .declared_forms import Signature
 from .engine import Engine, Serving, flag
 from .sglang_rules import Sglang
@@ -71,23 +67,7 @@ _CLASSES: Mapping[str, Callable[..., Engine]] = {
     "sglang": Sglang,
     "tensorrt-llm": TensorRtLlm,
 }
-ENGINES: Mapping[tuple[EngineName, str], Engine] = {
-    (engine.name, engine.version): engine
-    for engine in (_CLASSES[row["name"]](**row) for row in version_rows())
+ENGINES: Mapping[EngineName, Engine] = {
+    row["name"]: _CLASSES[row["name"]](**row) for row in data_file("versions")["engine"]
 }
-"""Engines by name and version; older versions of an engine first."""
-
-
-def known_versions(name: EngineName) -> tuple[Engine, ...]:
-    """The versions of one engine, the newest last."""
-    return tuple(engine for engine in ENGINES.values() if engine.name == name)
-
-
-def choose(name: EngineName, version: str | None = None) -> Engine:
-    """One version of an engine; the newest for None, and for an unknown one."""
-    return ENGINES.get((name, version or ""), known_versions(name)[-1])
-
-
-def newest_engines() -> tuple[Engine, ...]:
-    """The newest known version of every engine."""
-    return tuple(choose(name) for name in ENGINE_NAMES)
+"""The one version of each engine that rows are about; of another one the engine is asked."""

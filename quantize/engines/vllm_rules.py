@@ -15,19 +15,19 @@ from typing import Any
 
 from typing_extensions import override
 
-from ..drafts.architectures import REWRITTEN_BY_VLLM, declared_architecture, nested_eagle_keys
+from ...recipes.errors import short
+from ..drafts.architectures import REWRITTEN_BY_VLLM, declared_architecture
 from ..drafts.config_reader import object_at
 from ..drafts.engine_traits import QKV, UNSUPPORTED, EngineTraits, Finding
 from ..drafts.family import LAYER_CONFIG
 from ..files.safetensors_header import TensorInfo
 from .built_linears import is_cache_scale, vllm_problem
-from .config_rules import NO_NAME, as_class_reads, draft_traits, vllm_captures
-from .contract import UNKNOWN_FIRST_LAYER, Captures, Module, Question, UnsureError
+from .config_rules import as_class_reads, draft_traits, vllm_captures
+from .contract import TRY, UNKNOWN_FIRST_LAYER, Captures, Module, Question, UnsureError
 from .declared_forms import Declaration
 from .engine import TRAITS, Engine, Serving, flag
 from .excludes import (
     QUANTIZED_HEADS,
-    SOME_PARTS,
     Matching,
     Patterns,
     exact_or_regex,
@@ -37,9 +37,6 @@ from .excludes import (
     whole_or_parts,
 )
 
-_NOT_EXECUTED = frozenset().union(*(traits.vllm.not_executed for traits in TRAITS))
-"""Other registered names of drafts, with methods and tensors of their own."""
-_OF_MTP = re.compile(r"NextN$|MTP|^(?!.*(eagle|dflash|dspark)).*For(CausalLM|Conditional)", re.I)
 _ATTRIBUTE = "AttributeError: 'SpeculatorsConfig' object has no attribute '{}'"
 _NEEDED = ("intermediate_size", "hidden_act", "rms_norm_eps")
 _NEEDED_BY_QWEN3 = ("max_position_embeddings", "num_key_value_heads")
@@ -48,10 +45,6 @@ _OWN_HEAD = "has_own_lm_head"
 """The key of config.json by which DFlash gives its head the declaration: `qwen3_dflash.py:760`."""
 _MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 _NUMBER = re.compile(r"layers(?:\.|\\\.)(\d+)")
-_SOME_SHARDS = (
-    "Found different quantization schemes for the shards of {}. vLLM requires all to use the same"
-    " scheme."
-)
 _WITH_CACHE_SCALES = ("fp8", "modelopt", "quark", "compressed-tensors")
 
 
@@ -89,31 +82,12 @@ class Vllm(Engine):
         model_type, section = config.get("model_type"), config.get("speculators_config")
         if (problem := self.form_problem(config, of_speculators=section is not None)) is not None:
             return problem
-        if model_type == "eagle":
-            return config  # `architecture_problem` reads it
+        if model_type == "eagle":  # `EAGLEConfig` reads the keys below "model"
+            remedy = "remove model_type" if declared_architecture(config) else ""
+            return Finding("unknown", "Loading model_type eagle was never executed", remedy)
         if model_type not in (None, "speculators"):
             return _rewritten(draft_traits(config), config) or as_class_reads(config, self)
         return _speculators_config(config)
-
-    @override
-    def architecture_problem(self, config: Mapping[str, Any]) -> Finding | None:
-        """No other name is registered, alone or after the "Eagle" or "Eagle3" of `EAGLEConfig`."""
-        name, model_type = declared_architecture(config), config.get("model_type")
-        if model_type == "eagle":  # reads the keys below "model", and is EAGLE-1 by default
-            name = declared_architecture(nested_eagle_keys(config) or {})
-            if not name and declared_architecture(config):
-                return Finding(
-                    "config", NO_NAME, "remove model_type: vLLM reads 'model' alone by it"
-                )
-            text = UNSUPPORTED.format(f"Eagle{name}") if name else NO_NAME
-            return Finding("config", text, "")
-        if not config.get("architectures"):
-            return Finding("config", NO_NAME, "")
-        if not name or name in self.architectures | self.registered | _NOT_EXECUTED:
-            return None
-        if _OF_MTP.search(name) and str(model_type).removesuffix("_mtp") in self.mtp_types:
-            return None
-        return Finding("config", UNSUPPORTED.format(name), "")
 
     @override
     def config_problem(self, question: Question) -> Finding | None:
@@ -142,24 +116,20 @@ class Vllm(Engine):
         return replace(declaration, method="modelopt") if nested else declaration
 
     @override
-    def excludes(
-        self, question: Question, module: Module, layout: str, patterns: Patterns
-    ) -> bool | Finding:
+    def excludes(self, question: Question, module: Module, layout: str, patterns: Patterns) -> bool:
         match layout:
             case "quark" | "compressed-tensors":
-                return _excluded(exact_or_regex, _SOME_SHARDS, question, module, patterns)
+                return _excluded(exact_or_regex, question, module, patterns)
             case "awq":
                 if not question.keys.get("modules_to_not_convert"):
                     patterns = _unpacked(question)
-                return _excluded(substring, SOME_PARTS, question, module, patterns)
+                return _excluded(substring, question, module, patterns)
             case "fp8":
-                return _excluded(eq, SOME_PARTS, question, module, patterns)
+                return _excluded(eq, question, module, patterns)
             case "modelopt":
-                named: bool | Finding = False
-                if question.traits.vllm.maps_excludes:
-                    patterns = _mapped(question, patterns)
-                else:
-                    named = _excluded(eq, SOME_PARTS, question, module, patterns)
+                mapped = question.traits.vllm.maps_excludes
+                patterns = _mapped(question, patterns) if mapped else patterns
+                named = not mapped and _excluded(eq, question, module, patterns)
                 return named or any(substring_or_wildcard(p, module.prefix) for p in patterns)
         raise UnsureError(f"How {self.title} leaves linears out of {layout} was never executed")
 
@@ -252,23 +222,9 @@ def _rewritten(traits: EngineTraits | None, config: Mapping[str, Any]) -> Findin
 def _speculators_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
     """One of speculators as an ordinary config.json; unlike those of drafts it has no defaults."""
     kind, layers = config.get("speculators_model_type"), config.get(LAYER_CONFIG)
-    if kind not in tuple(_READ):  # of any JSON type
-        known = isinstance(kind, str) and kind != "mtp"
-        if known:
-            return Finding(
-                "unknown",
-                f"Loading speculators_model_type {kind} was never executed",
-                "try it",
-            )
-        return Finding(
-            "config",
-            "ValidationError: 1 validation error for SpeculativeConfig Value error, Expected one"
-            " of: ",
-            "add speculators_model_type; of an MTP layer: put it back into its target, by"
-            " scripts/stitch_mtp.py of speculators",
-        )
-    if not isinstance(layers, Mapping):
-        return Finding("init", _ATTRIBUTE.format("vocab_size"), f"add {LAYER_CONFIG}")
+    if kind not in tuple(_READ) or not isinstance(layers, Mapping):  # of any JSON type
+        what = f"Loading speculators_model_type {short(kind)} in this form was never executed"
+        return Finding("unknown", what, TRY)
     of_kind = _READ[kind].read(config, layers)
     if isinstance(of_kind, Finding):
         return of_kind
@@ -290,11 +246,9 @@ def _speculators_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Findin
 # `Question.names_of_parts`.
 
 
-def _excluded(
-    matched: Matching, error: str, question: Question, module: Module, patterns: Patterns
-) -> bool | Finding:
+def _excluded(matched: Matching, question: Question, module: Module, patterns: Patterns) -> bool:
     _check_numbers(question, patterns)
-    return whole_or_parts(matched, patterns, module, question.names_of_parts(module), error)
+    return whole_or_parts(matched, patterns, module, question.names_of_parts(module))
 
 
 def _mapped(question: Question, patterns: Patterns) -> Patterns:

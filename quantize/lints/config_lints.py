@@ -26,29 +26,19 @@ _INJECTED = (32, 2048)
 def by_settings(draft: Draft) -> Mapping[str, bool]:
     """Lints of which lints.toml says all: whether each applies."""
     of_eagle3, geometry, config = eagle3(draft), draft.geometry, draft.checkpoint.config
-    layers, map_ = _spelled(draft), draft.row("d2t")
-    unsaid = draft.in_speculators_layout and config.get("norm_before_residual") is None
-    tied = config.get("tie_word_embeddings") is True
     as_wide = geometry.hidden_size == geometry.target_hidden_size
     shared = "embedding" in draft.family.shared_tables and as_wide
-    of_others = draft.is_mla or draft.is_torchspec or draft.in_speculators_layout
-    applies = {
-        "aux-layer-zero": bool(layers and layers.after and layers.after[0] == 0)
-        and config.get("model_type") in reader.DEEPSEEK_TYPES,
-        "d2t-of-full-vocabulary": map_ is not None
-        and geometry.draft_vocab_size == geometry.vocab_size,
-        "speculators-layout": draft.in_speculators_layout,
-        "embed-tokens": shared and draft.row("embed_tokens.weight") is not None,
-    }
+    applies = {"embed-tokens": shared and draft.row("embed_tokens.weight") is not None}
     if of_eagle3 is None:
         return applies
+    unsaid = draft.in_speculators_layout and config.get("norm_before_residual") is None
+    tied = config.get("tie_word_embeddings") is True
+    of_others = draft.is_mla or draft.is_torchspec or draft.in_speculators_layout
     return applies | {
         "last-hidden-state": not of_eagle3.fuses,
-        "mla-layers": draft.is_mla and of_eagle3.num_layers > 1,
         "head-tied": tied and draft.row("lm_head.weight") is not None,
         "norm-before-residual-missing": unsaid,
         "norm-before-residual": of_eagle3.norm_before_residual and not unsaid,
-        "mla-norm-before-fc": of_eagle3.norm_before_fc and draft.is_mla,
         "norm-output": of_eagle3.norm_output and not of_others,
         "eagle3-sliding": any(of_eagle3.windows),
         "modelopt-double-norm": draft.is_modelopt,
@@ -60,7 +50,6 @@ def quoted(draft: Draft) -> Mapping[str, object]:
     of_eagle3, embedding = eagle3(draft), draft.row("embed_tokens.weight")
     return {
         "nbytes": embedding.tensor.nbytes if embedding else 0,
-        "num_layers": draft.geometry.num_layers,
         "window": next(filter(None, of_eagle3.windows), None) if of_eagle3 else None,
     }
 
@@ -135,11 +124,6 @@ def rope_injected(draft: Draft) -> Iterator[Lint]:
 
 _TORCH_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 _DTYPE_KEYS = ("dtype", "torch_dtype")
-_NOBODY_READS = (
-    "draft_model.", "eagle_module.", "dflash_module.", "context_proj.", "context_norm.",
-    "final_norm.",
-)  # fmt: skip
-_VLLM_REFUSES = ("model.", "aux_norm_low.", "aux_norm_mid.", "aux_norm_high.")
 
 
 def architecture(draft: Draft) -> Iterator[Lint]:
@@ -169,21 +153,6 @@ def dtype(draft: Draft) -> Iterator[Lint]:
     elif any(value != wanted for value in declared.values()):
         shown = ", ".join(f"{key} {value!r}" for key, value in declared.items())
         yield told("dtype-mismatch", dict.fromkeys(declared, wanted), said=shown, wanted=wanted)
-
-
-def names(draft: Draft) -> Iterator[Lint]:
-    """Source: loaded in vLLM 0.33 and SGLang 0.5.23 (Llama); SGLang `kimi_k25_eagle3.py`."""
-    as_served = draft.family.inside_target or draft.family.engine_traits.vllm.fc != "fc"
-    spelled = [] if as_served else [row.tensor.name for row in draft.rows]
-    unread = [name for name in spelled if name.startswith(_NOBODY_READS)]
-    refused = [name for name in spelled if name.startswith(_VLLM_REFUSES)]
-    if draft.family.is_whole_model:  # it is loaded like any model, by its own names
-        return
-    if unread:
-        yield told("tensor-names-unread", count=len(unread), first=unread[0])
-    elif refused:
-        sglang = "skips them" if draft.is_mla else "reads them"
-        yield told("tensor-names", count=len(refused), first=refused[0], sglang=sglang)
 
 
 def model_type(draft: Draft) -> Iterator[Lint]:
@@ -326,20 +295,3 @@ def _spelled(draft: Draft) -> reader.AuxLayerIds | None:
     if eagle3(draft) is None or draft.in_speculators_layout:
         return None
     return reader.read_aux_layer_ids(draft.checkpoint.config, draft.checkpoint.folder / CONFIG_FILE)
-
-
-def later_layer_norm(draft: Draft) -> Iterator[Lint]:
-    """Source: loaded in vLLM 0.33 and SGLang 0.5.23 (Llama): each leaves its own name at ones."""
-    if eagle3(draft) is None:
-        return
-    for row in draft.rows:
-        _, _, rest = row.canonical.partition("layers.")
-        if rest.startswith("0.") or not rest.endswith(".input_layernorm.weight"):
-            continue
-        sglang = row.tensor.name.endswith(".hidden_norm.weight")
-        if draft.is_mla and not sglang:  # SGLang refuses these layers anyway
-            return
-        here, there = ("SGLang", "vLLM") if sglang else ("vLLM", "SGLang")
-        other = "input_layernorm" if sglang else "hidden_norm"
-        yield told("later-layer-norm", here=here, there=there, tensor=row.tensor.name, other=other)
-        return

@@ -6,7 +6,6 @@ it from each config.json unless --dtype is given, and uses float16 for none or f
 (`_torch/models/modeling_speculative.py` at 00679c66).
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,24 +17,13 @@ from ..stored.decoded_numbers import floats
 from .pair import Pair
 from .target import declared_dtype
 
-_HALVES = ("float16", "bfloat16")
-_FLOATS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-
 
 def dtype_in(pair: Pair, engine: EngineName) -> str | None:
     """The dtype that the draft computes in; None = not known."""
     if pair.args.dtype is not None:
         return pair.args.dtype
-    if engine == "sglang":
-        return _sglang_auto(_draft_dtype(pair))
-    return target_dtype(pair, engine) if engine == "vllm" else _draft_dtype(pair)
-
-
-def target_dtype(pair: Pair, engine: EngineName) -> str | None:
-    """The dtype that the target computes in."""
-    if pair.args.dtype is not None:
-        return pair.args.dtype
-    return _sglang_auto(pair.target.dtype) if engine == "sglang" else pair.target.dtype
+    named = pair.target.dtype if engine == "vllm" else declared_dtype(pair.config)
+    return "float16" if engine == "sglang" and named in (None, "float32") else named
 
 
 def launch_dtype(pair: Pair, engine: EngineName) -> str | None:
@@ -43,25 +31,24 @@ def launch_dtype(pair: Pair, engine: EngineName) -> str | None:
     if engine != "sglang" or pair.args.dtype is not None:
         return pair.args.dtype
     theirs = pair.target.dtype
-    return theirs if theirs in _HALVES and dtype_in(pair, "sglang") != theirs else None
+    halves = theirs in ("float16", "bfloat16")
+    return theirs if halves and dtype_in(pair, "sglang") != theirs else None
 
 
 def facts(pair: Pair, engines: Sequence[EngineName]) -> dict[str, Any]:
     """Facts on dtypes: casts that engines do silently."""
-    stored, theirs, cast = stored_dtype(pair), pair.target.dtype, dtype_in(pair, "vllm")
-    given, named = launch_dtype(pair, "sglang"), _draft_dtype(pair)
-    asked, halves = pair.args.dtype is not None, {stored, cast} <= {*_HALVES}
-    splits = given is not None and not asked and not pair.is_inside
+    given, named = launch_dtype(pair, "sglang"), declared_dtype(pair.config)
+    cast = dtype_in(pair, "vllm")
     narrow, feature = any(is_narrow(pair, each) for each in engines), pair.largest_feature
     return {
-        "own_dtype": stored,
-        "their_dtype": theirs,
+        "own_dtype": named,
+        "their_dtype": pair.target.dtype,
         "cast": cast,
-        "is_cast": halves and stored != cast,
+        "is_cast": {named, cast} == {"float16", "bfloat16"},
         "given": given,
-        "splits_dtypes": splits,
+        "splits_dtypes": given is not None and pair.args.dtype is None and not pair.is_inside,
         "said": f"names {named}" if named else "names none, which SGLang takes for float16",
-        "beyond": _beyond(pair.draft) if narrow and stored != "float16" else None,
+        "beyond": _beyond(pair.draft) if narrow else None,
         "feature": feature if feature is not None and feature >= _FIRST_OVERFLOW else None,
     }
 
@@ -69,23 +56,6 @@ def facts(pair: Pair, engines: Sequence[EngineName]) -> dict[str, Any]:
 def is_narrow(pair: Pair, engine: EngineName) -> bool:
     """Whether the draft is computed in float16."""
     return (launch_dtype(pair, engine) or dtype_in(pair, engine)) == "float16"
-
-
-def stored_dtype(pair: Pair) -> str | None:
-    """The dtype of the draft's floats: as config.json names it, or that of most of its bytes."""
-    sizes: Counter[str] = Counter()
-    for tensor in pair.draft.tensors.values():
-        if tensor.dtype in _FLOATS:
-            sizes[_FLOATS[tensor.dtype]] += tensor.nbytes
-    return _draft_dtype(pair) or next((dtype for dtype, _ in sizes.most_common(1)), None)
-
-
-def _draft_dtype(pair: Pair) -> str | None:
-    return declared_dtype(pair.config)
-
-
-def _sglang_auto(declared: str | None) -> str:
-    return "float16" if declared in (None, "float32") else declared
 
 
 # Source: IEEE 754: float16 ends at 65,504; what rounds beyond that becomes infinity.

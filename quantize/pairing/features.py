@@ -1,13 +1,13 @@
 """What a draft reads from its target: hidden states of which layers, how wide, and which tokens."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from ..drafts.architectures import declared_architecture
 from ..drafts.geometry import MAP, Geometry
 from ..drafts.runtime_names import target_layers_named
-from ..engines.contract import TITLES, EngineCheck, explained, refuses_target
-from ..engines.versions import newest_engines
+from ..engines.contract import TITLES, TRY, EngineCheck, data_file
+from ..engines.versions import ENGINES
 from .pair import Pair, PairFinding
 
 # ---- Whether a target can feed a draft, by their configs: `record` refuses it, `check` says it
@@ -26,70 +26,45 @@ class _Sizes(Protocol):
     def hidden_size(self) -> int: ...
 
 
-class FeatureMisfit(NamedTuple):
-    """What a target cannot give a draft: the subject, and a sentence about the draft."""
-
-    subject: str
-    text: str
-
-
 def misfits(
     geometry: Geometry, sizes: _Sizes, asked: Sequence[int] | None = None
-) -> Iterator[FeatureMisfit]:
-    """Vocabulary, width and layers that differ from those that the draft was made for.
+) -> Iterator[tuple[str, str]]:
+    """The subject, and a sentence about the draft, of each thing that a target cannot give it.
 
     A cut vocabulary of its head, with its map, is no difference. `asked`: layers that the draft
     gets instead of its own.
     """
     if geometry.vocab_size != sizes.vocab_size:
-        yield FeatureMisfit(
-            "vocabulary",
-            f"its vocabulary has {geometry.vocab_size} tokens, the target's {sizes.vocab_size}",
-        )
+        tokens = f"its vocabulary has {geometry.vocab_size} tokens, the target's {sizes.vocab_size}"
+        yield "vocabulary", tokens
     if not geometry.reads_features:
         return
     reads = geometry.num_aux_layers * geometry.target_hidden_size
     count = len(asked) if asked is not None else geometry.num_aux_layers
     if count * sizes.hidden_size != reads:
-        yield FeatureMisfit(
+        yield (
             "hidden-size",
             f"it reads {geometry.num_aux_layers} x {geometry.target_hidden_size} = {reads} values,"
             f" the target gives {count} x {sizes.hidden_size} = {count * sizes.hidden_size}",
         )
     beyond = [i for i in geometry.aux_layer_ids or () if i >= sizes.num_layers]
     if asked is None and beyond:
-        yield FeatureMisfit(
-            "layers",
-            f"it reads layer {beyond[0]}, the target has layers 0 to {sizes.num_layers - 1}",
-        )
-
-
-_WITHOUT = "serve the target with a draft that reads none of its layers: its MTP layer, or a model"
+        last = sizes.num_layers - 1
+        yield "layers", f"it reads layer {beyond[0]}, the target has layers 0 to {last}"
 
 
 def handed_out(pair: Pair, answer: EngineCheck) -> Iterator[PairFinding]:
     """Whether an engine's model of this target gives a draft the hidden states of its layers."""
-    if pair.is_inside or not pair.geometry.reads_layers:
+    if pair.is_inside or not pair.geometry.reads_layers or answer.verdict != "LOADS":
         return
     name = declared_architecture(pair.target.config)
-    errors = {
-        each.title: refuses_target(
-            each.name,
-            answer.version if each.name == answer.engine else each.version,
-            each.own(pair.family.engine_traits).served_as.lower(),
-            name,
-        )
-        for each in newest_engines()
-    }
-    title = TITLES[answer.engine]
-    error, others = errors[title], [other for other, text in errors.items() if text == ""]
-    if error:
-        text = explained(error, engine=title, gpu=answer.gpu)
-        remedy = f"serve the pair with {others[0]}" if others else _WITHOUT
-        yield PairFinding("refused", "target", text, remedy, answer.engine)
-    elif error is None and answer.verdict == "LOADS":
-        text = f"whether {title}'s {name or 'model'} hands out its hidden states was not read"
-        yield PairFinding("unknown", "target", text, "try it", answer.engine)
+    method = ENGINES[answer.engine].own(pair.family.engine_traits).served_as.lower()
+    of_engine = {"engine": answer.engine, "version": answer.version}
+    rows = [row for row in data_file("targets")["row"] if of_engine.items() <= row.items()]
+    if not any(method in row["serves"] and name in row["classes"].split() for row in rows):
+        title = TITLES[answer.engine]
+        text = f"{title} was not seen to hand out the hidden states of {name or 'such a model'}"
+        yield PairFinding("unknown", "target", text, TRY, answer.engine)
 
 
 def facts(pair: Pair) -> dict[str, Any]:
@@ -100,9 +75,8 @@ def facts(pair: Pair) -> dict[str, Any]:
     smaller = min(geometry.vocab_size, whole)
     own = None if pair.is_inside or tokenizer is None else pair.own_tokenizer
     difference = own.difference(tokenizer) if own and tokenizer else None
-    templates = {each.template for each in (own, tokenizer) if own and each}
     named = target_layers_named(config)
-    unfit = {each.subject: each.text for each in misfits(geometry, target)}
+    unfit = dict(misfits(geometry, target))
     return {
         "unfit_width": unfit.get("hidden-size"),
         "unfit_layers": unfit.get("layers"),
@@ -120,8 +94,6 @@ def facts(pair: Pair) -> dict[str, Any]:
         "mask_is_outside": mask is not None and mask >= whole,
         "last_mapped": _last_mapped(pair) if geometry.vocab_size > whole else None,
         "difference": difference,
-        "has_other_template": bool(own and own.template and not difference and len(templates) > 1),
-        "unlike": "" if pair.is_inside else ", ".join(_special_tokens(pair)),
     }
 
 
@@ -135,12 +107,3 @@ def _last_mapped(pair: Pair) -> int | None:
     offsets = read_integers(pair.draft, table)
     last = max((row + int(offset) for row, offset in enumerate(offsets)), default=0)
     return last if last >= pair.target.vocab_size else None
-
-
-def _special_tokens(pair: Pair) -> Iterator[str]:
-    """Ids of special tokens in the draft's config.json that differ from the target's."""
-    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        draft_id, theirs = pair.config.get(key), pair.target.text.get(key)
-        one_of_them = isinstance(theirs, list) and draft_id in theirs  # several ends of text
-        if None not in (draft_id, theirs) and draft_id != theirs and not one_of_them:
-            yield f"{key} {draft_id} against {theirs}"

@@ -9,19 +9,16 @@ cache's dtype is resolved by the target, and is the draft's too); SGLang
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from ...recipes.errors import CheckpointError
 from ..drafts.config_reader import object_at
 from ..drafts.engine_traits import EngineTraits
 from ..engines.contract import EngineName
-from ..engines.engine_check import misread_excludes
 from ..engines.folder_findings import CACHE_SCALE
+from ..files.checkpoint import announced_mtp_layers, mtp_layers
 from ..stored.stored_tables import HEAD
 from .pair import Pair
-from .target import Target
 
 
 def cache_in(pair: Pair, engine: EngineName) -> str | None:
@@ -45,7 +42,11 @@ def launch_cache(pair: Pair, engine: EngineName) -> str | None:
 
 _OWN_CACHE: Mapping[EngineName, str] = {"vllm": "bfloat16", "sglang": "auto"}
 """What keeps a draft's cache unquantized: in vLLM as tried with the change that added the option,
-in SGLang the dtype that the draft computes in."""
+in SGLang the dtype that the draft computes in; no option was found in TensorRT-LLM's source."""
+_OPTIONS: Mapping[EngineName, str] = {
+    "vllm": '"kv_cache_dtype": "bfloat16" in --speculative-config',
+    "sglang": "--speculative-draft-kv-cache-dtype auto",
+}
 
 
 def facts_in(pair: Pair, engine: EngineName) -> dict[str, Any]:
@@ -57,15 +58,9 @@ def facts_in(pair: Pair, engine: EngineName) -> dict[str, Any]:
     origin = "--kv-cache-dtype" if pair.args.cache_dtype else "its quantization_config"
     none = ", and the draft stores no scales, so engines take 1 for both"
     scales = none if inherited and inherited.startswith("fp8") else ""
-    keeps = None if pair.is_mtp else _KEEPS_CACHE.get(engine)
-    return {"cache": inherited, "cache_said": origin, "scales": scales, "keeps_cache": keeps}
-
-
-_KEEPS_CACHE: Mapping[EngineName, str] = {
-    "vllm": '"kv_cache_dtype": "bfloat16" in --speculative-config',
-    "sglang": "--speculative-draft-kv-cache-dtype auto",
-}
-"""Options of the launch line; none was found in TensorRT-LLM's source."""
+    keeps = None if pair.is_mtp else _OPTIONS.get(engine)
+    line = f"the launch line says {keeps}, which keeps the draft's in floats; or " if keeps else ""
+    return {"cache": inherited, "cache_said": origin, "scales": scales, "keeps_cache": line}
 
 
 def has_scales(pair: Pair) -> bool:
@@ -86,15 +81,16 @@ def facts(pair: Pair) -> dict[str, Any]:
     """Facts on quantization, a borrowed head, a rotated stream and MTP."""
     target = pair.target
     head = target.is_stored_quantized("lm_head")
+    promised = announced_mtp_layers(target.text)
     return {
         "inherited_method": None if pair.args.quantization == "unquant" else pair.args.quantization,
         "declared": None if pair.is_mtp else target.quantization,
-        "mixed": _mixed_layer(pair),
+        "is_declared_by_target": pair.is_mtp and not pair.is_inside and bool(target.declaration),
         "borrows_head": _borrows(pair, pair.family.engine_traits),
         "head_is_unread": head is None,
         "head_is_quantized": bool(head),
         "drafts_blocks": pair.family.engine_traits.drafts_blocks,
-        "dropped_layers": _dropped(target),
+        "dropped_layers": 0 if mtp_layers(target.names) or not target.names else promised,
         "rotated_by": None if pair.is_whole_model else rotated_by(target.declaration),
         "transformers_mtp": _by_transformers(pair),
     }
@@ -155,37 +151,8 @@ def _by_quark(declaration: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name} with R1 of its algo_config"
 
 
-# ---- The MTP layers of a quantized target: dropped by its quantizer, or mixed with its scheme
-# Sources: `engines/mtp.json`; vLLM 0.33 gives most MTP layers the target's quantization
-# (`deepseek_mtp.py:83`, `mimo_mtp.py:111`, `glm4_moe_mtp.py:144`), SGLang 0.5.23 reads the config
-# of the layer's folder.
-
-
-def _dropped(target: Target) -> str | None:
-    """What is missing where config.json promises MTP layers and no shard has one."""
-    count = target.promised_mtp_layers
-    if not target.names or not count or target.stored_mtp_layers:
-        return None
-    return (
-        f"the target's config.json promises {count} MTP layer{'s' if count > 1 else ''}, and its"
-        " shards have none: whoever quantized it dropped them"
-    )
-
-
 def _by_transformers(pair: Pair) -> int | None:
     """num_mtp_layers where vLLM builds the layers from transformers' classes, like the target's."""
     words = " ".join(pair.args.words).replace("--model-impl=", "--model-impl ")
     asked = pair.is_mtp and "--model-impl transformers" in words
     return pair.target.text.get("num_mtp_layers") if asked else None
-
-
-def _mixed_layer(pair: Pair) -> str | None:
-    """Linears of an MTP layer in a folder of its own, which vLLM builds as the target declares."""
-    if not pair.is_mtp or pair.is_inside or pair.target.declaration is None:
-        return None
-    declared = {**pair.draft.config, "quantization_config": dict(pair.target.declaration)}
-    beside = replace(pair.draft, config=declared)
-    try:
-        return misread_excludes(beside, target_layers=pair.target.num_layers).get("vllm")
-    except CheckpointError:
-        return None

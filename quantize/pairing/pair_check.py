@@ -27,7 +27,7 @@ from ..engines.contract import (
 from ..engines.engine import Serving
 from ..engines.engine_check import check_checkpoint, with_maths, with_values
 from ..engines.row_conditions import counts
-from ..engines.versions import newest_engines
+from ..engines.versions import ENGINES
 from ..files.checkpoint import Checkpoint
 from ..files.finiteness import not_finite
 from ..files.hub import resolve_draft, resolve_target
@@ -107,7 +107,7 @@ def check_as_asked(asked: Checking, largest_feature: Callable[[], float | None])
         pair = check_pair(folder, target, asked, arch=arch, largest_feature=largest_feature())
         return CheckReport(answers=tuple(each.answer for each in pair.engines), pair=pair)
     draft = Checkpoint.open(folder)
-    answers = _answers(draft, asked, arch, asked.tp or 1, asked.target_layers)
+    answers = _answers(draft, asked, arch, asked.tp or 1, asked.target_layers, None)
     return CheckReport(answers=tuple(with_maths(each, draft) for each in answers))
 
 
@@ -117,13 +117,12 @@ def _answers(
     arch: str | None,
     tp: int,
     target_layers: int | None,
-    serving: Callable[[EngineName], Serving | None] = lambda _engine: None,
-    *,
-    each_gpu: bool = False,
+    serving: Callable[[EngineName], Serving] | None,
 ) -> tuple[EngineCheck, ...]:
     """What each engine that is asked does with the draft alone, its values included.
 
-    With `each_gpu`, GPUs on which an engine differs have an answer each.
+    Beside a target, for whose launch line `serving` is, GPUs on which an engine differs have an
+    answer each.
     """
 
     def answer(engine: EngineName, arch: str | None) -> EngineCheck:
@@ -136,12 +135,12 @@ def _answers(
             target_layers=target_layers,
             asked=asked.gpu,
             has_side_file=(checkpoint.folder / HF_QUANT_CONFIG).is_file(),
-            serving=serving(engine),
+            serving=serving(engine) if serving else None,
         )
 
     engines = ENGINE_NAMES if asked.engine is None else (asked.engine,)
     answers = [answer(engine, arch) for engine in engines]
-    if each_gpu:
+    if serving is not None:
         answers = [
             each
             for whole in answers
@@ -181,7 +180,6 @@ def check_pair(
         tp,
         _target_layers(pair),
         lambda engine: _serving(pair, engine, str(asked.draft)),
-        each_gpu=True,
     )
     engines, findings = _beside(pair, answers)
     return PairCheck(
@@ -200,12 +198,12 @@ def loads_beside(folder: Path, target: Path) -> tuple[EnginePair, ...]:
     answers = [
         check_checkpoint(
             pair.draft,
-            engine=engine.name,
+            engine=name,
             arch=arch,
             target_layers=_target_layers(pair),
             has_side_file=(folder / HF_QUANT_CONFIG).is_file(),
         )
-        for engine in newest_engines()
+        for name, engine in ENGINES.items()
         for arch in engine.gpus
     ]
     return _beside(pair, answers)[0]

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..engines.contract import EngineName
+from ..engines.folder_findings import undivided
 from .pair import Pair
 
 _FLAGS: Mapping[EngineName, str] = {"vllm": "--max-model-len", "sglang": "--context-length"}
@@ -44,14 +45,9 @@ def facts_in(pair: Pair, engine: EngineName) -> dict[str, Any]:
 
 def facts(pair: Pair) -> dict[str, Any]:
     """Facts on positions and their rotation."""
-    rotation, theirs = pair.rotation, pair.target.rotation
-    rotates = pair.geometry.rope is not None and not pair.is_inside
     return {
-        "own_rotation": rotation.in_words,
-        "their_rotation": theirs.in_words,
-        "own_kind": rotation.kind,
-        "only_sizes_a_table": rotation.only_sizes_a_table,
-        "rotates_otherwise": rotates and rotation.in_words != theirs.in_words,
+        "own_kind": pair.rotation.kind,
+        "only_sizes_a_table": pair.rotation.only_sizes_a_table,
         "tp": pair.tp,
         "allowed": ", ".join(map(str, sizes_of_both(pair))),
         "undivided": " and ".join(_undivided(pair)),
@@ -59,42 +55,20 @@ def facts(pair: Pair) -> dict[str, Any]:
 
 
 # ---- Tensor-parallel sizes that a draft and its target both allow
-# Engines divide query heads evenly, divide or repeat heads of keys and values, and divide the
-# columns of the MLP and the rows of embedding and head, which are padded to multiples of 64.
-# Source: vLLM 0.33 `config/model.py:1557`, `QKVParallelLinear`, `VocabParallelEmbedding`; SGLang
-# 0.5.23 has the same layers. The draft is split as the target is: vLLM accepts no other
-# `draft_tensor_parallel_size` than 1 and the target's (`config/speculative.py:1849`), the others
-# have no such option.
+# The draft is split as the target is: vLLM accepts no other `draft_tensor_parallel_size` than 1 and
+# the target's (`config/speculative.py:1849`), the others have no such option.
 
 MOST = 16
-_PADDED_TO = 64
 
 
 def sizes_of_both(pair: Pair) -> tuple[int, ...]:
     """Sizes up to 16 that divide both."""
     configs = [pair.target.text, *([] if pair.is_inside else [pair.config])]
-    return tuple(tp for tp in range(1, MOST + 1) if all(_problem(tp, c) is None for c in configs))
+    return tuple(tp for tp in range(1, MOST + 1) if all(undivided(tp, c) is None for c in configs))
 
 
 def _undivided(pair: Pair) -> Iterator[str]:
     """What in either of the two the requested size does not divide."""
     for name, config in (("target", pair.target.text), ("draft", pair.config)):
-        if pair.tp <= MOST and (problem := _problem(pair.tp, config)) is not None:
+        if pair.tp <= MOST and (problem := undivided(pair.tp, config)) is not None:
             yield f"the {name}'s {problem}"
-
-
-def _problem(tp: int, config: Mapping[str, Any]) -> str | None:
-    """What in a config cannot be divided; missing keys are no obstacle."""
-    heads, few = config.get("num_attention_heads"), config.get("num_key_value_heads")
-    if type(heads) is int and heads % tp:
-        return f"{heads} attention heads"
-    if type(few) is int and few > 0 and few % tp and tp % few and "kv_lora_rank" not in config:
-        return f"{few} heads of keys and values"
-    for key in ("intermediate_size", "moe_intermediate_size"):
-        width = config.get(key)
-        if type(width) is int and width % tp:
-            return f"{key} of {width}"
-    vocab = config.get("vocab_size")
-    if type(vocab) is int and -(-vocab // _PADDED_TO) * _PADDED_TO % tp:
-        return f"vocabulary of {vocab}, padded to a multiple of {_PADDED_TO},"
-    return None

@@ -14,17 +14,14 @@ from typing import Any
 
 from ...recipes.brief import counted
 from ...recipes.errors import CheckpointError, short
-from ...recipes.regular_file import read_text
 from ..drafts.config_reader import object_at, with_text_config
 from ..drafts.recognition import kind_of_draft
-from ..drafts.rope import DEFAULT_THETA, declared
+from ..drafts.rope import declared
 from ..engines.contract import EngineName
 from ..files.checkpoint import (
     CONFIG_FILE,
     INDEX_FILE,
     Checkpoint,
-    announced_mtp_layers,
-    mtp_layers,
     read_json_object,
 )
 from ..files.hub import Reference, no_target
@@ -54,7 +51,6 @@ class Rotation:
     """
 
     kind: str
-    theta: float
     factor: float
     positions: int | None
     originally: int | None
@@ -66,8 +62,7 @@ class Rotation:
         kind, originally = keys["rope_type"], keys.get("original_max_position_embeddings")
         return cls(
             kind=kind if isinstance(kind, str) else "default",
-            theta=_number(keys.get("rope_theta"), DEFAULT_THETA, where, "theta"),
-            factor=_number(keys.get("factor"), 1.0, where, "scaling factor"),
+            factor=_factor(keys.get("factor"), where),
             positions=_positions(config.get("max_position_embeddings"), where),
             originally=originally if type(originally) is int else None,
         )
@@ -90,12 +85,6 @@ class Rotation:
         """Whether more positions leave every angle unchanged."""
         return self.kind in _SIZES_CACHE_ONLY
 
-    @property
-    def in_words(self) -> str:
-        """The base, and the scaling if there is one."""
-        scaled = "" if self.kind == "default" else f", {self.kind} scaling by {self.factor:g}"
-        return f"theta {self.theta:,.0f}{scaled}"
-
 
 _AS_IT_CAME = "give the config.json that the model came with"
 
@@ -106,12 +95,12 @@ def _unfit(
     return CheckpointError(where, f"{what}: expected {expected}, got {short(value)}", fix=fix)
 
 
-def _number(value: object, default: float, where: Path | str, what: str) -> float:
-    """A positive number; the default where there is none, or one that engines ignore."""
+def _factor(value: object, where: Path | str) -> float:
+    """1 where there is none, or one that engines ignore."""
     if not isinstance(value, int | float) or value <= 0:
-        return default
+        return 1.0
     if not value <= _MOST:  # NaN too
-        raise _unfit(where, f"rope {what}", "a number up to 2^40", value)
+        raise _unfit(where, "rope scaling factor", "a number up to 2^40", value)
     return float(value)
 
 
@@ -222,16 +211,6 @@ class Target:
             return "fp8" if scheme.get("type") == "float" else "int8"
         return None
 
-    @property
-    def promised_mtp_layers(self) -> int:
-        """The number of MTP layers in its config.json."""
-        return announced_mtp_layers(self.text)
-
-    @property
-    def stored_mtp_layers(self) -> tuple[str, ...]:
-        """Prefixes of the MTP layers that it stores."""
-        return mtp_layers(self.names)
-
     def is_stored_quantized(self, table: str) -> bool | None:
         """Whether its lm_head or embed_tokens is stored quantized; None = not known.
 
@@ -325,7 +304,7 @@ def _outgrows(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
 
 # ---- A tokenizer by what distinguishes it: its tokens and merges, not its file
 
-_FILE, _CONFIG, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+_FILE = "tokenizer.json"
 _MOST_BYTES = 64 << 20  # of a tokenizer.json, which may be larger than any config
 
 
@@ -335,12 +314,10 @@ class Tokenizer:
 
     Attributes:
         merges: digest of the merges; for other models than BPE, of their other settings.
-        template: digest of the chat template beside it; None = there is none.
     """
 
     tokens: Mapping[int, str]
     merges: str
-    template: str | None
 
     @classmethod
     def read(cls, folder: Path) -> "Tokenizer | None":
@@ -354,7 +331,6 @@ class Tokenizer:
         return cls(
             tokens={**_listed(model.get("vocab")), **_added(value.get("added_tokens"))},
             merges=_digest(rest),
-            template=_template(folder),
         )
 
     @property
@@ -365,13 +341,11 @@ class Tokenizer:
     def difference(self, other: "Tokenizer") -> str | None:
         """Where this tokenizer differs from another; None = in nothing that changes token ids."""
         if self.tokens != other.tokens:
-            ids = self.tokens.keys() | other.tokens.keys()
-            unlike = sorted(i for i in ids if self.tokens.get(i) != other.tokens.get(i))
-            first = unlike[0]
+            unlike = {i for i, _ in self.tokens.items() ^ other.tokens.items()}
+            here, there = (each.tokens.get(min(unlike), "no token") for each in (self, other))
             return (
-                f"other tokens stand at {counted(len(unlike), 'id')}; the first is {first:,},"
-                f" {_said(self.tokens.get(first))} here and {_said(other.tokens.get(first))} in the"
-                " target"
+                f"other tokens stand at {counted(len(unlike), 'id')}; the first is"
+                f" {min(unlike):,}, {here!r} here and {there!r} in the target"
             )
         return None if self.merges == other.merges else "equal tokens, but other merges"
 
@@ -389,19 +363,6 @@ def _added(tokens: object) -> dict[int, str]:
     return {row["id"]: str(row.get("content")) for row in rows if type(row.get("id")) is int}
 
 
-def _template(folder: Path) -> str | None:
-    if (folder / _TEMPLATE).exists():
-        return _digest(read_text(folder / _TEMPLATE))
-    if not (folder / _CONFIG).exists():
-        return None
-    template = read_json_object(folder / _CONFIG, "download it again").get("chat_template")
-    return None if template is None else _digest(template)
-
-
 def _digest(value: Any) -> str:
     text = json.dumps(value, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _said(token: str | None) -> str:
-    return "no token" if token is None else repr(token)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...quantize.asked import Checking
 from ...quantize.engines.contract import TITLES
-from ...quantize.engines.versions import newest_engines
+from ...quantize.engines.versions import ENGINES
 from ...quantize.gpus import gpu_names
 from ...recipes.regular_file import AnyPath
 from ..frame import reports
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ...quantize.engines.contract import EngineCheck, Verdict
     from ...quantize.pairing.pair import EnginePair, PairCheck, PairFinding
 
-_GPUS = [f"{gpu_names(each.archs)} in {TITLES[each.name]}" for each in newest_engines()]
+_GPUS = [f"{gpu_names(each.archs)} in {TITLES[each.name]}" for each in ENGINES.values()]
 
 
 _FIGURES = {"usual_gpus": "; ".join(_GPUS), "python": sys.executable}

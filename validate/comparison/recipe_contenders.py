@@ -5,7 +5,7 @@ from ...quantize.asked import Estimating, Quantizing
 from ...quantize.drafts import Draft
 from ...quantize.engines.engine import Engine
 from ...quantize.engines.plan_verdicts import planned_verdicts
-from ...quantize.engines.versions import newest_engines
+from ...quantize.engines.versions import ENGINES
 from ...quantize.estimate.draft_step import checked_num_draft_tokens, usual_context
 from ...quantize.estimate.estimate_report import candidates_of
 from ...quantize.estimate.work import Machine, VerifyStep
@@ -78,7 +78,8 @@ def _arithmetic(plan: Plan) -> object:
 
 def _place(asked: Quantizing) -> tuple[Gpu, Engine]:
     assert asked.gpu is not None  # settings were checked
-    gpu, engine = named_gpu(asked.gpu), next(e for e in newest_engines() if e.name == asked.engine)
+    assert asked.engine is not None
+    gpu, engine = named_gpu(asked.gpu), ENGINES[asked.engine]
     if gpu.arch not in engine.gpus:
         raise CheckpointError(
             "--gpu",

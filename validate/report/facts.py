@@ -16,7 +16,7 @@ from ...quantize.drafts.geometry import vocabulary_share
 from ...quantize.engines.contract import EngineCheck
 from ...quantize.engines.engine import Serving
 from ...quantize.engines.engine_check import check_checkpoint
-from ...quantize.engines.versions import newest_engines
+from ...quantize.engines.versions import ENGINES
 from ...quantize.files.checkpoint import Checkpoint
 from ...quantize.files.provenance import QuantizedProvenance
 from ...quantize.planning.claims import names_row
@@ -155,7 +155,7 @@ def engine_checks(checkpoint: Checkpoint, name: str) -> Iterator[EngineCheck]:
     """What the newest version of every engine does with draft `name` on each GPU."""
     has_side_file = (checkpoint.folder / HF_QUANT_CONFIG).is_file()
     how = Serving(draft=name)
-    for engine in newest_engines():
+    for engine in ENGINES.values():
         for arch in engine.gpus:
             yield check_checkpoint(
                 checkpoint, engine=engine.name, arch=arch, has_side_file=has_side_file, serving=how

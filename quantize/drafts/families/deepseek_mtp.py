@@ -57,7 +57,6 @@ ENGINE_TRAITS = mtp_traits(
     sglang=MtpLayer(
         layer="model.decoder.",
         prefix="model.decoder.",
-        most_modules=1,  # `deepseek_weight_loader.py:567`; executed
         floats=floats_beside_nvfp4("model.decoder."),
     ),
     more_in_sglang=frozenset({"DeepseekV3ForCausalLMNextN", "GlmMoeDsaForCausalLMNextN"}),

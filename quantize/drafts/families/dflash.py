@@ -118,8 +118,6 @@ ENGINE_TRAITS = traits.EngineTraits(
         architectures=frozenset({"DFlashDraftModel"}),
         served_as="dflash",
         roots=traits.refused_roots("DFlashQwen3Model", "model", "draft_model", "dflash_module"),
-        uneven_heads="AssertionError: vllm/model_executor/models/qwen3_dflash.py:191: assert"
-        " self.total_num_heads % tp_size == 0",
         targets_on_disk=frozenset({"modelopt"}),
         biases=lambda _draft: (traits.ATTENTION, traits.NO_BIAS),  # `qwen3_dflash.py`
         fusion=traits.Fusion(counted_by=(), refuses_null=False),  # `qwen3_dflash.py:84`
@@ -132,8 +130,6 @@ ENGINE_TRAITS = traits.EngineTraits(
         served_as="DFLASH",
         roots={"model.": None, **traits.dropped_roots("draft_model.", "dflash_module.")},
         shares_tables=True,
-        uneven_heads="AssertionError: DFlashAttention requires total_num_heads divisible by"
-        " tp_size. total_num_heads={heads}, tp_size={tp}.",
         biases=lambda _draft: (traits.ATTENTION, traits.NO_BIAS),
         layer_name="layers.{n}.{path}",
         layer_prefix="{leaf}",

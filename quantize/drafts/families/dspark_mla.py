@@ -62,8 +62,6 @@ ENGINE_TRAITS = replace(
         problem=_in_vllm,
         shares_tables=True,
         roots=traits.refused_roots("K3DSparkModel", "model", "draft_model"),
-        uneven_heads="AssertionError: vllm/models/kimi_k3/nvidia/mla.py:200: assert num_heads %"
-        " tp_size == 0",
         not_executed=frozenset(),
         not_in_v1=frozenset({"K3DSparkModel"}),
         fc="context_proj",

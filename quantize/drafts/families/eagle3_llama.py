@@ -103,8 +103,6 @@ ENGINE_TRAITS = traits.EngineTraits(
         architectures=_IN_VLLM,
         problem=_in_vllm,
         roots=traits.refused_roots("LlamaModel", "model", "draft_model", "eagle_module"),
-        uneven_heads="AssertionError: vllm/model_executor/models/llama.py:145: assert"
-        " self.total_num_heads % tp_size == 0",
         head_declared="always",  # `llama_eagle3.py:332`, `qwen3_eagle3.py:308`
         forgets_attention=True,
         fusion=traits.Fusion(),  # `llama_eagle3.py:209`
@@ -120,9 +118,6 @@ ENGINE_TRAITS = traits.EngineTraits(
         architectures=frozenset({"LlamaForCausalLMEagle3"}),
         # `load_weights` first tries a name as it is.
         roots={"model.": None, **traits.dropped_roots("draft_model.", "eagle_module.")},
-        uneven_heads="AssertionError: sglang/srt/models/llama.py:183: assert"
-        " self.total_num_heads % tp_size == 0",
-        old_norms=True,
         fusion=traits.Fusion(),  # `llama_eagle3.py:151`
         needs_draft_vocab_size=True,
     ),

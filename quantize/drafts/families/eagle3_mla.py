@@ -33,15 +33,11 @@ ENGINE_TRAITS = traits.EngineTraits(
         ),
         roots=traits.refused_roots("DeepseekV2Eagle3Model", "model"),
         fusion=traits.Fusion(),  # `deepseek_eagle3.py:189`
-        uneven_heads="AssertionError: vllm/model_executor/models/deepseek_v2.py:1041: assert"
-        " num_heads % tp_size == 0",
         # `deepseek_eagle3.py:225` gives the head no declaration.
     ),
     sglang=traits.InSglang(
         architectures=frozenset({"Eagle3DeepseekV2ForCausalLM"}),
         roots=traits.dropped_roots("model."),
-        uneven_heads="AssertionError: sglang/srt/models/deepseek_v2.py:2057: assert num_heads %"
-        " attn_tp_size == 0",
         layer_name="model.midlayer.{path}",
         layer_prefix="model.{path}",
         fc_sharding="column",

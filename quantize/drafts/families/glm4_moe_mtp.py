@@ -43,7 +43,6 @@ ENGINE_TRAITS = mtp.mtp_traits(
     sglang=MtpLayer(
         layer="model.decoder.",
         prefix="model.decoder.",
-        most_modules=1,  # `glm4_moe.py:1080`; executed
         floats=mtp.floats_beside_nvfp4("model.decoder."),
     ),
     more_in_sglang=frozenset({"Glm4MoeForCausalLMNextN"}),

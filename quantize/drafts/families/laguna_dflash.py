@@ -88,8 +88,6 @@ ENGINE_TRAITS = replace(
         architectures=frozenset({"DFlashLagunaForCausalLM"}),
         problem=_in_vllm,
         roots={},
-        uneven_heads="AssertionError: vllm/model_executor/models/laguna.py:282: assert"
-        " self.total_num_heads % tp_size == 0",
         linears=(*_ATTENTION, *_APART, _DOWN),
         head_declared="never",
         maps_excludes=False,

@@ -50,7 +50,6 @@ ENGINE_TRAITS = mtp.mtp_traits(
     sglang=MtpLayer(
         layer="model.mtp_block.",
         prefix="",
-        most_modules=1,
         cache_scales=True,
     ),
 )

@@ -103,7 +103,6 @@ _TRAITS = mtp.mtp_traits(
         prefix="mtp.layers.0.",  # `qwen3_5_mtp.py`
         prefixes={_NEXT: "model.layers.0."},  # `qwen3_next_mtp.py`
         attention="",
-        most_modules=1,
         misconfigured=_in_sglang,
         lists_parts=True,
         floats=_floats_in_sglang,

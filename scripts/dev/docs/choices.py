@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ....quantize.drafts import read_draft
 from ....quantize.engines.contract import TITLES, EngineName
 from ....quantize.engines.plan_verdicts import planned_verdicts
-from ....quantize.engines.versions import choose
+from ....quantize.engines.versions import ENGINES
 from ....quantize.files.checkpoint import Checkpoint
 from ....quantize.gpus import GPUS, architecture
 from ....quantize.planning.quantization_plan import make_plan
@@ -68,7 +68,7 @@ def choices() -> tuple[Choice, ...]:
     """The advice for every place where the engine was executed; equal advice shares a row."""
     found = []
     for gpus, engine in PLACES:
-        if architecture(gpus[0]) not in choose(engine).gpus:
+        if architecture(gpus[0]) not in ENGINES[engine].gpus:
             continue
         rows: dict[tuple[str | None, str | None, bool, str | None], list[str]] = {}
         for family in FAMILIES:
