@@ -14,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812 - the name every torch program use
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-PRODUCTS = torch.bfloat16 if "amx_bf16" in Path("/proc/cpuinfo").read_text() else torch.float32
+PRODUCTS = torch.bfloat16 if torch.cpu.get_capabilities().get("amx_bf16") else torch.float32
 
 
 class Llama:
