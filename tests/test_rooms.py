@@ -185,7 +185,7 @@ SUMS = {
     "pairs of a test file and an internal module": 1_024,
     "mutants of the sample that survive": 62,  # of 267 of 300 that were judged: 23 %
     "verbs": 25,
-    "words of pages by hand": 25_640,
+    "words of pages by hand": 25_643,
 }
 SAMPLE = ROOT / "tests" / "mutants.toml"
 SLACK = 0.01
