@@ -315,7 +315,7 @@ def test_speculators_layout_of_the_same_layer(tmp_path: Path) -> None:
     assert ours.geometry == theirs.geometry
     made(same, tmp_path / "out", "fp8-ptpc")
     answer = check_draft(same, engine="vllm")
-    assert (answer.verdict, "Expected one of" in (answer.error or "")) == ("REFUSED", True)
+    assert answer.verdict == "UNKNOWN"
 
 
 # ---- several modules
