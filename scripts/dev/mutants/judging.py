@@ -124,7 +124,10 @@ def killer(copy: Path, mutant: Mutant, tests: list[str]) -> str:
 @functools.cache
 def passes(copy: Path, tests: tuple[str, ...]) -> bool:
     """Whether tests pass without any mutant."""
-    return not first_failed(copy, tests)
+    failed, said = first_failed(copy, tests), said_in(copy).read_text("utf-8", errors="replace")
+    if "ERROR: not found" in said:  # a name that holds a path, for example: none of them would run
+        raise RuntimeError(f"tests that were collected are not found: {said[-3000:]}")
+    return not failed
 
 
 def first_failed(copy: Path, tests: Sequence[str]) -> str:
