@@ -126,12 +126,12 @@ def rope_problem(question: Question, engine: Engine) -> Finding | None:
     mixed = sum(part for part in sections if type(part) is int) if type(sections) is list else None
     plain = not (question.is_latent or traits.drafts_blocks or traits.whole_model)
     types = ("default", "mrope") if kind == "default" else (kind,)
-    needed = _ROPES.get(kind, ()) if isinstance(kind, str) else ()
-    if in_vllm and question.is_latent and needed and kind != "mrope":
+    needed = _ROPES.get(str(kind))  # of any JSON type
+    if in_vllm and question.is_latent and needed and "factor" in needed:
         needed = _ROPES["yarn"]  # which it takes every scaling for
     if (
         (not rope.by_layer or (in_vllm and traits.vllm.rope_by_layer))
-        and kind in tuple(_ROPES)  # of any JSON type
+        and needed is not None
         and not any(keys.get(key) is None for key in needed)
         and keys.get("rope_theta", 0) is not None
         and keys.get("type", kind) in types
