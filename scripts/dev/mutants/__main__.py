@@ -78,6 +78,7 @@ def equivalents() -> set[tuple[str, str, str]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Judge mutants of the tree in the working directory, and say which survive."""
     root, began = Path.cwd(), time.monotonic()
+    os.environ["OMP_NUM_THREADS"] = "1"  # a fork of a process with more waits for them for ever
     parser = argparse.ArgumentParser(prog="scripts/test --mutants", description=__doc__)
     option = parser.add_argument
     option("paths", nargs="*", metavar="PATH", help="files and folders of the product")

@@ -20,6 +20,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,8 @@ from .recording import KEPT, known
 
 KINDS = ("killed", "survived", "not covered", "left")
 """A test fails; none does; none runs the line; the time was over before."""
-FIRST_TESTS, MOST_TESTS, MOST_SECONDS = 6, 60, 60
-"""So many of the nearest tests are collected at first, so many judge; CPU seconds of a fork."""
+FIRST_TESTS, JUDGING_SECONDS, MOST_SECONDS = 6, 20.0, 90
+"""So many of the nearest tests run first; CPU seconds of all that judge, and the most of a fork."""
 FORK = multiprocessing.get_context("fork")
 Said = dict[str, Any]
 """What is said of a mutant, as JSON has it."""
@@ -43,14 +44,16 @@ class Record:
     def __init__(self, root: Path, collected: Sequence[str]) -> None:
         with (root / KEPT).open(encoding="utf-8") as lines:
             known_lines: list[str] = json.loads(next(lines))
-            runs: dict[str, list[int]] = dict(json.loads(line) for line in lines)
+            kept = [json.loads(line) for line in lines]
+        runs: dict[str, list[int]] = {test: numbers for test, numbers, _ in kept}
+        self._seconds = defaultdict(lambda: 0.1, {test: spent for test, _, spent in kept})
         cases: Counter[str] = Counter()
         self._distance: dict[str, int] = {}
         for test in sorted(runs.keys() & {*collected}, key=lambda test: len(runs[test])):
             cases[test.partition("[")[0]] += 1
             self._distance[test] = len(runs[test]) * cases[test.partition("[")[0]]
         self._root, self._running = root, defaultdict[str, list[str]](list)
-        self._new = [test for test in collected if test not in runs][:MOST_TESTS]
+        self._new = [test for test in collected if test not in runs]
         for test in sorted(self._distance, key=self._distance.__getitem__):
             text = (root / test.partition("::")[0]).read_text("utf-8")
             for line in [text, *(known_lines[number] for number in runs[test])]:
@@ -64,13 +67,25 @@ class Record:
         lines = (self._root / mutant.path).read_text("utf-8").split("\n")
         ran = self._running.get(known(mutant.path, lines, mutant.place.statement))
         if ran and not mutant.place.imported:
-            return ran[:MOST_TESTS] + self._new, True
+            return self._several(ran), True
         near: Counter[str] = Counter()
         for word in {*mutant.place.names, *re.findall(r"[\w.-]{4,}", mutant.old)}:
             having = {test for text, ran in self._running.items() if word in text for test in ran}
             near.update(dict.fromkeys(having, 1 / max(1, len(having))))
         order = sorted(near, key=lambda test: (-near[test], self._distance[test]))
-        return order[: MOST_TESTS // 2] + self._new, mutant.place.imported
+        return self._several(order), mutant.place.imported
+
+    def _several(self, order: Sequence[str]) -> list[str]:
+        """The nearest, then one of each file in turn, while the time lasts."""
+        turns: Counter[str] = Counter()
+
+        def turn(test: str) -> int:
+            turns[test.partition("::")[0]] += 1
+            return turns[test.partition("::")[0]]
+
+        chosen = [*order[:FIRST_TESTS], *self._new, *sorted(order[FIRST_TESTS:], key=turn)]
+        ends = accumulate(self._seconds[test] for test in chosen)
+        return [test for test, end in zip(chosen, ends, strict=True) if end < JUDGING_SECONDS]
 
 
 def judge(root: Path, mutants: Sequence[Mutant], until: float) -> Iterator[Said]:

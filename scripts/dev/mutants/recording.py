@@ -1,8 +1,8 @@
 """Which everyday test runs which line of the product: recorded while the tests run.
 
 `pytest -p draftquant.scripts.dev.mutants.recording` keeps it in build/mutants.jsonl, as CI does:
-all lines, then each test with the numbers of those that it runs. A line is known by its text and
-that of the line above, so it serves later trees, too. Delete it to see anew.
+all lines, then each test with the numbers of those that it runs, and its CPU seconds. A line is
+known by its text and that of the line above, so it serves later trees, too. Delete it to see anew.
 """
 
 import ast
@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Generator, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -90,11 +91,12 @@ class Recorder:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """Write what an everyday test ran, unless it failed: then it judges no mutant."""
-        self._ran[:], self._failed = bytes(len(self._ran)), False
+        self._ran[:], self._failed, began = bytes(len(self._ran)), False, time.process_time()
         result = yield
         if item.get_closest_marker("slow") is None and not self._failed:
             ran = [mark.start() for mark in re.finditer(b"\1", self._ran)]
-            self._out.write(json.dumps([item.nodeid, ran]).encode() + b"\n")
+            seconds = round(time.process_time() - began, 2)
+            self._out.write(json.dumps([item.nodeid, ran, seconds]).encode() + b"\n")
         return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
