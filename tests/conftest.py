@@ -14,7 +14,7 @@ from everyday import (  # noqa: F401 - hooks
     pytest_sessionfinish,
 )
 from hypothesis import HealthCheck, Phase, settings
-from told import telling
+from told import _told  # noqa: F401 - for every test
 
 pytest_plugins = ["workers"]
 
@@ -44,21 +44,6 @@ def _no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Output as in a pipe, whatever the terminal of the tester is like."""
     for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
-
-
-TOLD = frozenset("""
-    auto cache_folders config_reader conversations cut_in_quantize dropped family_names
-    fix_config graft lints other_tools side_files tables toy_family transcode
-    unknown_family unpickle verify
-    """.split())  # fmt: skip # noqa: SIM905
-told_as_well = telling("main", computed=True, autouse=False)
-
-
-@pytest.fixture(autouse=True)
-def _told_by_name(request: pytest.FixtureRequest) -> None:
-    """What commands print, and what is refused, in tests of these names."""
-    if request.path.stem.removeprefix("test_") in TOLD:
-        request.getfixturevalue("told_as_well")
 
 
 @pytest.fixture

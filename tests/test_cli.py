@@ -11,10 +11,7 @@ import corpus
 import pytest
 from draftquant.scripts.cli import main
 from tiny import change, edit_json
-from told import telling
 from verify_cases import reseal
-
-_told = telling("main", computed=True)
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 DRAFT, TARGET = str(PAIR / "draft"), str(PAIR / "target")

@@ -6,9 +6,6 @@ import pytest
 from draftquant.quantize.files.hub import recorded_argv
 from draftquant.scripts.cli import main
 from tiny import tiny_eagle3_llama
-from told import telling
-
-_told = telling("main")
 
 TOKEN = "hf_" + "a1B2" * 8
 CASES: dict[str, tuple[list[str], list[str]]] = {

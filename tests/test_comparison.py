@@ -21,9 +21,6 @@ from handmade_measurements import losing, written
 from handmade_replays import FIGURES, RELEASE, noisy, replay, spread
 from handmade_reports import HASHES, joint, served, text_of
 from scipy import stats
-from told import telling
-
-_told = telling("of_files", "of_replays")
 
 
 def drafts(lengths: Any, steps: Any, categories: Sequence[str]) -> scopes.CountedDrafts:

@@ -19,9 +19,6 @@ from draftquant.validate.counting.acceptance_counts import (
 from draftquant.validate.counting.draft_counts import context_edges
 from draftquant.validate.counting.trace_replay import counted_prompt
 from handmade_replays import replay
-from told import telling
-
-_told = telling("read_replays")
 
 K = 2
 EDGES = ContextBins(edges=(4, 6))

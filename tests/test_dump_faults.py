@@ -37,9 +37,6 @@ from dumps import (
     torchspec,
     vllm,
 )
-from told import telling
-
-_told = telling()
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -33,10 +33,7 @@ from dumps import (
     vllm,
 )
 from safetensors.torch import load_file, save_file
-from told import telling
 from torch import Tensor
-
-_told = telling("main", computed=True)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -29,9 +29,6 @@ from test_eagle3_forward import peagle
 from tiny import tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_mtp import tiny_mimo_mtp
-from told import telling
-
-_told = telling("main")
 
 DRAFT = Path(__file__).parent / "pairs" / "eagle3-llama" / "draft"
 LLAMA = "kimi-k2.5-eagle3"

@@ -20,9 +20,6 @@ from draftquant.validate.foreign.foreign_formats import (
 )
 from handmade_foreign import FOREIGN
 from handmade_reports import ONE_BY_ONE, jointly, lost
-from told import telling
-
-_told = telling("gate", "compare", "read_foreign", "read_foreign_pair")
 
 DOCS = Path(__file__).parents[1] / "docs" / "servers.md"
 REAL = {

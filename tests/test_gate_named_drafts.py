@@ -21,10 +21,7 @@ from handmade_measurements import losing, written
 from said_traces import write_said
 from test_foreign_measurements import REAL, both
 from tiny import edit_json, tiny_eagle3_llama
-from told import telling
 from verify_cases import reseal
-
-_told = telling("gate")
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),

@@ -23,11 +23,9 @@ from draftquant.validate.report.html_report import page
 from draftquant.validate.report.report_texts import junit, markdown
 from handmade_replays import BASELINE, FIGURES, RELEASE, noisy, replay, spread
 from handmade_reports import document, text_of
-from told import telling
 
 Rows = Sequence[tuple[float, ...]]
 NOTHING = (0, 0)
-_told = telling("judge")
 EVERY = dataclasses.replace(RELEASE, name="custom", every_category_passes=True)
 
 # ---- Categories

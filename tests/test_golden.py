@@ -34,9 +34,6 @@ from handmade_reports import comparison, document, joint, served, text_of
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny import tiny_eagle3_llama
-from told import telling
-
-_told = telling("main", "golden_of_measurement", "golden_of_report")
 
 HISTOGRAMS = [(5, 3, 2), (1, 4, 5), (8, 1, 1), (2, 2, 6)]
 

@@ -30,9 +30,6 @@ from draftquant.recipes.decode import encode
 from draftquant.recipes.errors import GateError
 from test_provenance import document
 from test_traces import AUX, TARGET, make_trace
-from told import telling
-
-_told = telling("seen_continuations", "related_groups")
 
 TRACES = [make_trace(f"p{i}", seed=i) for i in range(4)]
 SEEN = TRACES[1].prompt_sha256

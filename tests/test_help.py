@@ -12,9 +12,6 @@ from draftquant.scripts.command_table import COMMANDS, EXAMPLES, GROUPS
 from draftquant.scripts.frame.help_text import COMMON, NEEDED, RARE
 from draftquant.scripts.frame.help_text import GROUPS as OPTION_GROUPS
 from draftquant.scripts.frame.parsers import CommandParser, UsageError
-from told import telling
-
-_told = telling("main")
 
 LIST, PAGE = 56, 102
 """Lines of the list of commands, and of a command's own help: one screen, and two."""

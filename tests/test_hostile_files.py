@@ -48,6 +48,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---- files that are none
 
 
+@pytest.mark.untold
 def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("text", encoding="utf-8")
     (tmp_path / "link").symlink_to("file")

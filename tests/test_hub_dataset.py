@@ -23,9 +23,6 @@ from draftquant.scripts import cli
 from local_http import Quiet, listening
 from test_prompts import PAIR, chat_target
 from tiny import tiny_eagle3_llama
-from told import telling
-
-_told = telling()
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CONFIGS = """---

@@ -139,7 +139,7 @@ def encoded(layout: str, recipe: Recipe, block: QuantizedWeight) -> dict[str, Te
         # two blocks of rows, of which the second has 44, and three of inputs
         (FP8_BLOCK, PER_GROUP, (2, 3), {"weight", "weight_scale"}),
     ],
-    ids=str,
+    ids=["int4 per channel", "fp8 per channel", "fp8 per tensor", "fp8 per block"],
 )
 def test_compressed_tensors_decompresses_what_we_store(
     weights: WeightFormat, inputs: Any, scales: tuple[int, int], suffixes: set[str]

@@ -22,9 +22,7 @@ from draftquant.scripts.cli import main
 from reasons import own_text
 from tiny import tiny_eagle3_llama
 from tiny_dspark import tiny_dspark
-from told import telling
 
-_told = telling("main", computed=True)
 QUANTIZE = Path(engines.__file__).resolve().parents[1]
 RECORDED = Path(__file__).parents[1] / "experiments" / "engines"
 
@@ -78,7 +76,7 @@ def errors_that_were_recorded(value: Any) -> Iterator[str]:
 
 
 def test_every_error_in_the_tables_has_a_meaning() -> None:
-    found = set(errors_in_the_tables())
+    found = sorted(set(errors_in_the_tables()))
     assert len(found) > 50
     unexplained = [text for text in found if meaning(text, engine="vLLM", gpu="B200") is None]
     assert unexplained == []
@@ -86,11 +84,8 @@ def test_every_error_in_the_tables_has_a_meaning() -> None:
 
 def test_every_error_that_was_recorded_has_a_meaning() -> None:
     files = sorted(RECORDED.glob("*.json"))
-    found = {
-        text
-        for file in files
-        for text in errors_that_were_recorded(json.loads(file.read_text(encoding="utf-8")))
-    }
+    told = (json.loads(file.read_text(encoding="utf-8")) for file in files)
+    found = sorted({text for one in told for text in errors_that_were_recorded(one)})
     assert len(found) > 120
     assert [t for t in found if is_raw(explained(t, engine="vLLM", gpu="B200"))] == []
     raw = [text for text in found if is_raw(text)]  # the others are parts of reasons

@@ -32,9 +32,6 @@ from stand.asking import (
 from stand.server import Fault, Object, Stand, served
 from stand.sglang import SGLangStand
 from stand.tensorrt_llm import TensorRTLLMStand
-from told import telling
-
-_told = telling("identify")
 
 __all__ = ["replayed"]  # a fixture
 Change = Callable[[list[Object]], list[Object]]
@@ -159,6 +156,7 @@ def test_draws_have_a_seed_of_the_prompt(stand: Engine) -> None:
     assert 0 <= sampling.get("sampling_seed", sampling.get("seed")) < 2**60
 
 
+@pytest.mark.untold
 def test_a_run_goes_through_a_storm(stand: Engine, replayed: Replayed, tmp_path: Path) -> None:
     """Refused, cut off and killed between other answers: nothing is lost, nothing counted twice."""
     storm = (Fault(status=429), Fault(status=500), Fault(status=0), Fault(events=2))

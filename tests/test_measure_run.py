@@ -31,10 +31,7 @@ from draftquant.validate.measure.measuring import (
 )
 from draftquant.validate.measure.server_answers import Ask, Completion, Counters
 from draftquant.validate.measure.vllm_server import VLLMProtocol
-from told import telling
 from vllm_server import VLLMServer, continued, rounds_of, served
-
-_told = telling("setup_of", "identify")
 
 PROMPTS = tuple(
     Prompt(

@@ -23,9 +23,7 @@ from handmade_measurements import alternating, measurement, record, written
 from handmade_measurements import losing as run
 from handmade_replays import RELEASE, noisy, replay, spread
 from handmade_reports import KNOWN, ONE_BY_ONE, jointly, lost
-from told import telling
 
-_told = telling("judge_measured", "server_noise", "joint_report", "main")
 Capsys = pytest.CaptureFixture[str]
 A, B = {"draft_sha256": "a" * 64}, {"draft_sha256": "b" * 64}
 UNRELATED = Background(unrelated=True)

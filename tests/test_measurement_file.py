@@ -26,10 +26,7 @@ from draftquant.validate.measure.measuring import DraftIdentity, identified
 from draftquant.validate.runs.report_pages import draft_identity
 from handmade_measurements import written
 from test_prompts import target  # noqa: F401 - a fixture
-from told import telling
 from vllm_server import VLLMServer, served
-
-_told = telling("main", "read_measurement", computed=True)
 
 RECORDS = tuple(
     RequestRecord(

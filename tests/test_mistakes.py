@@ -16,9 +16,6 @@ from unittest.mock import Mock
 import pytest
 from draftquant.scripts.cli import main
 from safetensors.torch import load_file, save_file
-from told import telling
-
-_told = telling("main")
 
 PAIRS = Path(__file__).parent / "pairs"
 DISK_USAGE = "draftquant.quantize.files.staging.shutil.disk_usage"

@@ -16,10 +16,8 @@ from draftquant.quantize.verify.audit import audit_checkpoint
 from draftquant.recipes.errors import VerifyError
 from draftquant.scripts.cli import main
 from tiny import config_of, read_tensors, tiny_eagle3_llama, write_tensors
-from told import telling
 from verify_cases import edit_declaration, quantized_folder
 
-_told = telling(computed=True)
 RECIPES = ("blackwell-fp8", "blackwell-nvfp4")
 Folders = dict[str, Path]
 

@@ -29,9 +29,6 @@ from draftquant.scripts.frame.settings import Form
 from draftquant.validate.counting import replaying
 from draftquant.validate.runs.judging_asked import ReplayRun
 from test_packaging import MODULES, ROOT, parsed
-from told import telling
-
-_told = telling()
 
 MISSING = dataclasses.MISSING
 PARSER = every_parser()

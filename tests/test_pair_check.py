@@ -20,9 +20,7 @@ from tiny_dflash import MASK_TOKEN_ID, tiny_dflash
 from tiny_llama import tiny_language_model
 from tiny_speculators import tiny_speculators_eagle3
 from tiny_target import tiny_target
-from told import telling
 
-_told = telling("main", "findings", computed=True)
 PAIRS = Path(__file__).parent / "pairs"
 LLAMA, DFLASH = PAIRS / "eagle3-llama", PAIRS / "dflash"
 

@@ -22,9 +22,7 @@ from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark
 from tiny_llama import tiny_language_model
 from tiny_mtp import tiny_glm4_moe_mtp, tiny_mimo_mtp
-from told import telling
 
-_told = telling("said")
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 TARGET: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,

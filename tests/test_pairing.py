@@ -12,10 +12,7 @@ from draftquant.recipes.errors import CheckpointError, GateError
 from draftquant.scripts.cli import main
 from draftquant.validate.judging.candidate_origin import DraftFolder, check_folders, check_loaded
 from tiny import Stored, bf16_bits, edit_json, tiny_eagle3_llama, values_of
-from told import telling
 from verify_cases import edit, edit_declaration
-
-_told = telling("main", "check_folders", "check_loaded", computed=True)
 
 
 @pytest.fixture(scope="module")

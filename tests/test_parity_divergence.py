@@ -24,9 +24,6 @@ from handmade_measurements import written
 from handmade_runs import SPECULATION, record, run
 from scipy import stats
 from test_hostile_files import bounded, endless, fifo, gigabyte
-from told import telling
-
-_told = telling("main", "divergence_findings")
 
 TEXT = (5, 6, 7, 8)
 GAPS = (3.0, 0.1, 0.2, 2.0)

@@ -27,10 +27,7 @@ from draftquant.validate.parity.draft_findings import (
 )
 from draftquant.validate.parity.finding import DraftLimits, ParityFinding
 from recorded import record_traces
-from told import telling
 from torch import Tensor
-
-_told = telling("main", "check_limits", "kl", computed=True)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PAIRS = Path(__file__).parent / "pairs"

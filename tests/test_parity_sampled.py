@@ -30,11 +30,8 @@ from handmade_measurements import written
 from handmade_runs import SPECULATION, record, run
 from scipy import stats
 from stand.server import Object, Stand, served
-from told import telling
 from transformers import AutoModelForCausalLM
 from vllm_server import VLLMServer
-
-_told = telling("main", "judge", computed=True)
 
 TARGET = Path(__file__).parent / "pairs" / "eagle3-llama" / "target"
 CPU = torch.device("cpu")

@@ -19,10 +19,7 @@ from draftquant.validate.parity.task_findings import Discordance, mcnemar, task_
 from draftquant.validate.parity.task_run import TaskRun
 from draftquant.validate.parity.task_samples import TaskSamples, read_samples
 from scipy import stats
-from told import telling
 from vllm_server import VLLMServer, served
-
-_told = telling("main", "task_findings", "words_of")
 
 DATE = "2026-11-22T12-01-02.345678"
 

@@ -17,9 +17,7 @@ from draftquant.recipes.schema import LayoutName
 from draftquant.scripts.cli import main
 from mixes import DOWN, FP8, FP8_STATIC, INT4, MIXES, MXFP4, NVFP4, PER_TOKEN, mixed
 from tiny import tiny_eagle3_llama
-from told import telling
 
-_told = telling("main", "sizes", computed=True)
 PTPC = load_recipe("fp8-ptpc")
 OTHERS = Rule(
     role=("fusion", "embedding", "head", "norm", "vocabulary_map"), action="keep", why="small"

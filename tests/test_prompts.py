@@ -11,10 +11,7 @@ from draftquant.calibration.prompts.prompt_file import Prompt, PromptEncoder, re
 from draftquant.calibration.prompts.prompt_forms import read_form
 from draftquant.recipes.errors import LineProblem, PromptError
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from told import telling
 from transformers import PreTrainedTokenizerFast
-
-_told = telling("read_form")
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 WORDS = ["<s>", "[unk]", "a", "b", "c", "user", "assistant"]

@@ -16,9 +16,7 @@ from draftquant.quantize.files.provenance import (
 from draftquant.quantize.files.provenance_file import read_provenance
 from draftquant.quantize.files.publish import write_provenance
 from draftquant.recipes.errors import CheckpointError
-from told import telling
 
-_told = telling()
 RECIPE = """{"schema_version": 1, "name": "mine", "summary": "a test",
   "loads_on": [{"engine": "vllm", "arch": ["sm90"], "family": ["dflash"]}],
   "backend": "torch", "layout": "modelopt",

@@ -12,11 +12,8 @@ from draftquant.calibration.recording.slot_cache import SlotCache, takes_padding
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.recipes.errors import TraceError
 from recorded import record_traces
-from told import telling
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache, DynamicLayer, LinearAttentionLayer
-
-_told = telling()
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -13,9 +13,6 @@ from draftquant.recipes.library import RecipeFileError
 from draftquant.recipes.schema import BackendName, RoundingChoice, ScaleChoice
 from draftquant.recipes.schemes import refusal
 from draftquant.scripts.cli import main
-from told import telling
-
-_told = telling("main", computed=True)
 
 
 def test_every_combination_is_carried_or_refused_with_a_reason() -> None:

@@ -10,9 +10,6 @@ from draftquant.calibration.traces.related_prompts import (
     related_groups,
     suggested_clusters,
 )
-from told import telling
-
-_told = telling("suggested_clusters")
 
 TEMPLATE = tuple(range(900, 1000))
 

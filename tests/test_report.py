@@ -29,9 +29,6 @@ from draftquant.validate.runs.report_pages import annotation
 from draftquant.validate.served.joint_report import JointReport
 from handmade_measurements import losing, written
 from handmade_reports import DRAFTS, ENGINES, EVIL, comparison, document, joint, mapping_of, text_of
-from told import telling
-
-_told = telling("main")
 
 ROOT = Path(__file__).parents[1]
 

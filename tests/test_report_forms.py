@@ -29,9 +29,6 @@ from handmade_replays import RELEASE, noisy, replay, spread
 from handmade_reports import EVIL, comparison, document, evil_document, joint, served
 from test_gate_parts import clustered
 from test_paired import change_of
-from told import telling
-
-_told = telling("page", "markdown", "junit", "engine_facts", "folder_facts")
 
 KINDS: dict[str, Callable[[], Judgement]] = {
     "PASS": comparison,

@@ -11,9 +11,6 @@ from draftquant.calibration import server_client as client_module
 from draftquant.calibration.server_client import Patience, ServerClient
 from draftquant.recipes.errors import ServerError
 from local_http import Quiet, listening
-from told import telling
-
-_told = telling()
 
 T = TypeVar("T")
 Answers = Callable[[Quiet, int], None]

@@ -38,9 +38,6 @@ from test_estimate import write_headers
 from tiny import tiny_eagle3_llama
 from tiny_mtp import tiny_deepseek_mtp
 from tiny_speculators import tiny_speculators_eagle3
-from told import telling
-
-_told = telling("size_curve", "size_speeds")
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

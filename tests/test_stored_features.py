@@ -24,10 +24,7 @@ from draftquant.recipes.listener import Listener
 from draftquant.scripts.cli import main
 from safetensors.torch import load_file, save_file
 from test_traces import AUX, TARGET, TRACES, WIDTH, equal
-from told import telling
 from torch import Tensor
-
-_told = telling("main")
 
 SHARD = "traces-00001.safetensors"
 FP8_STEP = 2**-4

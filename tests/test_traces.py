@@ -30,9 +30,6 @@ from draftquant.calibration.traces.writer import trace_output
 from draftquant.recipes.errors import OutputError, TraceError
 from draftquant.scripts.cli import main
 from safetensors.torch import load_file, save_file
-from told import telling
-
-_told = telling("main")
 
 TARGET = TargetIdentity(
     name="tiny", config_sha256="a" * 64, weights_sha256="b" * 64, num_layers=8, vocab_size=50

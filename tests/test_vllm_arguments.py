@@ -25,9 +25,6 @@ from draftquant.recipes.errors import TraceError
 from draftquant.scripts.cli import main
 from states_server import END, VOCAB, StatesServer, served, write_file, write_target
 from tiny_mtp import tiny_mimo_mtp
-from told import telling
-
-_told = telling("main", "arguments", computed=True)
 
 
 def setup(**changes: Any) -> EngineSetup:

@@ -289,6 +289,7 @@ FILES: list[tuple[Any, str, str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.untold
 def test_files_that_are_not_of_the_answer(
     running: StatesServer, target: Path, tmp_path: Path
 ) -> None:

@@ -39,10 +39,7 @@ from said_traces import VOCAB, row_order, write_said
 from tiny import tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark
-from told import telling
 from torch import Tensor
-
-_told = telling("main", computed=True)
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ With $DRAFTQUANT_TELL they are written anew, and `git diff` shows what has chang
 import dataclasses
 import functools
 import hashlib
+import inspect
 import io
 import json
 import os
@@ -19,12 +20,26 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import numpy as np
 import pytest
+import torch
 from draftquant.recipes.errors import DraftQuantError
 from draftquant.scripts.frame.verb import Command
 
-MOST, LONG = 8, 4000
-"""Of more records the first and the last are told, of longer texts their digest."""
+MOST, DEEP = 6, 3
+"""Of more records the first and the last are told; and none in so many others."""
+LONG, LONG_TEXT, MOST_LINES = 240, 4000, 60
+"""Characters of a line and of a value, and lines of a test: of what is longer, a digest."""
+PRODUCT = ("draftquant.", "stand.")
+"""Functions of these modules, where a module of tests has them, tell what they return."""
+EXACT = frozenset("""
+    command_line comparison context_bins dump_faults estimate foreign_measurements
+    gate_named_drafts gate_parts golden held_out help hub_dataset measure_engines measure_run
+    measured_gate mistakes options pair_threads parity_divergence parity_tasks prompts
+    provenance recording_together related_prompts report report_forms rope server_client
+    size_curve stored_features traces
+    """.split())  # fmt: skip # noqa: SIM905
+"""Modules of tests whose figures are made by hand: kernels differ between machines."""
 OTHER = {"began", "first_step", "latency", "python", "seconds", "share", "time_to_first_token",
          "time_per_output_token", "tokens_per_second", "torch", "transformers"}  # fmt: skip
 """Keys whose values differ between runs or machines, by a near tie or in a last digit."""
@@ -39,7 +54,8 @@ MEASURED = re.compile(
     r"(?m)^.*(?:it/s\]|: \d+% of \d|% after|done in|running for|\d in |^memory |tokens/s| GB free"
     r"| \d+ s\b).*\n"
     r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d\S*|\d+ GB(?= of memory)|\b\d[\d.,]* (?:s|min)\b"
-    r"|127\.0\.0\.1:\d+"
+    r"|127\.0\.0\.1:\d+|0x[0-9a-f]{6,}|\u2026\S*/|(?<=\.)\d+-\d+(?=-[0-9a-f]+\.staging)"
+    r"|(?<=ble=)\d+|(?<=ory=)\d+|[\d,]{9,}(?= free)"
 )
 
 
@@ -84,13 +100,15 @@ def json_lines(value: Any, deep: int = 3) -> str:
 
 def lines_of(value: Any, place: str = "") -> Iterator[str]:
     """A line of a record's fields that are not empty, then its records; six decimals."""
-    if isinstance(value, tuple | list) and is_record(value):
+    if isinstance(value, tuple | list) and is_record(value) and not hasattr(value, "_asdict"):
         for number, own in enumerate(value):
             if number in (0, len(value) - 1) or len(value) <= MOST:
                 yield from lines_of(own, f"{place}[{number}]")
         return
     if dataclasses.is_dataclass(value):
         value = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+    elif hasattr(value, "_asdict"):
+        value = value._asdict()
     if not isinstance(value, Mapping):
         yield f"{place} {plain(value)}".strip()
         return
@@ -99,14 +117,20 @@ def lines_of(value: Any, place: str = "") -> Iterator[str]:
     rest = [f"{key}={plain(own)}" for key, own in value.items() if key not in inner]
     if rest := [one for one in rest if not one.endswith("=")]:
         yield f"{place}: {' '.join(rest)}".removeprefix(": ")
-    for key, own in inner.items():
-        yield from lines_of(own, f"{place}.{key}".removeprefix("."))
+    if place.count(".") < DEEP:
+        for key, own in inner.items():
+            yield from lines_of(own, f"{place}.{key}".removeprefix("."))
 
 
 def is_record(value: Any) -> bool:
     """A record, or several of them."""
     several = isinstance(value, tuple | list) and any(map(is_record, value))
-    return several or dataclasses.is_dataclass(value) or isinstance(value, Mapping)
+    return (
+        several
+        or hasattr(value, "_asdict")
+        or dataclasses.is_dataclass(value)
+        or isinstance(value, Mapping)
+    )
 
 
 def plain(value: Any) -> str:
@@ -114,12 +138,15 @@ def plain(value: Any) -> str:
     if value is None or value is False or (isinstance(value, tuple | list) and not value):
         return ""
     if isinstance(value, tuple | list | set | frozenset):
-        parts = map(plain, sorted(value) if isinstance(value, set | frozenset) else value)
+        parts = map(plain, sorted(value, key=str) if isinstance(value, set | frozenset) else value)
         return f"({', '.join(parts)})"
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return f"{value.dtype} {tuple(value.shape)}"
+    own: Any = type(value)
+    if callable(value) or object.__repr__ in (own.__repr__, own.__str__):
+        return str(own.__name__)  # its address says nothing
     text = f"{round(value, 6) + 0.0:.12g}" if isinstance(value, float) else str(value)
-    text = without_version(text)
-    digest = hashlib.sha256(text.encode()).hexdigest().upper()  # as no hash of a folder is written
-    return text if len(text) < LONG else f"sha256 {digest}"
+    return text if len(text) < LONG_TEXT else f"sha256 {digest(normal(text, exact=False))}"
 
 
 def without_ids(sent: Any) -> Any:
@@ -149,77 +176,94 @@ def in_words(found: Any) -> str:
     return "\n".join([*filter(None, told), *lines_of(figures)])
 
 
-def telling(*names: str, computed: bool = False, autouse: bool = True) -> Any:
-    """A fixture: each test tells what is refused, and what these functions of its module give.
+@pytest.fixture(autouse=True)
+def _told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each everyday test tells what is refused, and what the product's functions return to it.
 
     And what servers are asked, in no order. Of `main`, the command line, it tells what is printed,
-    the JSON, and what is brief of it, without decimals where they are `computed` by kernels that
-    differ between machines.
+    the JSON, and what is brief of it. Decimals only where they are exact.
     """
+    said: list[str] = []
+    asked: set[str] = set()
 
-    @pytest.fixture(autouse=autouse)
-    def _told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        said: list[str] = []
-        asked: set[str] = set()
+    def listening(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*arguments: Any, **options: Any) -> Any:
+            found = function(*arguments, **options)
+            said.append(in_words(found))
+            return found
 
-        def listening(function: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(function)
-            def call(*arguments: Any, **options: Any) -> Any:
-                found = function(*arguments, **options)
-                said.append(in_words(found))
-                return found
+        return call
 
-            return call
+    @contextmanager
+    def refusing(*expected: Any, **options: Any) -> Iterator[Any]:
+        with raises(*expected, **options) as caught:
+            yield caught
+        if isinstance(caught.value, DraftQuantError):
+            said.append(f"{type(caught.value).__name__}: {caught.value}")
 
-        @contextmanager
-        def refusing(*expected: Any, **options: Any) -> Iterator[Any]:
-            with raises(*expected, **options) as caught:
-                yield caught
-            if isinstance(caught.value, DraftQuantError):
-                said.append(f"{type(caught.value).__name__}: {caught.value}")
+    def printing(arguments: Sequence[str], **options: Any) -> int:
+        streams = io.StringIO(), io.StringIO()
+        code: Any = "no exit code"
+        try:
+            with redirect_stdout(streams[0]), redirect_stderr(streams[1]):
+                code = command(arguments, **options)
+            return int(code)
+        finally:
+            out, err = (one.getvalue() for one in streams)
+            sys.stdout.write(out)
+            sys.stderr.write(err)
+            text = f"{in_lines(out)}\n{err}"
+            said.append(f"$ {shlex.join(map(str, arguments))}: {code}\n{text}")
 
-        def printing(arguments: Sequence[str], **options: Any) -> int:
-            streams = io.StringIO(), io.StringIO()
-            code: Any = "no exit code"
-            try:
-                with redirect_stdout(streams[0]), redirect_stderr(streams[1]):
-                    code = command(arguments, **options)
-                return int(code)
-            finally:
-                out, err = (one.getvalue() for one in streams)
-                sys.stdout.write(out)
-                sys.stderr.write(err)
-                text = f"{in_lines(out)}\n{err}"
-                said.append(f"$ {shlex.join(map(str, arguments))}: {code}\n{text}")
+    def both(command: Command, report: Any, settings: Any, *, as_json: bool) -> None:
+        tell(command, report, settings, as_json=as_json)
+        other = io.StringIO()
+        with redirect_stdout(other), redirect_stderr(other):
+            tell(command, report, settings, as_json=not as_json)
+        brief = report.brief() if hasattr(report, "brief") else {}
+        said.append("\n".join([in_lines(other.getvalue()), *lines_of(brief)]))
 
-        def both(command: Command, report: Any, settings: Any, *, as_json: bool) -> None:
-            tell(command, report, settings, as_json=as_json)
-            other = io.StringIO()
-            with redirect_stdout(other), redirect_stderr(other):
-                tell(command, report, settings, as_json=not as_json)
-            brief = report.brief() if hasattr(report, "brief") else {}
-            said.append("\n".join([in_lines(other.getvalue()), *lines_of(brief)]))
+    def asking(client: Any, method: str, path: str, json: Any = None, **options: Any) -> Any:
+        asked.add(" ".join([method, path.partition("?")[0], *lines_of(without_ids(json))]))
+        return stream(client, method, path, json=json, **options)
 
-        def asking(client: Any, method: str, path: str, json: Any = None, **options: Any) -> Any:
-            asked.add(" ".join([method, path.partition("?")[0], *lines_of(without_ids(json))]))
-            return stream(client, method, path, json=json, **options)
+    stream = httpx2.AsyncClient.stream
+    monkeypatch.setattr(httpx2.AsyncClient, "stream", asking)
+    tell = Command.tell
+    monkeypatch.setattr(Command, "tell", both)
+    command: Any = getattr(request.module, "main", None)
+    raises = pytest.raises
+    monkeypatch.setattr(pytest, "raises", refusing)
+    for name, own in [*vars(request.module).items()]:
+        if inspect.isfunction(own) and own.__module__.startswith(PRODUCT):
+            monkeypatch.setattr(request.module, name, listening(own))
+    if command is not None:
+        monkeypatch.setattr(request.module, "main", printing)
+    yield
+    module = request.path.stem.removeprefix("test_")
+    said += sorted(asked)
+    if said and not any(map(request.node.get_closest_marker, ("slow", "untold"))):
+        check_told(module, {request.node.name: normal("\n".join(said), exact=module in EXACT)})
 
-        stream = httpx2.AsyncClient.stream
-        monkeypatch.setattr(httpx2.AsyncClient, "stream", asking)
-        tell = Command.tell
-        monkeypatch.setattr(Command, "tell", both)
-        command, raises = getattr(request.module, "main", None), pytest.raises
-        monkeypatch.setattr(pytest, "raises", refusing)
-        for name in filter(functools.partial(hasattr, request.module), names):
-            own = printing if name == "main" else listening(getattr(request.module, name))
-            monkeypatch.setattr(request.module, name, own)
-        yield
-        if said := [*said, *sorted(asked)]:
-            text = MEASURED.sub("", PATHS.sub(r"\1", "\n".join(said)))
-            text = DECIMALS.sub("0.0", text) if computed else text
-            text = HASH.sub(lambda found: f"HASH{len(found[0])}", text)
-            text = SPACED.sub(" ", RULED.sub("", text)).strip()
-            text = "\n".join(dict.fromkeys(text.split("\n")))  # each line once
-            check_told(request.path.stem.removeprefix("test_"), {request.node.name: text})
 
-    return _told
+def normal(text: str, *, exact: bool) -> str:
+    """Without what differs between runs and machines; each line once, of long ones the digest."""
+    text = MEASURED.sub("", PATHS.sub(r"\1", text))
+    text = text if exact else DECIMALS.sub("0.0", text)
+    text = HASH.sub(lambda found: f"HASH{len(found[0])}", text)
+    text = SPACED.sub(" ", RULED.sub("", text)).strip()
+    lines = [*map(shortened, dict.fromkeys(text.split("\n")))]
+    rest = "\n".join(lines[MOST_LINES:])
+    return "\n".join([*lines[:MOST_LINES], *([f"... {digest(rest)}"] if rest else [])])
+
+
+def shortened(line: str) -> str:
+    """The line, or its first words and the digest of all."""
+    line = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in line)
+    return line if len(line) < LONG else f"{line[: LONG // 2]} ... {digest(line)}"
+
+
+def digest(text: str) -> str:
+    """In capitals, as no hash of a folder is written."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16].upper()
