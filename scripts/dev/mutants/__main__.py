@@ -5,6 +5,7 @@ drawn from them. tests/equivalents.toml has those that cannot be noticed. Exit c
 """
 
 import argparse
+import functools
 import hashlib
 import json
 import math
@@ -19,9 +20,10 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 from .changes import Mutant, is_read, mutants_of
-from .judging import KINDS, Said, judge
+from .judging import KINDS, judge
 from .recording import KEPT, ROOMS, product
 
 
@@ -58,21 +60,14 @@ def landed() -> str:
     """Where this branch left origin/main, else main; for what has landed, the commit before it."""
     bases = (git("merge-base", name, "HEAD") for name in ("origin/main", "main"))
     base = next(filter(None, bases), "")
-    if base and (base != git("rev-parse", "HEAD") or git("status", "-s", *ROOMS)):
-        return base
-    return git("rev-parse", "--verify", "--quiet", "HEAD~1")
+    changed = base != git("rev-parse", "HEAD") or git("status", "-s", *ROOMS)
+    return base if base and changed else git("rev-parse", "--verify", "--quiet", "HEAD~1")
 
 
 def git(*arguments: str) -> str:
     """What git prints; nothing where it knows no such commit."""
     done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else ""
-
-
-def equivalents() -> set[tuple[str, str, str]]:
-    """The mutants that change nothing for anybody: path, old, new."""
-    rows = tomllib.loads(Path("tests", "equivalents.toml").read_text("utf-8"))
-    return {(row["path"], row["old"], row["new"]) for row in rows.get("equivalent", ())}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -106,17 +101,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     ordered = drawn(mutants, options.seed)
     read = (m for m in ordered if is_read(m.path, m.applied(sources[m.path])))
-    chosen, listed = [*islice(read, options.count)], equivalents()
+    chosen = [*islice(read, options.count)]
+    rows = tomllib.loads(Path("tests", "equivalents.toml").read_text("utf-8"))["equivalent"]
+    listed = {(row["path"], row["old"], row["new"]) for row in rows}
     left = [mutant for mutant in chosen if (mutant.path, mutant.old, mutant.new) not in listed]
     of_what = f" of lines that changed since {since[:12]}" if since else ""
-    alone = f"; {len(chosen) - len(left)} more are listed as equivalent"
-    print(f"{len(left)} mutants{of_what}{alone}", file=sys.stderr, flush=True)
+    tell = functools.partial(print, file=sys.stderr, flush=True)
+    tell(f"{len(left)} mutants{of_what}; {len(chosen) - len(left)} more are listed as equivalent")
     if left and not (root / KEPT).is_file():
-        print("recording which lines each test runs", file=sys.stderr, flush=True)
-        plugin = f"{__package__}.recording"
-        command = [str(Path(sys.executable).with_name("pytest")), "-q", "-p", plugin]
+        tell("recording which lines each test runs")
+        command = [sys.executable, "-m", "pytest", "-q", "-p", f"{__package__}.recording"]
         subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
-    verdicts: list[Said] = []
+    verdicts: list[dict[str, Any]] = []
     with os.fdopen(os.dup(1), "w") as out, os.fdopen(os.dup(2), "w") as err:
         printed = err if options.json else out
         for said in judge(root, left, began + 60 * options.minutes) if left else ():
@@ -124,8 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if said["verdict"] in KINDS[1:3]:
                 print(survivor(said), file=printed, flush=True)
         for title in ("room", "operator"):
-            counts = Counter((said[title], said["verdict"]) for said in verdicts)
-            for (name, kind), count in sorted(counts.items()):
+            counted = Counter((said[title], said["verdict"]) for said in verdicts)
+            for (name, kind), count in sorted(counted.items()):
                 print(f"{name:30} {kind:12} {count:4}", file=printed)
         kinds = Counter(said["verdict"] for said in verdicts)
         survived = kinds["survived"] + kinds["not covered"]
@@ -135,10 +131,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 3 if survived else 0
 
 
-def survivor(said: Said) -> str:
+def survivor(said: dict[str, Any]) -> str:
     """A survivor for readers: its place, what changes, and who did not notice."""
-    some = ", ".join(said["tests"][:3])
-    ran = "no test runs it" if said["verdict"] == "not covered" else f"run by {some}"
+    covered = said["verdict"] != "not covered"
+    ran = f"run by {', '.join(said['tests'][:3])}" if covered else "no test runs it"
     place = f"{said['path']}:{said['line']}: {said['operator']}"
     return f"{place}\n  - {said['old'][:160]}\n  + {said['new'][:160]}\n  {ran}"
 

@@ -5,7 +5,6 @@ anew from there, and runs them.
 """
 
 import contextlib
-import functools
 import gc
 import json
 import multiprocessing
@@ -20,6 +19,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,9 @@ KINDS = ("killed", "survived", "not covered", "left")
 """A test fails; none does; none runs the line; the time was over before."""
 FIRST_TESTS, JUDGING_SECONDS, MOST_SECONDS = 6, 20.0, 90
 """So many of the nearest tests run first; CPU seconds of all that judge, and the most of a fork."""
+SAID = ".out"
+"""Beside a copy of the tree: what pytest prints there."""
 FORK = multiprocessing.get_context("fork")
-Said = dict[str, Any]
-"""What is said of a mutant, as JSON has it."""
 
 
 class Record:
@@ -88,25 +88,24 @@ class Record:
         return [test for test, end in zip(chosen, ends, strict=True) if end < JUDGING_SECONDS]
 
 
-def judge(root: Path, mutants: Sequence[Mutant], until: float) -> Iterator[Said]:
+def judge(root: Path, mutants: Sequence[Mutant], until: float) -> Iterator[dict[str, Any]]:
     """What becomes of each; none is begun after `until`."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as temporary:
         tree = Path(temporary).resolve() / "tree"
         ignored = shutil.ignore_patterns(".git", ".venv*", "*_cache", "*.egg-info", "build", "dist")
         shutil.copytree(root, tree, symlinks=True, ignore=ignored)
         status = run_pytest(tree, ["--collect-only"])
-        said = said_in(tree).read_text("utf-8")
+        said = tree.with_suffix(SAID).read_text("utf-8")
         if status:
             raise RuntimeError(f"the tests cannot be collected: {said[-3000:]}")
         record = Record(root, [line for line in said.splitlines() if "::" in line])
         jobs = [(mutant, *record.tests(mutant)) for mutant in mutants]
         gc.freeze()
         with ProcessPoolExecutor(os.cpu_count(), FORK) as workers:
-            in_copy = functools.partial(judged, tree, until)
-            yield from workers.map(in_copy, *zip(*jobs, strict=True))
+            yield from workers.map(partial(judged, tree, until), *zip(*jobs, strict=True))
 
 
-def judged(tree: Path, until: float, mutant: Mutant, tests: list[str], ran: bool) -> Said:
+def judged(tree: Path, until: float, mutant: Mutant, tests: list[str], ran: bool) -> dict[str, Any]:
     """In a worker, which has a copy of its own: what is said of a mutant."""
     copy, by = tree.with_name(f"copy{os.getpid()}"), ""
     if not copy.exists():
@@ -114,7 +113,7 @@ def judged(tree: Path, until: float, mutant: Mutant, tests: list[str], ran: bool
     kind = "left" if time.monotonic() > until else "survived" if ran else "not covered"
     for some in (tests[:FIRST_TESTS], tests[FIRST_TESTS:]) if kind != "left" else ():
         by = by or killer(copy, mutant, some)
-    said: Said = {name: getattr(mutant, name) for name in ("path", "operator", "old", "new")}
+    said = {name: getattr(mutant, name) for name in ("path", "operator", "old", "new")}
     said |= {"line": mutant.lines.start, "verdict": "killed" if by else kind, "by": by}
     return said | {"room": str(Path(mutant.path).parent), "tests": tests}
 
@@ -136,24 +135,22 @@ def killer(copy: Path, mutant: Mutant, tests: list[str]) -> str:
     return ""
 
 
-@functools.cache
+@cache
 def passes(copy: Path, tests: tuple[str, ...]) -> bool:
     """Whether tests pass without any mutant."""
-    failed, said = first_failed(copy, tests), said_in(copy).read_text("utf-8", errors="replace")
+    failed, said = first_failed(copy, tests), copy.with_suffix(SAID).read_text("utf-8", "replace")
     if "ERROR: not found" in said:  # a name that holds a path, for example: none of them would run
         raise RuntimeError(f"tests that were collected are not found: {said[-3000:]}")
     return not failed
 
 
 def first_failed(copy: Path, tests: Sequence[str]) -> str:
-    """Which test fails first, or other words where they do not end by themselves, or nothing.
-
-    A process that ends with exit code 0 shows no failure, wherever it ends.
-    """
-    status = in_fork(functools.partial(run_pytest, copy, ["-x", f"--basetemp={copy}.tmp", *tests]))
+    """Which test fails first, or other words where they do not end by themselves, or nothing."""
+    status = in_fork(partial(run_pytest, copy, ["-x", f"--basetemp={copy}.tmp", *tests]))
     if status != pytest.ExitCode.TESTS_FAILED:
         return "it ended" if status else ""
-    return failed_in(copy)[0]
+    said = copy.with_suffix(SAID).read_text("utf-8", "replace")
+    return str(re.findall(r"(?m)^(?:FAILED|ERROR) (.+?)(?: - .*)?$", said)[0])
 
 
 def in_fork(work: Callable[[], int]) -> int:
@@ -175,7 +172,7 @@ def in_fork(work: Callable[[], int]) -> int:
 
 def run_pytest(root: Path, arguments: Sequence[str]) -> int:
     """In a process for this: run pytest in a copy of the tree."""
-    output = os.open(said_in(root), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    output = os.open(root.with_suffix(SAID), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.chdir(root)
@@ -191,14 +188,3 @@ def run_pytest(root: Path, arguments: Sequence[str]) -> int:
     status = pytest.main(["-q", "-p", "no:cacheprovider", *arguments])
     sys.stdout.flush()
     return int(status)
-
-
-def said_in(root: Path) -> Path:
-    """What pytest prints in a copy of the tree."""
-    return root.with_suffix(".out")
-
-
-def failed_in(root: Path) -> list[str]:
-    """The tests that failed there."""
-    said = said_in(root).read_text(encoding="utf-8", errors="replace")
-    return re.findall(r"(?m)^(?:FAILED|ERROR) (.+?)(?: - .*)?$", said)
