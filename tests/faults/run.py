@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from draftquant.scripts.dev.mutants.judging import failed_in, run_pytest, said_in
+from draftquant.scripts.dev.mutants.judging import SAID, failed_in, run_pytest
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -107,7 +107,7 @@ class Scratch:
         if status == pytest.ExitCode.OK:
             return "SURVIVED", fault.harm
         if status != pytest.ExitCode.TESTS_FAILED or not failed:
-            said = said_in(self.root).read_text(encoding="utf-8", errors="replace")
+            said = self.root.with_suffix(SAID).read_text("utf-8", "replace")
             return "cannot tell", f"pytest ended with {status}: {said[-3000:]}"
         return "caught", failed[0]
 

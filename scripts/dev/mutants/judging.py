@@ -29,8 +29,6 @@ import pytest
 from .changes import Mutant
 from .recording import KEPT, known
 
-KINDS = ("killed", "survived", "not covered", "left")
-"""A test fails; none does; none runs the line; the time was over before."""
 FIRST_TESTS, JUDGING_SECONDS, MOST_SECONDS = 6, 20.0, 90
 """So many of the nearest tests run first; CPU seconds of all that judge, and the most of a fork."""
 SAID = ".out"
@@ -94,9 +92,9 @@ def judge(root: Path, mutants: Sequence[Mutant], until: float) -> Iterator[dict[
         tree = Path(temporary).resolve() / "tree"
         ignored = shutil.ignore_patterns(".git", ".venv*", "*_cache", "*.egg-info", "build", "dist")
         shutil.copytree(root, tree, symlinks=True, ignore=ignored)
-        status = run_pytest(tree, ["--collect-only"])
+        failed = run_pytest(tree, ["--collect-only"])
         said = tree.with_suffix(SAID).read_text("utf-8")
-        if status:
+        if failed:
             raise RuntimeError(f"the tests cannot be collected: {said[-3000:]}")
         record = Record(root, [line for line in said.splitlines() if "::" in line])
         jobs = [(mutant, *record.tests(mutant)) for mutant in mutants]
@@ -106,7 +104,7 @@ def judge(root: Path, mutants: Sequence[Mutant], until: float) -> Iterator[dict[
 
 
 def judged(tree: Path, until: float, mutant: Mutant, tests: list[str], ran: bool) -> dict[str, Any]:
-    """In a worker, which has a copy of its own: what is said of a mutant."""
+    """In a worker's copy: killed, survived, not covered (no test runs it), or left (no time)."""
     copy, by = tree.with_name(f"copy{os.getpid()}"), ""
     if not copy.exists():
         shutil.copytree(tree, copy, symlinks=True)
@@ -149,8 +147,7 @@ def first_failed(copy: Path, tests: Sequence[str]) -> str:
     status = in_fork(partial(run_pytest, copy, ["-x", f"--basetemp={copy}.tmp", *tests]))
     if status != pytest.ExitCode.TESTS_FAILED:
         return "it ended" if status else ""
-    said = copy.with_suffix(SAID).read_text("utf-8", "replace")
-    return str(re.findall(r"(?m)^(?:FAILED|ERROR) (.+?)(?: - .*)?$", said)[0])
+    return failed_in(copy)[0]
 
 
 def in_fork(work: Callable[[], int]) -> int:
@@ -188,3 +185,9 @@ def run_pytest(root: Path, arguments: Sequence[str]) -> int:
     status = pytest.main(["-q", "-p", "no:cacheprovider", *arguments])
     sys.stdout.flush()
     return int(status)
+
+
+def failed_in(root: Path) -> list[str]:
+    """The tests that failed in a copy of the tree."""
+    said = root.with_suffix(SAID).read_text("utf-8", "replace")
+    return re.findall(r"(?m)^(?:FAILED|ERROR) (.+?)(?: - .*)?$", said)

@@ -45,16 +45,13 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 class Recorder:
     """A plugin of pytest that writes which lines each test runs, in whatever fork it runs.
 
-    Each statement is given one before it that marks its line. With coverage.py 7.17 three files of
-    tests took 17.7, 11.1 and 14.7 CPU seconds where they take 14.4, 6.9 and 14.7 so.
+    Each statement is given one before it that marks its line: faster than coverage.py 7.17.
     """
 
     def __init__(self, root: Path) -> None:
         self._lines = {p: text.decode().split("\n") for p, text in product(root, ".py").items()}
-        numbered = (
-            (p, lines, n + 1) for p, lines in self._lines.items() for n in range(len(lines))
-        )
-        every = dict.fromkeys(known(*line) for line in numbered)
+        files = self._lines.items()
+        every = dict.fromkeys(known(p, own, n + 1) for p, own in files for n in range(len(own)))
         self._numbers = {line: number for number, line in enumerate(every)}
         self._ran = builtins.__dict__["__ran__"] = bytearray(len(self._numbers))
         self._failed = False
