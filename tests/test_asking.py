@@ -95,6 +95,8 @@ def test_a_draft_that_is_served_as_it_is_stored(
         ("dropped", "LOADS BUT WRONG", "fills the parameter: midlayer_self_attn_qkv_proj"),
         ("floats", "LOADS BUT WRONG", "float8_e4m3fn -> bfloat16"),
         ("refused", "REFUSED", "are not supported for now"),
+        ("contexts", "REFUSED", "multiplies a quantized matrix of this draft as if it were BF16"),
+        ("table", "LOADS", "each of 7 linears computes what the folder says"),
         ("none", "LOADS", "no quantized linear that could be run"),
     ],
 )
@@ -110,6 +112,17 @@ def test_a_draft_that_is_not(
     shown = capsys.readouterr().out
     assert shown.startswith(f"{verdict}: ")
     assert said in shown
+
+
+@pytest.mark.usefixtures("child_is_here")
+@pytest.mark.parametrize(("rows", "whole"), [(None, True), (96, True), (48, False)])
+def test_a_table_of_zeros_is_right_for_the_whole_vocabulary(
+    rows: int | None, whole: bool, tmp_path: Path
+) -> None:
+    said = {"text_config": {"vocab_size": 96, "draft_vocab_size": rows}}
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    unused = in_vllm.shard(Mock(), Mock(), tmp_path).unused
+    assert bool(unused.search("draft_id_to_target_id")) is whole
 
 
 @pytest.mark.some(1)

@@ -286,7 +286,7 @@ def parameter(*, data: Tensor, **_: Any) -> nn.Parameter:
 
 
 def unpacked(*, reordered: bool) -> UnpackedInt4:
-    return UnpackedInt4(PlainFp8(), reordered=reordered, packed=parameter, packed_rows=parameter)
+    return UnpackedInt4(PlainFp8(), reordered=reordered, parameters=PARAMETERS)
 
 
 def created(scheme: UnpackedInt4, rows: list[int], columns: int) -> Any:
@@ -352,6 +352,12 @@ class OwnQuark:
     def _find_matched_config(self, prefix: str, _layer: object) -> dict[str, Any]:
         return layer_config(self.declared[prefix])
 
+    def _get_scheme_from_config(self, config: dict[str, Any], dynamic: bool = False) -> Any:
+        return config["weight"]["dtype"], dynamic  # SGLang, and vLLM to 0.29
+
+    def _get_scheme_cls_from_config(self, config: dict[str, Any]) -> Any:
+        return config["weight"]["dtype"]  # vLLM from 0.30
+
 
 METHODS: dict[str, type] = {}
 QUARK = {"QuarkConfig": OwnQuark, "QuarkLinearMethod": LinearMethod}
@@ -392,7 +398,10 @@ def test_engines_take_our_class_in_the_place_of_their_own(
     finally:
         sys.modules.pop(found.module, None)
     assert issubclass(METHODS["quark"], OwnQuark)
-    ours = METHODS["quark"]()
+    ours, options = METHODS["quark"](), {"dynamic": True} if group.startswith("vllm") else {}
+    scheme = ours._get_scheme_from_config(layer_config("mi325x-w4a8"), **options)
+    assert scheme == ("fp8_e4m3", bool(options))
+    assert ours._get_scheme_cls_from_config(layer_config("mi325x-w4a8")) == "fp8_e4m3"
     for prefix, recipe in OwnQuark.declared.items():
         layer = SimpleNamespace(is_linear=True, scheme=PlainFp8())
         assert isinstance(ours.get_quant_method(layer, prefix), LinearMethod)

@@ -22,15 +22,19 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests")]
 
 import torch  # noqa: E402
 from cases import FAMILIES, Case, Workshop, recipe_cases  # noqa: E402
+from data_free import DATA_FREE, data_free  # noqa: E402
 from draftquant.quantize.asked import Checking  # noqa: E402
 from draftquant.quantize.asking.ask import DraftQuestion  # noqa: E402
 from draftquant.quantize.asking.asked_check import AskedCheck  # noqa: E402
 from draftquant.quantize.asking.child_process import REQUEST, read_answer  # noqa: E402
-from draftquant.recipes import DraftQuantError  # noqa: E402
+from draftquant.recipes import DraftQuantError, load_recipe  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 RESULTS, PAGE = HERE / "asked.json", HERE / "ASKED.md"
 Row = dict[str, Any]
+LIKE_NO_OTHER = ("mi355-w4a8-gptq", "int4-channel-gptq-head", "int4-group128-gptq-head")
+RECIPES = [data_free(load_recipe(name)) for name in (*DATA_FREE, *LIKE_NO_OTHER)]
+"""Others store the same tensors in the same formats."""
 
 _FORKING = """
 import importlib, os, sys
@@ -76,10 +80,11 @@ def main() -> int:
     parser.add_argument("asked", nargs="+", metavar="PYTHON[:ENGINE:ARCH]")
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=FAMILIES)
     given = parser.parse_args()
-    rows: list[Row] = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else []
+    kept = json.loads(RESULTS.read_text("utf-8"))
+    rows: list[Row] = [{**row, "draft": draft} for row in kept for draft in row.pop("drafts")]
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
-        cases = recipe_cases(Workshop(work), given.families)
+        cases = recipe_cases(Workshop(work), given.families, RECIPES)
         for asked in given.asked:
             python, engine, arch = [*asked.split(":"), "vllm", ""][:3]
             new = list(asked_rows(work, cases, python, engine, arch))
@@ -143,8 +148,7 @@ def ask_all(
 
 def _exchange(tensors: Any, one: str, other: str, *leaves: str) -> None:
     for leaf in leaves:
-        a, b = f"midlayer.{one}.{leaf}", f"midlayer.{other}.{leaf}"
-        tensors[a], tensors[b] = tensors[b], tensors[a]
+        tensors[one + leaf], tensors[other + leaf] = tensors[other + leaf], tensors[one + leaf]
 
 
 def _swap(packed: torch.Tensor) -> None:
@@ -157,49 +161,35 @@ def _transpose(weight: torch.Tensor) -> None:
     square.copy_(square.T.clone())
 
 
-K, V, O = (f"self_attn.{name}_proj" for name in "kvo")  # noqa: E741
-GATE, UP, DOWN = (f"mlp.{name}_proj" for name in ("gate", "up", "down"))
-SCALE = "weight_scale"
-BROKEN: dict[str, tuple[str, Callable[[Any, Any], object]]] = {
-    "nibbles of k_proj swapped": (
-        "int4-group128", lambda t, _: _swap(t[f"midlayer.{K}.weight_packed"]),
-    ),
-    "scales of up_proj times 2": ("fp8-ptpc", lambda t, _: t[f"midlayer.{UP}.{SCALE}"].mul_(2)),
-    "one scale of up_proj times 2": (
-        "fp8-ptpc", lambda t, _: t[f"midlayer.{UP}.{SCALE}"][7].mul_(2),
-    ),
-    "scales of gate_proj and up_proj exchanged": (
-        "fp8-ptpc", lambda t, _: _exchange(t, GATE, UP, SCALE),
-    ),
-    "k_proj and v_proj exchanged": (
-        "fp8-ptpc", lambda t, _: _exchange(t, K, V, "weight", SCALE),
-    ),
-    "the square part of o_proj transposed": (
-        "fp8-ptpc", lambda t, _: _transpose(t[f"midlayer.{O}.weight"]),
-    ),
-    "signs of one row of down_proj": (
-        "fp8-ptpc",
-        lambda t, _: t[f"midlayer.{DOWN}.weight"].view(torch.uint8)[0].bitwise_xor_(0x80),
-    ),
-    "the scale of v_proj missing": ("fp8-ptpc", lambda t, _: t.pop(f"midlayer.{V}.{SCALE}")),
-    "the tensor of down_proj missing": ("fp8-ptpc", lambda t, _: t.pop(f"midlayer.{DOWN}.weight")),
-    "excludes name the MLP too": ("fp8-ptpc", lambda _, said: said["ignore"].append("re:.*mlp.*")),
-    "excludes are empty": ("fp8-ptpc", lambda _, said: said.update(ignore=[])),
+K, V, O = (f"midlayer.self_attn.{name}_proj.weight" for name in "kvo")  # noqa: E741
+GATE, UP, DOWN = (f"midlayer.mlp.{name}_proj.weight" for name in ("gate", "up", "down"))
+OF_INT4 = ("nibbles of k_proj swapped", "groups of 64 declared")
+BROKEN: dict[str, Callable[[Any, Any], object]] = {
+    "nibbles of k_proj swapped": lambda t, _: _swap(t[f"{K}_packed"]),
+    "scales of up_proj times 2": lambda t, _: t[f"{UP}_scale"].mul_(2),
+    "one scale of up_proj times 2": lambda t, _: t[f"{UP}_scale"][7].mul_(2),
+    "scales of gate_proj and up_proj exchanged": lambda t, _: _exchange(t, GATE, UP, "_scale"),
+    "k_proj and v_proj exchanged": lambda t, _: _exchange(t, K, V, "", "_scale"),
+    "the square part of o_proj transposed": lambda t, _: _transpose(t[O]),
+    "signs of one row of down_proj": lambda t, _: t[DOWN].view(torch.uint8)[0].bitwise_xor_(0x80),
+    "the scale of v_proj missing": lambda t, _: t.pop(f"{V}_scale"),
+    "the tensor of down_proj missing": lambda t, _: t.pop(DOWN),
+    "excludes name the MLP too": lambda _, said: said["ignore"].append("re:.*mlp.*"),
+    "excludes are empty": lambda _, said: said.update(ignore=[]),
     "groups of 64 declared": (
-        "int4-group128",
-        lambda _, said: said["config_groups"]["group_0"]["weights"].update(group_size=64),
+        lambda _, said: said["config_groups"]["group_0"]["weights"].update(group_size=64)
     ),
-}  # fmt: skip
+}
 
 
 def broken(work: Path, name: str) -> Asked:
     """The broken folder for the engine, and the folder before it was broken for the judge."""
-    recipe, change = BROKEN[name]
+    recipe = "int4-group128" if name in OF_INT4 else "fp8-ptpc"
     sound, folder = work / f"eagle3-llama--{recipe}", work / name.replace(" ", "-")
     shutil.copytree(sound, folder, dirs_exist_ok=True)
     (path,) = folder.glob("*.safetensors")
     tensors, config = load_file(path), json.loads((folder / "config.json").read_text("utf-8"))
-    change(tensors, config["quantization_config"])
+    BROKEN[name](tensors, config["quantization_config"])
     save_file(tensors, path, {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return Asked("broken", name, folder, sound)
@@ -210,15 +200,15 @@ def broken(work: Path, name: str) -> Asked:
 KINDS = (
     (
         "vLLM for CPUs, with its kernels",
-        "The figure is the largest relative error of a linear. Packages beside older versions were"
-        " those of vLLM 0.32, but for torch 2.11 before 0.28.",
+        "The figure is the largest relative error of a linear. Packages beside other versions were"
+        " those of vLLM 0.32 (torch 2.11 before 0.28), beside 0.28 to 0.30 of `requirements.txt`.",
         False,
     ),
     (
         "Wheels for CUDA, on faked GPUs",
-        "Loading runs, and no kernel. Packages beside them are those of `requirements.txt`, with"
-        " torch 2.13.0 and transformers 5.20.2; SGLang 0.5.22 asks for 2.14.1 and 5.19.0, and vLLM"
-        " 0.32.0 for a transformers before 5.20.",
+        "Loading runs, and no kernel. Packages beside them are those of `requirements.txt`, and"
+        " torch 2.13.0; transformers is 5.17.0 for vLLM 0.31.0, 5.19.0 for 0.32.0 and SGLang"
+        " 0.5.22, and 5.12.1 for SGLang 0.5.19, beside an empty torchvision.",
         True,
     ),
 )
@@ -226,9 +216,14 @@ KINDS = (
 
 
 def write(rows: Sequence[Row]) -> None:
-    """asked.json with a line for each row, and ASKED.md."""
+    """asked.json with a line for the drafts of each answer, and ASKED.md."""
     order = sorted(rows, key=lambda row: (*key_of(row), row["kind"], row["draft"]))
-    RESULTS.write_text("[\n" + ",\n".join(map(json.dumps, order)) + "\n]\n", encoding="utf-8")
+    alike: dict[str, list[str]] = {}
+    for row in order:
+        answer = json.dumps({key: value for key, value in row.items() if key != "draft"})
+        alike.setdefault(answer, []).append(row["draft"])
+    lines = (f'{answer[:-1]}, "drafts": {json.dumps(of)}}}' for answer, of in alike.items())
+    RESULTS.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
     PAGE.write_text("\n".join(page(order)) + "\n", encoding="utf-8")
 
 
@@ -241,8 +236,9 @@ def page(rows: Sequence[Row]) -> Iterator[str]:
     notes: dict[str, int] = {}
     yield "# What engines answer to `check --ask`\n"
     yield (
-        "Tiny drafts of up to four families by every recipe (`experiments/run asked`). A number in"
-        " round brackets counts families, one in square brackets is that of a reason."
+        "Tiny drafts of up to seven families by every recipe (`experiments/run asked`). In round"
+        " brackets are the number of families with the most frequent answer, and the others; in"
+        " square brackets is the number of a reason."
     )
     for title, about, on_gpu in KINDS:
         keys = [key for key in asked if key[2].startswith("faked") == on_gpu]
@@ -270,11 +266,12 @@ def cell(
         reason = row["error"] or "; ".join(row["wrong"][:2])
         note = f" [{notes.setdefault(reason, len(notes) + 1)}]" if reason else ""
         found.setdefault(f"{row['verdict']}{note}", []).append(row)
-    parts = []
-    for said, of in found.items():
+    parts: list[str] = []
+    for said, of in sorted(found.items(), key=lambda each: -len(each[1])):
         largest = max(row["largest"] for row in of)
         figure = f" {largest:.1%}" if largest else ""
-        parts.append(f"{said}{figure} ({len(of)})")
+        who = ", ".join(row["draft"].split("--")[0] for row in of) if parts else len(of)
+        parts.append(f"{said}{figure} ({who})")
     return ", ".join(parts) or "not asked"
 
 

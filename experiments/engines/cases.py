@@ -133,15 +133,17 @@ class Workshop:
         return self.out / name
 
 
-def recipe_cases(workshop: Workshop, families: Sequence[FamilyName] = FAMILIES) -> list[Case]:
+def recipe_cases(
+    workshop: Workshop,
+    families: Sequence[FamilyName] = FAMILIES,
+    recipes: Sequence[Recipe] = tuple(map(load_recipe, LAYERS_ALONE)),
+) -> list[Case]:
     """Every family as it is, and with every built-in recipe."""
     cases = []
     for family in families:
         name = f"{family}--unquantized"
         shutil.copytree(workshop.source(family), workshop.out / name)
-        what = "BF16, as it was trained"
-        cases.append(Case(name, "recipe", family, what, reads=READS[family]))
-    recipes = [load_recipe(name) for name in LAYERS_ALONE]
+        cases.append(Case(name, "recipe", family, "BF16, as trained", reads=READS[family]))
     return cases + [
         _quantized(workshop, "recipe", family, recipe) for family in families for recipe in recipes
     ]

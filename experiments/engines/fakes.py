@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import os
+import types
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,10 @@ from typing import Any
 def install(engine: Any, arch: str) -> None:
     """Fake the GPU for the rest of the process; `engine` is inside.in_vllm or in_sglang."""
     os.environ["VLLM_TARGET_DEVICE"] = "cpu"  # which imports without compiled parts
+    if engine.NAME == "vllm":  # before 0.28 a wheel for CUDA finds no platform
+        from vllm.platforms import cpu, current_platform
+
+        current_platform.__class__ = cpu.CpuPlatform
     platform = importlib.import_module(f"{engine.NAME}_platform")
     platform.install(arch)
     make, engine.kind, engine.device = engine.subject, lambda: "cpu", lambda: f"faked {arch}"
@@ -24,4 +29,9 @@ def install(engine: Any, arch: str) -> None:
         published = engine.published
         engine.published = lambda _device: published("cuda")
     else:
+        import vllm.config.vllm as config
+        from vllm.v1.attention.backends.mla.prefill import selector
+
+        config.HAS_TRITON = True  # before 0.33 the V2 model runner wants it
+        selector._auto_select_mla_prefill_backend = lambda *_: types.SimpleNamespace  # before 0.32
         engine.start = lambda _stack: None  # a group of processes is there already

@@ -13,20 +13,9 @@ _SERVED = ("LOADS", "LOADS BUT WRONG")
 
 
 def predicted(folder: Path, outcome: Outcome) -> EngineCheck:
-    """The answer of `draftquant check` on a draft folder.
-
-    Args:
-        folder: a draft.
-        outcome: of which the engine, its version, the GPU and the number of shards are asked for.
-    """
-    return check_draft(
-        folder,
-        engine=outcome["engine"],
-        version=outcome["version"],
-        arch=outcome["arch"],
-        tp=outcome["tp"],
-        target_layers=NUM_TARGET_LAYERS,
-    )
+    """The answer of `draftquant check` on a draft folder, for the platform of the outcome."""
+    asked = {key: outcome[key] for key in ("engine", "version", "arch", "tp")}
+    return check_draft(folder, **asked, target_layers=NUM_TARGET_LAYERS)
 
 
 def parameter_mismatches(outcome: Outcome, answer: EngineCheck) -> list[str]:

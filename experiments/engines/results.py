@@ -16,20 +16,9 @@ _NO_LINEAR = re.compile(
     r"|attention_conv|mlp_conv|candidate_selector)$"
 )
 """Modules with parameters that are no linears."""
-COLUMNS = (
-    ("vllm", "sm90"),
-    ("vllm", "sm100"),
-    ("sglang", "sm90"),
-    ("sglang", "sm100"),
-    ("sglang", "gfx942"),
-)
+ARCHS = {"vllm": ("sm90", "sm100"), "sglang": ("sm90", "sm100", "gfx942")}
+COLUMNS = [(engine, arch) for engine, archs in ARCHS.items() for arch in archs]
 ENGINE_NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
-WORDS = {
-    "LOADS": "loads",
-    "LOADS BUT WRONG": "**wrong**",
-    "REFUSED": "refused",
-    "UNKNOWN": "unknown",
-}
 
 
 def write_results(out: Path, cases: Sequence[Case], outcomes: Sequence[Outcome]) -> None:
@@ -129,7 +118,7 @@ def _as_markdown(cases: Sequence[Case], outcomes: Sequence[Outcome]) -> str:
     ):
         parts.append(f"\n## {title}\n\n| {column} | {header} |\n|{'---|' * 6}\n")
         for case in (case for case in cases if case.kind == kind):
-            cells = [_cell(case, by_place, *place, reasons) for place in COLUMNS]
+            cells = [_cell(case, by_place, place, reasons) for place in COLUMNS]
             label = case.name.replace("--", " ")
             parts.append(f"| {label} | {' | '.join(cells)} |\n")
     parts.append("\n## Reasons\n\n")
@@ -138,22 +127,18 @@ def _as_markdown(cases: Sequence[Case], outcomes: Sequence[Outcome]) -> str:
 
 
 def _cell(
-    case: Case,
-    by_place: Mapping[tuple[str, str, str, int], Outcome],
-    engine: str,
-    arch: str,
-    reasons: dict[str, int],
+    case: Case, by_place: Mapping[Any, Outcome], place: tuple[str, str], reasons: dict[str, int]
 ) -> str:
     if case.refused is not None:
         return f"not written [{_number(f'draftquant: {case.refused}', reasons)}]"
-    shards = {tp: _words(by_place[case.name, engine, arch, tp], reasons) for tp in case.tp}
+    shards = {tp: _words(by_place[case.name, *place, tp], reasons) for tp in case.tp}
     one = shards[case.tp[0]]
     others = [f"{tp} shards: {words}" for tp, words in shards.items() if words != one]
     return "; ".join([one, *others])
 
 
 def _words(outcome: Outcome, reasons: dict[str, int]) -> str:
-    word = WORDS[outcome["verdict"]]
+    word = {"LOADS BUT WRONG": "**wrong**"}.get(outcome["verdict"], outcome["verdict"].lower())
     if outcome["verdict"] == "LOADS":
         return word + ("°" if outcome["not_run"] else "")
     return f"{word} [{_number(_reason(outcome), reasons)}]"

@@ -18,9 +18,7 @@ sys.path.insert(0, str(HERE.parents[1] / "tests"))  # tiny.py and its kin
 import asking  # noqa: E402
 from cases import TARGET_FOLDER, Case, write_cases  # noqa: E402
 from predictions import find_mismatches  # noqa: E402
-from results import Outcome, with_linears, write_results  # noqa: E402
-
-ARCHS = {"vllm": ("sm90", "sm100"), "sglang": ("sm90", "sm100", "gfx942")}
+from results import COLUMNS, Outcome, with_linears, write_results  # noqa: E402
 
 
 class Platform(NamedTuple):
@@ -34,12 +32,7 @@ class Platform(NamedTuple):
         return f"{self.engine}-{self.arch}-tp{self.tp}"
 
 
-PLATFORMS = tuple(
-    Platform(engine=engine, arch=arch, tp=tp)
-    for engine, archs in ARCHS.items()
-    for arch in archs
-    for tp in (1, 2)
-)
+PLATFORMS = [Platform(*place, tp) for place in COLUMNS for tp in (1, 2)]
 
 
 def main() -> int:

@@ -30,11 +30,9 @@ def loaded(draft: Path, target: Path, tp: int, rank: int) -> Loaded:
     said = json.loads((draft / "config.json").read_text(encoding="utf-8"))
     method = method_of(said["architectures"][0], FolderTensors(draft))
     config, found = _shard(draft, tp, rank, "auto")
-    return found._replace(
-        captures=lambda: (
-            sglang_captures(draft, config, num_target_layers) if reads_layers(method) else {}
-        ),
-    )
+    if not reads_layers(method):
+        return found
+    return found._replace(captures=lambda: sglang_captures(draft, config, num_target_layers))
 
 
 def of_layer(folder: Path, _target: Path, tp: int, rank: int) -> Loaded:

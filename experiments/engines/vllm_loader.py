@@ -45,10 +45,7 @@ def loaded(draft: Path, target: Path, tp: int, rank: int) -> Loaded:
         whole=tp == 1,
         first=rank == 0,
     )
-    return Loaded(
-        subject=subject,
-        captures=lambda: _captures(speculative),
-    )
+    return Loaded(subject=subject, captures=lambda: _captures(speculative))
 
 
 def subject(draft: Path, target: Path) -> Subject:

@@ -3,6 +3,8 @@
 Every fake says what it replaces and why loading does not notice. Kernels are never run.
 """
 
+import contextlib
+import importlib.util
 import re
 import sys
 import tempfile
@@ -15,6 +17,7 @@ import torch
 CAPABILITIES = {"sm80": (8, 0), "sm90": (9, 0), "sm100": (10, 0)}
 ARCHS = (*CAPABILITIES, "gfx942", "gfx950")
 _COMPILED = ("_C", "_moe_C", "_C_cache_ops")
+_MODELS = ("deepseek_eagle3", "llama_eagle3", "qwen3_dflash", "qwen3_dflash2", "qwen3_dspark")
 
 
 def install(arch: str) -> None:
@@ -65,11 +68,9 @@ def _import_models() -> None:
 
     Models and quantization methods ask for the platform again when they are built.
     """
-    import vllm.model_executor.models.deepseek_eagle3
-    import vllm.model_executor.models.llama_eagle3
-    import vllm.model_executor.models.qwen3_dflash
-    import vllm.model_executor.models.qwen3_dflash2
-    import vllm.model_executor.models.qwen3_dspark  # noqa: F401
+    for name in _MODELS:
+        if importlib.util.find_spec(found := f"vllm.model_executor.models.{name}"):
+            importlib.import_module(found)
     from vllm.model_executor.layers.quantization import get_quantization_config
 
     for method in ("quark", "compressed-tensors", "modelopt", "modelopt_fp4", "fp8", "awq"):
@@ -91,13 +92,13 @@ def _claim_cuda(capability: tuple[int, int]) -> None:
         def get_attn_backend_cls(
             cls, selected_backend: Any, attn_selector_config: Any, num_heads: int | None = None
         ) -> str:
-            """That of a CPU, but for the attention of an indexer, which the CPU lacks."""
+            """That of a CPU, but for the attention of an indexer, and for MLA before 0.28."""
             if attn_selector_config.use_sparse:
                 return AttentionBackendEnum.FLASHMLA_SPARSE.get_path()
-            path: str = on_cpu.get_attn_backend_cls(
-                selected_backend, attn_selector_config, num_heads
-            )
-            return path
+            given = (selected_backend, attn_selector_config, num_heads)
+            with contextlib.suppress(NotImplementedError):
+                return str(on_cpu.get_attn_backend_cls(*given))
+            return AttentionBackendEnum.TRITON_MLA.get_path()
 
         @classmethod
         def get_device_capability(cls, device_id: int = 0) -> DeviceCapability:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+_Engine: Any = object
 _NIBBLES = 8  # per int32 word
 _REORDERED = (0, 4, 1, 5, 2, 6, 3, 7)
 """Nibble that holds column i of a word where `pack_method` is "reorder"."""
@@ -37,23 +38,8 @@ def as_fp8(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, "weight": {**config["weight"], "dtype": "fp8_e4m3"}}
 
 
-def unpack_at_load(config: Any, layer: Any, prefix: str, parameters: Any) -> None:
-    """Load INT4 words into a linear, only if its scheme is the engine's for FP8."""
-    if is_int4_per_channel(config._find_matched_config(prefix, layer)):
-        layer.scheme = UnpackedInt4(
-            layer.scheme,
-            reordered=config.pack_method == "reorder",
-            packed=parameters.PackedvLLMParameter,
-            packed_rows=parameters.PackedColumnParameter,
-        )
-
-
 def fp8_codes(words: Tensor, *, reordered: bool) -> Tensor:
-    """[rows, in_features] float8_e4m3fn, -8..7, from [rows, in_features / 8] int32 words.
-
-    Args:
-        reordered: nibble i holds column (0, 2, 4, 6, 1, 3, 5, 7)[i] of its word, else column i.
-    """
+    """[rows, in_features] float8_e4m3fn, -8..7, from [rows, in_features / 8] int32 words."""
     order = _REORDERED if reordered else tuple(range(_NIBBLES))
     shifts = torch.tensor([28 - 4 * nibble for nibble in order], device=words.device)
     # Shift to the top and back: the shift to the right extends the sign.
@@ -62,25 +48,12 @@ def fp8_codes(words: Tensor, *, reordered: bool) -> Tensor:
 
 
 class UnpackedInt4:
-    """A scheme of an engine for one layer: loads INT4 words, serves with the engine's FP8 scheme.
+    """The scheme of one layer: loads INT4 words, and serves with the engine's own for FP8."""
 
-    Attributes:
-        packed: the engine's parameter of packed words [rows, columns / 8].
-        packed_rows: its parameter of words that pack rows, [rows / 8].
-    """
-
-    def __init__(
-        self,
-        fp8: Any,
-        *,
-        reordered: bool,
-        packed: Callable[..., nn.Parameter],
-        packed_rows: Callable[..., nn.Parameter],
-    ) -> None:
+    def __init__(self, fp8: Any, *, reordered: bool, parameters: Any) -> None:
         self.fp8 = fp8
         self.reordered = reordered
-        self.packed = packed
-        self.packed_rows = packed_rows
+        self.parameters = parameters
 
     def create_weights(
         self,
@@ -108,13 +81,13 @@ class UnpackedInt4:
         )
         rows, columns = layer.weight.shape
         words = {"packed_factor": _NIBBLES, "weight_loader": weight_loader, "output_dim": 0}
-        layer.weight = self.packed(
+        layer.weight = self.parameters.PackedvLLMParameter(
             data=torch.empty(rows, columns // _NIBBLES, dtype=torch.int32),
             input_dim=1,
             packed_dim=1,
             **words,
         )
-        layer.weight_zero_point = self.packed_rows(
+        layer.weight_zero_point = self.parameters.PackedColumnParameter(
             data=torch.zeros(rows // _NIBBLES, dtype=torch.int32), packed_dim=0, **words
         )
 
@@ -130,7 +103,32 @@ class UnpackedInt4:
         layer.weight = nn.Parameter(codes, requires_grad=False)
         self.fp8.process_weights_after_loading(layer)
 
-    def apply_weights(self, layer: Any, *inputs: Any, **options: Any) -> Tensor:
+    def apply_weights(self, layer: Any, *inputs: Any, **options: Any) -> Any:
         """The engine's FP8 product."""
-        output: Tensor = self.fp8.apply_weights(layer, *inputs, **options)
-        return output
+        return self.fp8.apply_weights(layer, *inputs, **options)
+
+
+class Int4Quark(_Engine):
+    """Before an engine's `QuarkConfig`: INT4 per channel is treated as FP8, and unpacked to it."""
+
+    linear_method: type
+    parameters: Any
+
+    def _get_scheme_from_config(self, config: dict[str, Any], **options: Any) -> Any:
+        return super()._get_scheme_from_config(as_fp8(config), **options)
+
+    def _get_scheme_cls_from_config(self, config: dict[str, Any]) -> Any:  # vLLM from 0.30
+        return super()._get_scheme_cls_from_config(as_fp8(config))
+
+    def get_quant_method(self, layer: Any, prefix: str) -> Any:
+        """See the engine's `QuantizationConfig`."""
+        method = super().get_quant_method(layer, prefix)
+        if isinstance(method, self.linear_method) and is_int4_per_channel(
+            self._find_matched_config(prefix, layer)
+        ):
+            layer.scheme = UnpackedInt4(
+                layer.scheme,
+                reordered=self.pack_method == "reorder",
+                parameters=self.parameters,
+            )
+        return method

@@ -69,7 +69,8 @@ def _answer(request: "dict[str, Any]", say: Any) -> "dict[str, Any]":
         answer["error"] = text_of(exc, engine.NAME).replace(request["draft"], "DRAFT")
         answer["out_of_memory"] = out_of_memory(exc)
         where = traceback.extract_tb(exc.__traceback__)[-1]
-        if Path(where.filename).parent == Path(__file__).parent and not answer["out_of_memory"]:
+        ours = Path(where.filename).parent == Path(__file__).parent
+        if ours and not isinstance(exc, RuntimeError):  # torch's own, of the draft's tensors
             answer["unknown"] = [f"{where.name}: {answer['error']}"]  # we called it wrongly
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {**answer, "memory": memory, **asdict(outcome)}

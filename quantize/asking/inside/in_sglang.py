@@ -1,6 +1,6 @@
 """Loading a draft with the SGLang that is installed here: all that touches its insides.
 
-Run with SGLang 0.5.21 to 0.5.23 on faked GPUs, without kernels (`experiments/engines`).
+Run with SGLang 0.5.19 to 0.5.23 on faked GPUs, without kernels (`experiments/engines`).
 """
 
 import json
@@ -8,7 +8,9 @@ import re
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from inspect import signature
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -30,7 +32,7 @@ NEEDED = {
         "DefaultModelLoader _get_quantization_config _initialize_model"
     ),
     "sglang.srt.plugins": "load_plugins",
-    "sglang.srt.runtime_context": "SpawnRanks publish",
+    "sglang.srt.runtime_context": "publish",
     "sglang.srt.server_args": "ServerArgs",
 }
 """Modules and the names that are used of them."""
@@ -76,19 +78,23 @@ def start(stack: ExitStack) -> None:
         distributed_init_method=meeting.as_uri(),
     )
     parallel_state.initialize_model_parallel()
-    initialize_dp_attention(server_args=arguments)
+    given = {"server_args": arguments}
+    if "model_config" in signature(initialize_dp_attention).parameters:  # 0.5.19
+        given["model_config"] = SimpleNamespace(hf_config=None, hidden_size=0, dtype=None)
+    initialize_dp_attention(**given)
 
 
 def published(device: str) -> Any:
     """What `launch_server` publishes to all modules, and what the scheduler chooses from it."""
+    from sglang.srt import runtime_context
     from sglang.srt.layers.quantization.fp4_utils import initialize_fp4_gemm_config
     from sglang.srt.layers.quantization.fp8_utils import initialize_fp8_gemm_config
-    from sglang.srt.runtime_context import SpawnRanks, publish
     from sglang.srt.server_args import ServerArgs
 
     arguments = ServerArgs(model_path="dummy", device=device)
-    arguments.resolve_once()
-    publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
+    spawned = getattr(runtime_context, "SpawnRanks", None)  # after 0.5.19
+    ranks = {} if spawned is None else {"ranks": spawned(world_rank=0, gpu_id=0)}
+    runtime_context.publish(arguments, role="scheduler", **ranks)
     initialize_fp8_gemm_config()
     initialize_fp4_gemm_config()
     return arguments
@@ -134,9 +140,12 @@ def shard(
         finally:
             torch.set_default_dtype(before)
 
-    def load_folder(model: nn.Module) -> None:
+    def load_folder(model: Any) -> None:
         weights = engine_loader._get_all_weights(config, model)
-        engine_loader.load_weights_only(model, weights, torch.device(device))
+        if hasattr(engine_loader, "load_weights_only"):
+            engine_loader.load_weights_only(model, weights, torch.device(device))
+        else:  # 0.5.19 finishes them with it
+            model.load_weights(weights)
 
     loader._get_quantization_config(config, load_config)  # what it refuses, it refuses as a config
     section = getattr(config.hf_config, "eagle_config", None) or {}

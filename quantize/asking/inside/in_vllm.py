@@ -1,6 +1,6 @@
 """Loading a draft with the vLLM that is installed here: all that touches its insides.
 
-Run with vLLM 0.21 to 0.32 on a CPU with its kernels, and with 0.33.0 without.
+Run with vLLM 0.21 to 0.32 on a CPU with its kernels, and with 0.26 to 0.33 on faked GPUs.
 """
 
 import json
@@ -40,9 +40,11 @@ ENVIRONMENT = {
 }
 _POSITIONS = 1024
 _OF_MTP = re.compile(r"mtp|\beh_proj\b|\bpre_projection\b|\.enorm\b")
-_UNUSED = re.compile(r"[.]layers[.][1-9][0-9]*[.]hidden_norm[.]|shared_head[.]head")
+_UNUSED = r"[.]layers[.][1-9][0-9]*[.]hidden_norm[.]|shared_head[.]head"
 """Layers after the first of `llama_eagle3.py` and `deepseek_eagle3.py` build and skip it; the head
 of an MTP layer is filled with the target's (`glm4_moe_mtp.py`)."""
+_UNUSED_TABLE = "|draft_id_to_target_id"
+"""Before 0.30 it is zeros for drafts that propose the whole vocabulary."""
 
 
 def device() -> str:
@@ -114,6 +116,10 @@ def shard(
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
     from vllm.model_executor.model_loader.utils import initialize_model
 
+    said = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    said = said.get("text_config", said)
+    pruned = said.get("draft_vocab_size") not in (None, said.get("vocab_size"))
+
     def build() -> nn.Module:
         config.compilation_config.static_forward_context.clear()  # of the model built before
         before = torch.get_default_dtype()
@@ -137,7 +143,7 @@ def shard(
             model, served
         ),
         tensors=FolderTensors(folder, only=only),
-        unused=_UNUSED,
+        unused=re.compile(_UNUSED if pruned else _UNUSED + _UNUSED_TABLE),
         context=set_current_vllm_config(config),
         last_steps=lambda model: {
             **_attention_steps(model, served.dtype),
@@ -182,13 +188,13 @@ def _attention_steps(model: nn.Module, dtype: torch.dtype) -> Steps:
 
 
 def _context_steps(model: nn.Module, dtype: torch.dtype) -> Steps:
-    """Drafts of Laguna and Gemma 4 multiply contexts with weights as they are stored.
+    """Laguna, Gemma 4 and, before 0.31, all blocks multiply contexts with weights as stored.
 
-    Source: `_project_context_kv` of `laguna_dflash.py` and `gemma4_dspark.py`.
+    Source: `_project_context_kv` of `laguna_dflash.py`, `gemma4_dspark.py` and `qwen3_dflash.py`.
     """
     found = {
         name: getattr(getattr(model, "model", None), name, None)
-        for name in ("_kv_weights", "_fused_k_weight")
+        for name in ("_kv_weights", "_fused_k_weight", "_fused_kv_weight")
     }
     return {
         name: partial(torch.matmul, torch.zeros(1, table.shape[-1], dtype=dtype), table.mT)

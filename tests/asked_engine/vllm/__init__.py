@@ -75,6 +75,11 @@ class Model(nn.Module):
                 plain.weight = nn.Parameter(torch.empty_like(tensor), False)
                 self.places[name] = (f"{name.replace('.', '_')}.weight", 0)
                 self.add_module(name.replace(".", "_"), plain)
+        if os.environ["STUB"] == "contexts":
+            table = torch.zeros(2, 2, dtype=torch.float8_e4m3fn)
+            self.model = types.SimpleNamespace(_fused_kv_weight=table)
+        if os.environ["STUB"] == "table":
+            self.draft_id_to_target_id = nn.Parameter(torch.zeros(96).long(), False)
 
     def load_weights(self, weights):
         parameters = dict(self.named_parameters())
