@@ -54,8 +54,8 @@ MEASURED = re.compile(
     r"(?m)^.*(?:it/s\]|: \d+% of \d|% after|done in|running for|\d in |^memory |tokens/s| GB free"
     r"| \d+ s\b).*\n"
     r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d\S*|\d+ GB(?= of memory)|\b\d[\d.,]* (?:s|min)\b"
-    r"|127\.0\.0\.1:\d+|0x[0-9a-f]{6,}|\u2026\S*/|(?<=\.)\d+-\d+(?=-[0-9a-f]+\.staging)"
-    r"|(?<=ble=)\d+|(?<=ory=)\d+|[\d,]{9,}(?= free)"
+    r"|127\.0\.0\.1:\d+|0x[0-9a-f]{6,}|\u2026(?:\S*/)?|, line \d+"
+    r"|(?<=\.)\d+-\d+(?=-[0-9a-f]+\.staging)|(?<=ble=)\d+|(?<=ory=)\d+|[\d,]{9,}(?= free)"
 )
 
 
@@ -124,13 +124,9 @@ def lines_of(value: Any, place: str = "") -> Iterator[str]:
 
 def is_record(value: Any) -> bool:
     """A record, or several of them."""
+    one = hasattr(value, "_asdict") or dataclasses.is_dataclass(value)
     several = isinstance(value, tuple | list) and any(map(is_record, value))
-    return (
-        several
-        or hasattr(value, "_asdict")
-        or dataclasses.is_dataclass(value)
-        or isinstance(value, Mapping)
-    )
+    return one or several or isinstance(value, Mapping)
 
 
 def plain(value: Any) -> str:
@@ -145,7 +141,9 @@ def plain(value: Any) -> str:
     own: Any = type(value)
     if callable(value) or object.__repr__ in (own.__repr__, own.__str__):
         return str(own.__name__)  # its address says nothing
-    text = f"{round(value, 6) + 0.0:.12g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{round(value, 6) + 0.0:.12g}"
+    text = value if isinstance(value, str) else " ".join(str(value).split())
     return text if len(text) < LONG_TEXT else f"sha256 {digest(normal(text, exact=False))}"
 
 
