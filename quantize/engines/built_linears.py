@@ -29,6 +29,7 @@ from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.layouts.scheme import FP8_DTYPE
 from ..stored.stored_declaration import COMPANIONS
+from .asked_gpu import AMD
 from .contract import EngineName, Module, Parameter, Question, concatenated
 from .declared_forms import LinearScheme, Signature
 
@@ -86,7 +87,7 @@ def indexer_linears(question: Question, layer: str, engine: EngineName) -> list[
         names = tuple(f"{layer}.{_INDEXER}{part}" for part in parts)
         return f"{_INDEXER}{path}", names, "replicated"
 
-    turned = question.config.get("indexer_rope_interleave", False) and not question.is_amd
+    turned = question.config.get("indexer_rope_interleave", False) and question.arch not in AMD
     if engine == "vllm" or turned:
         return [linear("wq_b", "wq_b"), linear(JOINED, "wk", "weights_proj")]
     return [linear(part, part) for part in ("wq_b", "wk", "weights_proj")]

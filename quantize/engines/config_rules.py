@@ -10,7 +10,7 @@ from ..drafts import Family
 from ..drafts.architectures import declared_architecture
 from ..drafts.config_defaults import ClassDefaults, Source, absent_keys, class_defaults
 from ..drafts.config_reader import DEEPSEEK_TYPES, KEY, SECTION, layers_in_both_places, object_at
-from ..drafts.engine_traits import EngineTraits, Finding, Fusion
+from ..drafts.engine_traits import EngineTraits, Finding, Fusion, InEngine
 from ..drafts.rope import declared
 from .contract import TRY, Capture, Captures, Question
 from .engine import TRAITS, Engine
@@ -189,29 +189,28 @@ def sglang_captures(config: Mapping[str, Any]) -> Captures:
     return (Capture("SGLang", ids if as_inputs else _plus_one(ids)),)
 
 
-def with_built_fc(fusion: Fusion, geometry: Any, config: Mapping[str, Any]) -> Any | Finding:
-    """A geometry with the size of fc that an engine reads from config.json."""
-    changes = {} if fusion.reads_width else {_WIDTH: geometry.hidden_size}
-    if fusion.refuses_null and fusion.reads_width and config.get(_WIDTH, 0) is None:
-        return Finding("unknown", f"A null {_WIDTH} was never executed with such a draft", TRY)
-    if fusion.counted_by:
-        count = fusion.num_layers(config)
-        if not isinstance(count, int) or not 0 <= count <= _MOST_LAYERS:
-            what = f"Counting the layers that fc reads by {short(count)} was never executed"
+def fusion_of(in_engine: InEngine, geometry: Any) -> Fusion | None:
+    """How an engine sizes the fc of a draft; None without one."""
+    normed = in_engine.normed_fusion if geometry.normed_heads else None
+    return (normed or in_engine.fusion) if geometry.fuses else None
+
+
+def as_built(
+    engine: Engine, family: Family, geometry: Any, config: Mapping[str, Any], fusion: Fusion | None
+) -> Any | Finding:
+    """A geometry with fc, and the norms of EAGLE-3.1 before it, as an engine builds them."""
+    if fusion is not None:
+        changes = {} if fusion.reads_width else {_WIDTH: geometry.hidden_size}
+        if fusion.refuses_null and fusion.reads_width and config.get(_WIDTH, 0) is None:
+            what = f"A null {_WIDTH} was never executed with such a draft"
             return Finding("unknown", what, TRY)
-        changes["num_aux_layers"] = int(count)
-    return replace(geometry, **changes)
-
-
-def without_biases(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config.json as every family reads it."""
-    return {
-        key: value for key, value in config.items() if key not in BIAS_KEYS or value is not True
-    }
-
-
-def with_norms(engine: Engine, family: Family, geometry: Any, config: Mapping[str, Any]) -> Any:
-    """The norms before fc, of EAGLE-3.1, as an engine requires them."""
+        if fusion.counted_by:
+            count = fusion.num_layers(config)
+            if not isinstance(count, int) or not 0 <= count <= _MOST_LAYERS:
+                what = f"Counting the layers that fc reads by {short(count)} was never executed"
+                return Finding("unknown", what, TRY)
+            changes["num_aux_layers"] = int(count)
+        geometry = replace(geometry, **changes)
     if not (geometry.fuses and hasattr(geometry, "fc_norm")):
         return geometry
     before = {**config, **object_at(config, SECTION)}.get("norm_before_fc", False)
@@ -220,6 +219,13 @@ def with_norms(engine: Engine, family: Family, geometry: Any, config: Mapping[st
         norm_before_fc=bool(before) and family.engine_traits.norm_before_fc,
         fc_norm=any(bool(config.get(key)) for key in engine.fc_norm_keys),
     )
+
+
+def without_biases(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config.json as every family reads it."""
+    return {
+        key: value for key, value in config.items() if key not in BIAS_KEYS or value is not True
+    }
 
 
 def misread_layers(

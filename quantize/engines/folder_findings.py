@@ -186,6 +186,14 @@ def _cut_head(folder: Folder) -> Iterator[Finding]:
         yield from _wrong_tokens(folder, vocabulary)
 
 
+def absent_tables(folder: Folder) -> Iterator[str]:
+    """What replaces each table that the draft does not have."""
+    is_served = folder.engine.rule("unshared_head", **unshared(folder.question)) is None
+    unneeded = {"lm_head"} if folder.question.is_tied or not is_served else set()
+    absent = folder.engine.absent_tables.keys() - folder.stored.keys() - unneeded
+    yield from (text for table, text in folder.engine.absent_tables.items() if table in absent)
+
+
 def head_notes(folder: Folder, verdict: Verdict) -> Iterator[str]:
     """A note that a served head is cut."""
     rows, vocab = folder.geometry.draft_vocab_size, folder.geometry.vocab_size

@@ -12,7 +12,7 @@ from ..gpus import ARCHITECTURES, GPUS, gpu_name
 from ..layouts import get_layout
 from ..planning.quantization_plan import Plan, make_plan
 from .contract import TITLES, EngineCheck
-from .engine_check import check_checkpoint
+from .engine_check import check_on_each
 from .versions import ENGINES
 
 
@@ -24,20 +24,18 @@ def planned_verdicts(
     With `fix_config` the lints of the draft have corrected config.json, as `quantize_draft` does.
     """
     checkpoint = _planned_checkpoint(plan, fix_config=fix_config)
-    layout = get_layout(plan.recipe.layout)
-    side_files: Mapping[str, object] = layout.side_files(checkpoint.config["quantization_config"])
+    side_files = get_layout(plan.recipe.layout).side_files(checkpoint.config["quantization_config"])
     return tuple(
-        check_checkpoint(
+        check
+        for engine in ENGINES.values()
+        for check in check_on_each(
             checkpoint,
+            [each for each in engine.gpus if arch in (None, each)],
             engine=engine.name,
-            arch=each,
             tp=tp,
             target_layers=plan.target_layers,
             has_side_file=bool(side_files),
         )
-        for engine in ENGINES.values()
-        for each in (engine.gpus if arch is None else (arch,))
-        if each in engine.gpus
     )
 
 

@@ -5,7 +5,6 @@ texts these are, or read: `models/registry.py` and `configs/model_config.py`, an
 `sglang/srt`.
 """
 
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +19,7 @@ from . import built_linears as built
 from .config_rules import as_class_reads, sglang_captures
 from .contract import Captures, Module, Question, UnsureError
 from .declared_forms import Declaration
-from .engine import Engine, Serving, flag
+from .engine import Engine, Serving
 from .excludes import (
     QUANTIZED_HEADS,
     Patterns,
@@ -43,36 +42,20 @@ class Sglang(Engine):
     """One version of SGLang. Excludes are compared with names without the layer."""
 
     @override
-    def launch(self, question: Question, num_draft_tokens: int, serving: Serving) -> str:
-        """The value unquant keeps the draft from inheriting the target's method.
-
-        What the draft itself declares then decides (`_verify_quantization`): otherwise the target's
-        method would replace it where both are called compatible, and would quantize a BF16 draft
-        while loading.
-        """
-        tokens, blocks = num_draft_tokens, question.traits.drafts_blocks
-        steps = f"--speculative-num-steps {tokens} --speculative-eagle-topk 1"
+    def launched(self, question: Question, tokens: int, serving: Serving) -> Mapping[str, object]:
+        """Plain "fp8", vLLM's word for E4M3, is not a choice in SGLang."""
+        blocks, spelled = question.traits.drafts_blocks, {"fp8": "fp8_e4m3"}
         counted = not blocks or question.traits.sglang.counts_anchor
-
-        def spelled(cache_dtype: str | None) -> str | None:
-            """Plain "fp8", vLLM's word for E4M3, is not a choice in SGLang."""
-            return f"{cache_dtype}_e4m3" if cache_dtype == "fp8" else cache_dtype
-
-        return serving.line(
-            f"python -m sglang.launch_server --model-path {shlex.quote(serving.target)}"
-            f" --tp-size {question.tp}",
-            flag("--quantization", serving.quantization),
-            flag("--kv-cache-dtype", spelled(serving.target_cache_dtype)),
-            f"--speculative-algorithm {question.own.served_as}",
-            flag("--speculative-draft-model-path", serving.draft),
-            "" if blocks else steps,
-            flag("--speculative-num-draft-tokens", tokens + 1 if counted else None),
-            "--speculative-draft-model-quantization unquant",
-            question.traits.sglang.options(question),
-            flag("--speculative-draft-kv-cache-dtype", spelled(serving.cache_dtype)),
-            flag("--dtype", "float16" if question.is_float16_only else serving.dtype),
-            flag("--context-length", serving.context),
-        )
+        return {
+            "target_cache_dtype": spelled.get(
+                str(serving.target_cache_dtype), serving.target_cache_dtype
+            ),
+            "cache_dtype": spelled.get(str(serving.cache_dtype), serving.cache_dtype),
+            "steps": None if blocks else tokens,
+            "tokens": tokens + 1 if counted else None,
+            "backend": question.traits.sglang.attention_backend(question) or None,
+            "dtype": "float16" if question.is_float16_only else serving.dtype,
+        }
 
     @override
     def plain_config(self, config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
@@ -114,7 +97,7 @@ class Sglang(Engine):
         return sglang_captures(question.config)
 
     @override
-    def taken(self, declaration: Declaration, arch: str) -> Declaration | Finding | None:
+    def taken(self, declaration: Declaration, arch: object) -> Declaration | Finding | None:
         """`_parse_modelopt_quant_config`: algorithms by name, whatever the form.
 
         What it finds replaces the nested form in config.json, whose excludes are then not read.

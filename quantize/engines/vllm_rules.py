@@ -7,7 +7,6 @@ texts these are, or read: `EAGLEConfig`, `SpeculatorsConfig` and `algos.py` of
 
 import json
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from operator import eq
@@ -25,7 +24,7 @@ from .built_linears import is_cache_scale, vllm_problem
 from .config_rules import as_class_reads, draft_traits, vllm_captures
 from .contract import TRY, UNKNOWN_FIRST_LAYER, Captures, Module, Question, UnsureError
 from .declared_forms import Declaration
-from .engine import TRAITS, Engine, Serving, flag
+from .engine import TRAITS, Engine, Serving
 from .excludes import (
     QUANTIZED_HEADS,
     Matching,
@@ -53,7 +52,7 @@ class Vllm(Engine):
     """One version of vLLM."""
 
     @override
-    def launch(self, question: Question, num_draft_tokens: int, serving: Serving) -> str:
+    def launched(self, question: Question, tokens: int, serving: Serving) -> Mapping[str, object]:
         """The draft's settings go into `--speculative-config`.
 
         Without `draft_tensor_parallel_size` the draft is split as the target is. The only other one
@@ -62,20 +61,13 @@ class Vllm(Engine):
         """
         config = {
             "method": question.own.served_as,
-            **({"model": serving.draft} if serving.draft is not None else {}),
-            "num_speculative_tokens": num_draft_tokens,
-            **({"parallel_drafting": True} if question.is_parallel else {}),
-            **({"draft_tensor_parallel_size": question.tp} if question.tp > 1 else {}),
-            **({"kv_cache_dtype": serving.cache_dtype} if serving.cache_dtype else {}),
+            "model": serving.draft,
+            "num_speculative_tokens": tokens,
+            "parallel_drafting": question.is_parallel or None,
+            "draft_tensor_parallel_size": question.tp if question.tp > 1 else None,
+            "kv_cache_dtype": serving.cache_dtype or None,
         }
-        return serving.line(
-            f"vllm serve {shlex.quote(serving.target)} --tensor-parallel-size {question.tp}",
-            flag("--quantization", serving.quantization),
-            flag("--dtype", serving.dtype),
-            flag("--kv-cache-dtype", serving.target_cache_dtype),
-            flag("--max-model-len", serving.context),
-            f"--speculative-config {shlex.quote(json.dumps(config))}",
-        )
+        return {"config": json.dumps({k: v for k, v in config.items() if v is not None})}
 
     @override
     def plain_config(self, config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
@@ -105,7 +97,7 @@ class Vllm(Engine):
         return vllm_captures(question.config, runs_v1=name not in question.traits.vllm.not_in_v1)
 
     @override
-    def taken(self, declaration: Declaration, arch: str) -> Declaration | Finding | None:
+    def taken(self, declaration: Declaration, arch: object) -> Declaration | Finding | None:
         """`_normalize_quantization_config`: ModelOpt's nested form needs no quant_method."""
         problem = self.declaration_problem(declaration, arch)
         if problem is not None:
@@ -285,8 +277,5 @@ def _check_numbers(question: Question, patterns: Patterns) -> None:
 def _unpacked(question: Question) -> Patterns:
     """AWQ without a list: a linear with a plain weight is not quantized."""
     names = question.tensor_names
-    return tuple(
-        name.removesuffix(".weight")
-        for name in names
-        if name.endswith(".weight") and f"{name.removesuffix('.weight')}.qweight" not in names
-    )
+    plain = (name.removesuffix(".weight") for name in sorted(names) if name.endswith(".weight"))
+    return tuple(module for module in plain if f"{module}.qweight" not in names)

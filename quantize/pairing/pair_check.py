@@ -25,7 +25,7 @@ from ..engines.contract import (
     Verdict,
 )
 from ..engines.engine import Serving
-from ..engines.engine_check import check_checkpoint, with_maths, with_values
+from ..engines.engine_check import check_checkpoint, check_on_each, with_maths, with_values
 from ..engines.row_conditions import counts
 from ..engines.versions import ENGINES
 from ..files.checkpoint import Checkpoint
@@ -133,7 +133,7 @@ def _answers(
             arch=arch,
             tp=tp,
             target_layers=target_layers,
-            asked=asked.gpu,
+            gpu=asked.gpu,
             has_side_file=(checkpoint.folder / HF_QUANT_CONFIG).is_file(),
             serving=serving(engine) if serving else None,
         )
@@ -196,15 +196,15 @@ def loads_beside(folder: Path, target: Path) -> tuple[EnginePair, ...]:
     """What each known engine does with a draft beside its target, on each of the engine's GPUs."""
     pair = _pair(folder, target, Checking(folder, target=target), TargetArgs(), 1, None)
     answers = [
-        check_checkpoint(
+        answer
+        for name, engine in ENGINES.items()
+        for answer in check_on_each(
             pair.draft,
+            engine.gpus,
             engine=name,
-            arch=arch,
             target_layers=_target_layers(pair),
             has_side_file=(folder / HF_QUANT_CONFIG).is_file(),
         )
-        for name, engine in ENGINES.items()
-        for arch in engine.gpus
     ]
     return _beside(pair, answers)[0]
 

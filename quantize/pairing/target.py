@@ -18,12 +18,7 @@ from ..drafts.config_reader import object_at, with_text_config
 from ..drafts.recognition import kind_of_draft
 from ..drafts.rope import declared
 from ..engines.contract import EngineName
-from ..files.checkpoint import (
-    CONFIG_FILE,
-    INDEX_FILE,
-    Checkpoint,
-    read_json_object,
-)
+from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint, read_json_object
 from ..files.hub import Reference, no_target
 from ..stored.stored_declaration import COMPANIONS, quantized_looking
 
