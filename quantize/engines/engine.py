@@ -14,6 +14,7 @@ from ..drafts import FAMILIES
 from ..drafts.architectures import declared_architecture
 from ..drafts.config_reader import object_at
 from ..drafts.engine_traits import Biases, EngineTraits, Finding, InEngine
+from ..drafts.recognition import is_speculators
 from ..files.safetensors_header import TensorInfo
 from .built_linears import built_as_floats, layer_linears, mtp_modules
 from .contract import (
@@ -142,14 +143,16 @@ class Engine(ABC):
         """A config.json of any layout in the ordinary form that it is taken for, or the error."""
         return config
 
-    def form_problem(self, config: Mapping[str, Any], *, of_speculators: bool) -> Finding | None:
+    def form_problem(self, config: Mapping[str, Any]) -> Finding | None:
         """Its error for a form of config.json, for any draft."""
         lacks_heads = "num_attention_heads" not in object_at(config, "text_config")
         return self.rule(
             "form",
             model_type=config.get("model_type"),
-            of_speculators=of_speculators,
+            has_section=config.get("speculators_config") is not None,
+            of_speculators=is_speculators(config),
             lacks_heads="text_config" in config and lacks_heads,
+            is_named=bool(declared_architecture(config)),
         )
 
     def architecture_problem(self, config: Mapping[str, Any]) -> Finding | None:

@@ -157,7 +157,7 @@ def _place(checkpoint: Checkpoint, asked: CheckAsked) -> _Place:
 
 
 def _on_each(checkpoint: Checkpoint, place: _Place, archs: Iterable[str]) -> Iterator[EngineCheck]:
-    """One answer for each GPU; those of which the rules asked the same share the work."""
+    """One answer for each GPU: GPUs that the rules ask the same share the work."""
     known: list[tuple[AskedGpu, EngineCheck]] = []
     for arch in archs:
         gpu = AskedGpu(arch, gpu_name(arch))
@@ -219,7 +219,8 @@ def _as_read(
 
     In the order in which an engine reads them; or neither, where it refuses.
     """
-    config = engine.plain_config(checkpoint.config)
+    problem = engine.form_problem(checkpoint.config)
+    config = problem or engine.plain_config(checkpoint.config)
     if isinstance(config, Finding):
         return config
     if (problem := engine.architecture_problem(config)) is not None:

@@ -19,16 +19,12 @@ Matching = Callable[[str, str], bool]
 QUANTIZED_HEADS = ("modelopt", "compressed-tensors")
 """Each quant_method that can quantize heads: `compressed_tensors.py:186`, `modelopt.py:254` of
 vLLM, `compressed_tensors.py:202`, `modelopt_quant.py:341` of SGLang."""
-NAMED_HEADS = frozenset({"compressed-tensors"})
-"""Each quant_method that quantizes heads only where a target names them.
+BY_NAME = frozenset({"compressed-tensors"})
+"""Each quant_method that takes heads and experts only by their own names, and one kind of experts.
 
 vLLM's ParallelLMHead has no "Linear" in its name (`utils.py:73`), SGLang asks no class for it
-(`get_lm_head_scheme`).
+(`get_lm_head_scheme`); `get_moe_scheme` of SGLang's `compressed_tensors.py:878`, as in vLLM.
 """
-
-NAMED_EXPERTS = NAMED_HEADS
-"""Each quant_method that asks for experts by their own names, and refuses two kinds of them:
-`get_moe_scheme` of SGLang's `compressed_tensors.py:878`, and the same in vLLM."""
 
 
 def is_regex_match(pattern: str, name: str) -> bool:
@@ -115,7 +111,7 @@ def scheme_of(question: Question, module: Module) -> LinearScheme | None:
             return group.scheme
         if any(exact_or_regex(target, module.prefix) for target in group.targets):
             return group.scheme
-    if is_head(question, module.leaf) and question.method in NAMED_HEADS:
+    if is_head(question, module.leaf) and question.method in BY_NAME:
         return None
     every = next((each.scheme for each in groups if set(EVERY_LINEAR) & set(each.targets)), None)
     if every is not None and question.own.classes_first:

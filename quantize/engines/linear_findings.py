@@ -21,7 +21,7 @@ from .built_linears import (
 )
 from .contract import Layer, Module, Scheme, UnsureError
 from .declared_forms import LinearScheme, Signature
-from .excludes import NAMED_EXPERTS, scheme_of
+from .excludes import BY_NAME, scheme_of
 from .folder_findings import SHARED, Folder, Stored, built_biases, folder_findings, strangers
 
 
@@ -266,7 +266,7 @@ def _experts(walk: Walk) -> Iterator[Finding]:
         return engine.is_excluded(question, Module(name, name, (), "column"))
 
     named = question.method in engine.experts_by_name and set(single) <= set(declared.excludes)
-    by_name = question.method in NAMED_EXPERTS
+    by_name = question.method in BY_NAME
     try:
         kept = all(map(excluded, single)) if by_name else named or excluded(whole)
     except UnsureError:

@@ -13,7 +13,6 @@ from typing_extensions import override
 
 from ..drafts.architectures import declared_architecture
 from ..drafts.engine_traits import GATE_UP, MLA_DOWN, QKV, Finding
-from ..drafts.recognition import is_speculators
 from ..files.safetensors_header import TensorInfo
 from . import built_linears as built
 from .config_rules import as_class_reads, sglang_captures
@@ -59,9 +58,7 @@ class Sglang(Engine):
 
     @override
     def plain_config(self, config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
-        """Every config.json needs a model_type; SGLang does not know the speculators layout."""
-        problem = self.form_problem(config, of_speculators=is_speculators(config))
-        return problem or as_class_reads(config, self)
+        return as_class_reads(config, self)
 
     @override
     def config_problem(self, question: Question) -> Finding | None:

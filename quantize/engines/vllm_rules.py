@@ -71,13 +71,7 @@ class Vllm(Engine):
 
     @override
     def plain_config(self, config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
-        model_type, section = config.get("model_type"), config.get("speculators_config")
-        if (problem := self.form_problem(config, of_speculators=section is not None)) is not None:
-            return problem
-        if model_type == "eagle":  # `EAGLEConfig` reads the keys below "model"
-            remedy = "remove model_type" if declared_architecture(config) else ""
-            return Finding("unknown", "Loading model_type eagle was never executed", remedy)
-        if model_type not in (None, "speculators"):
+        if config.get("model_type") not in (None, "speculators"):
             return _rewritten(draft_traits(config), config) or as_class_reads(config, self)
         return _speculators_config(config)
 
