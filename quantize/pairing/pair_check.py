@@ -25,7 +25,13 @@ from ..engines.contract import (
     Verdict,
 )
 from ..engines.engine import Serving
-from ..engines.engine_check import check_checkpoint, check_on_each, with_maths, with_values
+from ..engines.engine_check import (
+    CheckAsked,
+    check_checkpoint,
+    check_on_each,
+    with_maths,
+    with_values,
+)
 from ..engines.row_conditions import counts
 from ..engines.versions import ENGINES
 from ..files.checkpoint import Checkpoint
@@ -124,28 +130,20 @@ def _answers(
     Beside a target, for whose launch line `serving` is, GPUs on which an engine differs have an
     answer each.
     """
-
-    def answer(engine: EngineName, arch: str | None) -> EngineCheck:
-        return check_checkpoint(
-            checkpoint,
+    answers = []
+    for engine in ENGINE_NAMES if asked.engine is None else (asked.engine,):
+        about = CheckAsked(
             engine=engine,
-            version=asked.version,
-            arch=arch,
+            has_side_file=(checkpoint.folder / HF_QUANT_CONFIG).is_file(),
             tp=tp,
             target_layers=target_layers,
-            gpu=asked.gpu,
-            has_side_file=(checkpoint.folder / HF_QUANT_CONFIG).is_file(),
             serving=serving(engine) if serving else None,
         )
-
-    engines = ENGINE_NAMES if asked.engine is None else (asked.engine,)
-    answers = [answer(engine, arch) for engine in engines]
-    if serving is not None:
-        answers = [
-            each
-            for whole in answers
-            for each in [answer(whole.engine, gpu) for gpu in whole.archs] or [whole]
-        ]
+        answer = check_checkpoint(
+            checkpoint, version=asked.version, arch=arch, gpu=asked.gpu, **about
+        )
+        split = answer.archs if serving else ()
+        answers += [*check_on_each(checkpoint, split, **about)] or [answer]
     broken = not_finite(checkpoint)
     return tuple(with_values(each, broken) for each in answers)
 
@@ -269,23 +267,21 @@ def _findings(pair: Pair, engines: Sequence[EngineName]) -> Iterator[PairFinding
         **dtypes.facts(pair, engines),
         **inherited.facts(pair),
     }
-    of_engine = {each: {**common, **_facts_in(pair, each)} for each in engines}
+    facts: dict[EngineName | None, dict[str, Any]] = {None: common}
+    for engine in engines:
+        facts[engine] = {
+            **common,
+            "title": TITLES[engine],
+            "is_narrow": dtypes.is_narrow(pair, engine),
+            **serving_limits.facts_in(pair, engine),
+            **inherited.facts_in(pair, engine),
+        }
     for name, row in rows_beside(__file__, "findings").items():
         about = row.get("engine")
-        for engine in engines if about == "each" else [about]:
-            facts = of_engine.get(engine) if engine else common
-            if facts is not None and counts(row, facts):
-                text, remedy = (row.get(k, "").format_map(facts) for k in ("text", "remedy"))
-                yield PairFinding(row["level"], row.get("subject", name), text, remedy, engine)
-
-
-def _facts_in(pair: Pair, engine: EngineName) -> dict[str, Any]:
-    return {
-        "title": TITLES[engine],
-        "is_narrow": dtypes.is_narrow(pair, engine),
-        **serving_limits.facts_in(pair, engine),
-        **inherited.facts_in(pair, engine),
-    }
+        for each in engines if about == "each" else {about} & facts.keys():
+            if counts(row, known := facts[each]):
+                text, remedy = (row.get(k, "").format_map(known) for k in ("text", "remedy"))
+                yield PairFinding(row["level"], row.get("subject", name), text, remedy, each)
 
 
 def _serving(pair: Pair, engine: EngineName, draft: str) -> Serving:
@@ -304,15 +300,11 @@ def _serving(pair: Pair, engine: EngineName, draft: str) -> Serving:
 
 
 def _not_compared(pair: Pair) -> Iterator[str]:
-    if not pair.is_inside:
-        ships = {"draft": pair.own_tokenizer, "target": pair.target_tokenizer}
-        for name, tokenizer in ships.items():
-            if tokenizer is None:
-                yield (
-                    f"tokenizers: the {name} ships no tokenizer.json, so only the sizes of the"
-                    " vocabularies were compared"
-                )
-                break
+    if not pair.is_inside and None in (pair.own_tokenizer, pair.target_tokenizer):
+        yield (
+            f"tokenizers: the {'draft' if pair.own_tokenizer is None else 'target'} ships no"
+            " tokenizer.json, so only the sizes of the vocabularies were compared"
+        )
     if pair.target.checkpoint is None:
         yield (
             "the target's tensors: its shards are not there, so how its head and its MTP layers are"
