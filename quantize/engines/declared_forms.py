@@ -18,7 +18,8 @@ from ..stored.layouts.scheme import FLOAT_DTYPES, GROUPS, DeclaredScheme, Part, 
 from ..stored.stored_declaration import Form, RawDeclaration, stored_parts, written_declaration
 
 ANY_FLOAT = (*FLOAT_DTYPES, "F8_E8M0")
-_SAYS_SYMMETRIC = {("awq", True)}
+NOT_READ = ("weight_shape", "weight_zero_point", "weight_zero_point_2")
+"""Suffixes of parts whose absence no engine minds: values are symmetric."""
 _GLOBAL_SCALES = {name for name, number in NUMBER_FORMATS.items() if number.global_scale}
 
 
@@ -59,13 +60,11 @@ class LinearScheme:
     Attributes:
         suffix: last part of the name of the tensor with the values.
         parts: rows and columns of a linear -> its stored tensors, scales in any float dtype.
-        not_read: suffixes of parts whose absence no engine minds: values are symmetric.
     """
 
     signature: Signature
     suffix: str
     parts: Callable[[int, int], Parts]
-    not_read: tuple[str, ...] = ("weight_shape", "weight_zero_point", "weight_zero_point_2")
 
     @property
     def has_global_scale(self) -> bool:
@@ -172,7 +171,7 @@ def _as_taken(scheme: DeclaredScheme) -> LinearScheme:
             granularity="ordered" if scheme.ordered else scheme.granularity,
             group_size=(scheme.group_size or 0) if in_groups else 0,
             activations=scheme.activations,
-            says_symmetric=(layout.name, layout.declares_symmetry) in _SAYS_SYMMETRIC,
+            says_symmetric=layout.name == "awq" and layout.declares_symmetry is True,
             of_fp8=scheme.first_stage is not None,
         ),
         suffix=layout.weight_suffix(scheme),

@@ -78,7 +78,6 @@ class Engine(ABC):
     other_keys: Sequence[str] = ()
     experts_by_name: Sequence[str] = ()
     absent_tables: Mapping[str, str] = field(default_factory=dict)
-    checks_shapes: bool = False
     untried: str = TRY
 
     @property

@@ -20,7 +20,7 @@ from .built_linears import (
     quantized_linear,
 )
 from .contract import Layer, Module, Scheme, UnsureError
-from .declared_forms import LinearScheme, Signature
+from .declared_forms import NOT_READ, LinearScheme, Signature
 from .excludes import BY_NAME, scheme_of
 from .folder_findings import SHARED, Folder, Stored, built_biases, folder_findings, strangers
 
@@ -130,7 +130,7 @@ class Walk(Folder):
     ) -> Iterator[Finding]:
         """Quantized values of a module that the engine takes as floats of this shape."""
         question, name = self.question, companions[0] if companions else f"{module.name}.weight"
-        other = weight is not None and weight.shape != shape and self.engine.checks_shapes
+        other = weight is not None and weight.shape != shape
         yield from self.engine.rules(
             "codes",
             module=module.name,
@@ -194,7 +194,7 @@ class Walk(Folder):
         for suffix, part in expected.items():
             tensor = tensors.get(suffix)
             if tensor is None:
-                if suffix not in scheme.not_read:
+                if suffix not in NOT_READ:
                     yield from self.engine.rules("absent", name=f"{name}.{suffix}")
             elif not (holds(tensor, part.dtypes) and fits(tensor, part.shape)):
                 yield from self._unlike(tensor)
