@@ -170,9 +170,9 @@ def sglang_captures(config: Mapping[str, Any]) -> Captures:
     if ids is None and listed == []:  # `llama.py:941`: none, rather than the default
         ids = ()
     elif ids is None:
-        ids = _ids(listed, plus=1)
-        if config.get("model_type") in DEEPSEEK_TYPES and ids and ids[0] != 1 + 1:
-            ids = _ids(listed)
+        ids = _ids(listed)
+        as_inputs = config.get("model_type") in DEEPSEEK_TYPES and ids and ids[0] != 1
+        ids = ids if as_inputs else _ids(listed, plus=1)
     return (Capture("SGLang", ids),)
 
 

@@ -13,13 +13,11 @@ from . import config_lints as config
 from . import value_lints as values
 
 CHECKS: tuple[Callable[[Draft], Iterator[Lint]] | str, ...] = (
-    config.rope_base,
-    config.rope_injected,
+    config.rope_trained,
     config.rope_default,
     config.rope_by_layer,
     config.rope_read,
     config.aux_layer_ids,
-    config.aux_layer_list,
     config.layers_of_fc,
     "last-hidden-state",
     config.layers_of_target,

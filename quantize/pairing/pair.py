@@ -70,11 +70,16 @@ class TargetArgs:
         except ValueError as exc:
             raise _wrong(f"are no words of a shell: {exc}") from exc
         flags, others = _flags(words)
-        speculative = _object(flags, "speculative")
-        cached = speculative.get("kv_cache_dtype")
+        dtype, cached = (
+            flags.get("dtype", "auto"),
+            _object(flags, "speculative").get("kv_cache_dtype"),
+        )
+        if dtype not in _DTYPES:
+            expected = f"expected one that engines take ({', '.join(_DTYPES)})"
+            raise _wrong(f"--dtype: {expected}, got {short(dtype)}")
         return cls(
             quantization=flags.get("quantization"),
-            dtype=_dtype(flags.get("dtype")),
+            dtype=_DTYPES[dtype],
             cache_dtype=flags.get("cache_dtype"),
             context=_number(flags, "context"),
             tp=_number(flags, "tp"),
@@ -120,16 +125,6 @@ def _number(flags: Mapping[str, str], key: str) -> int | None:
         expected = f"expected a whole number above 0 of at most {_MOST_DIGITS} digits"
         raise _wrong(f"{_SPELLINGS[key][0]}: {expected}, got {short(text)}")
     return int(digits) * times
-
-
-def _dtype(text: str | None) -> str | None:
-    """One name for each dtype; None = the engine chooses."""
-    if text is None:
-        return None
-    if text not in _DTYPES:
-        known = ", ".join(_DTYPES)
-        raise _wrong(f"--dtype: expected one that engines take ({known}), got {short(text)}")
-    return _DTYPES[text]
 
 
 def _object(flags: Mapping[str, str], key: str) -> Mapping[str, object]:

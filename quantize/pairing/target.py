@@ -55,10 +55,19 @@ class Rotation:
         """Of a config.json; a number that cannot rotate positions is an error at `where`."""
         keys = declared(config).keys
         kind, originally = keys["rope_type"], keys.get("original_max_position_embeddings")
+        factor, positions = keys.get("factor"), config.get("max_position_embeddings")
+        if not isinstance(factor, int | float) or factor <= 0:
+            factor = 1  # there is none, or one that engines ignore
+        if type(positions) is not int or positions < 1:
+            positions = None
+        bounded = {"rope scaling factor": factor, "max_position_embeddings": positions or 1}
+        for what, number in bounded.items():
+            if not number <= _MOST:  # NaN too
+                raise _unfit(where, what, "a number up to 2^40", number)
         return cls(
             kind=kind if isinstance(kind, str) else "default",
-            factor=_factor(keys.get("factor"), where),
-            positions=_positions(config.get("max_position_embeddings"), where),
+            factor=float(factor),
+            positions=positions,
             originally=originally if type(originally) is int else None,
         )
 
@@ -88,23 +97,6 @@ def _unfit(
     where: object, what: str, expected: str, value: object, fix: str = _AS_IT_CAME
 ) -> CheckpointError:
     return CheckpointError(where, f"{what}: expected {expected}, got {short(value)}", fix=fix)
-
-
-def _factor(value: object, where: Path | str) -> float:
-    """1 where there is none, or one that engines ignore."""
-    if not isinstance(value, int | float) or value <= 0:
-        return 1.0
-    if not value <= _MOST:  # NaN too
-        raise _unfit(where, "rope scaling factor", "a number up to 2^40", value)
-    return float(value)
-
-
-def _positions(value: object, where: Path | str) -> int | None:
-    if type(value) is not int or value < 1:
-        return None
-    if value > _MOST:
-        raise _unfit(where, "max_position_embeddings", "a number up to 2^40", value)
-    return value
 
 
 _TEXT_SECTIONS = ("text_config", "llm_config")  # of multimodal targets
@@ -271,14 +263,16 @@ def check_operands(target: Reference, draft: Reference | None) -> None:
     theirs, ours = _operand(target), _operand(draft) if draft is not None else None
     if theirs is None:
         return
+    is_model = ours is not None and ours[0] is None
+    sizes = [(ours[1].get(key), theirs[1].get(key)) for key in _GROWS] if ours else []
     if theirs[0] is not None:
         what = f"it is given as the target, and is a draft itself: {theirs[0]}"
-    elif ours is not None and ours[0] is None and _outgrows(ours[1], theirs[1]):
+    elif is_model and all(type(a) is int and type(b) is int and a > b for a, b in sizes):
         what = f"it is given as the target, and has fewer and narrower layers than {draft}"
     else:
         return
     fix = "give the folder of the model that the draft proposes for"
-    if ours is not None and ours[0] is None:
+    if is_model:
         what += "; the draft and its target are swapped"
         fix = f"give {target} as the draft, and {draft} as the target"
     raise CheckpointError(target, what, fix=fix)
@@ -290,11 +284,6 @@ def _operand(reference: Reference) -> _Operand | None:
         config = read_json_object(folder / CONFIG_FILE, no_target(folder))
         return kind_of_draft(config, stored_tensors(folder)[1]), with_text_config(config)
     return None
-
-
-def _outgrows(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
-    sizes = [(ours.get(key), theirs.get(key)) for key in _GROWS]
-    return all(type(a) is int and type(b) is int and a > b for a, b in sizes)
 
 
 # ---- A tokenizer by what distinguishes it: its tokens and merges, not its file
@@ -321,11 +310,16 @@ class Tokenizer:
             return None
         again = "download the tokenizer again, or remove it"
         value = read_json_object(folder / _FILE, again, again=again, limit=_MOST_BYTES)
-        model = object_at(value, "model")
+        model, added = object_at(value, "model"), value.get("added_tokens")
+        rows = [
+            row for row in (added if isinstance(added, list) else []) if isinstance(row, Mapping)
+        ]
+        own = {row["id"]: str(row.get("content")) for row in rows if type(row.get("id")) is int}
         rest = {key: part for key, part in model.items() if key != "vocab"}
+        text = json.dumps(rest, sort_keys=True, ensure_ascii=False)
         return cls(
-            tokens={**_listed(model.get("vocab")), **_added(value.get("added_tokens"))},
-            merges=_digest(rest),
+            tokens={**_listed(model.get("vocab")), **own},
+            merges=hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(),
         )
 
     @property
@@ -351,13 +345,3 @@ def _listed(vocab: object) -> dict[int, str]:
         return {i: token for token, i in vocab.items() if type(i) is int}
     rows = vocab if isinstance(vocab, list) else []
     return {i: str(row[0]) for i, row in enumerate(rows) if isinstance(row, list) and row}
-
-
-def _added(tokens: object) -> dict[int, str]:
-    rows = [row for row in tokens if isinstance(row, Mapping)] if isinstance(tokens, list) else []
-    return {row["id"]: str(row.get("content")) for row in rows if type(row.get("id")) is int}
-
-
-def _digest(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
