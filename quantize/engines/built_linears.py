@@ -47,26 +47,27 @@ def layer_linears(
     """
 
     def fused(block: str, linear: FusedLinear, sharding: Sharding) -> Linear:
-        parts = tuple(f"{layer}.{block}.{member}" for member in linear.members)
-        return f"{block}.{getattr(linear, engine)}", parts, sharding
+        return f"{block}.{getattr(linear, engine)}", linear.members, sharding
 
-    def alone(block: str, leaf: str, sharding: Sharding) -> Linear:
-        return f"{block}.{leaf}", (f"{layer}.{block}.{leaf}",), sharding
+    def alone(path: str, sharding: Sharding) -> Linear:
+        return path, (path.rpartition(".")[2],), sharding
 
-    mla = [
+    latent = (
         fused("self_attn", MLA_DOWN, "replicated"),
-        alone("self_attn", "q_b_proj", "column"),
-        alone("self_attn", "kv_b_proj", "column"),
-    ]
-    if own := (traits.vllm if engine == "vllm" else traits.sglang).linears:
-        blocks = [(path.rpartition(".")[0], path, parts, split) for path, parts, split in own]
-        return [(p, tuple(f"{layer}.{b}.{each}" for each in parts), s) for b, p, parts, s in blocks]
-    return [
-        *(mla if traits.latent else [fused("self_attn", QKV, "column")]),
-        alone("self_attn", "o_proj", "row"),
+        alone("self_attn.q_b_proj", "column"),
+        alone("self_attn.kv_b_proj", "column"),
+    )
+    own = (traits.vllm if engine == "vllm" else traits.sglang).linears
+    linears = own or (
+        *(latent if traits.latent else [fused("self_attn", QKV, "column")]),
+        alone("self_attn.o_proj", "row"),
         fused(mlp, GATE_UP, "column"),
-        alone(mlp, "down_proj", "row"),
-        *(alone(conv, "kernel_projection", "replicated") for conv in traits.convolutions),
+        alone(f"{mlp}.down_proj", "row"),
+        *(alone(f"{conv}.kernel_projection", "replicated") for conv in traits.convolutions),
+    )
+    return [
+        (path, tuple(f"{layer}.{path.rpartition('.')[0]}.{part}" for part in parts), sharding)
+        for path, parts, sharding in linears
     ]
 
 
@@ -82,15 +83,14 @@ def indexer_linears(question: Question, layer: str, engine: EngineName) -> list[
     """
     if question.config.get("index_topk") is None:
         return []
-
-    def linear(path: str, *parts: str) -> Linear:
-        names = tuple(f"{layer}.{_INDEXER}{part}" for part in parts)
-        return f"{_INDEXER}{path}", names, "replicated"
-
+    paths: dict[str, tuple[str, ...]] = {part: (part,) for part in ("wq_b", "wk", "weights_proj")}
     turned = question.config.get("indexer_rope_interleave", False) and question.arch not in AMD
     if engine == "vllm" or turned:
-        return [linear("wq_b", "wq_b"), linear(JOINED, "wk", "weights_proj")]
-    return [linear(part, part) for part in ("wq_b", "wk", "weights_proj")]
+        paths = {"wq_b": ("wq_b",), JOINED: ("wk", "weights_proj")}
+    return [
+        (f"{_INDEXER}{path}", tuple(f"{layer}.{_INDEXER}{part}" for part in parts), "replicated")
+        for path, parts in paths.items()
+    ]
 
 
 GRAFT = "take the layer of the BF16 original: draftquant graft TARGET LAYER --replace --out O"
@@ -154,38 +154,33 @@ def vllm_problem(question: Question, served: MtpLayer) -> Finding | None:
         return None
     return Finding(
         "load",
-        str(no_parameter(question, served, stored[0])),
+        _no_parameter(question, served, stored[0]),
         "put it into the target's folder, whose declaration vLLM reads for an MTP layer:"
         " draftquant graft TARGET LAYER; or serve it with SGLang",
     )
 
 
-def no_parameter(question: Question, served: MtpLayer, name: str) -> str:
+def _no_parameter(question: Question, served: MtpLayer, name: str) -> str:
     """Its error for a stored tensor of the layer that has no parameter."""
+    stacked, leaf = "w2" if ".down_proj." in name else "w13", name.rpartition(".")[2]
     if served.no_expert and is_expert(name):  # by `AutoWeightsLoader`, not by the layer's
-        module, _, leaf = name.partition(ROUTED)
-        stacked, leaf = "w2" if ".down_proj." in leaf else "w13", leaf.rpartition(".")[2]
-        names = {"experts": module, "stacked": stacked, "leaf": leaf, "name": name}
-        return served.no_expert.format(**names)
+        names = {"experts": name.partition(ROUTED)[0], "stacked": stacked, "leaf": leaf}
+        return served.no_expert.format(**names, name=name)
     layer = served.layer.format(n=question.config.get("num_hidden_layers", 0))
-    return served.no_parameter.format(name=in_engine(name, layer))
+    at = max(name.find("self_attn."), name.find("mlp."))
+    if name.startswith("mtp."):
+        name = name.removeprefix("mtp.")
+    elif ROUTED in name:
+        name = f"{layer}mlp.experts.routed_experts.{stacked}_{leaf}"
+    elif at >= 0:
+        name = layer + name[at:]
+    return served.no_parameter.format(name=name)
 
 
 def first_prefix(question: Question, served: MtpLayer, layer: int = 0) -> str:
     """The prefix of the names that excludes are compared with, for the first or another layer."""
     prefix = served.prefixes.get(declared_architecture(question.config), served.prefix)
     return prefix.format(n=question.config.get("num_hidden_layers", 0) + layer)
-
-
-def in_engine(name: str, layer: str) -> str:
-    """The name by which an engine looks for a tensor of a decoder layer."""
-    if name.startswith("mtp."):
-        return name.removeprefix("mtp.")
-    if ".experts." in name:
-        stacked = "w2" if ".down_proj." in name else "w13"
-        return f"{layer}mlp.experts.routed_experts.{stacked}_{name.rpartition('.')[2]}"
-    at = max(name.find("self_attn."), name.find("mlp."))
-    return layer + name[at:] if at >= 0 else name
 
 
 # ---- Parameters of one linear, and the tensors that fill them

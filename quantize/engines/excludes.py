@@ -106,20 +106,23 @@ def scheme_of(question: Question, module: Module) -> LinearScheme | None:
     """
     groups = question.declaration.groups if question.declaration else ()
     on_disk = question.method in question.own.targets_on_disk
-    for group in groups:
-        if on_disk and set(module.parts) <= set(group.targets):
-            return group.scheme
-        if any(exact_or_regex(target, module.prefix) for target in group.targets):
-            return group.scheme
+
+    def named(name: str, *parts: str) -> LinearScheme | None:
+        for group in groups:
+            if on_disk and parts and set(parts) <= set(group.targets):
+                return group
+            if any(exact_or_regex(target, name) for target in group.targets):
+                return group
+        return None
+
+    if (own := named(module.prefix, *module.parts)) is not None:
+        return own
     if is_head(question, module.leaf) and question.method in BY_NAME:
         return None
-    every = next((each.scheme for each in groups if set(EVERY_LINEAR) & set(each.targets)), None)
+    every = next((group for group in groups if set(EVERY_LINEAR) & set(group.targets)), None)
     if every is not None and question.own.classes_first:
         return every
-    parts = [
-        next((g.scheme for g in groups if any(exact_or_regex(t, name) for t in g.targets)), None)
-        for name in question.names_of_parts(module)
-    ]
+    parts = [named(name) for name in question.names_of_parts(module)]
     return parts[0] if parts and all(parts) else every
 
 

@@ -78,11 +78,11 @@ class Walk(Folder):
         rows: dict[Signature, Scheme] = {}
         declared = self.question.declaration
         for group in declared.groups if declared else ():
-            row = self.engine.row(group.scheme.signature, self.question.arch)
+            row = self.engine.row(group.signature, self.question.arch)
             if row is None:
-                findings += self.engine.rules("untried", name=str(group.scheme.signature))
+                findings += self.engine.rules("untried", name=str(group.signature))
             else:
-                rows[group.scheme.signature] = row
+                rows[group.signature] = row
         return rows
 
     def _scheme(
@@ -100,7 +100,7 @@ class Walk(Folder):
             findings.append(
                 Finding("unknown", str(exc), "exclude whole linears, without layer numbers")
             )
-            return question.declaration.groups[0].scheme
+            return question.declaration.groups[0]
         if excluded:
             return None
         if scheme is None and module.leaf not in SHARED:
@@ -151,46 +151,37 @@ class Walk(Folder):
 
     def _quantized(self, module: Module, parts: Stored, scheme: LinearScheme) -> Iterator[Finding]:
         """A module that the engine takes as quantized: each part is stored so, none is missing."""
-        shapes = [self._shape(part) for part in parts]
-        for (part, tensors), shape in zip(parts.items(), shapes, strict=True):
+        question = self.question
+        for part, tensors in parts.items():
             if not tensors:
                 yield from self.engine.rules("absent", name=f"{part}.{scheme.suffix}")
             elif _is_float(tensors):
-                yield from self._floats(module, scheme, tensors["weight"])
+                told = question.declaration and question.declaration.exclude_remedy
+                by_name = f"exclude {module.leaf} so that {self.engine.title} matches it as"
+                yield from self.engine.rules(
+                    "floats",
+                    name=tensors["weight"].name,
+                    module=module.name,
+                    remedy=told or f"{by_name} {module.prefix!r}",
+                    dtype=scheme.signature.dtype,
+                    stored_dtype=tensors["weight"].dtype,
+                    is_fused=len(module.parts) > 1,
+                    is_mla=question.is_latent,
+                )
             else:
-                yield from self._parts(part, scheme, tensors, shape)
+                yield from self._parts(part, scheme, tensors)
         shards = [self._shard(module, part) for part in parts]
-        linear = quantized_linear(self.question, module, scheme, shards)
+        linear = quantized_linear(question, module, scheme, shards)
         mixed = len({_is_float(tensors) for tensors in parts.values() if tensors}) > 1
         yield from self.engine.rules("linear", **linear, is_mixed=mixed)
         several = len(parts) > 1 and scheme.has_global_scale
         if several and has_several_global_scales(self.checkpoint, parts):
             yield from self.engine.rules("several_scales", module=module.name)
 
-    def _floats(
-        self, module: Module, scheme: LinearScheme, weight: TensorInfo
-    ) -> Iterator[Finding]:
-        told = self.question.declaration and self.question.declaration.exclude_remedy
-        by_name = f"exclude {module.leaf} so that {self.engine.title} matches it as"
-        yield from self.engine.rules(
-            "floats",
-            name=weight.name,
-            module=module.name,
-            remedy=told or f"{by_name} {module.prefix!r}",
-            dtype=scheme.signature.dtype,
-            stored_dtype=weight.dtype,
-            is_fused=len(module.parts) > 1,
-            is_mla=self.question.is_latent,
-        )
-
     def _parts(
-        self,
-        name: str,
-        scheme: LinearScheme,
-        tensors: Mapping[str, TensorInfo],
-        shape: tuple[int, int],
+        self, name: str, scheme: LinearScheme, tensors: Mapping[str, TensorInfo]
     ) -> Iterator[Finding]:
-        expected = scheme.parts(*shape)
+        expected = scheme.parts(*self._shape(name))
         for suffix, part in expected.items():
             tensor = tensors.get(suffix)
             if tensor is None:

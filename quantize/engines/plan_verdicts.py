@@ -106,38 +106,33 @@ def nothing_loads(plan: Plan, verdicts: Sequence[EngineCheck]) -> str | None:
 _FIRST = 5
 
 
-def _asked_for(recipe: str) -> set[str]:
-    """The architecture of the GPU after which a recipe is called; of none, all that are known."""
-    word = recipe.partition("-")[0]
-    named = {gpu.arch for gpu in GPUS.values() if gpu.name in (word, f"{word}x")}
-    return named or set(ARCHITECTURES)
-
-
 def _why(check: EngineCheck) -> str:
     title, reason = TITLES[check.engine], check.error or ""
     return reason if title in reason else f"{title}: {reason}"
 
 
 def _alternatives(plan: Plan) -> Mapping[str, list[str]]:
-    """GPU -> built-in recipes whose result loads there; equal bits and inputs come first."""
-    asked, by_gpu = _asked_for(plan.recipe.name), dict[str, list[str]]()
-    for name in sorted(built_in_recipes(), key=lambda name: _distance(plan, name)):
+    """GPU -> built-in recipes whose result loads there; equal bits and inputs come first.
+
+    Of the GPU after which a recipe is called; of none, of all that are known.
+    """
+    ours, by_gpu = plan.recipe, dict[str, list[str]]()
+    word = ours.name.partition("-")[0]
+    named = {gpu.arch for gpu in GPUS.values() if gpu.name in (word, f"{word}x")}
+    asked = named or {*ARCHITECTURES}
+
+    def distance(name: str) -> tuple[bool, bool, str]:
+        other = load_recipe(name)
+        like = str(ours.activations) == str(other.activations)
+        return ours.weights.dtype != other.weights.dtype, not like, name
+
+    for name in sorted(built_in_recipes(), key=distance):
         try:
             other = make_plan(load_recipe(name), plan.draft, target_layers=plan.target_layers)
         except DraftQuantError:
             continue  # a recipe that does not fit this draft does not help
-        for arch in dict.fromkeys(
-            check.arch for check in planned_verdicts(other) if check.verdict == "LOADS"
-        ):
+        loads = (check.arch for check in planned_verdicts(other) if check.verdict == "LOADS")
+        for arch in dict.fromkeys(loads):
             if arch in asked:
                 by_gpu.setdefault(arch, []).append(name)
     return by_gpu
-
-
-def _distance(plan: Plan, name: str) -> tuple[bool, bool, str]:
-    ours, other = plan.recipe, load_recipe(name)
-    return (
-        ours.weights.dtype != other.weights.dtype,
-        str(ours.activations) != str(other.activations),
-        name,
-    )
