@@ -199,7 +199,7 @@ def _of_name(place: _Place, checkpoint: Checkpoint, answer: EngineCheck) -> Engi
     if fitting is None and first.remedy:
         return answer
     known = fitting_name(checkpoint, engine.architectures, misnamed=fitting is not None)
-    name = fitting or declared
+    name, remedy = fitting or declared, SUPPORTED
     having = [each.title for each in ENGINES.values() if name in each.architectures]
     if known is not None:
         remedy = f"set architectures to {known}, whose tensors these are"
@@ -207,8 +207,6 @@ def _of_name(place: _Place, checkpoint: Checkpoint, answer: EngineCheck) -> Engi
         remedy = missing_name(checkpoint)
     elif having:
         remedy = f"serve it with {having[0]}, as {name}: {engine.title} has no such draft"
-    else:
-        remedy = SUPPORTED
     return _answer(place, [first._replace(remedy=remedy)])
 
 

@@ -39,6 +39,8 @@ class Walk(Folder):
             return layers, findings or [*self.engine.rules("untried", name=what)]
         findings += [*folder_findings(self), *_experts(self)]
         built: list[Scheme] = []
+        own = {name for name, spec in self.specs.items() if not spec.optional}
+        leaves = built_biases(self.engine, self.question)
         for module in self.engine.modules(self.question):
             if any(f"{part}.weight" not in self.specs for part in module.parts):
                 findings += self.engine.rules("untried", name=f"{module.name} of such a draft")
@@ -61,8 +63,8 @@ class Walk(Folder):
             )
             built += [row] if row else []
             shards = [self._shard(module, part) for part in parts]
-            biased, tp = all(map(self._is_biased, parts)), self.question.tp
-            built_as = parameters(module, parts, shards, scheme, tp, biased=biased)
+            biased = all(f"{p}.bias" in own or p.rpartition(".")[2] in leaves for p in parts)
+            built_as = parameters(module, parts, shards, scheme, self.question.tp, biased=biased)
             taken = row.name if row else None
             layers.append(
                 Layer(module=module.name, parameters=built_as, scheme=taken, quantized=bool(row))
@@ -196,11 +198,6 @@ class Walk(Folder):
     def _shape(self, part: str) -> tuple[int, int]:
         rows, columns = (dim.size for dim in self.specs[f"{part}.weight"].shape)
         return rows, columns
-
-    def _is_biased(self, part: str) -> bool:
-        spec = self.specs.get(f"{part}.bias")
-        built = built_biases(self.engine, self.question)
-        return bool(spec and not spec.optional) or part.rpartition(".")[2] in built
 
     def _shard(self, module: Module, part: str) -> tuple[int, int]:
         """Rows and columns of one part in one shard; heads of k and v are never split."""

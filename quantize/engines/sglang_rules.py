@@ -62,32 +62,30 @@ class Sglang(Engine):
 
     @override
     def config_problem(self, question: Question) -> Finding | None:
-        facts, sglang = self._facts(question), question.traits.sglang
-        problem = sglang.problem(question) or self.rule("dtype", **facts)
-        if problem is None and sglang.mtp is not None:
-            problem = sglang.mtp.misconfigured(question)
-        problem = problem or self.rule("layers", **facts) or sglang.problem_as_draft(question)
-        return problem or self.rule("draft", **facts)
-
-    def _facts(self, question: Question) -> dict[str, Any]:
         """`needs_draft_vocab_size`: a null key counts: the head is then the target's.
 
-        `drops_head`:
-        `llama_eagle3.py:303` and `llama.py` use the embedding as the head.
+        `drops_head`: `llama_eagle3.py:303` and `llama.py` use the embedding as the head.
         """
-        config, traits = question.config, question.traits
+        config, traits, sglang = question.config, question.traits, question.traits.sglang
         stored = any("lm_head." in each for each in question.tensor_names)
-        most = traits.sglang.most_layers
-        return {
+        absent = "draft_vocab_size" not in config
+        facts = {
             **question.facts,
             "torch_dtype": config.get("torch_dtype", config.get("dtype")),
             "is_float16_only": question.is_float16_only,
             "is_parallel": question.is_parallel,
-            "too_many_layers": most is not None and question.num_layers > most,
-            "needs_draft_vocab_size": traits.sglang.needs_draft_vocab_size
-            and "draft_vocab_size" not in config,
+            "too_many_layers": question.num_layers > (sglang.most_layers or question.num_layers),
+            "needs_draft_vocab_size": sglang.needs_draft_vocab_size and absent,
             "drops_head": not traits.drafts_blocks and question.is_tied and stored,
         }
+        return (
+            sglang.problem(question)
+            or self.rule("dtype", **facts)
+            or (sglang.mtp and sglang.mtp.misconfigured(question))
+            or self.rule("layers", **facts)
+            or sglang.problem_as_draft(question)
+            or self.rule("draft", **facts)
+        )
 
     @override
     def captures(self, question: Question) -> Captures:
@@ -132,12 +130,13 @@ class Sglang(Engine):
                 always = module.leaf in (GATE_UP.sglang, MLA_DOWN.sglang)
                 parts = module.part_prefixes if always else parts
                 return whole_or_parts(exact_or_regex, patterns, module, parts)
-            case "fp8":
-                return _dotted_parts(module, patterns)
-            case "modelopt":
-                return _dotted_parts(module, patterns) or any(
+            case "fp8" | "modelopt":
+                fused = module.leaf in (QKV.sglang, GATE_UP.sglang)
+                parts = module.part_prefixes if fused else (module.prefix,)
+                starred = patterns if layout == "modelopt" else ()
+                return by_parts(dotted_path, patterns, module, parts) or any(
                     star_on_parts(each, module.prefix) or _names_latent(each, module)
-                    for each in patterns
+                    for each in starred
                 )
         raise UnsureError(f"How {self.title} leaves linears out of {layout} was never executed")
 
@@ -189,12 +188,6 @@ class Sglang(Engine):
             return served.cache_scales and _has_scales(question)
         whole = question.traits.whole_model or name == _RENAMING
         return _has_scales(question) and not (question.is_latent or whole)
-
-
-def _dotted_parts(module: Module, patterns: Patterns) -> bool:
-    fused = module.leaf in (QKV.sglang, GATE_UP.sglang)
-    parts = module.part_prefixes if fused else (module.prefix,)
-    return by_parts(dotted_path, patterns, module, parts)
 
 
 def _names_latent(pattern: str, module: Module) -> bool:

@@ -45,6 +45,14 @@ _OWN_HEAD = "has_own_lm_head"
 _MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 _NUMBER = re.compile(r"layers(?:\.|\\\.)(\d+)")
 _WITH_CACHE_SCALES = ("fp8", "modelopt", "quark", "compressed-tensors")
+_MATCHED: Mapping[str, Matching] = {
+    "quark": exact_or_regex,
+    "compressed-tensors": exact_or_regex,
+    "awq": substring,
+    "fp8": eq,
+    "modelopt": eq,
+}
+"""Layout -> how an exclude matches a name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +85,20 @@ class Vllm(Engine):
 
     @override
     def config_problem(self, question: Question) -> Finding | None:
+        """`names_mask`: as `v1/worker/gpu/spec_decode/utils.py:92` looks for it."""
         if question.own.mtp is not None:
             return vllm_problem(question, question.own.mtp)
-        return (
-            _rewritten(question.traits, question.config)
-            or question.own.problem(question)
-            or self.rule("config", **_config_facts(question))
-        )
+        config, whole = question.config, question.config.get("vocab_size")
+        there = {**config, **object_at(config, "dflash_config")}
+        facts = {
+            **question.facts,
+            "names_mask": any(there.get(key) is not None for key in _MASK_KEYS),
+            "has_map": "d2t" in question.tensor_names,
+            "is_cut": config.get("draft_vocab_size") not in (None, whole),
+            "head_is_whole": question.head_rows in (None, whole),
+        }
+        problem = _rewritten(question.traits, config) or question.own.problem(question)
+        return problem or self.rule("config", **facts)
 
     @override
     def captures(self, question: Question) -> Captures:
@@ -103,21 +118,17 @@ class Vllm(Engine):
 
     @override
     def excludes(self, question: Question, module: Module, layout: str, patterns: Patterns) -> bool:
-        match layout:
-            case "quark" | "compressed-tensors":
-                return _excluded(exact_or_regex, question, module, patterns)
-            case "awq":
-                if not question.keys.get("modules_to_not_convert"):
-                    patterns = _unpacked(question)
-                return _excluded(substring, question, module, patterns)
-            case "fp8":
-                return _excluded(eq, question, module, patterns)
-            case "modelopt":
-                mapped = question.traits.vllm.maps_excludes
-                patterns = _mapped(question, patterns) if mapped else patterns
-                named = not mapped and _excluded(eq, question, module, patterns)
-                return named or any(substring_or_wildcard(p, module.prefix) for p in patterns)
-        raise UnsureError(f"How {self.title} leaves linears out of {layout} was never executed")
+        mapped = layout == "modelopt" and question.traits.vllm.maps_excludes
+        if mapped:
+            patterns = _mapped(question, patterns)
+        elif layout == "awq" and not question.keys.get("modules_to_not_convert"):
+            patterns = _unpacked(question)
+        if layout not in _MATCHED:
+            what = f"How {self.title} leaves linears out of {layout} was never executed"
+            raise UnsureError(what)
+        named = not mapped and _excluded(_MATCHED[layout], question, module, patterns)
+        wild = patterns if layout == "modelopt" else ()
+        return named or any(substring_or_wildcard(pattern, module.prefix) for pattern in wild)
 
     @override
     def layer_names(self, question: Question, layer: int, path: str) -> tuple[str, str]:
@@ -181,20 +192,6 @@ class Vllm(Engine):
         return True if is_own and method in _WITH_CACHE_SCALES else None
 
 
-def _config_facts(question: Question) -> dict[str, Any]:
-    """`names_mask`: as `v1/worker/gpu/spec_decode/utils.py:92` looks for it."""
-    config, whole = question.config, question.config.get("vocab_size")
-    there = {**config, **object_at(config, "dflash_config")}
-    size = config.get("draft_vocab_size")
-    return {
-        **question.facts,
-        "names_mask": any(there.get(key) is not None for key in _MASK_KEYS),
-        "has_map": "d2t" in question.tensor_names,
-        "is_cut": size not in (None, whole),
-        "head_is_whole": question.head_rows in (None, whole),
-    }
-
-
 def _rewritten(traits: EngineTraits | None, config: Mapping[str, Any]) -> Finding | None:
     """The error for a draft whose model_type is that of targets with an MTP layer."""
     model_type = config.get("model_type")
@@ -233,7 +230,17 @@ def _speculators_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Findin
 
 
 def _excluded(matched: Matching, question: Question, module: Module, patterns: Patterns) -> bool:
-    _check_numbers(question, patterns)
+    """Raise UnsureError where a pattern names a layer by a number that depends on the target.
+
+    A number below the draft's own layers cannot belong to the runtime.
+    """
+    for pattern in patterns if question.first_layer is None else ():
+        for number in _NUMBER.findall(pattern):
+            if int(number) >= question.num_layers:
+                raise UnsureError(
+                    f"The exclude {pattern!r} names layer {number}: vLLM counts the draft's layers"
+                    " after the target's, whose number is not known here (--target-layers)"
+                )
     return whole_or_parts(matched, patterns, module, question.names_of_parts(module))
 
 
@@ -252,20 +259,6 @@ def _mapped(question: Question, patterns: Patterns) -> Patterns:
             rooted = renamed.startswith("*") or re.match(r"model(?:\.|\*|$)", renamed)
             mapped.append(renamed if rooted else f"model.{renamed}")
     return tuple(mapped)
-
-
-def _check_numbers(question: Question, patterns: Patterns) -> None:
-    """Raise UnsureError where a pattern names a layer by a number that depends on the target.
-
-    A number below the draft's own layers cannot belong to the runtime.
-    """
-    for pattern in patterns if question.first_layer is None else ():
-        for number in _NUMBER.findall(pattern):
-            if int(number) >= question.num_layers:
-                raise UnsureError(
-                    f"The exclude {pattern!r} names layer {number}: vLLM counts the draft's layers"
-                    " after the target's, whose number is not known here (--target-layers)"
-                )
 
 
 def _unpacked(question: Question) -> Patterns:

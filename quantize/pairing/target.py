@@ -24,8 +24,7 @@ from ..stored.stored_declaration import COMPANIONS, quantized_looking
 
 # ---- How a model rotates positions, and for how many it is made, as engines derive it
 
-_MOST = 2**40
-"""Limit of a factor, a base and positions: no model has more, and their products stay finite."""
+_MOST = 2**40  # of a factor, a base and positions: no model has more, and products stay finite
 
 _ALREADY_SCALED = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 """Kinds whose max_position_embeddings holds the factor: vLLM `config/model.py:2613`."""
