@@ -73,12 +73,12 @@ class CheckReport(Brief):
     @property
     def verdict(self) -> Verdict:
         """LOADS, LOADS BUT WRONG, REFUSED or UNKNOWN: for the pair, where a target is given."""
-        return self.pair.verdict if self.pair is not None else self.answer.verdict
+        return (self.pair or self.answer).verdict
 
     @property
     def remedy(self) -> str | None:
         """What to do where it does not load, None where it does."""
-        return self.pair.remedy if self.pair is not None else self.answer.remedy
+        return (self.pair or self.answer).remedy
 
     @property
     def exit_code(self) -> int:
@@ -96,11 +96,9 @@ class CheckReport(Brief):
 
     @override
     def brief(self) -> Mapping[str, object]:
-        if self.pair is not None:
-            return self.pair.brief()
-        if len(self.answers) == 1:
-            return self.answer.brief()
-        return {"verdict": self.verdict, **{a.title: a.verdict for a in self.answers}}
+        if self.pair is None and len(self.answers) > 1:
+            return {"verdict": self.verdict, **{a.title: a.verdict for a in self.answers}}
+        return (self.pair or self.answer).brief()
 
 
 def check_as_asked(asked: Checking, largest_feature: Callable[[], float | None]) -> CheckReport:
@@ -113,21 +111,16 @@ def check_as_asked(asked: Checking, largest_feature: Callable[[], float | None])
         pair = check_pair(folder, target, asked, arch=arch, largest_feature=largest_feature())
         return CheckReport(answers=tuple(each.answer for each in pair.engines), pair=pair)
     draft = Checkpoint.open(folder)
-    answers = _answers(draft, asked, arch, asked.tp or 1, asked.target_layers, None)
+    answers = _answers(draft, asked, arch)
     return CheckReport(answers=tuple(with_maths(each, draft) for each in answers))
 
 
 def _answers(
-    checkpoint: Checkpoint,
-    asked: Checking,
-    arch: str | None,
-    tp: int,
-    target_layers: int | None,
-    serving: Callable[[EngineName], Serving] | None,
+    checkpoint: Checkpoint, asked: Checking, arch: str | None, pair: Pair | None = None
 ) -> tuple[EngineCheck, ...]:
     """What each engine that is asked does with the draft alone, its values included.
 
-    Beside a target, for whose launch line `serving` is, GPUs on which an engine differs have an
+    Beside a target, whose launch line they then have, GPUs on which an engine differs have an
     answer each.
     """
     answers = []
@@ -135,14 +128,14 @@ def _answers(
         about = CheckAsked(
             engine=engine,
             has_side_file=(checkpoint.folder / HF_QUANT_CONFIG).is_file(),
-            tp=tp,
-            target_layers=target_layers,
-            serving=serving(engine) if serving else None,
+            tp=pair.tp if pair else asked.tp or 1,
+            target_layers=_target_layers(pair) if pair else asked.target_layers,
+            serving=_serving(pair, engine, str(asked.draft)) if pair else None,
         )
         answer = check_checkpoint(
             checkpoint, version=asked.version, arch=arch, gpu=asked.gpu, **about
         )
-        split = answer.archs if serving else ()
+        split = answer.archs if pair else ()
         answers += [*check_on_each(checkpoint, split, **about)] or [answer]
     broken = not_finite(checkpoint)
     return tuple(with_values(each, broken) for each in answers)
@@ -168,17 +161,8 @@ def check_pair(
         CheckpointError: a folder cannot be read as a draft or as a target, or the words of
             `target_args` are not understood.
     """
-    args = TargetArgs.parse(asked.target_args)
-    tp = tensor_parallel_size(asked.tp, args)
-    pair = _pair(draft, target, asked, args, tp, largest_feature)
-    answers = _answers(
-        pair.draft,
-        asked,
-        arch,
-        tp,
-        _target_layers(pair),
-        lambda engine: _serving(pair, engine, str(asked.draft)),
-    )
+    pair = _pair(draft, target, asked, largest_feature)
+    answers = _answers(pair.draft, asked, arch, pair)
     engines, findings = _beside(pair, answers)
     return PairCheck(
         draft=str(asked.draft),
@@ -192,7 +176,7 @@ def check_pair(
 
 def loads_beside(folder: Path, target: Path) -> tuple[EnginePair, ...]:
     """What each known engine does with a draft beside its target, on each of the engine's GPUs."""
-    pair = _pair(folder, target, Checking(folder, target=target), TargetArgs(), 1, None)
+    pair = _pair(folder, target, Checking(folder, target=target))
     answers = [
         answer
         for name, engine in ENGINES.items()
@@ -207,15 +191,9 @@ def loads_beside(folder: Path, target: Path) -> tuple[EnginePair, ...]:
     return _beside(pair, answers)[0]
 
 
-def _pair(
-    draft: Path,
-    target: Path,
-    asked: Checking,
-    args: TargetArgs,
-    tp: int,
-    largest_feature: float | None,
-) -> Pair:
-    subtree = asked.subtree
+def _pair(draft: Path, target: Path, asked: Checking, largest_feature: float | None = None) -> Pair:
+    args, subtree = TargetArgs.parse(asked.target_args), asked.subtree
+    tp = tensor_parallel_size(asked.tp, args)
     checkpoint = Checkpoint.open(draft, subtree=subtree, is_target=subtree is not None)
     kind = other_kind(checkpoint)  # each engine's answer says it
     family, geometry = read_config(checkpoint, as_declared=bool(kind and not kind.in_config))
