@@ -154,13 +154,6 @@ class Engine(ABC):
             is_named=bool(declared_architecture(config)),
         )
 
-    def architecture_problem(self, config: Mapping[str, Any]) -> Finding | None:
-        """Its error for no name, and for names of published drafts of which it has no class."""
-        name = declared_architecture(config)
-        if name in self.unserved or not config.get("architectures"):
-            return self.rule("architecture", name=name)
-        return None
-
     @abstractmethod
     def config_problem(self, question: Question) -> Finding | None:
         """What in config.json or the tensors' names keeps it from serving a draft."""

@@ -221,9 +221,12 @@ def _as_read(
     config = problem or engine.plain_config(checkpoint.config)
     if isinstance(config, Finding):
         return config
-    if (problem := engine.architecture_problem(config)) is not None:
+    name = declared_architecture(config)
+    if name in engine.unserved or not config.get("architectures"):
+        problem = engine.rule("architecture", name=name)
+    if problem is not None:
         return problem
-    if declared_architecture(config) not in engine.architectures:
+    if name not in engine.architectures:
         what = f"a draft of architectures {config.get('architectures')!r}"
         return Finding("unknown", f"Loading {what} was never executed", TRY)
     checkpoint = replace(checkpoint, config=engine.as_declared(config))

@@ -4,7 +4,6 @@ Each engine says which way of excluding it uses. Source of targets: `find_matche
 compressed-tensors' configs in vLLM 0.33.0 and SGLang 0.5.23; other declarations have one group.
 """
 
-import fnmatch
 from collections.abc import Callable, Collection, Iterable
 
 from ...recipes.errors import short
@@ -27,19 +26,14 @@ vLLM's ParallelLMHead has no "Linear" in its name (`utils.py:73`), SGLang asks n
 """
 
 
-def is_regex_match(pattern: str, name: str) -> bool:
-    """True if a pattern `re:...` matches from the start of the name.
+def exact_or_regex(pattern: str, name: str) -> bool:
+    """The whole name, or a `re:` pattern from its start.
 
     Raises:
         UnsureError: it is not a regular expression, or not one that is understood here; when an
             engine notices depends on the engine.
     """
-    return pattern.startswith("re:") and _matches(pattern, pattern[3:], name)
-
-
-def exact_or_regex(pattern: str, name: str) -> bool:
-    """The whole name, or a `re:` pattern from its start."""
-    return pattern == name or is_regex_match(pattern, name)
+    return pattern == name or (pattern.startswith("re:") and _matches(pattern, pattern[3:], name))
 
 
 def suffix_or_regex(pattern: str, name: str) -> bool:
@@ -47,16 +41,6 @@ def suffix_or_regex(pattern: str, name: str) -> bool:
     return exact_or_regex(pattern, name) or (
         not pattern.startswith("re:") and name.endswith("." + pattern)
     )
-
-
-def substring(pattern: str, name: str) -> bool:
-    """Any piece of the name."""
-    return pattern in name
-
-
-def substring_or_wildcard(pattern: str, name: str) -> bool:
-    """Any piece of the name, or a shell wildcard for all of it."""
-    return pattern in name or fnmatch.fnmatch(name, pattern)
 
 
 def dotted_path(pattern: str, name: str) -> bool:

@@ -20,7 +20,7 @@ from .built_linears import (
     quantized_linear,
 )
 from .contract import Layer, Module, Scheme, UnsureError
-from .declared_forms import NOT_READ, LinearScheme, Signature
+from .declared_forms import NOT_READ, LinearScheme
 from .excludes import BY_NAME, scheme_of
 from .folder_findings import SHARED, Folder, Stored, built_biases, folder_findings, strangers
 
@@ -31,17 +31,20 @@ class Walk(Folder):
 
     def layers_and_findings(self) -> tuple[list[Layer], list[Finding]]:
         """Every linear, and everything that differs from what the folder means."""
-        layers: list[Layer] = []
-        declared, findings = self.question.declaration, list[Finding]()
-        rows = self._rows(findings)
-        if declared is not None and not rows:  # nor is it known which names and shapes it wants
+        layers, findings = list[Layer](), list[Finding]()
+        question, declared = self.question, self.question.declaration
+        signatures = [group.signature for group in declared.groups] if declared else []
+        rows = {each: self.engine.row(each, question.arch) for each in signatures}
+        for untried in (str(each) for each, row in rows.items() if row is None):
+            findings += self.engine.rules("untried", name=untried)
+        if declared and not any(rows.values()):  # nor is it known which names and shapes it wants
             what = declared.problem or f"quant_method {declared.method}"
             return layers, findings or [*self.engine.rules("untried", name=what)]
         findings += [*folder_findings(self), *_experts(self)]
         built: list[Scheme] = []
         own = {name for name, spec in self.specs.items() if not spec.optional}
-        leaves = built_biases(self.engine, self.question)
-        for module in self.engine.modules(self.question):
+        leaves = built_biases(self.engine, question)
+        for module in self.engine.modules(question):
             if any(f"{part}.weight" not in self.specs for part in module.parts):
                 findings += self.engine.rules("untried", name=f"{module.name} of such a draft")
                 continue
@@ -64,28 +67,16 @@ class Walk(Folder):
             built += [row] if row else []
             shards = [self._shard(module, part) for part in parts]
             biased = all(f"{p}.bias" in own or p.rpartition(".")[2] in leaves for p in parts)
-            built_as = parameters(module, parts, shards, scheme, self.question.tp, biased=biased)
+            built_as = parameters(module, parts, shards, scheme, question.tp, biased=biased)
             taken = row.name if row else None
             layers.append(
                 Layer(module=module.name, parameters=built_as, scheme=taken, quantized=bool(row))
             )
-        for row in dict.fromkeys(rows.values()):
+        for row in dict.fromkeys(filter(None, rows.values())):
             problem = row.problem
             if problem is not None and (row in built or problem.stage == "config"):
                 findings.append(problem)
         return layers, findings
-
-    def _rows(self, findings: list[Finding]) -> dict[Signature, Scheme]:
-        """For every declared scheme, its row of the engine's table."""
-        rows: dict[Signature, Scheme] = {}
-        declared = self.question.declaration
-        for group in declared.groups if declared else ():
-            row = self.engine.row(group.signature, self.question.arch)
-            if row is None:
-                findings += self.engine.rules("untried", name=str(group.signature))
-            else:
-                rows[group.signature] = row
-        return rows
 
     def _scheme(
         self, module: Module, findings: list[Finding], *, even_plain: bool = False
@@ -111,40 +102,32 @@ class Walk(Folder):
         return scheme
 
     def _plain(self, module: Module, parts: Stored) -> Iterator[Finding]:
+        """A module that the engine takes as floats; quantized values have companions."""
+        engine, dropped = self.engine, self.question.own.unknown_tensors
         for part, tensors in parts.items():
             shape, weight = self._shape(part), tensors.get("weight")
             companions = [t.name for suffix, t in tensors.items() if suffix in COMPANIONS]
+            other = weight is not None and weight.shape != shape
             if not tensors:
-                yield from self.engine.rules("absent", name=f"{part}.weight")
+                yield from engine.rules("absent", name=f"{part}.weight")
             elif companions and module.leaf == JOINED:  # engines take some of them as floats
-                yield from self.engine.rules("untried", name=f"{part} as quantized values")
+                yield from engine.rules("untried", name=f"{part} as quantized values")
             elif companions or (weight is not None and weight.dtype not in FLOAT_DTYPES):
-                yield from self._codes(module, companions, weight, shape)
-            elif weight is not None and weight.shape != shape:
+                name = companions[0] if companions else f"{module.name}.weight"
+                yield from engine.rules(
+                    "codes",
+                    module=module.name,
+                    has_companions=bool(companions),
+                    unknown_tensors=dropped,
+                    name=weight.name if other and weight else name,
+                    in_engine=name.replace("midlayer", "layers.0"),
+                    remedy=_declare(self, module),
+                    is_other_shape=other,
+                    stored=_listed(weight.shape if weight else shape),
+                    shape=_listed(shape),
+                )
+            elif other and weight:
                 yield from self._unlike(weight)
-
-    def _codes(
-        self,
-        module: Module,
-        companions: list[str],
-        weight: TensorInfo | None,
-        shape: tuple[int, int],
-    ) -> Iterator[Finding]:
-        """Quantized values of a module that the engine takes as floats of this shape."""
-        question, name = self.question, companions[0] if companions else f"{module.name}.weight"
-        other = weight is not None and weight.shape != shape
-        yield from self.engine.rules(
-            "codes",
-            module=module.name,
-            has_companions=bool(companions),
-            unknown_tensors=question.own.unknown_tensors,
-            name=weight.name if other and weight else name,
-            in_engine=name.replace("midlayer", "layers.0"),
-            remedy=_declare(self, module),
-            is_other_shape=other,
-            stored=_listed(weight.shape if weight else shape),
-            shape=_listed(shape),
-        )
 
     def _unlike(self, tensor: TensorInfo) -> Iterator[Finding]:
         """Loaders may cut a part out of a larger tensor."""
@@ -221,7 +204,6 @@ def _is_float(tensors: Mapping[str, TensorInfo]) -> bool:
 
 
 def _declare(walk: Walk, module: Module) -> str:
-    """What to do where the engine takes quantized values as floats."""
     engine, question = walk.engine, walk.question
     if question.declaration and (as_floats := built_as_floats(question, module)) is not None:
         return as_floats

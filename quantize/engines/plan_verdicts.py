@@ -48,20 +48,15 @@ def _planned_checkpoint(plan: Plan, *, fix_config: bool) -> Checkpoint:
     from ..lints.catalogue import fixed_config, output_changes  # numpy, for maps
 
     source = plan.draft.checkpoint
-    tensors = {
-        step.row.tensor.name: step.row.tensor
-        for step in plan.steps
-        if step.action not in ("drop", "quantize")
-    }
-    written = [(step.row, step.stored) for step in plan.steps if step.action == "quantize"]
-    written += [(output.row, output.stored) for output in plan.cache]
-    for row, stored in written:
-        for part in stored:
+    kept = (step for step in plan.steps if step.action not in ("drop", "quantize"))
+    tensors = {step.row.tensor.name: step.row.tensor for step in kept}
+    for output in (*plan.quantized, *plan.cache):
+        for part in output.stored:
             tensors[part.name] = TensorInfo(
                 name=part.name,
                 dtype=part.dtype,
                 shape=part.shape,
-                file=row.tensor.file,
+                file=output.row.tensor.file,
                 start=0,
                 stop=part.nbytes,
             )
@@ -95,7 +90,8 @@ def nothing_loads(plan: Plan, verdicts: Sequence[EngineCheck]) -> str | None:
         return None
     lines = [f"no known engine loads what recipe {plan.recipe.name} makes of this draft:"]
     lines += verdict_lines(verdicts)
-    lines += dict.fromkeys(map(_why, verdicts))
+    whys = ((TITLES[check.engine], check.error or "") for check in verdicts)
+    lines += dict.fromkeys(why if title in why else f"{title}: {why}" for title, why in whys)
     if plan.recipe.is_for_the_plugin:
         lines.append("with draftquant installed beside them (its plugin), vLLM and SGLang load it")
     for arch, recipes in _alternatives(plan).items():
@@ -104,11 +100,6 @@ def nothing_loads(plan: Plan, verdicts: Sequence[EngineCheck]) -> str | None:
 
 
 _FIRST = 5
-
-
-def _why(check: EngineCheck) -> str:
-    title, reason = TITLES[check.engine], check.error or ""
-    return reason if title in reason else f"{title}: {reason}"
 
 
 def _alternatives(plan: Plan) -> Mapping[str, list[str]]:

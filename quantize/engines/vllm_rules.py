@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from operator import eq
 from typing import Any
 
@@ -31,8 +32,6 @@ from .excludes import (
     Patterns,
     exact_or_regex,
     extra_heads,
-    substring,
-    substring_or_wildcard,
     whole_or_parts,
 )
 
@@ -48,7 +47,7 @@ _WITH_CACHE_SCALES = ("fp8", "modelopt", "quark", "compressed-tensors")
 _MATCHED: Mapping[str, Matching] = {
     "quark": exact_or_regex,
     "compressed-tensors": exact_or_regex,
-    "awq": substring,
+    "awq": lambda pattern, name: pattern in name,
     "fp8": eq,
     "modelopt": eq,
 }
@@ -127,8 +126,8 @@ class Vllm(Engine):
             what = f"How {self.title} leaves linears out of {layout} was never executed"
             raise UnsureError(what)
         named = not mapped and _excluded(_MATCHED[layout], question, module, patterns)
-        wild = patterns if layout == "modelopt" else ()
-        return named or any(substring_or_wildcard(pattern, module.prefix) for pattern in wild)
+        name, wild = module.prefix, patterns if layout == "modelopt" else ()
+        return named or any(pattern in name or fnmatch(name, pattern) for pattern in wild)
 
     @override
     def layer_names(self, question: Question, layer: int, path: str) -> tuple[str, str]:

@@ -42,9 +42,9 @@ def find_lints(draft: Draft) -> tuple[Lint, ...]:
     if not draft.family.has_maths:  # what a setting means there is not known
         return ()
     values.check_vocabulary_map(draft)
-    applies, quoted = config.by_settings(draft), config.quoted(draft)
+    quoted = dict(config.by_settings(draft))
     lints = (
-        check(draft) if callable(check) else [told(check, **quoted)] if applies.get(check) else ()
+        check(draft) if callable(check) else [told(n, **quoted[n]) for n in {check} & quoted.keys()]
         for check in CHECKS
     )
     return tuple(chain.from_iterable(lints))

@@ -23,18 +23,19 @@ _INJECTED = (32, 2048)
 """Factor and original positions that ModelOpt's export writes for a draft trained without yarn."""
 
 
-def by_settings(draft: Draft) -> Mapping[str, bool]:
-    """Lints of which lints.toml says all: whether each applies."""
+def by_settings(draft: Draft) -> Iterator[tuple[str, dict[str, object]]]:
+    """Lints of which lints.toml says all, where they apply, and what they quote."""
     of_eagle3, geometry, config = eagle3(draft), draft.geometry, draft.checkpoint.config
     as_wide = geometry.hidden_size == geometry.target_hidden_size
-    shared = "embedding" in draft.family.shared_tables and as_wide
-    applies = {"embed-tokens": shared and draft.row("embed_tokens.weight") is not None}
+    embedding = draft.row("embed_tokens.weight")
+    if embedding is not None and "embedding" in draft.family.shared_tables and as_wide:
+        yield "embed-tokens", {"nbytes": embedding.tensor.nbytes}
     if of_eagle3 is None:
-        return applies
+        return
     unsaid = draft.in_speculators_layout and config.get("norm_before_residual") is None
     tied = config.get("tie_word_embeddings") is True
     of_others = draft.is_mla or draft.is_torchspec or draft.in_speculators_layout
-    return applies | {
+    applies = {
         "last-hidden-state": not of_eagle3.fuses,
         "head-tied": tied and draft.row("lm_head.weight") is not None,
         "norm-before-residual-missing": unsaid,
@@ -43,15 +44,8 @@ def by_settings(draft: Draft) -> Mapping[str, bool]:
         "eagle3-sliding": any(of_eagle3.windows),
         "modelopt-double-norm": draft.is_modelopt,
     }
-
-
-def quoted(draft: Draft) -> Mapping[str, object]:
-    """What these lints quote."""
-    of_eagle3, embedding = eagle3(draft), draft.row("embed_tokens.weight")
-    return {
-        "nbytes": embedding.tensor.nbytes if embedding else 0,
-        "window": next(filter(None, of_eagle3.windows), None) if of_eagle3 else None,
-    }
+    for name in (name for name, holds in applies.items() if holds):
+        yield name, {"window": next(filter(None, of_eagle3.windows), None)}
 
 
 def rope_trained(draft: Draft) -> Iterator[Lint]:
