@@ -27,7 +27,6 @@ from ..drafts.shared.mixture import is_expert
 from ..drafts.shared.mtp import around_layer
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
-from ..stored.layouts.scheme import FP8_DTYPE
 from ..stored.stored_declaration import COMPANIONS
 from .asked_gpu import AMD
 from .contract import EngineName, Module, Parameter, Question, concatenated
@@ -116,14 +115,13 @@ def mtp_modules(question: Question, served: MtpLayer, engine: EngineName) -> tup
             *indexer_linears(question, f"layers.{i}", engine),
         )
     )
-    heads = (
-        Module(name, name, (around_layer(i, "lm_head"),), "column")
-        for i in range(question.num_layers if served.own_heads else 0)
-        for name in (served.own_heads.format(n=first + i),)
-    )
+    heads = [Module("lm_head", served.head.format(n=first), ("lm_head",), "column")]
+    if served.own_heads:
+        names = [served.own_heads.format(n=first + i) for i in range(question.num_layers)]
+        own = ((name, around_layer(i, "lm_head")) for i, name in enumerate(names))
+        heads = [Module(name, name, (part,), "column") for name, part in own]
     fc = [Module("model.fc", served.fc, ("fc",), "column")] if served.fc else []
-    head = Module("lm_head", served.head.format(n=first), ("lm_head",), "column")
-    return (*layers, *fc, *heads) if served.own_heads else (*layers, *fc, head)
+    return (*layers, *fc, *heads)
 
 
 def built_as_floats(question: Question, module: Module) -> str | None:
@@ -189,7 +187,6 @@ VOCAB_PADDING = 64
 """Rows of a head are padded to a multiple of this before they are split."""
 BLOCK = 128
 """Rows, and columns, of the blocks of FP8 weights that share a scale."""
-_FNUZ = "F8_E4M3FNUZ"
 _CACHE_SCALE = re.compile(r"\.self_attn\.attn\.[kv]_scale$")
 _GLOBAL_SCALES = ("weight_scale_2", "weight_global_scale")
 
@@ -228,19 +225,9 @@ def parameters(
     )
 
 
-def fits(tensor: TensorInfo, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor has a shape; engines load one number as () or (1,)."""
-    return tensor.shape == shape or (tensor.numel == 1 and set(shape) <= {1})
-
-
 def is_cache_scale(tensor: TensorInfo) -> bool:
     """Whether it is a scale of the KV cache as `quantize --kv-cache` spells it."""
     return _CACHE_SCALE.search(tensor.name) is not None and tensor.numel == 1
-
-
-def holds(tensor: TensorInfo, dtypes: Sequence[str]) -> bool:
-    """Codes of the FNUZ kind are FP8 as well: engines copy them by value (executed)."""
-    return tensor.dtype in dtypes or (FP8_DTYPE in dtypes and tensor.dtype == _FNUZ)
 
 
 def has_several_global_scales(

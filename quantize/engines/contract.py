@@ -316,12 +316,8 @@ def loading_places(checks: Sequence[EngineCheck]) -> str:
 
 def shown(text: str) -> str:
     """A text in which layers of unknown number are N, N+1 and so on."""
-
-    def name(match: re.Match[str]) -> str:
-        layer = int(match[1]) - UNKNOWN_FIRST_LAYER
-        return f"layers.N+{layer}" if layer else "layers.N"
-
-    return _NUMBER.sub(name, text)
+    first = UNKNOWN_FIRST_LAYER
+    return _NUMBER.sub(lambda n: f"layers.N+{int(n[1]) - first}".removesuffix("+0"), text)
 
 
 # ---- The rows of the data files beside this module: what engines do, as executed or read

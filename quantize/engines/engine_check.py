@@ -138,7 +138,6 @@ class _Place:
 
 
 def _place(checkpoint: Checkpoint, asked: CheckAsked) -> _Place:
-    """What is asked about, on any GPU that the engine is known on."""
     name, tp = asked["engine"], asked.get("tp", 1)
     if name not in ENGINES:
         fix = f"engines: {', '.join(ENGINES)}"
@@ -241,7 +240,6 @@ def _as_read(
 
 
 def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
-    """The check by the family that reads the draft."""
     engine, written = place.engine, checkpoint.config
     as_read = _as_read(engine, checkpoint, place.gpu)
     if isinstance(as_read, Finding):

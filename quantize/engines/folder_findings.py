@@ -180,7 +180,6 @@ def _cut_head(folder: Folder) -> Iterator[Finding]:
 
 
 def _rows(folder: Folder, *names: str) -> int | None:
-    """Rows of the first of the tensors that is stored."""
     places = (name.rpartition(".") for name in names)
     found = (folder.stored.get(module, {}).get(suffix) for module, _, suffix in places)
     return next((tensor.shape[0] for tensor in found if tensor and tensor.shape), None)

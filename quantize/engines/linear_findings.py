@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ..drafts.engine_traits import Finding
 from ..files.safetensors_header import TensorInfo
-from ..stored.layouts.scheme import FLOAT_DTYPES
+from ..stored.layouts.scheme import FLOAT_DTYPES, FP8_DTYPE
 from ..stored.stored_declaration import COMPANIONS
 from .built_linears import (
     GRAFT,
@@ -13,9 +13,7 @@ from .built_linears import (
     ROUTED,
     built_as_floats,
     first_prefix,
-    fits,
     has_several_global_scales,
-    holds,
     parameters,
     quantized_linear,
 )
@@ -23,6 +21,9 @@ from .contract import Layer, Module, Scheme, UnsureError
 from .declared_forms import NOT_READ, LinearScheme
 from .excludes import BY_NAME, scheme_of
 from .folder_findings import SHARED, Folder, Stored, built_biases, folder_findings, strangers
+
+_FNUZ = "F8_E4M3FNUZ"
+"""Another kind of FP8, which engines copy by value into a parameter of the usual one (executed)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,8 +173,11 @@ class Walk(Folder):
             if tensor is None:
                 if suffix not in NOT_READ:
                     yield from self.engine.rules("absent", name=f"{name}.{suffix}")
-            elif not (holds(tensor, part.dtypes) and fits(tensor, part.shape)):
-                yield from self._unlike(tensor)
+            else:
+                alone = tensor.numel == 1 and {*part.shape} <= {1}  # loaded as () or (1,)
+                dtype = FP8_DTYPE if tensor.dtype == _FNUZ else tensor.dtype
+                if dtype not in part.dtypes or (tensor.shape != part.shape and not alone):
+                    yield from self._unlike(tensor)
         for suffix, tensor in tensors.items():
             if suffix not in expected and suffix != "bias":
                 yield from strangers(self.engine, self.question, tensor)

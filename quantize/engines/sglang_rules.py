@@ -192,8 +192,7 @@ class Sglang(Engine):
 
 def _names_latent(pattern: str, module: Module) -> bool:
     """ModelOpt's excludes name the parts of MLA, which are looked for in the fused name."""
-    tail = pattern.rpartition(".")[2]
-    return tail in _LATENT and tail in module.leaf
+    return (tail := pattern.rpartition(".")[2]) in _LATENT and tail in module.leaf
 
 
 def _has_scales(question: Question) -> bool:

@@ -97,11 +97,11 @@ def facts(pair: Pair) -> dict[str, Any]:
 
 def _last_mapped(pair: Pair) -> int | None:
     """The largest token in the draft's map, where it is not a token of the target."""
-    table = next((t for t in pair.draft.tensors.values() if t.name.endswith(MAP)), None)
-    if table is None or len(table.shape) != 1:
-        return None
     from ..stored.decoded_numbers import read_integers  # numpy: only for this question
 
-    offsets = read_integers(pair.draft, table)
-    last = max((row + int(offset) for row, offset in enumerate(offsets)), default=0)
-    return last if last >= pair.target.vocab_size else None
+    for table in pair.draft.tensors.values():
+        if table.name.endswith(MAP) and len(table.shape) == 1:
+            offsets = enumerate(read_integers(pair.draft, table))
+            last = max((row + int(offset) for row, offset in offsets), default=0)
+            return last if last >= pair.target.vocab_size else None
+    return None

@@ -30,8 +30,6 @@ _SPELLINGS: Mapping[str, tuple[str, ...]] = {
 _KEYS = {spelling: key for key, spellings in _SPELLINGS.items() for spelling in spellings}
 _THOUSANDS = {"k": 1_000, "K": 1_024, "m": 1_000_000, "M": 1_048_576}
 """Suffixes of lengths that vLLM's command line takes."""
-
-
 _MOST_DIGITS = 12
 _DTYPES: Mapping[str, str | None] = {
     "auto": None,
@@ -100,18 +98,15 @@ def tensor_parallel_size(tp: int | None, args: TargetArgs) -> int:
 
 
 def _flags(words: list[str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    flags: dict[str, str] = {}
-    others: list[str] = []
-    waiting = iter(words)
+    flags, others, waiting = dict[str, str](), list[str](), iter(words)
     for word in waiting:
         name, given, value = word.partition("=")
         if name not in _KEYS:
             others.append(word)
-            continue
-        argument = value if given else next(waiting, None)
-        if argument is None:
+        elif (argument := value if given else next(waiting, None)) is None:
             raise _wrong(f"{name} has no value")
-        flags[_KEYS[name]] = argument
+        else:
+            flags[_KEYS[name]] = argument
     return flags, tuple(others)
 
 

@@ -108,6 +108,7 @@ _DIVIDED = {
 }
 """What engines split over GPUs, and its least; a model of experts alone has no width of its own."""
 _DECLARATIONS = ("quantization_config", "compression_config")
+_CACHE = "kv_cache_quant_algo"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,15 +188,12 @@ class Target:
     def cache_dtype(self) -> str | None:
         """Dtype of its KV cache, as vLLM reads a declaration: `get_kv_cache_quant_algo_string`."""
         keys = self.declaration or {}
-        algorithm = keys.get("kv_cache_quant_algo")
-        if algorithm is None:
-            algorithm = object_at(keys, "quantization").get("kv_cache_quant_algo")
+        nested, scheme = object_at(keys, "quantization"), object_at(keys, "kv_cache_scheme")
+        algorithm = keys.get(_CACHE) if keys.get(_CACHE) is not None else nested.get(_CACHE)
         if isinstance(algorithm, str):
             return algorithm.lower()
-        scheme = object_at(keys, "kv_cache_scheme")
-        if scheme.get("num_bits") == 8:
-            return "fp8" if scheme.get("type") == "float" else "int8"
-        return None
+        eight = scheme.get("num_bits") == 8
+        return ("fp8" if scheme.get("type") == "float" else "int8") if eight else None
 
     def is_stored_quantized(self, table: str) -> bool | None:
         """Whether its lm_head or embed_tokens is stored quantized; None = not known.
