@@ -272,10 +272,8 @@ def _is_split(
     module: Module, shapes: Sequence[tuple[int, int]], signature: Signature, *, shared: bool
 ) -> bool:
     """Whether a group or a block of 128 x 128 has inputs or rows in two parts or shards."""
-    columns = shapes[0][1]
-    if signature.granularity == "block":
-        if shared and module.sharding == "row":
-            return columns % BLOCK != 0
+    columns, blocks = shapes[0][1], signature.granularity == "block"
+    if blocks and not (shared and module.sharding == "row"):
         every = shared and module.sharding == "column"  # else the last part may end inside a block
         return any(rows % BLOCK for rows, _ in (shapes if every else shapes[:-1]))
-    return columns % (signature.group_size or columns) != 0
+    return columns % (BLOCK if blocks else signature.group_size or columns) != 0

@@ -13,9 +13,8 @@ from ..drafts.config_reader import DEEPSEEK_TYPES, KEY, SECTION, layers_in_both_
 from ..drafts.engine_traits import EngineTraits, Finding, Fusion, InEngine
 from ..drafts.rope import declared
 from .contract import TRY, Capture, Captures, Question
-from .engine import TRAITS, Engine
+from .engine import BIAS_KEYS, TRAITS, Engine
 
-BIAS_KEYS = ("attention_bias", "mlp_bias")
 _OWN_TYPES = {name: remedy for traits in TRAITS for name, remedy in traits.own_types.items()}
 _OF_MTP = frozenset().union(
     *(in_engine.architectures for t in TRAITS if t.is_mtp for in_engine in (t.vllm, t.sglang))

@@ -13,7 +13,7 @@ from typing import Any
 from ..drafts import FAMILIES
 from ..drafts.architectures import declared_architecture
 from ..drafts.config_reader import object_at
-from ..drafts.engine_traits import Biases, EngineTraits, Finding, InEngine
+from ..drafts.engine_traits import EngineTraits, Finding, InEngine
 from ..drafts.recognition import is_speculators
 from ..files.safetensors_header import TensorInfo
 from .built_linears import built_as_floats, layer_linears, mtp_modules
@@ -56,6 +56,7 @@ class Serving:
     environment: tuple[str, ...] = ()
 
 
+BIAS_KEYS = ("attention_bias", "mlp_bias")
 TRAITS: tuple[EngineTraits, ...] = tuple(family.engine_traits for family in FAMILIES)
 """Facts of every family: for questions before the family of a draft is known."""
 
@@ -244,12 +245,17 @@ class Engine(ABC):
         """What makes it quantize a plain module of this leaf after all."""
         return None
 
-    def biases(self, question: Question) -> Biases:
-        """Biases of the family's class; for MLA nothing is known."""
-        ordinary = question.traits.drafts_blocks or question.traits.whole_model
-        return (
-            (None, None) if question.is_latent and not ordinary else question.own.biases(question)
-        )
+    def biases(self, question: Question) -> list[frozenset[str] | None]:
+        """Leaves that get a bias by config.json besides the family's own; None = not known.
+
+        Those are of the family's class; for MLA nothing is known.
+        """
+        traits, config = question.traits, question.config
+        unknown = question.is_latent and not (traits.drafts_blocks or traits.whole_model)
+        known = (None, None) if unknown else question.own.biases(question)
+        return [
+            leaves for key, leaves in zip(BIAS_KEYS, known, strict=True) if config.get(key) is True
+        ]
 
     # ---- tensors that fill no linear, or do not fit
 

@@ -21,15 +21,8 @@ from ..drafts.runtime_names import known_target_layers
 from ..files.checkpoint import Checkpoint
 from ..gpus import gpu_name, gpu_names
 from ..stored.stored_declaration import quantized_looking
+from . import config_rules as rules
 from .asked_gpu import AskedGpu
-from .config_rules import (
-    as_built,
-    fusion_of,
-    misread_layers,
-    remedy_of_layers,
-    rope_problem,
-    without_biases,
-)
 from .contract import TRY, VERDICTS, EngineCheck, EngineName, Layer, Question, explained, shown
 from .declared_forms import Declaration, read_declaration
 from .engine import Engine, Serving
@@ -246,15 +239,15 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
         return _answer(place, [as_read])
     checkpoint, declaration = as_read
     config = checkpoint.config
-    plain = replace(checkpoint, config=without_biases(config))
+    plain = replace(checkpoint, config=rules.without_biases(config))
     family, read = read_config(plain, as_declared=True)
     in_engine, name = engine.own(family.engine_traits), declared_architecture(config)
     if name not in in_engine.architectures:
         wanted = OTHER_NAMES.get(name)
         remedy = f"set architectures to {wanted}" if wanted in in_engine.architectures else TRY
         return _unknown(place, f"Loading {family.name} as {name} was never executed", remedy)
-    fusion = fusion_of(in_engine, read)
-    geometry = as_built(engine, family, read, config, fusion)
+    fusion = rules.fusion_of(in_engine, read)
+    geometry = rules.as_built(engine, family, read, config, fusion)
     if isinstance(geometry, Finding):
         return _answer(place, [geometry])
     stored = checkpoint.tensors.values()
@@ -289,15 +282,15 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
     layers, findings = walk.layers_and_findings()
     captures = engine.captures(question) if read.fuses else ()
     fused, ids = geometry.num_aux_layers if fusion else None, read.aux_layer_ids
-    misread = [misread_layers(each, ids, place.first_layer, fused) for each in captures]
-    layers_remedy = remedy_of_layers(config, ids, fused)
+    misread = [rules.misread_layers(each, ids, place.first_layer, fused) for each in captures]
+    layers_remedy = rules.remedy_of_layers(config, ids, fused)
     if misread and misread[0] is not None:
         findings.append(Finding("wrong", misread[0], layers_remedy))
     serving = place.serving or Serving(draft=str(checkpoint.folder))
     if serving.cache_dtype is None and declaration is not None:
         serving = replace(serving, cache_dtype=declaration.cache_dtype)
     launch = engine.launch(question, usual_draft_tokens(geometry), serving)
-    rotation = None if in_engine.mtp else rope_problem(question, engine)
+    rotation = None if in_engine.mtp else rules.rope_problem(question, engine)
     findings = [*filter(None, (rotation, problem)), *findings]
     answer = _answer(place, findings, layers, launch)
     answer = _as_executed(place, replace(answer, form=form_of(walk, layers, written)))

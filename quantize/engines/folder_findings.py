@@ -13,7 +13,6 @@ from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.stored_declaration import COMPANIONS
 from .built_linears import ROUTED, VOCAB_PADDING
-from .config_rules import BIAS_KEYS
 from .contract import Question, Verdict
 from .engine import TRAITS, Engine
 
@@ -133,7 +132,7 @@ def _absent(folder: Folder, linears: Collection[str]) -> Iterator[Finding]:
     """Tensors of the family that are not stored; of linears `Walk` says it."""
     engine, stored = folder.engine, folder.stored
     leaves = built_biases(engine, folder.question)
-    if None in _asked(engine, folder.question):
+    if None in engine.biases(folder.question):
         yield from engine.rules("stranger", name="a bias")
     wanted = [name for name, spec in folder.specs.items() if not spec.optional]
     wanted += [f"{p}.bias" for p in linears if p.rpartition(".")[2] in leaves and p in stored]
@@ -145,13 +144,8 @@ def _absent(folder: Folder, linears: Collection[str]) -> Iterator[Finding]:
 
 
 def built_biases(engine: Engine, question: Question) -> frozenset[str]:
-    """Leaves that get a bias by config.json, in addition to the family's own."""
-    return frozenset().union(*(leaves or () for leaves in _asked(engine, question)))
-
-
-def _asked(engine: Engine, question: Question) -> list[frozenset[str] | None]:
-    keys = zip(BIAS_KEYS, engine.biases(question), strict=True)
-    return [leaves for key, leaves in keys if question.config.get(key) is True]
+    """The leaves of these that are known."""
+    return frozenset().union(*(leaves or () for leaves in engine.biases(question)))
 
 
 # ---- A head with rows for fewer tokens than the vocabulary
@@ -262,15 +256,15 @@ def undivided(tp: int, config: Mapping[str, Any]) -> str | None:
     0.5.23 has the same layers.
     """
     heads, few = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    widths = {key: config.get(key) for key in ("intermediate_size", "moe_intermediate_size")}
+    vocab = config.get("vocab_size")
     if type(heads) is int and heads % tp:
         return f"{heads} attention heads"
     if type(few) is int and few > 0 and few % tp and tp % few and "kv_lora_rank" not in config:
         return f"{few} heads of keys and values"
-    for key in ("intermediate_size", "moe_intermediate_size"):
-        width = config.get(key)
+    for key, width in widths.items():
         if type(width) is int and width % tp:
             return f"{key} of {width}"
-    vocab = config.get("vocab_size")
     if type(vocab) is int and -(-vocab // VOCAB_PADDING) * VOCAB_PADDING % tp:
         return f"vocabulary of {vocab}, padded to a multiple of {VOCAB_PADDING},"
     return None

@@ -7,16 +7,7 @@ from ..drafts.engine_traits import Finding
 from ..files.safetensors_header import TensorInfo
 from ..stored.layouts.scheme import FLOAT_DTYPES, FP8_DTYPE
 from ..stored.stored_declaration import COMPANIONS
-from .built_linears import (
-    GRAFT,
-    JOINED,
-    ROUTED,
-    built_as_floats,
-    first_prefix,
-    has_several_global_scales,
-    parameters,
-    quantized_linear,
-)
+from . import built_linears as built
 from .contract import Layer, Module, Scheme, UnsureError
 from .declared_forms import NOT_READ, LinearScheme
 from .excludes import BY_NAME, scheme_of
@@ -42,7 +33,7 @@ class Walk(Folder):
             what = declared.problem or f"quant_method {declared.method}"
             return layers, findings or [*self.engine.rules("untried", name=what)]
         findings += [*folder_findings(self), *_experts(self)]
-        built: list[Scheme] = []
+        met: list[Scheme] = []
         own = {name for name, spec in self.specs.items() if not spec.optional}
         leaves = built_biases(self.engine, question)
         for module in self.engine.modules(question):
@@ -65,17 +56,17 @@ class Walk(Folder):
                 if scheme is not None and row is not None
                 else self._plain(module, parts)
             )
-            built += [row] if row else []
+            met += [row] if row else []
             shards = [self._shard(module, part) for part in parts]
             biased = all(f"{p}.bias" in own or p.rpartition(".")[2] in leaves for p in parts)
-            built_as = parameters(module, parts, shards, scheme, question.tp, biased=biased)
+            built_as = built.parameters(module, parts, shards, scheme, question.tp, biased=biased)
             taken = row.name if row else None
             layers.append(
                 Layer(module=module.name, parameters=built_as, scheme=taken, quantized=bool(row))
             )
         for row in dict.fromkeys(filter(None, rows.values())):
             problem = row.problem
-            if problem is not None and (row in built or problem.stage == "config"):
+            if problem is not None and (row in met or problem.stage == "config"):
                 findings.append(problem)
         return layers, findings
 
@@ -111,7 +102,7 @@ class Walk(Folder):
             other = weight is not None and weight.shape != shape
             if not tensors:
                 yield from engine.rules("absent", name=f"{part}.weight")
-            elif companions and module.leaf == JOINED:  # engines take some of them as floats
+            elif companions and module.leaf == built.JOINED:  # engines take some of them as floats
                 yield from engine.rules("untried", name=f"{part} as quantized values")
             elif companions or (weight is not None and weight.dtype not in FLOAT_DTYPES):
                 name = companions[0] if companions else f"{module.name}.weight"
@@ -157,11 +148,11 @@ class Walk(Folder):
             else:
                 yield from self._parts(part, scheme, tensors)
         shards = [self._shard(module, part) for part in parts]
-        linear = quantized_linear(question, module, scheme, shards)
+        linear = built.quantized_linear(question, module, scheme, shards)
         mixed = len({_is_float(tensors) for tensors in parts.values() if tensors}) > 1
         yield from self.engine.rules("linear", **linear, is_mixed=mixed)
         several = len(parts) > 1 and scheme.has_global_scale
-        if several and has_several_global_scales(self.checkpoint, parts):
+        if several and built.has_several_global_scales(self.checkpoint, parts):
             yield from self.engine.rules("several_scales", module=module.name)
 
     def _parts(
@@ -209,7 +200,7 @@ def _is_float(tensors: Mapping[str, TensorInfo]) -> bool:
 
 def _declare(walk: Walk, module: Module) -> str:
     engine, question = walk.engine, walk.question
-    if question.declaration and (as_floats := built_as_floats(question, module)) is not None:
+    if question.declaration and (as_floats := built.built_as_floats(question, module)) is not None:
         return as_floats
     if module.leaf in engine.plain(question):
         asked = engine.plain_remedy(question, module.leaf)
@@ -228,13 +219,13 @@ def _experts(walk: Walk) -> Iterator[Finding]:
     """
     engine, question, tensors = walk.engine, walk.question, walk.checkpoint.tensors
     served, declared = question.own.mtp, question.declaration
-    routed = {n: t for n, t in tensors.items() if ROUTED in n and n.endswith(".weight")}
+    routed = {n: t for n, t in tensors.items() if built.ROUTED in n and n.endswith(".weight")}
     floats = sorted(n for n, t in routed.items() if t.dtype in FLOAT_DTYPES)
     if served is None or not question.inside_target or declared is None or not floats:
         return
-    first = first_prefix(question, served)
+    first = built.first_prefix(question, served)
     single = [f"{first}{n[n.index('mlp.') : -len('.weight')]}" for n in floats]
-    whole = single[0].partition(ROUTED)[0] + ROUTED.rstrip(".")
+    whole = single[0].partition(built.ROUTED)[0] + built.ROUTED.rstrip(".")
 
     def excluded(name: str) -> bool:
         return engine.is_excluded(question, Module(name, name, (), "column"))
@@ -246,4 +237,4 @@ def _experts(walk: Walk) -> Iterator[Finding]:
     except UnsureError:
         kept = False
     if not kept:
-        yield from engine.rules("experts", module=whole, remedy=GRAFT)
+        yield from engine.rules("experts", module=whole, remedy=built.GRAFT)

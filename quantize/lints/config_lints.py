@@ -253,23 +253,21 @@ def layers_of_fc(draft: Draft) -> Iterator[Lint]:
     geometry, config = eagle3(draft), draft.checkpoint.config
     if geometry is None or not geometry.fuses:
         return
-    count, traits = geometry.num_aux_layers, draft.family.engine_traits
-    spelled, speculators = draft.layer_config, draft.in_speculators_layout
+    count, speculators = geometry.num_aux_layers, draft.in_speculators_layout
+    traits, spelled = draft.family.engine_traits, draft.layer_config
     ids = list(geometry.aux_layer_ids or ()) or None
     as_fixed = {**spelled, reader.KEY: ids}  # by `aux_layer_ids`, which does not know speculators
-    if not speculators:
-        as_fixed[reader.SECTION] = {**(config.get(reader.SECTION) or {}), reader.KEY: ids}
     normed = traits.vllm.normed_fusion if geometry.normed_heads else None
     fusions = {"vLLM 0.33": normed or traits.vllm.fusion}
     if not speculators:
+        as_fixed[reader.SECTION] = {**(config.get(reader.SECTION) or {}), reader.KEY: ids}
         fusions["SGLang 0.5.23"] = traits.sglang.fusion
     wrong = [who for who, how in fusions.items() if how and how.num_layers(as_fixed) != count]
     if wrong:
-        counted = [key for key in ("num_aux_layers", _COUNT) if spelled.get(key) is not None]
-        numbers, who = counted or [_COUNT], " and ".join(wrong)
-        place = f"{LAYER_CONFIG}." if speculators else ""
-        fix = {f"{place}{key}": count for key in numbers}
-        yield told("aux-layer-count", fix, count=count, wrong=who, numbers=" and ".join(numbers))
+        keys = [key for key in ("num_aux_layers", _COUNT) if spelled.get(key) is not None]
+        fix = {f"{LAYER_CONFIG}." * speculators + key: count for key in keys or [_COUNT]}
+        numbers = " and ".join(keys or [_COUNT])
+        yield told("aux-layer-count", fix, count=count, wrong=" and ".join(wrong), numbers=numbers)
     if not speculators and config.get(_WIDTH, 0) is None:
         yield told("target-hidden-size-null", {_WIDTH: geometry.target_hidden_size})
 
