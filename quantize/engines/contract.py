@@ -144,11 +144,6 @@ class Question(ServedDraft):
         return self.config.get("tie_word_embeddings") is True
 
     @property
-    def has_head(self) -> bool:
-        """Whether engines build a separate head for the draft."""
-        return self.traits.head == "own" or not self.is_tied
-
-    @property
     def is_latent(self) -> bool:
         """Whether its tensors are those of MLA, as in DeepSeek."""
         return any(".kv_b_proj." in name for name in self.tensor_names)

@@ -292,21 +292,15 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
     launch = engine.launch(question, usual_draft_tokens(geometry), serving)
     rotation = None if in_engine.mtp else rules.rope_problem(question, engine)
     findings = [*filter(None, (rotation, problem)), *findings]
-    answer = _answer(place, findings, layers, launch)
-    answer = _as_executed(place, replace(answer, form=form_of(walk, layers, written)))
+    form = form_of(walk, layers, written)
+    if not findings and (other := of_other_form(engine, form)) is not None:
+        findings = [other]
+    answer = replace(_answer(place, findings, layers, launch), form=form)
+    if answer.verdict == "LOADS":
+        answer = replace(answer, evidence=f"{answer.evidence}. Its form: {form.in_words}")
     notes = [f"{text}: {layers_remedy}" for text in misread[1:] if text is not None]
     notes += [*absent_tables(walk), *head_notes(walk, answer.verdict)]
     return replace(answer, captures=captures, notes=tuple(notes))
-
-
-def _as_executed(place: _Place, answer: EngineCheck) -> EngineCheck:
-    """LOADS for an executed form alone, which the evidence names."""
-    form = answer.form
-    if answer.verdict != "LOADS" or form is None:
-        return answer
-    if (other := of_other_form(place.engine, form)) is None:
-        return replace(answer, evidence=f"{answer.evidence}. Its form: {form.in_words}")
-    return replace(_answer(place, [other], answer.layers, answer.launch), form=form)
 
 
 def _answer(

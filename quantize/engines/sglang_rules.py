@@ -160,7 +160,7 @@ class Sglang(Engine):
             yield Module(name, name, ("fc",), traits.sglang.fc_sharding)
         for each in traits.extra_linears:
             yield Module(each.name, each.name, (each.name,), "replicated")
-        if question.has_head and not traits.drafts_blocks and not question.is_tied:
+        if not traits.drafts_blocks and not question.is_tied:
             yield Module("lm_head", "lm_head", ("lm_head",), "column")
 
     @override

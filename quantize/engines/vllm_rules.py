@@ -157,7 +157,7 @@ class Vllm(Engine):
         for each in question.traits.extra_linears:
             prefix = f"model.{each.name}" if each.is_head else each.name
             yield Module(f"model.{each.name}", prefix, (each.name,), "replicated")
-        if question.has_head:
+        if question.traits.head == "own" or not question.is_tied:
             root = "draft_model." if question.traits.whole_model else ""
             yield Module("lm_head", f"{root}lm_head", ("lm_head",), "column")
 
