@@ -124,8 +124,8 @@ class Question(ServedDraft):
     @property
     @override
     def is_nvfp4_of_modelopt(self) -> bool:
-        signature = self.signature or Signature()
-        return (signature.layout, signature.dtype) == ("modelopt", "nvfp4")
+        known = vars(self.signature or Signature())
+        return holds({"layout": "modelopt", "dtype": "nvfp4"}, known)
 
     def names_of_parts(self, module: Module) -> tuple[str, ...]:
         """Names of the parts of a fused linear by which a declaration may mean it; else none.

@@ -18,6 +18,7 @@ from ..stored.layouts.scheme import FLOAT_DTYPES, GROUPS, DeclaredScheme, Part, 
 from ..stored.stored_declaration import Form, RawDeclaration, stored_parts, written_declaration
 
 ANY_FLOAT = (*FLOAT_DTYPES, "F8_E8M0")
+_SYMMETRIC = ("awq", True)
 NOT_READ = ("weight_shape", "weight_zero_point", "weight_zero_point_2")
 """Suffixes of parts whose absence no engine minds: values are symmetric."""
 _GLOBAL_SCALES = {name for name, number in NUMBER_FORMATS.items() if number.global_scale}
@@ -75,7 +76,7 @@ class LinearScheme:
             granularity="ordered" if stored.ordered else stored.granularity,
             group_size=(stored.group_size or 0) if stored.granularity == "group" else 0,
             activations=stored.activations,
-            says_symmetric=stored.layout.name == "awq" and stored.layout.declares_symmetry is True,
+            says_symmetric=(stored.layout.name, stored.layout.declares_symmetry) == _SYMMETRIC,
             of_fp8=stored.first_stage is not None,
         )
         suffix = stored.layout.weight_suffix(stored)

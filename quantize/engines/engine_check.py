@@ -104,7 +104,7 @@ def check_checkpoint(
         answer = _unknown(place, why)
         return replace(answer, version=version, evidence="this version was never executed")
     if arch is None:
-        return _agreed(place, list(_on_each(checkpoint, place, known.archs)))
+        return _agreed(place, list(check_on_each(checkpoint, known.archs, **asked)))
     if arch not in known.checked_gpus:
         why = f"Loading in {known.title} was never executed on {place.gpu}"
         return replace(_unknown(place, why), evidence="")
@@ -114,8 +114,15 @@ def check_checkpoint(
 def check_on_each(
     checkpoint: Checkpoint, archs: Iterable[str], **asked: Unpack[CheckAsked]
 ) -> Iterator[EngineCheck]:
-    """The same on several GPUs."""
-    return _on_each(checkpoint, _place(checkpoint, asked), archs)
+    """One answer for each GPU: GPUs that the rules ask the same share the work."""
+    place, known = _place(checkpoint, asked), list[tuple[AskedGpu, EngineCheck]]()
+    for arch in archs:
+        gpu = AskedGpu(arch, gpu_name(arch))
+        answer = next((answer for other, answer in known if other.is_like(gpu)), None)
+        if answer is None:
+            answer = _check(checkpoint, replace(place, gpu=gpu))
+            known.append((gpu, answer))
+        yield replace(answer, arch=gpu.arch, gpu=gpu.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,18 +153,6 @@ def _place(checkpoint: Checkpoint, asked: CheckAsked) -> _Place:
         has_side_file=asked["has_side_file"],
         serving=asked.get("serving"),
     )
-
-
-def _on_each(checkpoint: Checkpoint, place: _Place, archs: Iterable[str]) -> Iterator[EngineCheck]:
-    """One answer for each GPU: GPUs that the rules ask the same share the work."""
-    known: list[tuple[AskedGpu, EngineCheck]] = []
-    for arch in archs:
-        gpu = AskedGpu(arch, gpu_name(arch))
-        answer = next((answer for other, answer in known if other.is_like(gpu)), None)
-        if answer is None:
-            answer = _check(checkpoint, replace(place, gpu=gpu))
-            known.append((gpu, answer))
-        yield replace(answer, arch=gpu.arch, gpu=gpu.name)
 
 
 def _check(checkpoint: Checkpoint, place: _Place) -> EngineCheck:

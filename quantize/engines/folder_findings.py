@@ -123,9 +123,9 @@ def strangers(engine: Engine, question: Question, tensor: TensorInfo) -> Iterato
 def _without_parameter(
     engine: Engine, question: Question, name: str, remedy: str
 ) -> Iterator[Finding]:
-    facts = {"in_engine": name.replace("midlayer", "layers.0"), "remedy": remedy}
+    names = {"name": name, "in_engine": name.replace("midlayer", "layers.0")}
     how = question.own.unknown_tensors
-    yield from engine.rules("no_parameter", name=name, unknown_tensors=how, **facts)
+    yield from engine.rules("no_parameter", unknown_tensors=how, remedy=remedy, **names)
 
 
 def _absent(folder: Folder, linears: Collection[str]) -> Iterator[Finding]:

@@ -130,13 +130,12 @@ class Sglang(Engine):
                 always = module.leaf in (GATE_UP.sglang, MLA_DOWN.sglang)
                 parts = module.part_prefixes if always else parts
                 return whole_or_parts(exact_or_regex, patterns, module, parts)
-            case "fp8" | "modelopt":
-                fused = module.leaf in (QKV.sglang, GATE_UP.sglang)
-                parts = module.part_prefixes if fused else (module.prefix,)
-                starred = patterns if layout == "modelopt" else ()
-                return by_parts(dotted_path, patterns, module, parts) or any(
+            case "fp8":
+                return _dotted_parts(module, patterns)
+            case "modelopt":
+                return _dotted_parts(module, patterns) or any(
                     star_on_parts(each, module.prefix) or _names_latent(each, module)
-                    for each in starred
+                    for each in patterns
                 )
         raise UnsureError(f"How {self.title} leaves linears out of {layout} was never executed")
 
@@ -188,6 +187,12 @@ class Sglang(Engine):
             return served.cache_scales and _has_scales(question)
         whole = question.traits.whole_model or name == _RENAMING
         return _has_scales(question) and not (question.is_latent or whole)
+
+
+def _dotted_parts(module: Module, patterns: Patterns) -> bool:
+    fused = module.leaf in (QKV.sglang, GATE_UP.sglang)
+    parts = module.part_prefixes if fused else (module.prefix,)
+    return by_parts(dotted_path, patterns, module, parts)
 
 
 def _names_latent(pattern: str, module: Module) -> bool:

@@ -44,14 +44,6 @@ _OWN_HEAD = "has_own_lm_head"
 _MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 _NUMBER = re.compile(r"layers(?:\.|\\\.)(\d+)")
 _WITH_CACHE_SCALES = ("fp8", "modelopt", "quark", "compressed-tensors")
-_MATCHED: Mapping[str, Matching] = {
-    "quark": exact_or_regex,
-    "compressed-tensors": exact_or_regex,
-    "awq": lambda pattern, name: pattern in name,
-    "fp8": eq,
-    "modelopt": eq,
-}
-"""Layout -> how an exclude matches a name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,17 +109,21 @@ class Vllm(Engine):
 
     @override
     def excludes(self, question: Question, module: Module, layout: str, patterns: Patterns) -> bool:
-        mapped = layout == "modelopt" and question.traits.vllm.maps_excludes
-        if mapped:
-            patterns = _mapped(question, patterns)
-        elif layout == "awq" and not question.keys.get("modules_to_not_convert"):
-            patterns = _unpacked(question)
-        if layout not in _MATCHED:
-            what = f"How {self.title} leaves linears out of {layout} was never executed"
-            raise UnsureError(what)
-        named = not mapped and _excluded(_MATCHED[layout], question, module, patterns)
-        name, wild = module.prefix, patterns if layout == "modelopt" else ()
-        return named or any(pattern in name or fnmatch(name, pattern) for pattern in wild)
+        match layout:
+            case "quark" | "compressed-tensors":
+                return _excluded(exact_or_regex, question, module, patterns)
+            case "awq":
+                if not question.keys.get("modules_to_not_convert"):
+                    patterns = _unpacked(question)
+                return _excluded(lambda pattern, name: pattern in name, question, module, patterns)
+            case "fp8":
+                return _excluded(eq, question, module, patterns)
+            case "modelopt":
+                name, mapped = module.prefix, question.traits.vllm.maps_excludes
+                patterns = _mapped(question, patterns) if mapped else patterns
+                named = not mapped and _excluded(eq, question, module, patterns)
+                return named or any(p in name or fnmatch(name, p) for p in patterns)
+        raise UnsureError(f"How {self.title} leaves linears out of {layout} was never executed")
 
     @override
     def layer_names(self, question: Question, layer: int, path: str) -> tuple[str, str]:
