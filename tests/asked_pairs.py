@@ -1,16 +1,11 @@
 """A draft as `check` asks of it, alone or beside its target, in folders."""
 
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from draftquant.quantize.asked import Checking
 from draftquant.quantize.engines.contract import EngineCheck
-from draftquant.quantize.engines.engine_check import (
-    CheckAsked,
-    check_checkpoint,
-    with_maths,
-    with_values,
-)
+from draftquant.quantize.engines.engine_check import check_checkpoint, with_maths, with_values
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.finiteness import not_finite
 from draftquant.quantize.pairing import pair_check
@@ -18,7 +13,7 @@ from draftquant.quantize.pairing.pair import PairCheck
 from draftquant.quantize.stored.layouts import HF_QUANT_CONFIG
 
 
-def check_draft(folder: Path, **asked: Unpack[CheckAsked]) -> EngineCheck:
+def check_draft(folder: Path, **asked: Any) -> EngineCheck:
     """In one engine: by headers, by what the draft computes, and by its tensors' values."""
     checkpoint = Checkpoint.open(folder)
     has_side_file = (folder / HF_QUANT_CONFIG).is_file()

@@ -90,7 +90,7 @@ class ServedDraft(ABC):
         normed_heads: each head's query and key is normed, as in layers of Qwen3.
         fuses: it has fc; False where it reads the target's last hidden state.
         tp: tensor-parallel shards.
-        arch: the GPU architecture, such as sm90.
+        arch: the GPU, which is equal to the name of its architecture, such as sm90.
         stacks_experts: the experts of a layer are stored in one tensor.
     """
 
@@ -101,7 +101,7 @@ class ServedDraft(ABC):
     normed_heads: bool
     fuses: bool
     tp: int
-    arch: str
+    arch: object
     stacks_experts: bool = False
 
     @property
@@ -296,7 +296,7 @@ class InSglang(InEngine):
         most_layers: how many layers may be declared; None = as many as there are.
         needs_draft_vocab_size: without the key it does not build the draft.
         counts_anchor: the command that serves it counts the anchor among the draft tokens.
-        options: what else that command needs.
+        attention_backend: which that command has to name; "" = none.
         renames_block_scales: names of whole models whose loader renames scales of blocks.
     """
 
@@ -313,7 +313,7 @@ class InSglang(InEngine):
     most_layers: int | None = None
     needs_draft_vocab_size: bool = False
     counts_anchor: bool = False
-    options: Callable[[ServedDraft], str] = lambda _draft: ""
+    attention_backend: Callable[[ServedDraft], str] = lambda _draft: ""
     renames_block_scales: frozenset[str] = frozenset()
 
 

@@ -27,8 +27,8 @@ from ..drafts.shared.mixture import is_expert
 from ..drafts.shared.mtp import around_layer
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
-from ..stored.layouts.scheme import FP8_DTYPE
 from ..stored.stored_declaration import COMPANIONS
+from .asked_gpu import AMD
 from .contract import EngineName, Module, Parameter, Question, concatenated
 from .declared_forms import LinearScheme, Signature
 
@@ -46,26 +46,27 @@ def layer_linears(
     """
 
     def fused(block: str, linear: FusedLinear, sharding: Sharding) -> Linear:
-        parts = tuple(f"{layer}.{block}.{member}" for member in linear.members)
-        return f"{block}.{getattr(linear, engine)}", parts, sharding
+        return f"{block}.{getattr(linear, engine)}", linear.members, sharding
 
-    def alone(block: str, leaf: str, sharding: Sharding) -> Linear:
-        return f"{block}.{leaf}", (f"{layer}.{block}.{leaf}",), sharding
+    def alone(path: str, sharding: Sharding) -> Linear:
+        return path, (path.rpartition(".")[2],), sharding
 
-    mla = [
+    latent = (
         fused("self_attn", MLA_DOWN, "replicated"),
-        alone("self_attn", "q_b_proj", "column"),
-        alone("self_attn", "kv_b_proj", "column"),
-    ]
-    if own := (traits.vllm if engine == "vllm" else traits.sglang).linears:
-        blocks = [(path.rpartition(".")[0], path, parts, split) for path, parts, split in own]
-        return [(p, tuple(f"{layer}.{b}.{each}" for each in parts), s) for b, p, parts, s in blocks]
-    return [
-        *(mla if traits.latent else [fused("self_attn", QKV, "column")]),
-        alone("self_attn", "o_proj", "row"),
+        alone("self_attn.q_b_proj", "column"),
+        alone("self_attn.kv_b_proj", "column"),
+    )
+    own = (traits.vllm if engine == "vllm" else traits.sglang).linears
+    linears = own or (
+        *(latent if traits.latent else [fused("self_attn", QKV, "column")]),
+        alone("self_attn.o_proj", "row"),
         fused(mlp, GATE_UP, "column"),
-        alone(mlp, "down_proj", "row"),
-        *(alone(conv, "kernel_projection", "replicated") for conv in traits.convolutions),
+        alone(f"{mlp}.down_proj", "row"),
+        *(alone(f"{conv}.kernel_projection", "replicated") for conv in traits.convolutions),
+    )
+    return [
+        (path, tuple(f"{layer}.{path.rpartition('.')[0]}.{part}" for part in parts), sharding)
+        for path, parts, sharding in linears
     ]
 
 
@@ -81,15 +82,14 @@ def indexer_linears(question: Question, layer: str, engine: EngineName) -> list[
     """
     if question.config.get("index_topk") is None:
         return []
-
-    def linear(path: str, *parts: str) -> Linear:
-        names = tuple(f"{layer}.{_INDEXER}{part}" for part in parts)
-        return f"{_INDEXER}{path}", names, "replicated"
-
-    turned = question.config.get("indexer_rope_interleave", False) and not question.is_amd
+    paths: dict[str, tuple[str, ...]] = {part: (part,) for part in ("wq_b", "wk", "weights_proj")}
+    turned = question.config.get("indexer_rope_interleave", False) and question.arch not in AMD
     if engine == "vllm" or turned:
-        return [linear("wq_b", "wq_b"), linear(JOINED, "wk", "weights_proj")]
-    return [linear(part, part) for part in ("wq_b", "wk", "weights_proj")]
+        paths = {"wq_b": ("wq_b",), JOINED: ("wk", "weights_proj")}
+    return [
+        (f"{_INDEXER}{path}", tuple(f"{layer}.{_INDEXER}{part}" for part in parts), "replicated")
+        for path, parts in paths.items()
+    ]
 
 
 GRAFT = "take the layer of the BF16 original: draftquant graft TARGET LAYER --replace --out O"
@@ -115,14 +115,13 @@ def mtp_modules(question: Question, served: MtpLayer, engine: EngineName) -> tup
             *indexer_linears(question, f"layers.{i}", engine),
         )
     )
-    heads = (
-        Module(name, name, (around_layer(i, "lm_head"),), "column")
-        for i in range(question.num_layers if served.own_heads else 0)
-        for name in (served.own_heads.format(n=first + i),)
-    )
+    heads = [Module("lm_head", served.head.format(n=first), ("lm_head",), "column")]
+    if served.own_heads:
+        names = [served.own_heads.format(n=first + i) for i in range(question.num_layers)]
+        own = ((name, around_layer(i, "lm_head")) for i, name in enumerate(names))
+        heads = [Module(name, name, (part,), "column") for name, part in own]
     fc = [Module("model.fc", served.fc, ("fc",), "column")] if served.fc else []
-    head = Module("lm_head", served.head.format(n=first), ("lm_head",), "column")
-    return (*layers, *fc, *heads) if served.own_heads else (*layers, *fc, head)
+    return (*layers, *fc, *heads)
 
 
 def built_as_floats(question: Question, module: Module) -> str | None:
@@ -153,21 +152,27 @@ def vllm_problem(question: Question, served: MtpLayer) -> Finding | None:
         return None
     return Finding(
         "load",
-        str(no_parameter(question, served, stored[0])),
+        _no_parameter(question, served, stored[0]),
         "put it into the target's folder, whose declaration vLLM reads for an MTP layer:"
         " draftquant graft TARGET LAYER; or serve it with SGLang",
     )
 
 
-def no_parameter(question: Question, served: MtpLayer, name: str) -> str:
+def _no_parameter(question: Question, served: MtpLayer, name: str) -> str:
     """Its error for a stored tensor of the layer that has no parameter."""
+    stacked, leaf = "w2" if ".down_proj." in name else "w13", name.rpartition(".")[2]
     if served.no_expert and is_expert(name):  # by `AutoWeightsLoader`, not by the layer's
-        module, _, leaf = name.partition(ROUTED)
-        stacked, leaf = "w2" if ".down_proj." in leaf else "w13", leaf.rpartition(".")[2]
-        names = {"experts": module, "stacked": stacked, "leaf": leaf, "name": name}
-        return served.no_expert.format(**names)
+        names = {"experts": name.partition(ROUTED)[0], "stacked": stacked, "leaf": leaf}
+        return served.no_expert.format(**names, name=name)
     layer = served.layer.format(n=question.config.get("num_hidden_layers", 0))
-    return served.no_parameter.format(name=in_engine(name, layer))
+    at = max(name.find("self_attn."), name.find("mlp."))
+    if name.startswith("mtp."):
+        name = name.removeprefix("mtp.")
+    elif ROUTED in name:
+        name = f"{layer}mlp.experts.routed_experts.{stacked}_{leaf}"
+    elif at >= 0:
+        name = layer + name[at:]
+    return served.no_parameter.format(name=name)
 
 
 def first_prefix(question: Question, served: MtpLayer, layer: int = 0) -> str:
@@ -176,24 +181,12 @@ def first_prefix(question: Question, served: MtpLayer, layer: int = 0) -> str:
     return prefix.format(n=question.config.get("num_hidden_layers", 0) + layer)
 
 
-def in_engine(name: str, layer: str) -> str:
-    """The name by which an engine looks for a tensor of a decoder layer."""
-    if name.startswith("mtp."):
-        return name.removeprefix("mtp.")
-    if ".experts." in name:
-        stacked = "w2" if ".down_proj." in name else "w13"
-        return f"{layer}mlp.experts.routed_experts.{stacked}_{name.rpartition('.')[2]}"
-    at = max(name.find("self_attn."), name.find("mlp."))
-    return layer + name[at:] if at >= 0 else name
-
-
 # ---- Parameters of one linear, and the tensors that fill them
 
 VOCAB_PADDING = 64
 """Rows of a head are padded to a multiple of this before they are split."""
 BLOCK = 128
 """Rows, and columns, of the blocks of FP8 weights that share a scale."""
-_FNUZ = "F8_E4M3FNUZ"
 _CACHE_SCALE = re.compile(r"\.self_attn\.attn\.[kv]_scale$")
 _GLOBAL_SCALES = ("weight_scale_2", "weight_global_scale")
 
@@ -232,19 +225,9 @@ def parameters(
     )
 
 
-def fits(tensor: TensorInfo, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor has a shape; engines load one number as () or (1,)."""
-    return tensor.shape == shape or (tensor.numel == 1 and set(shape) <= {1})
-
-
 def is_cache_scale(tensor: TensorInfo) -> bool:
     """Whether it is a scale of the KV cache as `quantize --kv-cache` spells it."""
     return _CACHE_SCALE.search(tensor.name) is not None and tensor.numel == 1
-
-
-def holds(tensor: TensorInfo, dtypes: Sequence[str]) -> bool:
-    """Codes of the FNUZ kind are FP8 as well: engines copy them by value (executed)."""
-    return tensor.dtype in dtypes or (FP8_DTYPE in dtypes and tensor.dtype == _FNUZ)
 
 
 def has_several_global_scales(
@@ -289,10 +272,8 @@ def _is_split(
     module: Module, shapes: Sequence[tuple[int, int]], signature: Signature, *, shared: bool
 ) -> bool:
     """Whether a group or a block of 128 x 128 has inputs or rows in two parts or shards."""
-    columns = shapes[0][1]
-    if signature.granularity == "block":
-        if shared and module.sharding == "row":
-            return columns % BLOCK != 0
+    columns, blocks = shapes[0][1], signature.granularity == "block"
+    if blocks and not (shared and module.sharding == "row"):
         every = shared and module.sharding == "column"  # else the last part may end inside a block
         return any(rows % BLOCK for rows, _ in (shapes if every else shapes[:-1]))
-    return columns % (signature.group_size or columns) != 0
+    return columns % (BLOCK if blocks else signature.group_size or columns) != 0

@@ -8,16 +8,13 @@ from typing import Any
 from ...recipes.errors import short
 from ..drafts import Family
 from ..drafts.architectures import declared_architecture
-from ..drafts.config_defaults import ClassDefaults, Source, absent_keys, class_defaults
+from ..drafts.config_defaults import Source, absent_keys, class_defaults
 from ..drafts.config_reader import DEEPSEEK_TYPES, KEY, SECTION, layers_in_both_places, object_at
-from ..drafts.engine_traits import EngineTraits, Finding, Fusion
+from ..drafts.engine_traits import EngineTraits, Finding, Fusion, InEngine
 from ..drafts.rope import declared
 from .contract import TRY, Capture, Captures, Question
-from .engine import TRAITS, Engine
+from .engine import BIAS_KEYS, TRAITS, Engine
 
-BIAS_KEYS = ("attention_bias", "mlp_bias")
-_WHOLE_HEADS = ("llama",)
-"""Each model_type whose heads have hidden_size / num_attention_heads elements by default."""
 _OWN_TYPES = {name: remedy for traits in TRAITS for name, remedy in traits.own_types.items()}
 _OF_MTP = frozenset().union(
     *(in_engine.architectures for t in TRAITS if t.is_mtp for in_engine in (t.vllm, t.sglang))
@@ -26,8 +23,7 @@ _OF_DRAFTS = {
     name: traits
     for traits in TRAITS
     if traits.usual_type
-    for in_engine in (traits.vllm, traits.sglang)
-    for name in in_engine.architectures - _OF_MTP
+    for name in (traits.vllm.architectures | traits.sglang.architectures) - _OF_MTP
 }
 """Architecture of drafts other than MTP layers -> what engines know of that draft."""
 _OF_HEADS = frozenset({"head_dim", "num_key_value_heads"})
@@ -72,36 +68,27 @@ def as_class_reads(config: Mapping[str, Any], asked: Engine) -> Mapping[str, Any
     if model_type == usual:  # what such a class makes of the rope its family says
         row = row.without(frozenset({"rope_parameters"}))
     read = {**config, **absent_keys(config, row), **row.changes}
-    return unread if _is_unread(config, read, row, engine) else read
-
-
-def _is_unread(
-    config: Mapping[str, Any], read: Mapping[str, Any], row: ClassDefaults, engine: Source
-) -> bool:
-    """Whether the class has what Llama's layers lack, or lacks what engines read."""
     needed = {key for key in row.lacks if engine == "sglang" or key in _NEEDED_BY_BOTH}
-    return (
+    is_unread = (  # the class has what Llama's layers lack, or lacks what engines read
         None in row.changes.values()
         or read.get("hidden_act", "silu") != "silu"
-        or bool((needed | row.unclear) - config.keys())
+        or (needed | row.unclear) - config.keys()
     )
+    return unread if is_unread else read
 
 
 def _size_problem(config: Mapping[str, Any], asked: Engine) -> Finding | None:
-    """Contradictory sizes."""
     model_type = config.get("model_type")
     hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
     if not isinstance(hidden, int) or not isinstance(heads, int) or heads < 1:
         return None  # not a draft
-    if model_type in _WHOLE_HEADS and hidden % heads:
-        return asked.rule("width", columns=hidden, heads=heads)
     types, layers = config.get("layer_types"), config.get("num_hidden_layers")
-    if model_type in tuple(_MORE_TYPES_THAN_LAYERS):  # of any JSON type
-        return None
-    if isinstance(types, list) and type(layers) is int and len(types) != layers:
-        what = f"config.json has {layers} layers, and layer_types of {len(types)}"
-        return Finding("unknown", what, "correct num_hidden_layers, or layer_types")
-    return None
+    listed = len(types) if isinstance(types, list) and type(layers) is int else layers
+    more = model_type in tuple(_MORE_TYPES_THAN_LAYERS)  # of any JSON type
+    facts = {"columns": hidden, "heads": heads, "layers": layers, "listed": listed}
+    uneven = model_type == "llama" and hidden % heads != 0
+    differs = listed != layers and not more
+    return asked.rule("sizes", is_uneven=uneven, is_other_number=differs, **facts)
 
 
 # ---- The rope of a draft that is no MTP layer
@@ -120,7 +107,7 @@ _ROPES: Mapping[str, tuple[str, ...]] = {
 
 def rope_problem(question: Question, engine: Engine) -> Finding | None:
     """That a rope is of another form than those that were executed."""
-    rope, traits = declared(question.config), question.traits
+    rope, traits, config = declared(question.config), question.traits, question.config
     keys, kind, in_vllm = rope.keys, rope.keys["rope_type"], engine.name == "vllm"
     sections = keys.get("mrope_section")
     mixed = sum(part for part in sections if type(part) is int) if type(sections) is list else None
@@ -129,6 +116,13 @@ def rope_problem(question: Question, engine: Engine) -> Finding | None:
     needed = _ROPES.get(str(kind))  # of any JSON type
     if in_vllm and question.is_latent and needed and "factor" in needed:
         needed = _ROPES["yarn"]  # which it takes every scaling for
+
+    def rotated_pairs() -> int:
+        name = "qk_rope_head_dim" if question.is_latent else "head_dim"
+        width = config.get(name) or config["hidden_size"] // config["num_attention_heads"]
+        part = int(width * keys.get("partial_rotary_factor", 1))
+        return int(keys.get("rope_dim") or part) // 2
+
     if (
         (not rope.by_layer or (in_vllm and traits.vllm.rope_by_layer))
         and needed is not None
@@ -136,20 +130,12 @@ def rope_problem(question: Question, engine: Engine) -> Finding | None:
         and keys.get("rope_theta", 0) is not None
         and keys.get("type", kind) in types
         and (kind != "mrope" or in_vllm or plain)
-        and not (in_vllm and mixed not in (None, _rotated_pairs(question, keys)))
+        and not (in_vllm and mixed not in (None, rotated_pairs()))
     ):
         return None
     clear = rope.by_layer and rope.is_clear
     remedy = f"write rope_parameters {json.dumps(keys)}, as quantize --fix-config does"
     return engine.rule("rope", place=rope.place, kind=kind, remedy=remedy if clear else TRY)
-
-
-def _rotated_pairs(question: Question, keys: Mapping[str, Any]) -> int:
-    """Of one head, in vLLM."""
-    config = question.config
-    name = "qk_rope_head_dim" if question.is_latent else "head_dim"
-    width = config.get(name) or config["hidden_size"] // config["num_attention_heads"]
-    return int(keys.get("rope_dim") or int(width * keys.get("partial_rotary_factor", 1))) // 2
 
 
 # ---- the layers that an engine passes to a draft, counted as "input of layer k" as vLLM does
@@ -162,56 +148,55 @@ _MOST_LAYERS = 1024  # of any target: fc and its norms are compared with a table
 
 def vllm_captures(config: Mapping[str, Any], *, runs_v1: bool = True) -> Captures:
     """V2 runs by default; V1 where it is chosen, and where V2 cannot run, as on CPUs."""
-    top = _ids(config.get(KEY))
-    block = _plus_one(_ids(object_at(config, _DFLASH_SECTION).get(_DFLASH_KEY)))
+    top, nested = _ids(config.get(KEY)), object_at(config, SECTION)
+    block = _ids(object_at(config, _DFLASH_SECTION).get(_DFLASH_KEY), plus=1)
     listed = [_ids(object_at(config, name).get("layer_ids")) for name in (_DFLASH_SECTION, SECTION)]
-    second = [top, block, _plus_one(_ids(config.get(_DFLASH_KEY))), *listed]
+    second = (top, block, _ids(config.get(_DFLASH_KEY), plus=1), *listed)
+    read = next((ids for ids in second if ids), None)
     if not runs_v1:
-        return (Capture("vLLM", next((ids for ids in second if ids), None)),)
-    nested = object_at(config, SECTION)
+        return (Capture("vLLM", read),)
     first = top or (_ids(nested.get(KEY)) if nested else block)  # eagle_config hides dflash_config
     return (
-        Capture("vLLM's V2 model runner", next((ids for ids in second if ids), None)),
+        Capture("vLLM's V2 model runner", read),
         Capture("vLLM's V1 model runner (VLLM_USE_V2_MODEL_RUNNER=0, or no Triton)", first),
     )
 
 
 def sglang_captures(config: Mapping[str, Any]) -> Captures:
     """Only nested ids; for DeepSeek's and Kimi's targets they are inputs unless the first is 1."""
-    dflash = object_at(config, _DFLASH_SECTION)
-    if block := _ids({**config, **dflash}.get(_DFLASH_KEY)):  # `dflash_utils.py:647`
-        return (Capture("SGLang", _plus_one(block)),)
-    section = object_at(config, SECTION)
-    if section.get(KEY) == []:  # `llama.py:941`: none, rather than the default
-        return (Capture("SGLang", ()),)
-    ids = _ids(section.get(KEY))
-    as_inputs = config.get("model_type") in DEEPSEEK_TYPES and ids and ids[0] != 1
-    return (Capture("SGLang", ids if as_inputs else _plus_one(ids)),)
+    dflash, listed = object_at(config, _DFLASH_SECTION), object_at(config, SECTION).get(KEY)
+    ids = _ids({**config, **dflash}.get(_DFLASH_KEY), plus=1)  # `dflash_utils.py:647`
+    if ids is None and listed == []:  # `llama.py:941`: none, rather than the default
+        ids = ()
+    elif ids is None:
+        ids = _ids(listed)
+        as_inputs = config.get("model_type") in DEEPSEEK_TYPES and ids and ids[0] != 1
+        ids = ids if as_inputs else _ids(listed, plus=1)
+    return (Capture("SGLang", ids),)
 
 
-def with_built_fc(fusion: Fusion, geometry: Any, config: Mapping[str, Any]) -> Any | Finding:
-    """A geometry with the size of fc that an engine reads from config.json."""
-    changes = {} if fusion.reads_width else {_WIDTH: geometry.hidden_size}
-    if fusion.refuses_null and fusion.reads_width and config.get(_WIDTH, 0) is None:
-        return Finding("unknown", f"A null {_WIDTH} was never executed with such a draft", TRY)
-    if fusion.counted_by:
-        count = fusion.num_layers(config)
-        if not isinstance(count, int) or not 0 <= count <= _MOST_LAYERS:
-            what = f"Counting the layers that fc reads by {short(count)} was never executed"
+def fusion_of(in_engine: InEngine, geometry: Any) -> Fusion | None:
+    """How an engine sizes the fc of a draft; None without one."""
+    normed = in_engine.normed_fusion if geometry.normed_heads else None
+    return (normed or in_engine.fusion) if geometry.fuses else None
+
+
+def as_built(
+    engine: Engine, family: Family, geometry: Any, config: Mapping[str, Any], fusion: Fusion | None
+) -> Any | Finding:
+    """A geometry with fc, and the norms of EAGLE-3.1 before it, as an engine builds them."""
+    if fusion is not None:
+        changes = {} if fusion.reads_width else {_WIDTH: geometry.hidden_size}
+        if fusion.refuses_null and fusion.reads_width and config.get(_WIDTH, 0) is None:
+            what = f"A null {_WIDTH} was never executed with such a draft"
             return Finding("unknown", what, TRY)
-        changes["num_aux_layers"] = int(count)
-    return replace(geometry, **changes)
-
-
-def without_biases(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config.json as every family reads it."""
-    return {
-        key: value for key, value in config.items() if key not in BIAS_KEYS or value is not True
-    }
-
-
-def with_norms(engine: Engine, family: Family, geometry: Any, config: Mapping[str, Any]) -> Any:
-    """The norms before fc, of EAGLE-3.1, as an engine requires them."""
+        if fusion.counted_by:
+            count = fusion.num_layers(config)
+            if not isinstance(count, int) or not 0 <= count <= _MOST_LAYERS:
+                what = f"Counting the layers that fc reads by {short(count)} was never executed"
+                return Finding("unknown", what, TRY)
+            changes["num_aux_layers"] = int(count)
+        geometry = replace(geometry, **changes)
     if not (geometry.fuses and hasattr(geometry, "fc_norm")):
         return geometry
     before = {**config, **object_at(config, SECTION)}.get("norm_before_fc", False)
@@ -220,6 +205,13 @@ def with_norms(engine: Engine, family: Family, geometry: Any, config: Mapping[st
         norm_before_fc=bool(before) and family.engine_traits.norm_before_fc,
         fc_norm=any(bool(config.get(key)) for key in engine.fc_norm_keys),
     )
+
+
+def without_biases(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config.json as every family reads it."""
+    return {
+        key: value for key, value in config.items() if key not in BIAS_KEYS or value is not True
+    }
 
 
 def misread_layers(
@@ -236,27 +228,28 @@ def misread_layers(
             taken for that target's.
         num_fused: for how many layers fc is built; None = for as many as the draft reads.
     """
-    if capture.inputs == ():
-        return f"{capture.runner} captures no layer for an empty list, and fails when it serves"
-    count = _DEFAULT_COUNT if capture.inputs is None else len(set(capture.inputs))
+    runner, inputs = capture
+    if inputs == ():
+        return f"{runner} captures no layer for an empty list, and fails when it serves"
+    count = _DEFAULT_COUNT if inputs is None else len(set(inputs))
     if num_fused not in (None, count):
         return (
-            f"{capture.runner} hands the draft {count} layers of the target, builds fc for"
-            f" {num_fused}, and fails when it serves"
+            f"{runner} hands the draft {count} layers of the target, builds fc for {num_fused}, and"
+            " fails when it serves"
         )
     if after is None:
         return None
     read = [layer + 1 for layer in after]
     depth = num_target_layers or read[-1] + 3
-    captured = list((2, depth // 2, depth - 3) if capture.inputs is None else capture.inputs)
+    captured = list((2, depth // 2, depth - 3) if inputs is None else inputs)
     if sorted(set(captured)) == read:
         return None
-    which = ", its default" if capture.inputs is None else ""
-    known = capture.inputs is not None or num_target_layers is not None
-    shown = str(captured) if known else "2, L/2 and L - 3 of L"
+    unknown = inputs is None and num_target_layers is None
+    which = "2, L/2 and L - 3 of L" if unknown else str(captured)
     return (
-        f"{capture.runner} hands the draft the inputs of the target's layers {shown}{which}, and"
-        f" the draft was trained on the inputs of layers {read}"
+        f"{runner} hands the draft the inputs of the target's layers {which}"
+        f"{', its default' if inputs is None else ''}, and the draft was trained on the inputs of"
+        f" layers {read}"
     )
 
 
@@ -284,11 +277,7 @@ def remedy_of_layers(
     return f"set {KEY} in config.json to {inputs} at the top level, and to {nested} in {SECTION}"
 
 
-def _ids(value: object) -> tuple[int, ...] | None:
+def _ids(value: object, *, plus: int = 0) -> tuple[int, ...] | None:
     """A list of layers; the family's reader refuses other values."""
-    listed = value if isinstance(value, list | tuple) else ()
-    return tuple(listed) if listed and all(type(i) is int for i in listed) else None
-
-
-def _plus_one(ids: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    return tuple(i + 1 for i in ids) if ids else None
+    listed = value if isinstance(value, list | tuple) and value else (None,)
+    return tuple(i + plus for i in listed) if all(type(i) is int for i in listed) else None

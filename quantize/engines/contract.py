@@ -13,6 +13,7 @@ from ...recipes.brief import Brief, counted, first_of
 from ...recipes.packages import rows_beside
 from ...recipes.schema import EngineName as EngineName
 from ..drafts.engine_traits import EngineTraits, Finding, InEngine, ServedDraft, Sharding, Stage
+from .asked_gpu import AMD
 from .declared_forms import Declaration, Signature
 from .row_conditions import holds
 
@@ -31,9 +32,6 @@ FROM_WORST: tuple[Verdict, ...] = ("REFUSED", "LOADS BUT WRONG", "UNKNOWN", "LOA
 
 TRY = "ask vLLM or SGLang itself (draftquant check DRAFT --ask), or try it in the server"
 """What to do about most of what is UNKNOWN."""
-STAGES: tuple[Stage, ...] = ("config", "init", "load", "unknown", "wrong", "after load")
-"""Findings in the order in which they decide. An unknown may be an error of loading, so it precedes
-silent faults; only drafts that loaded well reach a step after loading."""
 VERDICTS: Mapping[Stage, Verdict] = {
     "config": "REFUSED",
     "init": "REFUSED",
@@ -42,6 +40,8 @@ VERDICTS: Mapping[Stage, Verdict] = {
     "wrong": "LOADS BUT WRONG",
     "after load": "REFUSED",
 }
+"""Findings in the order in which they decide. An unknown may be an error of loading, so it precedes
+silent faults; only drafts that loaded well reach a step after loading."""
 
 UNKNOWN_FIRST_LAYER = 10**6
 """Placeholder for the target's number of layers in names, where it is not known."""
@@ -144,11 +144,6 @@ class Question(ServedDraft):
         return self.config.get("tie_word_embeddings") is True
 
     @property
-    def has_head(self) -> bool:
-        """Whether engines build a separate head for the draft."""
-        return self.traits.head == "own" or not self.is_tied
-
-    @property
     def is_latent(self) -> bool:
         """Whether its tensors are those of MLA, as in DeepSeek."""
         return any(".kv_b_proj." in name for name in self.tensor_names)
@@ -166,13 +161,9 @@ class Question(ServedDraft):
     @property
     def is_marlin(self) -> bool:
         """Whether SGLang takes AutoAWQ's AWQ with zero points in Marlin, where GPUs have it."""
-        plain = self.is_amd or (self.signature is not None and self.signature.says_symmetric)
-        return self.method == "awq" and not plain and "bits" in self.keys
-
-    @property
-    def is_amd(self) -> bool:
-        """Whether the GPU is AMD's, for which engines have ROCm's kernels."""
-        return self.arch.startswith("gfx")
+        symmetric = self.signature is not None and self.signature.says_symmetric
+        zeros = self.method == "awq" and "bits" in self.keys and not symmetric
+        return zeros and self.arch not in AMD
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -180,7 +171,6 @@ class Question(ServedDraft):
         return {
             "method": self.method,
             "arch": self.arch,
-            "is_amd": self.is_amd,
             "is_mla": self.is_latent,
             "is_tied": self.is_tied,
             "is_whole_model": self.traits.whole_model,
@@ -321,12 +311,8 @@ def loading_places(checks: Sequence[EngineCheck]) -> str:
 
 def shown(text: str) -> str:
     """A text in which layers of unknown number are N, N+1 and so on."""
-
-    def name(match: re.Match[str]) -> str:
-        layer = int(match[1]) - UNKNOWN_FIRST_LAYER
-        return f"layers.N+{layer}" if layer else "layers.N"
-
-    return _NUMBER.sub(name, text)
+    first = UNKNOWN_FIRST_LAYER
+    return _NUMBER.sub(lambda n: f"layers.N+{int(n[1]) - first}".removesuffix("+0"), text)
 
 
 # ---- The rows of the data files beside this module: what engines do, as executed or read
@@ -342,14 +328,13 @@ def data_file(name: str) -> Mapping[str, Any]:
     return rows_beside(__file__, name)
 
 
-def taken_by(engine: EngineName, signature: Signature, archs: Sequence[str]) -> Scheme | None:
-    """What happens to a declared scheme on the first of `archs` that a row means, or on any."""
+def taken_by(engine: EngineName, signature: Signature, arch: object) -> Scheme | None:
+    """What happens to a declared scheme on a GPU; None where no row says it."""
     table = data_file("schemes")
     for row in table[engine].get(signature.layout, ()):
-        here = "gpus" not in row or not set(archs).isdisjoint(row["gpus"])
-        if here and _is_meant(row, signature):
-            problem, by_gpu = None, row.get("refused_on", {})
-            if refused := next(filter(None, map(by_gpu.get, archs)), row.get("refused")):
+        if _is_meant(row, signature) and arch in row.get("gpus", [arch]):
+            refused, problem = row.get("refused"), None
+            if refused and arch in row.get("refused_on", [arch]):
                 stage, text, *remedy = table["refused"][engine][refused]
                 problem = Finding(stage, text, *(remedy or [table["usual"][engine]]))
             return Scheme(row["class"], problem)
@@ -377,7 +362,7 @@ def is_raw(text: str) -> bool:
     return _RAW.match(text) is not None
 
 
-def meaning(text: str, *, engine: str, gpu: str) -> str | None:
+def meaning(text: str, *, engine: str, gpu: object) -> str | None:
     """What an error of an engine means; None where no row says it."""
     for pattern, sentence in meanings():
         if match := pattern.search(text):
@@ -385,7 +370,7 @@ def meaning(text: str, *, engine: str, gpu: str) -> str | None:
     return None
 
 
-def explained(text: str, *, engine: str, gpu: str) -> str:
+def explained(text: str, *, engine: str, gpu: object) -> str:
     """A reason as a person reads it: what it means, then the engine's own text in brackets."""
     if not is_raw(text):
         return text

@@ -4,9 +4,9 @@ An engine takes the keys that it knows, less strictly than this package. What `s
 not decode can be neither verified nor gated, and is UNKNOWN, unless the engine refuses its method.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...recipes.errors import CheckpointError, VerifyError, short
 from ...recipes.formats import NUMBER_FORMATS
@@ -18,7 +18,9 @@ from ..stored.layouts.scheme import FLOAT_DTYPES, GROUPS, DeclaredScheme, Part, 
 from ..stored.stored_declaration import Form, RawDeclaration, stored_parts, written_declaration
 
 ANY_FLOAT = (*FLOAT_DTYPES, "F8_E8M0")
-_SAYS_SYMMETRIC = {("awq", True)}
+_SYMMETRIC = ("awq", True)
+NOT_READ = ("weight_shape", "weight_zero_point", "weight_zero_point_2")
+"""Suffixes of parts whose absence no engine minds: values are symmetric."""
 _GLOBAL_SCALES = {name for name, number in NUMBER_FORMATS.items() if number.global_scale}
 
 
@@ -54,30 +56,43 @@ class Signature:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearScheme:
-    """One way to store a linear, as engines take it.
+    """One way to store the linears that `targets` name, by module or by class.
 
     Attributes:
         suffix: last part of the name of the tensor with the values.
-        parts: rows and columns of a linear -> its stored tensors, scales in any float dtype.
-        not_read: suffixes of parts whose absence no engine minds: values are symmetric.
     """
 
+    stored: DeclaredScheme
+    targets: tuple[str, ...]
     signature: Signature
     suffix: str
-    parts: Callable[[int, int], Parts]
-    not_read: tuple[str, ...] = ("weight_shape", "weight_zero_point", "weight_zero_point_2")
+
+    @classmethod
+    def of(cls, stored: DeclaredScheme) -> "LinearScheme":
+        """A scheme as engines take it."""
+        signature = Signature(
+            layout=stored.layout.name,
+            dtype=stored.weight_dtype.removesuffix("_e4m3"),
+            granularity="ordered" if stored.ordered else stored.granularity,
+            group_size=(stored.group_size or 0) if stored.granularity == "group" else 0,
+            activations=stored.activations,
+            says_symmetric=(stored.layout.name, stored.layout.declares_symmetry) == _SYMMETRIC,
+            of_fp8=stored.first_stage is not None,
+        )
+        suffix = stored.layout.weight_suffix(stored)
+        return cls(stored=stored, targets=stored.targets, signature=signature, suffix=suffix)
+
+    def parts(self, rows: int, columns: int) -> Parts:
+        """Tensors of a linear; engines copy floats of any dtype into another, powers of two too."""
+        return {
+            suffix: Part(ANY_FLOAT, part.shape) if {*part.dtypes} <= {*FLOAT_DTYPES} else part
+            for suffix, part in stored_parts(self.stored, rows, columns).items()
+        }
 
     @property
     def has_global_scale(self) -> bool:
         """Whether one scale of the whole matrix multiplies those of its groups."""
         return self.signature.dtype in _GLOBAL_SCALES
-
-
-class Group(NamedTuple):
-    """The linears that `targets` name, by module or by class."""
-
-    targets: tuple[str, ...]
-    scheme: LinearScheme
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +115,7 @@ class Declaration:
     by_modelopt: bool
     keys: Mapping[str, Any]
     layout: str | None = None
-    groups: tuple[Group, ...] = ()
+    groups: tuple[LinearScheme, ...] = ()
     excludes: tuple[str, ...] = ()
     problem: str | None = None
     exclude_remedy: str | None = None
@@ -119,7 +134,7 @@ class Declaration:
     @property
     def signature(self) -> Signature | None:
         """That of every linear; None where it is not understood or there are several."""
-        signatures = {group.scheme.signature for group in self.groups}
+        signatures = {group.signature for group in self.groups}
         return signatures.pop() if len(signatures) == 1 else None
 
 
@@ -159,31 +174,5 @@ def _understood(written: RawDeclaration, method: str) -> dict[str, Any]:
         excludes, scheme = layout.excludes(keys), layout.read(keys)
     except VerifyError as exc:
         return {"problem": " ".join(str(exc).split())}
-    groups = tuple(Group(each.targets, _as_taken(each)) for each in (scheme, *scheme.others))
+    groups = tuple(map(LinearScheme.of, (scheme, *scheme.others)))
     return {"layout": layout.name, "groups": groups, "excludes": excludes}
-
-
-def _as_taken(scheme: DeclaredScheme) -> LinearScheme:
-    layout, in_groups = scheme.layout, scheme.granularity == "group"
-    return LinearScheme(
-        signature=Signature(
-            layout=layout.name,
-            dtype=scheme.weight_dtype.removesuffix("_e4m3"),
-            granularity="ordered" if scheme.ordered else scheme.granularity,
-            group_size=(scheme.group_size or 0) if in_groups else 0,
-            activations=scheme.activations,
-            says_symmetric=(layout.name, layout.declares_symmetry) in _SAYS_SYMMETRIC,
-            of_fp8=scheme.first_stage is not None,
-        ),
-        suffix=layout.weight_suffix(scheme),
-        parts=lambda rows, columns: _in_any_float(stored_parts(scheme, rows, columns)),
-    )
-
-
-def _in_any_float(parts: Parts) -> Parts:
-    """Engines copy a float of one dtype into a parameter of another, powers of two too."""
-    floats = set(FLOAT_DTYPES)
-    return {
-        suffix: Part(ANY_FLOAT, part.shape) if set(part.dtypes) <= floats else part
-        for suffix, part in parts.items()
-    }

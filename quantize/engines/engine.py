@@ -3,17 +3,18 @@
 Traits say what is peculiar to a family. What is in no table is UNKNOWN.
 """
 
+import re
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..drafts import FAMILIES
 from ..drafts.architectures import declared_architecture
-from ..drafts.config_reader import object_at, with_text_config
-from ..drafts.engine_traits import Biases, EngineTraits, Finding, InEngine
-from ..files.checkpoint import Checkpoint
+from ..drafts.config_reader import object_at
+from ..drafts.engine_traits import EngineTraits, Finding, InEngine
+from ..drafts.recognition import is_speculators
 from ..files.safetensors_header import TensorInfo
 from .built_linears import built_as_floats, layer_linears, mtp_modules
 from .contract import (
@@ -54,25 +55,10 @@ class Serving:
     words: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
 
-    def with_cache(self, declared: str | None) -> "Serving":
-        """The same with the KV cache as the folder declares it, unless `cache_dtype` is set."""
-        return self if self.cache_dtype is not None else replace(self, cache_dtype=declared)
 
-    def line(self, *parts: str) -> str:
-        """A command for a shell: variables, the parts that are not empty, and the given words."""
-        given = (shlex.quote(word) for word in self.words)
-        return " ".join([*self.environment, *filter(None, parts), *given])
-
-
-def flag(name: str, value: object) -> str:
-    """A flag with its value; nothing where the value is None."""
-    return "" if value is None else f"{name} {shlex.quote(str(value))}"
-
-
+BIAS_KEYS = ("attention_bias", "mlp_bias")
 TRAITS: tuple[EngineTraits, ...] = tuple(family.engine_traits for family in FAMILIES)
 """Facts of every family: for questions before the family of a draft is known."""
-_LIKE = {"gfx950": "gfx942"}
-"""GPUs on which results were the same, except for what has its own row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +69,7 @@ class Engine(ABC):
     version: str
     evidence: str
     archs: Sequence[str]
+    command: Sequence[str]
     other_archs: Sequence[str] = ()
     checked_archs: Sequence[str] = ()
     launch_note: str | None = None
@@ -92,7 +79,6 @@ class Engine(ABC):
     other_keys: Sequence[str] = ()
     experts_by_name: Sequence[str] = ()
     absent_tables: Mapping[str, str] = field(default_factory=dict)
-    checks_shapes: bool = False
     untried: str = TRY
 
     @property
@@ -120,24 +106,6 @@ class Engine(ABC):
         in_engine: InEngine = getattr(traits, self.name.replace("-", "_"))
         return in_engine
 
-    def question(
-        self, checkpoint: Checkpoint, traits: EngineTraits, geometry: Any, **asked: Any
-    ) -> Question:
-        """The question about a draft of this geometry; `asked`: what the headers lack."""
-        return Question(
-            traits=traits,
-            own=self.own(traits),
-            config=with_text_config(checkpoint.config),
-            tensor_names=frozenset(checkpoint.tensors),
-            num_layers=geometry.num_layers,
-            normed_heads=geometry.normed_heads,
-            fuses=geometry.fuses,
-            inside_target=checkpoint.subtree is not None,
-            stacks_experts=checkpoint.stacks_experts,
-            is_mixture=getattr(geometry, "mixture", None) is not None,
-            **asked,
-        )
-
     def rule(self, about: str, /, **facts: Any) -> Finding | None:
         """The finding of the first row of rules.toml that fits; None where no row does."""
         known = {"engine": self.title, **facts}
@@ -152,9 +120,22 @@ class Engine(ABC):
         """That finding, if there is one."""
         yield from filter(None, [self.rule(about, **facts)])
 
-    @abstractmethod
     def launch(self, question: Question, num_draft_tokens: int, serving: Serving) -> str:
         """The shell command that serves a draft with a number of tokens per step."""
+        facts = {
+            "tp": question.tp,
+            "served_as": question.own.served_as,
+            **asdict(serving),
+            **self.launched(question, num_draft_tokens, serving),
+        }
+        words = {k: shlex.quote(str(fact)) for k, fact in facts.items() if fact is not None}
+        named = ((part, re.findall(r"\{(\w+)\}", part)) for part in self.command)
+        parts = (part.format_map(words) for part, names in named if words.keys() >= {*names})
+        return " ".join([*serving.environment, *parts, *map(shlex.quote, serving.words)])
+
+    @abstractmethod
+    def launched(self, question: Question, tokens: int, serving: Serving) -> Mapping[str, object]:
+        """What its command says otherwise or besides; None = the part that names it is left out."""
 
     # ---- config.json, before anything else
 
@@ -162,22 +143,17 @@ class Engine(ABC):
         """A config.json of any layout in the ordinary form that it is taken for, or the error."""
         return config
 
-    def form_problem(self, config: Mapping[str, Any], *, of_speculators: bool) -> Finding | None:
+    def form_problem(self, config: Mapping[str, Any]) -> Finding | None:
         """Its error for a form of config.json, for any draft."""
         lacks_heads = "num_attention_heads" not in object_at(config, "text_config")
         return self.rule(
             "form",
             model_type=config.get("model_type"),
-            of_speculators=of_speculators,
+            has_section=config.get("speculators_config") is not None,
+            of_speculators=is_speculators(config),
             lacks_heads="text_config" in config and lacks_heads,
+            is_named=bool(declared_architecture(config)),
         )
-
-    def architecture_problem(self, config: Mapping[str, Any]) -> Finding | None:
-        """Its error for no name, and for names of published drafts of which it has no class."""
-        name = declared_architecture(config)
-        if name in self.unserved or not config.get("architectures"):
-            return self.rule("architecture", name=name)
-        return None
 
     @abstractmethod
     def config_problem(self, question: Question) -> Finding | None:
@@ -200,25 +176,25 @@ class Engine(ABC):
             declared = {**declared, "quant_method": self.aliases[method]}
         return {**config, "quantization_config": declared}
 
-    def taken(self, declaration: Declaration, _arch: str) -> Declaration | Finding | None:
+    def taken(self, declaration: Declaration, _arch: object) -> Declaration | Finding | None:
         """A declaration as it understands it, None = as if there were none, or why it refuses."""
         return declaration
 
-    def declaration_problem(self, declaration: Declaration, arch: str) -> Finding | None:
+    def declaration_problem(self, declaration: Declaration, arch: object) -> Finding | None:
         """Why it refuses a declaration on a GPU before it looks at any layer."""
         keys, method = declaration.keys, declaration.method or ""
         return self.rule(
             "declaration",
             method=method,
-            is_amd=arch.startswith("gfx"),
+            arch=arch,
             algorithm=declaration.algorithm or "",
             is_nested=declaration.form != "flat" and declaration.by_modelopt,
             null_method=None in (keys.get("quant_method", ""), keys.get("quantization", "")),
         )
 
-    def row(self, signature: Signature, arch: str) -> Scheme | None:
+    def row(self, signature: Signature, arch: object) -> Scheme | None:
         """What happens to a declared scheme; None where that is not known."""
-        return taken_by(self.name, signature, (arch, _LIKE.get(arch, arch)))
+        return taken_by(self.name, signature, arch)
 
     def is_excluded(self, question: Question, module: Module) -> bool:
         """Whether the declared excludes leave a module unquantized.
@@ -269,12 +245,17 @@ class Engine(ABC):
         """What makes it quantize a plain module of this leaf after all."""
         return None
 
-    def biases(self, question: Question) -> Biases:
-        """Biases of the family's class; for MLA nothing is known."""
-        ordinary = question.traits.drafts_blocks or question.traits.whole_model
-        return (
-            (None, None) if question.is_latent and not ordinary else question.own.biases(question)
-        )
+    def biases(self, question: Question) -> list[frozenset[str] | None]:
+        """Leaves that get a bias by config.json besides the family's own; None = not known.
+
+        Those are of the family's class; for MLA nothing is known.
+        """
+        traits, config = question.traits, question.config
+        unknown = question.is_latent and not (traits.drafts_blocks or traits.whole_model)
+        known = (None, None) if unknown else question.own.biases(question)
+        return [
+            leaves for key, leaves in zip(BIAS_KEYS, known, strict=True) if config.get(key) is True
+        ]
 
     # ---- tensors that fill no linear, or do not fit
 

@@ -1,11 +1,11 @@
 """`check_checkpoint`: one folder, one engine, one verdict."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Required, TypedDict, Unpack
+from typing import Required, TypedDict, Unpack
 
 from ...recipes.errors import CheckpointError
-from ..drafts import Family, read_config
+from ..drafts import read_config
 from ..drafts.architectures import (
     OTHER_NAMES,
     SUPPORTED,
@@ -13,64 +13,40 @@ from ..drafts.architectures import (
     declared_architecture,
     nested_eagle_keys,
 )
+from ..drafts.config_reader import with_text_config
 from ..drafts.engine_traits import Finding
 from ..drafts.geometry import usual_draft_tokens
-from ..drafts.recognition import (
-    fitting_name,
-    missing_name,
-    other_kind,
-)
+from ..drafts.recognition import fitting_name, missing_name, other_kind
 from ..drafts.runtime_names import known_target_layers
 from ..files.checkpoint import Checkpoint
 from ..gpus import gpu_name, gpu_names
 from ..stored.stored_declaration import quantized_looking
-from .config_rules import (
-    misread_layers,
-    remedy_of_layers,
-    rope_problem,
-    with_built_fc,
-    with_norms,
-    without_biases,
-)
-from .contract import (
-    ENGINE_NAMES,
-    STAGES,
-    TRY,
-    VERDICTS,
-    EngineCheck,
-    EngineName,
-    Layer,
-    Question,
-    explained,
-    shown,
-)
+from . import config_rules as rules
+from .asked_gpu import AskedGpu
+from .contract import TRY, VERDICTS, EngineCheck, EngineName, Layer, Question, explained, shown
 from .declared_forms import Declaration, read_declaration
 from .engine import Engine, Serving
 from .executed import form_of, of_other_form
-from .folder_findings import head_notes, unshared
+from .folder_findings import absent_tables, head_notes
 from .linear_findings import Walk
 from .versions import ENGINES
 
 
 class CheckAsked(TypedDict, total=False):
-    """What is asked about a draft.
+    """What is asked about a draft, besides the GPU.
 
     Attributes:
-        version: of the engine; of any other than the known one the answer is UNKNOWN.
-        arch: "gfx942", "sm90", ... (see `gpus`); None = the answer that all of them share.
+        has_side_file: hf_quant_config.json is beside config.json.
         tp: number of tensor-parallel shards, at least 1, the default.
         target_layers: decoder layers of the target, after which vLLM numbers the draft's; None = as
             config.json says in num_target_layers, if it does.
-        asked: the user's name for the GPU, which the answer uses.
         serving: parts of the launch line; None = the draft, and placeholders for the rest.
     """
 
     engine: Required[EngineName]
-    version: str | None
-    arch: str | None
+    has_side_file: Required[bool]
     tp: int
     target_layers: int | None
-    asked: str | None
     serving: Serving | None
 
 
@@ -101,62 +77,82 @@ def with_values(answer: EngineCheck, problems: Mapping[str, str]) -> EngineCheck
 
 
 def check_checkpoint(
-    checkpoint: Checkpoint, *, has_side_file: bool, **asked: Unpack[CheckAsked]
+    checkpoint: Checkpoint,
+    *,
+    version: str | None = None,
+    arch: str | None = None,
+    gpu: str | None = None,
+    **asked: Unpack[CheckAsked],
 ) -> EngineCheck:
     """Predict what an engine does with a draft, from headers alone; its folder may not exist yet.
 
-    `has_side_file`: hf_quant_config.json is beside config.json.
+    Args:
+        version: of the engine; of any other than the known one the answer is UNKNOWN.
+        arch: "gfx942", "sm90", ... (see `gpus`); None = the answer that all of them share.
+        gpu: the user's name for the GPU, which the answer uses.
 
     Raises:
         CheckpointError: it cannot be read as a draft, there is no such engine, or `target_layers`
             is not what config.json says.
     """
-    _check_asked(asked)
-    engine, version, arch = asked["engine"], asked.get("version"), asked.get("arch")
-    known = ENGINES[engine]
-    place = _Place(
-        engine=known,
-        arch=arch,
-        tp=asked.get("tp", 1),
-        gpu=gpu_name(arch, asked.get("asked")) if arch is not None else gpu_names(known.archs),
-        first_layer=known_target_layers(checkpoint, asked.get("target_layers")),
-        has_side_file=has_side_file,
-        serving=asked.get("serving"),
-    )
+    place = _place(checkpoint, asked)
+    known = place.engine
+    if arch is not None:
+        place = replace(place, gpu=AskedGpu(arch, gpu_name(arch, gpu)))
     if version not in (None, known.version):
         why = f"The rules of {known.title} {version} are not known, only those of {known.version}"
         answer = _unknown(place, why)
         return replace(answer, version=version, evidence="this version was never executed")
     if arch is None:
-        every = (replace(place, arch=each, gpu=gpu_name(each)) for each in known.archs)
-        return _agreed(place, [_check(checkpoint, each) for each in every])
+        return _agreed(place, list(check_on_each(checkpoint, known.archs, **asked)))
     if arch not in known.checked_gpus:
         why = f"Loading in {known.title} was never executed on {place.gpu}"
         return replace(_unknown(place, why), evidence="")
     return _check(checkpoint, place)
 
 
+def check_on_each(
+    checkpoint: Checkpoint, archs: Iterable[str], **asked: Unpack[CheckAsked]
+) -> Iterator[EngineCheck]:
+    """One answer for each GPU: GPUs that the rules ask the same share the work."""
+    place, known = _place(checkpoint, asked), list[tuple[AskedGpu, EngineCheck]]()
+    for arch in archs:
+        gpu = AskedGpu(arch, gpu_name(arch))
+        answer = next((answer for other, answer in known if other.is_like(gpu)), None)
+        if answer is None:
+            answer = _check(checkpoint, replace(place, gpu=gpu))
+            known.append((gpu, answer))
+        yield replace(answer, arch=gpu.arch, gpu=gpu.name)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Where and with what a draft is to be served; `gpu` is the name of `arch` for people."""
+    """Where and with what a draft is to be served."""
 
     engine: Engine
-    arch: str | None
+    gpu: AskedGpu
     tp: int
-    gpu: str
     first_layer: int | None
     has_side_file: bool
     serving: Serving | None
 
 
-def _check_asked(asked: CheckAsked) -> None:
-    engine, tp = asked["engine"], asked.get("tp", 1)
-    if engine not in ENGINE_NAMES:
-        fix = f"engines: {', '.join(ENGINE_NAMES)}"
-        raise CheckpointError("--engine", f"no engine is called {engine!r}", fix=fix)
+def _place(checkpoint: Checkpoint, asked: CheckAsked) -> _Place:
+    name, tp = asked["engine"], asked.get("tp", 1)
+    if name not in ENGINES:
+        fix = f"engines: {', '.join(ENGINES)}"
+        raise CheckpointError("--engine", f"no engine is called {name!r}", fix=fix)
     if tp < 1:
         what = f"expected a number of GPUs, at least 1, got {tp}"
         raise CheckpointError("--tp", what, fix="leave it out for one GPU")
+    return _Place(
+        engine=ENGINES[name],
+        gpu=AskedGpu(None, gpu_names(ENGINES[name].archs)),
+        tp=tp,
+        first_layer=known_target_layers(checkpoint, asked.get("target_layers")),
+        has_side_file=asked["has_side_file"],
+        serving=asked.get("serving"),
+    )
 
 
 def _check(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
@@ -175,9 +171,9 @@ def _check(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
 def _of_kind(place: _Place, kind: Kind, answer: EngineCheck) -> EngineCheck:
     """What the draft is, instead of findings about single tensors and keys."""
     untried = f"What {place.engine.title} computes with it was never executed"
-    first = Finding("unknown", untried, "")
-    if answer.findings and answer.findings[0].stage != "load":  # of a family's names, not its own
-        first = answer.findings[0]
+    first = next(iter(answer.findings), Finding("load", "", ""))
+    if first.stage == "load":  # of a family's names, not its own
+        first = Finding("unknown", untried, "")
     text = f"The draft is {kind.name}, which no family of draftquant reads. {first.text}"
     remedy = TRY if first.stage == "unknown" else kind.fix
     return _answer(place, [Finding(first.stage, text, remedy)])
@@ -190,7 +186,7 @@ def _of_name(place: _Place, checkpoint: Checkpoint, answer: EngineCheck) -> Engi
     if fitting is None and first.remedy:
         return answer
     known = fitting_name(checkpoint, engine.architectures, misnamed=fitting is not None)
-    name = fitting or declared
+    name, remedy = fitting or declared, SUPPORTED
     having = [each.title for each in ENGINES.values() if name in each.architectures]
     if known is not None:
         remedy = f"set architectures to {known}, whose tensors these are"
@@ -198,29 +194,31 @@ def _of_name(place: _Place, checkpoint: Checkpoint, answer: EngineCheck) -> Engi
         remedy = missing_name(checkpoint)
     elif having:
         remedy = f"serve it with {having[0]}, as {name}: {engine.title} has no such draft"
-    else:
-        remedy = SUPPORTED
     return _answer(place, [first._replace(remedy=remedy)])
 
 
 def _as_read(
-    engine: Engine, checkpoint: Checkpoint, arch: str
+    engine: Engine, checkpoint: Checkpoint, gpu: AskedGpu
 ) -> tuple[Checkpoint, Declaration | None] | Finding:
     """A folder with config.json as the engine reads it, and the declaration that it takes.
 
     In the order in which an engine reads them; or neither, where it refuses.
     """
-    config = engine.plain_config(checkpoint.config)
+    problem = engine.form_problem(checkpoint.config)
+    config = problem or engine.plain_config(checkpoint.config)
     if isinstance(config, Finding):
         return config
-    if (problem := engine.architecture_problem(config)) is not None:
+    name = declared_architecture(config)
+    if name in engine.unserved or not config.get("architectures"):
+        problem = engine.rule("architecture", name=name)
+    if problem is not None:
         return problem
-    if declared_architecture(config) not in engine.architectures:
+    if name not in engine.architectures:
         what = f"a draft of architectures {config.get('architectures')!r}"
         return Finding("unknown", f"Loading {what} was never executed", TRY)
     checkpoint = replace(checkpoint, config=engine.as_declared(config))
     declaration = read_declaration(checkpoint)
-    taken = declaration and engine.taken(declaration, arch)
+    taken = declaration and engine.taken(declaration, gpu)
     if isinstance(taken, Finding):
         return taken
     if taken is not None and not taken.method:  # most go on as if nothing were declared
@@ -230,38 +228,41 @@ def _as_read(
 
 
 def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
-    """The check by the family that reads the draft."""
-    engine, arch, written = place.engine, place.arch or "", checkpoint.config
-    as_read = _as_read(engine, checkpoint, arch)
+    engine, written = place.engine, checkpoint.config
+    as_read = _as_read(engine, checkpoint, place.gpu)
     if isinstance(as_read, Finding):
         return _answer(place, [as_read])
     checkpoint, declaration = as_read
     config = checkpoint.config
-    plain = replace(checkpoint, config=without_biases(config))
+    plain = replace(checkpoint, config=rules.without_biases(config))
     family, read = read_config(plain, as_declared=True)
-    in_engine = engine.own(family.engine_traits)
-    name = declared_architecture(config)
+    in_engine, name = engine.own(family.engine_traits), declared_architecture(config)
     if name not in in_engine.architectures:
         wanted = OTHER_NAMES.get(name)
         remedy = f"set architectures to {wanted}" if wanted in in_engine.architectures else TRY
         return _unknown(place, f"Loading {family.name} as {name} was never executed", remedy)
-    fusion = (in_engine.normed_fusion if read.normed_heads else None) or in_engine.fusion
-    fusion = fusion if read.fuses else None
-    geometry: Any = with_built_fc(fusion, read, config) if fusion else read
+    fusion = rules.fusion_of(in_engine, read)
+    geometry = rules.as_built(engine, family, read, config, fusion)
     if isinstance(geometry, Finding):
         return _answer(place, [geometry])
-    geometry = with_norms(engine, family, geometry, checkpoint.config)
     stored = checkpoint.tensors.values()
     heads = (t for t in stored if family.canonical_name(t.name) == "lm_head.weight")
-    question = engine.question(
-        checkpoint,
-        family.engine_traits,
-        geometry,
+    question = Question(
+        traits=family.engine_traits,
+        own=in_engine,
+        config=with_text_config(config),
         declaration=declaration,
         has_side_file=place.has_side_file,
+        tensor_names=frozenset(checkpoint.tensors),
         head_rows=next((t.shape[0] for t in heads if len(t.shape) == 2), None),
+        num_layers=geometry.num_layers,
         first_layer=place.first_layer,
-        arch=arch,
+        normed_heads=geometry.normed_heads,
+        fuses=geometry.fuses,
+        inside_target=checkpoint.subtree is not None,
+        stacks_experts=checkpoint.stacks_experts,
+        is_mixture=getattr(geometry, "mixture", None) is not None,
+        arch=place.gpu,
         tp=place.tp,
     )
     problem = engine.config_problem(question)
@@ -275,42 +276,26 @@ def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
     )
     layers, findings = walk.layers_and_findings()
     captures = engine.captures(question) if read.fuses else ()
-    fused = geometry.num_aux_layers if fusion else None
-    ids = read.aux_layer_ids
-    misread = [misread_layers(each, ids, place.first_layer, fused) for each in captures]
-    layers_remedy = remedy_of_layers(config, ids, fused)
+    fused, ids = geometry.num_aux_layers if fusion else None, read.aux_layer_ids
+    misread = [rules.misread_layers(each, ids, place.first_layer, fused) for each in captures]
+    layers_remedy = rules.remedy_of_layers(config, ids, fused)
     if misread and misread[0] is not None:
-        findings = [*findings, Finding("wrong", misread[0], layers_remedy)]
+        findings.append(Finding("wrong", misread[0], layers_remedy))
     serving = place.serving or Serving(draft=str(checkpoint.folder))
-    serving = serving.with_cache(declaration.cache_dtype if declaration else None)
+    if serving.cache_dtype is None and declaration is not None:
+        serving = replace(serving, cache_dtype=declaration.cache_dtype)
     launch = engine.launch(question, usual_draft_tokens(geometry), serving)
-    rotation = None if in_engine.mtp else rope_problem(question, engine)
+    rotation = None if in_engine.mtp else rules.rope_problem(question, engine)
     findings = [*filter(None, (rotation, problem)), *findings]
-    answer = _answer(place, findings, layers, launch or None)
-    answer = _as_executed(place, replace(answer, form=form_of(walk, layers, written)))
+    form = form_of(walk, layers, written)
+    if not findings and (other := of_other_form(engine, form)) is not None:
+        findings = [other]
+    answer = replace(_answer(place, findings, layers, launch), form=form)
+    if answer.verdict == "LOADS":
+        answer = replace(answer, evidence=f"{answer.evidence}. Its form: {form.in_words}")
     notes = [f"{text}: {layers_remedy}" for text in misread[1:] if text is not None]
-    notes += _absent_tables(engine, question, family)
-    notes += head_notes(walk, answer.verdict)
+    notes += [*absent_tables(walk), *head_notes(walk, answer.verdict)]
     return replace(answer, captures=captures, notes=tuple(notes))
-
-
-def _as_executed(place: _Place, answer: EngineCheck) -> EngineCheck:
-    """LOADS for an executed form alone, which the evidence names."""
-    form = answer.form
-    if answer.verdict != "LOADS" or form is None:
-        return answer
-    if (other := of_other_form(place.engine, form)) is None:
-        return replace(answer, evidence=f"{answer.evidence}. Its form: {form.in_words}")
-    return replace(_answer(place, [other], answer.layers, answer.launch), form=form)
-
-
-def _absent_tables(engine: Engine, question: Question, family: Family) -> list[str]:
-    names = question.tensor_names
-    stored = {family.canonical_name(name).rpartition(".")[0] for name in names}
-    tied = question.config.get("tie_word_embeddings") is True
-    is_served = engine.rule("unshared_head", **unshared(question)) is None
-    unneeded = {"lm_head"} if tied or not is_served else set()
-    return [text for table, text in engine.absent_tables.items() if table not in stored | unneeded]
 
 
 def _answer(
@@ -329,13 +314,13 @@ def _answer(
         )
         for each in findings
     )
-    ordered = sorted(readable, key=lambda finding: STAGES.index(finding.stage))
+    ordered = sorted(readable, key=lambda finding: [*VERDICTS].index(finding.stage))
     first = ordered[0] if ordered else None
     return EngineCheck(
         engine=engine.name,
         version=engine.version,
-        arch=place.arch,
-        gpu=place.gpu,
+        arch=place.gpu.arch,
+        gpu=place.gpu.name,
         tp=place.tp,
         verdict=VERDICTS[first.stage] if first else "LOADS",
         evidence=engine.evidence,
@@ -355,7 +340,7 @@ def _unknown(place: _Place, why: str, remedy: str = TRY) -> EngineCheck:
 def _agreed(place: _Place, answers: Sequence[EngineCheck]) -> EngineCheck:
     """One answer for all GPUs; where they differ, the answer depends on the GPU."""
     if len({answer.verdict for answer in answers}) == 1:
-        return replace(answers[0], arch=None, gpu=place.gpu)
+        return replace(answers[0], arch=None, gpu=place.gpu.name)
     by_gpu = {answer.gpu: answer.verdict for answer in answers}
     each = "; ".join(
         f"{verdict} on {', '.join(gpu for gpu in by_gpu if by_gpu[gpu] == verdict)}"

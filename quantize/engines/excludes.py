@@ -4,7 +4,6 @@ Each engine says which way of excluding it uses. Source of targets: `find_matche
 compressed-tensors' configs in vLLM 0.33.0 and SGLang 0.5.23; other declarations have one group.
 """
 
-import fnmatch
 from collections.abc import Callable, Collection, Iterable
 
 from ...recipes.errors import short
@@ -19,31 +18,22 @@ Matching = Callable[[str, str], bool]
 QUANTIZED_HEADS = ("modelopt", "compressed-tensors")
 """Each quant_method that can quantize heads: `compressed_tensors.py:186`, `modelopt.py:254` of
 vLLM, `compressed_tensors.py:202`, `modelopt_quant.py:341` of SGLang."""
-NAMED_HEADS = frozenset({"compressed-tensors"})
-"""Each quant_method that quantizes heads only where a target names them.
+BY_NAME = frozenset({"compressed-tensors"})
+"""Each quant_method that takes heads and experts only by their own names, and one kind of experts.
 
 vLLM's ParallelLMHead has no "Linear" in its name (`utils.py:73`), SGLang asks no class for it
-(`get_lm_head_scheme`).
+(`get_lm_head_scheme`); `get_moe_scheme` of SGLang's `compressed_tensors.py:878`, as in vLLM.
 """
 
-NAMED_EXPERTS = NAMED_HEADS
-"""Each quant_method that asks for experts by their own names, and refuses two kinds of them:
-`get_moe_scheme` of SGLang's `compressed_tensors.py:878`, and the same in vLLM."""
 
-
-def is_regex_match(pattern: str, name: str) -> bool:
-    """True if a pattern `re:...` matches from the start of the name.
+def exact_or_regex(pattern: str, name: str) -> bool:
+    """The whole name, or a `re:` pattern from its start.
 
     Raises:
         UnsureError: it is not a regular expression, or not one that is understood here; when an
             engine notices depends on the engine.
     """
-    return pattern.startswith("re:") and _matches(pattern, pattern[3:], name)
-
-
-def exact_or_regex(pattern: str, name: str) -> bool:
-    """The whole name, or a `re:` pattern from its start."""
-    return pattern == name or is_regex_match(pattern, name)
+    return pattern == name or (pattern.startswith("re:") and _matches(pattern, pattern[3:], name))
 
 
 def suffix_or_regex(pattern: str, name: str) -> bool:
@@ -51,16 +41,6 @@ def suffix_or_regex(pattern: str, name: str) -> bool:
     return exact_or_regex(pattern, name) or (
         not pattern.startswith("re:") and name.endswith("." + pattern)
     )
-
-
-def substring(pattern: str, name: str) -> bool:
-    """Any piece of the name."""
-    return pattern in name
-
-
-def substring_or_wildcard(pattern: str, name: str) -> bool:
-    """Any piece of the name, or a shell wildcard for all of it."""
-    return pattern in name or fnmatch.fnmatch(name, pattern)
 
 
 def dotted_path(pattern: str, name: str) -> bool:
@@ -110,20 +90,23 @@ def scheme_of(question: Question, module: Module) -> LinearScheme | None:
     """
     groups = question.declaration.groups if question.declaration else ()
     on_disk = question.method in question.own.targets_on_disk
-    for group in groups:
-        if on_disk and set(module.parts) <= set(group.targets):
-            return group.scheme
-        if any(exact_or_regex(target, module.prefix) for target in group.targets):
-            return group.scheme
-    if is_head(question, module.leaf) and question.method in NAMED_HEADS:
+
+    def named(name: str, *parts: str) -> LinearScheme | None:
+        for group in groups:
+            if on_disk and parts and set(parts) <= set(group.targets):
+                return group
+            if any(exact_or_regex(target, name) for target in group.targets):
+                return group
         return None
-    every = next((each.scheme for each in groups if set(EVERY_LINEAR) & set(each.targets)), None)
+
+    if (own := named(module.prefix, *module.parts)) is not None:
+        return own
+    if is_head(question, module.leaf) and question.method in BY_NAME:
+        return None
+    every = next((group for group in groups if set(EVERY_LINEAR) & set(group.targets)), None)
     if every is not None and question.own.classes_first:
         return every
-    parts = [
-        next((g.scheme for g in groups if any(exact_or_regex(t, name) for t in g.targets)), None)
-        for name in question.names_of_parts(module)
-    ]
+    parts = [named(name) for name in question.names_of_parts(module)]
     return parts[0] if parts and all(parts) else every
 
 

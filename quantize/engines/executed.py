@@ -89,7 +89,6 @@ def _of_config(config: Mapping[str, Any], *, fuses: bool, mtp: bool) -> Iterator
 
 
 def _nulls(keys: Mapping[str, Any], model_type: str, section: str = "") -> Iterator[str]:
-    """Those of `_NULLS` that are null."""
     for key, value in sorted(keys.items()):
         if value is None and key in _NULLS:
             yield f"{section}{key} null of {model_type}"
@@ -98,7 +97,6 @@ def _nulls(keys: Mapping[str, Any], model_type: str, section: str = "") -> Itera
 
 
 def _of_tensors(folder: Folder) -> Iterator[str]:
-    """Norms, tables and dtypes."""
     norms: dict[str, set[str]] = defaultdict(set)
     dtypes = set()
     for name, tensor in folder.checkpoint.tensors.items():
@@ -124,27 +122,23 @@ def _of_tensors(folder: Folder) -> Iterator[str]:
 
 
 @functools.cache
-def _forms() -> Mapping[str, Mapping[str, Set[str]]]:
-    """Engine -> kind of draft -> facts."""
+def _forms() -> Mapping[tuple[str, str], Set[str]]:
+    """Engine and kind of draft -> facts: the others, and by what each linear was taken."""
+    forms: dict[tuple[str, str], set[str]] = defaultdict(set)
     kept = parse_json(read_text(Path(__file__).with_name("executed_forms.json")))
-    both = kept.pop("both")
-    return {
-        engine: {d: {*_facts(own.get(d, {})), *_facts(both.get(d, {}))} for d in {*own, *both}}
-        for engine, own in kept.items()
-    }
-
-
-def _facts(kept: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """Facts as they are kept: the others, and what takes linears by all of which it is taken."""
-    for modules, facts in kept.items():
-        names = modules.split(", ") if modules != "others" else ()
-        yield from (f"{module} as {taken}" for module in names for taken in facts)
-    yield from kept.get("others", ())
+    both = kept.pop("both").items()
+    for engine, own in kept.items():
+        for draft, named in (*own.items(), *both):
+            for modules, facts in named.items():
+                linears = [f"{module} as " for module in modules.split(", ")]
+                begun = [""] if modules == "others" else linears
+                forms[engine, draft] |= {begin + fact for begin in begun for fact in facts}
+    return forms
 
 
 def of_other_form(engine: Engine, form: DraftForm) -> Finding | None:
     """That no folder with one of its facts was executed; None where all were."""
-    known = _forms().get(engine.name, {}).get(form.draft, set())
+    known = _forms().get((engine.name, form.draft), set())
     other = next((fact for fact in form.facts if fact not in known), None)
     if other is None:
         return None

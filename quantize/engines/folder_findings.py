@@ -1,7 +1,7 @@
 """Findings of a folder beyond single linears: names, tables, the vocabulary, shards."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,6 @@ from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.stored_declaration import COMPANIONS
 from .built_linears import ROUTED, VOCAB_PADDING
-from .config_rules import BIAS_KEYS
 from .contract import Question, Verdict
 from .engine import TRAITS, Engine
 
@@ -45,9 +44,10 @@ class Folder:
 def folder_findings(folder: Folder) -> Iterator[Finding]:
     """Of tensors that are no linears, and of tables and shards."""
     engine, question = folder.engine, folder.question
-    yield from _names(folder)
+    linears = dict.fromkeys(part for built in engine.modules(question) for part in built.parts)
+    yield from _names(folder, linears)
     yield from _cut_head(folder)
-    yield from _absent(folder)
+    yield from _absent(folder, linears)
     yield from _shared_tables(folder)
     if "lm_head" not in folder.stored:
         yield from engine.rules("unshared_head", **unshared(question))
@@ -79,11 +79,10 @@ _CODES = ("F8_E4M3", "I8", "U8")
 SHARED = ("embed_tokens", "lm_head")
 
 
-def _names(folder: Folder) -> Iterator[Finding]:
+def _names(folder: Folder, linears: Collection[str]) -> Iterator[Finding]:
     """Tensors that are not the family's, that it spells otherwise, or that hold no numbers."""
     engine, question, roots = folder.engine, folder.question, folder.question.own.roots
     spellings = _SPELLINGS_OF_MTP if question.traits.is_mtp else _SPELLINGS
-    linears = {part for built in engine.modules(question) for part in built.parts}
     declared = question.traits.is_mtp and question.declaration is not None
     for root, finding in roots.items():
         if finding is not None and any(n.startswith(root) for n in folder.checkpoint.tensors):
@@ -91,19 +90,19 @@ def _names(folder: Folder) -> Iterator[Finding]:
     for module, tensors in folder.stored.items():
         if ROUTED in module and (question.inside_target or declared):
             continue  # they are judged whole: `Walk`
+        is_plain = linears and module not in linears
         for suffix, tensor in tensors.items():
             name = tensor.name
             inner = next((name.removeprefix(root) for root in roots if name.startswith(root)), name)
             if suffix in COMPANIONS and f"{module}.weight" in folder.specs:
-                if linears and module not in linears:
+                if is_plain:
                     remedy = f"quantize the BF16 draft in a format that {engine.title} reads"
                     yield from _without_parameter(engine, question, name, remedy)
-                continue
-            if not spellings.match(inner) and _OF_LAYERS & set(name.split(".")):
+            elif not spellings.match(inner) and _OF_LAYERS & set(name.split(".")):
                 yield from engine.rules("stranger", name=name)
             elif f"{module}.{suffix}".lstrip(".") not in folder.specs:
                 yield from strangers(engine, question, tensor)
-            elif linears and module not in linears and tensor.dtype in _CODES:
+            elif is_plain and tensor.dtype in _CODES:
                 yield from engine.rules("plain_codes", name=name, stored_dtype=tensor.dtype)
 
 
@@ -124,66 +123,68 @@ def strangers(engine: Engine, question: Question, tensor: TensorInfo) -> Iterato
 def _without_parameter(
     engine: Engine, question: Question, name: str, remedy: str
 ) -> Iterator[Finding]:
-    facts = {"in_engine": name.replace("midlayer", "layers.0"), "remedy": remedy}
+    names = {"name": name, "in_engine": name.replace("midlayer", "layers.0")}
     how = question.own.unknown_tensors
-    yield from engine.rules("no_parameter", name=name, unknown_tensors=how, **facts)
+    yield from engine.rules("no_parameter", unknown_tensors=how, remedy=remedy, **names)
 
 
-def _absent(folder: Folder) -> Iterator[Finding]:
+def _absent(folder: Folder, linears: Collection[str]) -> Iterator[Finding]:
     """Tensors of the family that are not stored; of linears `Walk` says it."""
-    engine, question = folder.engine, folder.question
-    leaves = built_biases(engine, question)
-    if None in _asked(engine, question):
+    engine, stored = folder.engine, folder.stored
+    leaves = built_biases(engine, folder.question)
+    if None in engine.biases(folder.question):
         yield from engine.rules("stranger", name="a bias")
-    linears = {part for built in engine.modules(question) for part in built.parts}
-    biased = [part for part in linears if part.rpartition(".")[2] in leaves]
     wanted = [name for name, spec in folder.specs.items() if not spec.optional]
-    for name in (*wanted, *(f"{part}.bias" for part in biased if part in folder.stored)):
+    wanted += [f"{p}.bias" for p in linears if p.rpartition(".")[2] in leaves and p in stored]
+    for name in wanted:
         module, _, suffix = name.rpartition(".")
-        stored = folder.stored.get(module, {})
-        is_judged = suffix == "weight" and (module in linears or bool(stored))
-        if not is_judged and suffix not in stored:
+        is_judged = suffix == "weight" and (module in linears or module in stored)
+        if not is_judged and suffix not in stored.get(module, {}):
             yield from engine.rules("absent", name=name)
 
 
 def built_biases(engine: Engine, question: Question) -> frozenset[str]:
-    """Leaves that get a bias by config.json, in addition to the family's own."""
-    return frozenset().union(*(leaves or () for leaves in _asked(engine, question)))
-
-
-def _asked(engine: Engine, question: Question) -> list[frozenset[str] | None]:
-    keys = zip(BIAS_KEYS, engine.biases(question), strict=True)
-    return [leaves for key, leaves in keys if question.config.get(key) is True]
+    """The leaves of these that are known."""
+    return frozenset().union(*(leaves or () for leaves in engine.biases(question)))
 
 
 # ---- A head with rows for fewer tokens than the vocabulary
 # Loading and proposing were executed (`experiments/engines/RESULTS.md`). Draft id i stands for
 # target id i + d2t[i]; no engine reads t2d.
 
-_WEIGHTS = ("weight", "weight_packed")
-
 
 def _cut_head(folder: Folder) -> Iterator[Finding]:
     """A head, its map and config.json of one number of rows were executed, and no others."""
-    question, geometry, stored = folder.question, folder.geometry, folder.stored
+    question, vocabulary = folder.question, folder.geometry.vocab_size
     if question.own.shares_tables:
         return
-    vocabulary, built = geometry.vocab_size, geometry.draft_vocab_size
-    if (_rows(stored.get("embed_tokens", {}), ("weight",)) or vocabulary) != vocabulary:
+    if (_rows(folder, "embed_tokens.weight") or vocabulary) != vocabulary:
         yield from folder.engine.rules("unlike", name="embed_tokens", stored_dtype="another size")
     if not question.traits.prunes_vocabulary:
         return
-    is_cut = built < vocabulary
-    rows = {
-        "lm_head": _rows(stored.get("lm_head", {}), _WEIGHTS),
-        "d2t": _rows(stored.get("", {}), ("d2t",)),
-    }
+    built = folder.geometry.draft_vocab_size
+    head = _rows(folder, "lm_head.weight", "lm_head.weight_packed")
+    rows = {"lm_head": head, "d2t": _rows(folder, "d2t")}
     asked = vocabulary if question.config.get("draft_vocab_size") is None else built
-    known = (asked,) if is_cut else (asked, None)
+    known = (asked,) if built < vocabulary else (asked, None)
     if any(count not in known for count in rows.values()):
         yield from folder.engine.rules("cut_head", asked=asked, **rows)
-    elif is_cut:
+    elif built < vocabulary:
         yield from _wrong_tokens(folder, vocabulary)
+
+
+def _rows(folder: Folder, *names: str) -> int | None:
+    places = (name.rpartition(".") for name in names)
+    found = (folder.stored.get(module, {}).get(suffix) for module, _, suffix in places)
+    return next((tensor.shape[0] for tensor in found if tensor and tensor.shape), None)
+
+
+def absent_tables(folder: Folder) -> Iterator[str]:
+    """What replaces each table that the draft does not have."""
+    is_served = folder.engine.rule("unshared_head", **unshared(folder.question)) is None
+    unneeded = {"lm_head"} if folder.question.is_tied or not is_served else set()
+    absent = folder.engine.absent_tables.keys() - folder.stored.keys() - unneeded
+    yield from (text for table, text in folder.engine.absent_tables.items() if table in absent)
 
 
 def head_notes(folder: Folder, verdict: Verdict) -> Iterator[str]:
@@ -222,12 +223,6 @@ def _wrong_tokens(folder: Folder, vocabulary: int) -> Iterator[Finding]:
         )
 
 
-def _rows(tensors: Mapping[str, TensorInfo], suffixes: tuple[str, ...]) -> int | None:
-    """Rows of the first of the tensors that is stored."""
-    shapes = (tensors[suffix].shape for suffix in suffixes if suffix in tensors)
-    return next((shape[0] for shape in shapes if shape), None)
-
-
 # ---- Tables that are the target's, and shards
 
 
@@ -242,12 +237,11 @@ def _shared_tables(folder: Folder) -> Iterator[Finding]:
     if not question.own.shares_tables:
         return
     whole = question.head_rows in (None, question.config.get("vocab_size"))
-    pruned = "d2t" in stored.get("", {}) or not whole
     for module in SHARED[1:] if question.own.quantizes_fc(question) else SHARED:
         yield from folder.engine.rules(
             "shared",
             module=module,
-            is_cut=pruned,
+            is_cut="d2t" in stored.get("", {}) or not whole,
             is_stored=module in stored,
             has_companions=bool(COMPANIONS & stored.get(module, {}).keys()),
         )
@@ -262,15 +256,15 @@ def undivided(tp: int, config: Mapping[str, Any]) -> str | None:
     0.5.23 has the same layers.
     """
     heads, few = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    widths = {key: config.get(key) for key in ("intermediate_size", "moe_intermediate_size")}
+    vocab = config.get("vocab_size")
     if type(heads) is int and heads % tp:
         return f"{heads} attention heads"
     if type(few) is int and few > 0 and few % tp and tp % few and "kv_lora_rank" not in config:
         return f"{few} heads of keys and values"
-    for key in ("intermediate_size", "moe_intermediate_size"):
-        width = config.get(key)
+    for key, width in widths.items():
         if type(width) is int and width % tp:
             return f"{key} of {width}"
-    vocab = config.get("vocab_size")
     if type(vocab) is int and -(-vocab // VOCAB_PADDING) * VOCAB_PADDING % tp:
         return f"vocabulary of {vocab}, padded to a multiple of {VOCAB_PADDING},"
     return None

@@ -5,24 +5,16 @@ from dataclasses import dataclass
 
 from ..drafts.engine_traits import Finding
 from ..files.safetensors_header import TensorInfo
-from ..stored.layouts.scheme import FLOAT_DTYPES
+from ..stored.layouts.scheme import FLOAT_DTYPES, FP8_DTYPE
 from ..stored.stored_declaration import COMPANIONS
-from .built_linears import (
-    GRAFT,
-    JOINED,
-    ROUTED,
-    built_as_floats,
-    first_prefix,
-    fits,
-    has_several_global_scales,
-    holds,
-    parameters,
-    quantized_linear,
-)
+from . import built_linears as built
 from .contract import Layer, Module, Scheme, UnsureError
-from .declared_forms import LinearScheme, Signature
-from .excludes import NAMED_EXPERTS, scheme_of
+from .declared_forms import NOT_READ, LinearScheme
+from .excludes import BY_NAME, scheme_of
 from .folder_findings import SHARED, Folder, Stored, built_biases, folder_findings, strangers
+
+_FNUZ = "F8_E4M3FNUZ"
+"""Another kind of FP8, which engines copy by value into a parameter of the usual one (executed)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,15 +23,20 @@ class Walk(Folder):
 
     def layers_and_findings(self) -> tuple[list[Layer], list[Finding]]:
         """Every linear, and everything that differs from what the folder means."""
-        layers: list[Layer] = []
-        declared, findings = self.question.declaration, list[Finding]()
-        rows = self._rows(findings)
-        if declared is not None and not rows:  # nor is it known which names and shapes it wants
+        layers, findings = list[Layer](), list[Finding]()
+        question, declared = self.question, self.question.declaration
+        signatures = [group.signature for group in declared.groups] if declared else []
+        rows = {each: self.engine.row(each, question.arch) for each in signatures}
+        for untried in (str(each) for each, row in rows.items() if row is None):
+            findings += self.engine.rules("untried", name=untried)
+        if declared and not any(rows.values()):  # nor is it known which names and shapes it wants
             what = declared.problem or f"quant_method {declared.method}"
             return layers, findings or [*self.engine.rules("untried", name=what)]
         findings += [*folder_findings(self), *_experts(self)]
-        built: list[Scheme] = []
-        for module in self.engine.modules(self.question):
+        met: list[Scheme] = []
+        own = {name for name, spec in self.specs.items() if not spec.optional}
+        leaves = built_biases(self.engine, question)
+        for module in self.engine.modules(question):
             if any(f"{part}.weight" not in self.specs for part in module.parts):
                 findings += self.engine.rules("untried", name=f"{module.name} of such a draft")
                 continue
@@ -59,31 +56,19 @@ class Walk(Folder):
                 if scheme is not None and row is not None
                 else self._plain(module, parts)
             )
-            built += [row] if row else []
+            met += [row] if row else []
             shards = [self._shard(module, part) for part in parts]
-            biased, tp = all(map(self._is_biased, parts)), self.question.tp
-            built_as = parameters(module, parts, shards, scheme, tp, biased=biased)
+            biased = all(f"{p}.bias" in own or p.rpartition(".")[2] in leaves for p in parts)
+            built_as = built.parameters(module, parts, shards, scheme, question.tp, biased=biased)
             taken = row.name if row else None
             layers.append(
                 Layer(module=module.name, parameters=built_as, scheme=taken, quantized=bool(row))
             )
-        for row in dict.fromkeys(rows.values()):
+        for row in dict.fromkeys(filter(None, rows.values())):
             problem = row.problem
-            if problem is not None and (row in built or problem.stage == "config"):
+            if problem is not None and (row in met or problem.stage == "config"):
                 findings.append(problem)
         return layers, findings
-
-    def _rows(self, findings: list[Finding]) -> dict[Signature, Scheme]:
-        """For every declared scheme, its row of the engine's table."""
-        rows: dict[Signature, Scheme] = {}
-        declared = self.question.declaration
-        for group in declared.groups if declared else ():
-            row = self.engine.row(group.scheme.signature, self.question.arch)
-            if row is None:
-                findings += self.engine.rules("untried", name=str(group.scheme.signature))
-            else:
-                rows[group.scheme.signature] = row
-        return rows
 
     def _scheme(
         self, module: Module, findings: list[Finding], *, even_plain: bool = False
@@ -100,7 +85,7 @@ class Walk(Folder):
             findings.append(
                 Finding("unknown", str(exc), "exclude whole linears, without layer numbers")
             )
-            return question.declaration.groups[0].scheme
+            return question.declaration.groups[0]
         if excluded:
             return None
         if scheme is None and module.leaf not in SHARED:
@@ -109,40 +94,32 @@ class Walk(Folder):
         return scheme
 
     def _plain(self, module: Module, parts: Stored) -> Iterator[Finding]:
+        """A module that the engine takes as floats; quantized values have companions."""
+        engine, dropped = self.engine, self.question.own.unknown_tensors
         for part, tensors in parts.items():
             shape, weight = self._shape(part), tensors.get("weight")
             companions = [t.name for suffix, t in tensors.items() if suffix in COMPANIONS]
+            other = weight is not None and weight.shape != shape
             if not tensors:
-                yield from self.engine.rules("absent", name=f"{part}.weight")
-            elif companions and module.leaf == JOINED:  # engines take some of them as floats
-                yield from self.engine.rules("untried", name=f"{part} as quantized values")
+                yield from engine.rules("absent", name=f"{part}.weight")
+            elif companions and module.leaf == built.JOINED:  # engines take some of them as floats
+                yield from engine.rules("untried", name=f"{part} as quantized values")
             elif companions or (weight is not None and weight.dtype not in FLOAT_DTYPES):
-                yield from self._codes(module, companions, weight, shape)
-            elif weight is not None and weight.shape != shape:
+                name = companions[0] if companions else f"{module.name}.weight"
+                yield from engine.rules(
+                    "codes",
+                    module=module.name,
+                    has_companions=bool(companions),
+                    unknown_tensors=dropped,
+                    name=weight.name if other and weight else name,
+                    in_engine=name.replace("midlayer", "layers.0"),
+                    remedy=_declare(self, module),
+                    is_other_shape=other,
+                    stored=_listed(weight.shape if weight else shape),
+                    shape=_listed(shape),
+                )
+            elif other and weight:
                 yield from self._unlike(weight)
-
-    def _codes(
-        self,
-        module: Module,
-        companions: list[str],
-        weight: TensorInfo | None,
-        shape: tuple[int, int],
-    ) -> Iterator[Finding]:
-        """Quantized values of a module that the engine takes as floats of this shape."""
-        question, name = self.question, companions[0] if companions else f"{module.name}.weight"
-        other = weight is not None and weight.shape != shape and self.engine.checks_shapes
-        yield from self.engine.rules(
-            "codes",
-            module=module.name,
-            has_companions=bool(companions),
-            unknown_tensors=question.own.unknown_tensors,
-            name=weight.name if other and weight else name,
-            in_engine=name.replace("midlayer", "layers.0"),
-            remedy=_declare(self, module),
-            is_other_shape=other,
-            stored=_listed(weight.shape if weight else shape),
-            shape=_listed(shape),
-        )
 
     def _unlike(self, tensor: TensorInfo) -> Iterator[Finding]:
         """Loaders may cut a part out of a larger tensor."""
@@ -151,53 +128,47 @@ class Walk(Folder):
 
     def _quantized(self, module: Module, parts: Stored, scheme: LinearScheme) -> Iterator[Finding]:
         """A module that the engine takes as quantized: each part is stored so, none is missing."""
-        shapes = [self._shape(part) for part in parts]
-        for (part, tensors), shape in zip(parts.items(), shapes, strict=True):
+        question = self.question
+        for part, tensors in parts.items():
             if not tensors:
                 yield from self.engine.rules("absent", name=f"{part}.{scheme.suffix}")
             elif _is_float(tensors):
-                yield from self._floats(module, scheme, tensors["weight"])
+                told = question.declaration and question.declaration.exclude_remedy
+                by_name = f"exclude {module.leaf} so that {self.engine.title} matches it as"
+                yield from self.engine.rules(
+                    "floats",
+                    name=tensors["weight"].name,
+                    module=module.name,
+                    remedy=told or f"{by_name} {module.prefix!r}",
+                    dtype=scheme.signature.dtype,
+                    stored_dtype=tensors["weight"].dtype,
+                    is_fused=len(module.parts) > 1,
+                    is_mla=question.is_latent,
+                )
             else:
-                yield from self._parts(part, scheme, tensors, shape)
+                yield from self._parts(part, scheme, tensors)
         shards = [self._shard(module, part) for part in parts]
-        linear = quantized_linear(self.question, module, scheme, shards)
+        linear = built.quantized_linear(question, module, scheme, shards)
         mixed = len({_is_float(tensors) for tensors in parts.values() if tensors}) > 1
         yield from self.engine.rules("linear", **linear, is_mixed=mixed)
         several = len(parts) > 1 and scheme.has_global_scale
-        if several and has_several_global_scales(self.checkpoint, parts):
+        if several and built.has_several_global_scales(self.checkpoint, parts):
             yield from self.engine.rules("several_scales", module=module.name)
 
-    def _floats(
-        self, module: Module, scheme: LinearScheme, weight: TensorInfo
-    ) -> Iterator[Finding]:
-        told = self.question.declaration and self.question.declaration.exclude_remedy
-        by_name = f"exclude {module.leaf} so that {self.engine.title} matches it as"
-        yield from self.engine.rules(
-            "floats",
-            name=weight.name,
-            module=module.name,
-            remedy=told or f"{by_name} {module.prefix!r}",
-            dtype=scheme.signature.dtype,
-            stored_dtype=weight.dtype,
-            is_fused=len(module.parts) > 1,
-            is_mla=self.question.is_latent,
-        )
-
     def _parts(
-        self,
-        name: str,
-        scheme: LinearScheme,
-        tensors: Mapping[str, TensorInfo],
-        shape: tuple[int, int],
+        self, name: str, scheme: LinearScheme, tensors: Mapping[str, TensorInfo]
     ) -> Iterator[Finding]:
-        expected = scheme.parts(*shape)
+        expected = scheme.parts(*self._shape(name))
         for suffix, part in expected.items():
             tensor = tensors.get(suffix)
             if tensor is None:
-                if suffix not in scheme.not_read:
+                if suffix not in NOT_READ:
                     yield from self.engine.rules("absent", name=f"{name}.{suffix}")
-            elif not (holds(tensor, part.dtypes) and fits(tensor, part.shape)):
-                yield from self._unlike(tensor)
+            else:
+                alone = tensor.numel == 1 and {*part.shape} <= {1}  # loaded as () or (1,)
+                dtype = FP8_DTYPE if tensor.dtype == _FNUZ else tensor.dtype
+                if dtype not in part.dtypes or (tensor.shape != part.shape and not alone):
+                    yield from self._unlike(tensor)
         for suffix, tensor in tensors.items():
             if suffix not in expected and suffix != "bias":
                 yield from strangers(self.engine, self.question, tensor)
@@ -205,11 +176,6 @@ class Walk(Folder):
     def _shape(self, part: str) -> tuple[int, int]:
         rows, columns = (dim.size for dim in self.specs[f"{part}.weight"].shape)
         return rows, columns
-
-    def _is_biased(self, part: str) -> bool:
-        spec = self.specs.get(f"{part}.bias")
-        built = built_biases(self.engine, self.question)
-        return bool(spec and not spec.optional) or part.rpartition(".")[2] in built
 
     def _shard(self, module: Module, part: str) -> tuple[int, int]:
         """Rows and columns of one part in one shard; heads of k and v are never split."""
@@ -233,9 +199,8 @@ def _is_float(tensors: Mapping[str, TensorInfo]) -> bool:
 
 
 def _declare(walk: Walk, module: Module) -> str:
-    """What to do where the engine takes quantized values as floats."""
     engine, question = walk.engine, walk.question
-    if question.declaration and (as_floats := built_as_floats(question, module)) is not None:
+    if question.declaration and (as_floats := built.built_as_floats(question, module)) is not None:
         return as_floats
     if module.leaf in engine.plain(question):
         asked = engine.plain_remedy(question, module.leaf)
@@ -254,22 +219,22 @@ def _experts(walk: Walk) -> Iterator[Finding]:
     """
     engine, question, tensors = walk.engine, walk.question, walk.checkpoint.tensors
     served, declared = question.own.mtp, question.declaration
-    routed = {n: t for n, t in tensors.items() if ROUTED in n and n.endswith(".weight")}
+    routed = {n: t for n, t in tensors.items() if built.ROUTED in n and n.endswith(".weight")}
     floats = sorted(n for n, t in routed.items() if t.dtype in FLOAT_DTYPES)
     if served is None or not question.inside_target or declared is None or not floats:
         return
-    first = first_prefix(question, served)
+    first = built.first_prefix(question, served)
     single = [f"{first}{n[n.index('mlp.') : -len('.weight')]}" for n in floats]
-    whole = single[0].partition(ROUTED)[0] + ROUTED.rstrip(".")
+    whole = single[0].partition(built.ROUTED)[0] + built.ROUTED.rstrip(".")
 
     def excluded(name: str) -> bool:
         return engine.is_excluded(question, Module(name, name, (), "column"))
 
     named = question.method in engine.experts_by_name and set(single) <= set(declared.excludes)
-    by_name = question.method in NAMED_EXPERTS
+    by_name = question.method in BY_NAME
     try:
         kept = all(map(excluded, single)) if by_name else named or excluded(whole)
     except UnsureError:
         kept = False
     if not kept:
-        yield from engine.rules("experts", module=whole, remedy=GRAFT)
+        yield from engine.rules("experts", module=whole, remedy=built.GRAFT)

@@ -12,7 +12,7 @@ from ..gpus import ARCHITECTURES, GPUS, gpu_name
 from ..layouts import get_layout
 from ..planning.quantization_plan import Plan, make_plan
 from .contract import TITLES, EngineCheck
-from .engine_check import check_checkpoint
+from .engine_check import check_on_each
 from .versions import ENGINES
 
 
@@ -24,20 +24,18 @@ def planned_verdicts(
     With `fix_config` the lints of the draft have corrected config.json, as `quantize_draft` does.
     """
     checkpoint = _planned_checkpoint(plan, fix_config=fix_config)
-    layout = get_layout(plan.recipe.layout)
-    side_files: Mapping[str, object] = layout.side_files(checkpoint.config["quantization_config"])
+    side_files = get_layout(plan.recipe.layout).side_files(checkpoint.config["quantization_config"])
     return tuple(
-        check_checkpoint(
+        check
+        for engine in ENGINES.values()
+        for check in check_on_each(
             checkpoint,
+            [each for each in engine.gpus if arch in (None, each)],
             engine=engine.name,
-            arch=each,
             tp=tp,
             target_layers=plan.target_layers,
             has_side_file=bool(side_files),
         )
-        for engine in ENGINES.values()
-        for each in (engine.gpus if arch is None else (arch,))
-        if each in engine.gpus
     )
 
 
@@ -50,20 +48,15 @@ def _planned_checkpoint(plan: Plan, *, fix_config: bool) -> Checkpoint:
     from ..lints.catalogue import fixed_config, output_changes  # numpy, for maps
 
     source = plan.draft.checkpoint
-    tensors = {
-        step.row.tensor.name: step.row.tensor
-        for step in plan.steps
-        if step.action not in ("drop", "quantize")
-    }
-    written = [(step.row, step.stored) for step in plan.steps if step.action == "quantize"]
-    written += [(output.row, output.stored) for output in plan.cache]
-    for row, stored in written:
-        for part in stored:
+    kept = (step for step in plan.steps if step.action not in ("drop", "quantize"))
+    tensors = {step.row.tensor.name: step.row.tensor for step in kept}
+    for output in (*plan.quantized, *plan.cache):
+        for part in output.stored:
             tensors[part.name] = TensorInfo(
                 name=part.name,
                 dtype=part.dtype,
                 shape=part.shape,
-                file=row.tensor.file,
+                file=output.row.tensor.file,
                 start=0,
                 stop=part.nbytes,
             )
@@ -97,7 +90,8 @@ def nothing_loads(plan: Plan, verdicts: Sequence[EngineCheck]) -> str | None:
         return None
     lines = [f"no known engine loads what recipe {plan.recipe.name} makes of this draft:"]
     lines += verdict_lines(verdicts)
-    lines += dict.fromkeys(map(_why, verdicts))
+    whys = ((TITLES[check.engine], check.error or "") for check in verdicts)
+    lines += dict.fromkeys(why if title in why else f"{title}: {why}" for title, why in whys)
     if plan.recipe.is_for_the_plugin:
         lines.append("with draftquant installed beside them (its plugin), vLLM and SGLang load it")
     for arch, recipes in _alternatives(plan).items():
@@ -108,38 +102,28 @@ def nothing_loads(plan: Plan, verdicts: Sequence[EngineCheck]) -> str | None:
 _FIRST = 5
 
 
-def _asked_for(recipe: str) -> set[str]:
-    """The architecture of the GPU after which a recipe is called; of none, all that are known."""
-    word = recipe.partition("-")[0]
-    named = {gpu.arch for gpu in GPUS.values() if gpu.name in (word, f"{word}x")}
-    return named or set(ARCHITECTURES)
-
-
-def _why(check: EngineCheck) -> str:
-    title, reason = TITLES[check.engine], check.error or ""
-    return reason if title in reason else f"{title}: {reason}"
-
-
 def _alternatives(plan: Plan) -> Mapping[str, list[str]]:
-    """GPU -> built-in recipes whose result loads there; equal bits and inputs come first."""
-    asked, by_gpu = _asked_for(plan.recipe.name), dict[str, list[str]]()
-    for name in sorted(built_in_recipes(), key=lambda name: _distance(plan, name)):
+    """GPU -> built-in recipes whose result loads there; equal bits and inputs come first.
+
+    Of the GPU after which a recipe is called; of none, of all that are known.
+    """
+    ours, by_gpu = plan.recipe, dict[str, list[str]]()
+    word = ours.name.partition("-")[0]
+    named = {gpu.arch for gpu in GPUS.values() if gpu.name in (word, f"{word}x")}
+    asked = named or {*ARCHITECTURES}
+
+    def distance(name: str) -> tuple[bool, bool, str]:
+        other = load_recipe(name)
+        like = str(ours.activations) == str(other.activations)
+        return ours.weights.dtype != other.weights.dtype, not like, name
+
+    for name in sorted(built_in_recipes(), key=distance):
         try:
             other = make_plan(load_recipe(name), plan.draft, target_layers=plan.target_layers)
         except DraftQuantError:
             continue  # a recipe that does not fit this draft does not help
-        for arch in dict.fromkeys(
-            check.arch for check in planned_verdicts(other) if check.verdict == "LOADS"
-        ):
+        loads = (check.arch for check in planned_verdicts(other) if check.verdict == "LOADS")
+        for arch in dict.fromkeys(loads):
             if arch in asked:
                 by_gpu.setdefault(arch, []).append(name)
     return by_gpu
-
-
-def _distance(plan: Plan, name: str) -> tuple[bool, bool, str]:
-    ours, other = plan.recipe, load_recipe(name)
-    return (
-        ours.weights.dtype != other.weights.dtype,
-        str(ours.activations) != str(other.activations),
-        name,
-    )

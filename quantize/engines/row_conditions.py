@@ -20,8 +20,9 @@ def counts(row: Mapping[str, Any], facts: Facts) -> bool:
 
 
 def holds(condition: Mapping[str, Any], facts: Facts) -> bool:
-    """Whether each fact is what a condition wants."""
-    return all([_meets(facts[name], wanted) for name, wanted in condition.items()])
+    """Whether each fact is what a condition wants; a GPU is asked where all before it holds."""
+    asked = [(facts[name], wanted) for name, wanted in condition.items()]
+    return all(_meets(fact, wanted) for fact, wanted in asked)
 
 
 def _meets(fact: Any, wanted: Any) -> bool:

@@ -5,7 +5,6 @@ texts these are, or read: `models/registry.py` and `configs/model_config.py`, an
 `sglang/srt`.
 """
 
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,13 +13,12 @@ from typing_extensions import override
 
 from ..drafts.architectures import declared_architecture
 from ..drafts.engine_traits import GATE_UP, MLA_DOWN, QKV, Finding
-from ..drafts.recognition import is_speculators
 from ..files.safetensors_header import TensorInfo
 from . import built_linears as built
 from .config_rules import as_class_reads, sglang_captures
 from .contract import Captures, Module, Question, UnsureError
 from .declared_forms import Declaration
-from .engine import Engine, Serving, flag
+from .engine import Engine, Serving
 from .excludes import (
     QUANTIZED_HEADS,
     Patterns,
@@ -43,78 +41,58 @@ class Sglang(Engine):
     """One version of SGLang. Excludes are compared with names without the layer."""
 
     @override
-    def launch(self, question: Question, num_draft_tokens: int, serving: Serving) -> str:
-        """The value unquant keeps the draft from inheriting the target's method.
-
-        What the draft itself declares then decides (`_verify_quantization`): otherwise the target's
-        method would replace it where both are called compatible, and would quantize a BF16 draft
-        while loading.
-        """
-        tokens, blocks = num_draft_tokens, question.traits.drafts_blocks
-        steps = f"--speculative-num-steps {tokens} --speculative-eagle-topk 1"
+    def launched(self, question: Question, tokens: int, serving: Serving) -> Mapping[str, object]:
+        """Plain "fp8", vLLM's word for E4M3, is not a choice in SGLang."""
+        blocks, spelled = question.traits.drafts_blocks, {"fp8": "fp8_e4m3"}
         counted = not blocks or question.traits.sglang.counts_anchor
-
-        def spelled(cache_dtype: str | None) -> str | None:
-            """Plain "fp8", vLLM's word for E4M3, is not a choice in SGLang."""
-            return f"{cache_dtype}_e4m3" if cache_dtype == "fp8" else cache_dtype
-
-        return serving.line(
-            f"python -m sglang.launch_server --model-path {shlex.quote(serving.target)}"
-            f" --tp-size {question.tp}",
-            flag("--quantization", serving.quantization),
-            flag("--kv-cache-dtype", spelled(serving.target_cache_dtype)),
-            f"--speculative-algorithm {question.own.served_as}",
-            flag("--speculative-draft-model-path", serving.draft),
-            "" if blocks else steps,
-            flag("--speculative-num-draft-tokens", tokens + 1 if counted else None),
-            "--speculative-draft-model-quantization unquant",
-            question.traits.sglang.options(question),
-            flag("--speculative-draft-kv-cache-dtype", spelled(serving.cache_dtype)),
-            flag("--dtype", "float16" if question.is_float16_only else serving.dtype),
-            flag("--context-length", serving.context),
-        )
+        return {
+            "target_cache_dtype": spelled.get(
+                str(serving.target_cache_dtype), serving.target_cache_dtype
+            ),
+            "cache_dtype": spelled.get(str(serving.cache_dtype), serving.cache_dtype),
+            "steps": None if blocks else tokens,
+            "tokens": tokens + 1 if counted else None,
+            "backend": question.traits.sglang.attention_backend(question) or None,
+            "dtype": "float16" if question.is_float16_only else serving.dtype,
+        }
 
     @override
     def plain_config(self, config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
-        """Every config.json needs a model_type; SGLang does not know the speculators layout."""
-        problem = self.form_problem(config, of_speculators=is_speculators(config))
-        return problem or as_class_reads(config, self)
+        return as_class_reads(config, self)
 
     @override
     def config_problem(self, question: Question) -> Finding | None:
-        facts, sglang = self._facts(question), question.traits.sglang
-        problem = sglang.problem(question) or self.rule("dtype", **facts)
-        if problem is None and sglang.mtp is not None:
-            problem = sglang.mtp.misconfigured(question)
-        problem = problem or self.rule("layers", **facts) or sglang.problem_as_draft(question)
-        return problem or self.rule("draft", **facts)
-
-    def _facts(self, question: Question) -> dict[str, Any]:
         """`needs_draft_vocab_size`: a null key counts: the head is then the target's.
 
-        `drops_head`:
-        `llama_eagle3.py:303` and `llama.py` use the embedding as the head.
+        `drops_head`: `llama_eagle3.py:303` and `llama.py` use the embedding as the head.
         """
-        config, traits = question.config, question.traits
+        config, traits, sglang = question.config, question.traits, question.traits.sglang
         stored = any("lm_head." in each for each in question.tensor_names)
-        most = traits.sglang.most_layers
-        return {
+        absent = "draft_vocab_size" not in config
+        facts = {
             **question.facts,
             "torch_dtype": config.get("torch_dtype", config.get("dtype")),
             "is_float16_only": question.is_float16_only,
             "is_parallel": question.is_parallel,
-            "too_many_layers": most is not None and question.num_layers > most,
-            "needs_draft_vocab_size": traits.sglang.needs_draft_vocab_size
-            and "draft_vocab_size" not in config,
+            "too_many_layers": question.num_layers > (sglang.most_layers or question.num_layers),
+            "needs_draft_vocab_size": sglang.needs_draft_vocab_size and absent,
             "drops_head": not traits.drafts_blocks and question.is_tied and stored,
         }
+        return (
+            sglang.problem(question)
+            or self.rule("dtype", **facts)
+            or (sglang.mtp and sglang.mtp.misconfigured(question))
+            or self.rule("layers", **facts)
+            or sglang.problem_as_draft(question)
+            or self.rule("draft", **facts)
+        )
 
     @override
     def captures(self, question: Question) -> Captures:
         return sglang_captures(question.config)
 
     @override
-    def taken(self, declaration: Declaration, arch: str) -> Declaration | Finding | None:
+    def taken(self, declaration: Declaration, arch: object) -> Declaration | Finding | None:
         """`_parse_modelopt_quant_config`: algorithms by name, whatever the form.
 
         What it finds replaces the nested form in config.json, whose excludes are then not read.
@@ -181,7 +159,7 @@ class Sglang(Engine):
             yield Module(name, name, ("fc",), traits.sglang.fc_sharding)
         for each in traits.extra_linears:
             yield Module(each.name, each.name, (each.name,), "replicated")
-        if question.has_head and not traits.drafts_blocks and not question.is_tied:
+        if not traits.drafts_blocks and not question.is_tied:
             yield Module("lm_head", "lm_head", ("lm_head",), "column")
 
     @override
@@ -219,8 +197,7 @@ def _dotted_parts(module: Module, patterns: Patterns) -> bool:
 
 def _names_latent(pattern: str, module: Module) -> bool:
     """ModelOpt's excludes name the parts of MLA, which are looked for in the fused name."""
-    tail = pattern.rpartition(".")[2]
-    return tail in _LATENT and tail in module.leaf
+    return (tail := pattern.rpartition(".")[2]) in _LATENT and tail in module.leaf
 
 
 def _has_scales(question: Question) -> bool:

@@ -1,7 +1,6 @@
 """The engines that rows are about: rows of versions.toml, each with the rules of its engine."""
 
 import json
-import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ from typing_extensions import override
 from ..drafts.engine_traits import Finding
 from .contract import EngineName, Module, Question, Scheme, data_file
 from .declared_forms import Signature
-from .engine import Engine, Serving, flag
+from .engine import Engine, Serving
 from .sglang_rules import Sglang
 from .vllm_rules import Vllm
 
@@ -20,19 +19,11 @@ class TensorRtLlm(Engine):
     """One version of TensorRT-LLM; the linears that it builds were not read."""
 
     @override
-    def launch(self, question: Question, num_draft_tokens: int, serving: Serving) -> str:
+    def launched(self, question: Question, tokens: int, serving: Serving) -> Mapping[str, object]:
         """JSON is YAML. The draft is split as the target is."""
-        config = {
-            "decoding_type": question.own.served_as,
-            "max_draft_len": num_draft_tokens,
-            **({"speculative_model": serving.draft} if serving.draft is not None else {}),
-        }
-        return serving.line(
-            f"echo {shlex.quote(json.dumps({'speculative_config': config}))} > draft.yaml &&",
-            f"trtllm-serve {shlex.quote(serving.target)} --tp_size {question.tp}",
-            flag("--max_seq_len", serving.context),
-            "--config draft.yaml",
-        )
+        model = {"speculative_model": serving.draft} if serving.draft is not None else {}
+        config = {"decoding_type": question.own.served_as, "max_draft_len": tokens, **model}
+        return {"config": json.dumps({"speculative_config": config})}
 
     @override
     def config_problem(self, question: Question) -> Finding | None:
@@ -52,7 +43,7 @@ class TensorRtLlm(Engine):
         )
 
     @override
-    def row(self, signature: Signature, arch: str) -> Scheme | None:
+    def row(self, signature: Signature, arch: object) -> Scheme | None:
         """`config_problem` reports what is refused."""
         row = Engine.row(self, signature, arch)
         return row and row._replace(problem=None)

@@ -7,9 +7,9 @@ texts these are, or read: `EAGLEConfig`, `SpeculatorsConfig` and `algos.py` of
 
 import json
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from operator import eq
 from typing import Any
 
@@ -25,15 +25,13 @@ from .built_linears import is_cache_scale, vllm_problem
 from .config_rules import as_class_reads, draft_traits, vllm_captures
 from .contract import TRY, UNKNOWN_FIRST_LAYER, Captures, Module, Question, UnsureError
 from .declared_forms import Declaration
-from .engine import TRAITS, Engine, Serving, flag
+from .engine import TRAITS, Engine, Serving
 from .excludes import (
     QUANTIZED_HEADS,
     Matching,
     Patterns,
     exact_or_regex,
     extra_heads,
-    substring,
-    substring_or_wildcard,
     whole_or_parts,
 )
 
@@ -53,7 +51,7 @@ class Vllm(Engine):
     """One version of vLLM."""
 
     @override
-    def launch(self, question: Question, num_draft_tokens: int, serving: Serving) -> str:
+    def launched(self, question: Question, tokens: int, serving: Serving) -> Mapping[str, object]:
         """The draft's settings go into `--speculative-config`.
 
         Without `draft_tensor_parallel_size` the draft is split as the target is. The only other one
@@ -62,42 +60,36 @@ class Vllm(Engine):
         """
         config = {
             "method": question.own.served_as,
-            **({"model": serving.draft} if serving.draft is not None else {}),
-            "num_speculative_tokens": num_draft_tokens,
-            **({"parallel_drafting": True} if question.is_parallel else {}),
-            **({"draft_tensor_parallel_size": question.tp} if question.tp > 1 else {}),
-            **({"kv_cache_dtype": serving.cache_dtype} if serving.cache_dtype else {}),
+            "model": serving.draft,
+            "num_speculative_tokens": tokens,
+            "parallel_drafting": question.is_parallel or None,
+            "draft_tensor_parallel_size": question.tp if question.tp > 1 else None,
+            "kv_cache_dtype": serving.cache_dtype or None,
         }
-        return serving.line(
-            f"vllm serve {shlex.quote(serving.target)} --tensor-parallel-size {question.tp}",
-            flag("--quantization", serving.quantization),
-            flag("--dtype", serving.dtype),
-            flag("--kv-cache-dtype", serving.target_cache_dtype),
-            flag("--max-model-len", serving.context),
-            f"--speculative-config {shlex.quote(json.dumps(config))}",
-        )
+        return {"config": json.dumps({k: v for k, v in config.items() if v is not None})}
 
     @override
     def plain_config(self, config: Mapping[str, Any]) -> Mapping[str, Any] | Finding:
-        model_type, section = config.get("model_type"), config.get("speculators_config")
-        if (problem := self.form_problem(config, of_speculators=section is not None)) is not None:
-            return problem
-        if model_type == "eagle":  # `EAGLEConfig` reads the keys below "model"
-            remedy = "remove model_type" if declared_architecture(config) else ""
-            return Finding("unknown", "Loading model_type eagle was never executed", remedy)
-        if model_type not in (None, "speculators"):
+        if config.get("model_type") not in (None, "speculators"):
             return _rewritten(draft_traits(config), config) or as_class_reads(config, self)
         return _speculators_config(config)
 
     @override
     def config_problem(self, question: Question) -> Finding | None:
+        """`names_mask`: as `v1/worker/gpu/spec_decode/utils.py:92` looks for it."""
         if question.own.mtp is not None:
             return vllm_problem(question, question.own.mtp)
-        return (
-            _rewritten(question.traits, question.config)
-            or question.own.problem(question)
-            or self.rule("config", **_config_facts(question))
-        )
+        config, whole = question.config, question.config.get("vocab_size")
+        there = {**config, **object_at(config, "dflash_config")}
+        facts = {
+            **question.facts,
+            "names_mask": any(there.get(key) is not None for key in _MASK_KEYS),
+            "has_map": "d2t" in question.tensor_names,
+            "is_cut": config.get("draft_vocab_size") not in (None, whole),
+            "head_is_whole": question.head_rows in (None, whole),
+        }
+        problem = _rewritten(question.traits, config) or question.own.problem(question)
+        return problem or self.rule("config", **facts)
 
     @override
     def captures(self, question: Question) -> Captures:
@@ -105,7 +97,7 @@ class Vllm(Engine):
         return vllm_captures(question.config, runs_v1=name not in question.traits.vllm.not_in_v1)
 
     @override
-    def taken(self, declaration: Declaration, arch: str) -> Declaration | Finding | None:
+    def taken(self, declaration: Declaration, arch: object) -> Declaration | Finding | None:
         """`_normalize_quantization_config`: ModelOpt's nested form needs no quant_method."""
         problem = self.declaration_problem(declaration, arch)
         if problem is not None:
@@ -123,14 +115,14 @@ class Vllm(Engine):
             case "awq":
                 if not question.keys.get("modules_to_not_convert"):
                     patterns = _unpacked(question)
-                return _excluded(substring, question, module, patterns)
+                return _excluded(lambda pattern, name: pattern in name, question, module, patterns)
             case "fp8":
                 return _excluded(eq, question, module, patterns)
             case "modelopt":
-                mapped = question.traits.vllm.maps_excludes
+                name, mapped = module.prefix, question.traits.vllm.maps_excludes
                 patterns = _mapped(question, patterns) if mapped else patterns
                 named = not mapped and _excluded(eq, question, module, patterns)
-                return named or any(substring_or_wildcard(p, module.prefix) for p in patterns)
+                return named or any(p in name or fnmatch(name, p) for p in patterns)
         raise UnsureError(f"How {self.title} leaves linears out of {layout} was never executed")
 
     @override
@@ -161,7 +153,7 @@ class Vllm(Engine):
         for each in question.traits.extra_linears:
             prefix = f"model.{each.name}" if each.is_head else each.name
             yield Module(f"model.{each.name}", prefix, (each.name,), "replicated")
-        if question.has_head:
+        if question.traits.head == "own" or not question.is_tied:
             root = "draft_model." if question.traits.whole_model else ""
             yield Module("lm_head", f"{root}lm_head", ("lm_head",), "column")
 
@@ -193,20 +185,6 @@ class Vllm(Engine):
         if method is None or question.is_latent:
             return False
         return True if is_own and method in _WITH_CACHE_SCALES else None
-
-
-def _config_facts(question: Question) -> dict[str, Any]:
-    """`names_mask`: as `v1/worker/gpu/spec_decode/utils.py:92` looks for it."""
-    config, whole = question.config, question.config.get("vocab_size")
-    there = {**config, **object_at(config, "dflash_config")}
-    size = config.get("draft_vocab_size")
-    return {
-        **question.facts,
-        "names_mask": any(there.get(key) is not None for key in _MASK_KEYS),
-        "has_map": "d2t" in question.tensor_names,
-        "is_cut": size not in (None, whole),
-        "head_is_whole": question.head_rows in (None, whole),
-    }
 
 
 def _rewritten(traits: EngineTraits | None, config: Mapping[str, Any]) -> Finding | None:
@@ -247,7 +225,17 @@ def _speculators_config(config: Mapping[str, Any]) -> Mapping[str, Any] | Findin
 
 
 def _excluded(matched: Matching, question: Question, module: Module, patterns: Patterns) -> bool:
-    _check_numbers(question, patterns)
+    """Raise UnsureError where a pattern names a layer by a number that depends on the target.
+
+    A number below the draft's own layers cannot belong to the runtime.
+    """
+    for pattern in patterns if question.first_layer is None else ():
+        for number in _NUMBER.findall(pattern):
+            if int(number) >= question.num_layers:
+                raise UnsureError(
+                    f"The exclude {pattern!r} names layer {number}: vLLM counts the draft's layers"
+                    " after the target's, whose number is not known here (--target-layers)"
+                )
     return whole_or_parts(matched, patterns, module, question.names_of_parts(module))
 
 
@@ -268,25 +256,8 @@ def _mapped(question: Question, patterns: Patterns) -> Patterns:
     return tuple(mapped)
 
 
-def _check_numbers(question: Question, patterns: Patterns) -> None:
-    """Raise UnsureError where a pattern names a layer by a number that depends on the target.
-
-    A number below the draft's own layers cannot belong to the runtime.
-    """
-    for pattern in patterns if question.first_layer is None else ():
-        for number in _NUMBER.findall(pattern):
-            if int(number) >= question.num_layers:
-                raise UnsureError(
-                    f"The exclude {pattern!r} names layer {number}: vLLM counts the draft's layers"
-                    " after the target's, whose number is not known here (--target-layers)"
-                )
-
-
 def _unpacked(question: Question) -> Patterns:
     """AWQ without a list: a linear with a plain weight is not quantized."""
     names = question.tensor_names
-    return tuple(
-        name.removesuffix(".weight")
-        for name in names
-        if name.endswith(".weight") and f"{name.removesuffix('.weight')}.qweight" not in names
-    )
+    plain = (name.removesuffix(".weight") for name in sorted(names) if name.endswith(".weight"))
+    return tuple(module for module in plain if f"{module}.qweight" not in names)

@@ -13,13 +13,11 @@ from . import config_lints as config
 from . import value_lints as values
 
 CHECKS: tuple[Callable[[Draft], Iterator[Lint]] | str, ...] = (
-    config.rope_base,
-    config.rope_injected,
+    config.rope_trained,
     config.rope_default,
     config.rope_by_layer,
     config.rope_read,
     config.aux_layer_ids,
-    config.aux_layer_list,
     config.layers_of_fc,
     "last-hidden-state",
     config.layers_of_target,
@@ -44,9 +42,9 @@ def find_lints(draft: Draft) -> tuple[Lint, ...]:
     if not draft.family.has_maths:  # what a setting means there is not known
         return ()
     values.check_vocabulary_map(draft)
-    applies, quoted = config.by_settings(draft), config.quoted(draft)
+    quoted = dict(config.by_settings(draft))
     lints = (
-        check(draft) if callable(check) else [told(check, **quoted)] if applies.get(check) else ()
+        check(draft) if callable(check) else [told(n, **quoted[n]) for n in {check} & quoted.keys()]
         for check in CHECKS
     )
     return tuple(chain.from_iterable(lints))

@@ -23,18 +23,19 @@ _INJECTED = (32, 2048)
 """Factor and original positions that ModelOpt's export writes for a draft trained without yarn."""
 
 
-def by_settings(draft: Draft) -> Mapping[str, bool]:
-    """Lints of which lints.toml says all: whether each applies."""
+def by_settings(draft: Draft) -> Iterator[tuple[str, dict[str, object]]]:
+    """Lints of which lints.toml says all, where they apply, and what they quote."""
     of_eagle3, geometry, config = eagle3(draft), draft.geometry, draft.checkpoint.config
     as_wide = geometry.hidden_size == geometry.target_hidden_size
-    shared = "embedding" in draft.family.shared_tables and as_wide
-    applies = {"embed-tokens": shared and draft.row("embed_tokens.weight") is not None}
+    embedding = draft.row("embed_tokens.weight")
+    if embedding is not None and "embedding" in draft.family.shared_tables and as_wide:
+        yield "embed-tokens", {"nbytes": embedding.tensor.nbytes}
     if of_eagle3 is None:
-        return applies
+        return
     unsaid = draft.in_speculators_layout and config.get("norm_before_residual") is None
     tied = config.get("tie_word_embeddings") is True
     of_others = draft.is_mla or draft.is_torchspec or draft.in_speculators_layout
-    return applies | {
+    applies = {
         "last-hidden-state": not of_eagle3.fuses,
         "head-tied": tied and draft.row("lm_head.weight") is not None,
         "norm-before-residual-missing": unsaid,
@@ -43,33 +44,33 @@ def by_settings(draft: Draft) -> Mapping[str, bool]:
         "eagle3-sliding": any(of_eagle3.windows),
         "modelopt-double-norm": draft.is_modelopt,
     }
+    for name in (name for name, holds in applies.items() if holds):
+        yield name, {"window": next(filter(None, of_eagle3.windows), None)}
 
 
-def quoted(draft: Draft) -> Mapping[str, object]:
-    """What these lints quote."""
-    of_eagle3, embedding = eagle3(draft), draft.row("embed_tokens.weight")
-    return {
-        "nbytes": embedding.tensor.nbytes if embedding else 0,
-        "window": next(filter(None, of_eagle3.windows), None) if of_eagle3 else None,
-    }
-
-
-def rope_base(draft: Draft) -> Iterator[Lint]:
-    """TorchSpec may have trained at base 10000 regardless of `rope_theta`.
+def rope_trained(draft: Draft) -> Iterator[Lint]:
+    """TorchSpec may have trained at base 10000 regardless of `rope_theta`; yarn that was not used.
 
     Source: TorchSpec @6f21829 `deepseek_eagle.py` (yarn without `base`), `llama3_eagle.py`
-    (`getattr(config, "rope_theta", 10000)`, which transformers 5 moved into `rope_parameters`).
+    (`getattr(config, "rope_theta", 10000)`, which transformers 5 moved into `rope_parameters`);
+    ModelOpt 0.47 `hf_spec_export.py`; without mscale keys engines multiply cos and sin by
+    0.1 ln 32 + 1.
     """
     geometry = eagle3(draft)
-    if geometry is None or geometry.rope.theta == DEFAULT_THETA:
+    if geometry is None:
         return
-    if draft.is_mla and geometry.rope.yarn is not None and not draft.is_modelopt:
+    yarn, theta, who = geometry.rope.yarn, geometry.rope.theta, ""
+    if draft.is_mla and yarn is not None and not draft.is_modelopt:
         who = "TorchSpec trains MLA with yarn"
     elif draft.is_torchspec and not draft.is_mla:
         who = "TorchSpec under transformers 5 trains Llama drafts"
-    else:
+    if who and theta != DEFAULT_THETA:
+        yield told("rope-base", who=who, theta=theta)
+    if yarn is None or draft.is_mla:
         return
-    yield told("rope-base", who=who, theta=geometry.rope.theta)
+    plain = yarn.mscale is None and yarn.mscale_all_dim is None and yarn.attention_factor is None
+    if plain and (yarn.factor, yarn.original_max_positions) == _INJECTED:
+        yield told("rope-injected")
 
 
 def rope_default(draft: Draft) -> Iterator[Lint]:
@@ -105,21 +106,6 @@ def rope_read(draft: Draft) -> Iterator[Lint]:
         yield told("rope-unlike", key=key, who=who, replay="neither" if unknown else "vLLM's")
     if unknown and not unlike:
         yield told("rope-unreplayed", what=unknown.what, fix=unknown.fix)
-
-
-def rope_injected(draft: Draft) -> Iterator[Lint]:
-    """Yarn that training did not use.
-
-    Source: ModelOpt 0.47 `hf_spec_export.py`; without mscale keys engines multiply cos and sin by
-    0.1 ln 32 + 1.
-    """
-    geometry = eagle3(draft)
-    yarn = geometry.rope.yarn if geometry is not None else None
-    if yarn is None or draft.is_mla:
-        return
-    plain = yarn.mscale is None and yarn.mscale_all_dim is None and yarn.attention_factor is None
-    if plain and (yarn.factor, yarn.original_max_positions) == _INJECTED:
-        yield told("rope-injected")
 
 
 _TORCH_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
@@ -232,27 +218,34 @@ _READ_BY: dict[reader.Spelling, str] = {
 
 
 def aux_layer_ids(draft: Draft) -> Iterator[Lint]:
-    """Ids that an engine misses or misreads; defaults need none."""
-    aux_layers, config = _spelled(draft), draft.checkpoint.config
-    if aux_layers is None or aux_layers.after is None:
-        return
-    inputs, nested = reader.layers_in_both_places(aux_layers.after, config)
-    if aux_layers.spelling == ("equal" if nested == inputs else "portable"):
-        return
-    spelled = {
-        reader.KEY: config.get(reader.KEY),
-        _NESTED: (config.get(reader.SECTION) or {}).get(reader.KEY),
-    }
-    fix = {k: ids for k, ids in {reader.KEY: inputs, _NESTED: nested}.items() if ids != spelled[k]}
-    read, after = _READ_BY[aux_layers.spelling], list(aux_layers.after)
-    yield told("aux-layer-ids", fix, read=read, inputs=inputs, nested=nested, after=after)
+    """Ids that an engine misses or misreads; defaults need none.
 
-
-def aux_layer_list(draft: Draft) -> Iterator[Lint]:
-    """Source: SGLang 0.5.23 `llama.py:929-941` uses its default only for null; vLLM for both."""
-    geometry, section = eagle3(draft), draft.checkpoint.config.get(reader.SECTION) or {}
-    if geometry is not None and geometry.fuses and section.get(reader.KEY) == []:
+    Source of empty lists: SGLang 0.5.23 `llama.py:929-941` uses its default only for null; vLLM for
+    both.
+    """
+    geometry, config = eagle3(draft), draft.checkpoint.config
+    if geometry is None:
+        return
+    section = config.get(reader.SECTION) or {}
+    if not draft.in_speculators_layout:  # in which engines read the layers from elsewhere
+        where = draft.checkpoint.folder / CONFIG_FILE
+        yield from _misread_ids(config, section, reader.read_aux_layer_ids(config, where))
+    if geometry.fuses and section.get(reader.KEY) == []:
         yield told("aux-layer-ids-empty", {_NESTED: None})
+
+
+def _misread_ids(
+    config: Mapping[str, Any], section: Mapping[str, Any], ids: reader.AuxLayerIds
+) -> Iterator[Lint]:
+    if ids.after is None:
+        return
+    inputs, nested = reader.layers_in_both_places(ids.after, config)
+    if ids.spelling == ("equal" if nested == inputs else "portable"):
+        return
+    wanted = {reader.KEY: (config, inputs), _NESTED: (section, nested)}
+    fix = {k: ids for k, (place, ids) in wanted.items() if ids != place.get(reader.KEY)}
+    read, after = _READ_BY[ids.spelling], list(ids.after)
+    yield told("aux-layer-ids", fix, read=read, inputs=inputs, nested=nested, after=after)
 
 
 def layers_of_fc(draft: Draft) -> Iterator[Lint]:
@@ -260,23 +253,21 @@ def layers_of_fc(draft: Draft) -> Iterator[Lint]:
     geometry, config = eagle3(draft), draft.checkpoint.config
     if geometry is None or not geometry.fuses:
         return
-    count, traits = geometry.num_aux_layers, draft.family.engine_traits
-    spelled, speculators = draft.layer_config, draft.in_speculators_layout
+    count, speculators = geometry.num_aux_layers, draft.in_speculators_layout
+    traits, spelled = draft.family.engine_traits, draft.layer_config
     ids = list(geometry.aux_layer_ids or ()) or None
     as_fixed = {**spelled, reader.KEY: ids}  # by `aux_layer_ids`, which does not know speculators
-    if not speculators:
-        as_fixed[reader.SECTION] = {**(config.get(reader.SECTION) or {}), reader.KEY: ids}
     normed = traits.vllm.normed_fusion if geometry.normed_heads else None
     fusions = {"vLLM 0.33": normed or traits.vllm.fusion}
     if not speculators:
+        as_fixed[reader.SECTION] = {**(config.get(reader.SECTION) or {}), reader.KEY: ids}
         fusions["SGLang 0.5.23"] = traits.sglang.fusion
     wrong = [who for who, how in fusions.items() if how and how.num_layers(as_fixed) != count]
     if wrong:
-        counted = [key for key in ("num_aux_layers", _COUNT) if spelled.get(key) is not None]
-        numbers, who = counted or [_COUNT], " and ".join(wrong)
-        place = f"{LAYER_CONFIG}." if speculators else ""
-        fix = {f"{place}{key}": count for key in numbers}
-        yield told("aux-layer-count", fix, count=count, wrong=who, numbers=" and ".join(numbers))
+        keys = [key for key in ("num_aux_layers", _COUNT) if spelled.get(key) is not None]
+        fix = {f"{LAYER_CONFIG}." * speculators + key: count for key in keys or [_COUNT]}
+        numbers = " and ".join(keys or [_COUNT])
+        yield told("aux-layer-count", fix, count=count, wrong=" and ".join(wrong), numbers=numbers)
     if not speculators and config.get(_WIDTH, 0) is None:
         yield told("target-hidden-size-null", {_WIDTH: geometry.target_hidden_size})
 
@@ -288,10 +279,3 @@ def layers_of_target(draft: Draft) -> Iterator[Lint]:
         return
     fix = {} if draft.in_speculators_layout else layers_of_one(draft.checkpoint.config)
     yield told("layers-of-target", fix, said=count)
-
-
-def _spelled(draft: Draft) -> reader.AuxLayerIds | None:
-    """None where engines read the layers from elsewhere."""
-    if eagle3(draft) is None or draft.in_speculators_layout:
-        return None
-    return reader.read_aux_layer_ids(draft.checkpoint.config, draft.checkpoint.folder / CONFIG_FILE)

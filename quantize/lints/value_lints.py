@@ -77,19 +77,17 @@ def draft_vocab_size(draft: Draft) -> Iterator[Lint]:
     geometry, config = eagle3(draft), draft.checkpoint.config
     if geometry is None or draft.in_speculators_layout or config.get("tie_word_embeddings"):
         return
-    size = geometry.draft_vocab_size
+    size, headed = geometry.draft_vocab_size, draft.row("lm_head.weight") is not None
     declared = config.get("draft_vocab_size") is not None
     refused = "draft_vocab_size" not in config and not draft.is_mla
-    if draft.row("lm_head.weight") is not None:
-        if not declared:
-            what = "does not load the draft" if refused else "replaces its lm_head by the target's"
-            yield told("draft-vocab-size-missing", {"draft_vocab_size": size}, what=what, size=size)
-    elif declared or refused:
-        what = "does not load the draft" if refused else "leaves the head uninitialized"
-        if size == geometry.vocab_size:
-            yield told("lm-head-missing", {"draft_vocab_size": None}, what=what)
-        else:
-            yield told("lm-head-missing-of-some", what=what)
+    taken = "replaces its lm_head by the target's" if headed else "leaves the head uninitialized"
+    what = "does not load the draft" if refused else taken
+    if headed and not declared:
+        yield told("draft-vocab-size-missing", {"draft_vocab_size": size}, what=what, size=size)
+    elif not headed and (declared or refused) and size == geometry.vocab_size:
+        yield told("lm-head-missing", {"draft_vocab_size": None}, what=what)
+    elif not headed and (declared or refused):
+        yield told("lm-head-missing-of-some", what=what)
 
 
 def _offsets(draft: Draft) -> NDArray[np.int64] | None:

@@ -63,7 +63,6 @@ _FIRST_OVERFLOW = 65520.0  # the smallest value that rounds to infinity in float
 
 
 def _beyond(checkpoint: Checkpoint) -> str | None:
-    """How many tensors hold values beyond float16, and the largest magnitude."""
     peaks: dict[str, float] = {}
     for tensor in checkpoint.tensors.values():
         blocks = byte_blocks(checkpoint, tensor) if tensor.dtype in ("BF16", "F32") else ()

@@ -59,11 +59,11 @@ def handed_out(pair: Pair, answer: EngineCheck) -> Iterator[PairFinding]:
         return
     name = declared_architecture(pair.target.config)
     method = ENGINES[answer.engine].own(pair.family.engine_traits).served_as.lower()
-    of_engine = {"engine": answer.engine, "version": answer.version}
-    rows = [row for row in data_file("targets")["row"] if of_engine.items() <= row.items()]
+    asked = {"engine": answer.engine, "version": answer.version}
+    rows = (row for row in data_file("targets")["row"] if asked.items() <= row.items())
     if not any(method in row["serves"] and name in row["classes"].split() for row in rows):
-        title = TITLES[answer.engine]
-        text = f"{title} was not seen to hand out the hidden states of {name or 'such a model'}"
+        named = f"{TITLES[answer.engine]} was not seen to hand out the hidden states of"
+        text = f"{named} {name or 'such a model'}"
         yield PairFinding("unknown", "target", text, TRY, answer.engine)
 
 
@@ -72,9 +72,7 @@ def facts(pair: Pair) -> dict[str, Any]:
     geometry, target, config = pair.geometry, pair.target, pair.draft.config
     ids = geometry.aux_layer_ids if geometry.reads_layers else None
     whole, tokenizer, mask = target.vocab_size, pair.target_tokenizer, geometry.mask_token_id
-    smaller = min(geometry.vocab_size, whole)
     own = None if pair.is_inside or tokenizer is None else pair.own_tokenizer
-    difference = own.difference(tokenizer) if own and tokenizer else None
     named = target_layers_named(config)
     unfit = dict(misfits(geometry, target))
     return {
@@ -89,21 +87,21 @@ def facts(pair: Pair) -> dict[str, Any]:
         "their_tokens": whole,
         "has_other_tokens": geometry.vocab_size != whole,
         "size": tokenizer.size if tokenizer else None,
-        "is_padded": tokenizer is not None and tokenizer.size <= smaller,
+        "is_padded": tokenizer is not None and tokenizer.size <= min(geometry.vocab_size, whole),
         "mask": mask,
         "mask_is_outside": mask is not None and mask >= whole,
         "last_mapped": _last_mapped(pair) if geometry.vocab_size > whole else None,
-        "difference": difference,
+        "difference": own.difference(tokenizer) if own and tokenizer else None,
     }
 
 
 def _last_mapped(pair: Pair) -> int | None:
     """The largest token in the draft's map, where it is not a token of the target."""
-    table = next((t for t in pair.draft.tensors.values() if t.name.endswith(MAP)), None)
-    if table is None or len(table.shape) != 1:
-        return None
     from ..stored.decoded_numbers import read_integers  # numpy: only for this question
 
-    offsets = read_integers(pair.draft, table)
-    last = max((row + int(offset) for row, offset in enumerate(offsets)), default=0)
-    return last if last >= pair.target.vocab_size else None
+    for table in pair.draft.tensors.values():
+        if table.name.endswith(MAP) and len(table.shape) == 1:
+            offsets = enumerate(read_integers(pair.draft, table))
+            last = max((row + int(offset) for row, offset in offsets), default=0)
+            return last if last >= pair.target.vocab_size else None
+    return None

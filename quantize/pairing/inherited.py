@@ -8,12 +8,10 @@ cache's dtype is resolved by the target, and is the draft's too); SGLang
 `mem_cache/kv_cache_dtype.py:33`; TensorRT-LLM `modeling_speculative.py` at 00679c66.
 """
 
-from collections.abc import Iterator, Mapping
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ..drafts.config_reader import object_at
-from ..drafts.engine_traits import EngineTraits
 from ..engines.contract import EngineName
 from ..engines.folder_findings import CACHE_SCALE
 from ..files.checkpoint import announced_mtp_layers, mtp_layers
@@ -78,30 +76,30 @@ def has_scales(pair: Pair) -> bool:
 
 
 def facts(pair: Pair) -> dict[str, Any]:
-    """Facts on quantization, a borrowed head, a rotated stream and MTP."""
-    target = pair.target
+    """Facts on quantization, a borrowed head, a rotated stream and MTP.
+
+    A head is borrowed where the draft stores none, or engines build none for it. With
+    `transformers_mtp` vLLM builds the layers from transformers' classes, like the target's.
+    """
+    target, traits = pair.target, pair.family.engine_traits
     head = target.is_stored_quantized("lm_head")
+    stored = {pair.family.canonical_name(name) for name in pair.draft.tensors}
     promised = announced_mtp_layers(target.text)
+    words = " ".join(pair.args.words).replace("--model-impl=", "--model-impl ")
+    by_transformers = pair.is_mtp and "--model-impl transformers" in words
     return {
         "inherited_method": None if pair.args.quantization == "unquant" else pair.args.quantization,
         "declared": None if pair.is_mtp else target.quantization,
         "is_declared_by_target": pair.is_mtp and not pair.is_inside and bool(target.declaration),
-        "borrows_head": _borrows(pair, pair.family.engine_traits),
+        "borrows_head": not pair.is_whole_model
+        and (HEAD not in stored or traits.sglang.shares_tables),
         "head_is_unread": head is None,
         "head_is_quantized": bool(head),
-        "drafts_blocks": pair.family.engine_traits.drafts_blocks,
+        "drafts_blocks": traits.drafts_blocks,
         "dropped_layers": 0 if mtp_layers(target.names) or not target.names else promised,
         "rotated_by": None if pair.is_whole_model else rotated_by(target.declaration),
-        "transformers_mtp": _by_transformers(pair),
+        "transformers_mtp": target.text.get("num_mtp_layers") if by_transformers else None,
     }
-
-
-def _borrows(pair: Pair, traits: EngineTraits) -> bool:
-    """Whether the target's head is used: the draft stores none, or engines build none for it."""
-    if pair.is_whole_model:
-        return False
-    canonical = {pair.family.canonical_name(name) for name in pair.draft.tensors}
-    return HEAD not in canonical or traits.sglang.shares_tables
 
 
 # ---- A residual stream that the quantizer of the target rotated, which is what a draft reads
@@ -121,38 +119,27 @@ def rotated_by(declaration: Mapping[str, Any] | None) -> str | None:
     Two toolkits write it: compressed-tensors into transform_config (`transform_args.py` of 0.20),
     Quark into algo_config (`RotationConfig` of 0.13). None = there is none.
     """
-    if declaration is None:
-        return None
-    rotations = chain(_by_compressed_tensors(declaration), _by_quark(declaration))
-    return next(rotations, None)
+    return next(_rotations(declaration or {}), None)
 
 
-def _by_compressed_tensors(declaration: Mapping[str, Any]) -> Iterator[str]:
-    """A transform that is folded into the embedding's output reaches every later layer."""
+def _rotations(declaration: Mapping[str, Any]) -> Iterator[str]:
+    """A transform that is folded into the embedding's output reaches every later layer.
+
+    Quark folds R1 into the weights unless `online_r1_rotation`; QuaRot is its older name.
+    """
     transforms = object_at(object_at(declaration, "transform_config"), "config_groups")
     for name in transforms:
         applied = object_at(transforms, name).get("apply")
-        for each in applied if isinstance(applied, list) else []:
-            place = each if isinstance(each, Mapping) else {}
-            named = str(place.get("targets")).lower()
+        for place in _objects(applied if isinstance(applied, list) else []):
             is_folded = place.get("location") in ("weight_output", "output")
-            if is_folded and any(word in named for word in _EMBEDDING):
+            if is_folded and any(w in str(place.get("targets")).lower() for w in _EMBEDDING):
                 yield f"transform {name} of its transform_config"
-
-
-def _by_quark(declaration: Mapping[str, Any]) -> Iterator[str]:
-    """R1 is folded into the weights unless `online_r1_rotation`; QuaRot is Quark's older name."""
     algorithms = declaration.get("algo_config")
-    sections = algorithms if isinstance(algorithms, list) else [algorithms]
-    for each in (section for section in sections if isinstance(section, Mapping)):
-        name = each.get("name")
-        is_rotated = name in ("rotation", "quarot") and each.get("r1", True)
+    for each in _objects(algorithms if isinstance(algorithms, list) else [algorithms]):
+        is_rotated = each.get("name") in ("rotation", "quarot") and each.get("r1", True)
         if is_rotated and not each.get("online_r1_rotation"):
-            yield f"{name} with R1 of its algo_config"
+            yield f"{each['name']} with R1 of its algo_config"
 
 
-def _by_transformers(pair: Pair) -> int | None:
-    """num_mtp_layers where vLLM builds the layers from transformers' classes, like the target's."""
-    words = " ".join(pair.args.words).replace("--model-impl=", "--model-impl ")
-    asked = pair.is_mtp and "--model-impl transformers" in words
-    return pair.target.text.get("num_mtp_layers") if asked else None
+def _objects(values: Iterable[object]) -> Iterator[Mapping[str, Any]]:
+    return (value for value in values if isinstance(value, Mapping))

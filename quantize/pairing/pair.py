@@ -30,8 +30,6 @@ _SPELLINGS: Mapping[str, tuple[str, ...]] = {
 _KEYS = {spelling: key for key, spellings in _SPELLINGS.items() for spelling in spellings}
 _THOUSANDS = {"k": 1_000, "K": 1_024, "m": 1_000_000, "M": 1_048_576}
 """Suffixes of lengths that vLLM's command line takes."""
-
-
 _MOST_DIGITS = 12
 _DTYPES: Mapping[str, str | None] = {
     "auto": None,
@@ -70,11 +68,16 @@ class TargetArgs:
         except ValueError as exc:
             raise _wrong(f"are no words of a shell: {exc}") from exc
         flags, others = _flags(words)
-        speculative = _object(flags, "speculative")
-        cached = speculative.get("kv_cache_dtype")
+        dtype, cached = (
+            flags.get("dtype", "auto"),
+            _object(flags, "speculative").get("kv_cache_dtype"),
+        )
+        if dtype not in _DTYPES:
+            expected = f"expected one that engines take ({', '.join(_DTYPES)})"
+            raise _wrong(f"--dtype: {expected}, got {short(dtype)}")
         return cls(
             quantization=flags.get("quantization"),
-            dtype=_dtype(flags.get("dtype")),
+            dtype=_DTYPES[dtype],
             cache_dtype=flags.get("cache_dtype"),
             context=_number(flags, "context"),
             tp=_number(flags, "tp"),
@@ -95,18 +98,15 @@ def tensor_parallel_size(tp: int | None, args: TargetArgs) -> int:
 
 
 def _flags(words: list[str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    flags: dict[str, str] = {}
-    others: list[str] = []
-    waiting = iter(words)
+    flags, others, waiting = dict[str, str](), list[str](), iter(words)
     for word in waiting:
         name, given, value = word.partition("=")
         if name not in _KEYS:
             others.append(word)
-            continue
-        argument = value if given else next(waiting, None)
-        if argument is None:
+        elif (argument := value if given else next(waiting, None)) is None:
             raise _wrong(f"{name} has no value")
-        flags[_KEYS[name]] = argument
+        else:
+            flags[_KEYS[name]] = argument
     return flags, tuple(others)
 
 
@@ -120,16 +120,6 @@ def _number(flags: Mapping[str, str], key: str) -> int | None:
         expected = f"expected a whole number above 0 of at most {_MOST_DIGITS} digits"
         raise _wrong(f"{_SPELLINGS[key][0]}: {expected}, got {short(text)}")
     return int(digits) * times
-
-
-def _dtype(text: str | None) -> str | None:
-    """One name for each dtype; None = the engine chooses."""
-    if text is None:
-        return None
-    if text not in _DTYPES:
-        known = ", ".join(_DTYPES)
-        raise _wrong(f"--dtype: expected one that engines take ({known}), got {short(text)}")
-    return _DTYPES[text]
 
 
 def _object(flags: Mapping[str, str], key: str) -> Mapping[str, object]:

@@ -25,7 +25,13 @@ from ..engines.contract import (
     Verdict,
 )
 from ..engines.engine import Serving
-from ..engines.engine_check import check_checkpoint, with_maths, with_values
+from ..engines.engine_check import (
+    CheckAsked,
+    check_checkpoint,
+    check_on_each,
+    with_maths,
+    with_values,
+)
 from ..engines.row_conditions import counts
 from ..engines.versions import ENGINES
 from ..files.checkpoint import Checkpoint
@@ -67,12 +73,12 @@ class CheckReport(Brief):
     @property
     def verdict(self) -> Verdict:
         """LOADS, LOADS BUT WRONG, REFUSED or UNKNOWN: for the pair, where a target is given."""
-        return self.pair.verdict if self.pair is not None else self.answer.verdict
+        return (self.pair or self.answer).verdict
 
     @property
     def remedy(self) -> str | None:
         """What to do where it does not load, None where it does."""
-        return self.pair.remedy if self.pair is not None else self.answer.remedy
+        return (self.pair or self.answer).remedy
 
     @property
     def exit_code(self) -> int:
@@ -90,11 +96,9 @@ class CheckReport(Brief):
 
     @override
     def brief(self) -> Mapping[str, object]:
-        if self.pair is not None:
-            return self.pair.brief()
-        if len(self.answers) == 1:
-            return self.answer.brief()
-        return {"verdict": self.verdict, **{a.title: a.verdict for a in self.answers}}
+        if self.pair is None and len(self.answers) > 1:
+            return {"verdict": self.verdict, **{a.title: a.verdict for a in self.answers}}
+        return (self.pair or self.answer).brief()
 
 
 def check_as_asked(asked: Checking, largest_feature: Callable[[], float | None]) -> CheckReport:
@@ -107,45 +111,32 @@ def check_as_asked(asked: Checking, largest_feature: Callable[[], float | None])
         pair = check_pair(folder, target, asked, arch=arch, largest_feature=largest_feature())
         return CheckReport(answers=tuple(each.answer for each in pair.engines), pair=pair)
     draft = Checkpoint.open(folder)
-    answers = _answers(draft, asked, arch, asked.tp or 1, asked.target_layers, None)
+    answers = _answers(draft, asked, arch)
     return CheckReport(answers=tuple(with_maths(each, draft) for each in answers))
 
 
 def _answers(
-    checkpoint: Checkpoint,
-    asked: Checking,
-    arch: str | None,
-    tp: int,
-    target_layers: int | None,
-    serving: Callable[[EngineName], Serving] | None,
+    checkpoint: Checkpoint, asked: Checking, arch: str | None, pair: Pair | None = None
 ) -> tuple[EngineCheck, ...]:
     """What each engine that is asked does with the draft alone, its values included.
 
-    Beside a target, for whose launch line `serving` is, GPUs on which an engine differs have an
+    Beside a target, whose launch line they then have, GPUs on which an engine differs have an
     answer each.
     """
-
-    def answer(engine: EngineName, arch: str | None) -> EngineCheck:
-        return check_checkpoint(
-            checkpoint,
+    answers = []
+    for engine in ENGINE_NAMES if asked.engine is None else (asked.engine,):
+        about = CheckAsked(
             engine=engine,
-            version=asked.version,
-            arch=arch,
-            tp=tp,
-            target_layers=target_layers,
-            asked=asked.gpu,
             has_side_file=(checkpoint.folder / HF_QUANT_CONFIG).is_file(),
-            serving=serving(engine) if serving else None,
+            tp=pair.tp if pair else asked.tp or 1,
+            target_layers=_target_layers(pair) if pair else asked.target_layers,
+            serving=_serving(pair, engine, str(asked.draft)) if pair else None,
         )
-
-    engines = ENGINE_NAMES if asked.engine is None else (asked.engine,)
-    answers = [answer(engine, arch) for engine in engines]
-    if serving is not None:
-        answers = [
-            each
-            for whole in answers
-            for each in [answer(whole.engine, gpu) for gpu in whole.archs] or [whole]
-        ]
+        answer = check_checkpoint(
+            checkpoint, version=asked.version, arch=arch, gpu=asked.gpu, **about
+        )
+        split = answer.archs if pair else ()
+        answers += [*check_on_each(checkpoint, split, **about)] or [answer]
     broken = not_finite(checkpoint)
     return tuple(with_values(each, broken) for each in answers)
 
@@ -170,17 +161,8 @@ def check_pair(
         CheckpointError: a folder cannot be read as a draft or as a target, or the words of
             `target_args` are not understood.
     """
-    args = TargetArgs.parse(asked.target_args)
-    tp = tensor_parallel_size(asked.tp, args)
-    pair = _pair(draft, target, asked, args, tp, largest_feature)
-    answers = _answers(
-        pair.draft,
-        asked,
-        arch,
-        tp,
-        _target_layers(pair),
-        lambda engine: _serving(pair, engine, str(asked.draft)),
-    )
+    pair = _pair(draft, target, asked, largest_feature)
+    answers = _answers(pair.draft, asked, arch, pair)
     engines, findings = _beside(pair, answers)
     return PairCheck(
         draft=str(asked.draft),
@@ -194,30 +176,24 @@ def check_pair(
 
 def loads_beside(folder: Path, target: Path) -> tuple[EnginePair, ...]:
     """What each known engine does with a draft beside its target, on each of the engine's GPUs."""
-    pair = _pair(folder, target, Checking(folder, target=target), TargetArgs(), 1, None)
+    pair = _pair(folder, target, Checking(folder, target=target))
     answers = [
-        check_checkpoint(
+        answer
+        for name, engine in ENGINES.items()
+        for answer in check_on_each(
             pair.draft,
+            engine.gpus,
             engine=name,
-            arch=arch,
             target_layers=_target_layers(pair),
             has_side_file=(folder / HF_QUANT_CONFIG).is_file(),
         )
-        for name, engine in ENGINES.items()
-        for arch in engine.gpus
     ]
     return _beside(pair, answers)[0]
 
 
-def _pair(
-    draft: Path,
-    target: Path,
-    asked: Checking,
-    args: TargetArgs,
-    tp: int,
-    largest_feature: float | None,
-) -> Pair:
-    subtree = asked.subtree
+def _pair(draft: Path, target: Path, asked: Checking, largest_feature: float | None = None) -> Pair:
+    args, subtree = TargetArgs.parse(asked.target_args), asked.subtree
+    tp = tensor_parallel_size(asked.tp, args)
     checkpoint = Checkpoint.open(draft, subtree=subtree, is_target=subtree is not None)
     kind = other_kind(checkpoint)  # each engine's answer says it
     family, geometry = read_config(checkpoint, as_declared=bool(kind and not kind.in_config))
@@ -269,23 +245,21 @@ def _findings(pair: Pair, engines: Sequence[EngineName]) -> Iterator[PairFinding
         **dtypes.facts(pair, engines),
         **inherited.facts(pair),
     }
-    of_engine = {each: {**common, **_facts_in(pair, each)} for each in engines}
+    facts: dict[EngineName | None, dict[str, Any]] = {None: common}
+    for engine in engines:
+        facts[engine] = {
+            **common,
+            "title": TITLES[engine],
+            "is_narrow": dtypes.is_narrow(pair, engine),
+            **serving_limits.facts_in(pair, engine),
+            **inherited.facts_in(pair, engine),
+        }
     for name, row in rows_beside(__file__, "findings").items():
         about = row.get("engine")
-        for engine in engines if about == "each" else [about]:
-            facts = of_engine.get(engine) if engine else common
-            if facts is not None and counts(row, facts):
-                text, remedy = (row.get(k, "").format_map(facts) for k in ("text", "remedy"))
-                yield PairFinding(row["level"], row.get("subject", name), text, remedy, engine)
-
-
-def _facts_in(pair: Pair, engine: EngineName) -> dict[str, Any]:
-    return {
-        "title": TITLES[engine],
-        "is_narrow": dtypes.is_narrow(pair, engine),
-        **serving_limits.facts_in(pair, engine),
-        **inherited.facts_in(pair, engine),
-    }
+        for each in engines if about == "each" else {about} & facts.keys():
+            if counts(row, known := facts[each]):
+                text, remedy = (row.get(k, "").format_map(known) for k in ("text", "remedy"))
+                yield PairFinding(row["level"], row.get("subject", name), text, remedy, each)
 
 
 def _serving(pair: Pair, engine: EngineName, draft: str) -> Serving:
@@ -304,15 +278,11 @@ def _serving(pair: Pair, engine: EngineName, draft: str) -> Serving:
 
 
 def _not_compared(pair: Pair) -> Iterator[str]:
-    if not pair.is_inside:
-        ships = {"draft": pair.own_tokenizer, "target": pair.target_tokenizer}
-        for name, tokenizer in ships.items():
-            if tokenizer is None:
-                yield (
-                    f"tokenizers: the {name} ships no tokenizer.json, so only the sizes of the"
-                    " vocabularies were compared"
-                )
-                break
+    if not pair.is_inside and None in (pair.own_tokenizer, pair.target_tokenizer):
+        yield (
+            f"tokenizers: the {'draft' if pair.own_tokenizer is None else 'target'} ships no"
+            " tokenizer.json, so only the sizes of the vocabularies were compared"
+        )
     if pair.target.checkpoint is None:
         yield (
             "the target's tensors: its shards are not there, so how its head and its MTP layers are"

@@ -1,6 +1,6 @@
 """How many positions are served, and what engines do where the draft is made for fewer."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ..engines.contract import EngineName
@@ -45,12 +45,14 @@ def facts_in(pair: Pair, engine: EngineName) -> dict[str, Any]:
 
 def facts(pair: Pair) -> dict[str, Any]:
     """Facts on positions and their rotation."""
+    of_both = (("target", pair.target.text), ("draft", pair.config))
+    shares = ((n, undivided(pair.tp, c)) for n, c in of_both if pair.tp <= MOST)
     return {
         "own_kind": pair.rotation.kind,
         "only_sizes_a_table": pair.rotation.only_sizes_a_table,
         "tp": pair.tp,
         "allowed": ", ".join(map(str, sizes_of_both(pair))),
-        "undivided": " and ".join(_undivided(pair)),
+        "undivided": " and ".join(f"the {whose}'s {rest}" for whose, rest in shares if rest),
     }
 
 
@@ -65,10 +67,3 @@ def sizes_of_both(pair: Pair) -> tuple[int, ...]:
     """Sizes up to 16 that divide both."""
     configs = [pair.target.text, *([] if pair.is_inside else [pair.config])]
     return tuple(tp for tp in range(1, MOST + 1) if all(undivided(tp, c) is None for c in configs))
-
-
-def _undivided(pair: Pair) -> Iterator[str]:
-    """What in either of the two the requested size does not divide."""
-    for name, config in (("target", pair.target.text), ("draft", pair.config)):
-        if pair.tp <= MOST and (problem := undivided(pair.tp, config)) is not None:
-            yield f"the {name}'s {problem}"

@@ -18,19 +18,13 @@ from ..drafts.config_reader import object_at, with_text_config
 from ..drafts.recognition import kind_of_draft
 from ..drafts.rope import declared
 from ..engines.contract import EngineName
-from ..files.checkpoint import (
-    CONFIG_FILE,
-    INDEX_FILE,
-    Checkpoint,
-    read_json_object,
-)
+from ..files.checkpoint import CONFIG_FILE, INDEX_FILE, Checkpoint, read_json_object
 from ..files.hub import Reference, no_target
 from ..stored.stored_declaration import COMPANIONS, quantized_looking
 
 # ---- How a model rotates positions, and for how many it is made, as engines derive it
 
-_MOST = 2**40
-"""Limit of a factor, a base and positions: no model has more, and their products stay finite."""
+_MOST = 2**40  # of a factor, a base and positions: no model has more, and products stay finite
 
 _ALREADY_SCALED = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 """Kinds whose max_position_embeddings holds the factor: vLLM `config/model.py:2613`."""
@@ -60,10 +54,19 @@ class Rotation:
         """Of a config.json; a number that cannot rotate positions is an error at `where`."""
         keys = declared(config).keys
         kind, originally = keys["rope_type"], keys.get("original_max_position_embeddings")
+        factor, positions = keys.get("factor"), config.get("max_position_embeddings")
+        if not isinstance(factor, int | float) or factor <= 0:
+            factor = 1  # there is none, or one that engines ignore
+        if type(positions) is not int or positions < 1:
+            positions = None
+        bounded = {"rope scaling factor": factor, "max_position_embeddings": positions or 1}
+        for what, number in bounded.items():
+            if not number <= _MOST:  # NaN too
+                raise _unfit(where, what, "a number up to 2^40", number)
         return cls(
             kind=kind if isinstance(kind, str) else "default",
-            factor=_factor(keys.get("factor"), where),
-            positions=_positions(config.get("max_position_embeddings"), where),
+            factor=float(factor),
+            positions=positions,
             originally=originally if type(originally) is int else None,
         )
 
@@ -95,23 +98,6 @@ def _unfit(
     return CheckpointError(where, f"{what}: expected {expected}, got {short(value)}", fix=fix)
 
 
-def _factor(value: object, where: Path | str) -> float:
-    """1 where there is none, or one that engines ignore."""
-    if not isinstance(value, int | float) or value <= 0:
-        return 1.0
-    if not value <= _MOST:  # NaN too
-        raise _unfit(where, "rope scaling factor", "a number up to 2^40", value)
-    return float(value)
-
-
-def _positions(value: object, where: Path | str) -> int | None:
-    if type(value) is not int or value < 1:
-        return None
-    if value > _MOST:
-        raise _unfit(where, "max_position_embeddings", "a number up to 2^40", value)
-    return value
-
-
 _TEXT_SECTIONS = ("text_config", "llm_config")  # of multimodal targets
 _SIZES = ("num_hidden_layers", "vocab_size", "hidden_size")
 _DIVIDED = {
@@ -122,6 +108,7 @@ _DIVIDED = {
 }
 """What engines split over GPUs, and its least; a model of experts alone has no width of its own."""
 _DECLARATIONS = ("quantization_config", "compression_config")
+_CACHE = "kv_cache_quant_algo"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,15 +188,12 @@ class Target:
     def cache_dtype(self) -> str | None:
         """Dtype of its KV cache, as vLLM reads a declaration: `get_kv_cache_quant_algo_string`."""
         keys = self.declaration or {}
-        algorithm = keys.get("kv_cache_quant_algo")
-        if algorithm is None:
-            algorithm = object_at(keys, "quantization").get("kv_cache_quant_algo")
+        nested, scheme = object_at(keys, "quantization"), object_at(keys, "kv_cache_scheme")
+        algorithm = keys.get(_CACHE) if keys.get(_CACHE) is not None else nested.get(_CACHE)
         if isinstance(algorithm, str):
             return algorithm.lower()
-        scheme = object_at(keys, "kv_cache_scheme")
-        if scheme.get("num_bits") == 8:
-            return "fp8" if scheme.get("type") == "float" else "int8"
-        return None
+        eight = scheme.get("num_bits") == 8
+        return ("fp8" if scheme.get("type") == "float" else "int8") if eight else None
 
     def is_stored_quantized(self, table: str) -> bool | None:
         """Whether its lm_head or embed_tokens is stored quantized; None = not known.
@@ -276,14 +260,16 @@ def check_operands(target: Reference, draft: Reference | None) -> None:
     theirs, ours = _operand(target), _operand(draft) if draft is not None else None
     if theirs is None:
         return
+    is_model = ours is not None and ours[0] is None
+    sizes = [(ours[1].get(key), theirs[1].get(key)) for key in _GROWS] if ours else []
     if theirs[0] is not None:
         what = f"it is given as the target, and is a draft itself: {theirs[0]}"
-    elif ours is not None and ours[0] is None and _outgrows(ours[1], theirs[1]):
+    elif is_model and all(type(a) is int and type(b) is int and a > b for a, b in sizes):
         what = f"it is given as the target, and has fewer and narrower layers than {draft}"
     else:
         return
     fix = "give the folder of the model that the draft proposes for"
-    if ours is not None and ours[0] is None:
+    if is_model:
         what += "; the draft and its target are swapped"
         fix = f"give {target} as the draft, and {draft} as the target"
     raise CheckpointError(target, what, fix=fix)
@@ -295,11 +281,6 @@ def _operand(reference: Reference) -> _Operand | None:
         config = read_json_object(folder / CONFIG_FILE, no_target(folder))
         return kind_of_draft(config, stored_tensors(folder)[1]), with_text_config(config)
     return None
-
-
-def _outgrows(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
-    sizes = [(ours.get(key), theirs.get(key)) for key in _GROWS]
-    return all(type(a) is int and type(b) is int and a > b for a, b in sizes)
 
 
 # ---- A tokenizer by what distinguishes it: its tokens and merges, not its file
@@ -326,11 +307,16 @@ class Tokenizer:
             return None
         again = "download the tokenizer again, or remove it"
         value = read_json_object(folder / _FILE, again, again=again, limit=_MOST_BYTES)
-        model = object_at(value, "model")
+        model, added = object_at(value, "model"), value.get("added_tokens")
+        rows = [
+            row for row in (added if isinstance(added, list) else []) if isinstance(row, Mapping)
+        ]
+        own = {row["id"]: str(row.get("content")) for row in rows if type(row.get("id")) is int}
         rest = {key: part for key, part in model.items() if key != "vocab"}
+        text = json.dumps(rest, sort_keys=True, ensure_ascii=False)
         return cls(
-            tokens={**_listed(model.get("vocab")), **_added(value.get("added_tokens"))},
-            merges=_digest(rest),
+            tokens={**_listed(model.get("vocab")), **own},
+            merges=hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(),
         )
 
     @property
@@ -356,13 +342,3 @@ def _listed(vocab: object) -> dict[int, str]:
         return {i: token for token, i in vocab.items() if type(i) is int}
     rows = vocab if isinstance(vocab, list) else []
     return {i: str(row[0]) for i, row in enumerate(rows) if isinstance(row, list) and row}
-
-
-def _added(tokens: object) -> dict[int, str]:
-    rows = [row for row in tokens if isinstance(row, Mapping)] if isinstance(tokens, list) else []
-    return {row["id"]: str(row.get("content")) for row in rows if type(row.get("id")) is int}
-
-
-def _digest(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -77,7 +77,7 @@ def is_nemotron(draft: traits.ServedDraft) -> bool:
 
 _SLIDING = "sliding_attention"
 _SINKS = "attention_sink_bias"
-_BACKEND = "--speculative-draft-attention-backend trtllm_mha"
+_BACKEND = "trtllm_mha"
 
 
 def in_sglang(draft: traits.ServedDraft) -> traits.Finding | None:
@@ -97,16 +97,17 @@ def in_sglang(draft: traits.ServedDraft) -> traits.Finding | None:
             "ValueError: DFLASH sliding_attention layers require config.sliding_window.",
             "write sliding_window, and use_sliding_window: true",
         )
-    if _options(draft) and draft.arch != "sm100":
+    if _backend(draft) and draft.arch != "sm100":
         return traits.Finding(
             "init",
-            f"ValueError: Nemotron 3.5 DSpark attention sinks require {_BACKEND}, got None.",
+            f"ValueError: Nemotron 3.5 DSpark attention sinks require "
+            f"--speculative-draft-attention-backend {_BACKEND}, got None.",
             "serve it on a B200, or with vLLM",
         )
     return None
 
 
-def _options(draft: traits.ServedDraft) -> str:
+def _backend(draft: traits.ServedDraft) -> str:
     return _BACKEND if draft.config.get(_SINKS) and is_nemotron(draft) else ""
 
 
@@ -136,7 +137,7 @@ ENGINE_TRAITS = traits.EngineTraits(
         fusion=traits.Fusion(counted_by=(), reads_width=False),  # `dflash.py:762`
         problem_as_draft=in_sglang,
         quantizes_fc=is_nemotron,  # `dflash.py:706`
-        options=_options,
+        attention_backend=_backend,
     ),
     tensorrt_llm=traits.InTensorRtLlm(
         architectures=frozenset({"DFlashDraftModel"}), served_as="DFlash"
