@@ -16,7 +16,7 @@ from draftquant.quantize.drafts import Draft
 from draftquant.quantize.drafts.config_reader import KEY, SECTION
 from draftquant.quantize.drafts.family import Lint
 from draftquant.quantize.drafts.recognition import plain_config
-from draftquant.quantize.lints.catalogue import find_lints, fixed_config
+from draftquant.quantize.lints.catalogue import find_lints, fixed_config, lints_of_maths
 from draftquant.quantize.lints.value_lints import HalfRatio, check_vocabulary_map, half_ratios
 from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
@@ -263,6 +263,7 @@ def test_a_trigger_gives_its_lint_and_a_fix_settles_it(name: str, tmp_path: Path
         assert set(found) == {name}
         assert found[name].level == ("note" if name in NOTES else "warning")
         said.append(f"{found[name].cause}\n{found[name].remedy}")
+        said += ["check says it"] * len(lints_of_maths(draft_of(folder).checkpoint))
         # No value makes an engine prune the head.
         prunes = name == "lm-head-missing" and draft_of(folder).row("d2t") is not None
         assert bool(found[name].fix) == (name in FIXABLE and not prunes)

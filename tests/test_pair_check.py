@@ -2,13 +2,15 @@
 
 import itertools
 import json
+import re
 import shutil
+import tomllib
 from pathlib import Path
 from typing import Any
 
+import asked_pairs
 import numpy as np
 import pytest
-from asked_pairs import check_pair
 from draftquant import api as dq
 from draftquant.quantize.pairing.pair import PairCheck
 from draftquant.quantize.pairing.target import check_operands
@@ -20,7 +22,7 @@ from tiny_dflash import MASK_TOKEN_ID, tiny_dflash
 from tiny_llama import tiny_language_model
 from tiny_speculators import tiny_speculators_eagle3
 from tiny_target import tiny_target
-from told import telling
+from told import DECIMALS, KEPT, telling
 
 _told = telling("main", "findings", computed=True)
 PAIRS = Path(__file__).parent / "pairs"
@@ -42,6 +44,13 @@ def findings(pair: PairCheck) -> str:
     )
 
 
+def check_pair(*pair: Path, **asked: Any) -> PairCheck:
+    """What is found of every pair is kept."""
+    found = asked_pairs.check_pair(*pair, **asked)
+    findings(found)
+    return found
+
+
 def said(pair: PairCheck, subject: str, engine: str | None = None) -> list[tuple[str, str]]:
     """Level and text of what was found of a subject, of one engine or of all."""
     return [(f.level, f.text) for f in pair.findings if (f.subject, f.engine) == (subject, engine)]
@@ -50,7 +59,6 @@ def said(pair: PairCheck, subject: str, engine: str | None = None) -> list[tuple
 def test_another_target_is_refused_or_wrong_in_every_engine(tmp_path: Path) -> None:
     for key, value in (("hidden_size", 800), ("num_hidden_layers", 2), ("vocab_size", 4096)):
         pair = check_pair(LLAMA / "draft", other_target(tmp_path / key, **{key: value}))
-        findings(pair)
         assert pair.exit_code == 1
         assert all(each.verdict in ("REFUSED", "LOADS BUT WRONG") for each in pair.engines)
 
@@ -60,7 +68,6 @@ def test_a_target_hands_out_its_layers_or_not(tmp_path: Path) -> None:
     for source, name in itertools.product((LLAMA, DFLASH), names):
         target = other_target(tmp_path / source.name / name, source, architectures=[name])
         pair = check_pair(source / "draft", target)
-        findings(pair)
         for each in pair.findings:
             if each.subject == "target":
                 assert each.engine is not None
@@ -85,8 +92,7 @@ def test_quantize_judges_the_pair_where_a_target_is_given(tmp_path: Path) -> Non
 
 
 def test_a_draft_of_a_target_of_other_depth(tmp_path: Path) -> None:
-    deep = other_target(tmp_path / "t", DFLASH, num_hidden_layers=40)
-    findings(check_pair(DFLASH / "draft", deep))
+    check_pair(DFLASH / "draft", other_target(tmp_path / "t", DFLASH, num_hidden_layers=40))
 
 
 def test_the_command_says_and_prints_the_pair() -> None:
@@ -201,7 +207,6 @@ def test_tokenizers_are_compared_by_what_they_do(tmp_path: Path) -> None:
     ):
         ship(draft, tokens, merges)
         pair = check_pair(draft, target)
-        findings(pair)
         assert (not said(pair, "tokenizer")) == is_same
         assert not [text for text in pair.not_compared if text.startswith("tokenizers")]
 
@@ -278,8 +283,21 @@ def test_what_few_pairs_are_told(tmp_path: Path) -> None:
     draft = LLAMA / "draft"
     model = tiny_language_model(tmp_path / "model")
     sizes = {"vocab_size": 999, "num_hidden_layers": 8}
-    findings(check_pair(model, other_target(tmp_path / "other", **sizes)))
+    check_pair(model, other_target(tmp_path / "other", **sizes))
     scaled = Path(shutil.copytree(draft, tmp_path / "scaled"))
     yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
     edit_json(scaled / "config.json", rope_scaling=yarn, max_position_embeddings=128)
-    findings(check_pair(scaled, LLAMA / "target"))
+    check_pair(scaled, LLAMA / "target")
+
+
+def test_every_row_is_told_with_its_remedy() -> None:
+    files = (KEPT / f"{name}.txt" for name in ("pair_check", "pair_threads"))
+    told = DECIMALS.sub("0.0", "\n".join(file.read_text(encoding="utf-8") for file in files))
+    rows = Path(dq.__file__).with_name("quantize") / "pairing" / "findings.toml"
+    for name, row in tomllib.loads(rows.read_text(encoding="utf-8")).items():
+        text = DECIMALS.sub("0.0", f"{row['text']}; {row.get('remedy', '')}".strip())
+        said = re.sub(r"\\\{.+?\\\}", ".*", re.escape(text))
+        subject, engine = row.get("subject", name), row.get("engine")
+        engine = r"[\w-]+" if engine == "each" else engine
+        line = rf"(?m)^(- )?{engine} {row['level']} {subject}: {said}$"
+        assert re.search(line, told), name

@@ -155,7 +155,7 @@ def test_mtp_layers_of_transformers_own_class_were_not_read(tmp_path: Path) -> N
         beside = tmp_path / f"{number}"
         beside.mkdir()
         (beside / "config.json").write_text(json.dumps({**config_of(layer), **changes}))
-        pair = check_pair(layer, beside, engine="vllm", target_args=args)
+        said(pair := check_pair(layer, beside, engine="vllm", target_args=args))
         found = [f.level for f in pair.findings if "transformers" in f.text and f.subject == "mtp"]
         assert found == ["unknown"] * is_unknown
 
