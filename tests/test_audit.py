@@ -121,6 +121,8 @@ def test_faults_of_the_declaration(copy_of: Copy, source: Path) -> None:
     assert len(audited(mixed).linears) == 6
     # Quantized tensors without a declaration, and a declaration without such tensors.
     bare = copy_of("ct-int4")
+    edit_declaration(bare, lambda d: d["config_groups"]["group_0"].update(targets=["re:.*mlp.*"]))
+    assert any(f"{Q}: expected a group that targets it, got none" in f for f in faults_of(bare))
     shutil.copyfile(source / "config.json", bare / "config.json")
     said = "config.json: quantization_config: expected a declaration"
     assert_only_fault(bare, said, "7 linears stored as weight")

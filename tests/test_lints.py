@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from asked_pairs import check_draft
 from by_recipe import draft_of
 from draftquant.quantize.drafts import Draft
 from draftquant.quantize.drafts.config_reader import KEY, SECTION
 from draftquant.quantize.drafts.family import Lint
 from draftquant.quantize.drafts.recognition import plain_config
-from draftquant.quantize.lints.catalogue import find_lints, fixed_config, lints_of_maths
+from draftquant.quantize.engines.contract import ENGINE_NAMES
+from draftquant.quantize.lints.catalogue import find_lints, fixed_config
 from draftquant.quantize.lints.value_lints import HalfRatio, check_vocabulary_map, half_ratios
 from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
@@ -166,9 +168,15 @@ TRIGGERS: dict[str, list[Callable[[Path], Path]]] = {
         lambda to: llama(to, {SECTION: {KEY: [2, 4, 5]}}),
         lambda to: mla(to, {KEY: None, SECTION: {KEY: [2, 4, 5]}}),
     ],
-    "aux-layer-ids-empty": [lambda to: llama(to, {KEY: None, SECTION: {KEY: []}})],
+    "aux-layer-ids-empty": [
+        lambda to: llama(to, {KEY: None, SECTION: {KEY: []}}),
+        lambda to: mla(to, {KEY: None, SECTION: {KEY: []}}),
+    ],
     "aux-layer-count": [lambda to: llama(to, {"num_aux_hidden_states": 2})],
-    "target-hidden-size-null": [lambda to: set_keys(llama(to), target_hidden_size=None)],
+    "target-hidden-size-null": [
+        lambda to: set_keys(llama(to), target_hidden_size=None),
+        lambda to: set_keys(mla(to), target_hidden_size=None),
+    ],
     "last-hidden-state": [
         lambda to: set_tensors(llama(to, {KEY: None, SECTION: LAST_STATE}), **{"fc.weight": None})
     ],
@@ -263,7 +271,8 @@ def test_a_trigger_gives_its_lint_and_a_fix_settles_it(name: str, tmp_path: Path
         assert set(found) == {name}
         assert found[name].level == ("note" if name in NOTES else "warning")
         said.append(f"{found[name].cause}\n{found[name].remedy}")
-        said += ["check says it"] * len(lints_of_maths(draft_of(folder).checkpoint))
+        answers = [check_draft(folder, engine=engine) for engine in ENGINE_NAMES]
+        said += [f"{a.title}: {a.verdict}, {len(a.notes)} note(s) {a.error or ''}" for a in answers]
         # No value makes an engine prune the head.
         prunes = name == "lm-head-missing" and draft_of(folder).row("d2t") is not None
         assert bool(found[name].fix) == (name in FIXABLE and not prunes)
