@@ -6,6 +6,7 @@ What each says is kept in told/dump_faults.txt.
 import dataclasses
 import gzip
 import io
+import operator
 import pickle
 import sys
 import zipfile
