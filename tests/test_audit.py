@@ -14,14 +14,7 @@ from draftquant.quantize.verify.audit import Audit, LinearAudit, audit_checkpoin
 from draftquant.scripts.cli import main
 from handmade import MADE, by_hand, quantize_by_hand, stored_parts
 from handmade_numbers import Rounded, codes_under
-from tiny import (
-    Stored,
-    fused_absmax,
-    read_tensors,
-    store,
-    tiny_eagle3_llama,
-    values_of,
-)
+from tiny import Stored, fused_absmax, read_tensors, store, tiny_eagle3_llama, values_of
 from verify_cases import ATTENTION, Q, Tensors, edit, edit_declaration, set_scale
 
 Change = Callable[[Tensors], Any]

@@ -301,3 +301,4 @@ def test_of_many_layers_the_reverse_and_every_exchange_of_two_are_tried() -> Non
     stand = tuple(range(5))
     exchanged = {o for o in permutations(stand) if sum(map(operator.ne, o, stand)) == 2}
     assert {*dump_evidence._orders(5)} == exchanged | {stand, stand[::-1]}
+    assert {*dump_evidence._orders(4)} == {*permutations(range(4))}

@@ -178,14 +178,14 @@ def test_what_families_share_knows_no_family() -> None:
 # ---- how large the house is: a line here may only be lowered (ARCHITECTURE.md, "Sums")
 
 SUMS = {
-    "words of the product": 370_506,
+    "words of the product": 370_340,
     "product folders": 49,
     "developers' tools, lines": 7_108,
-    "lines of tests": 53_722,
+    "lines of tests": 53_720,
     "pairs of a test file and an internal module": 1_024,
     "mutants of the sample that survive": 62,  # of 267 of 300 that were judged: 23 %
     "verbs": 25,
-    "words of pages by hand": 25_643,
+    "words of pages by hand": 25_639,
 }
 SAMPLE = ROOT / "tests" / "mutants.toml"
 SLACK = 0.01

@@ -135,7 +135,7 @@ def _absent(folder: Folder) -> Iterator[Finding]:
     leaves = built_biases(engine, question)
     if None in _asked(engine, question):
         yield from engine.rules("stranger", name="a bias")
-    linears = {part for built in engine.modules(question) for part in built.parts}
+    linears = dict.fromkeys(part for built in engine.modules(question) for part in built.parts)
     biased = [part for part in linears if part.rpartition(".")[2] in leaves]
     wanted = [name for name, spec in folder.specs.items() if not spec.optional]
     for name in (*wanted, *(f"{part}.bias" for part in biased if part in folder.stored)):
