@@ -119,7 +119,7 @@ class ResultTable:
 
     def _has_numbers(self, index: int) -> bool:
         """Whether every cell that is not empty begins as a number does."""
-        return all(cell[:1] in "+-0123456789" for cell in self._cells(index)[1:])
+        return all(cells[index][:1] in "+-0123456789" for cells in self._rows)
 
     def _longest_words(self, shown: Sequence[int]) -> list[int]:
         """Least characters of each column; a number and its unit are one word."""
