@@ -82,8 +82,7 @@ def run_benchmark(
 
 def print_rows(title: str, rows: Sequence[dict[str, str]]) -> None:
     """One table; all rows have the same columns."""
-    first, *others = rows[0]
-    found = table(title, first, *others, right=tuple(others))
+    found = table(title, *rows[0])
     for row in rows:
         found.row(*row.values())
     print_table(found)

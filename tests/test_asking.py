@@ -23,7 +23,7 @@ from draftquant import api as dq
 from draftquant.quantize.asked import Checking
 from draftquant.quantize.asking import ask
 from draftquant.quantize.asking.ask import DraftQuestion
-from draftquant.quantize.asking.child_process import REQUEST, Answer, read_answer
+from draftquant.quantize.asking.child_process import ANSWER, REQUEST, Answer, read_answer
 from draftquant.quantize.asking.inside import answer, in_vllm, loaded_model
 from draftquant.quantize.asking.linear_judge import AskedLinear, judge, random_inputs
 from draftquant.recipes.errors import CheckpointError, DeviceError, DraftQuantError
@@ -51,6 +51,7 @@ def child_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def run(_python: str, work: Path, _seconds: int) -> Answer:
         answer.main(str(work / REQUEST))
+        assert '{"stage": "target"}\n' in (work / ANSWER).read_text()  # the process may die in it
         return read_answer(work)
 
     monkeypatch.setattr(ask, "run_child", run)
@@ -112,6 +113,7 @@ def test_a_draft_that_is_not(
     shown = capsys.readouterr().out
     assert shown.startswith(f"{verdict}: ")
     assert said in shown
+    assert ("what to do: " in shown) == (verdict != "LOADS")
 
 
 @pytest.mark.usefixtures("child_is_here")

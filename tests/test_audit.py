@@ -14,14 +14,7 @@ from draftquant.quantize.verify.audit import Audit, LinearAudit, audit_checkpoin
 from draftquant.scripts.cli import main
 from handmade import MADE, by_hand, quantize_by_hand, stored_parts
 from handmade_numbers import Rounded, codes_under
-from tiny import (
-    Stored,
-    fused_absmax,
-    read_tensors,
-    store,
-    tiny_eagle3_llama,
-    values_of,
-)
+from tiny import Stored, fused_absmax, read_tensors, store, tiny_eagle3_llama, values_of
 from verify_cases import ATTENTION, Q, Tensors, edit, edit_declaration, set_scale
 
 Change = Callable[[Tensors], Any]
@@ -121,6 +114,8 @@ def test_faults_of_the_declaration(copy_of: Copy, source: Path) -> None:
     assert len(audited(mixed).linears) == 6
     # Quantized tensors without a declaration, and a declaration without such tensors.
     bare = copy_of("ct-int4")
+    edit_declaration(bare, lambda d: d["config_groups"]["group_0"].update(targets=["re:.*mlp.*"]))
+    assert any(f"{Q}: expected a group that targets it, got none" in f for f in faults_of(bare))
     shutil.copyfile(source / "config.json", bare / "config.json")
     said = "config.json: quantization_config: expected a declaration"
     assert_only_fault(bare, said, "7 linears stored as weight")

@@ -14,13 +14,7 @@ from draftquant.quantize.asked import Quantizing
 from draftquant.quantize.inspection import open_draft
 from draftquant.scripts.cli import main
 from draftquant.validate.comparison.recipe_contenders import contenders
-from draftquant.validate.comparison.recipe_selection import (
-    Contender,
-    Selection,
-    page,
-    rows,
-    tried,
-)
+from draftquant.validate.comparison.recipe_selection import Contender, Selection, page, rows, tried
 from draftquant.validate.judging.candidate_origin import DraftFolder, calibrated_elsewhere
 from draftquant.validate.judging.judgement import GateReport, judge
 from draftquant.validate.runs import auto_run
@@ -42,12 +36,7 @@ def report(loss: str) -> GateReport:
 
 def test_the_losses_are_what_they_are_called() -> None:
     verdicts = {loss: report(loss).verdict for loss in LOSSES}
-    assert verdicts == {
-        "none": "PASS",
-        "little": "PASS",
-        "open": "INCONCLUSIVE",
-        "much": "FAIL",
-    }
+    assert verdicts == {"none": "PASS", "little": "PASS", "open": "INCONCLUSIVE", "much": "FAIL"}
 
 
 def selection(

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from draftquant import api as dq
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.draft_cache import CacheScales
 from draftquant.quantize.files.checkpoint import Checkpoint
@@ -208,6 +209,10 @@ def test_scales_of_heads_that_are_not_there_are_refused(
         else:
             with pytest.raises(CheckpointError):
                 load_draft(out)
+    assert dq.check(folder, "sglang", gpu="h200").verdict == "LOADS"
+    shutil.copytree(folder, by_head := tmp_path / "by-head")
+    edit_json(by_head / "config.json", quantization_config=declared)
+    assert dq.check(by_head, "sglang", gpu="h200").verdict == "LOADS BUT WRONG"
 
 
 def test_scales_that_kernels_take_for_zero_are_refused(

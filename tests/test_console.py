@@ -86,16 +86,19 @@ def test_a_pipe_folds_no_name_and_cells_are_escaped(capsys: Printed) -> None:
     assert set(names) <= set(re.split(r"[\s│┃]+", shown.splitlines()[2]))
 
 
-def test_titles_and_names_of_columns_are_bold(
+def test_titles_and_names_of_columns_are_bold_and_numbers_stand_right(
     monkeypatch: pytest.MonkeyPatch, capsys: Printed
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
-    found = table("title", "name")
-    found.row("plain")
-    found.row("strong", style="bold")
+    found = table("title", "name", "number", "mixed", "other")
+    for cells in (("plain", "-1.5 MB", "7", "a"), ("7", "+12.25 MB", "seven", "bb"), ("x", *"   ")):
+        found.row(*map(str.strip, cells))
     print_table(found)
-    bold = re.findall(r"\x1b\[1m ?([a-z]+)", capsys.readouterr().out)
-    assert bold == ["title", "name", "strong"]
+    shown = capsys.readouterr().out
+    bold = re.findall(r"\x1b\[1m *([a-z]+)", shown)
+    assert bold == ["title", "name", "number", "mixed", "other"]
+    assert "│ plain │   -1.5 MB │ 7     │ a     │" in shown
+    assert "│ 7     │ +12.25 MB │ seven │ bb    │" in shown
 
 
 def test_errors_are_json_too(capsys: Printed) -> None:

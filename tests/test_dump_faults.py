@@ -6,10 +6,12 @@ What each says is kept in told/dump_faults.txt.
 import dataclasses
 import gzip
 import io
+import operator
 import pickle
 import sys
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -290,3 +292,10 @@ def test_rows_that_cannot_be_read(
     refused("speculators", dump, tmp_path / "out")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     refused("speculators", dump, tmp_path / "out")
+
+
+def test_of_many_layers_the_reverse_and_every_exchange_of_two_are_tried() -> None:
+    stand = tuple(range(5))
+    exchanged = {o for o in permutations(stand) if sum(map(operator.ne, o, stand)) == 2}
+    assert {*dump_evidence._orders(5)} == exchanged | {stand, stand[::-1]}
+    assert {*dump_evidence._orders(4)} == {*permutations(range(4))}

@@ -63,6 +63,7 @@ CONFIGS: Mapping[str, Sequence[tuple[dict[str, Any], str, str]]] = {
         ({"model_type": "eagle", "model": {"hidden_size": 64, "architectures": ["A"]}},
          "stand below 'model'", "move the keys of 'model' to the top level"),
         ({"attention_bias": True}, "attention_bias: expected false, got true", "cannot be quanti"),
+        ({"hidden_act": "gelu"}, "expected 'silu', as eagle3-llama is served", "another draft"),
         ({"num_hidden_layers": 10**12}, "1000000000000 layers, but 14 tensors", "correct 'num_hid"),
         *(({key: None}, f"{key}: missing key", f"add '{key}' {ADD}") for key in (
             "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")),
@@ -133,6 +134,7 @@ CONFIGS: Mapping[str, Sequence[tuple[dict[str, Any], str, str]]] = {
     ),
     "mimo": (
         ({"num_nextn_predict_layers": 3}, "num_nextn_predict_layers: expected 1", ""),
+        ({"hidden_act": "gelu"}, "expected 'silu', as mimo-mtp is served", "another draft"),
     ),
     "deepseek": (
         ({"topk_group": 3}, "cannot be chosen from 3 of 2 groups", ""),

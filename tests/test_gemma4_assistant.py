@@ -23,6 +23,7 @@ def assistant(folder: Path, *, centroids: int = 0, **inner: Any) -> Path:
     """A folder like the one that vLLM's class loaded."""
     config, rng = json.loads(json.dumps(ROW["config"])), np.random.default_rng(0)
     config["text_config"] |= inner
+    del config["use_ordered_embeddings"]  # false, as where it is absent
     shapes = {name: shape for name, (_, *shape) in ROW["tensors"].items()}
     stored = {name: store(rng.normal(0, 0.05, shape), "BF16") for name, shape in shapes.items()}
     if centroids:

@@ -70,6 +70,10 @@ def test_what_is_needed_comes_first_and_then_what_is_common() -> None:
         headings = [order.index(title) for title in shown if title in order]
         assert headings == sorted(headings)
         assert not (headings and "options" in shown)
+        grouped = (
+            g._group_actions for g in parser._action_groups if g.title in (*order, "options")
+        )
+        assert bool(headings) == (sum(map(len, grouped)) > 8), parser.prog
         for action in parser._actions:
             assert action.help, action.dest
 

@@ -18,15 +18,7 @@ from draftquant.quantize.layouts.layout import GatheredColumns
 from draftquant.quantize.numerics.quantized_weight import QuantizedWeight, int4_words, int8_words
 from draftquant.recipes import ActivationFormat, Recipe, WeightFormat, load_recipe
 from torch import Tensor
-from weight_formats import (
-    FP8_BLOCK,
-    FP8_CHANNEL,
-    FP8_TENSOR,
-    INT4,
-    PER_GROUP,
-    PER_TOKEN,
-    STATIC,
-)
+from weight_formats import FP8_BLOCK, FP8_CHANNEL, FP8_TENSOR, INT4, PER_GROUP, PER_TOKEN, STATIC
 
 KEPT = ("embed_tokens", "fc", "lm_head")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from asked_pairs import check_draft
 from by_recipe import draft_of
 from draftquant.quantize.drafts import Draft
 from draftquant.quantize.drafts.config_reader import KEY, SECTION
@@ -58,12 +59,6 @@ def renamed(folder: Path, old: str, new: str) -> Path:
     found = read_tensors(folder)
     write_tensors(folder, {name.replace(old, new, 1): t for name, t in found.items()})
     return folder
-
-
-def found_in(folder: Path) -> dict[str, Lint]:
-    found = find_lints(draft_of(folder))
-    assert len({lint.name for lint in found}) == len(found)
-    return {lint.name: lint for lint in found}
 
 
 # Drafts that every engine reads in the same way, one per family.
@@ -116,7 +111,7 @@ CLEAN: dict[str, Callable[[Path], Path]] = {
 
 def test_a_clean_draft_has_no_lints(tmp_path: Path) -> None:
     for name, make in CLEAN.items():
-        assert found_in(make(tmp_path / name)) == {}, name
+        assert find_lints(draft_of(make(tmp_path / name))) == (), name
 
 
 # One trigger per lint, or several. What a draft in the speculators layout has besides is left out.
@@ -166,9 +161,15 @@ TRIGGERS: dict[str, list[Callable[[Path], Path]]] = {
         lambda to: llama(to, {SECTION: {KEY: [2, 4, 5]}}),
         lambda to: mla(to, {KEY: None, SECTION: {KEY: [2, 4, 5]}}),
     ],
-    "aux-layer-ids-empty": [lambda to: llama(to, {KEY: None, SECTION: {KEY: []}})],
+    "aux-layer-ids-empty": [
+        lambda to: llama(to, {KEY: None, SECTION: {KEY: []}}),
+        lambda to: mla(to, {KEY: None, SECTION: {KEY: []}}),
+    ],
     "aux-layer-count": [lambda to: llama(to, {"num_aux_hidden_states": 2})],
-    "target-hidden-size-null": [lambda to: set_keys(llama(to), target_hidden_size=None)],
+    "target-hidden-size-null": [
+        lambda to: set_keys(llama(to), target_hidden_size=None),
+        lambda to: set_keys(mla(to), target_hidden_size=None),
+    ],
     "last-hidden-state": [
         lambda to: set_tensors(llama(to, {KEY: None, SECTION: LAST_STATE}), **{"fc.weight": None})
     ],
@@ -250,8 +251,6 @@ TRIGGERS: dict[str, list[Callable[[Path], Path]]] = {
     ],
     "embed-tokens": [lambda to: llama(to, embed=True), lambda to: mla(to, embed=True)],
 }  # fmt: skip
-NOTES = ("embed-tokens", "rope-theta-missing", "rope-unreplayed", "last-hidden-state",
-         "dspark-mla-block-size")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TRIGGERS)
@@ -259,15 +258,13 @@ def test_a_trigger_gives_its_lint_and_a_fix_settles_it(name: str, tmp_path: Path
     said: list[str] = []
     for case, trigger in enumerate(TRIGGERS[name]):
         folder = trigger(tmp_path / str(case))
-        found = found_in(folder)
-        assert set(found) == {name}
-        assert found[name].level == ("note" if name in NOTES else "warning")
-        said.append(f"{found[name].cause}\n{found[name].remedy}")
-        # No value makes an engine prune the head.
-        prunes = name == "lm-head-missing" and draft_of(folder).row("d2t") is not None
-        assert bool(found[name].fix) == (name in FIXABLE and not prunes)
-        if found[name].fix:
-            check_fix(folder, found[name])
+        (lint,) = find_lints(draft_of(folder))
+        assert lint.name == name
+        said.append(f"{lint.level}: {lint.cause}\n{lint.remedy}: {json.dumps(lint.fix)}")
+        for a in (check_draft(folder, engine="vllm"), check_draft(folder, engine="sglang")):
+            said.append(f"{a.title}: {a.verdict}, {len(a.notes)} note(s) {a.error or ''}")
+        if lint.fix:
+            check_fix(folder, lint)
     check_told("lints", {name: "\n".join(said)})
 
 
@@ -279,8 +276,8 @@ def check_fix(folder: Path, lint: Lint) -> None:
     assert json.dumps(config) == text
     assert [key for key in fixed if key in config] == list(config)
     (folder / "config.json").write_text(json.dumps(fixed), encoding="utf-8")
-    assert found_in(folder) == {}
     after = draft_of(folder)
+    assert find_lints(after) == ()
     assert computed(after) == computed(before)
     assert after.rows == before.rows
 
@@ -288,15 +285,6 @@ def check_fix(folder: Path, lint: Lint) -> None:
 def test_every_lint_has_a_trigger() -> None:
     named = {message.name for message in messages()}  # as the page of all lints reads them
     assert named == set(TRIGGERS)
-
-
-FIXABLE = {
-    "aux-layer-ids", "draft-vocab-size-missing", "lm-head-missing", "dflash-causal",
-    "dflash-use-swa",
-    "model-type", "dtype-missing", "dtype-mismatch", "aux-layer-ids-empty", "architecture-name",
-    "dspark-keys-nested", "layers-of-target", "head-tied", "aux-layer-count",
-    "target-hidden-size-null", "rope-by-layer", "laguna-rope",
-}  # fmt: skip
 
 
 def computed(draft: Draft) -> dict[str, Any]:

@@ -11,13 +11,7 @@ from typing import Any
 import pytest
 from asked_pairs import check_draft
 from draftquant.quantize import engines
-from draftquant.quantize.engines.contract import (
-    EngineName,
-    explained,
-    is_raw,
-    meaning,
-    meanings,
-)
+from draftquant.quantize.engines.contract import EngineName, explained, is_raw, meaning, meanings
 from draftquant.scripts.cli import main
 from reasons import own_text
 from tiny import tiny_eagle3_llama

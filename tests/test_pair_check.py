@@ -2,13 +2,15 @@
 
 import itertools
 import json
+import re
 import shutil
+import tomllib
 from pathlib import Path
 from typing import Any
 
+import asked_pairs
 import numpy as np
 import pytest
-from asked_pairs import check_pair
 from draftquant import api as dq
 from draftquant.quantize.pairing.pair import PairCheck
 from draftquant.quantize.pairing.target import check_operands
@@ -20,7 +22,9 @@ from tiny_dflash import MASK_TOKEN_ID, tiny_dflash
 from tiny_llama import tiny_language_model
 from tiny_speculators import tiny_speculators_eagle3
 from tiny_target import tiny_target
+from told import DECIMALS, KEPT
 
+TOLD = ("findings",)
 PAIRS = Path(__file__).parent / "pairs"
 LLAMA, DFLASH = PAIRS / "eagle3-llama", PAIRS / "dflash"
 
@@ -34,21 +38,22 @@ def other_target(folder: Path, source: Path = LLAMA, **changes: Any) -> Path:
 
 
 def findings(pair: PairCheck) -> str:
-    """What was found, which is kept in told/."""
+    """What was found, which is kept in told."""
     return "\n".join(
         f"{f.engine} {f.level} {f.subject}: {f.text}; {f.remedy}" for f in pair.findings
     )
 
 
-def said(pair: PairCheck, subject: str, engine: str | None = None) -> list[tuple[str, str]]:
-    """Level and text of what was found of a subject, of one engine or of all."""
-    return [(f.level, f.text) for f in pair.findings if (f.subject, f.engine) == (subject, engine)]
+def check_pair(*pair: Path, **asked: Any) -> PairCheck:
+    """What is found of every pair is kept."""
+    found = asked_pairs.check_pair(*pair, **asked)
+    findings(found)
+    return found
 
 
 def test_another_target_is_refused_or_wrong_in_every_engine(tmp_path: Path) -> None:
     for key, value in (("hidden_size", 800), ("num_hidden_layers", 2), ("vocab_size", 4096)):
         pair = check_pair(LLAMA / "draft", other_target(tmp_path / key, **{key: value}))
-        findings(pair)
         assert pair.exit_code == 1
         assert all(each.verdict in ("REFUSED", "LOADS BUT WRONG") for each in pair.engines)
 
@@ -58,7 +63,6 @@ def test_a_target_hands_out_its_layers_or_not(tmp_path: Path) -> None:
     for source, name in itertools.product((LLAMA, DFLASH), names):
         target = other_target(tmp_path / source.name / name, source, architectures=[name])
         pair = check_pair(source / "draft", target)
-        findings(pair)
         for each in pair.findings:
             if each.subject == "target":
                 assert each.engine is not None
@@ -83,8 +87,7 @@ def test_quantize_judges_the_pair_where_a_target_is_given(tmp_path: Path) -> Non
 
 
 def test_a_draft_of_a_target_of_other_depth(tmp_path: Path) -> None:
-    deep = other_target(tmp_path / "t", DFLASH, num_hidden_layers=40)
-    findings(check_pair(DFLASH / "draft", deep))
+    check_pair(DFLASH / "draft", other_target(tmp_path / "t", DFLASH, num_hidden_layers=40))
 
 
 def test_the_command_says_and_prints_the_pair() -> None:
@@ -199,34 +202,28 @@ def test_tokenizers_are_compared_by_what_they_do(tmp_path: Path) -> None:
     ):
         ship(draft, tokens, merges)
         pair = check_pair(draft, target)
-        findings(pair)
-        assert (not said(pair, "tokenizer")) == is_same
+        assert [f.subject == "tokenizer" for f in pair.findings].count(True) == (not is_same)
         assert not [text for text in pair.not_compared if text.startswith("tokenizers")]
 
 
 def test_rows_that_no_token_has_are_padding(tmp_path: Path) -> None:
     target = other_target(tmp_path / "target", vocab_size=1088)
-    assert said(check_pair(LLAMA / "draft", target), "vocabulary")[0][0] == "wrong"
+    check_pair(LLAMA / "draft", target)
     ship(target, ["a", "b"], [])
-    level, text = said(check_pair(LLAMA / "draft", target), "vocabulary")[0]
-    assert (level, "the rest is padding" in text) == ("warning", True)
+    check_pair(LLAMA / "draft", target)
 
 
 def test_tokens_of_d2t_and_of_the_mask_that_the_target_has_not(tmp_path: Path) -> None:
     draft = tiny_eagle3_llama(tmp_path / "draft", pruned_vocabulary=True)
     sizes = {"hidden_size": 64, "vocab_size": 60, "num_hidden_layers": 8}
-    found = check_pair(draft, other_target(tmp_path / "target", **sizes))
-    assert "d2t of the draft names token" in said(found, "d2t")[0][1]
+    check_pair(draft, other_target(tmp_path / "target", **sizes))
     offsets = np.frombuffer(read_tensors(draft)["d2t"].data, "<i8").tolist()
     last = max(row + offset for row, offset in enumerate(offsets))
-    for rows in (last, last + 1):
-        target = other_target(tmp_path / f"of-{rows}", **{**sizes, "vocab_size": rows})
-        assert bool(said(check_pair(draft, target), "d2t")) is (rows == last)
     block = tiny_dflash(tmp_path / "block")
-    for rows, is_found in ((60, True), (MASK_TOKEN_ID, True), (MASK_TOKEN_ID + 1, False)):
-        target = other_target(tmp_path / f"{rows}", **{**sizes, "vocab_size": rows})
-        texts = [text for _, text in said(check_pair(block, target), "vocabulary")]
-        assert any("mask_token_id is" in text for text in texts) is is_found
+    for own, rows in ((draft, last), (draft, last + 1), (block, 60), (block, MASK_TOKEN_ID),
+                      (block, MASK_TOKEN_ID + 1)):  # fmt: skip
+        target = tmp_path / f"{own.name}-{rows}"
+        check_pair(own, other_target(target, **{**sizes, "vocab_size": rows}))
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "F32"])
@@ -234,30 +231,26 @@ def test_weights_that_float16_cannot_hold(dtype: str, tmp_path: Path) -> None:
     draft = tiny_eagle3_llama(tmp_path / "draft", dtype=dtype)
     target = other_target(tmp_path / "target", hidden_size=64, vocab_size=96, num_hidden_layers=8)
     narrow = {"engine": "vllm", "target_args": "--dtype float16"}
-    assert not said(check_pair(draft, target, **narrow), "float16", "vllm")
+    check_pair(draft, target, **narrow)
     tensors = read_tensors(draft)
     wide = np.full((64, 64), 65536.0, np.float32)
     write_tensors(draft, {**tensors, "midlayer.self_attn.o_proj.weight": store(wide, dtype)})
-    level, text = said(check_pair(draft, target, **narrow), "float16", "vllm")[0]
-    assert (level, "o_proj.weight up to 65,536" in text) == ("wrong", True)
-    assert not said(check_pair(draft, target, target_args="--dtype bfloat16"), "float16", "vllm")
+    check_pair(draft, target, **narrow)
+    check_pair(draft, target, target_args="--dtype bfloat16")
 
 
 def test_sizes_of_tensor_parallelism_are_those_of_both(tmp_path: Path) -> None:
     target = other_target(tmp_path / "target", num_attention_heads=6, num_key_value_heads=6)
     pair = check_pair(LLAMA / "draft", target, tp=4, engine="vllm")
     assert pair.tensor_parallel == (1, 2)
-    assert "the target's 6 attention heads cannot be split over 4 GPUs" in str(pair.findings)
     assert pair.of("vllm").verdict == "REFUSED"
     padded = other_target(tmp_path / "padded", vocab_size=1021)  # engines fill up to 1,024 rows
     assert check_pair(LLAMA / "draft", padded, engine="vllm").tensor_parallel == (1, 2, 4, 8)
     longer = check_pair(LLAMA / "draft", target, target_args="--max-model-len 4096 -tp 2")
-    assert said(longer, "context", "vllm")[0][0] == "refused"
     config = config_of(target)
     own = config["max_position_embeddings"]
-    for length, levels in ((own, []), (own + 1, ["refused"])):
-        served = check_pair(LLAMA / "draft", target, target_args=f"--max-model-len {length}")
-        assert [one for one, text in said(served, "context", "vllm") if "itself" in text] == levels
+    for length in (own, own + 1):
+        check_pair(LLAMA / "draft", target, target_args=f"--max-model-len {length}")
     assert '"draft_tensor_parallel_size": 2' in (longer.of("vllm").launch or "")
 
 
@@ -265,7 +258,6 @@ def test_hidden_states_that_float16_cannot_hold(tmp_path: Path) -> None:
     draft, target = LLAMA / "draft", LLAMA / "target"
     narrow = {"target_args": "--dtype float16", "engine": "vllm"}
     beyond = check_pair(draft, target, largest_feature=70144.0, **narrow)
-    assert "hidden states of the target up to 70,144" in said(beyond, "float16", "vllm")[0][1]
     assert beyond.of("vllm").verdict == "LOADS BUT WRONG"
     assert check_pair(draft, target, largest_feature=70144.0).of("vllm").verdict == "LOADS"
     traces = write_said(tmp_path / "traces", prompts=2, tokens=4, hidden=4).folder
@@ -276,8 +268,21 @@ def test_what_few_pairs_are_told(tmp_path: Path) -> None:
     draft = LLAMA / "draft"
     model = tiny_language_model(tmp_path / "model")
     sizes = {"vocab_size": 999, "num_hidden_layers": 8}
-    findings(check_pair(model, other_target(tmp_path / "other", **sizes)))
+    check_pair(model, other_target(tmp_path / "other", **sizes))
     scaled = Path(shutil.copytree(draft, tmp_path / "scaled"))
     yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
     edit_json(scaled / "config.json", rope_scaling=yarn, max_position_embeddings=128)
-    findings(check_pair(scaled, LLAMA / "target"))
+    check_pair(scaled, LLAMA / "target")
+
+
+def test_every_row_is_told_with_its_remedy() -> None:
+    files = (KEPT / f"{name}.txt" for name in ("pair_check", "pair_threads"))
+    told = DECIMALS.sub("0.0", "\n".join(file.read_text(encoding="utf-8") for file in files))
+    rows = Path(dq.__file__).with_name("quantize") / "pairing" / "findings.toml"
+    for name, row in tomllib.loads(rows.read_text(encoding="utf-8")).items():
+        text = DECIMALS.sub("0.0", f"{row['text']}; {row.get('remedy', '')}".strip())
+        said = re.sub(r"\\\{.+?\\\}", ".*", re.escape(text))
+        subject, engine = row.get("subject", name), row.get("engine")
+        engine = r"[\w-]+" if engine == "each" else engine
+        line = rf"(?m)^(- )?{engine} {row['level']} {subject}: {said}$"
+        assert re.search(line, told), name

@@ -139,6 +139,7 @@ def change_of(log_ratio: float, deviation: float, num_prompts: int = 2) -> Paire
         confidence=0.95,
         num_prompts=num_prompts,
         effective_num_prompts=float(num_prompts),
+        skewness=0.0,
     )
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -278,12 +279,13 @@ def test_batches_of_two_targets_or_of_other_features_are_not_one_recording() -> 
     def batch(weights: str, kind: str = "aux") -> RecordedBatch:
         target: Any = SimpleNamespace(name="T", weights_sha256=weights)
         features: Any = kind
-        return RecordedBatch(identity=target, features=features, traces=())
+        return RecordedBatch(identity=target, features=features, traces=((7, trace),))
 
-    writer: Any = None
+    writer, trace = Mock(), Mock()
     for other in (batch("b"), batch("a", "last")):
         with pytest.raises(TraceError, match="target T: not all prompts were recorded of"):
             write_recorded(writer, [batch("a"), other], 2, lambda *_: None)
+    assert writer.add.mock_calls == [call(trace, position=7)] * 2
 
 
 # ---- Ray itself

@@ -8,8 +8,9 @@ from unittest.mock import Mock
 
 import pytest
 from draftquant.api import clean as clean_from_python
-from draftquant.quantize.files.result_cache import ResultCache, user_cache
+from draftquant.quantize.files.result_cache import ResultCache, resumable_folder, user_cache
 from draftquant.quantize.files.staging import CleanReport
+from draftquant.recipes.errors import OutputError
 from draftquant.scripts.cli import main
 
 KEY, OTHER = {"what": "a", "K": 3}, {"what": "b", "K": 3}
@@ -105,8 +106,14 @@ def test_a_secret_that_is_none_is_not_used(cache: ResultCache, warnings: list[st
     assert cache.read(KEY) is None
     for said, what in zip(warnings, ("is not used", "is not kept", "is not used"), strict=True):
         assert what in said
-    assert all("a file that only you can read" in said for said in warnings[:2])
-    assert "expected 32 bytes" in warnings[2]
+        assert "32 bytes in a file that only you can read" in said
+
+
+def test_one_run_has_a_folder(tmp_path: Path) -> None:
+    with resumable_folder(tmp_path / "out", "replay", {}):
+        both = resumable_folder(tmp_path / "out", "replay", {})
+        with pytest.raises(OutputError, match="another process is replay there"), both:
+            pass
 
 
 def test_what_clean_removes_is_counted_and_what_it_cannot_is_said(

@@ -178,10 +178,10 @@ def test_what_families_share_knows_no_family() -> None:
 # ---- how large the house is: a line here may only be lowered (ARCHITECTURE.md, "Sums")
 
 SUMS = {
-    "words of the product": 369_960,
+    "words of the product": 369_799,
     "product folders": 49,
-    "developers' tools, lines": 7_108,
-    "lines of tests": 53_622,
+    "developers' tools, lines": 7_107,
+    "lines of tests": 53_621,
     "pairs of a test file and an internal module": 1_024,
     "mutants of the sample that survive": 62,  # of 267 of 300 that were judged: 23 %
     "verbs": 25,

@@ -65,7 +65,7 @@ def test_most_of_three_documents_make_a_template() -> None:
         ]  # fmt: skip
 
     def own_of(given: list[Shingled]) -> list[int]:
-        return [len(Templates(given).own(one.values, one.category)) for one in given]
+        return [len(Templates(given).own(one.values, one.category, 4)) for one in given]
 
     assert own_of(prompts(3)) == [20, 20, 20]
     without = Shingled(category="a", document="x", values=shingles(range(9000, 9040)))
@@ -75,7 +75,7 @@ def test_most_of_three_documents_make_a_template() -> None:
     for category in "ab":
         others = [Sketch(category=category, values=one.values) for one in prompts(3)[1:]]
         known = Templates(prompts(1), others)
-        assert len(known.own(prompts(1)[0].values, category)) == 20  # of b: of all
+        assert len(known.own(prompts(1)[0].values, category, 4)) == 20  # of b: of all
 
 
 def test_a_prompt_that_is_hardly_more_than_a_template_keeps_all() -> None:
@@ -85,8 +85,8 @@ def test_a_prompt_that_is_hardly_more_than_a_template_keeps_all() -> None:
         for i in range(9)
     ]
     templates = Templates(copies)
-    assert [len(templates.own(one.values, "a")) for one in copies] == [46] * 9
-    assert [len(templates.own(one.values, "a", least=1)) for one in copies] == [1] * 9
+    assert [len(templates.own(one.values, "a", 4)) for one in copies] == [46] * 9
+    assert [len(templates.own(one.values, "a", 1)) for one in copies] == [1] * 9
 
 
 def test_what_is_no_sketch_is_refused() -> None:

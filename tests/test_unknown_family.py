@@ -41,6 +41,8 @@ EXPERTS: Shapes = {f"mtp.0.{name}": shape for name, shape in LAYER.items()} | {
     "mtp.0.ffn.gate.weight": (2, WIDTH),
     "mtp.0.eh_proj.weight": (WIDTH, 2 * WIDTH),
     "mtp.0.step_scale": (3,),
+    "mtp.mask_hidden": (1, 3 * WIDTH),
+    **{f"mtp.{name}.weight": (WIDTH,) for name in ("head", "embed")},  # vectors are neither
 }
 V4: Shapes = {
     **{f"mtp.0.attn.{n}.weight": (WIDTH, WIDTH) for n in ("wq_a", "wq_b", "wkv", "wo_a", "wo_b")},

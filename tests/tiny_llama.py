@@ -10,11 +10,7 @@ from tiny_shapes import causal_lm
 
 
 def tiny_language_model(
-    folder: Path,
-    *,
-    kind: str = "Llama",
-    config: Mapping[str, Any] | None = None,
-    **sizes: int,
+    folder: Path, *, kind: str = "Llama", config: Mapping[str, Any] | None = None, **sizes: int
 ) -> Path:
     """Write a tiny language model, as transformers publishes them.
 

@@ -29,14 +29,14 @@ from draftquant.scripts.frame.verb import Command
 MOST, DEEP = 6, 3
 """Of more records the first and the last are told; and none in so many others."""
 LONG, LONG_TEXT, MOST_LINES = 240, 4000, 60
-"""Characters of a line and of a value, and lines of a test: of what is longer, a digest."""
+"""Characters of a record's line and of a value, lines of a test: of what is longer, a digest."""
+RECORD = re.compile(r"-?[\w.\[\]]*: |-? ?[({<]")
 PRODUCT = ("draftquant.", "stand.")
-"""Functions of these modules, where a module of tests has them, tell what they return."""
+"""What a module of tests has of these tells what it returns, and what it names in TOLD."""
 EXACT = frozenset("""
-    command_line comparison context_bins dump_faults estimate foreign_measurements
-    gate_named_drafts gate_parts golden held_out help hub_dataset measure_engines measure_run
-    measured_gate mistakes options pair_threads parity_divergence parity_tasks prompts
-    provenance recording_together related_prompts report report_forms rope server_client
+    command_line comparison context_bins estimate foreign_measurements gate_named_drafts gate_parts
+    golden held_out help hub_dataset measure_engines measure_run measured_gate mistakes options
+    pair_threads parity_divergence parity_tasks provenance report report_forms rope server_client
     size_curve stored_features traces
     """.split())  # fmt: skip # noqa: SIM905
 """Modules of tests whose figures are made by hand: kernels differ between machines."""
@@ -68,8 +68,7 @@ def check_told(name: str, scenes: Mapping[str, Any]) -> None:
     found = dict(re.findall(r"^## (.+)\n((?:(?!## ).*\n)*)", kept, re.MULTILINE))
     texts = {scene: told if isinstance(told, str) else json_lines(json.loads(json.dumps(told)))
              for scene, told in scenes.items()}  # fmt: skip
-    texts = {scene: without_version(text) for scene, text in texts.items()}
-    wanted = {scene: f"{text.strip()}\n\n" for scene, text in texts.items()}
+    wanted = {scene: f"{without_version(text).strip()}\n\n" for scene, text in texts.items()}
     if os.environ.get("DRAFTQUANT_TELL"):
         found |= wanted
         text = "".join(f"## {scene}\n{found[scene]}" for scene in sorted(found))
@@ -226,18 +225,16 @@ def _told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         asked.add(" ".join([method, path.partition("?")[0], *lines_of(without_ids(json))]))
         return stream(client, method, path, json=json, **options)
 
-    stream = httpx2.AsyncClient.stream
+    stream, tell = httpx2.AsyncClient.stream, Command.tell
     monkeypatch.setattr(httpx2.AsyncClient, "stream", asking)
-    tell = Command.tell
     monkeypatch.setattr(Command, "tell", both)
-    command: Any = getattr(request.module, "main", None)
-    raises = pytest.raises
+    command, raises = vars(request.module).get("main"), pytest.raises
     monkeypatch.setattr(pytest, "raises", refusing)
+    told = getattr(request.module, "TOLD", ())
     for name, own in [*vars(request.module).items()]:
-        if inspect.isfunction(own) and own.__module__.startswith(PRODUCT):
-            monkeypatch.setattr(request.module, name, listening(own))
-    if command is not None:
-        monkeypatch.setattr(request.module, "main", printing)
+        if inspect.isfunction(own) and (own.__module__.startswith(PRODUCT) or name in told):
+            call = printing if name == "main" else listening(own)
+            monkeypatch.setattr(request.module, name, call)
     yield
     module = request.path.stem.removeprefix("test_")
     said += sorted(asked)
@@ -257,9 +254,10 @@ def normal(text: str, *, exact: bool) -> str:
 
 
 def shortened(line: str) -> str:
-    """The line, or its first words and the digest of all."""
+    """A line of words, or the beginning of a record and its digest."""
     line = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in line)
-    return line if len(line) < LONG else f"{line[: LONG // 2]} ... {digest(line)}"
+    whole = len(line) < LONG or not RECORD.match(line)
+    return line if whole else f"{line[: LONG // 2]} ... {digest(line)}"
 
 
 def digest(text: str) -> str:

@@ -183,7 +183,7 @@ def _divergence(
     `hidden` [n, D, W]; `of` them the reference's hidden states [n, D, W], the recorded tokens
     [n, D], whether all depths before were right [n], and the weights of the rows [n].
     """
-    decay = settings.depth_decay ** positions(depths, hidden.device).float()
+    decay = settings.depth_decay ** positions(depths, hidden.device)
     totals, gradients, runs = [], [], []
     for mine, its, recorded, before, count in _parts(forward, hidden, *of):
         with torch.no_grad():

@@ -105,7 +105,7 @@ class Templates:
             others_of_all += others
         self._of_all = _of_most(of_all, others_of_all)
 
-    def own(self, values: Values, category: str, *, least: int = _LEAST_OWN) -> Values:
+    def own(self, values: Values, category: str, least: int) -> Values:
         """The shingles of a text that do not belong to a template; all, where these are few."""
         template = self._of.get(category, self._of_all[:0])
         rest = values[~np.isin(values, self._of_all) & ~np.isin(values, template)]
@@ -115,7 +115,10 @@ class Templates:
 def sketches_of(texts: Sequence[Shingled], templates: Templates) -> list[Sketch]:
     """The sketch of each text, without templates."""
     return [
-        Sketch(category=text.category, values=templates.own(text.values, text.category)[:SKETCH])
+        Sketch(
+            category=text.category,
+            values=templates.own(text.values, text.category, _LEAST_OWN)[:SKETCH],
+        )
         for text in texts
     ]
 
@@ -124,11 +127,11 @@ def overlapping(
     texts: Sequence[Shingled], sketches: Sequence[Sketch], templates: Templates
 ) -> Iterator[tuple[int, int]]:
     """Positions of a sketch and of a text that share 90 % of the shorter, without templates."""
-    overlaps = Overlaps([templates.own(text.values, text.category) for text in texts])
+    overlaps = Overlaps([templates.own(text.values, text.category, _LEAST_OWN) for text in texts])
     for number, sketch in enumerate(sketches):
         largest = sketch.largest_known
         least = _LEAST_OWN if largest is None else _LEAST_SAMPLE
-        kept = templates.own(sketch.values, sketch.category, least=least)
+        kept = templates.own(sketch.values, sketch.category, least)
         shared = overlaps.with_sketch(kept, largest=largest) >= SHARED_SHARE
         yield from ((number, position) for position in shared.nonzero()[0].tolist())
 

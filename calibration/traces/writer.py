@@ -51,11 +51,10 @@ class CarriedTables:
         tensors, rows = first.stored_tables(), dict[int, Tensor]()
         for folder, theirs in every:
             stored = tensors if folder is first else folder.stored_tables()
-            shared = [name for name in ("lm_head", "norm") if name in stored]
+            ids, embeddings = stored.pop("token_ids"), stored.pop("embed_tokens")
             same = _form(theirs) == _form(listed)
-            same = same and all(torch.equal(stored[name], tensors[name]) for name in shared)
-            listed_rows = zip(stored["token_ids"].tolist(), stored["embed_tokens"], strict=True)
-            for token, row in dict(listed_rows).items():
+            same = same and all(torch.equal(x, tensors[name]) for name, x in stored.items())
+            for token, row in zip(ids.tolist(), embeddings, strict=True):
                 same = same and torch.equal(rows.setdefault(token, row), row)
             if not same:
                 where, other = folder.folder, self._folders[0].folder

@@ -32,8 +32,6 @@ from .excludes import (
 
 _LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
 _RENAMING = "LlamaForCausalLM"
-_ONE_PER_LAYER = {"type": "float", "num_bits": 8, "strategy": "tensor"}
-"""`CompressedTensorsKVCacheMethod.is_supported_scheme`; other schemes are ignored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,13 +201,8 @@ def _names_latent(pattern: str, module: Module) -> bool:
 def _has_scales(question: Question) -> bool:
     """Whether the attention of a draft has scales that a tensor can fill."""
     method, scheme = question.method, question.keys.get("kv_cache_scheme")
-    if method == "compressed-tensors":
-        return (
-            isinstance(scheme, Mapping)
-            and _ONE_PER_LAYER.items() <= {**scheme}.items()
-            and scheme.get("symmetric", True)
-            and not scheme.get("dynamic", False)
-        )
+    if method == "compressed-tensors":  # `CompressedTensorsKVCacheMethod.is_supported_scheme`
+        return isinstance(scheme, Mapping) and scheme.get("strategy") == "tensor"
     if method == "modelopt" and question.declaration and question.declaration.form == "nested":
         return False  # `_parse_modelopt_quant_config` does not change its algorithm
     if method == "modelopt":

@@ -55,7 +55,7 @@ def write_reports(documents: Mapping[Path, str], *, overwrite: bool = False) -> 
                 shutil.copy2(path, staged[path] / _OLD)
             touched.append(path)
             (staged[path] / _NEW).replace(path)
-        for folder in {path.absolute().parent for path in documents}:
+        for folder in {path.parent for path in documents}:
             sync(folder)
     except BaseException as exc:
         for path in touched:

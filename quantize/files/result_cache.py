@@ -6,6 +6,7 @@ or written by somebody else is refused, with a warning, and made again. No run d
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import hmac
@@ -120,11 +121,11 @@ class ResultCache:
             self._put(path, secrets.token_bytes(_SECRET_BYTES), keep=True)
         with open_stream(path) as stream:
             status = os.fstat(stream.fileno())
-            if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
-                raise PermissionError(0, "expected a file that only you can read", str(path))
             secret = stream.read(_SECRET_BYTES)
-        if len(secret) < _SECRET_BYTES:
-            raise OSError(0, "expected 32 bytes", str(path))
+        others_read = status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077
+        if others_read or len(secret) < _SECRET_BYTES:
+            what = f"expected {_SECRET_BYTES} bytes in a file that only you can read"
+            raise OSError(errno.EPERM, what, path)
         return secret
 
     def _put(self, path: Path, content: bytes, *, keep: bool = False) -> None:

@@ -62,12 +62,12 @@ OF_MATHS = frozenset({
 
 
 def lints_of_maths(checkpoint: Checkpoint) -> tuple[Lint, ...]:
-    """Warnings of `OF_MATHS` about a folder, quantized or not; none where it cannot be read."""
+    """Those of `OF_MATHS` about a folder, quantized or not; none where it cannot be read."""
     try:
         lints = find_lints(StoredDraft.look(checkpoint).draft)
     except DraftQuantError:  # `check` says why
         return ()
-    return tuple(each for each in lints if each.name in OF_MATHS and each.level == "warning")
+    return tuple(each for each in lints if each.name in OF_MATHS)
 
 
 def output_changes(before: Draft, after: Draft, *, fix_config: bool) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def input_groups(
         raise CheckpointError(checkpoint.folder, f"{tensor.name}: {what}", fix=_FIX)
     got, expected = np.bincount(groups, minlength=usual[-1] + 1), np.bincount(usual)
     if not np.array_equal(got, expected):
-        group = int((got != expected).argmax())
+        group = (got != expected).argmax()
         what = f"expected {expected[group]} inputs in group {group}, got {got[group]}"
         raise CheckpointError(checkpoint.folder, f"{tensor.name}: {what}", fix=_FIX)
     return groups

@@ -46,11 +46,6 @@ Other scales give it the largest code of the format: 7 or -8 for absmax / 7.5, 7
 Rounding the scale to BF16, F16 or F8_E4M3 does not move the largest weight out of its
 last step.
 """
-# Below it, an arithmetic that flushes to zero loses the scale. E8M0 is read as a float32; F8_E4M3
-# is multiplied by a float32 scale.
-_SMALLEST_NORMAL = {"F16": 2.0**-14} | dict.fromkeys(
-    ("BF16", "F32", "F8_E4M3", "U8", "F8_E8M0"), 2.0**-126
-)
 _BINS = 32
 
 Counts = npt.NDArray[np.int64]
@@ -181,7 +176,8 @@ class _Codes:
 def _scale_faults(tensor: TensorInfo, scale: Floats, peaks: Floats) -> list[Fault]:
     """Scales that no engine can multiply codes with, or that some engines flush to zero."""
     bad = ~(np.isfinite(scale) & (scale > 0))
-    smallest = _SMALLEST_NORMAL[tensor.dtype]
+    # E8M0 is read as a float32; F8_E4M3 is multiplied by a float32 scale.
+    smallest = np.finfo(np.float16 if tensor.dtype == "F16" else np.float32).tiny
     subnormal = ~bad & (scale < smallest) & (peaks != 0)
     normal = f"normal numbers, >= {smallest:.3g}, over codes that are not all zero"
 

@@ -167,14 +167,13 @@ def _gathered(checkpoint: Checkpoint, tensor: TensorInfo, rows: Ids) -> Iterator
     width = tensor.nbytes // tensor.shape[0]
     first = 0
     while first < len(rows):
-        low = int(rows[first])
-        near = (rows[first:] >= low) & (rows[first:] < low + _BLOCK_ROWS)
-        count = len(near) if near.all() else int(near.argmin())
-        places = rows[first : first + count]
+        low, ahead = int(rows[first]), rows[first : first + _BLOCK_ROWS]
+        near = (ahead >= low) & (ahead < low + _BLOCK_ROWS)
+        places = ahead[: [*near.tolist(), False].index(False)]
         stop = int(places.max()) + 1
         block = read_rows(checkpoint, tensor, low, stop).reshape(stop - low, width)
         yield block[places - low].reshape(-1)
-        first += count
+        first += len(places)
 
 
 def _maps(draft: Draft, ids: Ids, stream: BinaryIO) -> Iterator[TensorInfo]:

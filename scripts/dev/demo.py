@@ -100,7 +100,7 @@ def _tell(story: Story, work: Path, *, answer: bool) -> None:
         from .marked_answer import print_answer
 
         print_answer(work / "int4", work / "traces", story.target)
-    out.line("verdicts", style="bold")
+    out.line(("verdicts", "bold"))
     for name, judgement in judgements.items():
         out.line(f"{name} ({story.recipes[name]}) {judgement.verdict}: {judgement.reason}")
 
@@ -136,7 +136,7 @@ def _steps(story: Story, work: Path) -> dict[str, Judgement]:
 def _run(*arguments: str, expected: tuple[int, ...] = (0,)) -> None:
     """Print and run one `draftquant` command; stop the demo if it fails."""
     stdout().line("")
-    stdout().line(f"$ draftquant {shlex.join(arguments)}", style="bold cyan")
+    stdout().line((f"$ draftquant {shlex.join(arguments)}", "bold cyan"))
     code = draftquant(arguments)
     if code not in expected:
         sys.exit(code)

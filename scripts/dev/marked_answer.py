@@ -67,13 +67,13 @@ def print_answer(draft: Path, traces: Path, target: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(target, local_files_only=True)
     out = stdout()
     out.line("")
-    out.line(f"What {draft.name} proposed and the target accepted of one answer", style="bold")
+    out.line((f"What {draft.name} proposed and the target accepted of one answer", "bold"))
 
     def decode(token_ids: Sequence[int]) -> str:
         return str(tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
     for line in decode(trace.token_ids[: trace.prompt_length].tolist()).split("\n"):
-        out.line(line, style="dim")
+        out.line((line, "dim"))
     for parts in marked_lines(trace.continuation, shown.steps, decode):
         out.line(*parts)
     accepted, steps = sum(shown.steps), len(shown.steps)

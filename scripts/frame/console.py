@@ -68,13 +68,11 @@ def print_document(text: str) -> None:
         RESULTS.write(visible(line) + "\n")
 
 
-def table(
-    heading: str, *columns: str, right: tuple[str, ...] = (), spare: tuple[str, ...] = ()
-) -> "ResultTable":
+def table(heading: str, *columns: str, spare: tuple[str, ...] = ()) -> "ResultTable":
     """An empty table; see `ResultTable`."""
     from .terminal import ResultTable
 
-    return ResultTable(heading, *columns, right=right, spare=spare)
+    return ResultTable(heading, *columns, spare=spare)
 
 
 def print_table(shown: "ResultTable") -> None:

@@ -85,11 +85,11 @@ class PhaseBar(Bar):
 
     def __init__(self, progress: Progress | None) -> None:
         self._progress = progress
-        self._task = None if progress is None else progress.add_task("", total=None)
         self._console = terminal(sys.stderr) if progress is None else progress.console
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
         self.now = Phase("")
+        self._task = None if progress is None else progress.add_task("", total=None, phase=self.now)
 
     @override
     def phase(self, label: str, total: int | None = None, unit: Unit = "items") -> None:
@@ -172,8 +172,8 @@ class ProgressFigures(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         """The figures of a phase that are known."""
-        phase: Phase | None = task.fields.get("phase")
-        if phase is None or not phase.total:
+        phase: Phase = task.fields["phase"]
+        if not phase.total:
             return Text(seconds(task.elapsed or 0))
         parts = [f"{phase.done / phase.total:.0%}"]
         if phase.unit != "work":

@@ -55,10 +55,10 @@ class TerminalOutput:
         self._width_is_known = width_is_known
         self._console = terminal(stream, None if width_is_known else _PIPED_WIDTH)
 
-    def line(self, *parts: Part, style: str = "") -> None:
+    def line(self, *parts: Part) -> None:
         """Print one line, whatever its parts hold; a terminal wraps it."""
         pairs = ((part, "") if isinstance(part, str) else part for part in parts)
-        text = Text.assemble(*((visible(text), look) for text, look in pairs), style=style)
+        text = Text.assemble(*((visible(text), look) for text, look in pairs))
         self._console.print(text, soft_wrap=True)
 
     def warnings(self, texts: Iterable[str]) -> None:
@@ -68,38 +68,30 @@ class TerminalOutput:
 
     def table(self, table: "ResultTable") -> None:
         """Print a table below its title; rich would wrap a title to the width of the table."""
-        self.line(table.heading, style="bold")
+        self.line((table.heading, "bold"))
         if not self._width_is_known:
             self._console.width = max(_PIPED_WIDTH, table.least_width)
         self._console.print(table)
 
 
 class ResultTable:
-    """A table in the house look.
+    """A table in the house look: columns of numbers are aligned to the right.
 
     Args:
         heading: printed above it.
         columns: their titles.
-        right: of these, the ones aligned to the right.
         spare: those of them that a narrow terminal leaves out, the first one first.
     """
 
-    def __init__(
-        self, heading: str, *columns: str, right: tuple[str, ...] = (), spare: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, heading: str, *columns: str, spare: tuple[str, ...] = ()) -> None:
         self.heading = heading
         self._columns = tuple(map(visible, columns))
-        self._right, self._spare = right, spare
-        self._rows: list[tuple[tuple[str, ...], str]] = []
-        self._sections: set[int] = set()
+        self._spare = spare
+        self._rows: list[tuple[str, ...]] = []
 
-    def row(self, *cells: str, style: str = "") -> None:
+    def row(self, *cells: str) -> None:
         """Add a row."""
-        self._rows.append((tuple(visible(cell) for cell in cells), style))
-
-    def add_section(self) -> None:
-        """Draw a line below the last row."""
-        self._sections.add(len(self._rows))
+        self._rows.append(tuple(map(visible, cells)))
 
     @property
     def least_width(self) -> int:
@@ -123,14 +115,18 @@ class ResultTable:
         yield from self._stacked(options.max_width)
 
     def _cells(self, index: int) -> list[str]:
-        return [self._columns[index], *(cells[index] for cells, _ in self._rows)]
+        return [self._columns[index], *(cells[index] for cells in self._rows)]
+
+    def _has_numbers(self, index: int) -> bool:
+        """Whether every cell that is not empty begins as a number does."""
+        return all(cells[index][:1] in "+-0123456789" for cells in self._rows)
 
     def _longest_words(self, shown: Sequence[int]) -> list[int]:
         """Least characters of each column; a number and its unit are one word."""
         lengths = []
         for index in shown:
             heading, *cells = self._cells(index)
-            whole = self._columns[index] in self._right
+            whole = self._has_numbers(index)
             parts = [part for cell in cells for part in ((cell,) if whole else cell.split())]
             lengths.append(max(map(cell_len, [*heading.split(), *parts]), default=0))
         return lengths
@@ -150,20 +146,17 @@ class ResultTable:
     def _table(self, shown: Sequence[int], widths: Sequence[int]) -> Table:
         table = Table(header_style="bold")
         for index, width in zip(shown, widths, strict=True):
-            name = self._columns[index]
-            justify: JustifyMethod = "right" if name in self._right else "left"
-            table.add_column(Text(name), width=width, justify=justify)
-        for number, (cells, style) in enumerate(self._rows):
-            if number in self._sections:
-                table.add_section()
-            table.add_row(*(Text(cells[index]) for index in shown), style=style)
+            justify: JustifyMethod = "right" if self._has_numbers(index) else "left"
+            table.add_column(Text(self._columns[index]), width=width, justify=justify)
+        for cells in self._rows:
+            table.add_row(*(Text(cells[index]) for index in shown))
         return table
 
     def _stacked(self, available: int) -> Iterator[Text]:
         """A row as a block: its first cell, and below it the other columns."""
         label = max(map(cell_len, self._columns[1:]), default=0)
-        for (first, *others), style in self._rows:
-            yield Text(first or "-", style=f"bold {style}".strip(), overflow="fold")
+        for first, *others in self._rows:
+            yield Text(first or "-", style="bold", overflow="fold")
             for column, cell in zip(self._columns[1:], others, strict=True):
                 if cell:
                     folded = textwrap.wrap(

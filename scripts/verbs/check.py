@@ -125,7 +125,7 @@ def _print_lines(answers: "Iterable[EngineCheck]") -> None:
             (answer.verdict, f"bold {_COLOURS[answer.verdict]}"),
             f": {answer.title} on {_where(answer)}{why}",
         )
-    out.line("add --engine for reasons, what to do, and how to serve it", style="dim")
+    out.line("add --engine for reasons, what to do, and how to serve it")
 
 
 def _where(answer: "EngineCheck") -> str:

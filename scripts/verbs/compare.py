@@ -40,14 +40,16 @@ def _say_files(_report: object, settings: CompareRun) -> None:
 
 def _show(report: "ComparisonReport", _settings: object) -> None:
     out = stdout()
-    numbers = ("prompts", "acceptance length", "change", "lower bound", "upper bound")
     rows = table(
         f"Comparison, K = {report.num_draft_tokens}, against {report.names[0]}",
         "category",
         "draft",
-        *numbers,
+        "prompts",
+        "acceptance length",
+        "change",
+        "lower bound",
+        "upper bound",
         "",
-        right=numbers,
     )
     for scope in report.scopes:
         if not scope.changes:

@@ -59,9 +59,8 @@ def dequantize(settings: DequantizeSettings) -> "reports.DequantizeReport":
 
 
 def _show(report: "reports.DequantizeReport", _settings: object) -> None:
-    numbers = ("weights", "rounded", "largest relative difference")
-    rows = table(f"Dequantized: {report.scheme} to {report.dtype}", "linear", *numbers,
-                  right=numbers)  # fmt: skip
+    rows = table(f"Dequantized: {report.scheme} to {report.dtype}", "linear",
+                  "weights", "rounded", "largest relative difference")  # fmt: skip
     for linear in report.linears:
         largest = f"{linear.max_relative_difference:.6f}"
         rows.row(linear.module, f"{linear.elements:,}", f"{linear.rounded:,}", largest)

@@ -50,7 +50,7 @@ def _show(report: EstimateReport, _settings: object) -> None:
     by_gpu = report.loaded_by.values()
     if any(engines == [] for by_name in by_gpu for engines in by_name.values()):
         out.line("† no stock engine is known to load it there (draftquant check)")
-    out.line("Assumed", style="bold")
+    out.line("Assumed")
     for line in assumptions(report):
         out.line(f"  {line}")
 
@@ -58,7 +58,7 @@ def _show(report: EstimateReport, _settings: object) -> None:
 def _print_bytes(report: EstimateReport) -> None:
     parts: tuple[Part, ...] = ("attention", "mlp", "head")
     numbers = ("stored", *parts, "rest", "step", "share", "drafting", "share of it")
-    rows = table("Bytes read at concurrency 1", "draft", *numbers, right=numbers,
+    rows = table("Bytes read at concurrency 1", "draft", *numbers,
                   spare=("share of it", *parts, "rest"))  # fmt: skip
     before = report.candidates[0].round
     for candidate in report.candidates:
@@ -81,7 +81,7 @@ def _print_by_gpu(
     report: EstimateReport, title: str, cell: Callable[[EstimateReport, Candidate, Machine], str]
 ) -> None:
     names = tuple(machine.gpu.name for machine in report.machines)
-    rows = table(title, "draft", *names, right=names)
+    rows = table(title, "draft", *names)
     for candidate in report.candidates:
         cells = []
         for machine in report.machines:

@@ -119,7 +119,6 @@ def print_served(report: "GateReport") -> None:
         f"{by}, K = {report.num_draft_tokens}, {report.sample} prompts",
         "run",
         *numbers,
-        right=numbers,
     )
     lengths = (served.baseline_mean_acceptance_length, served.candidate_mean_acceptance_length)
     for figures, length in zip((report.baseline, report.candidate), lengths, strict=True):

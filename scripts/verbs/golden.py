@@ -51,7 +51,7 @@ def _print(profile: "Profile", file: str) -> None:
     positions = [f"pos {i + 1}" for i in range(len(profile.rates))]
     numbers = ("acceptance length", "95% interval", "prompts", *positions)
     title = ", ".join(filter(None, told))
-    grid = table(title, "prompts of", *numbers, right=numbers, spare=("prompts",))
+    grid = table(title, "prompts of", *numbers, spare=("prompts",))
     for name, part in {"all": profile, **(profile.per_category or {})}.items():
         rates = [f"{rate:.3f}" for rate in part.rates] or [""] * len(positions)
         grid.row(

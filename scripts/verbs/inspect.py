@@ -62,13 +62,13 @@ def _print(mapping: dict[str, Any], vocabulary: str | None, *, known: bool) -> N
         out.line(vocabulary)
     if known:
         out.line(_reads(mapping))
-    tensors = table("Tensors", "name", "role", "dtype", "shape", "bytes", right=("bytes",),
+    tensors = table("Tensors", "name", "role", "dtype", "shape", "bytes",
                     spare=("dtype", "role"))  # fmt: skip
     for t in mapping["tensors"]:
         role = f"{t['role']} ({t['given_by']})" if "given_by" in t else t["role"]
         tensors.row(t["name"], role, t["dtype"], str(t["shape"]), f"{t['bytes']:,}")
     print_table(tensors)
-    savings = table("Size by recipe", "recipe", "size", "share", right=("size", "share"))
+    savings = table("Size by recipe", "recipe", "size", "share")
     for name, after in mapping["bytes_after"].items():
         if isinstance(after, str):
             savings.row(name, after, "")
@@ -113,7 +113,7 @@ def _print_lints(lints: list[dict[str, Any]], corrected: str = "in the output") 
             "no lints: trainers and engines are not known to interpret this config differently"
         )
         return
-    out.line("Lints", style="bold")
+    out.line("Lints")
     for lint in lints:
         color = {"warning": "yellow", "note": "cyan"}[lint["level"]]
         fixable = f" (quantize --fix-config corrects it {corrected})" if lint["fix"] else ""
@@ -168,7 +168,7 @@ def _print_linears(audit: "Audit") -> None:
     )  # fmt: skip
     static = any(linear.input_scale is not None for linear in audit.linears)
     columns += ("input scale",) if static else ()
-    rows = table("Quantized linears", "linear", "role", *columns, right=columns)
+    rows = table("Quantized linears", "linear", "role", *columns)
     for linear in audit.linears:
         shape = "x".join(map(str, linear.shape))
         cells = [linear.module, linear.role, shape, f"{linear.nbytes:,}", *_code_cells(linear)]
@@ -176,8 +176,7 @@ def _print_linears(audit: "Audit") -> None:
     print_table(rows)
     stdout().line(
         "ends: share of values at an end of the range; values: distinct values; fit: scales with a"
-        " value near that end",
-        style="dim",
+        " value near that end"
     )
 
 

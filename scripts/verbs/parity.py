@@ -128,14 +128,12 @@ def _mapping(report: "Findings", _settings: object) -> Any:
 
 
 def _show(report: "Findings", _settings: object) -> None:
-    numbers = ("figure", "lower bound", "upper bound", "threshold")
-    rows = table("Parity", "check", "of", *numbers, "verdict", right=numbers)
+    rows = table("Parity", "check", "of", "figure", "lower bound", "upper bound",
+                 "threshold", "verdict")  # fmt: skip
     for finding in report.findings:
         figures = (finding.estimate, finding.lower, finding.upper, finding.threshold)
         cells = ("" if figure is None else f"{figure:.4g}" for figure in figures)
-        rows.row(
-            finding.check, finding.what, *cells, finding.verdict, style=COLOURS[finding.verdict]
-        )
+        rows.row(finding.check, finding.what, *cells, finding.verdict)
     print_table(rows)
     for finding in report.findings:
         stdout().line(
@@ -159,8 +157,7 @@ def _print_scores(finding: "ParityFinding") -> None:
 
 
 def _print_parts(findings: "Sequence[ParityFinding]") -> None:
-    figures = [finding.what for finding in findings]
-    rows = table("By step and category", "of", *figures, right=(*figures,))
+    rows = table("By step and category", "of", *(finding.what for finding in findings))
     parts = [(key, row[key]) for key in ("step", "category") for row in findings[0].details
              if key in row]  # fmt: skip
     for key, part in parts:

@@ -47,11 +47,9 @@ def print_plan(plan: "Plan") -> None:
         f"Plan: {recipe.name} on {plan.draft.checkpoint.folder} ({plan.draft.family.name}),"
         f" layout {recipe.layout}, backend {recipe.backend}",
         *columns,
-        right=("rule", "before", "after"),
         spare=("shape", "rule", "role"),
     )
     for step, count in _experts_as_one(plan):
-        style = "green" if step.action == "quantize" else ""
         form = str(plan.format_of(step)) if step.action == "quantize" else ""
         rows.row(
             _name(step, count),
@@ -62,9 +60,7 @@ def print_plan(plan: "Plan") -> None:
             str(list(step.row.tensor.shape)),
             f"{count * step.bytes_before:,}",
             f"{count * step.bytes_after:,}",
-            style=style,
         )
-    rows.add_section()
     rows.row(
         "total",
         "",
@@ -74,7 +70,6 @@ def print_plan(plan: "Plan") -> None:
         "",
         f"{plan.bytes_before:,}",
         f"{plan.bytes_after:,}",
-        style="bold",
     )
     out = stdout()
     print_table(rows)

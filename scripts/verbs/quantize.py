@@ -97,7 +97,7 @@ def _show_choice(report: "reports.QuantizeReport") -> None:
     assert isinstance(report, ChosenReport)
     choice, out = report.selection, stdout()
     heading = f"Recipes that {choice.engine} loads on {choice.gpu}"
-    shown = table(heading, *COLUMNS, right=COLUMNS[1:-1])
+    shown = table(heading, *COLUMNS)
     for cells in rows(choice):
         shown.row(*cells)
     print_table(shown)

@@ -72,7 +72,6 @@ def print_replays(replays: "Sequence[DraftReplay]") -> None:
         f" {traces.repeated_8gram_share:.1%} of the 8-grams are repeats",
         "draft",
         *numbers,
-        right=numbers,
         spare=("accepted", "verify steps"),
     )
     for draft in replays:
@@ -98,7 +97,7 @@ def _print_context_bins(replays: "Sequence[DraftReplay]") -> None:
     bins = tuple(by_draft[0])
     if len(bins) < 2:
         return
-    rows = table("Acceptance length by tokens before the verify step", "draft", *bins, right=bins)
+    rows = table("Acceptance length by tokens before the verify step", "draft", *bins)
     for draft, lengths in zip(replays, by_draft, strict=True):
         known = {name: f"{counts.mean_acceptance_length:.4f}" for name, counts in lengths.items()}
         rows.row(draft.name, *(known.get(name, "") for name in bins))

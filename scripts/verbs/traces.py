@@ -295,13 +295,15 @@ def _show_imported(report: "reports.ImportReport", _settings: object) -> None:
 
 
 def _show_info(info: "TraceInfo", settings: TracesInfoSettings) -> None:
-    numbers = ("prompts", "prompt tokens", "new tokens", "shortest", "longest")
     rows = table(
         f"{settings.traces}, {len(info.traces)} prompts,"
         f" {info.traces.manifest.num_tokens:,} tokens, {megabytes(info.nbytes)}",
         "category",
-        *numbers,
-        right=numbers,
+        "prompts",
+        "prompt tokens",
+        "new tokens",
+        "shortest",
+        "longest",
     )
     for part in info.categories:
         sizes = (part.num_prompts, part.prompt_tokens, part.new_tokens, part.shortest, part.longest)
@@ -324,10 +326,10 @@ def _parted(report: "reports.SplitReport", _settings: object) -> dict[str, Any]:
 def _show_parted(report: "reports.SplitReport", settings: TracesSplitSettings) -> None:
     names = [str(out) for out in settings.outs]
     title = f"{settings.traces}, {len(report.first) + len(report.second)} prompts"
-    rows = table(title, "category", *names, right=(*names,))
+    rows = table(title, "category", *names)
     for category, (first, second) in report.by_category.items():
         rows.row(category, str(first), str(second))
-    rows.row("sum", str(len(report.first)), str(len(report.second)), style="bold")
+    rows.row("sum", str(len(report.first)), str(len(report.second)))
     print_table(rows)
     stdout().line(
         f"{report.num_groups} groups of related prompts, each on one side; the largest has"

@@ -78,7 +78,6 @@ def print_verification(report: "VerifyReport") -> None:
         f" {report.scheme or 'as not quantized'}",
         "linear",
         *numbers,
-        right=numbers,
     )
     for linear in report.linears:
         error = "-" if linear.max_error is None else f"{linear.max_error:.4f}"

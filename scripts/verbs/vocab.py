@@ -139,7 +139,6 @@ def _print_way(
         "worst category",
         *numbers[5:],
         *read,
-        right=(*numbers, *read),
         spare=(*read[:1], "its bounds"),
     )
 
@@ -182,7 +181,6 @@ def _print_categories(curve: "SizeCurve") -> None:
         "category",
         "prompts",
         *heads,
-        right=("prompts", *heads),
     )
     ways = [curve.chosen, *([curve.off_domain] if curve.off_domain else [])]
     for number, change in enumerate(curve.chosen.categories[0]):
@@ -204,14 +202,13 @@ def _print_speeds(estimate: "SizeEstimate") -> None:
             f"Roofline on {speeds.gpu} at concurrency {speeds.concurrency}{verify}, context"
             f" {estimate.context:,}",
             *numbers,
-            right=numbers,
         )
         for speed in speeds.speeds:
             cells = (f"{speed.size:,}", f"{1e6 * speed.drafting:,.1f} µs", _pays(speed, speeds))
             rows.row(*cells, *(_speed_up(speed) if known else ()))
         print_table(rows)
         for line in _advice(speeds, estimate.off_domain[number] if estimate.off_domain else None):
-            stdout().line(line, style="bold")
+            stdout().line(line)
     if estimate.speeds and estimate.speeds[0].recommended is None:
         stdout().line(
             "pays below: the longest verify step of the target at which fewer rows are faster; give"

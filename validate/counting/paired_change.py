@@ -126,7 +126,7 @@ class PairedChange:
     confidence: float
     num_prompts: int
     effective_num_prompts: float
-    skewness: float = 0.0
+    skewness: float
 
     @property
     def relative_change(self) -> float:

@@ -203,7 +203,7 @@ def _next_look(look: Look, wording: Wording) -> str:
     return lines(
         f"{wording.take} as many fresh prompts as were added at each planned analysis:"
         f" {wording.count}",
-        *wording.join,
+        wording.join,
         f"Judge all of them as planned interim analysis {look.number + 1} of {look.total}:"
         f" {wording.gate_joined} --look {following}{spending}",
     )

@@ -245,7 +245,7 @@ class Wording:
     take: str
     count: str
     gate: str
-    join: tuple[str, ...]
+    join: str
     gate_joined: str
     longer: str
     one_draft: OneDraft | None = None
@@ -261,7 +261,7 @@ REPLAYED = Wording(
     take="Record",
     count="draftquant record --target TARGET --draft BF16 --tables --prompts PROMPTS --out FRESH",
     gate="draftquant gate BF16 QUANT --traces FRESH",
-    join=("Join both sets of traces: draftquant traces merge TRACES FRESH --out ALL",),
+    join="Join both sets of traces: draftquant traces merge TRACES FRESH --out ALL",
     gate_joined="draftquant gate BF16 QUANT --traces ALL",
     longer="record longer continuations (record --max-new-tokens), or judge a smaller K",
 )

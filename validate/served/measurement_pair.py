@@ -144,8 +144,8 @@ def pair_measurements(
     depth = sizes[0] or sizes[1]
     if not depth:
         raise GateError(
-            baseline.name,
-            f"neither it nor {candidate.name} was measured with a draft",
+            f"{baseline.name} and {candidate.name}",
+            "neither was measured with a draft",
             fix="measure servers that draft",
         )
     counts = [

@@ -19,7 +19,7 @@ SERVED = Wording(
     take="Measure both servers on",
     count="draftquant measure --server URL --engine ENGINE --prompts PROMPTS --out A.jsonl",
     gate="draftquant gate --measured A.jsonl B.jsonl",
-    join=("Put the prompts of before into PROMPTS too, so that both runs measure all of them.",),
+    join="Put the prompts of before into PROMPTS too, so that both runs measure all of them.",
     gate_joined="draftquant gate --measured A.jsonl B.jsonl",
     longer="ask for longer outputs (measure --max-new-tokens), or serve a smaller K",
 )
