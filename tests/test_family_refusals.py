@@ -80,9 +80,7 @@ CONFIGS: Mapping[str, Sequence[tuple[dict[str, Any], str, str]]] = {
         ({IDS: [2, 3, 4], "eagle_config": {IDS: [0, 1, 2]}}, "are not the same layers", ""),
     ),
     "two": (({"num_hidden_layers": 36}, "36 layers, but", "the tensors are those of 2 layer(s)"),),
-    "pruned": (
-        ({"draft_vocab_size": None}, "d2t: expected shape [96], got [48] (disagrees with", ""),
-    ),
+    "pruned": (({"draft_vocab_size": None}, "d2t: expected shape [96], got [48] (disagrees", ""),),
     "peagle": tuple(
         ({"mask_token_id": token}, "expected a token of the vocabulary of 96", "correct")
         for token in (96, -1, True, "7")
@@ -135,9 +133,12 @@ CONFIGS: Mapping[str, Sequence[tuple[dict[str, Any], str, str]]] = {
     "mimo": (
         ({"num_nextn_predict_layers": 3}, "num_nextn_predict_layers: expected 1", ""),
         ({"hidden_act": "gelu"}, "expected 'silu', as mimo-mtp is served", "another draft"),
+        *(({"num_hidden_layers": value}, f"num_hidden_layers: expected {WHOLE}", "")
+          for value in ("x", [None])),
     ),
     "deepseek": (
         ({"topk_group": 3}, "cannot be chosen from 3 of 2 groups", ""),
+        ({"first_k_dense_replace": "x"}, f"first_k_dense_replace: expected {WHOLE}", ""),
         ({"n_group": 4}, "cannot be chosen from 1 of 4 groups", ""),
         ({"topk_group": 1, "num_experts_per_tok": 3}, "3 of 4 experts cannot be", ""),
         ({"architectures": ["Glm4MoeForCausalLM"]}, "but the tensors are those of deep", ""),
@@ -163,6 +164,9 @@ CONFIGS: Mapping[str, Sequence[tuple[dict[str, Any], str, str]]] = {
         ({"rope_theta": [1e4, 1e4, 1e4, 1e4, 1e6, 1e4]}, "rope_theta: expected the same", ""),
         ({"sliding_window": None}, "sliding_window: missing key", ""),
         ({"num_nextn_predict_layers": 2}, "no tensor of step3p5-mtp", ""),
+        *(({key: 7}, f"{key}: expected a list, got 7", "") for key in (
+            "yarn_only_types", "moe_layers_enum", "swiglu_limits_shared", "use_rope_layers",
+            "mlp_layer_types", "mtp_mlp_layer_types")),
     ),
     "Qwen3 model": (({"attention_bias": True}, "attention_bias: expected false, got true", ""),),
     "Qwen2 model": (
@@ -202,16 +206,12 @@ TENSORS: Mapping[str, Sequence[tuple[str, tuple[int, ...] | None, str, str]]] = 
         ("", (64,), "has this name; nearest: none", "remove"),
     ),
     "pruned": (("d2t", None, "1 tensor(s) of eagle3-llama are missing: d2t", EXPORT),),
-    "peagle": (
-        ("mask_hidden", (1, 1, 64), "expected shape [1, 1, 192], got [1, 1, 64]", OTHER),
-    ),
+    "peagle": (("mask_hidden", (1, 1, 64), "expected shape [1, 1, 192], got [1, 1, 64]", OTHER),),
     "mla": (
         (LATENT.format("q_b_proj"), (128, 48), "x (qk_nope_head_dim + qk_rope_head_dim)", OTHER),
         (LATENT.format("kv_b_proj"), (160, 136), "x (qk_nope_head_dim + v_head_dim)", OTHER),
     ),
-    "mla-two": (
-        ("layers.1.self_attn.kv_a_proj_with_mqa.weight", (152, 128), "shape [152, 64], got", ""),
-    ),
+    "mla-two": (("layers.1.self_attn.kv_a_proj_with_mqa.weight", (152, 8), "shape [152, 64]", ""),),
     "dflash": (
         ("layers.1.self_attn.k_proj.weight", (128, 64), "num_key_value_heads x head_dim", OTHER),
         ("layers.0.self_attn.q_proj.bias", (128,), "no tensor of dflash has this name", "remove"),

@@ -30,13 +30,13 @@ def with_text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ConfigReader:
-    """Reads keys of one JSON object. Errors name `where`."""
+    """Reads keys of one JSON object: null counts as missing. Errors name `where`."""
 
     config: Mapping[str, Any]
     where: object
 
     def positive(self, key: str, default: Any = _REQUIRED) -> int:
-        """A whole number of at least 1; a missing or null key gives `default`."""
+        """A whole number of at least 1."""
         value = self._get(key, default)
         if type(value) is not int or value < 1:
             raise self.wrong(key, "a positive whole number", value)
@@ -54,25 +54,32 @@ class ConfigReader:
         return value
 
     def number(self, key: str, default: Any = _REQUIRED) -> float:
-        """A finite positive number; a missing or null key gives `default`."""
+        """A finite positive number."""
         value = self._get(key, default)
         if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
             raise self.wrong(key, "a positive number", value)
         return float(value)
 
     def flag(self, key: str, default: Any = _REQUIRED) -> bool:
-        """True or false; a missing or null key gives `default`."""
+        """True or false."""
         value = self._get(key, default)
         if type(value) is not bool:
             raise self.wrong(key, "true or false", value)
         return value
 
     def section(self, key: str) -> "ConfigReader":
-        """A nested object; a missing or null key gives an empty one."""
+        """A nested object, or an empty one."""
         value = self._get(key, {})
         if not isinstance(value, dict):
             raise self.wrong(key, "an object", value)
         return ConfigReader(value, f"{self.where}: {key}")
+
+    def items(self, key: str) -> list[Any]:
+        """A list, or none."""
+        value = self._get(key, [])
+        if not isinstance(value, list):
+            raise self.wrong(key, "a list", value)
+        return value
 
     def layer_ids(self, key: str) -> tuple[int, ...] | None:
         """A list of distinct layer numbers in ascending order; None where the key is missing."""

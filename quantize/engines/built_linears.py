@@ -100,7 +100,7 @@ _ATTENTION = "self_attn."
 
 def mtp_modules(question: Question, served: MtpLayer, engine: EngineName) -> tuple[Module, ...]:
     """The linears that may be quantized; fc is plain in both, except Qwen's in vLLM."""
-    first = question.config.get("num_hidden_layers", 0)
+    first = question.config.get("num_hidden_layers") or 0
     mlp = f"mlp.{question.traits.shared_experts}" if question.is_mixture else "mlp"
     layers = tuple(
         Module(
@@ -164,7 +164,7 @@ def _no_parameter(question: Question, served: MtpLayer, name: str) -> str:
     if served.no_expert and is_expert(name):  # by `AutoWeightsLoader`, not by the layer's
         names = {"experts": name.partition(ROUTED)[0], "stacked": stacked, "leaf": leaf}
         return served.no_expert.format(**names, name=name)
-    layer = served.layer.format(n=question.config.get("num_hidden_layers", 0))
+    layer = served.layer.format(n=question.config.get("num_hidden_layers") or 0)
     at = max(name.find("self_attn."), name.find("mlp."))
     if name.startswith("mtp."):
         name = name.removeprefix("mtp.")
@@ -178,7 +178,7 @@ def _no_parameter(question: Question, served: MtpLayer, name: str) -> str:
 def first_prefix(question: Question, served: MtpLayer, layer: int = 0) -> str:
     """The prefix of the names that excludes are compared with, for the first or another layer."""
     prefix = served.prefixes.get(declared_architecture(question.config), served.prefix)
-    return prefix.format(n=question.config.get("num_hidden_layers", 0) + layer)
+    return prefix.format(n=(question.config.get("num_hidden_layers") or 0) + layer)
 
 
 # ---- Parameters of one linear, and the tensors that fill them

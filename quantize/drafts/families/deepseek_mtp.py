@@ -85,8 +85,9 @@ class DeepseekMtp(Mtp):
         common = read_mtp(keys, self.name, several=True)
         layers, config = keys.positive("num_hidden_layers"), keys.config
         whole = declared_architecture(config) != "DeepseekV3ForCausalLMNextN"
+        given = config.get("first_k_dense_replace")
         dense = config.get("n_routed_experts") is None or (
-            whole and layers < (config.get("first_k_dense_replace") or 0)
+            whole and bool(given) and layers < keys.positive("first_k_dense_replace")
         )  # SGLang's export counts one layer, which is always a mixture: `deepseek_v2.py`, is_nextn
         mixture = None if dense else read_mixture(keys)
         return MtpGeometry(**with_latent(keys, common, _indexer(keys)), mixture=mixture)

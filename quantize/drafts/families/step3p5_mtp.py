@@ -158,7 +158,7 @@ class Step3p5Mtp(Mtp):
         theta = config.get("rope_theta")
         if isinstance(theta, list):
             theta = _same_in_all(keys, theta, number, count, "rope_theta")
-        scaled = kind in (config.get("yarn_only_types") or (kind,))
+        scaled = kind in (keys.items("yarn_only_types") or [kind])
         flat = {
             **{name: value for name, value in config.items() if name != "rope_parameters"},
             "rope_theta": theta,
@@ -234,15 +234,13 @@ def _same_in_all(keys: ConfigReader, values: Any, number: int, count: int, key: 
 
 def _refuse_others(keys: ConfigReader, number: int, count: int) -> None:
     """Refuse experts, a limit of the activation, and layers without rope or gate."""
-    experts = keys.config.get("moe_layers_enum") or ""
-    sparse = experts.split(",") if isinstance(experts, str) else [str(i) for i in experts]
+    experts = keys.config.get("moe_layers_enum")
+    listed = experts.split(",") if isinstance(experts, str) else keys.items("moe_layers_enum")
     modules = range(number, number + count)
-    limits = keys.config.get("swiglu_limits_shared") or []
-    rope = keys.config.get("use_rope_layers") or []
-    mlp = [*(keys.config.get("mlp_layer_types") or []),
-           *(keys.config.get("mtp_mlp_layer_types") or [])]  # fmt: skip
+    limits, rope = keys.items("swiglu_limits_shared"), keys.items("use_rope_layers")
+    mlp = keys.items("mlp_layer_types") + keys.items("mtp_mlp_layer_types")
     refused = {
-        "moe_layers_enum": any(str(i) in {name.strip() for name in sparse} for i in modules),
+        "moe_layers_enum": any(str(i) in {str(name).strip() for name in listed} for i in modules),
         "mlp_layer_types": "sparse" in mlp[number : number + count],
         "swiglu_limits_shared": any(limits[i] for i in modules if i < len(limits)),
         "use_rope_layers": not all(rope[i] for i in modules if i < len(rope)),

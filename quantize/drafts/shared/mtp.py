@@ -220,6 +220,7 @@ def read_mtp(
             fix="correct it to what is stored; several layers of this family no engine serves",
         )
     decoder.check_silu(keys, family)
+    keys.positive("num_hidden_layers", 1)  # engines count from it
     return last_state(decoder.read_sizes(keys, layers, part))
 
 
