@@ -244,10 +244,10 @@ def _told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 def normal(text: str, *, exact: bool) -> str:
     """Without what differs between runs and machines; each line once, of long ones the digest."""
-    text = MEASURED.sub("", PATHS.sub(r"\1", text))
+    text = MEASURED.sub("", PATHS.sub(r"\1", f"\n{text}"))
     text = text if exact else DECIMALS.sub("0.0", text)
     text = HASH.sub(lambda found: f"HASH{len(found[0])}", text)
-    text = SPACED.sub(" ", RULED.sub("", text)).strip()
+    text = SPACED.sub(" ", RULED.sub("", text)).replace("\n##", "\n ##").strip("\n")
     lines = [*map(shortened, dict.fromkeys(text.split("\n")))]
     rest = "\n".join(lines[MOST_LINES:])
     return "\n".join([*lines[:MOST_LINES], *([f"... {digest(rest)}"] if rest else [])])

@@ -74,7 +74,7 @@ def rope_trained(draft: Draft) -> Iterator[Lint]:
 
 
 def rope_default(draft: Draft) -> Iterator[Lint]:
-    """Source: `DEFAULT_THETA`; SpecForge's and AngelSlim's draft models train with it as well."""
+    """Source: `DEFAULT_THETA`; SpecForge's and AngelSlim's draft models train with it."""
     keys, rope = declared(draft.layer_config).keys, draft.geometry.rope
     if rope is None or keys.get("rope_theta") is not None:
         return
@@ -84,12 +84,13 @@ def rope_default(draft: Draft) -> Iterator[Lint]:
 
 
 def rope_by_layer(draft: Draft) -> Iterator[Lint]:
-    """Source: `get_rope` of vLLM 0.33 and SGLang 0.5.23; executed."""
+    """Source: executed `get_rope` of vLLM 0.33 and SGLang 0.5.23."""
     rope = declared(draft.layer_config)
     if not rope.by_layer or draft.family.inside_target:
         return
     place = f"{LAYER_CONFIG}." if draft.in_speculators_layout else ""
-    flat = {**dict.fromkeys(draft.layer_config.keys() & {*SECTIONS}), SECTIONS[1]: dict(rope.keys)}
+    given = filter(draft.layer_config.get, SECTIONS)
+    flat = dict.fromkeys(given) | {SECTIONS[1]: dict(rope.keys)}
     fix = {f"{place}{key}": value for key, value in flat.items()} if rope.is_clear else {}
     yield told("rope-by-layer", fix, place=rope.place)
 
