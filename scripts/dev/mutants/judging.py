@@ -60,14 +60,15 @@ class Record:
     def tests(self, mutant: Mutant) -> tuple[list[str], bool]:
         """The nearest tests, those that run fewest lines; and whether they run this one.
 
-        Of what runs at import, or what no test runs, those that have or run most of its words.
+        Of what runs at import, or what no test runs, those that have or run most words of it.
         """
         lines = (self._root / mutant.path).read_text("utf-8").split("\n")
         ran = self._running.get(known(mutant.path, lines, mutant.place.statement))
         if ran and not mutant.place.imported:
             return self._several(ran), True
         near: Counter[str] = Counter()
-        for word in {*mutant.place.names, *re.findall(r"[\w.-]{4,}", mutant.old)}:
+        words = re.findall(r"[\w.-]{4,}", f"{mutant.path} {mutant.old}")
+        for word in {*mutant.place.names, *words}:
             having = {test for text, ran in self._running.items() if word in text for test in ran}
             near.update(dict.fromkeys(having, 1 / max(1, len(having))))
         order = sorted(near, key=lambda test: (-near[test], self._distance[test]))
