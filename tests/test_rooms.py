@@ -180,7 +180,7 @@ def test_what_families_share_knows_no_family() -> None:
 SUMS = {
     "words of the product": 369_799,
     "product folders": 49,
-    "developers' tools, lines": 7_107,
+    "developers' tools, lines": 7_108,
     "lines of tests": 53_621,
     "pairs of a test file and an internal module": 1_024,
     "mutants of the sample that survive": 62,  # of 267 of 300 that were judged: 23 %
