@@ -167,10 +167,8 @@ def judge_parts(recorded: Sequence[RecordedPair], policy: Policy, confidence: fl
 
 
 def _not_better(part: Figures, alone: Figures) -> Figures:
-    if alone.change is None:
-        return part
-    change = part.change.widened(alone.change) if part.change else alone.change
-    result = part.outcome and outcome(change, part.max_relative_drop)
+    change = part.change.widened(alone.change) if part.change and alone.change else alone.change
+    result = outcome(change, part.max_relative_drop) if part.outcome and change else None
     lost = part.certainly_lost or alone.certainly_lost or alone.outcome == "FAIL" != result
     return dataclasses.replace(part, change=change, outcome=result, certainly_lost=lost)
 
