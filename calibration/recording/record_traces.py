@@ -191,7 +191,7 @@ def record_into(
     decoding: Decoding,
     *,
     batch_size: int,
-    all_together: bool = False,
+    all_together: bool,
     on_progress: Progress = unseen,
     on_note: Callable[[str], None] = lambda _note: None,
 ) -> None:
