@@ -181,12 +181,12 @@ def record_all(
     features = feature_spec(shape, ids, None, dtype)
     with (
         tempfile.TemporaryDirectory(dir=target.parent) as scratch,
-        trace_output(Path(scratch) / "traces", GREEDY.manifest(identity, features)) as writer,
+        trace_output(Path(scratch) / "traces", GREEDY.manifest(identity, features)) as out,
         RecordedTarget(model, layers, ids, last_state=False) as recorded,
     ):
         opened = OpenedTarget(recorded=recorded, identity=identity, features=features, fuse=None)
         batch = FixedBatch(first=0, prompts=prompts)
-        record_into(writer, opened, batch, limits, GREEDY, batch_size=BATCH_SIZE)
+        record_into(out, opened, batch, limits, GREEDY, batch_size=BATCH_SIZE, all_together=False)
 
 
 def measure(name: str, target: Path, load: Load, chosen: argparse.Namespace) -> Measurement:
