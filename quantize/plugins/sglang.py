@@ -1,7 +1,7 @@
 """SGLang's plugin: drafts that Quark stored as INT4 per channel with FP8 activations (W4A8).
 
 SGLang has no scheme for them: "No quark compatible scheme was found". Registered as
-`sglang.srt.plugins`; switched off by SGLANG_PLUGINS, like any. Loading was executed with 0.5.21 to
+`sglang.srt.plugins`; switched off by SGLANG_PLUGINS, like any. Loading was executed with 0.5.19 to
 0.5.23.
 """
 

@@ -167,8 +167,9 @@ def judge_parts(recorded: Sequence[RecordedPair], policy: Policy, confidence: fl
 
 
 def _not_better(part: Figures, alone: Figures) -> Figures:
-    change = part.change.widened(alone.change) if part.change and alone.change else alone.change
-    result = outcome(change, part.max_relative_drop) if part.outcome and change else None
+    both = part.change and alone.change and part.change.widened(alone.change)
+    change = both or part.change or alone.change
+    result = outcome(change, part.max_relative_drop) if part.outcome and change else part.outcome
     lost = part.certainly_lost or alone.certainly_lost or alone.outcome == "FAIL" != result
     return dataclasses.replace(part, change=change, outcome=result, certainly_lost=lost)
 
