@@ -279,5 +279,6 @@ def remedy_of_layers(
 
 def _ids(value: object, *, plus: int = 0) -> tuple[int, ...] | None:
     """A list of layers; the family's reader refuses other values."""
-    listed = value if isinstance(value, list | tuple) and value else (None,)
-    return tuple(i + plus for i in listed) if all(type(i) is int for i in listed) else None
+    listed = value if isinstance(value, list | tuple) else ()
+    ids = tuple(i + plus for i in listed if type(i) is int)
+    return ids if ids and len(ids) == len(listed) else None
