@@ -34,7 +34,7 @@ class Gpu:
         Otherwise the format is emulated: its weights are written in 16 bits and read again
         (`EmulationNvFp4LinearKernel`, `EmulationMxfp4LinearKernel`, on ROCm).
         """
-        return not self.arch.startswith("gfx")
+        return self.arch not in AMD
 
     def computes_in(self, precision: Precision) -> Precision:
         """The precision itself where the GPU has a unit for it, else bf16."""
@@ -53,6 +53,8 @@ USUAL_GPUS = ("h100", "h200", "b200", "mi300x", "mi325x", "mi355x")
 
 
 ARCHITECTURES = tuple(dict.fromkeys(gpu.arch for gpu in GPUS.values()))
+AMD = tuple(arch for arch in ARCHITECTURES if arch.startswith("gfx"))
+"""Architectures for which engines have ROCm's kernels."""
 
 
 def gpus_of(arch: str) -> str:

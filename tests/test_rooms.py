@@ -178,10 +178,10 @@ def test_what_families_share_knows_no_family() -> None:
 # ---- how large the house is: a line here may only be lowered (ARCHITECTURE.md, "Sums")
 
 SUMS = {
-    "words of the product": 369_805,
+    "words of the product": 369_803,
     "product folders": 49,
     "developers' tools, lines": 7_108,
-    "lines of tests": 53_621,
+    "lines of tests": 53_623,
     "pairs of a test file and an internal module": 1_024,
     "mutants of the sample that survive": 31,  # of 252 of 300 that were judged: 12 %
     "verbs": 25,

@@ -8,6 +8,7 @@ engine, version and device are replaced in asked.json, and ASKED.md is written a
 
 import argparse
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -112,7 +113,8 @@ def asked_rows(
         yield {
             "engine": found.engine, "version": found.version, "device": found.device,
             "draft": asked.name, "kind": asked.kind,
-            "verdict": found.verdict, "stage": found.stage, "error": found.error,
+            "verdict": found.verdict, "stage": found.stage,
+            "error": found.error and re.sub(rf"/\S*?/(?={found.engine}/)", "", found.error),
             "linears": len(found.linears), "not_run": sorted(set((found.not_run or {}).values())),
             "largest": round(max((each.error for each in found.linears), default=0.0), 5),
             "format": sorted({each.format for each in found.linears}),

@@ -2,11 +2,6 @@
 
 from typing_extensions import override
 
-from ..gpus import ARCHITECTURES
-
-AMD = tuple(arch for arch in ARCHITECTURES if arch.startswith("gfx"))
-"""Architectures for which engines have ROCm's kernels."""
-
 
 class AskedGpu:
     """An architecture, or several: rules compare it with names, and sentences name it.

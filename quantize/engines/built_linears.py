@@ -27,8 +27,8 @@ from ..drafts.shared.mixture import is_expert
 from ..drafts.shared.mtp import around_layer
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
+from ..gpus import AMD
 from ..stored.stored_declaration import COMPANIONS
-from .asked_gpu import AMD
 from .contract import EngineName, Module, Parameter, Question, concatenated
 from .declared_forms import LinearScheme, Signature
 

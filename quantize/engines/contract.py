@@ -13,7 +13,7 @@ from ...recipes.brief import Brief, counted, first_of
 from ...recipes.packages import rows_beside
 from ...recipes.schema import EngineName as EngineName
 from ..drafts.engine_traits import EngineTraits, Finding, InEngine, ServedDraft, Sharding, Stage
-from .asked_gpu import AMD
+from ..gpus import AMD
 from .declared_forms import Declaration, Signature
 from .row_conditions import holds
 
