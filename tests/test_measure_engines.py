@@ -176,6 +176,7 @@ def test_a_run_goes_through_a_storm(stand: Engine, replayed: Replayed, tmp_path:
         assert "num_cut_rounds: expected 0 to K" in (record_problem(cut, taken.setup) or "")
 
 
+@pytest.mark.untold  # log probabilities differ between CPUs
 def test_no_value_breaks_a_reader(stand: Engine) -> None:
     """Every field of a stream's events in turn, with every nineteenth of all values."""
     prompt, asked = {"input_ids": [1, 2]}, {"temperature": 0, "ignore_eos": True}
