@@ -82,6 +82,7 @@ def test_memory_is_that_of_the_machine_and_of_its_container(
         assert available_bytes(CPU) == left
     meminfo.unlink()
     assert available_bytes(CPU) is None
+    assert devices.peak_bytes(CPU) > 2**24
 
 
 # ---- a replay

@@ -183,10 +183,10 @@ def test_a_scale_may_be_this_far_from_absmax(name: str) -> None:
     suffix = f"a.{of.layout.scale_suffix(of)}"
     output: Any = SimpleNamespace(tensors={suffix: SimpleNamespace(name=suffix, dtype=dtype)})
 
-    def faults(*scale: float, compensated: bool = False) -> list[str]:
+    def faults(*scale: float, compensated: bool = False, most: float = 1) -> list[str]:
         scales = np.array([scale], np.float32)
-        ones = np.ones_like(scales)
-        found = about_absmax_faults(output, of, "a", scales, ones, compensated=compensated)
+        absmax = np.full_like(scales, most)
+        found = about_absmax_faults(output, of, "a", scales, absmax, compensated=compensated)
         return [fault.got for fault in found]
 
     for scale in right:
@@ -196,3 +196,5 @@ def test_a_scale_may_be_this_far_from_absmax(name: str) -> None:
     if of.number.is_integer:
         assert faults(1.4 * right[-1], compensated=True) == []
         assert faults(1.6 * max(map(abs, right)), compensated=True) != []
+    if of.number.powers_of_two:  # which has none below
+        assert faults(2.0**-127, most=2.0**-127) == []

@@ -41,7 +41,7 @@ def resolve_device(name: str) -> torch.device:
 def available_bytes(device: torch.device) -> int | None:
     """Bytes that are still available on a device; None where there is no /proc/meminfo."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        return torch.cuda.mem_get_info(device)[0]
     free = _available_of_machine()
     if free is None:
         return None
@@ -52,7 +52,7 @@ def available_bytes(device: torch.device) -> int | None:
 def peak_bytes(device: torch.device) -> int:
     """The most memory that this process has held: on a GPU as torch counts it, else resident."""
     if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
+        return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

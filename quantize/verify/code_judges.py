@@ -125,7 +125,7 @@ class Nearest(Judge):
         if number.powers_of_two:
             low, high = block.stored & np.uint8(0x0F), block.stored & np.uint8(0xF0)
             return not ((low == NEGATIVE_ZERO).any() or (high == NEGATIVE_ZERO << 4).any())
-        return bool(np.array_equal(sign_bytes(block.w < 0), block.stored & np.uint8(0x88)))
+        return np.array_equal(sign_bytes(block.w < 0), block.stored & np.uint8(0x88))
 
     def _wrong_signs(self, block: Block, zeros: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
         """The codes here, whose nearest is 0, with a wrong sign: FP8 and NVFP4 keep the weight's.

@@ -164,7 +164,7 @@ def verify_graft(
 
 
 def _unreadable(exc: CheckpointError) -> Fault:
-    return Fault(str(exc.where), "a checkpoint as it is declared", exc.what)
+    return Fault(exc.where, "a checkpoint as it is declared", exc.what)
 
 
 def _name_faults(
@@ -253,7 +253,7 @@ def _declaration_faults(
         declared = {m: (_meant(was_of, m), _meant(now_of, m)) for m in _modules(target_tensors)}
         faults += differing("declaration of ", declared)
     except DraftQuantError as exc:
-        faults.append(Fault(str(exc.where), "what is understood", exc.what))
+        faults.append(Fault(exc.where, "what is understood", exc.what))
     return faults, True
 
 
@@ -262,7 +262,7 @@ def _other_keys(before: Checkpoint, after: Checkpoint) -> list[Fault]:
     try:
         was, now = raw_declaration(before), raw_declaration(after)
     except DraftQuantError as exc:
-        return [Fault(str(exc.where), "a declaration", exc.what)]
+        return [Fault(exc.where, "a declaration", exc.what)]
     if was is None or not isinstance(was.value, Mapping):
         return []
     if now is None or not isinstance(now.value, Mapping):

@@ -287,7 +287,7 @@ class Verification(Brief):
 
 def verify_as_asked(asked: Verifying) -> Verification:
     """Compare a folder with what it was made from; a wrong byte is a fault in the result."""
-    folder = Path(str(asked.output))
+    folder = Path(asked.output)
     record = _record_of(folder) if folder.is_dir() else None
     if isinstance(record, records.GraftedProvenance):
         return Verification(comparison=None, graft=_compared_graft(asked, record))
@@ -312,8 +312,8 @@ def _compared_graft(asked: Verifying, record: records.GraftedProvenance) -> Graf
         layer = resolve_draft(str(asked.layer), asked.subtree).checkpoint()
     with asked.listener.bar("verify", None) as bar:
         return verify_graft(
-            Path(str(asked.output)),
-            Path(str(asked.against)),
+            Path(asked.output),
+            Path(asked.against),
             record.layers,
             layer=layer,
             record=record,

@@ -119,7 +119,7 @@ def _read_task(path: Path, task: str, date: str) -> TaskSamples:
         sha256=digest.hexdigest(),
         results_sha256=None if text is None else hashlib.sha256(text.encode()).hexdigest(),
         items=items,
-        higher_is_better={str(name): up for name, up in told.items() if isinstance(up, bool)},
+        higher_is_better={name: up for name, up in told.items() if isinstance(up, bool)},
     )
 
 

@@ -1,4 +1,4 @@
-"""Mutants are judged by the tests that run their lines, the nearest first.
+"""Mutants are judged by the tests that run their lines, the nearest first; then by mypy.
 
 Each is put into a copy of the tree. A fork of a process that has collected all tests imports ours
 anew from there, and runs them.
@@ -13,6 +13,7 @@ import re
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -91,7 +92,8 @@ def judge(root: Path, mutants: Sequence[Mutant], until: float) -> Iterator[dict[
     """What becomes of each; none is begun after `until`."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as temporary:
         tree = Path(temporary).resolve() / "tree"
-        ignored = shutil.ignore_patterns(".git", ".venv*", "*_cache", "*.egg-info", "build", "dist")
+        other = (".git", ".venv*", ".[pr]*_cache", "*.egg-info", "build", "dist")
+        ignored = shutil.ignore_patterns(*other)  # mypy's cache is worth its copies
         shutil.copytree(root, tree, symlinks=True, ignore=ignored)
         failed = run_pytest(tree, ["--collect-only"])
         said = tree.with_suffix(SAID).read_text("utf-8")
@@ -112,21 +114,42 @@ def judged(tree: Path, until: float, mutant: Mutant, tests: list[str], ran: bool
     kind = "left" if time.monotonic() > until else "survived" if ran else "not covered"
     for some in (tests[:FIRST_TESTS], tests[FIRST_TESTS:]) if kind != "left" else ():
         by = by or killer(copy, mutant, some)
+    if kind != "left" and not by and mutant.path.endswith(".py"):
+        by = types_refuse(copy, mutant)
     said = {name: getattr(mutant, name) for name in ("path", "operator", "old", "new")}
     said |= {"line": mutant.lines.start, "verdict": "killed" if by else kind, "by": by}
     return said | {"room": str(Path(mutant.path).parent), "tests": tests}
 
 
-def killer(copy: Path, mutant: Mutant, tests: list[str]) -> str:
-    """The first test that fails with the mutant and passes without it."""
+@contextlib.contextmanager
+def put_into(copy: Path, mutant: Mutant) -> Iterator[None]:
+    """The copy has the mutant meanwhile."""
     file = copy / mutant.path
     source = file.read_bytes()
+    file.write_bytes(mutant.applied(source))
+    try:
+        yield
+    finally:
+        file.write_bytes(source)
+
+
+def types_refuse(copy: Path, mutant: Mutant) -> str:
+    """mypy, where it finds an error that it does not find without the mutant."""
+
+    def finds() -> bool:
+        command = [sys.executable, "-m", "mypy"]
+        return subprocess.run(command, cwd=copy, capture_output=True, check=False).returncode == 1
+
+    with put_into(copy, mutant):
+        refused = finds()
+    return "mypy" if refused and not finds() else ""
+
+
+def killer(copy: Path, mutant: Mutant, tests: list[str]) -> str:
+    """The first test that fails with the mutant and passes without it."""
     while tests:
-        file.write_bytes(mutant.applied(source))
-        try:
+        with put_into(copy, mutant):
             by = first_failed(copy, tests)
-        finally:
-            file.write_bytes(source)
         judges = (by,) if by in tests else tuple(tests)
         if not by or passes(copy, judges):
             return by
