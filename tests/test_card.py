@@ -9,7 +9,16 @@ from typing import Any
 
 import corpus
 import pytest
-from draftquant.quantize.files.card_text import BEGIN, END, code, code_block, prose, table
+from draftquant.quantize.files.card_text import (
+    BEGIN,
+    inherited,
+    END,
+    code,
+    code_block,
+    inherited,
+    prose,
+    table,
+)
 from draftquant.quantize.verify.verification import verify
 from draftquant.recipes.errors import CardError, CheckpointError, GateError, MeasureError, visible
 from draftquant.scripts.cli import main
@@ -111,6 +120,11 @@ def test_what_a_card_needs(work: Path, request_: CardRequest, where: str, what: 
 
 
 REQUEST = CardRequest(base_model="a/b", license="mit")
+
+
+@pytest.mark.parametrize("front", ["a: [", "license: 2024-13-45", "- license"])
+def test_a_front_matter_that_nobody_can_read_has_no_keys(front: str) -> None:
+    assert inherited(f"---\n{front}\n---\n") == {}
 
 
 def test_folders_that_have_no_card(out: Path) -> None:

@@ -56,7 +56,7 @@ def test_what_is_kept_of_one_cache_is_not_taken_for_another() -> None:
     traces = TraceFolder.open(tied() / "traces")
 
     def key(draft: LoadedDraft) -> object:
-        batches = batches_of(traces.manifest.prompts)
+        batches = batches_of(traces.manifest.prompts, max_tokens=4096)
         asked = ReplayQuestion(
             draft=draft, traces=traces, batches=batches, num_draft_tokens=2, temperature=None
         )

@@ -152,7 +152,7 @@ def question(work: Path, **changes: object) -> ReplayQuestion:
     usual = ReplayQuestion(
         draft=load_draft(PAIR / "draft", compact=True),
         traces=traces,
-        batches=batches_of(traces.manifest.prompts),
+        batches=batches_of(traces.manifest.prompts, max_tokens=4096),
         num_draft_tokens=3,
         temperature=None,
     )
@@ -184,7 +184,7 @@ def test_every_part_of_the_key_counts(
         question(work, draft=load_draft(draft, compact=True, dtype=torch.bfloat16)),
         question(work, draft=load_draft(draft)),  # held wider
         question(work, traces=some),
-        question(work, batches=batches_of(traces.manifest.prompts, max_prompts=1)),
+        question(work, batches=batches_of(traces.manifest.prompts, max_tokens=64)),
         question(work, num_draft_tokens=2),
         question(work, temperature=0.8),
     ]

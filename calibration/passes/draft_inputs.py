@@ -260,7 +260,7 @@ MAX_TOKENS = 4096  # of a batch, padding included; more is hardly faster
 
 
 def batches_of(
-    entries: Sequence[TraceEntry], *, max_tokens: int = MAX_TOKENS, max_prompts: int | None = None
+    entries: Sequence[TraceEntry], *, max_tokens: int, max_prompts: int | None = None
 ) -> list[list[int]]:
     """Positions of prompts to run together, similar in length so that there is little padding.
 
