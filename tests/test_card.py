@@ -11,7 +11,6 @@ import corpus
 import pytest
 from draftquant.quantize.files.card_text import (
     BEGIN,
-    inherited,
     END,
     code,
     code_block,
