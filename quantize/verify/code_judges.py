@@ -99,7 +99,7 @@ class Nearest(Judge):
         with np.errstate(all="ignore"):  # bad scales are faults of their own
             integer = scheme.number.is_integer
             self._scale = np.float32(1) / scale if integer else scale
-        self._worst = (0, 0, 0.0, 0.0, 0.0)  # row, column, weight, code, nearest
+        self._worst: tuple[int, int, float, float, float]  # row, column, weight, code, nearest
 
     @override
     def add(self, block: Block) -> None:

@@ -83,7 +83,7 @@ class AboutNearest(Judge):
             self._int4_bound += LATER_ROUNDED * (16 * wider if scheme.asymmetric else 8 * wider)
         self._first_slack = FP8_SLACK if rounded else 0.0
         self._largest = 0.0
-        self._worst = (0, 0, 0.0, 0.0)  # row, column, w/scale, code
+        self._worst: tuple[int, int, float, float]  # row, column, w/scale, code
 
     @override
     def add(self, block: Block) -> None:
