@@ -218,7 +218,6 @@ def _recipe(
         schema_version=1,
         name="of-another-tool",
         summary="the formats of a folder that another tool made",
-        loads_on=(),
         backend="torch",
         layout=layout_name,
         weights=weights,

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from ..counting.acceptance_counts import CONTEXT_BINS, AcceptanceCounts, ContextBins, ContextCounts
+from ..counting.acceptance_counts import CONTEXT_BINS, AcceptanceCounts, ContextCounts
 from ..measure.measurement import RequestRecord
 
 PAIRED_NOISE = 0.15
@@ -100,7 +100,6 @@ def pair_outputs(
     num_draft_tokens: int,
     *,
     greedy: bool,
-    bins: ContextBins = CONTEXT_BINS,
 ) -> PairedOutputs:
     """Split the verify steps of one prompt at the token at which two outputs part.
 
@@ -126,7 +125,7 @@ def pair_outputs(
     if both[0] is None or both[1] is None:
         return outputs
     first = baseline.num_prompt_tokens
-    return replace(outputs, contexts=_contexts(outputs, (both[0], both[1]), first, bins))
+    return replace(outputs, contexts=_contexts(outputs, (both[0], both[1]), first))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,14 +157,16 @@ class _Placed:
 
 
 def _contexts(
-    outputs: PairedOutputs, both: tuple[_Placed, _Placed], num_prompt_tokens: int, bins: ContextBins
+    outputs: PairedOutputs, both: tuple[_Placed, _Placed], num_prompt_tokens: int
 ) -> tuple[ContextCounts, ContextCounts]:
     """The steps of both by context bin; those in one bin are weighted like those of one prompt."""
     depth = outputs.baseline.whole.num_draft_tokens
     common, places = _places(outputs.num_common, outputs.num_tokens, depth)
     most = max(outputs.num_tokens)
     weighted: list[tuple[AcceptanceCounts, AcceptanceCounts]] = []
-    for span in bins.slices(num_prompt_tokens + 1, most):  # the first step follows one token
+    for span in CONTEXT_BINS.slices(
+        num_prompt_tokens + 1, most
+    ):  # the first step follows one token
         common_here = max(0, min(common, span.stop) - span.start)
         weights = _weights(common_here, max(0.0, min(places, span.stop) - span.start) - common_here)
         splits = [
@@ -175,7 +176,8 @@ def _contexts(
         if not outputs.placed:
             weights = 1.0, 1.0
         weighted.append((splits[0].weighted(*weights), splits[1].weighted(*weights)))
-    first, second = (ContextCounts(bins=bins, counts=side) for side in zip(*weighted, strict=True))
+    sides = zip(*weighted, strict=True)
+    first, second = (ContextCounts(bins=CONTEXT_BINS, counts=side) for side in sides)
     return first, second
 
 
