@@ -164,9 +164,8 @@ def _contexts(
     common, places = _places(outputs.num_common, outputs.num_tokens, depth)
     most = max(outputs.num_tokens)
     weighted: list[tuple[AcceptanceCounts, AcceptanceCounts]] = []
-    for span in CONTEXT_BINS.slices(
-        num_prompt_tokens + 1, most
-    ):  # the first step follows one token
+    behind = num_prompt_tokens + 1  # the first step follows one token
+    for span in CONTEXT_BINS.slices(behind, most):
         common_here = max(0, min(common, span.stop) - span.start)
         weights = _weights(common_here, max(0.0, min(places, span.stop) - span.start) - common_here)
         splits = [
