@@ -198,6 +198,14 @@ REFUSED: tuple[tuple[str, Callable[[Any], object]], ...] = (
     ("aiperf", lambda lines: lines[0]["spec_decode_acceptance"].update(num_spec_tokens=HUGE)),
     ("sglang", lambda lines: lines[0].update(
         spec_num_proposed_drafts=lines[0]["spec_verify_ct"] * HUGE)),
+    ("answers", lambda lines: steps_of(lines[0])["acceptance_histogram"].append(0)),
+    ("answers", lambda lines: lines[0]["choices"].append({})),
+    ("aiperf", lambda lines: lines[0].update(error={"message": "no answer"})),
+    ("aiperf", lambda lines: lines[0]["spec_decode_acceptance"]["acceptance_histogram"].update(
+        {"99": 1})),
+    ("guidellm", lambda report: report["benchmarks"].append({})),
+    ("sglang", lambda lines: lines[0].update(request_parameters="{}")),
+    ("sglang", lambda lines: lines[0]["spec_correct_drafts_histogram"].extend([0] * 9)),
 )  # fmt: skip
 
 

@@ -115,7 +115,8 @@ def _sums(
     top: int,
 ) -> dict[Quantity, Tensor]:
     """[K] of each quantity; at most some rows of logits are held."""
-    forward, device = drafts[0].forward, drafts[0].device
+    first, *_ = drafts
+    forward, device = first.forward, first.device
     token_ids = trace.token_ids.to(device)
     draft_ids = draft_ids_of(forward, token_ids)
     manifest, recorded = traces.manifest, None
