@@ -171,6 +171,9 @@ MISTAKES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] 
         dq.replay, ("DRAFT", "TRACES"), {"num_draft_tokens": 0}),
     r'record\(engine=\) sglang: ': (
         dq.record, ("TARGET", "prompts.jsonl", "x"), {"engine": "sglang"}),
+    r"vocab\(coverage=\): not allowed with size": (
+        dq.vocab, ("DRAFT", "TRACES"), {"size": 3, "coverage": 0.5}),
+    "vocab: one of size, coverage, curve is required": (dq.vocab, ("DRAFT", "TRACES"), {}),
     # recipes of Python are read as strictly as files
     r"recipe, rules\[0\].action: expected one of": (
         dq.quantize, ("DRAFT", {**WHOLE, "rules": RULES}, "x"), {}),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import corpus
+import draftquant.api as dq
 import pytest
 from draftquant.scripts.cli import main
 from handmade_reports import comparison, text_of
@@ -38,6 +39,16 @@ def said(work: Path) -> Path:
     for number, name in enumerate(("said", "again", "other")):
         write_said(work / name, prompts=24, seed=number // 2, categories=("chat", "code"))
     return work / "said"
+
+
+def others(work: Path) -> Path:
+    """Quantized drafts without a record, of another config or shape."""
+    tiny_eagle3_llama(work / "bf16-eps", config={"rms_norm_eps": 0.001})
+    tiny_eagle3_llama(work / "bf16-wide", intermediate=128)
+    for name in ("eps", "wide"):
+        dq.quantize(work / f"bf16-{name}", "fp8-ptpc", work / name)
+        (work / name / "draftquant.json").unlink()
+    return said(work)
 
 
 def thirteen(work: Path) -> Path:
@@ -77,6 +88,8 @@ SCENES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "more rows than asked": (said, "vocab draft --traces {0} --coverage 0.999 --out cut"),
     "golden": (said, "replay draft --traces {0} -k 2 --golden g.json\ngolden g.json\n"
                      "golden g.json --for sglang --category code"),
+    "candidates of another config": (others, "gate draft eps --traces {0} -k 2\n"
+                                             "gate draft wide --traces {0} -k 2"),
     "many": (thirteen, "compare" + "".join(f" d{number:02}" for number in range(13))
                        + " --traces said -k 2 --html c.html --plot c.svg"),
     "halves": (halves, "inspect {0}\nestimate {0} --recipe fp8-ptpc --recipe blackwell-fp8-mla"),
