@@ -101,6 +101,9 @@ class CheckReport(Brief):
         return (self.pair or self.answer).brief()
 
 
+_ITS_OWN_TARGET = "give the target that this draft was trained for"
+
+
 def check_as_asked(asked: Checking, largest_feature: Callable[[], float | None]) -> CheckReport:
     """The answers of the engines for the draft alone, and for the pair."""
     folder = resolve_draft(str(asked.draft), asked.subtree).folder
@@ -258,7 +261,8 @@ def _findings(pair: Pair, engines: Sequence[EngineName]) -> Iterator[PairFinding
         about = row.get("engine")
         for each in engines if about == "each" else {about} & facts.keys():
             if counts(row, known := facts[each]):
-                text, remedy = (row.get(k, "").format_map(known) for k in ("text", "remedy"))
+                text = row["text"].format_map(known)
+                remedy = row.get("remedy", _ITS_OWN_TARGET).format_map(known)
                 yield PairFinding(row["level"], row.get("subject", name), text, remedy, each)
 
 

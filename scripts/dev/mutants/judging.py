@@ -4,6 +4,7 @@ Each is put into a copy of the tree. A fork of a process that has collected all 
 anew from there, and runs them.
 """
 
+import ast
 import contextlib
 import gc
 import json
@@ -21,7 +22,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
-from itertools import accumulate
+from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
 
@@ -52,16 +53,20 @@ class Record:
             cases[test.partition("[")[0]] += 1
             self._distance[test] = len(runs[test]) * cases[test.partition("[")[0]]
         self._root, self._running = root, defaultdict[str, list[str]](list)
+        self._own = defaultdict[str, list[str]](list)
         self._new = [test for test in collected if test not in runs]
         for test in sorted(self._distance, key=self._distance.__getitem__):
-            text = (root / test.partition("::")[0]).read_text("utf-8")
-            for line in [text, *(known_lines[number] for number in runs[test])]:
+            file, _, name = test.partition("[")[0].partition("::")
+            whole, functions = functions_of(root / file)
+            self._own[functions.get(name, "")].append(test)
+            for line in [whole, *(known_lines[number] for number in runs[test])]:
                 self._running[line].append(test)
 
     def tests(self, mutant: Mutant) -> tuple[list[str], bool]:
         """The nearest tests, those that run fewest lines; and whether they run this one.
 
-        Of what runs at import, or what no test runs, those that have or run most words of it.
+        Of what runs at import, or what no test runs, those that have or run most words of it, first
+        in their own text.
         """
         lines = (self._root / mutant.path).read_text("utf-8").split("\n")
         ran = self._running.get(known(mutant.path, lines, mutant.place.statement))
@@ -69,8 +74,8 @@ class Record:
             return self._several(ran), True
         near: Counter[str] = Counter()
         words = re.findall(r"[\w.-]{4,}", f"{mutant.path} {mutant.old}")
-        for word in {*mutant.place.names, *words}:
-            having = {test for text, ran in self._running.items() if word in text for test in ran}
+        for word, texts in product({*mutant.place.names, *words}, (self._own, self._running)):
+            having = {test for text, ran in texts.items() if word in text for test in ran}
             near.update(dict.fromkeys(having, 1 / max(1, len(having))))
         order = sorted(near, key=lambda test: (-near[test], self._distance[test]))
         return self._several(order), mutant.place.imported
@@ -86,6 +91,15 @@ class Record:
         chosen = [*order[:FIRST_TESTS], *self._new, *sorted(order[FIRST_TESTS:], key=turn)]
         ends = accumulate(self._seconds[test] for test in chosen)
         return [test for test, end in zip(chosen, ends, strict=True) if end < JUDGING_SECONDS]
+
+
+@cache
+def functions_of(file: Path) -> tuple[str, dict[str, str]]:
+    """The text of a file of tests, and name -> text of each of its functions."""
+    text = file.read_text("utf-8")
+    lines, nodes = text.split("\n"), ast.parse(text).body
+    tests = (node for node in nodes if isinstance(node, ast.FunctionDef))
+    return text, {one.name: "\n".join(lines[one.lineno - 1 : one.end_lineno]) for one in tests}
 
 
 def judge(root: Path, mutants: Sequence[Mutant], until: float) -> Iterator[dict[str, Any]]:
