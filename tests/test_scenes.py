@@ -85,6 +85,8 @@ SCENES: dict[str, tuple[Callable[[Path], Path], str]] = {
                                                  " --sizes 12 -k 2"),
     "a curve of a quantized draft": (said, "quantize draft --recipe int4-channel --out q\n"
                                            "vocab q --traces {0} --curve --sizes 12 -k 2"),
+    "calibrated on what judges": (said, "quantize draft --recipe int4-channel-gptq --traces {0}"
+                                        " --out q\ngate draft q --traces again -k 2"),
     "more rows than asked": (said, "vocab draft --traces {0} --coverage 0.999 --out cut"),
     "golden": (said, "replay draft --traces {0} -k 2 --golden g.json\ngolden g.json\n"
                      "golden g.json --for sglang --category code"),

@@ -229,7 +229,7 @@ def _of_table(source: bytes) -> Iterator[tuple[Place, Change]]:
     head = ""
     for found in _ROW_OR_ENTRY.finditer(source):
         if found[1] is None:
-            head = found[0].decode().strip("[] ")
+            head = found[0].decode().partition("]")[0].strip("[")
             end = source.find(b"\n[", found.end()) + 1 or len(source)
             row = _part(source, found.start(), end)
             yield Place(names=(head,)), ("row removed", row, row, None)

@@ -29,7 +29,7 @@ from typing import Any
 import pytest
 
 from .changes import Mutant
-from .recording import KEPT, known
+from .recording import KEPT, entry, known
 
 FIRST_TESTS, JUDGING_SECONDS, MOST_SECONDS = 6, 20.0, 90
 """So many of the nearest tests run first; CPU seconds of all that judge, and the most of a fork."""
@@ -74,11 +74,21 @@ class Record:
             return self._several(ran), True
         near: Counter[str] = Counter()
         words = re.findall(r"[\w.-]{4,}", f"{mutant.path} {mutant.old}")
+        for line in self._entries(mutant, lines):
+            near.update(dict.fromkeys(self._running[line], 10 / len(self._running[line])))
         for word, texts in product({*mutant.place.names, *words}, (self._own, self._running)):
             having = {test for text, ran in texts.items() if word in text for test in ran}
             near.update(dict.fromkeys(having, 1 / max(1, len(having))))
         order = sorted(near, key=lambda test: (-near[test], self._distance[test]))
         return self._several(order), mutant.place.imported
+
+    def _entries(self, mutant: Mutant, lines: Sequence[str]) -> list[str]:
+        """What some test reads of a row of a table, or of its entry."""
+        head, *key = mutant.place.names if mutant.path.endswith(".toml") else ("", "")
+        heads = [line.partition("]")[0].strip("[") for line in lines if line.startswith("[")]
+        above = sum(line.startswith("[") for line in lines[: mutant.lines.start])
+        row = entry(mutant.path, head, heads[:above].count(head) - 1, "".join(key))
+        return [line for line in self._running if line == row or (not key and row in line)]
 
     def _several(self, order: Sequence[str]) -> list[str]:
         """The nearest, then one of each file in turn, while the time lasts."""
