@@ -59,7 +59,7 @@ class Watched(dict[str, Any]):
 
     def items(self) -> Any:
         """As of any table."""
-        return [(key, self[key]) for key in super().keys()]
+        return [(key, self[key]) for key in self]
 
     def __iter__(self) -> Iterator[str]:
         for key in super().__iter__():
