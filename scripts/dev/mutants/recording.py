@@ -59,7 +59,9 @@ class Watched(dict[str, Any]):
 
     def items(self) -> Any:
         """As of any table."""
-        return [(key, self[key]) for key in self]
+        for key in super().__iter__():
+            self.read(key)
+        return super().items()
 
     def __iter__(self) -> Iterator[str]:
         for key in super().__iter__():
