@@ -95,6 +95,7 @@ def test_the_command_says_and_prints_the_pair() -> None:
     args = "--quantization awq --max-model-len 400 --kv-cache-dtype fp8 --dtype half"
     assert main(["check", draft, "--target", target, "--target-args", args]) == 0
     args += """ --speculative-config '{"kv_cache_dtype": "bfloat16"}'"""
+    args += " --speculative-draft-model-quantization fp8"
     assert main(["check", draft, "--target", target, "--target-args", args]) == 0
     assert main(["check", draft, "--target", target, "--engine", "vllm", "--json"]) == 0
 

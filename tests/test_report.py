@@ -25,7 +25,7 @@ from draftquant.validate.report.document import (
     parse_report,
     read_report,
 )
-from draftquant.validate.runs.report_pages import annotation
+from draftquant.validate.runs.report_pages import annotation, asked_for
 from draftquant.validate.served.joint_report import JointReport
 from handmade_measurements import losing, written
 from handmade_reports import DRAFTS, ENGINES, EVIL, comparison, document, joint, mapping_of, text_of
@@ -245,6 +245,11 @@ def test_github_gets_a_summary_and_an_annotation(
     assert "::error title=draftquant gate%3A FAIL::With 95%25 confidence the drop" in output.err
     text = summary.read_text(encoding="utf-8")
     assert text.startswith("before\n### FAIL: draftquant gate of `b`")
+
+
+def test_a_report_keeps_what_was_asked_without_what_was_shown() -> None:
+    shown = "--json --github --overwrite --debug -q --quiet -v --verbose -k 3"
+    assert asked_for(["draftquant", "gate", *shown.split()]) == ("draftquant", "gate", "-k", "3")
 
 
 def test_an_annotation_is_one_line_and_as_red_as_the_job() -> None:
