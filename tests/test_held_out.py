@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
+import corpus
 import pytest
 import torch
 from draftquant.calibration.recording.decoding import GREEDY
@@ -57,6 +58,17 @@ def calibrated_on(traces: TraceFolder, folder: Path) -> QuantizedProvenance:
     return record(
         folder, calibration_prompts=list(seen.sha256), calibration_sketches=encode(seen.sketches)
     )
+
+
+def test_a_quantized_draft_records_what_calibrated_it() -> None:
+    made = read_provenance(
+        corpus.quantized("eagle3-llama", "blackwell-fp8", pair=True, measured=True)
+    )
+    seen = seen_prompts(TraceFolder.open(corpus.traces(kind)))
+    assert isinstance(made, QuantizedProvenance)
+    assert made.calibration_prompts == seen.sha256
+    assert made.calibration_sketches == seen.sketches
+    assert made.calibration_target == seen.target
 
 
 def with_prompt(trace: PromptTrace, token_ids: Sequence[int], **changes: object) -> PromptTrace:
