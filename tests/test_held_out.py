@@ -61,9 +61,8 @@ def calibrated_on(traces: TraceFolder, folder: Path) -> QuantizedProvenance:
 
 
 def test_a_quantized_draft_records_what_calibrated_it() -> None:
-    made = read_provenance(
-        corpus.quantized("eagle3-llama", "blackwell-fp8", pair=True, measured=True)
-    )
+    kind = "eagle3-llama"
+    made = read_provenance(corpus.quantized(kind, "blackwell-fp8", pair=True, measured=True))
     seen = seen_prompts(TraceFolder.open(corpus.traces(kind)))
     assert isinstance(made, QuantizedProvenance)
     assert made.calibration_prompts == seen.sha256
