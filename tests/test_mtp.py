@@ -218,16 +218,11 @@ def test_a_target_is_called_one_whatever_is_left_of_its_layer(kind: str, tmp_pat
     whole = read_tensors(target)
     for shard in target.glob("model*"):
         shard.unlink()
-    for kept, said in (
-        ((), "no tensor of one is stored"),
-        (("eh_proj", "input_proj"), MTP[kind]),
-        (("",), MTP[kind]),
-    ):
+    for kept in ((), ("eh_proj", "input_proj"), ("",)):
         left = {n: t for n, t in whole.items() if not n.startswith(prefix) or n[:-7].endswith(kept)}
         write_tensors(target, left)
-        with pytest.raises(CheckpointError, match="is a whole target") as caught:
+        with pytest.raises(CheckpointError, match="is a whole target"):
             dq.inspect(target)
-        assert said in str(caught.value)
 
 
 def test_router_and_experts_are_refused_what_they_cannot(tmp_path: Path) -> None:
