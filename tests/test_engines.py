@@ -4,8 +4,6 @@ The truth is `engines/results.json`: loading executed with the engines' own clas
 """
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -282,14 +280,3 @@ def test_without_an_engine_all_answer_in_a_line_each(
         assert (answer["engine"], answer["verdict"]) == (engine, alone.verdict)
         assert f"{alone.title} on {alone.gpu}" in line
         assert (alone.error or "") in line
-
-
-def test_check_imports_no_torch(tmp_path: Path) -> None:
-    code = (
-        "import sys; from draftquant.scripts.cli import main;"
-        " main(['check', sys.argv[1], '--engine', 'vllm']);"
-        " sys.exit(not {'torch', 'transformers', 'quark', 'modelopt'}.isdisjoint(sys.modules))"
-    )
-    folder = write_folder(BROKEN["nvfp4-global-scales-differ"], tmp_path / "draft")
-    done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr
