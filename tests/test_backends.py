@@ -85,9 +85,8 @@ def test_quark_needs_a_compiler_only_until_its_extension_is_built(
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
-    with pytest.raises(BackendError, match=r"no compiler 'c\+\+' found") as caught:
+    with pytest.raises(BackendError, match=r"no compiler 'c\+\+' found"):
         get_backend("quark").check(INT4)
-    assert "install g++" in caught.value.fix
     name = quark_import.EXTENSION
     built = quark_import.extension_folder() / name / f"{name}.so"
     built.parent.mkdir(parents=True)
@@ -125,11 +124,10 @@ def test_a_build_folder_that_cannot_be_made_is_named(
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "file"))
     monkeypatch.delitem(sys.modules, "quark.torch", raising=False)
     with (
-        pytest.raises(BackendError, match="cannot be built there: Not a directory") as caught,
+        pytest.raises(BackendError, match="cannot be built there: Not a directory"),
         quark_import.quark_process_state(),
     ):
         pytest.fail("Quark was imported")
-    assert "set TORCH_EXTENSIONS_DIR" in caught.value.fix
 
 
 UNUSABLE = [

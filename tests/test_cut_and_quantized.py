@@ -120,9 +120,8 @@ def test_rows_that_share_their_scales_are_cut_first(name: str, tmp_path: Path) -
         tmp_path / "draft", hidden=128, intermediate=128, head_dim=32, vocab=128
     )
     quantized = quantized_folder(source, tmp_path / "quantized", SHARED[name])
-    with pytest.raises(LayoutError) as caught:
+    with pytest.raises(LayoutError):
         cut(quantized, tmp_path / "cut")
-    assert caught.value.fix == "cut first, then quantize"
 
 
 def test_rows_of_the_targets_head_in_either_order(tmp_path: Path) -> None:

@@ -89,9 +89,8 @@ def test_rows_of_a_cut_draft_are_chosen_among_its_own(tmp_path: Path) -> None:
 
 def test_a_draft_without_a_head_is_given_rows_of_its_target(tmp_path: Path) -> None:
     source, model = tiny_dflash(tmp_path / "draft"), target(tmp_path / "target")
-    with pytest.raises(PlanError, match="stores no head") as caught:
+    with pytest.raises(PlanError, match="stores no head"):
         cut(source, tmp_path / "cut")
-    assert "--target M" in caught.value.fix
     report = cut(source, tmp_path / "cut", target=model)
     assert report.head_from == "model.lm_head.weight"
     head = rows(read_tensors(model)["model.lm_head.weight"])

@@ -204,7 +204,6 @@ def test_target_layers_agrees_with_config(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         check_draft(draft, engine="vllm", target_layers=60)
     assert str(caught.value.where).endswith("config.json: num_target_layers")
-    assert "a target of 61 decoder layers, --target-layers 60" in caught.value.what
     for layers in (None, 61):
         assert check_draft(draft, engine="vllm", target_layers=layers).verdict == "LOADS"
 

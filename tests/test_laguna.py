@@ -28,6 +28,7 @@ from rounding_pairs import shared_pair
 from tiny import edit_json, read_tensors
 from tiny_dflash import tiny_laguna
 
+TOLD = ("check_draft",)
 K = 5
 MIXED = ["full_attention", "sliding_attention"]
 CONFIG: dict[str, Any] = {
@@ -115,24 +116,17 @@ def test_the_rope_that_vllm_takes_from_its_class_is_written_out(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("config", "verdict", "said"),
+    "config",
     [
-        ({"draft_vocab_size": None}, "REFUSED", "requires `draft_vocab_size`"),
-        (
-            {"layer_types": ["full_attention", "sliding_attention"]},
-            "REFUSED",
-            "requires a uniform `layer_types`",
-        ),
-        ({"num_experts": None}, "REFUSED", "KeyError: 'layers.1.mlp.down_proj.weight'"),
+        {"draft_vocab_size": None},
+        {"layer_types": ["full_attention", "sliding_attention"]},
+        {"num_experts": None},
     ],
 )
-def test_what_vllm_alone_refuses(
-    config: dict[str, Any], verdict: str, said: str, tmp_path: Path
-) -> None:
+def test_what_vllm_alone_refuses(config: dict[str, Any], tmp_path: Path) -> None:
     folder = tiny_laguna(tmp_path / "d", **SHAPE, head_dim=64)
     edit_json(folder / "config.json", **config)
-    answer = check_draft(folder, engine="vllm", arch="sm90")
-    assert (answer.verdict, said in str(answer.error)) == (verdict, True)
+    assert check_draft(folder, engine="vllm", arch="sm90").verdict == "REFUSED"
     assert check_draft(folder, engine="sglang", arch="sm90").verdict == "LOADS"
 
 

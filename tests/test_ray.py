@@ -155,9 +155,8 @@ def test_what_no_cluster_computes(ray: FakeRay, monkeypatch: pytest.MonkeyPatch)
         computed([1])
     assert not ray.is_up
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ClusterError, match="--ray: needs Ray, which is not installed") as caught:
+    with pytest.raises(ClusterError, match="--ray: needs Ray, which is not installed"):
         computed([1])
-    assert caught.value.fix.startswith("pip install ")
 
 
 def test_a_node_that_rounds_otherwise_is_refused(ray: FakeRay) -> None:

@@ -298,9 +298,8 @@ def test_what_cannot_be_recorded(running: StatesServer, target: Path, tmp_path: 
     with pytest.raises(TraceError, match="token ids below 64"):
         plan(target, prompts=far).check(tmp_path / "out")
     running.max_model_len = 15
-    with pytest.raises(TraceError, match=r"its context has 15 tokens, .* needs 16") as caught:
+    with pytest.raises(TraceError, match=r"its context has 15 tokens, .* needs 16"):
         record(running, tmp_path / "out", plan(target))
-    assert "--max-model-len 16" in caught.value.fix
     with pytest.raises(OutputError, match="already exists"):
         record(running, tmp_path, plan(target))
     nowhere = Served(urls=[running.url], folder=target / "config.json")
