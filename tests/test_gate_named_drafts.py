@@ -160,10 +160,14 @@ def test_an_answer_that_is_none_or_about_another_draft(
 ) -> None:
     answer = {"verdict": "LOADS", "sentence": ANSWER, "draft_sha256": hashes["fp8"]}
     asked = tmp_path / "asked.json"
-    changes = ({"draft_sha256": None}, {"verdict": "PASS"}, {"draft_sha256": "0" * 64})
-    for content in ([], *(answer | change for change in changes)):
+    keys = "expected verdict, sentence and draft_sha256"
+    contents: tuple[tuple[Any, str], ...] = (
+        ([], ""), (answer | {"draft_sha256": None}, keys), (answer | {"verdict": "PASS"}, keys),
+        (answer | {"draft_sha256": "0" * 64}, ""),
+    )  # fmt: skip
+    for content, said in contents:
         asked.write_text(json.dumps(content), encoding="utf-8")
-        with pytest.raises(GateError):
+        with pytest.raises(GateError, match=said):
             judged(work, runs, asked=asked)
     with pytest.raises(GateError):  # there is no QUANT that it is about
         gate(measured=runs, asked=asked)
