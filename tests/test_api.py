@@ -143,60 +143,43 @@ def test_what_the_command_warns_of_is_a_python_warning_and_in_the_report(
 
 WHOLE = to_mapping(dq.recipes_show("fp8-ptpc"))
 RULES = [dict(WHOLE["rules"][0], action="quantise"), *WHOLE["rules"][1:]]
-MISTAKES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
-    "nowhere: no such folder\n  fix: ": (dq.quantize, ("nowhere", "int4-channel", "x"), {}),
-    "did you mean 'int4-channel'": (dq.quantize, ("DRAFT", "int4-chanel", "x"), {}),
-    r"quantize\(num_draft_tokens=\): expected a whole number": (
-        dq.quantize, ("DRAFT", "int4-channel", "x"), {"num_draft_tokens": "3"}),
-    "expected a whole number, got True": (
-        dq.quantize, ("DRAFT", "int4-channel", "x"), {"num_draft_tokens": True}),
-    r"quantize\(fix_config=\): expected True or False, got 'yes'": (
-        dq.quantize, ("DRAFT", "int4-channel", "x"), {"fix_config": "yes"}),
-    r"quantize\(target=\): expected text or a path, got 3": (
-        dq.quantize, ("DRAFT", "int4-channel", "x"), {"target": 3}),
-    "expected a finite number": (
-        dq.quantize, ("DRAFT", "int4-channel", "x"), {"input_scale": float("nan")}),
-    r"estimate\(draft=\): it is missing": (dq.estimate, (), {"gpu": "h200"}),
-    r"check\(version=\): is of one engine": (dq.check, ("OUT",), {"version": "1"}),
-    "got no QUANT, --traces": (dq.gate, ("DRAFT",), {}),
-    r"gate\(policy=\): expected one of 'release', 'screening', got 'mine'": (
-        dq.gate, ("DRAFT", "DRAFT", "TRACES"), {"policy": "mine"}),
-    r"gate\(max_relative_drop=\): expected a share such as 0.01 or 1%, got 'little'": (
-        dq.gate, ("DRAFT", "DRAFT", "TRACES"), {"max_relative_drop": "little"}),
-    r"gate\(measured=\): expected 2 values, got 1": (dq.gate, (), {"measured": "A.json"}),
-    r"unexpected keyword argument 'polcy'\n.* policy=\?": (
-        dq.gate, ("DRAFT", "DRAFT", "TRACES"), {"polcy": "release"}),
-    r"'arch'\n  fix: did you mean gpu=\?": (dq.check, ("OUT", "vllm"), {"arch": "h100"}),
-    r"replay\(num_draft_tokens=\): expected at least 1": (
-        dq.replay, ("DRAFT", "TRACES"), {"num_draft_tokens": 0}),
-    r'record\(engine=\) sglang: ': (
-        dq.record, ("TARGET", "prompts.jsonl", "x"), {"engine": "sglang"}),
-    r"vocab\(coverage=\): not allowed with size": (
-        dq.vocab, ("DRAFT", "TRACES"), {"size": 3, "coverage": 0.5}),
-    "vocab: one of size, coverage, curve is required": (dq.vocab, ("DRAFT", "TRACES"), {}),
+DRAFT, JUDGED = ("DRAFT", "int4-channel", "x"), ("DRAFT", "DRAFT", "TRACES")
+MSE = {"scale": "mse", "rounding": "nearest"}
+MISTAKES: tuple[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]], ...] = (
+    (dq.quantize, ("nowhere", "int4-channel", "x"), {}),
+    (dq.quantize, ("DRAFT", "int4-chanel", "x"), {}),
+    (dq.quantize, DRAFT, {"num_draft_tokens": "3"}),
+    (dq.quantize, DRAFT, {"num_draft_tokens": True}),
+    (dq.quantize, DRAFT, {"fix_config": "yes"}),
+    (dq.quantize, DRAFT, {"target": 3}),
+    (dq.quantize, DRAFT, {"input_scale": float("nan")}),
+    (dq.estimate, (), {"gpu": "h200"}),
+    (dq.check, ("OUT",), {"version": "1"}),
+    (dq.gate, ("DRAFT",), {}),
+    (dq.gate, JUDGED, {"policy": "mine"}),
+    (dq.gate, JUDGED, {"max_relative_drop": "little"}),
+    (dq.gate, (), {"measured": "A.json"}),
+    (dq.gate, JUDGED, {"polcy": "release"}),
+    (dq.check, ("OUT", "vllm"), {"arch": "h100"}),
+    (dq.replay, ("DRAFT", "TRACES"), {"num_draft_tokens": 0}),
+    (dq.vocab, ("DRAFT", "TRACES"), {"size": 3, "coverage": 0.5}),
+    (dq.vocab, ("DRAFT", "TRACES"), {}),
+    (dq.record, ("TARGET", "prompts.jsonl", "x"), {"engine": "sglang"}),
     # recipes of Python are read as strictly as files
-    r"recipe, rules\[0\].action: expected one of": (
-        dq.quantize, ("DRAFT", {**WHOLE, "rules": RULES}, "x"), {}),
-    "recipe, wieghts: unknown key\n  fix: did you mean 'weights'": (
-        dq.quantize, ("DRAFT", {**WHOLE, "wieghts": {}}, "x"), {}),
-    "recipe, algorithm: backend quark": (
-        dq.quantize, ("DRAFT", {**WHOLE, "backend": "quark",
-                                "algorithm": {"scale": "mse", "rounding": "nearest"}}, "x"), {}),
-    r"recipe, backend: [^$]*recipe, layout: ": (
-        dq.plan, ("DRAFT", {**WHOLE, "layout": "fp9", "backend": "torsh"}), {}),
-}  # fmt: skip
-"""What is said -> a call."""
+    (dq.quantize, ("DRAFT", {**WHOLE, "rules": RULES}, "x"), {}),
+    (dq.quantize, ("DRAFT", {**WHOLE, "wieghts": {}}, "x"), {}),
+    (dq.quantize, ("DRAFT", {**WHOLE, "backend": "quark", "algorithm": MSE}, "x"), {}),
+    (dq.plan, ("DRAFT", {**WHOLE, "layout": "fp9", "backend": "torsh"}), {}),
+)
+"""What is said of each is kept in told/api.txt."""
 
 
-def test_mistakes_are_told_in_the_words_of_python(
-    work: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for said, (function, positional, named) in MISTAKES.items():
-        with pytest.raises((dq.DraftQuantError, TypeError), match=said):
+def test_mistakes_are_told_in_the_words_of_python(work: Path) -> None:
+    for function, positional, named in MISTAKES:
+        with pytest.raises((dq.DraftQuantError, TypeError)):
             function(*positional, **named)
     assert not (work / "x").exists()
     report = dq.gate("DRAFT", "DRAFT", "TRACES", unrelated=True, max_relative_drop="2%")  # type: ignore[arg-type]
     assert isinstance(report, GateReport)
     assert report.policy.max_relative_drop == 0.02
     assert main(["replay", "DRAFT", "--traces", "TRACES", "--batch-size", "0"]) == 2
-    assert "--batch-size: expected at least 1, got 0" in capsys.readouterr().err

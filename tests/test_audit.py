@@ -15,10 +15,21 @@ from draftquant.scripts.cli import main
 from handmade import MADE, by_hand, quantize_by_hand, stored_parts
 from handmade_numbers import Rounded, codes_under
 from tiny import Stored, fused_absmax, read_tensors, store, tiny_eagle3_llama, values_of
-from verify_cases import ATTENTION, Q, Tensors, edit, edit_declaration, set_scale
+from verify_cases import (
+    ATTENTION,
+    Copy,
+    Q,
+    Tensors,
+    copy_of,
+    edit,
+    edit_declaration,
+    made,
+    set_scale,
+    source,
+)
 
+__all__ = ["copy_of", "made", "source"]  # fixtures
 Change = Callable[[Tensors], Any]
-Copy = Callable[[str], Path]
 
 
 def audited(folder: Path) -> Audit:
@@ -41,26 +52,6 @@ def assert_only_fault(folder: Path, *parts: str) -> None:
     assert len(faults) == 1, faults
     for part in parts:
         assert part in faults[0]
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_eagle3_llama(tmp_path_factory.mktemp("audit") / "source", pruned_vocabulary=True)
-
-
-@pytest.fixture(scope="module")
-def made(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One correct folder per layout, made without the package; tests work on copies."""
-    folder = tmp_path_factory.mktemp("made")
-    return {name: quantize_by_hand(source, folder / name, how) for name, how in MADE.items()}
-
-
-@pytest.fixture
-def copy_of(made: dict[str, Path], tmp_path: Path) -> Copy:
-    def copy(name: str) -> Path:
-        return Path(shutil.copytree(made[name], tmp_path / name))
-
-    return copy
 
 
 # ---- faults

@@ -75,9 +75,8 @@ def test_exponents_by_hand() -> None:
 
 def test_what_the_dtype_cannot_hold_is_an_error() -> None:
     tiny = torch.tensor([[2.0**-24 * 3, 1.0]], dtype=torch.float16)  # a subnormal of float16
-    with pytest.raises(BackendError, match=r"it cannot be multiplied by 2\^-3 exactly") as caught:
+    with pytest.raises(BackendError, match=r"it cannot be multiplied by 2\^-3 exactly"):
         divide_norm(tiny, 3, "x")
-    assert "balance_concat: off" in caught.value.fix
     large = torch.tensor([[40000.0, 1.0]], dtype=torch.float16)
     with pytest.raises(BackendError, match=r"by 2\^1 exactly in torch.float16"):
         multiply_columns(large, 1, "x")

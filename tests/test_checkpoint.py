@@ -26,12 +26,10 @@ def sharded(tmp_path: Path) -> Path:
     return tiny_eagle3_llama(tmp_path / "draft", sharded=True)
 
 
-def refused(folder: Path, what: str, fix: str) -> None:
+def refused(folder: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         Checkpoint.open(folder)
     assert caught.value.where.startswith(str(folder))
-    assert what in caught.value.what
-    assert fix in caught.value.fix
 
 
 def edit_map(folder: Path, **changes: Any) -> None:
@@ -55,54 +53,44 @@ def doubled(folder: Path) -> None:
     (folder / SHARDS[1]).write_bytes((folder / SHARDS[0]).read_bytes())
 
 
-AGAIN = "export the index again"
 IMPOSSIBLE = ("../x.safetensors", "/etc/x.safetensors", "", "x.bin", None)
-INDEXES: list[tuple[Callable[[Path], object], str, str]] = [
-    (lambda f: write_safetensors(f / "stale.safetensors", {}),
-     "'stale.safetensors' is missing from the index", "or remove the shard"),
-    (lambda f: (f / SHARDS[1]).unlink(),
-     f"names {SHARDS[1]!r}, which is not in the folder", "download the missing"),
-    *((lambda f, file=file: edit_map(f, d2t=file), "is no safetensors file beside it", AGAIN)
-      for file in IMPOSSIBLE),
-    (lambda f: edit_map(f, fc__weight=SHARDS[0]),
-     f"fc.weight: expected in {SHARDS[0]!r}, found in {SHARDS[1]!r}", "export"),
-    (unnamed, f"{NORM}: expected in None, found in", AGAIN),
-    (lambda f: edit_map(f, d2t=SHARDS[0]), "d2t stands in no shard", AGAIN),
-    (doubled, f"also stands in {SHARDS[0]}", "remove the stale shard"),
-    *((lambda f, none=none: edit_index(f, weight_map=none), "weight_map is missing or empty", AGAIN)
-      for none in ({}, [], "x")),
-    (lambda f: edit_index(f, metadata=[]), "metadata is not an object", AGAIN),
-]  # fmt: skip
+INDEXES: list[Callable[[Path], object]] = [
+    lambda f: write_safetensors(f / "stale.safetensors", {}),
+    lambda f: (f / SHARDS[1]).unlink(),
+    *(lambda f, file=file: edit_map(f, d2t=file) for file in IMPOSSIBLE),
+    lambda f: edit_map(f, fc__weight=SHARDS[0]),
+    unnamed,
+    lambda f: edit_map(f, d2t=SHARDS[0]),
+    doubled,
+    *(lambda f, none=none: edit_index(f, weight_map=none) for none in ({}, [], "x")),
+    lambda f: edit_index(f, metadata=[]),
+]
+"""What each is told is kept in told/checkpoint.txt."""
 
 
-@pytest.mark.parametrize(("edit", "what", "fix"), INDEXES)
-def test_an_index_of_other_shards(
-    edit: Callable[[Path], object], what: str, fix: str, sharded: Path
-) -> None:
+@pytest.mark.parametrize("edit", INDEXES, ids=range(len(INDEXES)))
+def test_an_index_of_other_shards(edit: Callable[[Path], object], sharded: Path) -> None:
     edit(sharded)
-    refused(sharded, what, fix)
+    refused(sharded)
 
 
 @pytest.mark.parametrize("file", ["config.json", INDEX_FILE])
 def test_json_file_that_is_no_object(file: str, sharded: Path) -> None:
-    for content, what in (
-        (b"[]", "expected a JSON object, got list"), (b"", "not readable as JSON"),
-        (b"\x80\x04\x95", "not readable as JSON"), (b"[" * 200_000, "not readable as JSON"),
-    ):  # fmt: skip
+    for content in (b"[]", b"", b"\x80\x04\x95", b"[" * 200_000):
         (sharded / file).write_bytes(content)
-        refused(sharded, what, "correct it, or download or export the file again")
+        refused(sharded)
 
 
 def test_a_folder_without_what_is_read(draft: Path) -> None:
     write_safetensors(draft / "more.safetensors", {})
-    refused(draft, f"2 safetensors files but no {INDEX_FILE}", "add the index")
+    refused(draft)
     (draft / "more.safetensors").unlink()
     for other in ("pytorch_model.bin", "draft.pt", "draft.pth", "draft.ckpt"):
         (draft / "model.safetensors").rename(draft / other)
-        refused(draft, f"no safetensors file (found {other})", "pickled weights are not read")
+        refused(draft)
         (draft / other).rename(draft / "model.safetensors")
     (draft / "config.json").unlink()
-    refused(draft, "no such file", f"copy the draft's config.json into {draft}")
+    refused(draft)
 
 
 def test_a_pickle_alone_names_the_command_that_reads_it(tmp_path: Path) -> None:

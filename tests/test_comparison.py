@@ -222,7 +222,6 @@ def test_files_of_each_kind_are_compared(tmp_path: Path) -> None:
     assert len(of_files([one]).drafts.names) == 2
     counted = of_files([measurement_file(tmp_path / f"{name}.jsonl", drop)
                         for name, drop in (("a", 0), ("b", 1), ("c", 30))])  # fmt: skip
-    assert counted.counted_by == "all verify steps of whole outputs of vllm 0.32.0"
     whole = draft_comparison.compare(counted).whole
     assert whole.best == "a.jsonl"
     assert "c.jsonl" not in whole.alike

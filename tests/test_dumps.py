@@ -256,7 +256,6 @@ def test_import_says_what_it_found(
     assert main([*arguments, "--out", str(tmp_path / "j"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["out"], found["traces"], found["texts"]) == (str(tmp_path / "j"), 8, 8)
-    assert any("recomputed by the target" in sentence for sentence in found["findings"])
 
 
 @pytest.mark.parametrize(("off", "warned"), [(0.017, False), (0.079, True)])

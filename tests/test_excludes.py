@@ -123,16 +123,13 @@ def test_verify_finds_patterns_that_match_fused_names_alone(workshop: Workshop) 
         assert on_vllm(folder, NUM_TARGET_LAYERS).verdict == "REFUSED"
 
 
-def test_the_commands_take_the_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_take_the_number(tmp_path: Path) -> None:
     layers = {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}  # of a target of any depth
     folder = str(tiny_eagle3_mla(tmp_path / "draft", hidden=128, intermediate=256, config=layers))
     out, recipe = str(tmp_path / "out"), tmp_path / "plain.yaml"
     recipe.write_text("extends: blackwell-fp8\nname: plain\nlayout: fp8\n", encoding="utf-8")
     common = ["--recipe", str(recipe), "--input-scale", "1.0", "--out", out]
     assert main(["quantize", folder, *common]) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert "layers.0.self_attn.kv_b_proj would be kept" in said
-    assert "--target-layers 61" in said
     assert main(["quantize", folder, *common, "--target-layers", "61"]) == 0
     vllm = ["check", out, "--engine", "vllm", "--gpu", "sm90"]
     for given, code in (([], 3), (["61"], 0), (["62"], 1), (["0"], 2)):

@@ -404,8 +404,7 @@ def test_few_long_prompts_are_few_prompts() -> None:
 def test_a_k_that_leaves_hardly_any_step_is_refused() -> None:
     """399 steps in 40 prompts, one of them too short for any."""
     few = [(0, 0), (4, 5), *[(4, 6)] * 37, (8, 12)]
-    with pytest.raises(GateError, match=r"K = 1 leaves 9\.97 verify steps .* at least 10") as got:
+    with pytest.raises(GateError, match=r"K = 1 leaves 9\.97 verify steps .* at least 10"):
         judge(replay(few), replay(few), RELEASE)
-    assert "longer continuations" in got.value.fix
     enough = [(0, 0), (4, 6), *[(4, 6)] * 37, (8, 12)]
     assert judge(replay(enough), replay(enough), RELEASE).num_short_prompts == 1

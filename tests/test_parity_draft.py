@@ -191,7 +191,6 @@ def test_tokens_that_no_draft_can_propose() -> None:
         **prompt(0).sums, "proposable": torch.zeros(2, dtype=torch.float64)})  # fmt: skip
     found = draft_findings([none], DraftLimits(), top=5, confidence=0.95)[-1]
     assert (found.estimate, found.verdict) == (None, "INCONCLUSIVE")
-    assert found.reason == "No recorded token is in the drafts' vocabulary."
 
 
 def test_copies_are_one_prompt_and_limits_are_shares() -> None:

@@ -15,6 +15,7 @@ from draftquant.recipes import Expectation, Format, Recipe, Rule, built_in_recip
 from draftquant.recipes.errors import LayoutError, PlanError
 from draftquant.recipes.schema import LayoutName
 from draftquant.scripts.cli import main
+from folder_rows import FILES, read_rows, write_folder
 from mixes import DOWN, FP8, FP8_STATIC, INT4, MIXES, MXFP4, NVFP4, PER_TOKEN, mixed
 from tiny import tiny_eagle3_llama
 
@@ -105,9 +106,12 @@ def test_bytes_of_every_recipe(tmp_path: Path) -> None:
 def test_commands_import_neither_torch_nor_vendors(draft: Draft, tmp_path: Path) -> None:
     source, out = str(draft.checkpoint.folder), str(tmp_path / "out")
     assert main(["quantize", source, "--recipe", "fp8-ptpc", "--out", out]) == 0
+    rows = {row["draft"]: row for row in read_rows(FILES["broken on purpose"])}
+    wrong = write_folder(rows["nvfp4-global-scales-differ"], tmp_path / "wrong")
     commands = [
         ["inspect", source], ["plan", source, "--recipe", "int4-channel"],
-        ["verify", out, "--against", source],
+        ["verify", out, "--against", source], ["verify", out, "--against", source, "--foreign"],
+        ["check", str(wrong), "--engine", "vllm"],
     ]  # fmt: skip
     code = f"""
 import sys
@@ -118,7 +122,7 @@ for command in {commands!r}:
 """
     command_line = [sys.executable, "-c", code]
     run = subprocess.run(command_line, capture_output=True, text=True, check=True)
-    assert run.stderr == "0 set()\n" * 3
+    assert run.stderr == "0 set()\n" * 4 + "1 set()\n"
 
 
 @pytest.mark.parametrize("words", ["mi355-mxfp4-learned", "fp8-ptpc --kv-cache unit"])

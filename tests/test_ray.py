@@ -155,9 +155,8 @@ def test_what_no_cluster_computes(ray: FakeRay, monkeypatch: pytest.MonkeyPatch)
         computed([1])
     assert not ray.is_up
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ClusterError, match="--ray: needs Ray, which is not installed") as caught:
+    with pytest.raises(ClusterError, match="--ray: needs Ray, which is not installed"):
         computed([1])
-    assert caught.value.fix.startswith("pip install ")
 
 
 def test_a_node_that_rounds_otherwise_is_refused(ray: FakeRay) -> None:
@@ -262,16 +261,13 @@ def test_a_gate_divides_both_replays_and_the_cache_stays_here(
 
 
 def test_other_drafts_or_traces_at_the_same_paths_are_refused(
-    work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ray: FakeRay
+    work: Path, monkeypatch: pytest.MonkeyPatch, ray: FakeRay
 ) -> None:
     load = ray_replay.load_for_replay  # which replay has by its name: this is a worker's
     monkeypatch.setattr(
         ray_replay, "load_for_replay", lambda _folders, *how: load([PAIR / "draft"] * 2, *how)
     )
     assert main([*judging(work, "replay", "one"), "--ray", "local"]) == 2
-    err = capsys.readouterr().err
-    assert "error: node " in err
-    assert "draft differs from the machine that started its tasks: draft " in err
     assert ray.asked["num_cpus"] == 1
 
 

@@ -17,9 +17,8 @@ from handmade_reports import comparison, text_of
 def test_an_existing_report_is_replaced_only_when_asked(tmp_path: Path) -> None:
     path = tmp_path / "a.md"
     path.write_text("old", encoding="utf-8")
-    with pytest.raises(OutputError, match="this report file already exists") as caught:
+    with pytest.raises(OutputError, match="this report file already exists"):
         check_reports({"markdown": path})
-    assert "fix: pass --overwrite to replace it" in str(caught.value)
     check_reports({"markdown": path}, overwrite=True)
     write_reports({path: "new"}, overwrite=True)
     assert path.read_text(encoding="utf-8") == "new"
@@ -82,9 +81,8 @@ def test_all_reports_or_none(
         return replace(self, target)
 
     monkeypatch.setattr(Path, "replace", failing)
-    with pytest.raises(OutputError, match="cannot be written: No space left on device") as caught:
+    with pytest.raises(OutputError, match="cannot be written: No space left on device"):
         write_reports(dict.fromkeys(paths, "new"), overwrite=overwrite)
-    assert "no report was written" in str(caught.value)
     left = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
     assert left == ({"a.html": "old"} if overwrite else {})
 

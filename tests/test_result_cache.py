@@ -210,4 +210,3 @@ def test_clean_lists_it_and_removes_it_when_asked(
     assert clean_from_python(cache=True).removed
     assert not cache.folder.exists()
     assert main(["clean"]) == 2
-    assert "expected FOLDER or --cache, got neither" in capsys.readouterr().err

@@ -129,16 +129,11 @@ def damage(folder: Path, name: str, value: bytes, *, at: int) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["int4-channel", "mi325x-int4-awq"])
-def test_all_zero_rows_are_refused_unless_allowed(
-    tmp_path: Path, recipe: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_zero_rows_are_refused_unless_allowed(tmp_path: Path, recipe: str) -> None:
     source = tiny_eagle3_llama(tmp_path / "draft", **dimensions("eagle3-llama", recipe))
     damage(source, Q_PROJ, bytes(2 * row_bytes(source)), at=5 * row_bytes(source))
     command = ["quantize", str(source), "--recipe", recipe, "--out", str(tmp_path / "out")]
     assert main([*command, "--backend", "torch"]) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert "2 all-zero row(s) from row 5" in said
-    assert "--allow-zero-rows" in said
     assert not (tmp_path / "out").exists()
     assert main([*command, "--backend", "torch", "--allow-zero-rows"]) == 0
     assert verify(tmp_path / "out", source).ok
@@ -175,7 +170,7 @@ def test_every_linear_needs_its_static_scale(tmp_path: Path) -> None:
             checked_scales(plan, given)
 
 
-def test_a_full_disk_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
     """The kernel refuses the file size, as it refuses a full disk: when space is reserved."""
     draft = str(tiny_eagle3_llama(tmp_path / "draft"))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -185,9 +180,6 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixtur
         code = main(["quantize", draft, "--recipe", "int4-channel", "--out", f"{tmp_path}/out"])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    said = capsys.readouterr().err
     assert code == 2
-    assert "out: cannot be written: File too large" in said
-    assert "nothing was kept" in said
     assert [path.name for path in tmp_path.iterdir()] == ["draft"]
     assert len(os.listdir("/proc/self/fd")) == open_before  # noqa: PTH208

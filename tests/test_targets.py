@@ -128,7 +128,6 @@ def test_a_fail_names_the_target_and_not_the_draft() -> None:
     broken = dataclasses.replace(other.replay, prompts=tuple(prompts))
     report = judge_targets(one, dataclasses.replace(other, replay=broken), RELEASE)
     assert (report.verdict, report.exit_code) == ("ANOMALOUS", 3)
-    assert "Almost no token of the draft beside the second target is accepted" in report.reason
 
 
 def test_what_was_known_before_reaches_the_report() -> None:

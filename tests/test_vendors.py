@@ -130,7 +130,6 @@ def test_toolkit_failure_becomes_a_backend_error(
     with pytest.raises(BackendError, match="failed: ") as caught:
         get_backend(name).quantize(torch.ones(8, 8, device="meta"), FP8_TENSOR)
     assert caught.value.__cause__ is not None
-    assert "backend: torch" in caught.value.fix
 
 
 # ---- codes
@@ -486,9 +485,8 @@ NOT_THESE: list[tuple[BackendName, Algorithm, WeightFormat, str]] = [
 def test_formats_that_an_algorithm_does_not_take_are_refused(
     name: BackendName, algorithm: Algorithm, weights: WeightFormat, message: str
 ) -> None:
-    with pytest.raises(BackendError, match=message) as caught:
+    with pytest.raises(BackendError, match=message):
         get_backend(name, algorithm).check(weights)
-    assert "backend: torch" in caught.value.fix
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ allowed for, and as one of ours, where nothing is.
 """
 
 import dataclasses
-import shutil
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -29,8 +28,9 @@ from handmade_numbers import (
     spread,
 )
 from tiny import Stored, fused_absmax, read_tensors, store, tiny_eagle3_llama, values_of
-from verify_cases import ATTENTION, STATIC, assert_only_fault, edit, faults_of, method_of
+from verify_cases import ATTENTION, STATIC, assert_only_fault, copy_of, edit, faults_of, method_of
 
+__all__ = ["copy_of"]  # a fixture
 O = f"{ATTENTION}o_proj"  # noqa: E741 - not fused with anything
 SCALES = {"awq": "scales", "fp8-block": "weight_scale_inv"}
 WHOLE = {  # one scale over the matrix: suffix, divisor
@@ -62,11 +62,6 @@ def made(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[st
         return done[name]
 
     return make
-
-
-@pytest.fixture
-def copy_of(made: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
-    return lambda name: Path(shutil.copytree(made(name), tmp_path / name))
 
 
 def checked(out: Path, source: Path, own: bool) -> VerifyReport:

@@ -34,10 +34,10 @@ RECORD = re.compile(r"-?[\w.\[\]]*: |-? ?[({<]")
 PRODUCT = ("draftquant.", "stand.")
 """What a module of tests has of these tells what it returns, and what it names in TOLD."""
 EXACT = frozenset("""
-    command_line comparison context_bins estimate foreign_measurements gate_named_drafts gate_parts
-    golden held_out help hub_dataset measure_engines measure_run measured_gate mistakes options
-    pair_threads parity_divergence parity_tasks provenance report report_forms rope server_client
-    size_curve stored_features traces
+    command_line comparison context_bins estimate family_refusals foreign_measurements
+    gate_named_drafts gate_parts golden held_out help hub_dataset measure_engines measure_run
+    measured_gate mistakes options pair_threads parity_divergence parity_tasks provenance report
+    report_forms rope server_client size_curve stored_features traces
     """.split())  # fmt: skip # noqa: SIM905
 """Modules of tests whose figures are made by hand: kernels differ between machines."""
 OTHER = {"began", "first_step", "latency", "python", "seconds", "share", "time_to_first_token",

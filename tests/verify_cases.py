@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +11,22 @@ from typing import Any, Literal
 
 import by_recipe
 import numpy as np
+import pytest
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.provenance import Method
 from draftquant.quantize.stored.stored_declaration import declared_scheme
 from draftquant.quantize.verify import VerifyReport
 from draftquant.recipes import ActivationFormat, Algorithm, Recipe, WeightFormat, load_recipe
-from tiny import INDEX_FILE, Stored, read_tensors, store, values_of, write_tensors
+from handmade import MADE, quantize_by_hand
+from tiny import (
+    INDEX_FILE,
+    Stored,
+    read_tensors,
+    store,
+    tiny_eagle3_llama,
+    values_of,
+    write_tensors,
+)
 
 BASE = load_recipe("fp8-ptpc")
 ATTENTION = "midlayer.self_attn."
@@ -30,6 +41,29 @@ ACTIVATIONS = {
     "mxfp4": ActivationFormat(dtype="mxfp4", granularity="group", dynamic=True),
 }
 STATIC = ("quark-int4-static", "quark-fp8-static", "ct-fp8-static", "modelopt-fp8")
+Copy = Callable[[str], Path]
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_eagle3_llama(tmp_path_factory.mktemp("verify") / "source", pruned_vocabulary=True)
+
+
+@pytest.fixture(scope="session")
+def made(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Copy:
+    """A correct folder of each layout without the package; tests change copies."""
+    folder = tmp_path_factory.mktemp("made")
+
+    def make(name: str) -> Path:
+        out = folder / name
+        return out if out.is_dir() else quantize_by_hand(source, out, MADE[name])
+
+    return make
+
+
+@pytest.fixture
+def copy_of(made: Copy, tmp_path: Path) -> Copy:
+    return lambda name: Path(shutil.copytree(made(name), tmp_path / name))
 
 
 def edit(folder: Path, change: Callable[[Tensors], Any]) -> None:

@@ -1,6 +1,7 @@
 """Faults of one line, each of which the tests must catch: `./scripts/test --faults [NAME...]`.
 
-The faults are data (*.toml beside this file). Each is applied to a copy of the tree, never to the
+The faults are data (*.toml beside this file): such as --mutants does not make, of files and their
+order, of values that are taken for others. Each is applied to a copy of the tree, never to the
 tree itself, and the tests that are to catch it are run there, in a fork of a process that has
 imported torch; the tests that fail must pass without the faults. Exit code 0: all are caught; 1:
 one survives, or cannot be judged.
