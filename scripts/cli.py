@@ -60,8 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (DraftQuantError, OSError, StdoutError) as exc:
         if options.debug:
             raise
-        as_json = options.json and not isinstance(exc, StdoutError)
-        print_error(_told(exc, options), as_json=as_json)
+        print_error(_told(exc, options), as_json=options.json)
         verdict = isinstance(exc, VerifyError) and not isinstance(exc, DeclarationError)
         return 1 if verdict else 2
     except KeyboardInterrupt:

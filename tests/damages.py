@@ -145,7 +145,9 @@ LINEARS: dict[str, Callable[[Linear], object]] = {
         {f"{at.module}.weight_g_idx": at.tensors["norm.weight"]}
     ),
     "no codes": lambda at: at.tensors.pop(at.codes),
-    "a scale of zero": lambda at: times(at.tensors, at.scale, 0, 0.0),
+    "scales of zero and below": lambda at: [
+        times(at.tensors, at.scale, index, by) for index, by in enumerate((0.0, -1.0))
+    ],
     "a scale a little larger": lambda at: times(at.tensors, at.scale, 1, 1.02),
     "first and last code": _both_ends,
     "beside": _beside,
@@ -223,7 +225,7 @@ def in_files(out: Path) -> None:
         excludes = json.loads((out / "config.json").read_text())["quantization_config"]["ignore"]
         _edited(out, SIDE, lambda side: side["quantization"].update(exclude_modules=excludes))
     _edited(out, "draftquant.json", _record)
-    (out / "tokenizer.json").write_text('{"version": "1.1"}\n', encoding="utf-8")
+    (out / "tokenizer.json").write_text('{"version": "1.0"}\n\n', encoding="utf-8")
     (out / "notes.txt").write_text("x", encoding="utf-8")
     (out / "tokenizer_config.json").unlink()
     for folder, file in ((".git", "HEAD"), ("a", "b.txt"), (".cache/huggingface", "x")):

@@ -6,6 +6,8 @@ The engine is a stub of vLLM's interfaces in plain torch. Real engines are asked
 
 import dataclasses
 import json
+import os
+import select
 import shutil
 import sys
 import tempfile
@@ -146,10 +148,15 @@ def test_no_answer_is_no_verdict(
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    copy = shutil.copytree(draft, tmp_path / "draft")
+    copy, held = shutil.copytree(draft, tmp_path / "draft"), tmp_path / "held"
+    os.mkfifo(held)
+    asked = interpreter(tmp_path, fault, before=f"sleep 99 > {held} &")
+    end = os.open(held, os.O_RDONLY | os.O_NONBLOCK)
     with pytest.raises((DeviceError, CheckpointError), match="fix: ") as raised:
-        dq.check(copy, "vllm", ask=interpreter(tmp_path, fault), ask_seconds=seconds)
+        dq.check(copy, "vllm", ask=asked, ask_seconds=seconds)
     assert said in str(raised.value)
+    assert select.select([end], [], [], 9)[0]  # nothing that was started is left, and has it open
+    os.close(end)
     assert list(temporary.iterdir()) == []
 
 

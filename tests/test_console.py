@@ -7,12 +7,14 @@ import re
 import shutil
 import subprocess
 import sys
+import time
+from itertools import count
 from pathlib import Path
 
 import pytest
 from draftquant.recipes import built_in_recipes
 from draftquant.scripts.cli import main
-from draftquant.scripts.frame.console import print_table, table
+from draftquant.scripts.frame.console import OnTerminal, print_table, table
 
 DRAFT = str(Path(__file__).parent / "pairs" / "eagle3-llama" / "draft")
 COMMAND = [sys.executable, "-m", "draftquant.scripts.cli"]
@@ -107,6 +109,15 @@ def test_errors_are_json_too(capsys: Printed) -> None:
     error = json.loads(output.out)["error"]
     assert set(error) == {"where", "what", "fix", "details"}
     assert f"error: {error['where']}: {error['what']}\n  fix: {error['fix']}\n" in output.err
+
+
+def test_a_stage_that_comes_again_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a vendor's toolkit is loaded while tensors are written."""
+    monkeypatch.setattr(time, "perf_counter", count().__next__)
+    heard = OnTerminal()
+    for name in ("write", "start", "write", "sync"):
+        heard.stage(name)
+    assert heard.spent == {"write": 2, "start": 1}
 
 
 @pytest.mark.slow

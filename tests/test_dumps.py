@@ -159,6 +159,11 @@ def test_what_is_an_answer(texts: list[Text], tmp_path: Path) -> None:
     assert second.conversation_sha256 == first.prompt_sha256 == second.cluster_sha256
     assert torch.equal(second.features[: len(first.features)], first.features)
     assert (third.id, third.num_tokens) == ("conversation-3", count)
+    saved = torch.load(dump / "conversation-0.pt")
+    saved["aux_hidden_states"][start + 20].fill_(torch.nan)  # of its second answer
+    torch.save(saved, dump / "conversation-0.pt")
+    with pytest.raises(TraceError, match=f"position {start + 20}: slot 0 of the aux"):
+        import_dump("modelopt", dump, TARGET, tmp_path / "nan", leave_out_off_policy=True)
 
 
 # ---- what settles the conventions

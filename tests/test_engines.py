@@ -91,9 +91,9 @@ SPARSE = {"quant_method": "compressed-tensors", "sparsity_config": {"targets": [
 def test_of_blocks_those_of_rows_that_gpus_share_are_whole(
     intermediate: int, verdict: str, tmp_path: Path
 ) -> None:
-    """o_proj and down_proj give each of two GPUs all of their 192 rows; gate_proj gives half."""
-    sizes = {"hidden": 192, "intermediate": intermediate, "heads": 4, "kv_heads": 4, "head_dim": 64}
-    draft = tiny_eagle3_llama(tmp_path / "draft", **sizes)
+    """o_proj, down_proj and the one head of k and v give each all of their rows; gate_proj half."""
+    sizes = {"hidden": 192, "intermediate": intermediate, "heads": 4, "kv_heads": 1}
+    draft = tiny_eagle3_llama(tmp_path / "draft", **sizes, head_dim=128)
     out = quantize_by_hand(draft, tmp_path / "out", MADE["fp8-block"])
     found = {tp: check_draft(out, engine="vllm", arch="sm90", tp=tp).verdict for tp in (1, 2)}
     assert found == {1: "LOADS", 2: verdict}

@@ -57,11 +57,6 @@ def test_figures_follow_from_the_counts_of_the_prompts() -> None:
     assert found.acceptance_length_histogram == {1: 16, 2: 10, 3: 14}  # of 40 verify steps
     assert found.marginal_accept_rates == (0.6, 0.35)
     assert found.conditional_accept_rates == (0.6, round(14 / 24, 6))
-    assert found.per_category is not None
-    assert [(name, part.mean) for name, part in found.per_category.items()] == [
-        ("a", 1 + 10 / 20),
-        ("b", 1 + 28 / 20),
-    ]
     assert found.interval_95 is not None
     assert sum(found.interval_95) == pytest.approx(2 * found.mean)
     copies = replay([*HISTOGRAMS, *HISTOGRAMS], texts=[0, 1, 2, 3] * 2)
@@ -93,10 +88,8 @@ def test_each_source_gives_all_its_verify_steps_as_they_were_counted() -> None:
     run = measurement([[1, 0, 1], [1, 1]], categories="ab", draft="d", draft_sha256="6" * 64)
     found = golden_of_measurement(run)
     assert profile_of(found).acceptance_length_histogram == {1: 1, 2: 4}
-    assert (found.source, found.source_version, found.target) == ("vllm", "0.32.0", "target")
-    assert (found.draft, found.draft_sha256) == ("d", "6" * 64)
+    assert found.draft_sha256 == "6" * 64
     assert found.prompts_sha256 == run.setup.asked.prompts_sha256
-    assert found.estimand == "greedy speculative decoding by vllm 0.32.0"
     edge = measurement([[1, 1]] * 2, of_record=[{"num_prompt_tokens": 1023}] * 2)
     bins = profile_of(golden_of_measurement(edge)).per_category
     assert [*(bins or ())] == ["a", "context 1k-4k"]  # prefill writes a token

@@ -309,8 +309,10 @@ def test_no_command_prints_what_a_terminal_would_obey(
 ) -> None:
     name = os.fsdecode(f"d{EVIL}".encode() + b"\xff")  # bytes, whatever text they are
     folder = tiny_eagle3_llama(tmp_path / name, sharded=True)
-    CHANGES[change](folder)
     named = {"DRAFT": str(folder), "SOURCE": str(source), "OUT": str(tmp_path / "out")}
+    made = main(["quantize", str(folder), "--recipe", "int4-channel", "--out", named["OUT"]])
+    assert made == main(["verify", named["OUT"], "--against", str(folder)]) == 0
+    CHANGES[change](folder)
     for arguments in COMMANDS:
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
         filled = [re.sub("DRAFT|SOURCE|OUT", lambda found: named[found[0]], a) for a in arguments]

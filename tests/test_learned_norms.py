@@ -177,6 +177,6 @@ def test_a_latent_norm_stays_within_reach(dtype: torch.dtype) -> None:
         before, after = start.double(), found.double()
         moved = before != 0
         ratio = after[moved] / before[moved]
-        assert float(ratio.max()) <= MOST_OF_NORM
-        assert float(ratio.min()) >= 1 / MOST_OF_NORM
+        farthest = max(float(ratio.max()), 1 / float(ratio.min()))
+        assert 0.9 * MOST_OF_NORM < farthest <= MOST_OF_NORM
         assert float(after[2]) == 0

@@ -35,6 +35,7 @@ from draftquant.recipes import built_in_recipes, load_recipe
 from draftquant.recipes.errors import CheckpointError, EstimateError, PlanError, TraceError
 from draftquant.recipes.schema import Rule
 from draftquant.scripts.cli import main
+from draftquant.scripts.verbs.plan import print_plan
 from draftquant.validate.counting.trace_replay import replay_drafts
 from recorded import record_traces
 from reference_draft import transformers_in_float64
@@ -223,12 +224,20 @@ def test_a_target_is_called_one_whatever_is_left_of_its_layer(kind: str, tmp_pat
             dq.inspect(target)
 
 
-def test_router_and_experts_are_refused_what_they_cannot(tmp_path: Path) -> None:
+def test_router_and_experts_are_refused_what_they_cannot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And an expert of another rule is a row of its own."""
     draft = read_draft(Checkpoint.open(tiny_deepseek_mtp(tmp_path / "draft")))
     with pytest.raises(PlanError, match="gradients and optimizer states of all experts"):
         make_plan(load_recipe("mi355-mxfp4-learned"), draft)
     with pytest.raises(EstimateError, match="drafts with experts"):
         candidates_of(draft, (), VerifyStep(3, 100))
+    recipe = load_recipe("fp8-ptpc")
+    rules = Rule(tensor=("*.experts.0.*",), action="quantize", why="it"), *recipe.rules
+    print_plan(make_plan(replace(recipe, rules=rules), draft))
+    said = capsys.readouterr().out
+    assert all(f".experts.{name}_proj.weight" in said for name in ("0.up", "0.down", "*.up"))
 
 
 # ---- Qwen3-Next and Qwen3.5

@@ -153,9 +153,9 @@ def test_a_draft_without_fc_gets_the_state_behind_the_final_norm(
 
 
 def test_traces_that_do_not_fit_a_draft(target: Path, tmp_path: Path, traces: TraceFolder) -> None:
-    other = {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}
-    asked: dict[str, Any]
-    for i, asked in enumerate(({"eagle_config": other}, {"target_hidden_size": 32})):
+    ids = {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}
+    configs: tuple[dict[str, Any], ...] = {"eagle_config": ids}, {"target_hidden_size": 32}
+    for i, asked in enumerate(configs):
         folder = save_draft(tmp_path / f"draft{i}", target, **asked)
         tensors = load_file(folder / "model.safetensors")
         width = asked.get("target_hidden_size", HIDDEN)
@@ -166,11 +166,9 @@ def test_traces_that_do_not_fit_a_draft(target: Path, tmp_path: Path, traces: Tr
 
 
 def test_arguments_that_do_not_fit_the_target(target: Path, tmp_path: Path) -> None:
-    for changes in (
-        {"prompts": [Prompt(id="x", category="a", token_ids=(VOCAB,))]},
-        {"max_new_tokens": 510},
-        *({"aux_layer_ids": ids} for ids in ((1, 8), (3, 1), ())),
-    ):
+    beyond = [Prompt(id="x", category="a", token_ids=(VOCAB,))]
+    wrong: list[dict[str, Any]] = [{"prompts": beyond}, {"max_new_tokens": 510}]
+    for changes in (*wrong, *({"aux_layer_ids": ids} for ids in ((1, 8), (3, 1), ()))):
         arguments: dict[str, Any] = {"prompts": PROMPTS, "max_new_tokens": 3} | changes
         prompts = arguments.pop("prompts")
         with pytest.raises(TraceError):

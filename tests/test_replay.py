@@ -237,8 +237,8 @@ def test_what_cannot_be_replayed(folder: Path, tmp_path: Path) -> None:
     shifted = load_draft(save_draft(tmp_path / "shifted", folder / "target", eagle_config=other))
     broken = load_draft(folder / "draft")
     broken.weights["layers.0.mlp.down_proj.weight"].fill_(torch.inf)
-    asked = (([], 3), ([draft], 0), ([draft], 48), ([draft, shifted], 3), ([broken], 3))
-    for drafts, k in asked:
+    wrong = ([], 3), ([draft], 0), ([draft], 48), ([draft, shifted], 3), ([broken], 3)
+    for drafts, k in wrong:
         with pytest.raises((ReplayError, TraceError, ForwardError)):
             replay_drafts(drafts, traces, num_draft_tokens=k)
     # a draft that reads the default layers, and a target that is too shallow to have them

@@ -63,6 +63,9 @@ def test_what_is_no_report_file_is_never_replaced(tmp_path: Path) -> None:
     for name in ("folder.md", "link.md", "dangling.md"):
         with pytest.raises(OutputError, match="expected a file, got a folder, a link or a device"):
             check_reports({"markdown": tmp_path / name}, overwrite=True)
+    (tmp_path / "again").symlink_to(tmp_path)
+    with pytest.raises(OutputError, match="both --report and --golden name this file"):
+        check_reports({"report": tmp_path / "a.json", "golden": tmp_path / "again" / "a.json"})
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -94,5 +97,6 @@ def test_a_write_that_is_cut_short_goes_on(tmp_path: Path, monkeypatch: pytest.M
         append_text(tmp_path / "summary", text)
     monkeypatch.undo()
     assert (tmp_path / "summary").read_text(encoding="utf-8") == "verdict: PASS\ntwo ü\n"
+    assert not os.access(tmp_path / "summary", os.X_OK)
     with pytest.raises(OutputError, match="cannot be appended to"):
         append_text(tmp_path, "x")

@@ -158,6 +158,10 @@ def test_a_report_has_the_engines_and_the_roles_that_quantize_named() -> None:
     assert facts is not None
     roles = {role for rule in facts.rules for role in rule.tensors.split(", ")}
     assert roles == {row.role for row in plan.draft.rows}
+    folder = DraftFolder.read(made)
+    record = dataclasses.replace(folder.record, dropped={"fc.weight": "of its target"})
+    less = folder_facts("fp8", dataclasses.replace(folder, record=record)).quantized
+    assert less.num_kept == facts.num_kept - 1
     assert {"kv_up", "mask"} & {role for rule in plan.recipe.rules for role in rule.role}
 
 
@@ -273,6 +277,13 @@ ROWS = (
     plots.Interval(label="wide", estimate=0.01, lower=-0.9, upper=0.9, limit=-0.03, judged=False),
     plots.Interval(label="one prompt", estimate=None, limit=-0.03),
 )  # fmt: skip
+
+
+def test_of_many_categories_the_largest_are_drawn() -> None:
+    names = "".join(map(chr, (*range(0x100, 0x13D), 0x13D, 0x13D)))
+    both = (replay(rows, categories=names) for rows in (spread(600, 63), noisy(3, 4, 63)))
+    text = page(document(judge(*both, RELEASE)))
+    assert (f"{names[59]}: " in text, f"{names[-1]}: " in text) == (False, True)
 
 
 def test_the_limit_of_a_scatter_lies_below_the_diagonal() -> None:

@@ -11,8 +11,7 @@ import draftquant.quantize.making.execute as executing
 import numpy as np
 import pytest
 from draftquant.quantize.files.provenance import Method
-from draftquant.quantize.verify import verify
-from draftquant.quantize.verify.scales import FOREIGN, rule_of
+from draftquant.quantize.verify import scales, verify
 from draftquant.recipes import ActivationFormat, Algorithm, Recipe, WeightFormat, load_recipe
 from draftquant.recipes.errors import CheckpointError, VerifyError
 from tiny import Stored, edit_json, read_tensors, store, tiny_eagle3_llama, values_of
@@ -293,7 +292,9 @@ def compensated(method: Method) -> Method:
     return replace(method, recipe=replace(method.recipe, algorithm=changed))
 
 
-def test_codes_that_make_up_for_others_need_only_be_near(exact: Made, odd: Path) -> None:
+def test_codes_that_make_up_for_others_need_only_be_near(
+    exact: Made, odd: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out, method = exact("ct-fp8")
     key = f"{O}.weight"
     edit(out, lambda t: t.update({key: flip_bit(t[key], 8 * 50 + 1)}))
@@ -319,6 +320,9 @@ def test_codes_that_make_up_for_others_need_only_be_near(exact: Made, odd: Path)
     scale = f"{O}.weight_scale"
     edit(out, lambda t: t.update({scale: store(-values_of(t[scale]), "F32")}))
     assert scale in {f.where for f in verify(out, odd, method=compensated(method)).faults}
+    edit(out, lambda t: t.update({scale: store(-2 * values_of(t[scale]), "F32")}))
+    monkeypatch.setattr(scales, "_SCALES", 50)  # of each block
+    assert "got 128 other(s), first" in faults_of(verify(out, odd, method=compensated(method)))
 
 
 def test_an_algorithm_that_is_not_known(exact: Made, odd: Path) -> None:
@@ -326,7 +330,7 @@ def test_an_algorithm_that_is_not_known(exact: Made, odd: Path) -> None:
     algorithm: Any = replace(method.recipe.algorithm, rounding="guess")  # type: ignore[arg-type]
     unknown = replace(method, recipe=replace(method.recipe, algorithm=algorithm))
     with pytest.raises(VerifyError, match="rounding 'guess'"):
-        rule_of(unknown)
+        scales.rule_of(unknown)
     report = verify(out, odd, method=unknown)
     assert_only_fault(report, "recipe.algorithm", "what its codes must be is not known")
-    assert rule_of(None) == FOREIGN
+    assert scales.rule_of(None) == scales.FOREIGN

@@ -185,7 +185,7 @@ class _Sum:
     """
 
     def __init__(self, corrects: bool) -> None:
-        self.count = 0
+        self.count, self._finite = 0, True
         self._corrects = corrects
         self._strips: list[Tensor] = []
         self._lost_strips: list[Tensor] = []
@@ -227,17 +227,14 @@ class _Sum:
             strip = self._mean(self._strips.pop(0))
             matrix[start : start + _STRIP, start:] = strip.numpy()
             matrix[start:, start : start + _STRIP] = strip.T.numpy()
-            finite = bool(strip.isfinite().all())
             if lost is not None:
-                strip = self._mean(self._lost_strips.pop(0))
-                lost[start : start + _STRIP] = strip.numpy()
-                finite = finite and bool(strip.isfinite().all())
-            if not finite:
-                return False
-        return True
+                lost[start : start + _STRIP] = self._mean(self._lost_strips.pop(0)).numpy()
+        return self._finite
 
     def _mean(self, strip: Tensor) -> Tensor:
-        return strip.div_(self.count).float().cpu()
+        mean = strip.div_(self.count).float().cpu()
+        self._finite &= bool(mean.isfinite().all())
+        return mean
 
 
 def _add_up(strips: list[Tensor], products: Iterable[Tensor]) -> None:

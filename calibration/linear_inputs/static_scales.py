@@ -121,13 +121,11 @@ def measure_absmax(
     By canonical module name, for every linear of `draft.linears` and `others`: "fc" or "lm_head".
     Linears that engines fuse (q/k/v, gate/up) read one tensor and share the largest.
     """
-    draft, seen = run.draft, dict[str, float]()
+    draft, seen = run.draft, dict[str, Tensor]()
 
     def observe(name: str, x: Tensor) -> Tensor:
-        low, high = x.aminmax()
-        # max() drops a NaN that comes second: keep it for the check at the end.
-        extremes = [seen.get(name, 0.0), float(high), -float(low)]
-        seen[name] = math.nan if any(map(math.isnan, extremes)) else max(extremes)
+        largest = torch.stack(x.aminmax()).abs().amax()  # of NaN, NaN
+        seen[name] = torch.maximum(seen.get(name, largest), largest)
         return x
 
     forward = draft.family.forward(draft.geometry, draft.weights, observe)
@@ -140,7 +138,7 @@ def measure_absmax(
             fix = "its weights are finite, but too large to compute with: export it again"
             raise CalibrationError(draft.name, f"{name}: an input is NaN or infinite", fix=fix)
         group = draft.family.scale_group(name)
-        largest[group] = max(largest.get(group, 0.0), seen[name])
+        largest[group] = max(largest.get(group, 0.0), float(seen[name]))
     return {name: largest[draft.family.scale_group(name)] for name in names}
 
 

@@ -194,5 +194,5 @@ def _interpreter(given: Path) -> str:
 
 
 def _state_of(folder: Path) -> dict[Path, tuple[int, int]]:
-    stats = ((path, path.stat()) for path in folder.rglob("*"))
+    stats = ((path, path.stat()) for path in folder.iterdir())
     return {path: (stat.st_size, stat.st_mtime_ns) for path, stat in stats}

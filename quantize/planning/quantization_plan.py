@@ -330,7 +330,7 @@ def _exclude_problems(plan: Plan) -> Problems:
 
 def _check_names(plan: Plan) -> None:
     owners: dict[str, str] = {}
-    for step in plan.outputs:
+    for step in plan.steps:
         for tensor in step.stored:
             if tensor.name in owners:
                 where = plan.draft.checkpoint.folder

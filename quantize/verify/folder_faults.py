@@ -4,6 +4,7 @@ import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from ...recipes.errors import CheckpointError
@@ -341,10 +342,6 @@ def _unowned_faults(output: Checkpoint, owned: Collection[str]) -> list[Fault]:
 
 
 def _same_bytes(a: Path, b: Path) -> bool:
-    if a.stat().st_size != b.stat().st_size:
-        return False
     with open_stream(a) as first, open_stream(b) as second:
-        while block := first.read(2**20):
-            if block != second.read(len(block)):
-                return False
-    return True
+        blocks = (iter(partial(each.read, 2**20), b"") for each in (first, second))
+        return all(one == other for one, other in itertools.zip_longest(*blocks))
