@@ -14,7 +14,7 @@ from draftquant.quantize.engines.contract import ENGINE_NAMES
 from draftquant.recipes.errors import CheckpointError
 from tiny import Stored, change, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash
-from tiny_dspark import tiny_dspark
+from tiny_dspark import tiny_dspark, tiny_dspark_mla
 from tiny_llama import tiny_language_model, with_mask_hidden
 from tiny_mla import tiny_eagle3_mla
 from tiny_mtp import (
@@ -39,6 +39,7 @@ BUILDERS: Mapping[str, Callable[[Path], Path]] = {
     "dflash-pruned": partial(tiny_dflash, num_layers=1, pruned_vocabulary=True),
     "dflash2": partial(tiny_dflash, kind="dflash2", num_layers=1),
     "dspark": partial(tiny_dspark, num_layers=1),
+    "dspark-mla": tiny_dspark_mla,
     "mimo": tiny_mimo_mtp,
     "deepseek": tiny_deepseek_mtp,
     "glm": tiny_glm4_moe_mtp,
@@ -118,6 +119,10 @@ CONFIGS: Mapping[str, Sequence[tuple[dict[str, Any], str, str]]] = {
         ({"dflash_config.selector_top_k": 97}, "expected at most vocab_size 96", ""),
         ({"dflash_config.final_logit_softcapping": -3}, "softcapping: expected a pos", ""),
         ({"draft_vocab_size": 48}, "expected vocab_size 96, got 48", "no engine serves"),
+        ({"dflash_config.conv_group_size": 7}, "expected a divisor of hidden_size 64", ""),
+    ),
+    "dspark-mla": (
+        ({"layer_types": [SLIDING] * 2, "sliding_window": 8}, "expected no sliding_attention", ""),
     ),
     "dspark": (
         ({"markov_rank": None}, "markov_rank: missing key", ""),
@@ -132,11 +137,14 @@ CONFIGS: Mapping[str, Sequence[tuple[dict[str, Any], str, str]]] = {
     ),
     "mimo": (
         ({"num_nextn_predict_layers": 3}, "num_nextn_predict_layers: expected 1", ""),
+        ({"num_nextn_predict_layers": 0}, "this is a whole model without an MTP layer", ""),
+        ({"use_sliding_window": True}, "use_sliding_window: expected false, got true", ""),
         ({"hidden_act": "gelu"}, "expected 'silu', as mimo-mtp is served", "another draft"),
         *(({"num_hidden_layers": value}, f"num_hidden_layers: expected {WHOLE}", "")
           for value in ("x", [None])),
     ),
     "deepseek": (
+        ({"scoring_func": "softmax"}, "scoring_func: expected 'sigmoid', got 'softmax'", ""),
         ({"topk_group": 3}, "cannot be chosen from 3 of 2 groups", ""),
         ({"first_k_dense_replace": "x"}, f"first_k_dense_replace: expected {WHOLE}", ""),
         ({"n_group": 4}, "cannot be chosen from 1 of 4 groups", ""),
@@ -157,6 +165,12 @@ CONFIGS: Mapping[str, Sequence[tuple[dict[str, Any], str, str]]] = {
         ({"text_config.attention_bias": True}, "attention_bias: expected False", ""),
     ),
     "step": (
+        *(({"layer_types": kind}, f"expected '{SLIDING}' or '{FULL}', got ", "no engine serves")
+          for kind in (["x"] * 6, None)),
+        ({"layer_types": [FULL] * 3, "mtp_layer_types": [FULL, FULL, SLIDING]},
+         f"of all modules, got ['{FULL}', '{FULL}', '{SLIDING}']", ""),
+        ({"num_sliding_attention_heads": 3}, "g_proj.weight: expected shape", ""),
+        ({"attention_other_setting.attention_type": "x"}, "g_proj.weight: expected shape", ""),
         ({"layer_types": [FULL] * 4}, "layer_types: expected a list over 3 layers", ""),
         ({"layer_types": [*[SLIDING] * 4, FULL, FULL]}, "expected the same of all modules", ""),
         ({"moe_layers_enum": "1,2,4"}, "moe_layers_enum: asks of the layers 3 to 5", ""),
@@ -177,6 +191,7 @@ CONFIGS: Mapping[str, Sequence[tuple[dict[str, Any], str, str]]] = {
     "speculators-eagle3-llama": (
         ({"transformer_layer_config": None}, "transformer_layer_config: missing key", "save the"),
         ({"speculators_model_type": None}, "speculators_model_type: missing key", TYPES),
+        ({"speculators_model_type": [1]}, "speculators_model_type: [1] is not supported", TYPES),
         ({"speculators_model_type": "dflash"}, "expected ['DFlashSpeculator'], got ['Eagle3Spec",
          "correct the one"),
         ({"norm_before_fc": True, "fc_norm": True}, "are both true", "keep the one"),

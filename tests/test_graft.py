@@ -176,6 +176,12 @@ def other_index(folders: Path, tmp_path: Path) -> tuple[Path, Path]:
     return target, folders / "mimo-int4"
 
 
+def renumbered(folders: Path, tmp_path: Path) -> tuple[Path, Path]:
+    layer = copied(folders / "glm-int4", tmp_path)
+    edit_json(layer / "config.json", num_hidden_layers=1)
+    return folders / "glm-ct-fp8", layer
+
+
 def declaring(target: str, **config: object) -> Callable[[Path, Path], tuple[Path, Path]]:
     def made(folders: Path, tmp_path: Path) -> tuple[Path, Path]:
         edit_json(copied(folders / f"mimo-{target}", tmp_path) / "config.json", **config)
@@ -189,6 +195,11 @@ OTHER = {"quant_method": "gptq", "bits": 4}
 BAD: dict[str, Callable[[Path, Path], tuple[Path, Path]]] = {
     "hidden_size: the layer has 256, the target": declaring("ct-fp8", hidden_size=512),
     "the target's quant_method is 'gptq'": declaring("bf16", quantization_config=OTHER),
+    "its quantization in text_config.quantization_config": (
+        declaring("bf16", text_config={"quantization_config": OTHER})
+    ),
+    "its quantization in compression_config": declaring("ct-fp8", compression_config=OTHER),
+    "number 2 after 1 decoder layers; the target has 2": renumbered,
     "the layer is mimo-mtp": lambda f, _: (f / "glm-ct-fp8", f / "mimo-int4"),
     f"expected in '{SHARD}', found in": other_index,
     "the target's quant_method is 'quark', the layer's 'compressed-tensors'": (

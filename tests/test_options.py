@@ -227,6 +227,7 @@ CALLS: tuple[Callable[[], object], ...] = (
     lambda: dq.measure(),
     lambda: dq.plan(PAIR / "draft", "fp8-ptpc", algorithm="awq"),
     lambda: dq.quantize(PAIR / "draft", "blackwell-fp8", "x"),
+    lambda: dq.quantize(PAIR / "draft", "fp8-ptpc", "x", vocab_size=8),
     lambda: dq.recipes_list(family="gpt"),
     lambda: dq.verify("x"),
     lambda: dq.traces_split("t", ["a", "b"], fraction=2, categories=()),
