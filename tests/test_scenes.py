@@ -6,7 +6,9 @@ They are those whose lines no other everyday test runs: rare options, and what i
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import corpus
 import pyarrow as pa
@@ -14,7 +16,10 @@ import pyarrow.parquet
 import pytest
 from draftquant.scripts.cli import main
 from said_traces import write_said
-from tiny import tiny_eagle3_llama
+from tiny import edit_json, read_tensors, tiny_eagle3_llama, write_tensors
+from tiny_dspark import tiny_dspark, tiny_dspark_mla
+from tiny_mla import tiny_eagle3_mla
+from tiny_mtp import tiny_deepseek_mtp, tiny_mimo_mtp, tiny_qwen3_next_mtp
 
 PAIR = corpus.PAIRS / "eagle3-llama"
 PROMPTS = PAIR / "prompts.jsonl"
@@ -55,6 +60,22 @@ def packed(work: Path) -> Path:
     return corpus.quantized("eagle3-llama", "int4-channel", pair=True)
 
 
+def edited(build: Callable[[Path], Path], **changes: Any) -> Callable[[Path], Path]:
+    """A draft whose config.json says otherwise, or whose tensors' names lack a part."""
+
+    def made(work: Path) -> Path:
+        folder = build(work / "draft")
+        without = changes.pop("without", None)
+        edit_json(folder / "config.json", **changes)
+        if without is not None:
+            tensors = read_tensors(folder)
+            write_tensors(folder, {n.replace(without, ""): t for n, t in tensors.items()})
+        return folder
+
+    return made
+
+
+IN_VLLM, IN_SGLANG = "check {0} --engine vllm", "check {0} --engine sglang"
 SCENES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "a draft with static scales": (static, "inspect {0}"),
     "a tensor of a name that nobody reads": (damaged, "inspect {0}"),
@@ -73,6 +94,16 @@ SCENES: dict[str, tuple[Callable[[Path], Path], str]] = {
         "vocab plain --traces traces --size 64 --out o\nquantize plain --recipe fp8-ptpc --out o\n"
         f"verify {{0}} --against {PAIR}/draft --layer plain\n"
         "transcode {0} --layout compressed-tensors --carrier fp8_e4m3 --out carried")),
+    "DSpark with ModelOpt's names": (
+        edited(tiny_dspark, without="markov_head."), f"{IN_VLLM}\n{IN_SGLANG}"),
+    "MLA by another type": (edited(tiny_dspark_mla, model_type="kimi_k2"), IN_VLLM),
+    "a layer of another number": (edited(tiny_deepseek_mtp, num_hidden_layers=7), IN_VLLM),
+    "a correction that is not declared": (edited(tiny_deepseek_mtp, topk_method=None), IN_VLLM),
+    "heads of a width of their own": (
+        edited(partial(tiny_mimo_mtp, head_dim=32), model_type="qwen2"), IN_VLLM),
+    "no experts": (edited(partial(tiny_qwen3_next_mtp, experts=0),
+                          architectures=["Qwen3NextForCausalLM"]), IN_SGLANG),
+    "all that fits": (edited(tiny_eagle3_mla), "estimate {0} --gpu h200 -k 2"),
     "beside a draft": (Path, f"{RECORD} --draft {PAIR}/draft --fused --out a\n"
                              f"replay {PAIR}/draft --traces a"),
 }  # fmt: skip
