@@ -27,6 +27,8 @@ RECORD = f"record --target {PAIR}/target --prompts {PROMPTS} --num-prompts 3 --m
 PLAIN = f"{RECORD} --aux-layers 0,1,2"
 OTHERS = f"record --target {PAIR}/target --aux-layers 0,1,2"
 
+CONTINUED = "--aux-layers 0,1,2 --continue --num-prompts 1 --max-new-tokens 2"
+
 
 def static(_: Path) -> Path:
     return corpus.quantized("eagle3-llama", "blackwell-fp8", pair=True, measured=True)
@@ -53,6 +55,14 @@ def prompts(work: Path) -> Path:
     long = {"id": "a", "category": "c", "token_ids": [1] * 600}
     (work / "long.jsonl").write_text(json.dumps(long))
     return corpus.traces("eagle3-llama")
+
+
+def renamed(work: Path) -> Path:
+    """The target under another config.json, which computes the same."""
+    target = shutil.copytree(PAIR / "target", work / "other")
+    edit_json(target / "config.json", bos_token_id=1)
+    packed(work)
+    return target
 
 
 def packed(work: Path) -> Path:
@@ -104,6 +114,7 @@ SCENES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "no experts": (edited(partial(tiny_qwen3_next_mtp, experts=0),
                           architectures=["Qwen3NextForCausalLM"]), IN_SGLANG),
     "all that fits": (edited(tiny_eagle3_mla), "estimate {0} --gpu h200 -k 2"),
+    "another target": (renamed, f"record --target {{0}} {CONTINUED} --prompts traces --out b"),
     "beside a draft": (Path, f"{RECORD} --draft {PAIR}/draft --fused --out a\n"
                              f"replay {PAIR}/draft --traces a"),
 }  # fmt: skip
