@@ -114,6 +114,10 @@ SCENES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "no experts": (edited(partial(tiny_qwen3_next_mtp, experts=0),
                           architectures=["Qwen3NextForCausalLM"]), IN_SGLANG),
     "all that fits": (edited(tiny_eagle3_mla), "estimate {0} --gpu h200 -k 2"),
+    "codes that are declared alone": (
+        edited(tiny_eagle3_llama,
+               quantization_config={"quant_method": "fp8", "activation_scheme": "dynamic"}),
+        "dequantize {0} --out o\ntranscode {0} --layout quark --out o"),
     "another target": (renamed, f"record --target {{0}} {CONTINUED} --prompts traces --out b"),
     "beside a draft": (Path, f"{RECORD} --draft {PAIR}/draft --fused --out a\n"
                              f"replay {PAIR}/draft --traces a"),
