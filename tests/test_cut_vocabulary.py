@@ -141,6 +141,7 @@ TIED_LAYERS = partial(tiny_speculators_eagle3, layers={"tie_word_embeddings": Tr
 EAGLE3 = tiny_eagle3_llama
 WRONG: dict[str, tuple[Callable[[Path], Path], Sequence[int], str]] = {
     "more than the vocabulary": (EAGLE3, range(97), "expected ids from 0 to 95, got 96"),
+    "all of them": (EAGLE3, range(96), "all of its 96 rows would be kept"),
     "twice": (EAGLE3, [*IDS, IDS[-1]], "1 of 21 stand there twice"),
     "fewer than a tree takes": (EAGLE3, IDS[:9], "at least 10 kept rows, got 9 of 96 rows"),
     "a map that repeats": (repeated, IDS, "map to a target id that another draft id also maps to"),
