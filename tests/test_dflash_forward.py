@@ -163,6 +163,7 @@ class NotPlain:
         ([torch.zeros(64)], "expected a floating-point 'embedding', got list"),
         (torch.zeros(7, 64), "expected 64 values, got shape [7, 64]"),
         ({"embedding": torch.zeros(64), "mask_token_id": 3}, "expected mask_token_id 95, got 3"),
+        ({"embedding": torch.zeros(64), "per_position": True}, "one embedding per position"),
         (torch.full((64,), torch.nan), "holds NaN or infinity"),
     ],
     ids=lambda value: str(value)[:24],

@@ -224,6 +224,8 @@ CALLS: tuple[Callable[[], object], ...] = (
     lambda: dq.compare([PAIR / "draft"], target="t"),
     lambda: dq.estimate(PAIR / "draft", gpus=["gtx"]),
     lambda: dq.estimate(PAIR / "draft", efficiency=2),
+    lambda: dq.estimate(PAIR.with_name("dflash") / "draft", num_draft_tokens=99),
+    lambda: dq.traces_import("d", PAIR / "target", "x", written_by="vllm", table_ids=(1,)),
     lambda: dq.measure(),
     lambda: dq.plan(PAIR / "draft", "fp8-ptpc", algorithm="awq"),
     lambda: dq.quantize(PAIR / "draft", "blackwell-fp8", "x"),
