@@ -69,8 +69,8 @@ def test_tables_of_another_target_and_text_behind_its_end(tmp_path: Path) -> Non
     other = limited(tmp_path / "other")
     for recorded in (None, "0" * 64):
         target = SimpleNamespace(name="recorded", config_sha256=recorded)
-        traces = SimpleNamespace(manifest=SimpleNamespace(target=target, ignore_eos=True))
-        assert len(origin_warnings(other, cast("TraceFolder", traces))) == 2
+        traces: Any = SimpleNamespace(manifest=SimpleNamespace(target=target, ignore_eos=True))
+        assert len(origin_warnings(other, traces)) == 2
 
 
 def test_one_warning_is_said_of_all_drafts_that_it_is_true_of(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import corpus
-import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from draftquant.scripts.cli import main
@@ -21,13 +20,12 @@ from tiny_dspark import tiny_dspark, tiny_dspark_mla
 from tiny_mla import tiny_eagle3_mla
 from tiny_mtp import tiny_deepseek_mtp, tiny_mimo_mtp, tiny_qwen3_next_mtp
 
+Make = Callable[[Path], Path]
 PAIR = corpus.PAIRS / "eagle3-llama"
-PROMPTS = PAIR / "prompts.jsonl"
-RECORD = f"record --target {PAIR}/target --prompts {PROMPTS} --num-prompts 3 --max-new-tokens 6"
-PLAIN = f"{RECORD} --aux-layers 0,1,2"
-OTHERS = f"record --target {PAIR}/target --aux-layers 0,1,2"
-
-CONTINUED = "--aux-layers 0,1,2 --continue --num-prompts 1 --max-new-tokens 2"
+TARGET, LAYERS = f"record --target {PAIR}/target", "--aux-layers 0,1,2"
+RECORD = f"{TARGET} --prompts {PAIR}/prompts.jsonl --num-prompts 3 --max-new-tokens 6"
+PLAIN, OTHERS = f"{RECORD} {LAYERS}", f"{TARGET} {LAYERS}"
+CONTINUED = f"{LAYERS} --continue --num-prompts 1 --max-new-tokens 2"
 
 
 def static(_: Path) -> Path:
@@ -49,8 +47,8 @@ def said(work: Path) -> Path:
 
 def prompts(work: Path) -> Path:
     """Files of prompts in other forms, each of which is refused for another reason."""
-    table = pa.Table.from_pylist([{"question_id": "q", "category": "math", "turns": ["x = 1"]}])
-    pa.parquet.write_table(table, work / "p.parquet")
+    row = {"question_id": "q", "category": "math", "turns": ["x = 1"]}
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), work / "p.parquet")
     (work / "p.csv").write_text("a,b\n")
     long = {"id": "a", "category": "c", "token_ids": [1] * 600}
     (work / "long.jsonl").write_text(json.dumps(long))
@@ -58,11 +56,9 @@ def prompts(work: Path) -> Path:
 
 
 def renamed(work: Path) -> Path:
-    """The target under another config.json, which computes the same."""
-    target = shutil.copytree(PAIR / "target", work / "other")
-    edit_json(target / "config.json", bos_token_id=1)
     packed(work)
-    return target
+    edit_json(shutil.copytree(PAIR / "target", work / "other") / "config.json", bos_token_id=1)
+    return work / "other"
 
 
 def packed(work: Path) -> Path:
@@ -70,23 +66,21 @@ def packed(work: Path) -> Path:
     return corpus.quantized("eagle3-llama", "int4-channel", pair=True)
 
 
-def edited(build: Callable[[Path], Path], **changes: Any) -> Callable[[Path], Path]:
+def edited(build: Make, *, without: str = "", **config: Any) -> Make:
     """A draft whose config.json says otherwise, or whose tensors' names lack a part."""
 
     def made(work: Path) -> Path:
         folder = build(work / "draft")
-        without = changes.pop("without", None)
-        edit_json(folder / "config.json", **changes)
-        if without is not None:
-            tensors = read_tensors(folder)
-            write_tensors(folder, {n.replace(without, ""): t for n, t in tensors.items()})
+        edit_json(folder / "config.json", **config)
+        own = read_tensors(folder)
+        write_tensors(folder, {name.replace(without, ""): own[name] for name in own})
         return folder
 
     return made
 
 
 IN_VLLM, IN_SGLANG = "check {0} --engine vllm", "check {0} --engine sglang"
-SCENES: dict[str, tuple[Callable[[Path], Path], str]] = {
+SCENES: dict[str, tuple[Make, str]] = {
     "a draft with static scales": (static, "inspect {0}"),
     "a tensor of a name that nobody reads": (damaged, "inspect {0}"),
     "a curve by category": (said, "vocab {0}/../draft --traces {0} --curve --sizes 12,24 -k 2"),
