@@ -96,8 +96,8 @@ def _why_none(asked: Listing, arch: str | None) -> str:
     known = ENGINES[asked.engine] if asked.engine else None
     if known is not None and arch is not None and arch not in known.gpus:
         return (
-            f"{words}: no recipe is listed, because {known.name} {known.version} was never executed"
-            f" on {gpu_name(arch, asked.gpu)}: it is known on {gpu_names(known.gpus)}"
+            f"{words}: no recipe is listed, because {known.title} {known.version} was never"
+            f" executed on {gpu_name(arch, asked.gpu)}: it is known on {gpu_names(known.gpus)}"
         )
     return (
         f"{words}: no built-in recipe makes a draft that is known to load there;"

@@ -438,6 +438,7 @@ def grafted(folder: Path) -> dict[str, Any]:
     norm = next(name for name in tensors if name.endswith("norm.weight"))
     tensors[f"{subtree}.more.weight"] = tensors[norm]
     tensors[norm] = tensors[norm]._replace(dtype="F16")
+    del tensors[f"{subtree}.token_layernorm.weight"]
     write_tensors(layer, tensors, metadata=PYTORCH)
     found["another layer"] = compared("layer")["faults"]
     _edited(out, "config.json", lambda config: config.update(quantization_config=1))

@@ -12,7 +12,7 @@ from draftquant.api import TraceFolder
 from draftquant.calibration.passes import draft_inputs as batches
 from draftquant.calibration.passes import memory
 from draftquant.calibration.passes.memory import DraftMemory, MemoryEstimate, estimate_replay
-from draftquant.calibration.passes.on_traces import position_warnings
+from draftquant.calibration.passes.on_traces import origin_warnings, position_warnings
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes.errors import DeviceError
 from draftquant.recipes.listener import Listener
@@ -63,6 +63,14 @@ def test_traces_within_the_limit_need_no_word(tmp_path: Path) -> None:
     found = heard(32, limited(tmp_path / "draft"))
     assert found.warnings == found.notes == []
     assert "reach 33 positions" in heard(33, tmp_path / "draft").warnings[0]
+
+
+def test_tables_of_another_target_and_text_behind_its_end(tmp_path: Path) -> None:
+    other = limited(tmp_path / "other")
+    for recorded in (None, "0" * 64):
+        target = SimpleNamespace(name="recorded", config_sha256=recorded)
+        traces: Any = SimpleNamespace(manifest=SimpleNamespace(target=target, ignore_eos=True))
+        assert len(origin_warnings(other, traces)) == 2
 
 
 def test_one_warning_is_said_of_all_drafts_that_it_is_true_of(tmp_path: Path) -> None:

@@ -140,6 +140,7 @@ TIED_LAYERS = partial(tiny_speculators_eagle3, layers={"tie_word_embeddings": Tr
 EAGLE3 = tiny_eagle3_llama
 WRONG: dict[str, tuple[Callable[[Path], Path], Sequence[int]]] = {
     "more than the vocabulary": (EAGLE3, range(97)),
+    "all of them": (EAGLE3, range(96)),
     "twice": (EAGLE3, [*IDS, IDS[-1]]),
     "fewer than a tree takes": (EAGLE3, IDS[:9]),
     "a map that repeats": (repeated, IDS),

@@ -163,9 +163,10 @@ class NotPlain:
         [torch.zeros(64)],
         torch.zeros(7, 64),
         {"embedding": torch.zeros(64), "mask_token_id": 3},
+        {"embedding": torch.zeros(64), "per_position": True},
         torch.full((64,), torch.nan),
     ],
-    ids=range(6),
+    ids=range(7),
 )
 def test_mask_embeddings_that_engines_would_not_load(saved: object, tmp_path: Path) -> None:
     folder = tiny_dflash(tmp_path / "draft", num_layers=1)

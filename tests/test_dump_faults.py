@@ -141,6 +141,21 @@ ODD: dict[str, Callable[[Path, Text], None]] = {
     "tokens beyond the vocabulary": lambda file, text: change(
         file, input_ids=text.token_ids + 1000
     ),
+    "tokens that are no whole numbers": lambda file, text: change(
+        file, input_ids=text.token_ids.float()
+    ),
+    "features that are whole numbers": lambda file, text: change(
+        file, aux_hidden_states=text.aux((0, 1, 2)).long()
+    ),
+    "features of no layer": lambda file, text: change(file, aux_hidden_states=-text.aux((0, 1, 2))),
+    "a part of a layer": lambda file, text: change(
+        file, aux_hidden_states=text.aux((0, 1, 2))[:, 1:]
+    ),
+    "no dict": lambda file, _: torch.save([1], file),
+    "texts of two runs": lambda file, text: torch.save(
+        torch.load(file) | {"aux_hidden_states": text.aux((0, 1, 2)).half()},
+        file.with_name("conversation-1.pt"),
+    ),
     "NaN": lambda file, text: change(file, aux_hidden_states=text.aux((0, 1, 2)) * float("nan")),
     "infinity": lambda file, text: change(
         file, hidden_states=text.normed.index_fill(0, ROW, -torch.inf)
@@ -172,7 +187,11 @@ def test_layers_that_are_not_the_drafts(case: str, texts: list[Text], tmp_path: 
 
 def test_a_target_that_is_not_run(texts: list[Text], not_run: Path, tmp_path: Path) -> None:
     """The draft settles the order of the layers, of enough positions."""
-    refused("modelopt", modelopt(texts[:2], tmp_path / "few"), tmp_path / "out", not_run)
+    few = modelopt(texts[:2], tmp_path / "few")
+    for asked in ({}, {"draft": DRAFT}):
+        refused("modelopt", few, tmp_path / "out", not_run, **asked)
+    other = [dataclasses.replace(text, layers=tuple(-x for x in text.layers)) for text in texts]
+    refused("modelopt", modelopt(other, tmp_path / "other"), tmp_path / "out", not_run, draft=DRAFT)
     dump = modelopt(texts, tmp_path / "dump", (2, 0, 1))
     refused("modelopt", dump, tmp_path / "out", not_run, draft=DRAFT)
 

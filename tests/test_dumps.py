@@ -148,6 +148,8 @@ def test_what_is_an_answer(texts: list[Text], tmp_path: Path) -> None:
         saved = torch.load(file)
         edit(saved)
         torch.save(saved, file)
+    with pytest.raises(TraceError, match="did not write 1 of 5 answers"):
+        import_dump("modelopt", dump, TARGET, tmp_path / "out")
     report = import_dump("modelopt", dump, TARGET, tmp_path / "out", leave_out_off_policy=True)
     assert (report.num_without_answer, report.num_off_policy) == (1, 1)
     first, second, third, *_ = report.traces

@@ -17,7 +17,7 @@ from draftquant.quantize.engines.contract import ENGINE_NAMES
 from draftquant.recipes.errors import CheckpointError
 from tiny import Stored, change, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
 from tiny_dflash import tiny_dflash
-from tiny_dspark import tiny_dspark
+from tiny_dspark import tiny_dspark, tiny_dspark_mla
 from tiny_llama import tiny_language_model, with_mask_hidden
 from tiny_mla import tiny_eagle3_mla
 from tiny_mtp import (
@@ -42,6 +42,7 @@ BUILDERS: Mapping[str, Callable[[Path], Path]] = {
     "dflash-pruned": partial(tiny_dflash, num_layers=1, pruned_vocabulary=True),
     "dflash2": partial(tiny_dflash, kind="dflash2", num_layers=1),
     "dspark": partial(tiny_dspark, num_layers=1),
+    "dspark-mla": tiny_dspark_mla,
     "mimo": tiny_mimo_mtp,
     "deepseek": tiny_deepseek_mtp,
     "glm": tiny_glm4_moe_mtp,
@@ -92,7 +93,9 @@ CONFIGS: Mapping[str, Sequence[dict[str, Any]]] = {
     "dflash2": (
         {"dflash_config.conv_kernel_size": None}, {"dflash_config.selector_top_k": 97},
         {"dflash_config.final_logit_softcapping": -3}, {"draft_vocab_size": 48},
+        {"dflash_config.conv_group_size": 7},
     ),
+    "dspark-mla": ({"layer_types": [SLIDING] * 2, "sliding_window": 8},),
     "dspark": (
         {"markov_rank": None}, {"markov_rank": 24}, {"markov_head_type": "gated"},
         *({f"dflash_config.{key}": 8} for key in (
@@ -102,12 +105,14 @@ CONFIGS: Mapping[str, Sequence[dict[str, Any]]] = {
         {"dspark_bonus_anchor": True},
     ),
     "mimo": (
-        {"num_nextn_predict_layers": 3}, {"hidden_act": "gelu"},
+        *({"num_nextn_predict_layers": value} for value in (0, 3)), {"use_sliding_window": True},
+        {"hidden_act": "gelu"},
         *({"num_hidden_layers": value} for value in ("x", [None])),
     ),
     "deepseek": (
-        {"topk_group": 3}, {"first_k_dense_replace": "x"}, {"n_group": 4},
-        {"topk_group": 1, "num_experts_per_tok": 3}, {"architectures": ["Glm4MoeForCausalLM"]},
+        {"scoring_func": "softmax"}, {"topk_group": 3}, {"first_k_dense_replace": "x"},
+        {"n_group": 4}, {"topk_group": 1, "num_experts_per_tok": 3},
+        {"architectures": ["Glm4MoeForCausalLM"]},
     ),
     "glm": ({"partial_rotary_factor": 1.5}, {"n_routed_experts": 8}),
     "qwen3-next": (
@@ -118,6 +123,9 @@ CONFIGS: Mapping[str, Sequence[dict[str, Any]]] = {
         {"text_config.attn_output_gate": False}, {"text_config.attention_bias": True},
     ),
     "step": (
+        *({"layer_types": kind} for kind in (["x"] * 6, None)), {"num_sliding_attention_heads": 3},
+        {"layer_types": [FULL] * 3, "mtp_layer_types": [FULL, FULL, SLIDING]},
+        {"attention_other_setting.attention_type": "x"},
         {"layer_types": [FULL] * 4}, {"layer_types": [*[SLIDING] * 4, FULL, FULL]},
         {"moe_layers_enum": "1,2,4"}, {"partial_rotary_factors": [0.25] * 6},
         {"rope_theta": [1e4, 1e4, 1e4, 1e4, 1e6, 1e4]}, {"sliding_window": None},
@@ -130,8 +138,9 @@ CONFIGS: Mapping[str, Sequence[dict[str, Any]]] = {
     "Llama model": ({"vocab_size": 97},),
     "speculators-eagle3-llama": (
         {"transformer_layer_config": None}, {"speculators_model_type": None},
-        {"speculators_model_type": "dflash"}, {"norm_before_fc": True, "fc_norm": True},
-        {IDS: [0, 4]}, {"transformer_layer_config.model_type": "gemma3_text"},
+        {"speculators_model_type": [1]}, {"speculators_model_type": "dflash"},
+        {"norm_before_fc": True, "fc_norm": True}, {IDS: [0, 4]},
+        {"transformer_layer_config.model_type": "gemma3_text"},
     ),
     "speculators-eagle3-qwen3": (
         {"transformer_layer_config.rms_norm_eps": None},

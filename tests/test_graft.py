@@ -176,6 +176,12 @@ def other_index(folders: Path, tmp_path: Path) -> tuple[Path, Path]:
     return target, folders / "mimo-int4"
 
 
+def renumbered(folders: Path, tmp_path: Path) -> tuple[Path, Path]:
+    layer = copied(folders / "glm-int4", tmp_path)
+    edit_json(layer / "config.json", num_hidden_layers=1)
+    return folders / "glm-ct-fp8", layer
+
+
 def declaring(target: str, **config: object) -> Callable[[Path, Path], tuple[Path, Path]]:
     def made(folders: Path, tmp_path: Path) -> tuple[Path, Path]:
         edit_json(copied(folders / f"mimo-{target}", tmp_path) / "config.json", **config)
@@ -189,6 +195,9 @@ OTHER = {"quant_method": "gptq", "bits": 4}
 BAD: dict[str, Callable[[Path, Path], tuple[Path, Path]]] = {
     "another width": declaring("ct-fp8", hidden_size=512),
     "gptq": declaring("bf16", quantization_config=OTHER),
+    "declared in text_config": declaring("bf16", text_config={"quantization_config": OTHER}),
+    "declared elsewhere": declaring("ct-fp8", compression_config=OTHER),
+    "a layer of another number": renumbered,
     "another family": lambda f, _: (f / "glm-ct-fp8", f / "mimo-int4"),
     "another shard": other_index,
     "another method": lambda f, _: (f / "mimo-quark-fp8", f / "mimo-int4"),

@@ -39,8 +39,11 @@ from draftquant.quantize.planning.quantization_plan import NOTHING_MEASURED, Mea
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Recipe, load_recipe
 from draftquant.recipes.errors import BackendError, CalibrationError, OutputError
+from draftquant.scripts.cli import main
 from mixes import DOWN, FP8, INT4_CHANNEL, mixed
 from rounding_pairs import RoundingPair, learned_recipe, scale_tensors, shared_pair
+from said_traces import write_said
+from tiny import tiny_eagle3_llama
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -331,3 +334,14 @@ def test_of_several_formats_each_linear_has_its_own(llama: RoundingPair, tmp_pat
     assert report.ok, report.faults
     stored = llama.loaded(tmp_path / "out").weights
     assert all(torch.equal(stored[name], weight) for name, weight in others.items())
+
+
+def test_the_command_line_learns_and_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After so few steps no code has changed: the first ones are kept on every machine."""
+    monkeypatch.setitem(LearningSettings.__init__.__kwdefaults__, "steps", 10)  # type: ignore[index]
+    draft, traces = tiny_eagle3_llama(tmp_path / "draft"), tmp_path / "traces"
+    write_said(traces, prompts=4, tokens=9)
+    asked = (
+        f"--recipe blackwell-nvfp4 --algorithm learned --kv-cache measured --traces {traces} -k 1"
+    )
+    assert main(["quantize", f"{draft}", *asked.split(), "--out", f"{tmp_path / 'out'}"]) == 0

@@ -228,6 +228,7 @@ TRIGGERS: dict[str, list[Callable[[Path], Path]]] = {
     "dspark-mla-block-size": [lambda to: tiny_dspark_mla(to, config={"block_size": None})],
     "model-type": [
         lambda to: mla(to, {"model_type": "deepseek_v3"}),
+        lambda to: mla(to, {"model_type": "deepseek_v32"}),
         lambda to: llama(to, {"model_type": "no_such_type"}),
         lambda to: llama(to, {"model_type": "gpt_oss", "layer_types": ["full_attention"]}),
         lambda to: dflash(to, model_type="gemma3_text"),

@@ -133,6 +133,7 @@ FAULTS: dict[str, tuple[str, Edit]] = {
     "a cut of nothing": ("cut", lambda d: d.update(cuts=[])),
     "a cut that grows": ("cut", lambda d: d["cuts"][0].update(size=11)),
     "percent": ("cut", lambda d: d["cuts"][0]["choice"].update(coverage_reached=98)),
+    "neither size nor coverage": ("cut", lambda d: d["cuts"][0]["choice"].pop("size")),
     "cut of another folder": ("cut", lambda d: d.update(quantized_by=document("whole"))),
     "made by a dequantized one": (
         "dequantized", lambda d: d.update(quantized_by=document("dequantized"))),

@@ -3,24 +3,33 @@
 They are those whose lines no other everyday test runs: rare options, and what is said of them.
 """
 
+import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import corpus
 import draftquant.api as dq
+import pyarrow.parquet
 import pytest
 from draftquant.scripts.cli import main
 from handmade_reports import comparison, text_of
 from said_traces import write_said
-from tiny import store, tiny_eagle3_llama, values_of
+from tiny import edit_json, read_tensors, store, tiny_eagle3_llama, values_of, write_tensors
+from tiny_dspark import tiny_dspark, tiny_dspark_mla
+from tiny_mla import tiny_eagle3_mla
+from tiny_mtp import tiny_deepseek_mtp, tiny_mimo_mtp, tiny_qwen3_next_mtp
 from verify_cases import Tensors, edit
 
+Make = Callable[[Path], Path]
 PAIR = corpus.PAIRS / "eagle3-llama"
-PROMPTS = PAIR / "prompts.jsonl"
 QUERY = "midlayer.self_attn.q_proj.weight"
-RECORD = f"record --target {PAIR}/target --prompts {PROMPTS} --num-prompts 3 --max-new-tokens 6"
-PLAIN = f"{RECORD} --aux-layers 0,1,2"
+TARGET, LAYERS = f"record --target {PAIR}/target", "--aux-layers 0,1,2"
+RECORD = f"{TARGET} --prompts {PAIR}/prompts.jsonl --num-prompts 3 --max-new-tokens 6"
+PLAIN, OTHERS = f"{RECORD} {LAYERS}", f"{TARGET} {LAYERS}"
+CONTINUED = f"{LAYERS} --continue --num-prompts 1 --max-new-tokens 2"
 
 
 def static(_: Path) -> Path:
@@ -76,7 +85,42 @@ def judged(work: Path) -> Path:
     return work / "g.json"
 
 
-SCENES: dict[str, tuple[Callable[[Path], Path], str]] = {
+def prompts(work: Path) -> Path:
+    """Files of prompts in other forms, each of which is refused for another reason."""
+    row = {"question_id": "q", "category": "math", "turns": ["x = 1"]}
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), work / "p.parquet")
+    (work / "p.csv").write_text("a,b\n")
+    long = {"id": "a", "category": "c", "token_ids": [1] * 600}
+    (work / "long.jsonl").write_text(json.dumps(long))
+    return corpus.traces("eagle3-llama")
+
+
+def renamed(work: Path) -> Path:
+    packed(work)
+    edit_json(shutil.copytree(PAIR / "target", work / "other") / "config.json", bos_token_id=1)
+    return work / "other"
+
+
+def packed(work: Path) -> Path:
+    (work / "traces").symlink_to(corpus.traces("eagle3-llama"))
+    return corpus.quantized("eagle3-llama", "int4-channel", pair=True)
+
+
+def edited(build: Make, *, without: str = "", **config: Any) -> Make:
+    """A draft whose config.json says otherwise, or whose tensors' names lack a part."""
+
+    def made(work: Path) -> Path:
+        folder = build(work / "draft")
+        edit_json(folder / "config.json", **config)
+        own = read_tensors(folder)
+        write_tensors(folder, {name.replace(without, ""): own[name] for name in own})
+        return folder
+
+    return made
+
+
+IN_VLLM, IN_SGLANG = "check {0} --engine vllm", "check {0} --engine sglang"
+SCENES: dict[str, tuple[Make, str]] = {
     "a draft with static scales": (static, "inspect {0}"),
     "a tensor of a name that nobody reads": (damaged, "inspect {0}"),
     "a curve by category": (said, "vocab draft --traces {0} --judge other --curve --sizes 12,24"
@@ -103,6 +147,33 @@ SCENES: dict[str, tuple[Callable[[Path], Path], str]] = {
                                 f" --top-k 40 --out s\nreplay {PAIR}/draft --traces s"),
     "together": (Path, f"{PLAIN} --tables --out a\n{PLAIN.replace('6', '5', 1)} --out b\n"
                        "traces merge a b --out both\ntraces info both\ntraces info a"),
+    "nothing is listed": (Path, "recipes list --engine tensorrt-llm --gpu mi325x\n"
+                                "recipes list --engine tensorrt-llm --family mimo-mtp"),
+    "what is no prompt": (prompts, "\n".join(f"{OTHERS} --out o --prompts {asked}" for asked in (
+        "p.parquet", "p.parquet --prompts-column a", "p.csv", "{0}", "long.jsonl --too-long skip",
+        "long.jsonl --max-new-tokens 512"))),
+    "made of what was made": (packed, (
+        f"dequantize {{0}} --out plain\nverify plain --against {PAIR}/draft\n"
+        "vocab plain --traces traces --size 64 --out o\nquantize plain --recipe fp8-ptpc --out o\n"
+        f"verify {{0}} --against {PAIR}/draft --layer plain\n"
+        "transcode {0} --layout compressed-tensors --carrier fp8_e4m3 --out carried")),
+    "DSpark with ModelOpt's names": (
+        edited(tiny_dspark, without="markov_head."), f"{IN_VLLM}\n{IN_SGLANG}"),
+    "MLA by another type": (edited(tiny_dspark_mla, model_type="kimi_k2"), IN_VLLM),
+    "a layer of another number": (edited(tiny_deepseek_mtp, num_hidden_layers=7), IN_VLLM),
+    "a correction that is not declared": (edited(tiny_deepseek_mtp, topk_method=None), IN_VLLM),
+    "heads of a width of their own": (
+        edited(partial(tiny_mimo_mtp, head_dim=32), model_type="qwen2"), IN_VLLM),
+    "no experts": (edited(partial(tiny_qwen3_next_mtp, experts=0),
+                          architectures=["Qwen3NextForCausalLM"]), IN_SGLANG),
+    "all that fits": (edited(tiny_eagle3_mla), "estimate {0} --gpu h200 -k 2"),
+    "what GPUs cannot share": (edited(partial(tiny_eagle3_llama, hidden=96, heads=6, kv_heads=3)),
+                               f"{IN_VLLM} --tp 2\n{IN_VLLM} --tp 3"),
+    "codes that are declared alone": (
+        edited(tiny_eagle3_llama,
+               quantization_config={"quant_method": "fp8", "activation_scheme": "dynamic"}),
+        "dequantize {0} --out o\ntranscode {0} --layout quark --out o"),
+    "another target": (renamed, f"record --target {{0}} {CONTINUED} --prompts traces --out b"),
     "beside a draft": (Path, f"{RECORD} --draft {PAIR}/draft --fused --out a\n"
                              f"replay {PAIR}/draft --traces a"),
 }  # fmt: skip

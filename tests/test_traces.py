@@ -113,7 +113,8 @@ BAD_MANIFESTS: tuple[Change, ...] = (
     ("prompts 0 id", "a\nb"), ("shards 0 file", "../x"), ("prompts 0 file", FILE.format(2)),
     ("shards 1", {"file": FILE.format(2)}), ("shards 1", {}), ("num_tokens", 1),
     ("prompts 0 prompt_length", 10), ("prompts 0 num_tokens", 11), ("features dtype", "float16"),
-    ("prompts 0 id", "c"), ("shards 0 nbytes", 1),
+    ("prompts 0 id", "c"), ("shards 0 nbytes", 1), ("datasets", []),
+    ("datasets", [{"name": "a\nb", "revision": "0" * 40, "config": "c", "split": "s"}]),
 )  # fmt: skip
 """What each is told is kept in told/traces.txt."""
 

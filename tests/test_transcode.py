@@ -23,6 +23,7 @@ from draftquant.quantize.verify.verification import verify
 from draftquant.recipes import Recipe, load_recipe
 from draftquant.recipes.errors import LayoutError, VerifyError
 from draftquant.recipes.schema import LayoutName
+from mixes import DOWN, FP8, INT4_CHANNEL, mixed
 from tiny import Stored, config_of, read_tensors, store, tiny_eagle3_llama, values_of, write_tensors
 from verify_cases import quantized_folder as quantized
 
@@ -177,12 +178,13 @@ def test_a_global_scale_that_its_stored_inverse_does_not_give_back(tmp_path: Pat
     assert "/ 2688, inverse of the inverse" in found[scale]
 
 
-NOT_HELD: tuple[tuple[str, LayoutName, CarrierChoice | None], ...] = (
+NOT_HELD: tuple[tuple[str | Recipe, LayoutName, CarrierChoice | None], ...] = (
     ("int4-channel", "awq", None),
     ("fp8-ptpc", "compressed-tensors", "fp8_e4m3"),
     ("int4-channel", "modelopt", "nvfp4"),
     ("mi355-mxfp4", "modelopt", "nvfp4"),
     ("mxfp4-weights", "quark", "nvfp4"),
+    (mixed(FP8, (INT4_CHANNEL, DOWN)), "quark", None),
 )
 
 

@@ -262,7 +262,8 @@ def of_column(row: Mapping[str, Any], column: str | None) -> Mapping[str, Any]:
     if column is None:
         return row
     if column not in row:
-        raise LineProblem(f"no column {short(column)}; there are {', '.join(sorted(row))}")
+        fix = f"--prompts-column takes one of these: {', '.join(sorted(row))}"
+        raise LineProblem(f"no column {short(column)}", fix)
     cell = row[column]
     beside = {key: row[key] for key in ("id", "category", "cluster") if key in row}
     if isinstance(cell, str):

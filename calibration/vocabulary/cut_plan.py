@@ -104,13 +104,6 @@ def _check_ids(asked: Ids, vocabulary: int, where: object) -> None:
             f"target ids: expected ids from 0 to {vocabulary - 1:,}, got {got}",
             fix="choose the rows by traces of this draft's target",
         )
-    if len(asked) > vocabulary:
-        raise PlanError(
-            where,
-            f"expected at most {vocabulary:,} rows, as many as the target has tokens, got"
-            f" {len(asked):,}",
-            fix="ask for a smaller size",
-        )
     steps = np.diff(asked)
     if (steps <= 0).any():
         repeated = len(asked) - len(np.unique(asked))

@@ -48,8 +48,7 @@ class Gptq(RowAlgorithm):
     def quantize(
         self, weight: Tensor, weights: WeightFormat, *, absmax: Absmax, moments: Moments
     ) -> QuantizedWeight:
-        if moments is None:
-            raise TypeError("gptq needs the second moments of the inputs")
+        assert moments is not None  # `checked_measured` refused
         scaled = self._scales.quantize(weight, weights, absmax=absmax, moments=moments)
         with moments.all_threads():
             codes = _compensated(moments.corrected(weight), weights, scaled, moments)

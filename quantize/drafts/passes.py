@@ -316,9 +316,9 @@ class BlockForward(DraftForward):
     def visible(self, layer: int, queries: Tensor, keys: Tensor) -> Tensor:
         """Which keys a slot sees, bool: positions of both are int64 and broadcast."""
 
-    def sinks(self, layer: int) -> Tensor | None:  # noqa: ARG002 - mostly there are none
+    @abstractmethod
+    def sinks(self, layer: int) -> Tensor | None:
         """The logit [H] of each head that is no key's, beside its scores in the softmax."""
-        return None
 
     @override
     def drafted(self, asked: Drafting) -> Iterator[DraftPass]:

@@ -92,8 +92,8 @@ def check_checkpoint(
         gpu: the user's name for the GPU, which the answer uses.
 
     Raises:
-        CheckpointError: it cannot be read as a draft, there is no such engine, or `target_layers`
-            is not what config.json says.
+        CheckpointError: it cannot be read as a draft, or `target_layers` is not what config.json
+            says.
     """
     place = _place(checkpoint, asked)
     known = place.engine
@@ -138,17 +138,11 @@ class _Place:
 
 
 def _place(checkpoint: Checkpoint, asked: CheckAsked) -> _Place:
-    name, tp = asked["engine"], asked.get("tp", 1)
-    if name not in ENGINES:
-        fix = f"engines: {', '.join(ENGINES)}"
-        raise CheckpointError("--engine", f"no engine is called {name!r}", fix=fix)
-    if tp < 1:
-        what = f"expected a number of GPUs, at least 1, got {tp}"
-        raise CheckpointError("--tp", what, fix="leave it out for one GPU")
+    engine = ENGINES[asked["engine"]]
     return _Place(
-        engine=ENGINES[name],
-        gpu=AskedGpu(None, gpu_names(ENGINES[name].archs)),
-        tp=tp,
+        engine=engine,
+        gpu=AskedGpu(None, gpu_names(engine.archs)),
+        tp=asked.get("tp", 1),
         first_layer=known_target_layers(checkpoint, asked.get("target_layers")),
         has_side_file=asked["has_side_file"],
         serving=asked.get("serving"),

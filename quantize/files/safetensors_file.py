@@ -101,8 +101,7 @@ class SafetensorsFile:
         import torch
 
         view = data.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().data
-        if offset + len(view) > self._sizes[name]:
-            raise AssertionError(f"{name}: {offset} + {len(view)} bytes exceed its range")
+        assert offset + len(view) <= self._sizes[name], f"{name}: {offset} + {len(view)} bytes"
         write_at(self._descriptor, view, len(self._header) + self.start[name] + offset)
         return len(view)
 

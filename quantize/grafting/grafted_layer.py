@@ -293,7 +293,7 @@ def check_numbers(target: Checkpoint, stored: StoredDraft, prefixes: Collection[
         return
     raise CheckpointError(
         stored.checkpoint.folder,
-        f"the layer is number {', '.join(map(str, numbers))}; the target has {layers} decoder"
-        f" layers, after which engines look for layer {layers}",
+        f"the layer is number {', '.join(map(str, numbers))} after {inside} decoder layers; the"
+        f" target has {layers}, after which engines look for layer {layers}",
         fix="graft the layer into the target that it was taken from",
     )

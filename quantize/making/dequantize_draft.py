@@ -92,14 +92,6 @@ def plan_dequantization(checkpoint: Checkpoint, dtype: FloatDtype | None = None)
     CheckpointError: not quantized, not as declared, or the weights that it keeps mix dtypes.
     """
     source = quantized_source(checkpoint, "dequantize")
-    if not source.modules:
-        where = checkpoint.folder / CONFIG_FILE
-        raise CheckpointError(
-            where,
-            f"there is nothing to dequantize: it declares {source.scheme}, but stores no quantized"
-            " linear",
-            fix="remove quantization_config from config.json, or quantize the draft again",
-        )
     chosen = _kept_dtype(source) if dtype is None else dtype
     outputs = []
     for row in source.draft.rows:

@@ -222,10 +222,10 @@ class _Execution:
             yield carried(block) if weights.carrier else block
             first += len(rows)
 
-    def _found(self, step: Step) -> QuantizedWeight | None:
-        if self.measured.found is None:
-            return None
-        whole, tensor = self.measured.found.quantized(step.row.canonical_module), step.row.tensor
+    def _found(self, step: Step) -> QuantizedWeight:
+        codes, tensor = self.measured.found, step.row.tensor
+        assert codes is not None  # `every_step` has checked it
+        whole = codes.quantized(step.row.canonical_module)
         if tuple(whole.codes.shape) != tensor.shape:
             raise BackendError(
                 tensor.name,

@@ -30,15 +30,20 @@ from ..verify import Compared, VerifyReport, check_faults
 
 
 def quantized_source(checkpoint: Checkpoint, verb: str) -> StoredDraft:
-    """A folder that declares codes, opened; CheckpointError where it declares none."""
-    if declared_scheme(checkpoint) is None:
-        where = checkpoint.folder / CONFIG_FILE
+    """A folder of codes, opened; CheckpointError where it declares or stores none."""
+    where, declared = checkpoint.folder / CONFIG_FILE, declared_scheme(checkpoint)
+    if declared is None:
         raise CheckpointError(
             where,
             f"there is nothing to {verb}: it declares no quantization_config",
             fix="give the output folder of `draftquant quantize`, or another quantized draft",
         )
-    return StoredDraft.read(checkpoint)
+    stored = StoredDraft.read(checkpoint)
+    if not stored.modules:
+        what = f"there is nothing to {verb}: it declares {declared}, but stores no quantized linear"
+        fix = "remove quantization_config from config.json, or quantize the draft again"
+        raise CheckpointError(where, what, fix=fix)
+    return stored
 
 
 def side_files_without_codes(checkpoint: Checkpoint) -> list[str]:

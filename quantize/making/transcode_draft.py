@@ -29,7 +29,7 @@ from ..drafts import Row
 from ..drafts.draft_cache import UNIT, cache_sites
 from ..drafts.runtime_names import excluded_modules, known_target_layers
 from ..files import provenance as records
-from ..files.checkpoint import CONFIG_FILE, Checkpoint
+from ..files.checkpoint import Checkpoint
 from ..files.hub import DraftSource
 from ..files.provenance_file import check_seal, read_provenance, transcoded
 from ..files.publish import check_no_other_weights, json_texts, publish
@@ -190,13 +190,7 @@ def _recipe(
     If the folder has a layout that is only read, the recipe has the wanted `layout` at once.
     """
     scheme = stored.scheme
-    if scheme is None or not stored.modules:
-        where = stored.checkpoint.folder / CONFIG_FILE
-        raise CheckpointError(
-            where,
-            "there is nothing to transcode: no linear is stored quantized",
-            fix="quantize the draft first",
-        )
+    assert scheme is not None  # `quantized_source` refused
     _check_one_format(stored)
     if isinstance(record, records.QuantizedProvenance):
         return record.recipe

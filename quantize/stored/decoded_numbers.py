@@ -112,12 +112,11 @@ def floats(block: Bytes, dtype: str, *, out: Floats | None = None) -> Floats:
         np.left_shift(bits, 16, out=bits)
     elif dtype in ("F16", "F32"):
         flat[:] = block.view(np.float16 if dtype == "F16" else np.float32)
-    elif dtype == FP8_DTYPE:
+    else:
+        assert dtype == FP8_DTYPE, f"{dtype} holds no floating-point values"
         even = block.size & ~1
         _look_up(_e4m3_pairs(), block[:even].view(np.uint16), flat[:even])
         flat[even:] = E4M3[block[even:]]
-    else:
-        raise ValueError(f"{dtype} holds no floating-point values")
     return out
 
 

@@ -54,15 +54,7 @@ class InputRounding:
         scales: Mapping[str, Tensor],
         before: OnInput | None,
     ) -> None:
-        without = [n for n, how in activations.items() if how in STATIC and n not in scales]
-        if without:
-            raise ValueError(f"a static scale is declared and none is given: {without}")
         self._activations, self._scales, self._before = activations, scales, before
-
-    @property
-    def rounds_alone(self) -> bool:
-        """True if a token's inputs are rounded independently of other tokens in the same call."""
-        return "tensor-dynamic" not in self._activations.values()
 
     def __call__(self, name: str, x: Tensor) -> Tensor:
         """The input `x` of the linear `name` as its kernel reads it."""

@@ -253,10 +253,9 @@ class StoredDraft:
         return self.scheme.of(row.module) if self.scheme and self.is_quantized(row) else None
 
     def needed_scheme(self, row: Row) -> DeclaredScheme:
-        """What is declared for a quantized row; ValueError for another."""
+        """What is declared for a quantized row."""
         scheme = self.scheme_of(row)
-        if scheme is None:
-            raise ValueError(f"{row.tensor.name} is not stored quantized")
+        assert scheme is not None, f"{row.tensor.name} is not stored quantized"
         return scheme
 
 

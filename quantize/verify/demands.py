@@ -11,20 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from ...recipes.errors import CheckpointError
 from ...recipes.schema import Format, Recipe, Rule, WeightFormat
 from ..drafts import Draft, Row
 from ..drafts.engine_traits import fused_names
 from ..files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, Checkpoint, read_json_object
 from ..files.provenance import (
     CutProvenance,
-    DequantizedProvenance,
-    GraftedProvenance,
     Method,
     QuantizedProvenance,
     TranscodedProvenance,
 )
-from ..files.provenance_file import read_provenance, sealed
+from ..files.provenance_file import sealed
 from ..files.safetensors_header import WORKERS, TensorInfo
 from ..stored.decoded_numbers import stored_scalar
 from ..stored.layouts.scheme import (
@@ -73,24 +70,6 @@ def digest_pairs(
     if more := len(wrong) - len(named):
         pairs[f"{key} of {more} more tensors"] = "as computed", "others"
     return pairs
-
-
-def read_record(folder: Path) -> Record | CutProvenance | None:
-    """The record of a folder, or None; CheckpointError where the record is of another kind."""
-    record = read_provenance(folder)
-    if isinstance(record, DequantizedProvenance):
-        raise CheckpointError(
-            folder / PROVENANCE_FILE,
-            "there is nothing to verify: the folder was dequantized, and holds no quantized values",
-            fix="verify the quantized folder that it was made from",
-        )
-    if isinstance(record, GraftedProvenance):
-        raise CheckpointError(
-            folder / PROVENANCE_FILE,
-            "the folder is a target's, into which an MTP layer was grafted",
-            fix="draftquant verify it --against the target as it was",
-        )
-    return record
 
 
 def record_faults(

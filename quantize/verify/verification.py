@@ -21,7 +21,7 @@ from ..drafts import Draft, Family, read_draft
 from ..drafts.recognition import refuse_other_kinds
 from ..drafts.unknown_family import recorded_roles
 from ..files import provenance as records
-from ..files.checkpoint import CONFIG_FILE, Checkpoint
+from ..files.checkpoint import CONFIG_FILE, PROVENANCE_FILE, Checkpoint
 from ..files.digests import tensor_digest
 from ..files.hub import DraftSource, resolve_draft
 from ..files.provenance_file import read_provenance
@@ -97,7 +97,8 @@ def verify(
     try:
         checkpoint = Checkpoint.open(output, config_file=config_file)
         scheme = declared_scheme(checkpoint)
-        record = demands.read_record(output)
+        record = read_provenance(output)
+        assert not isinstance(record, records.DequantizedProvenance | records.GraftedProvenance)
         made = quantized_record(record)
         run = method
         if run is None and isinstance(made, records.QuantizedProvenance):
@@ -291,6 +292,12 @@ def verify_as_asked(asked: Verifying) -> Verification:
     record = _record_of(folder) if folder.is_dir() else None
     if isinstance(record, records.GraftedProvenance):
         return Verification(comparison=None, graft=_compared_graft(asked, record))
+    if isinstance(record, records.DequantizedProvenance):
+        raise CheckpointError(
+            folder / PROVENANCE_FILE,
+            "there is nothing to verify: the folder was dequantized, and holds no quantized values",
+            fix="verify the quantized folder that it was made from",
+        )
     if asked.layer is not None:
         raise CheckpointError(
             "--layer",

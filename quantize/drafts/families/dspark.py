@@ -44,18 +44,11 @@ def _in_vllm(draft: traits.ServedDraft) -> traits.Finding | None:
     config = draft.config
     name, flat = declared_architecture(config), _flat(draft.tensor_names)
     if flat:
-        module = "DFlashQwen3Model" if name == "DFlashDraftModel" else "Qwen3DSparkModel"
         return traits.Finding(
             "load",
-            f"ValueError: There is no module or parameter named '{flat.rstrip('.')}' in {module}.",
+            f"ValueError: There is no module or parameter named '{flat.rstrip('.')}' in"
+            " Qwen3DSparkModel.",
             "name the heads as SpecForge does: markov_head.markov_w1, confidence_head.proj",
-        )
-    if name == "DFlashDraftModel":
-        return traits.Finding(
-            "load",
-            "ValueError: There is no module or parameter named 'confidence_head' in"
-            " DFlashQwen3Model.",
-            "set architectures to Qwen3DSparkModel",
         )
     if name == "DSparkDraftModel" and config.get("model_type") != "qwen3":
         return traits.Finding(
@@ -119,12 +112,6 @@ def _in_sglang(draft: traits.ServedDraft) -> traits.Finding | None:
             "wrong",
             f"SGLang drops {flat}*, without which the draft is another one",
             "name the heads as SpecForge does: markov_head.markov_w1, confidence_head.proj",
-        )
-    if declared_architecture(config) == "DFlashDraftModel":
-        return traits.Finding(
-            "wrong",
-            "SGLang drops markov_head.*, without which the draft is another one",
-            "set architectures to Qwen3DSparkModel",
         )
     keys = {**config, **object_at(config, "dflash_config")}
     if keys.get("markov_head_type") is None:
