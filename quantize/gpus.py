@@ -1,8 +1,8 @@
 """GPUs by the names that people use, from the rows of `gpus.toml`, which has the sources."""
 
 import difflib
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from ..recipes.errors import CheckpointError, EstimateError
 from ..recipes.formats import NumberFormat, Precision
@@ -55,27 +55,6 @@ USUAL_GPUS = ("h100", "h200", "b200", "mi300x", "mi325x", "mi355x")
 ARCHITECTURES = tuple(dict.fromkeys(gpu.arch for gpu in GPUS.values()))
 AMD = tuple(arch for arch in ARCHITECTURES if arch.startswith("gfx"))
 """Architectures for which engines have ROCm's kernels."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskedGpu:
-    """A GPU about which rules ask, and what they asked: a GPU that answers alike is judged alike.
-
-    Attributes:
-        asked: the architectures of each question, in order.
-    """
-
-    arch: str
-    asked: list[Collection[str]] = field(default_factory=list)
-
-    def is_one_of(self, archs: Collection[str]) -> bool:
-        """Whether it is one of these; the question is written down."""
-        self.asked.append(archs)
-        return self.arch in archs
-
-    def answers_for(self, arch: str) -> bool:
-        """Whether another one would have given the same answers."""
-        return all((arch in archs) == (self.arch in archs) for archs in self.asked)
 
 
 def gpus_of(arch: str) -> str:

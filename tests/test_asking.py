@@ -98,6 +98,9 @@ def test_a_draft_that_is_served_as_it_is_stored(
         ("refused", "REFUSED", "are not supported for now"),
         ("contexts", "REFUSED", "multiplies a quantized matrix of this draft as if it were BF16"),
         ("table", "LOADS", "each of 7 linears computes what the folder says"),
+        ("head", "REFUSED", "a head of packed integers has none"),
+        ("own head", "LOADS", "each of 7 linears computes what the folder says"),
+        ("V1 head", "LOADS", "each of 7 linears computes what the folder says"),
         ("none", "LOADS", "no quantized linear that could be run"),
     ],
 )
@@ -135,8 +138,8 @@ def test_a_table_of_zeros_is_right_for_the_whole_vocabulary(
         ("hang", "within 9 s, got none (init)"),
         ("memory", "too little memory on its GPU (run)"),
         ("start", "take the config.json of the target: TypeError"),
-        ("interfaces", "has not what it is asked by: vllm.model_executor.model_loader.default"),
-        ("signature", "has not what it is asked by: run_linears: TypeError: "),
+        ("interfaces", "or wants other arguments: vllm.model_executor.model_loader.default"),
+        ("signature", "or wants other arguments: run_linears: TypeError: "),
         ("changed", "files changed"),
     ],
 )

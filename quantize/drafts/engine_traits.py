@@ -14,7 +14,6 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from ..files.checkpoint import Checkpoint
-from ..gpus import AskedGpu
 from .config_reader import KEY, SECTION, object_at, with_text_config
 
 
@@ -81,6 +80,27 @@ class Finding(NamedTuple):
 
 ConfigRead = dict[str, Any] | Finding
 """The keys of a config.json as an engine reads them, or why it does not read them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedGpu:
+    """A GPU about which rules ask, and what they asked: a GPU that answers alike is judged alike.
+
+    Attributes:
+        asked: the architectures of each question, in order.
+    """
+
+    arch: str
+    asked: list[Collection[str]] = field(default_factory=list)
+
+    def is_one_of(self, archs: Collection[str]) -> bool:
+        """Whether it is one of these; the question is written down."""
+        self.asked.append(archs)
+        return self.arch in archs
+
+    def answers_for(self, arch: str) -> bool:
+        """Whether another one would have given the same answers."""
+        return all((arch in archs) == (self.arch in archs) for archs in self.asked)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,10 +13,18 @@ from ...recipes.brief import Brief, counted, first_of
 from ...recipes.packages import rows_beside
 from ...recipes.schema import EngineName as EngineName
 from ..drafts import Family
-from ..drafts.engine_traits import EngineTraits, Finding, InEngine, ServedDraft, Sharding, Stage
+from ..drafts.engine_traits import (
+    AskedGpu,
+    EngineTraits,
+    Finding,
+    InEngine,
+    ServedDraft,
+    Sharding,
+    Stage,
+)
 from ..drafts.family import TensorSpec
 from ..files.safetensors_header import TensorInfo
-from ..gpus import AMD, AskedGpu
+from ..gpus import AMD
 from .declared_forms import Declaration, Signature
 from .row_conditions import holds
 

@@ -14,10 +14,9 @@ from typing import Any
 from ..drafts import FAMILIES
 from ..drafts.architectures import declared_architecture
 from ..drafts.config_reader import object_at
-from ..drafts.engine_traits import EngineTraits, Finding, InEngine
+from ..drafts.engine_traits import AskedGpu, EngineTraits, Finding, InEngine
 from ..drafts.recognition import is_speculators
 from ..files.safetensors_header import TensorInfo
-from ..gpus import AskedGpu
 from .built_linears import built_as_floats, layer_linears, mtp_modules
 from .contract import (
     TITLES,

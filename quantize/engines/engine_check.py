@@ -13,12 +13,12 @@ from ..drafts.architectures import (
     declared_architecture,
     nested_eagle_keys,
 )
-from ..drafts.engine_traits import Finding
+from ..drafts.engine_traits import AskedGpu, Finding
 from ..drafts.geometry import usual_draft_tokens
 from ..drafts.recognition import fitting_name, missing_name, other_kind
 from ..drafts.runtime_names import known_target_layers
 from ..files.checkpoint import Checkpoint
-from ..gpus import AskedGpu, gpu_name, gpu_names
+from ..gpus import gpu_name, gpu_names
 from ..stored.stored_declaration import quantized_looking
 from . import config_rules as rules
 from .contract import (

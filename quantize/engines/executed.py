@@ -103,7 +103,7 @@ def _of_tensors(question: Question) -> Iterator[str]:
         if spec is None or tensor.dtype not in FLOAT_DTYPES:
             continue
         dtypes.add(tensor.dtype)
-        if spec.role == "norm" and canonical.endswith(".weight"):  # biases are of one, too
+        if spec.role == "norm" and not canonical.endswith(".bias"):
             layer = canonical.split(".")[1] if canonical.startswith("layers.") else ""
             norms[layer].add(name.split(".")[-2])
     for layer, names in norms.items():

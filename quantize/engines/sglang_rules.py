@@ -12,9 +12,8 @@ from typing import Any
 from typing_extensions import override
 
 from ..drafts.architectures import declared_architecture
-from ..drafts.engine_traits import GATE_UP, MLA_DOWN, QKV, Finding
+from ..drafts.engine_traits import GATE_UP, MLA_DOWN, QKV, AskedGpu, Finding
 from ..files.safetensors_header import TensorInfo
-from ..gpus import AskedGpu
 from . import built_linears as built
 from .config_rules import as_class_reads, sglang_captures
 from .contract import Captures, Module, Question, UnsureError

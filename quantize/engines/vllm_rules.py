@@ -18,10 +18,9 @@ from typing_extensions import override
 from ...recipes.errors import short
 from ..drafts.architectures import REWRITTEN_BY_VLLM, declared_architecture
 from ..drafts.config_reader import object_at
-from ..drafts.engine_traits import QKV, UNSUPPORTED, EngineTraits, Finding
+from ..drafts.engine_traits import QKV, UNSUPPORTED, AskedGpu, EngineTraits, Finding
 from ..drafts.family import LAYER_CONFIG
 from ..files.safetensors_header import TensorInfo
-from ..gpus import AskedGpu
 from .built_linears import is_cache_scale, vllm_problem
 from .config_rules import as_class_reads, draft_traits, vllm_captures
 from .contract import TRY, UNKNOWN_FIRST_LAYER, Captures, Module, Question, UnsureError
