@@ -112,14 +112,12 @@ class Question(ServedDraft):
 
     Attributes:
         own: the family's traits for this engine.
-        specs: what the family expects of each canonical tensor name.
         has_side_file: whether there is an hf_quant_config.json.
         first_layer: number of the draft's first among the target's and its own; None = not known.
     """
 
     family: Family
     own: InEngine
-    specs: Mapping[str, TensorSpec]
     declaration: Declaration | None
     has_side_file: bool
     first_layer: int | None
@@ -133,6 +131,11 @@ class Question(ServedDraft):
     def inside_target(self) -> bool:
         """Whether it is a layer in the folder of its target, whose declaration is read."""
         return self.checkpoint.subtree is not None
+
+    @cached_property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """What the family expects of each canonical tensor name."""
+        return self.family.tensor_specs(self.geometry)
 
     @cached_property
     def stored(self) -> Stored:
@@ -379,6 +382,7 @@ def taken_by(engine: EngineName, signature: Signature, gpu: AskedGpu) -> Scheme 
     return None
 
 
+@cache
 def concatenated(signature: Signature) -> str | None:
     """SGLang's error where it concatenates q_a and kv_a of MLA."""
     rows = data_file("schemes")["concatenated"].get(signature.layout, ())

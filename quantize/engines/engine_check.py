@@ -196,7 +196,10 @@ def _found(checkpoint: Checkpoint, place: _Place, gpu: AskedGpu) -> _Found:
         found = _unknown_because(f"Loading {kind.name} was never executed")
     if kind is not None:
         return _Found(findings=found.findings, kind=kind)
-    return _of_name(place.engine, checkpoint, found) if found.findings else found
+    asks_no_tensors = found.launch is not None and not isinstance(place.engine, BuildingEngine)
+    if not found.findings or asks_no_tensors:
+        return found
+    return _of_name(place.engine, checkpoint, found)
 
 
 def _of_kind(engine: Engine, kind: Kind, first: Finding | None) -> Finding:
@@ -282,7 +285,6 @@ def _found_in_family(checkpoint: Checkpoint, place: _Place, gpu: AskedGpu) -> _F
         family=family,
         own=in_engine,
         geometry=geometry,
-        specs=family.tensor_specs(geometry),
         declaration=declaration,
         has_side_file=place.has_side_file,
         first_layer=place.first_layer,
