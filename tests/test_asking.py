@@ -384,3 +384,16 @@ def test_a_step_that_ends_early_matters_unless_memory_ends(
     monkeypatch.setattr(loaded_model, "_finish", Mock(side_effect=ends("in a step")))
     with pytest.raises(ends) if ends is torch.OutOfMemoryError else nullcontext():
         assert loaded_model._matters(subject, ["weight"])
+
+
+def test_a_whole_model_is_built_with_a_config_and_below_a_name_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(in_vllm, "of_its_own", lambda config: (config, "its own"))
+    monkeypatch.setattr(in_vllm, "shard", lambda *given, **named: (given, named))
+    config, folder = Mock(), Path("draft")
+    config.speculative_config.method = "draft_model"
+    served = config.speculative_config.draft_model_config
+    assert in_vllm.beside(config, folder, device="cuda") == (
+        ((config, "its own"), served, folder), {"prefix": "draft_model", "device": "cuda"},
+    )  # fmt: skip

@@ -3,13 +3,16 @@
 What the engines' own code makes of the same configs is executed by --engines (`captures`).
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from asked_pairs import check_draft
 from draftquant.quantize.engines.config_rules import misread_layers, sglang_captures, vllm_captures
+from draftquant.quantize.engines.contract import ENGINE_NAMES
 from tiny import edit_json, tiny_eagle3_llama
+from tiny_mla import tiny_eagle3_mla
 
 KEY = "eagle_aux_hidden_state_layer_ids"
 OTHER = [0, 1, 2]
@@ -99,6 +102,15 @@ def test_what_is_to_be_written_is_read_in_both_places(tmp_path: Path) -> None:
     for engine in ("vllm", "sglang"):
         corrected = check_draft(folder, engine=engine, arch="sm90")  # type: ignore[arg-type]
         assert (corrected.verdict, corrected.notes) == ("LOADS", ())
+
+
+def test_an_fc_whose_width_is_null_is_not_known_where_an_engine_reads_it(tmp_path: Path) -> None:
+    for build, known in ((tiny_eagle3_llama, []), (tiny_eagle3_mla, ["sglang"])):
+        folder = build(tmp_path / build.__name__)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"target_hidden_size": None}))
+        answers = {e: check_draft(folder, engine=e, arch="sm90") for e in ENGINE_NAMES[:2]}
+        assert [e for e, said in answers.items() if "An fc of" not in str(said.error)] == known
 
 
 @pytest.mark.parametrize("count", ["3", 2, 10**12])
