@@ -386,14 +386,10 @@ def test_a_step_that_ends_early_matters_unless_memory_ends(
         assert loaded_model._matters(subject, ["weight"])
 
 
-def test_a_whole_model_is_built_with_a_config_and_below_a_name_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(in_vllm, "of_its_own", lambda config: (config, "its own"))
-    monkeypatch.setattr(in_vllm, "shard", lambda *given, **named: (given, named))
-    config, folder = Mock(), Path("draft")
+def test_a_whole_model_has_a_config_and_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_vllm, "of_its_own", lambda config: config.own)
+    monkeypatch.setattr(in_vllm, "shard", lambda config, *_, **named: (config, named))
+    config = Mock()
     config.speculative_config.method = "draft_model"
-    served = config.speculative_config.draft_model_config
-    assert in_vllm.beside(config, folder, device="cuda") == (
-        ((config, "its own"), served, folder), {"prefix": "draft_model", "device": "cuda"},
-    )  # fmt: skip
+    found = in_vllm.beside(config, Path("draft"), device="cuda")
+    assert found == (config.own, {"prefix": "draft_model", "device": "cuda"})

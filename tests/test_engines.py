@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 from asked_pairs import check_draft
-from by_recipe import planned, quantized
+from by_recipe import quantized
 from cases import FAMILIES, Workshop, _quantized, beyond_cases, mixed_cases
 from draftquant import api as dq
 from draftquant.quantize.engines.contract import ENGINE_NAMES, FROM_WORST
-from draftquant.quantize.engines.plan_verdicts import planned_verdicts
 from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
 from folder_rows import FILES, read_rows, write_folder
@@ -26,7 +25,6 @@ from predictions import find_mismatches, predicted
 from reasons import own_text
 from results import read_outcomes
 from tiny import config_of, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
-from tiny_dspark import tiny_dspark_mla
 from tiny_mla import tiny_eagle3_mla
 
 OTHER_TEXT = {"eagle3-mla--modelopt-nvfp4-head", "dflash--modelopt-nvfp4-head"}
@@ -166,31 +164,10 @@ def test_what_was_not_executed_is_unknown(
 @pytest.mark.parametrize("key", ["attention_bias", "mlp_bias"])
 def test_biases_that_a_family_does_not_know_are_unknown(key: str, tmp_path: Path) -> None:
     folder = tiny_eagle3_llama(tmp_path / "draft", config={key: True})
-    answer = check_draft(folder, engine="vllm")
-    assert (answer.verdict, answer.error) == (
-        "UNKNOWN", "Loading such a draft with biases was never executed",
-    )  # fmt: skip
+    assert "such a draft with biases" in str(check_draft(folder, engine="vllm").error)
     edit_json(folder / "config.json", **{key: False, "intermediate_size": "wide"})
     with pytest.raises(CheckpointError, match="intermediate_size"):
         check_draft(folder, engine="sglang")
-
-
-@pytest.mark.parametrize(
-    ("build", "engine", "error"),
-    [
-        (tiny_eagle3_mla, "sglang", "AssertionError: param_data.shape=torch.Size([64, 192])"),
-        (tiny_dspark_mla, "vllm", "markov_head.markov_w2.weight has the shape [96, 8]"),
-    ],
-)
-def test_nvfp4_that_a_class_of_mla_takes_as_floats(
-    build: Any, engine: Any, error: str, tmp_path: Path
-) -> None:
-    plan = planned(build(tmp_path / "draft"), "blackwell-nvfp4-weights", target_layers=8)
-    verdicts = {v.engine: v for v in planned_verdicts(plan, arch="sm90")}
-    others = {"vllm", "sglang"} - {engine} if build is tiny_eagle3_mla else set()
-    assert verdicts[engine].verdict == "REFUSED"
-    assert error in str(verdicts[engine].error)
-    assert {verdicts[other].verdict for other in others} <= {"LOADS"}
 
 
 def test_a_declaration_is_an_object(tmp_path: Path) -> None:
