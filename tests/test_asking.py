@@ -99,6 +99,9 @@ def test_a_draft_that_is_served_as_it_is_stored(
         ("refused", "REFUSED", "are not supported for now"),
         ("contexts", "REFUSED", "multiplies a quantized matrix of this draft as if it were BF16"),
         ("table", "LOADS", "each of 7 linears computes what the folder says"),
+        ("head", "REFUSED", "a head of packed integers has none"),
+        ("own head", "LOADS", "each of 7 linears computes what the folder says"),
+        ("V1 head", "LOADS", "each of 7 linears computes what the folder says"),
         ("none", "LOADS", "no quantized linear that could be run"),
     ],
 )
@@ -136,8 +139,8 @@ def test_a_table_of_zeros_is_right_for_the_whole_vocabulary(
         ("hang", "within 9 s, got none (init)"),
         ("memory", "too little memory on its GPU (run)"),
         ("start", "take the config.json of the target: TypeError"),
-        ("interfaces", "has not what it is asked by: vllm.model_executor.model_loader.default"),
-        ("signature", "has not what it is asked by: run_linears: TypeError: "),
+        ("interfaces", "or wants other arguments: vllm.model_executor.model_loader.default"),
+        ("signature", "or wants other arguments: run_linears: TypeError: "),
         ("changed", "files changed"),
     ],
 )
@@ -371,3 +374,12 @@ def test_a_step_that_ends_early_matters_unless_memory_ends(
     monkeypatch.setattr(loaded_model, "_finish", Mock(side_effect=ends("in a step")))
     with pytest.raises(ends) if ends is torch.OutOfMemoryError else nullcontext():
         assert loaded_model._matters(subject, ["weight"])
+
+
+def test_a_whole_model_has_a_config_and_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_vllm, "of_its_own", lambda config: config.own)
+    monkeypatch.setattr(in_vllm, "shard", lambda config, *_, **named: (config, named))
+    config = Mock()
+    config.speculative_config.method = "draft_model"
+    found = in_vllm.beside(config, Path("draft"), device="cuda")
+    assert found == (config.own, {"prefix": "draft_model", "device": "cuda"})

@@ -3,6 +3,7 @@
 What the engines' own code makes of the same configs is executed by --engines (`captures`).
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from asked_pairs import check_draft
 from draftquant.quantize.engines.config_rules import misread_layers, sglang_captures, vllm_captures
 from tiny import edit_json, tiny_eagle3_llama
+from tiny_mla import tiny_eagle3_mla
 
 KEY = "eagle_aux_hidden_state_layer_ids"
 TOLD = ("check_draft",)
@@ -81,7 +83,16 @@ def test_check_says_which_runner_reads_what_and_what_to_write(tmp_path: Path) ->
         assert set(inputs(corrected.captures)) == {(1, 2, 3)}
 
 
-@pytest.mark.parametrize("count", ["3", 10**12])
+def test_an_fc_whose_width_is_null_is_not_known_where_an_engine_reads_it(tmp_path: Path) -> None:
+    for build, known in ((tiny_eagle3_llama, []), (tiny_eagle3_mla, ["sglang"])):
+        folder = build(tmp_path / build.__name__)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"target_hidden_size": None}))
+        answers = {e: check_draft(folder, engine=e) for e in ("vllm", "sglang")}
+        assert [e for e, said in answers.items() if "An fc of" not in str(said.error)] == known
+
+
+@pytest.mark.parametrize("count", ["3", 2, 10**12])
 def test_a_number_of_layers_that_is_none_is_refused(count: Any, tmp_path: Path) -> None:
     own = {"num_aux_hidden_states": count, "fc_norm": True}
     folder = tiny_eagle3_llama(tmp_path / "a", config=own)

@@ -159,6 +159,15 @@ def test_what_was_not_executed_is_unknown(
     assert why in " ".join(finding.text for finding in answer.findings)
 
 
+@pytest.mark.parametrize("key", ["attention_bias", "mlp_bias"])
+def test_biases_that_a_family_does_not_know_are_unknown(key: str, tmp_path: Path) -> None:
+    folder = tiny_eagle3_llama(tmp_path / "draft", config={key: True})
+    assert "such a draft with biases" in str(check_draft(folder, engine="vllm").error)
+    edit_json(folder / "config.json", **{key: False, "intermediate_size": "wide"})
+    with pytest.raises(CheckpointError, match="intermediate_size"):
+        check_draft(folder, engine="sglang")
+
+
 def test_a_declaration_is_an_object(tmp_path: Path) -> None:
     draft = tiny_eagle3_llama(tmp_path / "d", config={"quantization_config": []})
     with pytest.raises(CheckpointError, match="expected an object with quant_method"):

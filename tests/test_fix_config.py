@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 import transformers
-from asked_pairs import check_draft
 from by_recipe import draft_of
-from draftquant import api as dq
 from draftquant.quantize.drafts.config_defaults import as_read, class_defaults
 from draftquant.quantize.drafts.config_reader import KEY
 from draftquant.quantize.drafts.rope import Unreplayed
@@ -194,31 +192,6 @@ def test_geometry_replay_and_lints_take_the_class(tmp_path: Path) -> None:
     assert "then use base 150000, which model_type gpt_oss fills in" in (
         found["rope-theta-missing"].cause
     )
-    assert "attention_bias true" in found["model-type"].cause
-    assert "rope_theta 150000.0" in found["model-type"].cause
     glm = tiny_eagle3_llama(tmp_path / "glm", config={"model_type": "glm4"})
     part: Any = draft_of(glm).geometry.rope
     assert isinstance(part.scaling, Unreplayed)
-    same = tiny_eagle3_llama(tmp_path / "same", config={"model_type": "mistral"})
-    assert "model-type" not in lints_of(same)
-
-
-@pytest.mark.some(1)
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_fix_config_writes_llama_and_keeps_what_is_computed(tmp_path: Path, engine: Any) -> None:
-    draft = oss(tmp_path / "draft")
-    before = check_draft(draft, engine=engine, arch="sm90")
-    assert before.verdict == "UNKNOWN"
-    assert "_proj.bias is not stored" in str(before.error)
-    with pytest.warns(dq.DraftQuantWarning):
-        report = dq.quantize(draft, "int4-channel", tmp_path / "out", fix_config=True)
-    written = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))
-    assert written["model_type"] == "llama"
-    assert (written["rope_theta"], written["rope_parameters"]) == (150000.0, YARN)
-    assert (written["layer_types"], written["sliding_window"]) == (["sliding_attention"], 128)
-    assert report.verification.ok
-    assert dq.verify(tmp_path / "out", draft).ok
-    computed = draft_of(draft).geometry
-    edit_json(draft / "config.json", **report.config_changes)
-    assert draft_of(draft).geometry == computed
-    assert check_draft(draft, engine=engine, arch="sm90").verdict == "LOADS"

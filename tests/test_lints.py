@@ -165,11 +165,6 @@ TRIGGERS: dict[str, list[Callable[[Path], Path]]] = {
         lambda to: llama(to, {KEY: None, SECTION: {KEY: []}}),
         lambda to: mla(to, {KEY: None, SECTION: {KEY: []}}),
     ],
-    "aux-layer-count": [lambda to: llama(to, {"num_aux_hidden_states": 2})],
-    "target-hidden-size-null": [
-        lambda to: set_keys(llama(to), target_hidden_size=None),
-        lambda to: set_keys(mla(to), target_hidden_size=None),
-    ],
     "last-hidden-state": [
         lambda to: set_tensors(llama(to, {KEY: None, SECTION: LAST_STATE}), **{"fc.weight": None})
     ],
@@ -228,10 +223,6 @@ TRIGGERS: dict[str, list[Callable[[Path], Path]]] = {
     "dspark-mla-block-size": [lambda to: tiny_dspark_mla(to, config={"block_size": None})],
     "model-type": [
         lambda to: mla(to, {"model_type": "deepseek_v3"}),
-        lambda to: mla(to, {"model_type": "deepseek_v32"}),
-        lambda to: llama(to, {"model_type": "no_such_type"}),
-        lambda to: llama(to, {"model_type": "gpt_oss", "layer_types": ["full_attention"]}),
-        lambda to: dflash(to, model_type="gemma3_text"),
         lambda to: dflash(to, model_type="dflash"),
     ],
     "architecture-name": [

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from by_recipe import WIDE, draft_of
+from by_recipe import WIDE, draft_of, planned
 from draftquant.quantize.drafts import Draft
 from draftquant.quantize.engines.plan_verdicts import nothing_loads, planned_verdicts
 from draftquant.quantize.planning.quantization_plan import make_plan
@@ -18,6 +18,8 @@ from draftquant.scripts.cli import main
 from folder_rows import FILES, read_rows, write_folder
 from mixes import DOWN, FP8, FP8_STATIC, INT4, MIXES, MXFP4, NVFP4, PER_TOKEN, mixed
 from tiny import tiny_eagle3_llama
+from tiny_dspark import tiny_dspark_mla
+from tiny_mla import tiny_eagle3_mla
 
 PTPC = load_recipe("fp8-ptpc")
 OTHERS = Rule(
@@ -195,3 +197,16 @@ def test_formats_that_do_not_go_together(wide_draft: Draft) -> None:
     for layout, own, other in UNDECLARED:
         with pytest.raises(LayoutError):
             make_plan(dataclasses.replace(mixed(own, (other, DOWN)), layout=layout), wide_draft)
+
+
+def test_nvfp4_that_a_class_of_mla_takes_as_floats(tmp_path: Path) -> None:
+    for build, engine, error in (
+        (tiny_eagle3_mla, "sglang", "param_data.shape=torch.Size([64, 192])"),
+        (tiny_dspark_mla, "vllm", "markov_head.markov_w2.weight has the shape [96, 8]"),
+    ):
+        draft = build(tmp_path / engine)
+        plan = planned(draft, "blackwell-nvfp4-weights", target_layers=8)
+        said = {str(each.engine): each for each in planned_verdicts(plan, arch="sm90")}
+        assert said[engine].verdict == "REFUSED"
+        assert error in str(said[engine].error)
+        assert said["vllm"].verdict == ("REFUSED" if engine == "vllm" else "LOADS")

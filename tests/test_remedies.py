@@ -289,18 +289,6 @@ def test_a_remedy_that_is_followed_helps(case: str, engine: str, tmp_path: Path)
     assert verdict == "LOADS" or any(ends)
 
 
-def layers_unnamed(folder: Path, **named: object) -> Path:
-    """An fc for the outputs of five layers, of which none is named, or only three."""
-    tensors = read_tensors(LLAMA(folder))
-    fc = tensors["fc.weight"]
-    rows, columns = fc.shape[0], fc.shape[0] * 5
-    tensors["fc.weight"] = fc._replace(shape=(rows, columns), data=bytes(2 * rows * columns))
-    write_tensors(folder, tensors)
-    keys = {LAYERS: None, "eagle_config": None, "num_aux_hidden_states": 5, **named}
-    edit_json(folder / "config.json", **keys)
-    return folder
-
-
 def unlike_layers(folder: Path) -> Path:
     """One layer's o_proj in BF16, which SGLang's excludes cannot tell from the other's."""
     source = tiny_dflash(folder.with_name("source"), num_layers=2, config={"dtype": "bfloat16"})
@@ -314,9 +302,6 @@ def unlike_layers(folder: Path) -> Path:
 
 
 ENDS: Mapping[str, tuple[Build, str, str]] = {
-    "vllm names five": (layers_unnamed, "vllm", ""),
-    "sglang names five": (layers_unnamed, "sglang", ""),
-    "three named": (lambda at: layers_unnamed(at, **{LAYERS: [2, 4, 5]}), "vllm", ""),
     "layers alike": (unlike_layers, "sglang", "store it in layout compressed-tensors"),
     "another activation": (made(LLAMA, hidden_act="gelu", model_type="qwen3"), "vllm", "ask vLLM"),
     "called eagle": (made(tiny_dspark, hidden_act="gelu", model_type="eagle"), "vllm", "ask vLLM"),

@@ -29,9 +29,7 @@ def install(engine: Any, arch: str) -> None:
         published = engine.published
         engine.published = lambda _device: published("cuda")
     else:
-        import vllm.config.vllm as config
         from vllm.v1.attention.backends.mla.prefill import selector
 
-        config.HAS_TRITON = True  # before 0.33 the V2 model runner wants it
         selector._auto_select_mla_prefill_backend = lambda *_: types.SimpleNamespace  # before 0.32
         engine.start = lambda _stack: None  # a group of processes is there already

@@ -4,9 +4,7 @@ Usage: `VENV/bin/python vllm_loader.py --arch sm90 --target TARGET DRAFT...`.
 """
 
 import os
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 os.environ.update(
@@ -16,16 +14,12 @@ os.environ.update(
     VLLM_TARGET_DEVICE="cpu",  # the one platform that imports without compiled parts
 )
 
-import torch
 import vllm_platform
-from captures import Captured, function_of, reads_layers, vllm_captures
+from captures import Captured, reads_layers, vllm_captures
 from loader import Loaded, run, tensors_of_layer
-from torch import nn
 
-from inside.in_vllm import draft_config, of_its_own, shard, speculating  # isort: skip
-from inside.loaded_model import Steps, Subject  # isort: skip
-
-_SHARING = "gpu/spec_decode/eagle/utils.py"
+from inside.in_vllm import beside, draft_config, shard, speculating  # isort: skip
+from inside.loaded_model import Subject  # isort: skip
 
 
 def loaded(draft: Path, target: Path, tp: int, rank: int) -> Loaded:
@@ -33,14 +27,9 @@ def loaded(draft: Path, target: Path, tp: int, rank: int) -> Loaded:
     config = draft_config(draft, target, "cpu")
     vllm_platform.become_rank(tp, rank)
     speculative = config.speculative_config
-    whole = speculative.method == "draft_model"
-    dtype = config.model_config.dtype
-    subject = shard(
-        of_its_own(config) if whole else config,
-        speculative.draft_model_config,
+    subject = beside(
+        config,
         draft,
-        prefix="draft_model" if whole else "",
-        more_steps=lambda model: {} if whole else _head_step(model, dtype),
         needs_gpu=vllm_platform.needs_gpu,
         whole=tp == 1,
         first=rank == 0,
@@ -73,21 +62,6 @@ def of_layer(folder: Path, _target: Path, tp: int, rank: int) -> Loaded:
 
 def _captures(speculative: Any) -> Captured:
     return vllm_captures(speculative) if reads_layers(speculative.method) else {}
-
-
-def _head_step(model: nn.Module, dtype: torch.dtype) -> Steps:
-    """The V2 model runner, which is the default, compares a head of the draft with the target's.
-
-    Source: `load_eagle_model` and `load_dflash_model` of `v1/worker/gpu/spec_decode`.
-    """
-    if getattr(model.config, "has_own_lm_head", False):
-        return {}
-    config: Any = getattr(model.config, "text_config", model.config)
-    table = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype)
-    targets = SimpleNamespace(weight=table)
-    should_share = function_of(_SHARING, "_should_share", torch=torch, nn=nn)
-    head = getattr(model, "lm_head", None)  # a borrowed one is not built
-    return {"lm_head": partial(should_share, model, "has_own_lm_head", head, targets)}
 
 
 if __name__ == "__main__":

@@ -38,10 +38,12 @@ def _stand_in_for_packages() -> None:
     Kernels and pictures are not asked for when weights are loaded. What is not there, Transformers
     has found out before.
     """
+    import vllm.config.vllm as config
     import vllm.model_executor.models.registry as registry
     from transformers import AutoProcessor  # noqa: F401
     from vllm.triton_utils import triton
 
+    config.HAS_TRITON = True  # without which the V2 model runner is not chosen
     triton.Config = lambda sizes, num_stages=3, num_warps=4, **_named: types.SimpleNamespace(
         kwargs=sizes, num_stages=num_stages, num_warps=num_warps
     )  # modules of kernels filter theirs

@@ -36,6 +36,8 @@ _NOT_SO = (
     " another recipe or version"
 )
 _OTHERWISE = "quantize with another recipe: 'draftquant recipes list --engine {}'"
+_TRIED = {"vllm": "0.21 to 0.33", "sglang": "0.5.19 to 0.5.23"}
+"""The versions that `asking/inside` was run with."""
 _SAME = 60  # characters by which errors are alike
 
 
@@ -168,10 +170,15 @@ class DraftQuestion:
                 fix=f"give the python of the environment that serves with {title}",
                 details=printed,
             )
-        found, stage = f"{title} {answer.get('version')}", answer["stage"]
+        found, stage = f"{title} {answer.get('version', '')}".strip(), answer["stage"]
         if unknown := answer.get("unknown"):
-            what = f"{found} has not what it is asked by: {first_of(unknown, 6)}"
-            raise DeviceError(where, what, fix=_ANOTHER, details=printed)
+            what = f"expected the interfaces of {title} {_TRIED[self._engine]}, got {found}, which"
+            raise DeviceError(
+                where,
+                f"{what} lacks them, or wants other arguments: {first_of(unknown, 6)}",
+                fix="ask one of these versions; without --ask, rows of known versions answer",
+                details=printed,
+            )
         if answer.get("out_of_memory"):
             what = f"{found} finds too little memory on its GPU ({stage}): {answer['error']}"
             fix = "end what else runs there, or choose another GPU, such as CUDA_VISIBLE_DEVICES=1"

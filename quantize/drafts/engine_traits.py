@@ -8,11 +8,13 @@ family: both engines agree, except on the down-projections of MLA.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
-from .config_reader import KEY, SECTION, object_at
+from ..files.checkpoint import Checkpoint
+from .config_reader import KEY, SECTION, object_at, with_text_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,28 +83,60 @@ ConfigRead = dict[str, Any] | Finding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AskedGpu:
+    """A GPU about which rules ask, and what they asked: a GPU that answers alike is judged alike.
+
+    Attributes:
+        asked: the architectures of each question, in order.
+    """
+
+    arch: str
+    asked: list[Collection[str]] = field(default_factory=list)
+
+    def is_one_of(self, archs: Collection[str]) -> bool:
+        """Whether it is one of these; the question is written down."""
+        self.asked.append(archs)
+        return self.arch in archs
+
+    def answers_for(self, arch: str) -> bool:
+        """Whether another one would have given the same answers."""
+        return all((arch in archs) == (self.arch in archs) for archs in self.asked)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServedDraft(ABC):
     """The facts of a folder that a family's own rules for an engine may use.
 
     Attributes:
-        config: the parsed config.json, as the engine reads it.
-        head_rows: rows of the stored lm_head; None where there is none.
-        normed_heads: each head's query and key is normed, as in layers of Qwen3.
-        fuses: it has fc; False where it reads the target's last hidden state.
+        checkpoint: its headers, and config.json as the engine reads it.
+        geometry: what the engine builds by that.
         tp: tensor-parallel shards.
-        arch: the GPU, which is equal to the name of its architecture, such as sm90.
-        stacks_experts: the experts of a layer are stored in one tensor.
     """
 
-    config: Mapping[str, Any]
-    tensor_names: frozenset[str]
-    head_rows: int | None
-    num_layers: int
-    normed_heads: bool
-    fuses: bool
+    checkpoint: Checkpoint
+    geometry: Any
     tp: int
-    arch: object
-    stacks_experts: bool = False
+    gpu: AskedGpu
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """The keys of config.json, with those of a multimodal target's text section."""
+        return with_text_config(self.checkpoint.config)
+
+    @property
+    def tensor_names(self) -> Collection[str]:
+        """As they are stored."""
+        return self.checkpoint.tensors.keys()
+
+    @property
+    def num_layers(self) -> int:
+        """The draft's own decoder layers."""
+        return int(self.geometry.num_layers)
+
+    @property
+    @abstractmethod
+    def head_rows(self) -> int | None:
+        """Rows of the stored lm_head; None where there is none."""
 
     @property
     @abstractmethod
@@ -118,14 +152,8 @@ class ServedDraft(ABC):
 Problem = Callable[[ServedDraft], Finding | None]
 """A rule for config.json and the names of tensors; None = no problem."""
 Unknown = Literal["refused", "dropped", "unknown"]
-Biases = tuple[frozenset[str] | None, frozenset[str] | None]
-"""Leaves of linears with a bias if attention_bias is set, and if mlp_bias is; None = unknown."""
 Roots = Mapping[str, Finding | None]
 """Prefix of tensor names -> what an engine makes of them; None = the same as without the prefix."""
-NO_BIAS: frozenset[str] = frozenset()
-INPUTS = frozenset(QKV.members)
-ATTENTION = INPUTS | {"o_proj"}
-MLP = frozenset(GATE_UP.members) | {"down_proj"}
 
 
 def no_problem(_draft: ServedDraft) -> Finding | None:
@@ -226,7 +254,6 @@ class InEngine:
     shares_tables: bool = False
     targets_on_disk: frozenset[str] = frozenset()
     classes_first: bool = False
-    biases: Callable[[ServedDraft], Biases] = lambda _draft: (None, None)
     fusion: Fusion | None = None
     normed_fusion: Fusion | None = None
     linears: tuple[Linear, ...] = ()
@@ -263,10 +290,6 @@ class InVllm(InEngine):
 
     served_as: str = "eagle3"
     unknown_tensors: Unknown = "refused"
-    biases: Callable[[ServedDraft], Biases] = lambda draft: (
-        # `llama.py:267` has both; with normed heads they were not executed.
-        (None, None) if draft.normed_heads else (ATTENTION, MLP)
-    )
     not_executed: frozenset[str] = frozenset()
     head_declared: Literal["always", "asked", "never"] = "never"
     forgets_attention: bool = False
@@ -303,8 +326,6 @@ class InSglang(InEngine):
     served_as: str = "EAGLE3"
     classes_first: bool = True
     unknown_tensors: Unknown = "dropped"
-    # No MLP has any, and in the attention only o_proj: `llama_eagle3.py` builds the others.
-    biases: Callable[[ServedDraft], Biases] = lambda _draft: (frozenset({"o_proj"}), NO_BIAS)
     layer_name: str = "model.layers.{n}.{path}"
     layer_prefix: str = "model.{inner}"
     fc_sharding: Sharding = "replicated"

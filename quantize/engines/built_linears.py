@@ -83,8 +83,8 @@ def indexer_linears(question: Question, layer: str, engine: EngineName) -> list[
     if question.config.get("index_topk") is None:
         return []
     paths: dict[str, tuple[str, ...]] = {part: (part,) for part in ("wq_b", "wk", "weights_proj")}
-    turned = question.config.get("indexer_rope_interleave", False) and question.arch not in AMD
-    if engine == "vllm" or turned:
+    turned = question.config.get("indexer_rope_interleave", False)
+    if engine == "vllm" or (turned and not question.gpu.is_one_of(AMD)):
         paths = {"wq_b": ("wq_b",), JOINED: ("wk", "weights_proj")}
     return [
         (f"{_INDEXER}{path}", tuple(f"{layer}.{_INDEXER}{part}" for part in parts), "replicated")
@@ -101,7 +101,8 @@ _ATTENTION = "self_attn."
 def mtp_modules(question: Question, served: MtpLayer, engine: EngineName) -> tuple[Module, ...]:
     """The linears that may be quantized; fc is plain in both, except Qwen's in vLLM."""
     first = question.config.get("num_hidden_layers") or 0
-    mlp = f"mlp.{question.traits.shared_experts}" if question.is_mixture else "mlp"
+    is_mixture = getattr(question.geometry, "mixture", None) is not None
+    mlp = f"mlp.{question.traits.shared_experts}" if is_mixture else "mlp"
     layers = tuple(
         Module(
             served.layer.format(n=first + i) + path.replace(_ATTENTION, served.attention),

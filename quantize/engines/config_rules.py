@@ -5,15 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...recipes.errors import short
 from ..drafts import Family
 from ..drafts.architectures import declared_architecture
 from ..drafts.config_defaults import Source, absent_keys, class_defaults
 from ..drafts.config_reader import DEEPSEEK_TYPES, KEY, SECTION, layers_in_both_places, object_at
-from ..drafts.engine_traits import EngineTraits, Finding, Fusion, InEngine
+from ..drafts.engine_traits import EngineTraits, Finding
 from ..drafts.rope import declared
 from .contract import TRY, Capture, Captures, Question
-from .engine import BIAS_KEYS, TRAITS, Engine
+from .engine import TRAITS, Engine
 
 _OWN_TYPES = {name: remedy for traits in TRAITS for name, remedy in traits.own_types.items()}
 _OF_MTP = frozenset().union(
@@ -142,8 +141,6 @@ def rope_problem(question: Question, engine: Engine) -> Finding | None:
 
 _DFLASH_SECTION, _DFLASH_KEY = "dflash_config", "target_layer_ids"
 _WIDTH = "target_hidden_size"
-_DEFAULT_COUNT = 3  # of layers, where config.json names none
-_MOST_LAYERS = 1024  # of any target: fc and its norms are compared with a table of this many
 
 
 def vllm_captures(config: Mapping[str, Any], *, runs_v1: bool = True) -> Captures:
@@ -175,29 +172,23 @@ def sglang_captures(config: Mapping[str, Any]) -> Captures:
     return (Capture("SGLang", ids),)
 
 
-def fusion_of(in_engine: InEngine, geometry: Any) -> Fusion | None:
-    """How an engine sizes the fc of a draft; None without one."""
-    normed = in_engine.normed_fusion if geometry.normed_heads else None
-    return (normed or in_engine.fusion) if geometry.fuses else None
-
-
 def as_built(
-    engine: Engine, family: Family, geometry: Any, config: Mapping[str, Any], fusion: Fusion | None
+    engine: Engine, family: Family, geometry: Any, config: Mapping[str, Any]
 ) -> Any | Finding:
     """A geometry with fc, and the norms of EAGLE-3.1 before it, as an engine builds them."""
+    if not geometry.fuses:
+        return geometry
+    in_engine = engine.own(family.engine_traits)
+    fusion = (geometry.normed_heads and in_engine.normed_fusion) or in_engine.fusion
     if fusion is not None:
-        changes = {} if fusion.reads_width else {_WIDTH: geometry.hidden_size}
-        if fusion.refuses_null and fusion.reads_width and config.get(_WIDTH, 0) is None:
-            what = f"A null {_WIDTH} was never executed with such a draft"
+        width = geometry.target_hidden_size if fusion.reads_width else geometry.hidden_size
+        is_null = fusion.reads_width and fusion.refuses_null and config.get(_WIDTH, 0) is None
+        count = fusion.num_layers(config) if fusion.counted_by else geometry.num_aux_layers
+        if is_null or count != geometry.num_aux_layers:
+            what = "An fc of another size than the layers in config.json ask for was never executed"
             return Finding("unknown", what, TRY)
-        if fusion.counted_by:
-            count = fusion.num_layers(config)
-            if not isinstance(count, int) or not 0 <= count <= _MOST_LAYERS:
-                what = f"Counting the layers that fc reads by {short(count)} was never executed"
-                return Finding("unknown", what, TRY)
-            changes["num_aux_layers"] = int(count)
-        geometry = replace(geometry, **changes)
-    if not (geometry.fuses and hasattr(geometry, "fc_norm")):
+        geometry = replace(geometry, target_hidden_size=width)
+    if not hasattr(geometry, "fc_norm"):
         return geometry
     before = {**config, **object_at(config, SECTION)}.get("norm_before_fc", False)
     return replace(
@@ -207,18 +198,10 @@ def as_built(
     )
 
 
-def without_biases(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config.json as every family reads it."""
-    return {
-        key: value for key, value in config.items() if key not in BIAS_KEYS or value is not True
-    }
-
-
 def misread_layers(
     capture: Capture,
     after: Sequence[int] | None,
     num_target_layers: int | None,
-    num_fused: int | None = None,
 ) -> str | None:
     """Where a runner captures other layers than the draft reads; None where it does not.
 
@@ -226,17 +209,10 @@ def misread_layers(
         after: the draft's layers, counted "after layer k"; None = the default, whatever it is.
         num_target_layers: None = not known; then ids that are the default of some target are
             taken for that target's.
-        num_fused: for how many layers fc is built; None = for as many as the draft reads.
     """
     runner, inputs = capture
     if inputs == ():
         return f"{runner} captures no layer for an empty list, and fails when it serves"
-    count = _DEFAULT_COUNT if inputs is None else len(set(inputs))
-    if num_fused not in (None, count):
-        return (
-            f"{runner} hands the draft {count} layers of the target, builds fc for {num_fused}, and"
-            " fails when it serves"
-        )
     if after is None:
         return None
     read = [layer + 1 for layer in after]
@@ -249,23 +225,12 @@ def misread_layers(
     return (
         f"{runner} hands the draft the inputs of the target's layers {which}"
         f"{', its default' if inputs is None else ''}, and the draft was trained on the inputs of"
-        f" layers {read}"
+        f" layers {read}{'' if len(captured) == len(read) else ': it fails when it serves'}"
     )
 
 
-def remedy_of_layers(
-    config: Mapping[str, Any], after: tuple[int, ...] | None, num_fused: int | None = None
-) -> str:
-    """What config.json must say so that every runner captures the layers that the draft reads.
-
-    `num_fused`: for how many layers fc is built; None = for as many as the draft reads.
-    """
-    if num_fused not in (None, _DEFAULT_COUNT if after is None else len(after)):
-        return (
-            f"name the {num_fused} layers that the draft was trained on, as its trainer's config"
-            f" does: {KEY} of config.json lists their numbers plus one at the top level, and their"
-            f" numbers in {SECTION}"
-        )
+def remedy_of_layers(config: Mapping[str, Any], after: tuple[int, ...] | None) -> str:
+    """What config.json must say so that every runner captures the layers that the draft reads."""
     if after is None:
         return f"set {KEY} in {SECTION} of config.json to null, which means the default layers"
     if any(config.get(key) for key in (_DFLASH_SECTION, _DFLASH_KEY)):

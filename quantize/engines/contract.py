@@ -1,10 +1,10 @@
 """What an engine does with a draft, as data: the words and rows that engine modules use."""
 
-import functools
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 from typing import Any, Literal, NamedTuple, get_args
 
 from typing_extensions import override
@@ -12,7 +12,18 @@ from typing_extensions import override
 from ...recipes.brief import Brief, counted, first_of
 from ...recipes.packages import rows_beside
 from ...recipes.schema import EngineName as EngineName
-from ..drafts.engine_traits import EngineTraits, Finding, InEngine, ServedDraft, Sharding, Stage
+from ..drafts import Family
+from ..drafts.engine_traits import (
+    AskedGpu,
+    EngineTraits,
+    Finding,
+    InEngine,
+    ServedDraft,
+    Sharding,
+    Stage,
+)
+from ..drafts.family import TensorSpec
+from ..files.safetensors_header import TensorInfo
 from ..gpus import AMD
 from .declared_forms import Declaration, Signature
 from .row_conditions import holds
@@ -91,25 +102,55 @@ class Module(NamedTuple):
         return tuple(root + part.rpartition(".")[2] for part in self.parts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+Stored = Mapping[str, Mapping[str, TensorInfo]]
+"""Canonical module -> suffix -> tensor."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Question(ServedDraft):
-    """What an engine is asked, besides the tensors.
+    """One folder for one engine.
 
     Attributes:
         own: the family's traits for this engine.
         has_side_file: whether there is an hf_quant_config.json.
         first_layer: number of the draft's first among the target's and its own; None = not known.
-        inside_target: it is a layer in the folder of its target, whose declaration is read.
-        is_mixture: by config.json its layers have experts.
     """
 
-    traits: EngineTraits
+    family: Family
     own: InEngine
     declaration: Declaration | None
     has_side_file: bool
     first_layer: int | None
-    inside_target: bool = False
-    is_mixture: bool = False
+
+    @property
+    def traits(self) -> EngineTraits:
+        """What engines know of the family."""
+        return self.family.engine_traits
+
+    @property
+    def inside_target(self) -> bool:
+        """Whether it is a layer in the folder of its target, whose declaration is read."""
+        return self.checkpoint.subtree is not None
+
+    @cached_property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """What the family expects of each canonical tensor name."""
+        return self.family.tensor_specs(self.geometry)
+
+    @cached_property
+    def stored(self) -> Stored:
+        """Its tensors by canonical names."""
+        stored: dict[str, dict[str, TensorInfo]] = {}
+        for name, tensor in self.checkpoint.tensors.items():
+            module, _, suffix = self.family.canonical_name(name).rpartition(".")
+            stored.setdefault(module, {})[suffix] = tensor
+        return stored
+
+    @property
+    @override
+    def head_rows(self) -> int | None:
+        weight = self.stored.get("lm_head", {}).get("weight")
+        return weight.shape[0] if weight and len(weight.shape) == 2 else None
 
     @property
     @override
@@ -143,7 +184,7 @@ class Question(ServedDraft):
         """Whether config.json makes the embedding the head."""
         return self.config.get("tie_word_embeddings") is True
 
-    @property
+    @cached_property
     def is_latent(self) -> bool:
         """Whether its tensors are those of MLA, as in DeepSeek."""
         return any(".kv_b_proj." in name for name in self.tensor_names)
@@ -163,14 +204,14 @@ class Question(ServedDraft):
         """Whether SGLang takes AutoAWQ's AWQ with zero points in Marlin, where GPUs have it."""
         symmetric = self.signature is not None and self.signature.says_symmetric
         zeros = self.method == "awq" and "bits" in self.keys and not symmetric
-        return zeros and self.arch not in AMD
+        return zeros and not self.gpu.is_one_of(AMD)
 
     @property
     def facts(self) -> Mapping[str, Any]:
         """What rows of any subject may ask for."""
         return {
             "method": self.method,
-            "arch": self.arch,
+            "gpu": self.gpu,
             "is_mla": self.is_latent,
             "is_tied": self.is_tied,
             "is_whole_model": self.traits.whole_model,
@@ -328,19 +369,20 @@ def data_file(name: str) -> Mapping[str, Any]:
     return rows_beside(__file__, name)
 
 
-def taken_by(engine: EngineName, signature: Signature, arch: object) -> Scheme | None:
+def taken_by(engine: EngineName, signature: Signature, gpu: AskedGpu) -> Scheme | None:
     """What happens to a declared scheme on a GPU; None where no row says it."""
     table = data_file("schemes")
     for row in table[engine].get(signature.layout, ()):
-        if _is_meant(row, signature) and arch in row.get("gpus", [arch]):
+        if _is_meant(row, signature) and ("gpus" not in row or gpu.is_one_of(row["gpus"])):
             refused, problem = row.get("refused"), None
-            if refused and arch in row.get("refused_on", [arch]):
+            if refused and ("refused_on" not in row or gpu.is_one_of(row["refused_on"])):
                 stage, text, *remedy = table["refused"][engine][refused]
                 problem = Finding(stage, text, *(remedy or [table["usual"][engine]]))
             return Scheme(row["class"], problem)
     return None
 
 
+@cache
 def concatenated(signature: Signature) -> str | None:
     """SGLang's error where it concatenates q_a and kv_a of MLA."""
     rows = data_file("schemes")["concatenated"].get(signature.layout, ())
@@ -351,7 +393,7 @@ def _is_meant(row: Mapping[str, Any], signature: Signature) -> bool:
     return any(holds(scheme, vars(signature)) for scheme in row["schemes"])
 
 
-@functools.cache
+@cache
 def meanings() -> Sequence[tuple[re.Pattern[str], str]]:
     """An error of an engine, and its meaning, with {engine}, {gpu} and the groups of the error."""
     return [(re.compile(error), means) for error, means in data_file("meanings").items()]

@@ -1,6 +1,7 @@
 """One version of an engine: a row of versions.toml, and the arithmetic of its rules.
 
-Traits say what is peculiar to a family. What is in no table is UNKNOWN.
+Traits say what is peculiar to a family. What is in no table is UNKNOWN. Of an `Engine` it is known
+how it reads config.json and a declaration, of a `BuildingEngine` also which linears it builds.
 """
 
 import re
@@ -13,7 +14,7 @@ from typing import Any
 from ..drafts import FAMILIES
 from ..drafts.architectures import declared_architecture
 from ..drafts.config_reader import object_at
-from ..drafts.engine_traits import EngineTraits, Finding, InEngine
+from ..drafts.engine_traits import AskedGpu, EngineTraits, Finding, InEngine
 from ..drafts.recognition import is_speculators
 from ..files.safetensors_header import TensorInfo
 from .built_linears import built_as_floats, layer_linears, mtp_modules
@@ -56,7 +57,6 @@ class Serving:
     environment: tuple[str, ...] = ()
 
 
-BIAS_KEYS = ("attention_bias", "mlp_bias")
 TRAITS: tuple[EngineTraits, ...] = tuple(family.engine_traits for family in FAMILIES)
 """Facts of every family: for questions before the family of a draft is known."""
 
@@ -159,10 +159,6 @@ class Engine(ABC):
     def config_problem(self, question: Question) -> Finding | None:
         """What in config.json or the tensors' names keeps it from serving a draft."""
 
-    def captures(self, _question: Question) -> Captures:
-        """The target's layers that it passes to the draft."""
-        return ()
-
     # ---- a declared quantization
 
     def as_declared(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -176,25 +172,34 @@ class Engine(ABC):
             declared = {**declared, "quant_method": self.aliases[method]}
         return {**config, "quantization_config": declared}
 
-    def taken(self, declaration: Declaration, _arch: object) -> Declaration | Finding | None:
+    def taken(self, declaration: Declaration, _gpu: AskedGpu) -> Declaration | Finding | None:
         """A declaration as it understands it, None = as if there were none, or why it refuses."""
         return declaration
 
-    def declaration_problem(self, declaration: Declaration, arch: object) -> Finding | None:
+    def declaration_problem(self, declaration: Declaration, gpu: AskedGpu) -> Finding | None:
         """Why it refuses a declaration on a GPU before it looks at any layer."""
         keys, method = declaration.keys, declaration.method or ""
         return self.rule(
             "declaration",
             method=method,
-            arch=arch,
+            gpu=gpu,
             algorithm=declaration.algorithm or "",
             is_nested=declaration.form != "flat" and declaration.by_modelopt,
             null_method=None in (keys.get("quant_method", ""), keys.get("quantization", "")),
         )
 
-    def row(self, signature: Signature, arch: object) -> Scheme | None:
+    def row(self, signature: Signature, gpu: AskedGpu) -> Scheme | None:
         """What happens to a declared scheme; None where that is not known."""
-        return taken_by(self.name, signature, arch)
+        return taken_by(self.name, signature, gpu)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildingEngine(Engine):
+    """An engine of which it is known which linears it builds."""
+
+    @abstractmethod
+    def captures(self, question: Question) -> Captures:
+        """The target's layers that it passes to the draft."""
 
     def is_excluded(self, question: Question, module: Module) -> bool:
         """Whether the declared excludes leave a module unquantized.
@@ -203,22 +208,20 @@ class Engine(ABC):
             UnsureError: the answer is not certain.
         """
         declared = question.declaration
-        if declared is None or declared.layout is None:
-            raise ValueError("no module is quantized without a scheme that is understood")
+        assert declared is not None
+        assert declared.layout is not None
         if built_as_floats(question, module) is not None:
             return True
         return self.excludes(question, module, declared.layout, declared.excludes)
 
+    @abstractmethod
     def excludes(
         self, question: Question, module: Module, layout: str, patterns: tuple[str, ...]
     ) -> bool:
         """Apply the rule of a layout. Raises UnsureError."""
-        raise NotImplementedError
-
-    # ---- the linears that it builds
 
     def modules(self, question: Question) -> tuple[Module, ...]:
-        """Linears that may be quantized; none for TensorRT-LLM, and for what is not a draft."""
+        """Linears that may be quantized."""
         mtp = question.own.mtp
         if mtp is not None:
             return mtp_modules(question, mtp, self.name)
@@ -229,36 +232,22 @@ class Engine(ABC):
         ]
         return (*layers, *self.other_modules(question))
 
+    @abstractmethod
     def layer_names(self, question: Question, layer: int, path: str) -> tuple[str, str]:
         """Names of a linear of a layer, by its path there: for its parameters, and for excludes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def other_modules(self, question: Question) -> Iterator[Module]:
         """fc, the head and other linears outside the layers."""
-        raise NotImplementedError
 
+    @abstractmethod
     def plain(self, question: Question) -> frozenset[str]:
         """Leaves of modules that it never quantizes."""
-        raise NotImplementedError
 
-    def plain_remedy(self, _question: Question, _leaf: str) -> str | None:
-        """What makes it quantize a plain module of this leaf after all."""
-        return None
+    def plain_remedy(self, _question: Question, leaf: str) -> str:
+        """What to do about a plain module of this leaf that is stored quantized."""
+        return f"keep {leaf} in BF16: {self.title} never quantizes it"
 
-    def biases(self, question: Question) -> list[frozenset[str] | None]:
-        """Leaves that get a bias by config.json besides the family's own; None = not known.
-
-        Those are of the family's class; for MLA nothing is known.
-        """
-        traits, config = question.traits, question.config
-        unknown = question.is_latent and not (traits.drafts_blocks or traits.whole_model)
-        known = (None, None) if unknown else question.own.biases(question)
-        return [
-            leaves for key, leaves in zip(BIAS_KEYS, known, strict=True) if config.get(key) is True
-        ]
-
-    # ---- tensors that fill no linear, or do not fit
-
-    def cache_scale(self, _question: Question, _tensor: TensorInfo) -> bool | None:
+    @abstractmethod
+    def cache_scale(self, question: Question, tensor: TensorInfo) -> bool | None:
         """Whether it reads this scale of the KV cache; None = not executed."""
-        return None

@@ -13,8 +13,7 @@ from ..drafts.architectures import (
     declared_architecture,
     nested_eagle_keys,
 )
-from ..drafts.config_reader import with_text_config
-from ..drafts.engine_traits import Finding
+from ..drafts.engine_traits import AskedGpu, Finding
 from ..drafts.geometry import usual_draft_tokens
 from ..drafts.recognition import fitting_name, missing_name, other_kind
 from ..drafts.runtime_names import known_target_layers
@@ -22,14 +21,27 @@ from ..files.checkpoint import Checkpoint
 from ..gpus import gpu_name, gpu_names
 from ..stored.stored_declaration import quantized_looking
 from . import config_rules as rules
-from .asked_gpu import AskedGpu
-from .contract import TRY, VERDICTS, EngineCheck, EngineName, Layer, Question, explained, shown
+from .contract import (
+    TRY,
+    VERDICTS,
+    Captures,
+    DraftForm,
+    EngineCheck,
+    EngineName,
+    Layer,
+    Question,
+    explained,
+    shown,
+)
 from .declared_forms import Declaration, read_declaration
-from .engine import Engine, Serving
+from .engine import BuildingEngine, Engine, Serving
 from .executed import form_of, of_other_form
-from .folder_findings import absent_tables, head_notes
+from .folder_findings import absent_tables, cut_head_note
 from .linear_findings import Walk
 from .versions import ENGINES
+
+_BIASES = ("attention_bias", "mlp_bias")
+"""Keys of config.json; a family that knows them reads them."""
 
 
 class CheckAsked(TypedDict, total=False):
@@ -98,7 +110,7 @@ def check_checkpoint(
     place = _place(checkpoint, asked)
     known = place.engine
     if arch is not None:
-        place = replace(place, gpu=AskedGpu(arch, gpu_name(arch, gpu)))
+        place = replace(place, arch=arch, gpu=gpu_name(arch, gpu))
     if version not in (None, known.version):
         why = f"The rules of {known.title} {version} are not known, only those of {known.version}"
         answer = _unknown(place, why)
@@ -108,40 +120,59 @@ def check_checkpoint(
     if arch not in known.checked_gpus:
         why = f"Loading in {known.title} was never executed on {place.gpu}"
         return replace(_unknown(place, why), evidence="")
-    return _check(checkpoint, place)
+    return _answer(place, _found(checkpoint, place, AskedGpu(arch=arch)))
 
 
 def check_on_each(
     checkpoint: Checkpoint, archs: Iterable[str], **asked: Unpack[CheckAsked]
 ) -> Iterator[EngineCheck]:
-    """One answer for each GPU: GPUs that the rules ask the same share the work."""
-    place, known = _place(checkpoint, asked), list[tuple[AskedGpu, EngineCheck]]()
+    """One answer for each GPU: GPUs that answer the questions of rules alike share the work."""
+    place, known = _place(checkpoint, asked), list[tuple[AskedGpu, _Found]]()
     for arch in archs:
-        gpu = AskedGpu(arch, gpu_name(arch))
-        answer = next((answer for other, answer in known if other.is_like(gpu)), None)
-        if answer is None:
-            answer = _check(checkpoint, replace(place, gpu=gpu))
-            known.append((gpu, answer))
-        yield replace(answer, arch=gpu.arch, gpu=gpu.name)
+        found = next((found for gpu, found in known if gpu.answers_for(arch)), None)
+        if found is None:
+            gpu = AskedGpu(arch=arch)
+            found = _found(checkpoint, place, gpu)
+            known.append((gpu, found))
+        yield _answer(replace(place, arch=arch, gpu=gpu_name(arch)), found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Where and with what a draft is to be served."""
+    """Where and with what a draft is to be served; `gpu` is for people."""
 
     engine: Engine
-    gpu: AskedGpu
+    arch: str | None
+    gpu: str
     tp: int
     first_layer: int | None
     has_side_file: bool
     serving: Serving | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """What GPUs share that answer alike; the findings in the engine's words, if there are any.
+
+    Attributes:
+        kind: what the draft is, where no family reads it.
+    """
+
+    findings: Sequence[Finding]
+    layers: Sequence[Layer] = ()
+    launch: str | None = None
+    captures: Captures = ()
+    notes: tuple[str, ...] = ()
+    form: DraftForm | None = None
+    kind: Kind | None = None
+
+
 def _place(checkpoint: Checkpoint, asked: CheckAsked) -> _Place:
     engine = ENGINES[asked["engine"]]
     return _Place(
         engine=engine,
-        gpu=AskedGpu(None, gpu_names(engine.archs)),
+        arch=None,
+        gpu=gpu_names(engine.archs),
         tp=asked.get("tp", 1),
         first_layer=known_target_layers(checkpoint, asked.get("target_layers")),
         has_side_file=asked["has_side_file"],
@@ -149,36 +180,37 @@ def _place(checkpoint: Checkpoint, asked: CheckAsked) -> _Place:
     )
 
 
-def _check(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
+def _found(checkpoint: Checkpoint, place: _Place, gpu: AskedGpu) -> _Found:
     kind = other_kind(checkpoint)
     try:
-        answer = _check_family(checkpoint, place)
+        found = _found_in_family(checkpoint, place, gpu)
     except CheckpointError:
         if kind is None:
             raise
-        answer = _unknown(place, f"Loading {kind.name} was never executed")
+        found = _unknown_because(f"Loading {kind.name} was never executed")
     if kind is not None:
-        return _of_kind(place, kind, answer)
-    return answer if answer.verdict == "LOADS" else _of_name(place, checkpoint, answer)
+        return _Found(findings=found.findings, kind=kind)
+    asks_no_tensors = found.launch is not None and not isinstance(place.engine, BuildingEngine)
+    if not found.findings or asks_no_tensors:
+        return found
+    return _of_name(place.engine, checkpoint, found)
 
 
-def _of_kind(place: _Place, kind: Kind, answer: EngineCheck) -> EngineCheck:
+def _of_kind(engine: Engine, kind: Kind, first: Finding | None) -> Finding:
     """What the draft is, instead of findings about single tensors and keys."""
-    untried = f"What {place.engine.title} computes with it was never executed"
-    first = next(iter(answer.findings), Finding("load", "", ""))
-    if first.stage == "load":  # of a family's names, not its own
-        first = Finding("unknown", untried, "")
+    if first is None or first.stage == "load":  # of a family's names, not its own
+        text = f"What {engine.title} computes with it was never executed"
+        first = Finding("unknown", text, "")
     text = f"The draft is {kind.name}, which no family of draftquant reads. {first.text}"
-    remedy = TRY if first.stage == "unknown" else kind.fix
-    return _answer(place, [Finding(first.stage, text, remedy)])
+    return Finding(first.stage, text, engine.untried if first.stage == "unknown" else kind.fix)
 
 
-def _of_name(place: _Place, checkpoint: Checkpoint, answer: EngineCheck) -> EngineCheck:
+def _of_name(engine: Engine, checkpoint: Checkpoint, found: _Found) -> _Found:
     """An architecture that does not fit the tensors, instead of what the tensors lack."""
-    engine, first = place.engine, answer.findings[0]
-    fitting, declared = fitting_name(checkpoint), declared_architecture(checkpoint.config)
+    first, declared = _in_order(found.findings)[0], declared_architecture(checkpoint.config)
+    fitting = fitting_name(checkpoint)
     if fitting is None and first.remedy:
-        return answer
+        return found
     known = fitting_name(checkpoint, engine.architectures, misnamed=fitting is not None)
     name, remedy = fitting or declared, SUPPORTED
     having = [each.title for each in ENGINES.values() if name in each.architectures]
@@ -188,7 +220,7 @@ def _of_name(place: _Place, checkpoint: Checkpoint, answer: EngineCheck) -> Engi
         remedy = missing_name(checkpoint)
     elif having:
         remedy = f"serve it with {having[0]}, as {name}: {engine.title} has no such draft"
-    return _answer(place, [first._replace(remedy=remedy)])
+    return _Found(findings=[first._replace(remedy=remedy)])
 
 
 def _as_read(
@@ -221,120 +253,121 @@ def _as_read(
     return checkpoint, taken
 
 
-def _check_family(checkpoint: Checkpoint, place: _Place) -> EngineCheck:
+def _found_in_family(checkpoint: Checkpoint, place: _Place, gpu: AskedGpu) -> _Found:
     engine, written = place.engine, checkpoint.config
-    as_read = _as_read(engine, checkpoint, place.gpu)
+    as_read = _as_read(engine, checkpoint, gpu)
     if isinstance(as_read, Finding):
-        return _answer(place, [as_read])
+        return _Found(findings=[as_read])
     checkpoint, declaration = as_read
     config = checkpoint.config
-    plain = replace(checkpoint, config=rules.without_biases(config))
-    family, read = read_config(plain, as_declared=True)
+    try:
+        family, read = read_config(checkpoint, as_declared=True)
+    except CheckpointError:
+        if not any(config.get(key) is True for key in _BIASES):
+            raise
+        return _unknown_because("Loading such a draft with biases was never executed")
     in_engine, name = engine.own(family.engine_traits), declared_architecture(config)
     if name not in in_engine.architectures:
         wanted = OTHER_NAMES.get(name)
         remedy = f"set architectures to {wanted}" if wanted in in_engine.architectures else TRY
-        return _unknown(place, f"Loading {family.name} as {name} was never executed", remedy)
-    fusion = rules.fusion_of(in_engine, read)
-    geometry = rules.as_built(engine, family, read, config, fusion)
+        return _unknown_because(f"Loading {family.name} as {name} was never executed", remedy)
+    geometry = rules.as_built(engine, family, read, config)
     if isinstance(geometry, Finding):
-        return _answer(place, [geometry])
-    stored = checkpoint.tensors.values()
-    heads = (t for t in stored if family.canonical_name(t.name) == "lm_head.weight")
+        return _Found(findings=[geometry])
     question = Question(
-        traits=family.engine_traits,
-        own=in_engine,
-        config=with_text_config(config),
-        declaration=declaration,
-        has_side_file=place.has_side_file,
-        tensor_names=frozenset(checkpoint.tensors),
-        head_rows=next((t.shape[0] for t in heads if len(t.shape) == 2), None),
-        num_layers=geometry.num_layers,
-        first_layer=place.first_layer,
-        normed_heads=geometry.normed_heads,
-        fuses=geometry.fuses,
-        inside_target=checkpoint.subtree is not None,
-        stacks_experts=checkpoint.stacks_experts,
-        is_mixture=getattr(geometry, "mixture", None) is not None,
-        arch=place.gpu,
-        tp=place.tp,
-    )
-    problem = engine.config_problem(question)
-    walk = Walk(
-        engine=engine,
-        question=question,
         checkpoint=checkpoint,
         family=family,
+        own=in_engine,
         geometry=geometry,
-        specs=family.tensor_specs(geometry),
+        declaration=declaration,
+        has_side_file=place.has_side_file,
+        first_layer=place.first_layer,
+        gpu=gpu,
+        tp=place.tp,
     )
-    layers, findings = walk.layers_and_findings()
-    captures = engine.captures(question) if read.fuses else ()
-    fused, ids = geometry.num_aux_layers if fusion else None, read.aux_layer_ids
-    misread = [rules.misread_layers(each, ids, place.first_layer, fused) for each in captures]
-    layers_remedy = rules.remedy_of_layers(config, ids, fused)
-    if misread and misread[0] is not None:
-        findings.append(Finding("wrong", misread[0], layers_remedy))
     serving = place.serving or Serving(draft=str(checkpoint.folder))
     if serving.cache_dtype is None and declaration is not None:
         serving = replace(serving, cache_dtype=declaration.cache_dtype)
     launch = engine.launch(question, usual_draft_tokens(geometry), serving)
+    problem = engine.config_problem(question)
+    if not isinstance(engine, BuildingEngine):
+        return _Found(findings=[problem] if problem else [], launch=launch)
+    layers, findings = Walk(engine, question).layers_and_findings()
+    captures, ids = engine.captures(question) if read.fuses else (), read.aux_layer_ids
+    misread = [rules.misread_layers(each, ids, place.first_layer) for each in captures]
+    layers_remedy = rules.remedy_of_layers(config, ids)
+    if misread and misread[0] is not None:
+        findings.append(Finding("wrong", misread[0], layers_remedy))
     rotation = None if in_engine.mtp else rules.rope_problem(question, engine)
     findings = [*filter(None, (rotation, problem)), *findings]
-    form = form_of(walk, layers, written)
+    form = form_of(question, layers, written)
     if not findings and (other := of_other_form(engine, form)) is not None:
         findings = [other]
-    answer = replace(_answer(place, findings, layers, launch), form=form)
-    if answer.verdict == "LOADS":
-        answer = replace(answer, evidence=f"{answer.evidence}. Its form: {form.in_words}")
     notes = [f"{text}: {layers_remedy}" for text in misread[1:] if text is not None]
-    notes += [*absent_tables(walk), *head_notes(walk, answer.verdict)]
-    return replace(answer, captures=captures, notes=tuple(notes))
+    notes += absent_tables(engine, question)
+    return _Found(
+        findings=findings,
+        layers=layers,
+        launch=launch,
+        captures=captures,
+        notes=(*notes, *(() if findings else cut_head_note(engine, question))),
+        form=form,
+    )
 
 
-def _answer(
-    place: _Place,
-    findings: Sequence[Finding],
-    layers: Sequence[Layer] = (),
-    launch: str | None = None,
-) -> EngineCheck:
+def _answer(place: _Place, found: _Found) -> EngineCheck:
     """The verdict of the deciding finding; findings in that order, each in words for people."""
     engine = place.engine
-    readable = dict.fromkeys(
+    findings = [
         Finding(
             each.stage,
             explained(shown(each.text), engine=engine.title, gpu=place.gpu),
             shown(each.remedy.replace(TRY, engine.untried)),
         )
-        for each in findings
-    )
-    ordered = sorted(readable, key=lambda finding: [*VERDICTS].index(finding.stage))
-    first = ordered[0] if ordered else None
+        for each in _in_order(found.findings)
+    ]
+    if found.kind is not None:
+        findings = [_of_kind(engine, found.kind, next(iter(findings), None))]
+    first, evidence = next(iter(findings), None), engine.evidence
+    if first is None and found.form is not None:
+        evidence = f"{evidence}. Its form: {found.form.in_words}"
     return EngineCheck(
         engine=engine.name,
         version=engine.version,
-        arch=place.gpu.arch,
-        gpu=place.gpu.name,
+        arch=place.arch,
+        gpu=place.gpu,
         tp=place.tp,
         verdict=VERDICTS[first.stage] if first else "LOADS",
-        evidence=engine.evidence,
+        evidence=evidence,
         error=first.text if first else None,
         remedy=first.remedy if first else None,
-        layers=tuple(layers),
-        launch=launch,
-        launch_note=engine.launch_note if launch else None,
-        findings=tuple(ordered),
+        layers=tuple(found.layers),
+        launch=found.launch,
+        launch_note=engine.launch_note if found.launch else None,
+        findings=tuple(dict.fromkeys(findings)),
+        captures=found.captures,
+        notes=found.notes,
+        form=found.form,
     )
 
 
-def _unknown(place: _Place, why: str, remedy: str = TRY) -> EngineCheck:
-    return _answer(place, [Finding("unknown", why, remedy)])
+def _in_order(findings: Iterable[Finding]) -> list[Finding]:
+    """The deciding one first."""
+    return sorted(findings, key=lambda each: [*VERDICTS].index(each.stage))
+
+
+def _unknown_because(why: str, remedy: str = TRY) -> _Found:
+    return _Found(findings=[Finding("unknown", why, remedy)])
+
+
+def _unknown(place: _Place, why: str) -> EngineCheck:
+    return _answer(place, _unknown_because(why))
 
 
 def _agreed(place: _Place, answers: Sequence[EngineCheck]) -> EngineCheck:
     """One answer for all GPUs; where they differ, the answer depends on the GPU."""
     if len({answer.verdict for answer in answers}) == 1:
-        return replace(answers[0], arch=None, gpu=place.gpu.name)
+        return replace(answers[0], arch=None, gpu=place.gpu)
     by_gpu = {answer.gpu: answer.verdict for answer in answers}
     each = "; ".join(
         f"{verdict} on {', '.join(gpu for gpu in by_gpu if by_gpu[gpu] == verdict)}"
@@ -343,7 +376,7 @@ def _agreed(place: _Place, answers: Sequence[EngineCheck]) -> EngineCheck:
     first = next(answer for answer in answers if answer.verdict != "LOADS")
     finding = Finding("unknown", f"Depends on the GPU: {each}", "name yours with --gpu")
     return replace(
-        _answer(place, [finding, *first.findings], launch=first.launch),
+        _answer(place, _Found(findings=[finding, *first.findings], launch=first.launch)),
         verdict="UNKNOWN",
         error=finding.text,
         remedy=finding.remedy,

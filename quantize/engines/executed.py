@@ -19,9 +19,8 @@ from ..drafts.engine_traits import Finding
 from ..drafts.recognition import is_speculators
 from ..stored.layouts.scheme import FLOAT_DTYPES
 from .built_linears import ROUTED
-from .contract import TRY, DraftForm, Layer
+from .contract import TRY, DraftForm, Layer, Question
 from .engine import Engine
-from .folder_findings import Folder
 
 _SECTIONS = (SECTION, "dflash_config")
 _OF_ROPE = ("rope_parameters", "rope_scaling")
@@ -40,29 +39,28 @@ _FLOATS = "floats"
 _VALUES = ("weight", "weight_packed", "qweight")
 
 
-def form_of(folder: Folder, layers: Sequence[Layer], written: Mapping[str, Any]) -> DraftForm:
+def form_of(question: Question, layers: Sequence[Layer], written: Mapping[str, Any]) -> DraftForm:
     """The form of a folder as an engine builds it; `written`: its config.json as it is stored."""
-    question = folder.question
     name = declared_architecture(question.config) or ""
     linears: dict[str, set[str]] = defaultdict(set)
     for layer in layers:
         linears[layer.module.rpartition(".")[2]].add(layer.scheme or _FLOATS)
-    stored = folder.checkpoint.tensors.items()
+    stored = question.checkpoint.tensors.items()
     experts = {t.dtype for n, t in stored if ROUTED in n and n.rpartition(".")[2] in _VALUES}
     if experts:
-        stack = "stacked " if folder.checkpoint.stacks_experts else ""
+        stack = "stacked " if question.checkpoint.stacks_experts else ""
         floats = experts <= set(FLOAT_DTYPES)
         linears[f"{stack}experts"].add(_FLOATS if floats else str(question.signature or ""))
     return DraftForm(
-        draft=name if question.traits.is_mtp else folder.family.name,
+        draft=name if question.traits.is_mtp else question.family.name,
         layers=question.num_layers,
         linears={module: " and ".join(sorted(taken)) for module, taken in linears.items()},
         others=(
-            *_of_config(question.config, fuses=question.fuses, mtp=question.traits.is_mtp),
+            *_of_config(question.config, fuses=question.geometry.fuses, mtp=question.traits.is_mtp),
             *_nulls(written, str(question.config.get("model_type"))),
             "the speculators layout" if is_speculators(written) else "an ordinary config.json",
             "inside its target" if question.inside_target else "a folder of its own",
-            *_of_tensors(folder),
+            *_of_tensors(question),
         ),
     )
 
@@ -96,28 +94,28 @@ def _nulls(keys: Mapping[str, Any], model_type: str, section: str = "") -> Itera
             yield from _nulls(value, model_type, f"{section}{key}.")
 
 
-def _of_tensors(folder: Folder) -> Iterator[str]:
+def _of_tensors(question: Question) -> Iterator[str]:
     norms: dict[str, set[str]] = defaultdict(set)
     dtypes = set()
-    for name, tensor in folder.checkpoint.tensors.items():
-        canonical = folder.family.canonical_name(name)
-        spec = folder.specs.get(canonical)
+    for name, tensor in question.checkpoint.tensors.items():
+        canonical = question.family.canonical_name(name)
+        spec = question.specs.get(canonical)
         if spec is None or tensor.dtype not in FLOAT_DTYPES:
             continue
         dtypes.add(tensor.dtype)
-        if spec.role == "norm":
+        if spec.role == "norm" and not canonical.endswith(".bias"):
             layer = canonical.split(".")[1] if canonical.startswith("layers.") else ""
             norms[layer].add(name.split(".")[-2])
     for layer, names in norms.items():
         where = " of later layers" if layer not in ("", "0") else layer and " of the first layer"
         yield f"norms {', '.join(sorted(names))}{where}"
     yield f"{' and '.join(sorted(dtypes))} in files"
-    question, tables = folder.question, folder.stored.get("", {})
-    cut = folder.geometry.draft_vocab_size < folder.geometry.vocab_size
-    head = "stored" if "lm_head" in folder.stored else "absent"
+    tables = question.stored.get("", {})
+    cut = question.geometry.draft_vocab_size < question.geometry.vocab_size
+    head = "stored" if "lm_head" in question.stored else "absent"
     tied = ", tied" if question.is_tied else ""
     yield f"lm_head {head}{', for fewer tokens' if cut else ''}{tied}"
-    yield f"embed_tokens {'stored' if 'embed_tokens' in folder.stored else 'absent'}"
+    yield f"embed_tokens {'stored' if 'embed_tokens' in question.stored else 'absent'}"
     yield f"maps {' and '.join(sorted({'d2t', 't2d'} & tables.keys())) or 'absent'}"
 
 

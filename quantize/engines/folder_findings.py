@@ -2,54 +2,24 @@
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
-from ..drafts import Family
 from ..drafts.engine_traits import Finding
-from ..drafts.family import TensorSpec
-from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..stored.stored_declaration import COMPANIONS
 from .built_linears import ROUTED, VOCAB_PADDING
-from .contract import Question, Verdict
-from .engine import TRAITS, Engine
-
-Stored = Mapping[str, Mapping[str, TensorInfo]]
-"""Canonical module -> suffix -> tensor."""
+from .contract import Question
+from .engine import TRAITS, BuildingEngine, Engine
 
 
-@dataclass(frozen=True, kw_only=True)
-class Folder:
-    """One folder in one engine, with what the family expects of each canonical tensor name."""
-
-    engine: Engine
-    question: Question
-    checkpoint: Checkpoint
-    family: Family
-    geometry: Any
-    specs: Mapping[str, TensorSpec]
-
-    @cached_property
-    def stored(self) -> Stored:
-        """Its tensors by canonical names."""
-        stored: dict[str, dict[str, TensorInfo]] = {}
-        for name, tensor in self.checkpoint.tensors.items():
-            module, _, suffix = self.family.canonical_name(name).rpartition(".")
-            stored.setdefault(module, {})[suffix] = tensor
-        return stored
-
-
-def folder_findings(folder: Folder) -> Iterator[Finding]:
+def folder_findings(engine: BuildingEngine, question: Question) -> Iterator[Finding]:
     """Of tensors that are no linears, and of tables and shards."""
-    engine, question = folder.engine, folder.question
     linears = dict.fromkeys(part for built in engine.modules(question) for part in built.parts)
-    yield from _names(folder, linears)
-    yield from _cut_head(folder)
-    yield from _absent(folder, linears)
-    yield from _shared_tables(folder)
-    if "lm_head" not in folder.stored:
+    yield from _names(engine, question, linears)
+    yield from _cut_head(engine, question)
+    yield from _absent(engine, question, linears)
+    yield from _shared_tables(engine, question)
+    if "lm_head" not in question.stored:
         yield from engine.rules("unshared_head", **unshared(question))
     if (rest := undivided(question.tp, question.config)) is not None:
         yield from engine.rules("shards", undivided=rest, tp=question.tp)
@@ -79,38 +49,39 @@ _CODES = ("F8_E4M3", "I8", "U8")
 SHARED = ("embed_tokens", "lm_head")
 
 
-def _names(folder: Folder, linears: Collection[str]) -> Iterator[Finding]:
+def _names(
+    engine: BuildingEngine, question: Question, linears: Collection[str]
+) -> Iterator[Finding]:
     """Tensors that are not the family's, that it spells otherwise, or that hold no numbers."""
-    engine, question, roots = folder.engine, folder.question, folder.question.own.roots
+    roots = question.own.roots
     spellings = _SPELLINGS_OF_MTP if question.traits.is_mtp else _SPELLINGS
     declared = question.traits.is_mtp and question.declaration is not None
     for root, finding in roots.items():
-        if finding is not None and any(n.startswith(root) for n in folder.checkpoint.tensors):
+        if finding is not None and any(n.startswith(root) for n in question.tensor_names):
             yield finding
-    for module, tensors in folder.stored.items():
+    for module, tensors in question.stored.items():
         if ROUTED in module and (question.inside_target or declared):
             continue  # they are judged whole: `Walk`
         is_plain = linears and module not in linears
         for suffix, tensor in tensors.items():
             name = tensor.name
             inner = next((name.removeprefix(root) for root in roots if name.startswith(root)), name)
-            if suffix in COMPANIONS and f"{module}.weight" in folder.specs:
+            if suffix in COMPANIONS and f"{module}.weight" in question.specs:
                 if is_plain:
                     remedy = f"quantize the BF16 draft in a format that {engine.title} reads"
                     yield from _without_parameter(engine, question, name, remedy)
             elif not spellings.match(inner) and _OF_LAYERS & set(name.split(".")):
                 yield from engine.rules("stranger", name=name)
-            elif f"{module}.{suffix}".lstrip(".") not in folder.specs:
+            elif f"{module}.{suffix}".lstrip(".") not in question.specs:
                 yield from strangers(engine, question, tensor)
             elif is_plain and tensor.dtype in _CODES:
                 yield from engine.rules("plain_codes", name=name, stored_dtype=tensor.dtype)
 
 
-def strangers(engine: Engine, question: Question, tensor: TensorInfo) -> Iterator[Finding]:
+def strangers(engine: BuildingEngine, question: Question, tensor: TensorInfo) -> Iterator[Finding]:
     """A tensor that the family does not have; of scales of a KV cache it is known who reads it."""
     name = tensor.name
-    biased = name.endswith(".bias") and name.split(".")[-2] in built_biases(engine, question)
-    if biased or name.endswith(_COMPUTED):
+    if name.endswith(_COMPUTED):
         return
     read = engine.cache_scale(question, tensor) if CACHE_SCALE.search(name) else None
     if read is None:
@@ -128,24 +99,14 @@ def _without_parameter(
     yield from engine.rules("no_parameter", unknown_tensors=how, remedy=remedy, **names)
 
 
-def _absent(folder: Folder, linears: Collection[str]) -> Iterator[Finding]:
+def _absent(engine: Engine, question: Question, linears: Collection[str]) -> Iterator[Finding]:
     """Tensors of the family that are not stored; of linears `Walk` says it."""
-    engine, stored = folder.engine, folder.stored
-    leaves = built_biases(engine, folder.question)
-    if None in engine.biases(folder.question):
-        yield from engine.rules("stranger", name="a bias")
-    wanted = [name for name, spec in folder.specs.items() if not spec.optional]
-    wanted += [f"{p}.bias" for p in linears if p.rpartition(".")[2] in leaves and p in stored]
-    for name in wanted:
+    stored = question.stored
+    for name in (name for name, spec in question.specs.items() if not spec.optional):
         module, _, suffix = name.rpartition(".")
         is_judged = suffix == "weight" and (module in linears or module in stored)
         if not is_judged and suffix not in stored.get(module, {}):
             yield from engine.rules("absent", name=name)
-
-
-def built_biases(engine: Engine, question: Question) -> frozenset[str]:
-    """The leaves of these that are known."""
-    return frozenset().union(*(leaves or () for leaves in engine.biases(question)))
 
 
 # ---- A head with rows for fewer tokens than the vocabulary
@@ -153,73 +114,66 @@ def built_biases(engine: Engine, question: Question) -> frozenset[str]:
 # target id i + d2t[i]; no engine reads t2d.
 
 
-def _cut_head(folder: Folder) -> Iterator[Finding]:
+def _cut_head(engine: Engine, question: Question) -> Iterator[Finding]:
     """A head, its map and config.json of one number of rows were executed, and no others."""
-    question, vocabulary = folder.question, folder.geometry.vocab_size
+    vocabulary = question.geometry.vocab_size
     if question.own.shares_tables:
         return
-    if (_rows(folder, "embed_tokens.weight") or vocabulary) != vocabulary:
-        yield from folder.engine.rules("unlike", name="embed_tokens", stored_dtype="another size")
+    if (_rows(question, "embed_tokens.weight") or vocabulary) != vocabulary:
+        yield from engine.rules("unlike", name="embed_tokens", stored_dtype="another size")
     if not question.traits.prunes_vocabulary:
         return
-    built = folder.geometry.draft_vocab_size
-    head = _rows(folder, "lm_head.weight", "lm_head.weight_packed")
-    rows = {"lm_head": head, "d2t": _rows(folder, "d2t")}
+    built = question.geometry.draft_vocab_size
+    head = _rows(question, "lm_head.weight", "lm_head.weight_packed")
+    rows = {"lm_head": head, "d2t": _rows(question, "d2t")}
     asked = vocabulary if question.config.get("draft_vocab_size") is None else built
     known = (asked,) if built < vocabulary else (asked, None)
     if any(count not in known for count in rows.values()):
-        yield from folder.engine.rules("cut_head", asked=asked, **rows)
+        yield from engine.rules("cut_head", asked=asked, **rows)
     elif built < vocabulary:
-        yield from _wrong_tokens(folder, vocabulary)
+        yield from _wrong_tokens(engine, question)
 
 
-def _rows(folder: Folder, *names: str) -> int | None:
+def _rows(question: Question, *names: str) -> int | None:
     places = (name.rpartition(".") for name in names)
-    found = (folder.stored.get(module, {}).get(suffix) for module, _, suffix in places)
+    found = (question.stored.get(module, {}).get(suffix) for module, _, suffix in places)
     return next((tensor.shape[0] for tensor in found if tensor and tensor.shape), None)
 
 
-def absent_tables(folder: Folder) -> Iterator[str]:
+def absent_tables(engine: Engine, question: Question) -> Iterator[str]:
     """What replaces each table that the draft does not have."""
-    is_served = folder.engine.rule("unshared_head", **unshared(folder.question)) is None
-    unneeded = {"lm_head"} if folder.question.is_tied or not is_served else set()
-    absent = folder.engine.absent_tables.keys() - folder.stored.keys() - unneeded
-    yield from (text for table, text in folder.engine.absent_tables.items() if table in absent)
+    is_served = engine.rule("unshared_head", **unshared(question)) is None
+    unneeded = {"lm_head"} if question.is_tied or not is_served else set()
+    absent = engine.absent_tables.keys() - question.stored.keys() - unneeded
+    yield from (text for table, text in engine.absent_tables.items() if table in absent)
 
 
-def head_notes(folder: Folder, verdict: Verdict) -> Iterator[str]:
+def cut_head_note(engine: Engine, question: Question) -> Iterator[str]:
     """A note that a served head is cut."""
-    rows, vocab = folder.geometry.draft_vocab_size, folder.geometry.vocab_size
-    if verdict == "LOADS" and folder.question.traits.prunes_vocabulary and rows < vocab:
+    rows, vocab = question.geometry.draft_vocab_size, question.geometry.vocab_size
+    if question.traits.prunes_vocabulary and rows < vocab:
         yield (
-            f"the head has rows for {rows:,} of {vocab:,} tokens, and {folder.engine.title}"
+            f"the head has rows for {rows:,} of {vocab:,} tokens, and {engine.title}"
             " proposes these alone, by d2t"
         )
 
 
-def _wrong_tokens(folder: Folder, vocabulary: int) -> Iterator[Finding]:
-    """Findings on d2t: offsets, each row another token; none for a map that no file holds."""
-    import numpy as np  # only for this question
+def _wrong_tokens(engine: Engine, question: Question) -> Iterator[Finding]:
+    """Findings on d2t; none for a map that no file holds, or whose numbers cannot be read."""
+    from ..lints.vocabulary_map import VocabularyMap  # numpy: only for this question
 
-    from ..stored.decoded_numbers import INTEGERS, read_integers, read_whole
-
-    checkpoint, tables = folder.checkpoint, folder.stored[""]
-    if not tables["d2t"].file or tables["d2t"].dtype not in INTEGERS:
+    vocabulary, tables = question.geometry.vocab_size, question.stored[""]
+    if not tables["d2t"].file or not (table := VocabularyMap.read(question.checkpoint, tables)):
         return
-    offsets = read_integers(checkpoint, tables["d2t"])
-    ids = offsets + np.arange(len(offsets))
-    marked = np.flatnonzero(read_whole(checkpoint, tables["t2d"])) if "t2d" in tables else ids
-    absolute = np.array_equal(offsets, marked) and not np.array_equal(ids, marked)
-    outside = ids[(ids < 0) | (ids >= vocabulary)]
-    repeated = len(ids) - len(np.unique(ids))
-    if absolute or len(outside) or repeated:
-        yield from folder.engine.rules(
+    outside = table.outside(vocabulary)
+    if table.is_absolute or outside or table.repeated:
+        yield from engine.rules(
             "map",
-            is_absolute=absolute,
-            outside=str(outside[0]) if len(outside) else None,
+            is_absolute=table.is_absolute,
+            outside=str(table.ids[outside[0]]) if outside else None,
             vocabulary=vocabulary,
-            repeated=repeated,
-            rows=len(ids),
+            repeated=table.repeated,
+            rows=len(table.ids),
         )
 
 
@@ -232,13 +186,13 @@ def unshared(question: Question) -> dict[str, Any]:
     return {**question.facts, "has_draft_vocab_size": named}
 
 
-def _shared_tables(folder: Folder) -> Iterator[Finding]:
-    question, stored = folder.question, folder.stored
+def _shared_tables(engine: Engine, question: Question) -> Iterator[Finding]:
+    stored = question.stored
     if not question.own.shares_tables:
         return
     whole = question.head_rows in (None, question.config.get("vocab_size"))
     for module in SHARED[1:] if question.own.quantizes_fc(question) else SHARED:
-        yield from folder.engine.rules(
+        yield from engine.rules(
             "shared",
             module=module,
             is_cut="d2t" in stored.get("", {}) or not whole,

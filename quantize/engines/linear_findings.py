@@ -8,39 +8,42 @@ from ..files.safetensors_header import TensorInfo
 from ..stored.layouts.scheme import FLOAT_DTYPES, FP8_DTYPE
 from ..stored.stored_declaration import COMPANIONS
 from . import built_linears as built
-from .contract import Layer, Module, Scheme, UnsureError
+from .contract import Layer, Module, Question, Scheme, Stored, UnsureError
 from .declared_forms import NOT_READ, LinearScheme
+from .engine import BuildingEngine
 from .excludes import BY_NAME, scheme_of
-from .folder_findings import SHARED, Folder, Stored, built_biases, folder_findings, strangers
+from .folder_findings import SHARED, folder_findings, strangers
 
 _FNUZ = "F8_E4M3FNUZ"
 """Another kind of FP8, which engines copy by value into a parameter of the usual one (executed)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Walk(Folder):
-    """Every linear of a folder."""
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """Every linear of a folder in one engine."""
+
+    engine: BuildingEngine
+    question: Question
 
     def layers_and_findings(self) -> tuple[list[Layer], list[Finding]]:
         """Every linear, and everything that differs from what the folder means."""
         layers, findings = list[Layer](), list[Finding]()
         question, declared = self.question, self.question.declaration
         signatures = [group.signature for group in declared.groups] if declared else []
-        rows = {each: self.engine.row(each, question.arch) for each in signatures}
+        rows = {each: self.engine.row(each, question.gpu) for each in signatures}
         for untried in (str(each) for each, row in rows.items() if row is None):
             findings += self.engine.rules("untried", name=untried)
         if declared and not any(rows.values()):  # nor is it known which names and shapes it wants
             what = declared.problem or f"quant_method {declared.method}"
             return layers, findings or [*self.engine.rules("untried", name=what)]
-        findings += [*folder_findings(self), *_experts(self)]
+        findings += [*folder_findings(self.engine, question), *_experts(self)]
         met: list[Scheme] = []
-        own = {name for name, spec in self.specs.items() if not spec.optional}
-        leaves = built_biases(self.engine, question)
+        own = {name for name, spec in question.specs.items() if not spec.optional}
         for module in self.engine.modules(question):
-            if any(f"{part}.weight" not in self.specs for part in module.parts):
+            if any(f"{part}.weight" not in question.specs for part in module.parts):
                 findings += self.engine.rules("untried", name=f"{module.name} of such a draft")
                 continue
-            parts = {part: self.stored.get(part, {}) for part in module.parts}
+            parts = {part: question.stored.get(part, {}) for part in module.parts}
             if module.leaf in SHARED and not any(parts.values()):
                 absent = self._scheme(module, [], even_plain=module.prefix != module.leaf)
                 if absent is not None:
@@ -58,7 +61,7 @@ class Walk(Folder):
             )
             met += [row] if row else []
             shards = [self._shard(module, part) for part in parts]
-            biased = all(f"{p}.bias" in own or p.rpartition(".")[2] in leaves for p in parts)
+            biased = all(f"{part}.bias" in own for part in parts)
             built_as = built.parameters(module, parts, shards, scheme, question.tp, biased=biased)
             taken = row.name if row else None
             layers.append(
@@ -152,7 +155,7 @@ class Walk(Folder):
         mixed = len({_is_float(tensors) for tensors in parts.values() if tensors}) > 1
         yield from self.engine.rules("linear", **linear, is_mixed=mixed)
         several = len(parts) > 1 and scheme.has_global_scale
-        if several and built.has_several_global_scales(self.checkpoint, parts):
+        if several and built.has_several_global_scales(question.checkpoint, parts):
             yield from self.engine.rules("several_scales", module=module.name)
 
     def _parts(
@@ -174,7 +177,7 @@ class Walk(Folder):
                 yield from strangers(self.engine, self.question, tensor)
 
     def _shape(self, part: str) -> tuple[int, int]:
-        rows, columns = (dim.size for dim in self.specs[f"{part}.weight"].shape)
+        rows, columns = (dim.size for dim in self.question.specs[f"{part}.weight"].shape)
         return rows, columns
 
     def _shard(self, module: Module, part: str) -> tuple[int, int]:
@@ -184,7 +187,7 @@ class Walk(Folder):
             return rows, columns // tp
         if module.sharding == "column":
             shared = part.endswith((".k_proj", ".v_proj"))
-            heads = (self.checkpoint.config.get("num_key_value_heads") or tp) if shared else tp
+            heads = (self.question.config.get("num_key_value_heads") or tp) if shared else tp
             return -(-rows // min(tp, heads)), columns
         return rows, columns
 
@@ -203,8 +206,7 @@ def _declare(walk: Walk, module: Module) -> str:
     if question.declaration and (as_floats := built.built_as_floats(question, module)) is not None:
         return as_floats
     if module.leaf in engine.plain(question):
-        asked = engine.plain_remedy(question, module.leaf)
-        return asked or f"keep {module.leaf} in BF16: {engine.title} never quantizes it"
+        return engine.plain_remedy(question, module.leaf)
     return (
         "store it in layout compressed-tensors (draftquant transcode), or quantize the draft again:"
         f" {engine.title} takes {module.prefix!r} as floats, by what quantization_config says"
@@ -217,7 +219,7 @@ def _experts(walk: Walk) -> Iterator[Finding]:
     Engines fuse them into one module, which is not a linear: excludes mean it by separate rules.
     Executed: `experiments/engines/inside.json`.
     """
-    engine, question, tensors = walk.engine, walk.question, walk.checkpoint.tensors
+    engine, question, tensors = walk.engine, walk.question, walk.question.checkpoint.tensors
     served, declared = question.own.mtp, question.declaration
     routed = {n: t for n, t in tensors.items() if built.ROUTED in n and n.endswith(".weight")}
     floats = sorted(n for n, t in routed.items() if t.dtype in FLOAT_DTYPES)

@@ -2,8 +2,9 @@
 
 The table `when` of a row has names of facts -> what they are: a value; a list that has it;
 `{ not = [...] }`, which has it not; or `{ multiple_of = n }`. True means that there is a value,
-false that there is none, or that it is 0 or empty. A row counts whose `when` holds, and whose
-`unless` does not. A fact that its question does not have is a KeyError.
+false that there is none, or that it is 0 or empty. A row counts whose `when` holds, whose `unless`
+does not, and of whose `gpus` the fact `gpu` is one. A fact that its question does not have is a
+KeyError.
 """
 
 from collections.abc import Mapping
@@ -14,13 +15,14 @@ Facts = Mapping[str, Any]
 
 
 def counts(row: Mapping[str, Any], facts: Facts) -> bool:
-    """Whether the facts meet the condition of a row, and not its exception."""
-    excepted = "unless" in row and holds(row["unless"], facts)
-    return holds(row.get("when", {}), facts) and not excepted
+    """Whether the facts meet the condition of a row and not its exception, on one of its GPUs."""
+    if not holds(row.get("when", {}), facts) or ("unless" in row and holds(row["unless"], facts)):
+        return False
+    return "gpus" not in row or facts["gpu"].is_one_of(row["gpus"])
 
 
 def holds(condition: Mapping[str, Any], facts: Facts) -> bool:
-    """Whether each fact is what a condition wants; a GPU is asked where all before it holds."""
+    """Whether each fact is what a condition wants."""
     asked = [(facts[name], wanted) for name, wanted in condition.items()]
     return all(_meets(fact, wanted) for fact, wanted in asked)
 

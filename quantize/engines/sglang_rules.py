@@ -12,13 +12,13 @@ from typing import Any
 from typing_extensions import override
 
 from ..drafts.architectures import declared_architecture
-from ..drafts.engine_traits import GATE_UP, MLA_DOWN, QKV, Finding
+from ..drafts.engine_traits import GATE_UP, MLA_DOWN, QKV, AskedGpu, Finding
 from ..files.safetensors_header import TensorInfo
 from . import built_linears as built
 from .config_rules import as_class_reads, sglang_captures
 from .contract import Captures, Module, Question, UnsureError
 from .declared_forms import Declaration
-from .engine import Engine, Serving
+from .engine import BuildingEngine, Serving
 from .excludes import (
     QUANTIZED_HEADS,
     Patterns,
@@ -35,7 +35,7 @@ _RENAMING = "LlamaForCausalLM"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sglang(Engine):
+class Sglang(BuildingEngine):
     """One version of SGLang. Excludes are compared with names without the layer."""
 
     @override
@@ -90,7 +90,7 @@ class Sglang(Engine):
         return sglang_captures(question.config)
 
     @override
-    def taken(self, declaration: Declaration, arch: object) -> Declaration | Finding | None:
+    def taken(self, declaration: Declaration, gpu: AskedGpu) -> Declaration | Finding | None:
         """`_parse_modelopt_quant_config`: algorithms by name, whatever the form.
 
         What it finds replaces the nested form in config.json, whose excludes are then not read.
@@ -101,7 +101,7 @@ class Sglang(Engine):
             return None
         if declaration.method is None and known:
             declaration = replace(declaration, method="modelopt")
-        problem = self.declaration_problem(declaration, arch)
+        problem = self.declaration_problem(declaration, gpu)
         if problem is not None:
             return problem
         if declaration.form != "nested" or not declaration.groups:
@@ -152,7 +152,7 @@ class Sglang(Engine):
         The head of a block draft is the target's: `dflash_worker_v2.py:138`.
         """
         traits = question.traits
-        if question.fuses:
+        if question.geometry.fuses:
             name = "fc" if traits.drafts_blocks else "model.fc"
             yield Module(name, name, ("fc",), traits.sglang.fc_sharding)
         for each in traits.extra_linears:

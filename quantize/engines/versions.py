@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from ..drafts.engine_traits import Finding
-from .contract import EngineName, Module, Question, Scheme, data_file
-from .declared_forms import Signature
+from .contract import EngineName, Question, data_file
 from .engine import Engine, Serving
 from .sglang_rules import Sglang
 from .vllm_rules import Vllm
@@ -31,7 +30,7 @@ class TensorRtLlm(Engine):
         declared = question.declaration
         hides_it = question.has_side_file and question.method != "modelopt"
         signature = None if hides_it else question.signature
-        row = Engine.row(self, signature, "") if signature else None
+        row = self.row(signature, question.gpu) if signature else None
         if row is not None and row.problem is not None:
             return row.problem
         return self.rule(
@@ -41,16 +40,6 @@ class TensorRtLlm(Engine):
             taken=row.name if row else "",
             is_read=question.traits.tensorrt_llm.read,
         )
-
-    @override
-    def row(self, signature: Signature, arch: object) -> Scheme | None:
-        """`config_problem` reports what is refused."""
-        row = Engine.row(self, signature, arch)
-        return row and row._replace(problem=None)
-
-    @override
-    def modules(self, _question: Question) -> tuple[Module, ...]:
-        return ()
 
 
 _CLASSES: Mapping[str, Callable[..., Engine]] = {

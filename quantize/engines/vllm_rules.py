@@ -18,14 +18,14 @@ from typing_extensions import override
 from ...recipes.errors import short
 from ..drafts.architectures import REWRITTEN_BY_VLLM, declared_architecture
 from ..drafts.config_reader import object_at
-from ..drafts.engine_traits import QKV, UNSUPPORTED, EngineTraits, Finding
+from ..drafts.engine_traits import QKV, UNSUPPORTED, AskedGpu, EngineTraits, Finding
 from ..drafts.family import LAYER_CONFIG
 from ..files.safetensors_header import TensorInfo
 from .built_linears import is_cache_scale, vllm_problem
 from .config_rules import as_class_reads, draft_traits, vllm_captures
 from .contract import TRY, UNKNOWN_FIRST_LAYER, Captures, Module, Question, UnsureError
 from .declared_forms import Declaration
-from .engine import TRAITS, Engine, Serving
+from .engine import TRAITS, BuildingEngine, Serving
 from .excludes import (
     QUANTIZED_HEADS,
     Matching,
@@ -47,7 +47,7 @@ _WITH_CACHE_SCALES = ("fp8", "modelopt", "quark", "compressed-tensors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Vllm(Engine):
+class Vllm(BuildingEngine):
     """One version of vLLM."""
 
     @override
@@ -97,9 +97,9 @@ class Vllm(Engine):
         return vllm_captures(question.config, runs_v1=name not in question.traits.vllm.not_in_v1)
 
     @override
-    def taken(self, declaration: Declaration, arch: object) -> Declaration | Finding | None:
+    def taken(self, declaration: Declaration, gpu: AskedGpu) -> Declaration | Finding | None:
         """`_normalize_quantization_config`: ModelOpt's nested form needs no quant_method."""
-        problem = self.declaration_problem(declaration, arch)
+        problem = self.declaration_problem(declaration, gpu)
         if problem is not None:
             return problem
         if not declaration.method and declaration.algorithm is None:
@@ -135,14 +135,14 @@ class Vllm(Engine):
         """
         whole, first = question.traits.whole_model, question.first_layer or UNKNOWN_FIRST_LAYER
         number = layer + (0 if whole or question.traits.vllm.counts_from_0 else first)
-        forgets = question.traits.vllm.forgets_attention and question.normed_heads
+        forgets = question.traits.vllm.forgets_attention and question.geometry.normed_heads
         excluded = QKV.vllm if forgets and path.endswith(QKV.vllm) else path
         root = "draft_model." if whole else ""
         return f"model.layers.{layer}.{path}", f"{root}model.layers.{number}.{excluded}"
 
     @override
     def other_modules(self, question: Question) -> Iterator[Module]:
-        if question.fuses:
+        if question.geometry.fuses:
             name = f"model.{question.traits.vllm.fc}"
             yield Module(name, name, ("fc",), "replicated")
         if (joined := question.traits.joins_layers) is not None:
@@ -173,10 +173,10 @@ class Vllm(Engine):
         return frozenset({*others, *heads})
 
     @override
-    def plain_remedy(self, question: Question, leaf: str) -> str | None:
+    def plain_remedy(self, question: Question, leaf: str) -> str:
         if leaf == "lm_head" and question.traits.drafts_blocks:
             return f"write {_OWN_HEAD}: true into config.json"
-        return None
+        return BuildingEngine.plain_remedy(self, question, leaf)
 
     @override
     def cache_scale(self, question: Question, tensor: TensorInfo) -> bool | None:

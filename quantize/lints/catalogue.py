@@ -18,7 +18,6 @@ CHECKS: tuple[Callable[[Draft], Iterator[Lint]] | str, ...] = (
     config.rope_by_layer,
     config.rope_read,
     config.aux_layer_ids,
-    config.layers_of_fc,
     "last-hidden-state",
     config.layers_of_target,
     values.draft_vocab_size,

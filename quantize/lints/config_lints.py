@@ -1,6 +1,5 @@
 """What trainers and engines read differently: rope, names, dtypes, target layers, keys."""
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,10 +8,9 @@ from ..drafts import config_reader as reader
 from ..drafts.architectures import (
     KNOWN_TO_BOTH,
     OTHER_NAMES,
-    REWRITTEN_BY_VLLM,
     declared_architecture,
 )
-from ..drafts.config_defaults import absent_keys, as_read, class_defaults
+from ..drafts.config_defaults import as_read
 from ..drafts.family import LAYER_CONFIG, Lint, told
 from ..drafts.recognition import layers_of_one
 from ..drafts.rope import DEFAULT_THETA, SECTIONS, Unreplayed, declared, followed_by_one
@@ -143,54 +141,14 @@ def dtype(draft: Draft) -> Iterator[Lint]:
 
 
 def model_type(draft: Draft) -> Iterator[Lint]:
-    """A model_type that an engine rewrites, or whose class fills in what the layers do not have.
+    """A model_type by which engines choose another class than the family's layers have.
 
-    Source: `config_defaults.json`; executed for the types of `experiments/engines/names.json`.
+    Of one that is no more than unusual `check` says what is known.
     """
-    config, geometry = draft.checkpoint.config, draft.geometry
-    read, usual = config.get("model_type"), draft.family.engine_traits.usual_type
+    read = draft.checkpoint.config.get("model_type")
     if isinstance(read, str) and read in draft.family.misnamed:
         row, meant = draft.family.misnamed[read]
         yield told(row, {"model_type": meant})
-        return
-    if read in reader.DEEPSEEK_TYPES and (geometry.aux_layer_ids or (0,))[0] > 1:
-        usual = "kimi_k2"  # engines count the layers by this type
-    if not usual or not isinstance(read, str) or read == usual or draft.in_speculators_layout:
-        return
-    if why := _misread_by(read, config):
-        fix = {"model_type": usual, **_read_by(draft, usual)}
-        yield told("model-type", fix, found=read, why=why, usual=usual)
-
-
-def _misread_by(model_type: str, config: Mapping[str, Any]) -> str:
-    row = class_defaults(model_type)
-    if model_type in REWRITTEN_BY_VLLM:
-        return f"vLLM 0.33 rewrites the architecture to {REWRITTEN_BY_VLLM[model_type]}"
-    if row == "unknown":
-        return "neither Transformers nor an engine knows it"
-    if row == "refused" or any(value is None for value in row.changes.values()):
-        return "its config class has other keys than such a draft"
-    usual = absent_keys(config, class_defaults("llama"))
-    given = {k: v for k, v in absent_keys(config, row).items() if v not in (None, usual.get(k))}
-    if "sliding_attention" not in (given.get("layer_types") or config.get("layer_types") or ()):
-        given.pop("sliding_window", None)
-    filled = [f"{key} {json.dumps(value)}" for key, value in given.items()]
-    filled += [f"no {key}" for key in sorted((row.lacks | row.unclear) - config.keys())]
-    return f"its config class fills in {', '.join(filled)}" if filled else ""
-
-
-def _read_by(draft: Draft, usual: str) -> dict[str, Any]:
-    """Keys that a forward pass depends on and the class of `usual` would fill in differently."""
-    config, geometry = draft.checkpoint.config, draft.geometry
-    read = as_read({**config, "num_hidden_layers": geometry.num_layers})
-    filled = {key: read[key] for key in read if key not in config and read[key] is not None}
-    if "layer_types" not in filled and not config.get("layer_types"):
-        filled.pop("sliding_window", None)
-    other = class_defaults(usual)
-    for key in ("num_key_value_heads", "head_dim") if not draft.is_mla else ():
-        if key not in config and not isinstance(other, str) and key in other.values:
-            filled[key] = getattr(geometry.attention, key)
-    return filled
 
 
 def misspelt_keys(draft: Draft) -> Iterator[Lint]:
@@ -203,7 +161,6 @@ def misspelt_keys(draft: Draft) -> Iterator[Lint]:
 
 
 _NESTED = f"{reader.SECTION}.{reader.KEY}"
-_COUNT, _WIDTH = "num_aux_hidden_states", "target_hidden_size"
 _READ_BY: dict[reader.Spelling, str] = {
     "nested": f"stand in {reader.SECTION} only: vLLM 0.33 takes them as inputs of layers (one layer"
     " too early) or, in its V2 runner, ignores them",
@@ -247,30 +204,6 @@ def _misread_ids(
     fix = {k: ids for k, (place, ids) in wanted.items() if ids != place.get(reader.KEY)}
     read, after = _READ_BY[ids.spelling], list(ids.after)
     yield told("aux-layer-ids", fix, read=read, inputs=inputs, nested=nested, after=after)
-
-
-def layers_of_fc(draft: Draft) -> Iterator[Lint]:
-    """Keys by which engines size fc differently. Source: `Fusion` of `engine_traits`."""
-    geometry, config = eagle3(draft), draft.checkpoint.config
-    if geometry is None or not geometry.fuses:
-        return
-    count, speculators = geometry.num_aux_layers, draft.in_speculators_layout
-    traits, spelled = draft.family.engine_traits, draft.layer_config
-    ids = list(geometry.aux_layer_ids or ()) or None
-    as_fixed = {**spelled, reader.KEY: ids}  # by `aux_layer_ids`, which does not know speculators
-    normed = traits.vllm.normed_fusion if geometry.normed_heads else None
-    fusions = {"vLLM 0.33": normed or traits.vllm.fusion}
-    if not speculators:
-        as_fixed[reader.SECTION] = {**(config.get(reader.SECTION) or {}), reader.KEY: ids}
-        fusions["SGLang 0.5.23"] = traits.sglang.fusion
-    wrong = [who for who, how in fusions.items() if how and how.num_layers(as_fixed) != count]
-    if wrong:
-        keys = [key for key in ("num_aux_layers", _COUNT) if spelled.get(key) is not None]
-        fix = {f"{LAYER_CONFIG}." * speculators + key: count for key in keys or [_COUNT]}
-        numbers = " and ".join(keys or [_COUNT])
-        yield told("aux-layer-count", fix, count=count, wrong=" and ".join(wrong), numbers=numbers)
-    if not speculators and config.get(_WIDTH, 0) is None:
-        yield told("target-hidden-size-null", {_WIDTH: geometry.target_hidden_size})
 
 
 def layers_of_target(draft: Draft) -> Iterator[Lint]:

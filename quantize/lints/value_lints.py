@@ -1,65 +1,56 @@
-"""Lints on values: the table from draft ids to target ids, and halves of concat inputs.
-
-Draft id i stands for target id i + d2t[i] (SpecForge, ModelOpt, vLLM 0.33 `llama_eagle3.py`, SGLang
-0.5.23 `llama_eagle3.py`); t2d marks the target ids that some draft id stands for.
-"""
+"""Lints on values: the table from draft ids to target ids, and halves of concat inputs."""
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...recipes.errors import CheckpointError
 from ..drafts import Draft
 from ..drafts.family import Lint, Row, told
 from ..drafts.shared.eagle3 import eagle3
 from ..files.provenance_file import cuts_of, read_provenance
-from ..stored.decoded_numbers import floats, read_integers, read_rows, read_whole
+from ..stored.decoded_numbers import floats, read_rows
+from .vocabulary_map import VocabularyMap
 
 
 def check_vocabulary_map(draft: Draft) -> None:
     """Refuse a table with which an engine would index out of range, or propose nonsense."""
-    offsets = _offsets(draft)
-    if offsets is None:
+    table, vocab = _vocabulary_map(draft), draft.geometry.vocab_size
+    outside = table.outside(vocab) if table else []
+    if not table or not outside:
         return
-    vocab, ids = draft.geometry.vocab_size, np.arange(len(offsets))
-    outside = np.flatnonzero((offsets < -ids) | (offsets >= vocab - ids))
-    if len(outside) == 0:
-        return
-    i = int(outside[0])
-    absolute = _ascending(offsets) and offsets[0] >= 0 and offsets[-1] < vocab
-    lint = told("d2t-absolute")
+    i, offsets = outside[0], table.offsets
+    is_list = table.is_absolute and offsets[0] >= 0 and offsets[-1] < vocab
+    lint = told("d2t-absolute") if is_list else None
     raise CheckpointError(
         draft.checkpoint.folder,
         f"d2t[{i}] = {offsets[i]} makes draft id {i} target id {i + int(offsets[i])}, outside the"
         f" vocabulary of {vocab} ({len(outside)} of {len(offsets)} such ids)"
-        + (f": {lint.cause}" if absolute else ""),
-        fix=lint.remedy if absolute else "export the draft again, with the d2t of its lm_head",
+        + (f": {lint.cause}" if lint else ""),
+        fix=lint.remedy if lint else "export the draft again, with the d2t of its lm_head",
     )
 
 
 def vocabulary_map(draft: Draft) -> Iterator[Lint]:
     """A table in range that still cannot be right."""
-    offsets = _offsets(draft)
-    if offsets is None:
+    table = _vocabulary_map(draft)
+    if table is None:
         return
-    ids = offsets + np.arange(len(offsets))
-    marks = draft.row("t2d")  # of target ids
-    kept = np.flatnonzero(read_whole(draft.checkpoint, marks.tensor)) if marks is not None else None
-    agrees = kept is not None and np.array_equal(np.unique(ids), kept)
-    if kept is None:  # without t2d: no two neighbours among thousands of kept ids is implausible
-        absolute = len(offsets) > 1 and _ascending(offsets)
-    else:
-        absolute = not agrees and np.array_equal(offsets, kept)
-    if absolute:
+    count, marked = len(table.offsets), table.marked
+    if table.is_absolute:
         yield told("d2t-absolute")
-    elif len(np.unique(ids)) < len(ids):
-        yield told("d2t-duplicates", doubled=len(ids) - len(np.unique(ids)), count=len(ids))
-    elif kept is not None and not agrees:
-        unmarked = len(np.setdiff1d(ids, kept))
-        yield told("d2t-against-t2d", marked=len(kept), count=len(ids), unmarked=unmarked)
+    elif table.repeated:
+        yield told("d2t-duplicates", doubled=table.repeated, count=count)
+    elif marked is not None and not table.agrees:
+        unmarked = len(np.setdiff1d(table.ids, marked))
+        yield told("d2t-against-t2d", marked=len(marked), count=count, unmarked=unmarked)
+
+
+def _vocabulary_map(draft: Draft) -> VocabularyMap | None:
+    rows = {name: row for name in ("d2t", "t2d") if (row := draft.row(name)) is not None}
+    return VocabularyMap.read(draft.checkpoint, {name: row.tensor for name, row in rows.items()})
 
 
 def pruned_head(draft: Draft) -> Iterator[Lint]:
@@ -88,15 +79,6 @@ def draft_vocab_size(draft: Draft) -> Iterator[Lint]:
         yield told("lm-head-missing", {"draft_vocab_size": None}, what=what)
     elif not headed and (declared or refused):
         yield told("lm-head-missing-of-some", what=what)
-
-
-def _offsets(draft: Draft) -> NDArray[np.int64] | None:
-    row = draft.row("d2t")
-    return None if row is None else read_integers(draft.checkpoint, row.tensor)
-
-
-def _ascending(values: NDArray[np.int64]) -> bool:
-    return bool((np.diff(values) > 0).all())
 
 
 # ---- The concat input of EAGLE-3: how far apart the halves of its first linears are

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from ..drafts.architectures import declared_architecture
-from ..drafts.geometry import MAP, Geometry
+from ..drafts.geometry import Geometry
 from ..drafts.runtime_names import target_layers_named
 from ..engines.contract import TITLES, TRY, EngineCheck, data_file
 from ..engines.versions import ENGINES
@@ -97,11 +97,9 @@ def facts(pair: Pair) -> dict[str, Any]:
 
 def _last_mapped(pair: Pair) -> int | None:
     """The largest token in the draft's map, where it is not a token of the target."""
-    from ..stored.decoded_numbers import read_integers  # numpy: only for this question
+    from ..lints.vocabulary_map import VocabularyMap  # numpy: only for this question
 
-    for table in pair.draft.tensors.values():
-        if table.name.endswith(MAP) and len(table.shape) == 1:
-            offsets = enumerate(read_integers(pair.draft, table))
-            last = max((row + int(offset) for row, offset in offsets), default=0)
-            return last if last >= pair.target.vocab_size else None
-    return None
+    tables = pair.draft.tensors.items()
+    table = VocabularyMap.read(pair.draft, {pair.family.canonical_name(n): t for n, t in tables})
+    last = int(table.ids.max(initial=0)) if table else 0
+    return last if last >= pair.target.vocab_size else None

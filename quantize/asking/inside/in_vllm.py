@@ -87,16 +87,18 @@ def start(stack: ExitStack) -> None:
 
 def subject(draft: Path, target: Path) -> Subject:
     """The draft, as `vllm serve --speculative-config` builds it beside this target."""
-    config = draft_config(draft, target)
-    speculative, on = config.speculative_config, kind()
-    whole = speculative.method == "draft_model"
-    return shard(
-        of_its_own(config) if whole else config,
-        speculative.draft_model_config,
-        draft,
-        prefix="draft_model" if whole else "",
-        device=None if on == "cpu" else on,
-    )
+    on = kind()
+    return beside(draft_config(draft, target), draft, device=None if on == "cpu" else on)
+
+
+def beside(config: Any, draft: Path, **given: Any) -> Subject:
+    """The draft of the engine's `config`, which has its target; a whole model has its own."""
+    speculative = config.speculative_config
+    if speculative.method == "draft_model":
+        own = of_its_own(config)
+        return shard(own, speculative.draft_model_config, draft, prefix="draft_model", **given)
+    steps = partial(_head_step, config, given.get("device"))
+    return shard(config, speculative.draft_model_config, draft, more_steps=steps, **given)
 
 
 def shard(
@@ -185,6 +187,33 @@ def _attention_steps(model: nn.Module, dtype: torch.dtype) -> Steps:
         for name, module in model.named_modules()
         if is_deferred(module)
     }
+
+
+def _head_step(config: Any, device: "str | None", model: nn.Module) -> Steps:
+    """The V2 model runner compares a head of the draft with the target's, value by value.
+
+    Source: `load_eagle_model` and `load_dflash_model` of 0.33.0, in `v1/worker/gpu/spec_decode`;
+    the V1 model runner, as on CPUs, only looks whether there is one.
+    """
+    if not getattr(config, "use_v2_model_runner", False) or not hasattr(model, "lm_head"):
+        return {}
+    try:
+        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+        from vllm.v1.worker.gpu.spec_decode.eagle.utils import _should_share
+    except ImportError:  # a version without this comparison
+        return {}
+    if getattr(model.config, "has_own_lm_head", False):  # of DFlash, which is not compared
+        return {}
+
+    def compare() -> None:
+        target = config.model_config
+        with torch.device(device or "cpu"):
+            head = ParallelLMHead(
+                target.get_vocab_size(), target.get_hidden_size(), params_dtype=target.dtype
+            )
+        _should_share(model, "has_own_lm_head", model.lm_head, head)
+
+    return {"lm_head": compare}
 
 
 def _context_steps(model: nn.Module, dtype: torch.dtype) -> Steps:

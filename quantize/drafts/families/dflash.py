@@ -97,7 +97,7 @@ def in_sglang(draft: traits.ServedDraft) -> traits.Finding | None:
             "ValueError: DFLASH sliding_attention layers require config.sliding_window.",
             "write sliding_window, and use_sliding_window: true",
         )
-    if _backend(draft) and draft.arch != "sm100":
+    if _backend(draft) and not draft.gpu.is_one_of(("sm100",)):
         return traits.Finding(
             "init",
             f"ValueError: Nemotron 3.5 DSpark attention sinks require "
@@ -120,7 +120,6 @@ ENGINE_TRAITS = traits.EngineTraits(
         served_as="dflash",
         roots=traits.refused_roots("DFlashQwen3Model", "model", "draft_model", "dflash_module"),
         targets_on_disk=frozenset({"modelopt"}),
-        biases=lambda _draft: (traits.ATTENTION, traits.NO_BIAS),  # `qwen3_dflash.py`
         fusion=traits.Fusion(counted_by=(), refuses_null=False),  # `qwen3_dflash.py:84`
         head_declared="asked",  # `qwen3_dflash.py:755`
         maps_excludes=True,  # `qwen3_dflash.py`, and its kin
@@ -131,7 +130,6 @@ ENGINE_TRAITS = traits.EngineTraits(
         served_as="DFLASH",
         roots={"model.": None, **traits.dropped_roots("draft_model.", "dflash_module.")},
         shares_tables=True,
-        biases=lambda _draft: (traits.ATTENTION, traits.NO_BIAS),
         layer_name="layers.{n}.{path}",
         layer_prefix="{leaf}",
         fusion=traits.Fusion(counted_by=(), reads_width=False),  # `dflash.py:762`

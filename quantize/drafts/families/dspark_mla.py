@@ -52,6 +52,8 @@ ENGINE_TRAITS = replace(
     _DSPARK,
     latent=True,
     prunes_vocabulary=False,
+    # vLLM passes no declaration to the Markov head: `dspark_mla.py:188`.
+    extra_linears=tuple(each._replace(is_head=False) for each in _DSPARK.extra_linears),
     usual_type="k3_dspark",
     joins_layers=traits.JoinedLayers(
         name="context_kv_proj", fused=traits.MLA_DOWN, part="kv_a_proj_with_mqa"

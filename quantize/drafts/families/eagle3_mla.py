@@ -24,7 +24,7 @@ ENGINE_TRAITS = traits.EngineTraits(
         architectures=_IN_VLLM,
         problem=lambda draft: (
             None
-            if draft.fuses
+            if draft.geometry.fuses
             else traits.Finding(
                 "wrong",
                 "model.fc.weight stays uninitialised: vLLM builds fc for every MLA draft",

@@ -15,7 +15,6 @@ from typing_extensions import override
 
 from ....recipes.errors import CheckpointError
 from .. import engine_traits as traits
-from ..architectures import declared_architecture
 from ..config_reader import ConfigReader, Served
 from ..family import Family, TensorSpec
 from ..forward import Attend
@@ -26,13 +25,6 @@ from ..shared import layers as decoder
 
 _ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _BARE = ("layers.", "embed_tokens.", "norm.")
-
-
-def _biases_in_vllm(draft: traits.ServedDraft) -> traits.Biases:
-    """`llama.py:267` has both, `qwen3.py` only those of its inputs."""
-    if declared_architecture(draft.config) == "LlamaForCausalLM":
-        return (traits.ATTENTION, traits.MLP)
-    return (traits.INPUTS if draft.normed_heads else None, traits.NO_BIAS)
 
 
 def _without_root(draft: traits.ServedDraft) -> traits.Finding | None:
@@ -56,17 +48,12 @@ ENGINE_TRAITS = traits.EngineTraits(
         served_as="draft_model",
         roots={"model.": None},
         problem=_without_root,
-        biases=_biases_in_vllm,
         head_declared="always",  # `llama.py`, `qwen2.py`, `qwen3.py`
     ),
     sglang=traits.InSglang(
         architectures=frozenset(_ARCHITECTURES),
         served_as="STANDALONE",
         roots={"model.": None},
-        biases=lambda draft: (
-            None if declared_architecture(draft.config).startswith("Qwen2") else traits.ATTENTION,
-            traits.NO_BIAS,
-        ),
         layer_prefix="model.layers.{n}.{path}",  # the whole name is passed on
         renames_block_scales=frozenset({"LlamaForCausalLM"}),  # `llama.py:723`
     ),

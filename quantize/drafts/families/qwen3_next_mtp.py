@@ -37,7 +37,7 @@ def _is_dense(draft: ServedDraft) -> bool:
 
 
 def _in_sglang(draft: ServedDraft) -> Finding | None:
-    if draft.stacks_experts and declared_architecture(draft.config) == _NEXT:
+    if draft.checkpoint.stacks_experts and declared_architecture(draft.config) == _NEXT:
         return Finding(
             "load",
             "KeyError: 'model.layers.0.mlp.experts.down_proj'",

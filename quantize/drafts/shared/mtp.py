@@ -24,7 +24,7 @@ from typing_extensions import override
 from ....recipes.errors import CheckpointError
 from ..architectures import MARKS
 from ..config_reader import ConfigReader
-from ..engine_traits import INPUTS, EngineTraits, InSglang, InVllm, MtpLayer, ServedDraft
+from ..engine_traits import EngineTraits, InSglang, InVllm, MtpLayer, ServedDraft
 from ..family import Dim, Family, TensorSpec, Weights
 from ..forward import Attend, DraftForward, OnInput
 from ..geometry import RotatedGeometry, TokenLimit, last_state
@@ -49,17 +49,9 @@ def mtp_traits(
 ) -> EngineTraits:
     """What engines know of a target's MTP layer in a folder of its own."""
     return EngineTraits(
-        vllm=InVllm(
-            architectures=architectures,
-            served_as="mtp",
-            biases=lambda _draft: (INPUTS, None),
-            mtp=vllm,
-        ),
+        vllm=InVllm(architectures=architectures, served_as="mtp", mtp=vllm),
         sglang=InSglang(
-            architectures=architectures | more_in_sglang,
-            served_as="EAGLE",
-            biases=lambda _draft: (INPUTS, None),
-            mtp=sglang,
+            architectures=architectures | more_in_sglang, served_as="EAGLE", mtp=sglang
         ),
         **more,
     )

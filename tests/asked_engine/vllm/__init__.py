@@ -47,6 +47,15 @@ class Linear(nn.Module):
             self.quant_method.apply = lambda *_given, more: more
 
 
+class ParallelLMHead(nn.Module):
+    """Without a shape that of packed integers, which has no `weight`."""
+
+    def __init__(self, *shape, params_dtype=None):
+        super().__init__()
+        if shape:
+            self.weight = nn.Parameter(torch.empty(shape, dtype=params_dtype), False)
+
+
 class Model(nn.Module):
     """Parameters by the folder's own names, parts of a fused linear one below the other."""
 
@@ -78,6 +87,9 @@ class Model(nn.Module):
         if os.environ["STUB"] == "contexts":
             table = torch.zeros(2, 2, dtype=torch.float8_e4m3fn)
             self.model = types.SimpleNamespace(_fused_kv_weight=table)
+        if os.environ["STUB"].endswith("head"):
+            self.lm_head = ParallelLMHead()
+            self.config = types.SimpleNamespace(has_own_lm_head=os.environ["STUB"] == "own head")
         if os.environ["STUB"] == "table":
             self.draft_id_to_target_id = nn.Parameter(torch.zeros(96).long(), False)
 
@@ -110,6 +122,8 @@ class Config:
             raise TypeError("__init__() got an unexpected keyword argument 'skip_tokenizer_init'")
         self.__dict__.update(given)
         self.dtype = torch.bfloat16
+        self.use_v2_model_runner = os.environ["STUB"] not in ("", "V1 head")
+        self.get_vocab_size, self.get_hidden_size = lambda: 96, lambda: 64
         self.compilation_config = types.SimpleNamespace(static_forward_context={})
         self.draft_model_config = self
 
@@ -120,6 +134,13 @@ class Loader:
 
     def load_weights(self, model, config):
         model.load_weights(load_file(Path(config.model, "model.safetensors")).items())
+
+
+def should_share(_model, flag, draft, target):
+    assert (flag, target.weight.shape, target.weight.dtype) == (
+        "has_own_lm_head", (96, 64), torch.bfloat16
+    )  # fmt: skip
+    return torch.equal(draft.weight, target.weight)
 
 
 def nothing(*_arguments, **_named):
@@ -142,9 +163,15 @@ _module("distributed")
 _module("distributed.parallel_state", init_distributed_environment=nothing,
         initialize_model_parallel=nothing)  # fmt: skip
 _module("model_executor")
+_module("model_executor.layers")
+_module("model_executor.layers.vocab_parallel_embedding", ParallelLMHead=ParallelLMHead)
 _module("model_executor.model_loader")
 if os.environ["STUB"] != "interfaces":
     _module("model_executor.model_loader.default_loader", DefaultModelLoader=Loader)
 _module("model_executor.model_loader.utils", initialize_model=initialize_model)
 _module("platforms", current_platform=types.SimpleNamespace(device_type="cpu"))
 _module("plugins", load_general_plugins=nothing)
+for package in ("v1", "v1.worker", "v1.worker.gpu", "v1.worker.gpu.spec_decode"):
+    _module(package)
+_module("v1.worker.gpu.spec_decode.eagle")
+_module("v1.worker.gpu.spec_decode.eagle.utils", _should_share=should_share)
