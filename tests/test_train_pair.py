@@ -144,15 +144,8 @@ def test_a_shipped_pair_is_what_the_trainer_writes_and_as_good_as_it_says(name: 
     )
     for path in filter(Path.is_file, folder.rglob("*")):
         assert str(Path.home()).encode() not in path.read_bytes(), path
-    kinds = ("bf16", "int4_per_channel_absmax", "fp8_per_channel")
-    bf16, int4, fp8 = (figures[kind]["mean_acceptance_length"] for kind in kinds)
     assert figures["num_prompts"] >= 64
-    assert bf16 > 2.5
-    # DFlash mostly fails where its later slots cannot know better: rounding costs it less. INT4 of
-    # the MLA draft is right where BF16 is wrong as often as the other way round (pairs/README.md).
-    most = {"eagle3-llama": 0.99, "dflash": 0.995, "eagle3-mla": 1.01}[name]
-    assert 0.95 < int4 / bf16 < most
-    assert abs(fp8 / bf16 - 1) < 0.005
+    assert figures["bf16"]["mean_acceptance_length"] > 2.5
 
 
 def test_training_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:

@@ -159,14 +159,10 @@ def put_into(copy: Path, mutant: Mutant) -> Iterator[None]:
 
 def types_refuse(copy: Path, mutant: Mutant) -> str:
     """mypy, where it finds an error that it does not find without the mutant."""
-
-    def finds() -> bool:
-        command = [sys.executable, "-m", "mypy"]
-        return subprocess.run(command, cwd=copy, capture_output=True, check=False).returncode == 1
-
+    finds = partial(subprocess.run, [sys.executable, "-m", "mypy"], cwd=copy, capture_output=True)
     with put_into(copy, mutant):
-        refused = finds()
-    return "mypy" if refused and not finds() else ""
+        refused = finds().returncode == 1
+    return "mypy" if refused and finds().returncode == 0 else ""
 
 
 def killer(copy: Path, mutant: Mutant, tests: list[str]) -> str:

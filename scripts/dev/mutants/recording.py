@@ -53,15 +53,7 @@ class Watched(dict[str, Any]):
 
     def get(self, key: str, default: Any = None) -> Any:
         """As of any table."""
-        if key in self:
-            self.read(key)
-        return super().get(key, default)
-
-    def items(self) -> Any:
-        """As of any table."""
-        for key in super().__iter__():
-            self.read(key)
-        return super().items()
+        return self[key] if key in self else default  # noqa: SIM401 - it tells
 
     def __iter__(self) -> Iterator[str]:
         for key in super().__iter__():
@@ -117,16 +109,12 @@ class Recorder:
             return [self._watched(path, head, one, turn) for turn, one in enumerate(value)]
         if not isinstance(value, dict):
             return value
-        for key in value:
-            self._numbers.setdefault(entry(path, head, turn, key), len(self._numbers))
+        places = {key: entry(path, head, turn, key) for key in value}
+        numbers = {k: self._numbers.setdefault(p, len(self._numbers)) for k, p in places.items()}
         inner = ((key, f"{head}.{key}".lstrip("."), own) for key, own in value.items())
         watched = Watched({key: self._watched(path, below, own) for key, below, own in inner})
-        watched.read = lambda key: self._mark(entry(path, head, turn, key))
+        watched.read = lambda key: self._ran.__setitem__(numbers[key], 1)
         return watched
-
-    def _mark(self, entry: str) -> None:
-        if entry in self._numbers:
-            self._ran[self._numbers[entry]] = 1
 
     def _marked(self, path: str) -> ast.Module:
         lines = self._lines[path]

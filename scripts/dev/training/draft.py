@@ -108,25 +108,17 @@ class Draft:
 
     def published(self) -> Mapping[str, Tensor]:
         """The weights that ship, by published name."""
-        roles = self._roles()
+        specs = self.kind.family.tensor_specs(self.geometry)
         return {
             self.kind.published_name(name): weight
             for name, weight in self.weights.items()
-            if self.kind.ships_tables or roles[name] not in self._left_to_target
+            if self.kind.ships_tables or specs[name].role not in self._left_to_target
         }
-
-    def quantized_weights(self) -> tuple[str, ...]:
-        """Canonical names of the attention and MLP projections, which quantization rounds."""
-        return tuple(name for name, role in self._roles().items() if role in ("attention", "mlp"))
 
     @property
     def _left_to_target(self) -> tuple[str, ...]:
         """Roles of the target's own tables; a head of fewer rows is the draft's."""
         return ("embedding",) if "d2t" in self.weights else ("embedding", "head")
-
-    def _roles(self) -> Mapping[str, str]:
-        specs = self.kind.family.tensor_specs(self.geometry)
-        return {name: spec.role for name, spec in specs.items()}
 
 
 def fresh_draft(kind: DraftKind, target: PreTrainedModel, target_size: TargetSize) -> Draft:

@@ -6,9 +6,9 @@ This module orders the phases and writes the folder; each phase is a module besi
 import json
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import tokenizers
@@ -297,56 +297,22 @@ def _traces(family: Family, plan: PairPlan, target: PreTrainedModel, token_ids: 
 
 
 def _figures(draft: Draft, traces: Traces, plan: PairPlan) -> dict[str, object]:
-    """Acceptance of the shipped draft, and of two roundings of it, on the gate prompts."""
-    drafts = {
-        "bf16": draft,
-        "int4_per_channel_absmax": _rounded(draft, _int4_per_channel),
-        "fp8_per_channel": _rounded(draft, _fp8_per_channel),
-    }
-    figures: dict[str, object] = {
+    """Acceptance of the shipped draft on the gate prompts."""
+    counts = replay(draft, traces, num_draft_tokens=plan.num_draft_tokens)
+    rates = counts.acceptance_rate_by_position()
+    return {
         "num_prompts": len(traces.token_ids),
         "num_new_tokens": plan.num_new_tokens,
         "num_draft_tokens": plan.num_draft_tokens,
         "repeated_8gram_share": round(
             repeated_ngram_share(traces.token_ids[:, traces.prompt_length :].tolist()), 4
         ),
-    }
-    for name, scored in drafts.items():
-        counts = replay(scored, traces, num_draft_tokens=plan.num_draft_tokens)
-        figures[name] = {
+        "bf16": {
             "mean_acceptance_length": round(counts.mean_acceptance_length(), 4),
-            "acceptance_rate_by_position": [
-                round(rate, 4) for rate in counts.acceptance_rate_by_position()
-            ],
+            "acceptance_rate_by_position": [round(rate, 4) for rate in rates],
             **asdict(counts),
-        }
-    return figures
-
-
-def _rounded(draft: Draft, round_trip: Callable[[Tensor], Tensor]) -> Draft:
-    """The draft with attention and MLP projections that went through `round_trip`."""
-    rounded = {name: round_trip(draft.weights[name]) for name in draft.quantized_weights()}
-    return replace(draft, weights={**draft.weights, **rounded})
-
-
-def _int4_per_channel(weight: Tensor) -> Tensor:
-    """INT4 absmax: scale[o] = max_i |w[o, i]| / 7.5, codes = clamp(round(w / scale), -8, 7).
-
-    Args:
-        weight: [out_features, in_features] float32.
-    """
-    scale = weight.abs().amax(dim=1, keepdim=True) / 7.5
-    return (weight / scale).round().clamp(-8, 7) * scale
-
-
-def _fp8_per_channel(weight: Tensor) -> Tensor:
-    """FP8 E4M3: scale[o] = max_i |w[o, i]| / 448.
-
-    Args:
-        weight: [out_features, in_features] float32.
-    """
-    scale = weight.abs().amax(dim=1, keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
-    return (weight / scale).to(torch.float8_e4m3fn).float() * scale
+        },
+    }
 
 
 def _versions() -> dict[str, str]:
