@@ -49,7 +49,7 @@ def source(sources: Mapping[str, Path]) -> Path:
     return sources["eagle3-llama BF16"]
 
 
-@pytest.mark.some(7)
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("family", "name"), [(tuple(BUILDERS)[i % 3], name) for i, name in enumerate((*MIXES, *BEYOND))]
 )

@@ -56,7 +56,7 @@ def as_torch(stored: Stored) -> torch.Tensor:
     return raw.reshape(stored.shape)
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(3)
 @pytest.mark.parametrize(("layout", "weights"), STORAGE, ids=str)
 def test_every_layout_and_format_gives_the_weights_that_were_computed(
     layout: LayoutName, weights: WeightFormat, draft: Path, tmp_path: Path

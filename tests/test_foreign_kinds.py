@@ -48,6 +48,7 @@ def checked(pair: tuple[Path, Path]) -> VerifyReport:
     return verify(out, source, foreign=True)
 
 
+@pytest.mark.some(7)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sound_folder_is_good(kind: str, made: Callable[[str], tuple[Path, Path]]) -> None:
     report = checked(made(kind))

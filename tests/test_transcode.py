@@ -126,6 +126,7 @@ PAIRS: list[tuple[str | Recipe, LayoutName, CarrierChoice | None]] = [
 ]
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("case", PAIRS)
 def test_there_and_back_in_many_blocks(
     case: Any, many_blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

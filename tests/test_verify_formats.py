@@ -234,6 +234,7 @@ def with_scale(
 SEARCHED = [n for n in FEW if MADE[n].granularity in ("channel", "group")]
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", SEARCHED)
 def test_a_search_takes_scales_between_its_ends(
     copy_of: Callable[[str], Path], source: Path, name: str
