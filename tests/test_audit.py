@@ -121,6 +121,9 @@ def test_fp4_codes_up_to_half_of_the_largest_and_negative_scales(copy_of: Copy) 
     autoround = copy_of("ct-int4")
     edit(autoround, replaced(f"{Q}.weight_scale", lambda t: set_scale(t, -0.5)))
     assert faults_of(autoround) == []
+    quark = copy_of("quark-int4")
+    edit(quark, replaced(f"{Q}.weight_scale", lambda t: set_scale(t, -0.5)))
+    assert faults_of(quark) != []
     out = copy_of("modelopt-nvfp4")
     edit(out, replaced(f"{Q}.weight", lambda t: t._replace(data=b"\x55" * len(t.data))))
     assert_only_fault(out, f"{Q}.weight: expected codes up to 6", "got none beyond 3 in the whole")

@@ -147,6 +147,9 @@ ODD: dict[str, Callable[[Path, Text], None]] = {
     "features that are whole numbers": lambda file, text: change(
         file, aux_hidden_states=text.aux((0, 1, 2)).long()
     ),
+    "last states that are whole numbers": lambda file, text: change(
+        file, hidden_states=text.normed.long()
+    ),
     "features of no layer": lambda file, text: change(file, aux_hidden_states=-text.aux((0, 1, 2))),
     "a part of a layer": lambda file, text: change(
         file, aux_hidden_states=text.aux((0, 1, 2))[:, 1:]

@@ -95,7 +95,9 @@ CONFIGS: Mapping[str, Sequence[dict[str, Any]]] = {
         {"dflash_config.final_logit_softcapping": -3}, {"draft_vocab_size": 48},
         {"dflash_config.conv_group_size": 7},
     ),
-    "dspark-mla": ({"layer_types": [SLIDING] * 2, "sliding_window": 8},),
+    "dspark-mla": (
+        {"layer_types": [SLIDING] * 2, "sliding_window": 8}, {"attention_bias": True},
+    ),
     "dspark": (
         {"markov_rank": None}, {"markov_rank": 24}, {"markov_head_type": "gated"},
         *({f"dflash_config.{key}": 8} for key in (

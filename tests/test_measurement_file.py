@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -223,6 +224,11 @@ def test_what_a_user_has_to_know(
     running.status = lambda number: 500 if number == 9 else 200
     assert measured(running, prompts, "r", "--concurrency", "1", "--attempts", "2") == 0
     running.status = lambda _: 200
+    began = time.monotonic()
+    assert measured(running, prompts, "t", "--max-requests-per-second", "9") == 0
+    assert (
+        time.monotonic() - began >= (len(read_measurement(prompts.with_name("t")).records) - 1) / 9
+    )
     running.metrics = "none"
     speculation = {"rejection_sample_method": "synthetic"}
     running.config = {"vllm_config": {"speculative_config": speculation}}

@@ -20,7 +20,7 @@ from said_traces import write_said
 from tiny import edit_json, read_tensors, store, tiny_eagle3_llama, values_of, write_tensors
 from tiny_dspark import tiny_dspark, tiny_dspark_mla
 from tiny_mla import tiny_eagle3_mla
-from tiny_mtp import tiny_deepseek_mtp, tiny_mimo_mtp, tiny_qwen3_next_mtp
+from tiny_mtp import tiny_deepseek_mtp, tiny_mimo_mtp, tiny_qwen3_next_mtp, tiny_step3p5_mtp
 from verify_cases import Tensors, edit
 
 Make = Callable[[Path], Path]
@@ -162,6 +162,7 @@ SCENES: dict[str, tuple[Make, str]] = {
     "MLA by another type": (edited(tiny_dspark_mla, model_type="kimi_k2"), IN_VLLM),
     "a layer of another number": (edited(tiny_deepseek_mtp, num_hidden_layers=7), IN_VLLM),
     "a correction that is not declared": (edited(tiny_deepseek_mtp, topk_method=None), IN_VLLM),
+    "modules without the embedding": (edited(partial(tiny_step3p5_mtp, tables=False)), IN_VLLM),
     "heads of a width of their own": (
         edited(partial(tiny_mimo_mtp, head_dim=32), model_type="qwen2"), IN_VLLM),
     "no experts": (edited(partial(tiny_qwen3_next_mtp, experts=0),

@@ -98,7 +98,8 @@ def test_rows_of_a_size_and_of_a_coverage(folder: Path) -> None:
     assert len(chosen_rows(found, None, 0.01).target_ids) == 10  # engines take ten of one step
     record = found.record(by_size, 30, None)
     assert record.problem() is None
-    assert record.coverage_reached == by_size.coverage
+    assert (record.size, record.coverage, record.coverage_reached) == (30, None, by_size.coverage)
+    assert found.record(little, None, 0.01).coverage == 0.01
     assert len(record.calibration_prompts) == 12
 
 
