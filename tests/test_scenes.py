@@ -168,6 +168,7 @@ SCENES: dict[str, tuple[Make, str]] = {
     "no experts": (edited(partial(tiny_qwen3_next_mtp, experts=0),
                           architectures=["Qwen3NextForCausalLM"]), IN_SGLANG),
     "all that fits": (edited(tiny_eagle3_mla), "estimate {0} --gpu h200 -k 2"),
+    "what a block drafts": (edited(tiny_dspark), "estimate {0} --gpu h200"),
     "what GPUs cannot share": (edited(partial(tiny_eagle3_llama, hidden=96, heads=6, kv_heads=3)),
                                f"{IN_VLLM} --tp 2\n{IN_VLLM} --tp 3"),
     "codes that are declared alone": (
