@@ -176,6 +176,40 @@ SCENES: dict[str, tuple[Make, str]] = {
                quantization_config={"quant_method": "fp8", "activation_scheme": "dynamic"}),
         "dequantize {0} --out o\ntranscode {0} --layout quark --out o"),
     "another target": (renamed, f"record --target {{0}} {CONTINUED} --prompts traces --out b"),
+    "options of replays": (said, (
+        "quantize draft --recipe fp8-ptpc --out q\nreplay draft --traces {0} -k 2 --no-cache"
+        " --batch-size 3 --golden g.json\n"
+        "replay q --traces {0} -k 2 --draft-sampling greedy --golden g.json --overwrite\n"
+        "compare draft q --traces {0} -k 2 --confidence 0.8 --batch-size 3 --no-cache"
+        " --draft-sampling greedy --report c.json\ncompare draft q --traces {0} -k 2"
+        " --report c.json --overwrite\nreport c.json")),
+    "options of a gate": (said, (
+        "quantize draft --recipe int4-channel --out q\ngate draft q --traces {0} -k 2 --min-prompts"
+        " 9 --confidence 0.7 --max-relative-drop 0.5 --draft-sampling greedy"
+        " --batch-size 5 --report g.json --junit g.xml --junit-inconclusive skipped\n"
+        "gate draft q --traces {0} -k 2 --every-category-passes --expect-baseline 1.5 --report"
+        " g.json --markdown g.md --overwrite\n"
+        "gate draft q --traces {0} -k 2 --report h.json --no-cache\nreport h.json --markdown"
+        " h.md --junit h.xml --junit-inconclusive skipped\n"
+        "card q --gate h.json --name a/b --overwrite")),
+    "options of a head's rows": (said, (
+        "vocab draft --traces {0} --judge other --curve --sizes 12,24 -k 2 --batch-size 5"
+        " --concurrency 1,3 --gpu h200 --target-step-ms 9 --draft-sampling greedy\n"
+        "quantize draft --recipe fp8-ptpc --vocab-size 24 --traces {0} --out cut\ninspect cut")),
+    "options of traces": (Path, (
+        f"{OTHERS} --prompts {PAIR}/prompts.jsonl --num-prompts 3 --prompts-seed 7 --max-new-tokens"
+        " 6 --batch-size 2 --fixed-batches --device cpu --ignore-eos --feature-storage zstd"
+        " --tables --table-ids 1,2,3 --top-logprobs 2 --out a\ntraces info a\n"
+        f"{RECORD} {LAYERS} --feature-storage fp8-per-token --temperature 0.7 --top-k 5 --seed 3"
+        " --logprobs --out b\ntraces info b")),
+    "options about layers": (said, (
+        "estimate draft --recipe fp8-ptpc --gpu h200 --concurrency 3 --context 77 -k 5 --tp 2"
+        " --efficiency 0.5 --target-step-ms 9 --target-layers 9\nplan draft --recipe mi325x-w4a8"
+        " --target-layers 9\nquantize draft --recipe mi325x-w4a8 --target-layers 9 --kv-cache"
+        " unit --out w\ncheck w --engine vllm --gpu mi325x --target-layers 9 --tp 2\n"
+        "transcode w --layout compressed-tensors --target-layers 9 --out x\n"
+        "dequantize w --dtype float32 --out y\ninspect y\nverify w --against draft --target"
+        " draft")),
     "beside a draft": (Path, f"{RECORD} --draft {PAIR}/draft --fused --out a\n"
                              f"replay {PAIR}/draft --traces a"),
 }  # fmt: skip

@@ -1,0 +1,140 @@
+"""What each key of config.json means to the family that reads it, and to engines.
+
+Every key of a draft is left out, and then changed, one at a time. What is read differently then,
+why it is refused, and what `check` says is kept in told/each_key.txt: a default, a bound or a
+spelling that is changed by mistake shows there.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from by_recipe import draft_of
+from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.drafts.family import Draft
+from draftquant.quantize.engines.contract import EngineName
+from draftquant.quantize.engines.engine_check import check_checkpoint
+from draftquant.quantize.files.checkpoint import Checkpoint
+from draftquant.quantize.lints.catalogue import find_lints
+from draftquant.recipes.errors import DraftQuantError
+from test_family_refusals import BUILDERS as REFUSING
+from test_gemma4_assistant import assistant
+from tiny import tiny_eagle3_llama
+from tiny_dflash import tiny_laguna
+from tiny_dspark import tiny_nemotron
+from tiny_mla import tiny_eagle3_mla
+from told import check_told, lines_of, normal
+
+pytestmark = pytest.mark.untold
+
+Config = Mapping[str, Any]
+ROPES: Mapping[str, Config] = {
+    "linear": {"rope_type": "linear", "factor": 2.0},
+    "dynamic": {"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 512},
+    "llama3": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.5,
+               "high_freq_factor": 4.5, "original_max_position_embeddings": 512},
+    "yarn": {"type": "yarn", "factor": 8.0, "beta_fast": 30.0, "beta_slow": 1.5, "mscale": 1.5,
+             "mscale_all_dim": 0.5, "original_max_position_embeddings": 512},
+}  # fmt: skip
+SERVED = (
+    *("llama", "mla", "dflash", "dflash2", "dspark", "dspark-mla", "nemotron", "laguna"),
+    *("deepseek", "glm", "mimo", "qwen3-next", "qwen3.5", "step", "llama-yarn", "mla-yarn"),
+    *("speculators-eagle3-llama", "speculators-eagle3-qwen3", "speculators-dflash"),
+)
+PLAIN: Config = {"rope_theta": 20_000.0}
+BUILDERS: Mapping[str, Callable[[Path], Path]] = {
+    **{name: build for name, build in REFUSING.items() if name != "mla-pruned"},
+    "gemma4-assistant": assistant,
+    "gemma4-assistant-ordered": partial(assistant, centroids=16),
+    "laguna": tiny_laguna,
+    "nemotron": tiny_nemotron,
+    "nemotron-dflash": partial(tiny_nemotron, dspark=False),
+    **{f"llama-{name}": partial(tiny_eagle3_llama, config={"rope_scaling": rope, **PLAIN})
+       for name, rope in ROPES.items()},
+    "llama-parameters": partial(tiny_eagle3_llama, config={
+        "rope_parameters": {**ROPES["llama3"], **PLAIN}, "rope_theta": None}),
+    "mla-yarn": partial(tiny_eagle3_mla, config={"rope_scaling": ROPES["yarn"], **PLAIN}),
+}  # fmt: skip
+
+
+def others(config: Config) -> Iterator[tuple[str, Config]]:
+    """Each key without its value or with another one, and all other keys as they are."""
+    for key, value in config.items():
+        rest = {name: own for name, own in config.items() if name != key}
+        yield f"without {key}", rest
+        if isinstance(value, dict):
+            yield from ((f"{change} of {key}", {**rest, key: own}) for change, own in others(value))
+        elif (another := changed(value)) != value:
+            yield f"{key} {another}", {**rest, key: another}
+
+
+def changed(value: Any) -> Any:
+    """Another value of its kind."""
+    match value:
+        case bool():
+            return not value
+        case int():
+            return value + 1
+        case float():
+            return value * 2
+        case str():
+            return f"{value}_"
+        case [first, *_]:
+            return [*value[:-1], changed(value[-1]) if len(value) > 1 else changed(first)]
+    return value
+
+
+def read(draft: Draft) -> dict[str, str]:
+    """What the family makes of config.json, by field; and what is odd about it."""
+    lines = " ".join(lines_of(draft.geometry, "geometry"))
+    fields = (word.partition("=") for word in lines.split(" ") if "=" in word)
+    lints = " and ".join(lint.name for lint in find_lints(draft))
+    return {"family": draft.family.name, "lints": lints} | {key: own for key, _, own in fields}
+
+
+def tell(name: str, answers: Iterable[tuple[str, str]]) -> None:
+    """Each answer with the changes that have it."""
+    told = defaultdict[str, list[str]](list)
+    for change, answer in answers:
+        told[answer.partition("\n")[0]].append(change)
+    lines = [f"{', '.join(changes)}: {answer}" for answer, changes in told.items()]
+    check_told("each_key", {name: normal("\n".join(lines), exact=True)})
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+def test_what_each_key_means(build: str, tmp_path: Path) -> None:
+    draft = draft_of(BUILDERS[build](tmp_path / "draft"))
+    before = read(draft)
+
+    def answer(config: Config) -> str:
+        try:
+            after = read(read_draft(replace(draft.checkpoint, config=config)))
+        except DraftQuantError as exc:
+            return str(exc)
+        differing = sorted(k for k in before.keys() | after if before.get(k) != after.get(k))
+        return ", ".join(f"{key} {after.get(key, 'none')}" for key in differing)
+
+    answers = ((change, answer(own)) for change, own in others(draft.checkpoint.config))
+    tell(build, (each for each in answers if each[1]))
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("build", SERVED)
+def test_what_engines_do_with_each_key(build: str, engine: EngineName, tmp_path: Path) -> None:
+    checkpoint = Checkpoint.open(BUILDERS[build](tmp_path / "draft"))
+    asked = partial(check_checkpoint, engine=engine, arch="sm90", has_side_file=False)
+
+    def answer(config: Config) -> str:
+        try:
+            found = asked(replace(checkpoint, config=config))
+        except DraftQuantError:  # as the family says it
+            return usual
+        return f"{found.verdict}: {found.error or ''}".partition(" [Value")[0]
+
+    usual = f"{asked(checkpoint).verdict}: "
+    answers = ((change, answer(own)) for change, own in others(checkpoint.config))
+    tell(f"{build} in {engine}, else {usual}", (each for each in answers if each[1] != usual))
