@@ -29,6 +29,7 @@ from handmade_replays import RELEASE, noisy, replay, spread
 from handmade_reports import EVIL, comparison, document, evil_document, joint, served
 from test_gate_parts import clustered
 from test_paired import change_of
+from told import check_told
 
 KINDS: dict[str, Callable[[], Judgement]] = {
     "PASS": comparison,
@@ -309,3 +310,31 @@ def test_a_forest_has_a_row_for_each_interval() -> None:
     (circle,) = of(svg, "circle", "full")
     middle = (at["0%"] + at["\u22122%"]) / 2
     assert float(circle["cx"]) == pytest.approx(middle, abs=0.02)
+
+
+def lengths(count: int) -> list[plots.Lengths]:
+    return [
+        plots.Lengths(label=f"{i}", baseline=1 + i % 7 / 4, candidate=1 + i % 5 / 3, steps=i + 1)
+        for i in range(count)
+    ]
+
+
+def test_every_chart_is_drawn_as_it_is_kept() -> None:
+    """An element a line, in told/charts.txt: a mark that moves, or is left out, is seen there."""
+    two = [dataclasses.replace(row, series=i % 2, label=row.label * (1 - i % 2))
+           for i, row in enumerate(ROWS)]  # fmt: skip
+    sides = words.SideNames("before", "after", "before and after")
+    named = {"title": "changes", "bounds": "bounds"}
+    charts = {
+        "forest": plots.forest("f", ROWS, **named),
+        "forest of two": plots.forest("f", two, series=("first", "second"), **named),
+        "contexts": plots.contexts(lengths(5)),
+        "contexts of many": plots.contexts(lengths(19), sides),
+        "positions": plots.positions((0.8, 0.5, 0.2), (0.7, 0.5, 0.1)),
+        "positions of one": plots.positions((0.8,), (0.7,), sides),
+        "histogram": plots.histogram((3, 2, 1), (2, 2, 2)),
+        "histogram of many": plots.histogram(range(1, 21), range(20, 0, -1), sides),
+        "scatter": plots.scatter(lengths(9), limit=0.1),
+        "scatter of many": plots.scatter(lengths(2001), sides, limit=0.9)[:3000],
+    }
+    check_told("charts", {name: svg.replace("><", ">\n<") for name, svg in charts.items()})
