@@ -26,7 +26,7 @@ from ..quantize.drafts.draft_cache import CacheRounding, CacheScales, cached_lay
 from ..quantize.drafts.forward import DraftForward, OnCache
 from ..quantize.numerics.number_formats import fp8_scale
 from ..recipes.errors import CalibrationError
-from ..recipes.listener import Progress, unseen
+from ..recipes.listener import SILENT, Listener, Progress, unseen
 from .linear_inputs.static_scales import octave_above, run_over_traces
 from .passes.draft_inputs import DraftRun, first_hidden
 from .passes.proposals import MAX_LOGITS
@@ -116,13 +116,14 @@ Octaves = tuple[int, int]  # of the keys and of the values of all layers
 
 
 def measure_cache_scales(
-    run: DraftRun, *, how: Literal["absmax", "measured"], on_progress: Progress = unseen
+    run: DraftRun, *, how: Literal["absmax", "measured"], listener: Listener = SILENT
 ) -> Mapping[int, CacheScales]:
     """Scales of every layer by its number, from all keys and values that K draft tokens need.
 
     With MLA, k is the entry's scale, and v the same number.
     """
-    ranges = measure_cache_ranges(run, on_progress)
+    with listener.bar("measure keys and values", None, "work") as bar:
+        ranges = measure_cache_ranges(run, bar.set)
     if how == "absmax":
         return _by_layer(ranges, lambda largest, _: quotient(largest))
     others = [octave for octave in OCTAVES if octave != 0]
@@ -130,7 +131,8 @@ def measure_cache_scales(
     if all(values is None for _, values in ranges.values()):
         tried = [(octave, octave) for octave in OCTAVES]
     caches = [CacheRounding(_at(ranges, octaves)) for octaves in tried]
-    divergences = cache_divergences(run, caches, on_progress)
+    with listener.bar("draft from rounded keys and values", None, "work") as bar:
+        divergences = cache_divergences(run, caches, bar.set)
     return _at(ranges, best_octaves(dict(zip(tried, divergences, strict=True))))
 
 

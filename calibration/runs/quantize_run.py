@@ -159,8 +159,7 @@ def _measured(
         listener.warning(f"{asked.traces}: {fault}")
     cache = plan.recipe.kv_cache
     if cache is not None and cache.scales != "unit":
-        with listener.bar("cache", None, "work") as bar:
-            scales = measure_cache_scales(run, how=cache.scales, on_progress=bar.set)
+        scales = measure_cache_scales(run, how=cache.scales, listener=listener)
         measured = dataclasses.replace(measured, cache_scales=scales)
         listener.note(f"scales of the KV cache from {len(traces)} traces ({cache.scales})")
     if measured.statistics is not None or (measured.input_scales and not constant.input_scales):
