@@ -22,7 +22,7 @@ inspect gptq
 transcode static --layout compressed-tensors --out carried
 dequantize gptq --out plain
 quantize target --subtree model.mtp_layers.0 --recipe fp8-ptpc --out layer
-graft target layer --out grafted
+graft target layer --replace --out grafted
 vocab draft --traces said --size 24 --out rows
 vocab draft --traces said --judge other --curve --sizes 12,24 -k 2
 replay draft gptq --traces said -k 2 --batch-size 5
