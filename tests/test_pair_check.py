@@ -12,7 +12,7 @@ import asked_pairs
 import numpy as np
 import pytest
 from draftquant import api as dq
-from draftquant.quantize.pairing.pair import PairCheck
+from draftquant.quantize.pairing.pair import PairCheck, TargetArgs
 from draftquant.quantize.pairing.target import check_operands
 from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
@@ -100,9 +100,27 @@ def test_the_command_says_and_prints_the_pair() -> None:
     assert main(["check", draft, "--target", target, "--engine", "vllm", "--json"]) == 0
 
 
+def test_every_word_that_is_understood() -> None:
+    for spelling in ("--tensor-parallel-size", "-tp", "--tp-size", "--tp", "--tp_size"):
+        assert TargetArgs.parse(f"{spelling} 4 --port 1") == TargetArgs(tp=4, words=("--port", "1"))
+    for spelling in ("--max-model-len", "--context-length", "--max_seq_len"):
+        lengths = {"400": 400, "4k": 4_000, "4K": 4_096, "4m": 4_000_000, "4M": 4_194_304,
+                   "9" * 12: 10**12 - 1, "auto": None, "-1": None}  # fmt: skip
+        for text, length in lengths.items():
+            assert TargetArgs.parse(f"{spelling}={text}") == TargetArgs(context=length)
+    for text, dtype in {"auto": None, "half": "float16", "float16": "float16", "float": "float32",
+                        "float32": "float32", "bfloat16": "bfloat16"}.items():  # fmt: skip
+        assert TargetArgs.parse(f"--dtype {text}") == TargetArgs(dtype=dtype)
+    drafts = "--speculative-draft-kv-cache-dtype", "--speculative-draft-model-quantization"
+    assert TargetArgs.parse(f"{drafts[0]} fp8") == TargetArgs(draft_cache_dtype="fp8")
+    assert TargetArgs.parse(f"{drafts[1]} fp8 -q awq --attention-backend x") == TargetArgs(
+        quantization="awq", words=("--attention-backend", "x")
+    )
+
+
 WORDS = (
-    "--tp two", f"--tp {'9' * 5000}", "--max-model-len 0k", "--dtype bogus", "--dtype",
-    "--speculative-config {", "--speculative-config 3", "'",
+    "--tp two", f"--tp {'9' * 5000}", f"--tp {'9' * 13}", "--max-model-len 0k", "--dtype bogus",
+    "--dtype", "--speculative-config {", "--speculative-config 3", "'",
 )  # fmt: skip
 
 
