@@ -1,6 +1,7 @@
 """The target's forward pass for much text on few cores: keys and values in place.
 
-Products are in BF16 where the CPU has AMX, else in float32; all between them is float32.
+Products are in BF16 where the CPU has instructions for them, else in float32; all between them is
+float32.
 
 The classes of transformers copy a cache at every step and repeat keys for each query head, which
 takes more time on a CPU than the products. `python target.py TARGET` compares both.
@@ -14,7 +15,9 @@ import torch.nn.functional as F  # noqa: N812 - the name every torch program use
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-PRODUCTS = torch.bfloat16 if torch.cpu.get_capabilities().get("amx_bf16") else torch.float32
+_CPU = torch.cpu.get_capabilities()
+_FAST = _CPU.get("amx_bf16") or _CPU.get("avx512_bf16")
+PRODUCTS = torch.bfloat16 if _FAST else torch.float32
 
 
 class Llama:
