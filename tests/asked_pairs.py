@@ -1,5 +1,7 @@
 """A draft as `check` asks of it, alone or beside its target, in folders."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,11 @@ def check_draft(folder: Path, **asked: Any) -> EngineCheck:
     has_side_file = (folder / HF_QUANT_CONFIG).is_file()
     answer = check_checkpoint(checkpoint, has_side_file=has_side_file, **asked)
     return with_values(with_maths(answer, checkpoint), not_finite(checkpoint))
+
+
+def check_config(draft: Any, config: Mapping[str, Any], **asked: Any) -> EngineCheck:
+    """By headers, as if config.json were another one."""
+    return check_checkpoint(replace(draft.checkpoint, config=config), has_side_file=False, **asked)
 
 
 def check_pair(

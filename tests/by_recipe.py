@@ -10,6 +10,7 @@ from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.drafts.family import Draft
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.files.hub import DraftSource
+from draftquant.quantize.lints.catalogue import find_lints
 from draftquant.quantize.making.quantize_draft import QuantizeReport, quantize_draft
 from draftquant.quantize.planning.quantization_plan import MeasuredInputs, Plan, make_plan
 from draftquant.recipes import Recipe, load_recipe
@@ -30,6 +31,12 @@ def dimensions(family: str, recipe: str) -> dict[str, Any]:
 
 def draft_of(folder: Path) -> Draft:
     return read_draft(Checkpoint.open(folder))
+
+
+def read_as(draft: Draft, config: Mapping[str, Any]) -> tuple[Draft, str]:
+    """The draft as its family reads it with another config.json, and what is odd about it."""
+    read = read_draft(dataclasses.replace(draft.checkpoint, config=config))
+    return read, " and ".join(lint.name for lint in find_lints(read))
 
 
 def planned(

@@ -7,19 +7,13 @@ spelling that is changed by mistake shows there.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from by_recipe import draft_of
-from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.family import Draft
-from draftquant.quantize.engines.contract import EngineName
-from draftquant.quantize.engines.engine_check import check_checkpoint
-from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.lints.catalogue import find_lints
+from asked_pairs import check_config
+from by_recipe import draft_of, read_as
 from draftquant.recipes.errors import DraftQuantError
 from test_family_refusals import BUILDERS as REFUSING
 from test_gemma4_assistant import assistant
@@ -88,12 +82,12 @@ def changed(value: Any) -> Any:
     return value
 
 
-def read(draft: Draft) -> dict[str, str]:
+def fields(draft: Any, config: Config) -> dict[str, str]:
     """What the family makes of config.json, by field; and what is odd about it."""
-    lines = " ".join(lines_of(draft.geometry, "geometry"))
-    fields = (word.partition("=") for word in lines.split(" ") if "=" in word)
-    lints = " and ".join(lint.name for lint in find_lints(draft))
-    return {"family": draft.family.name, "lints": lints} | {key: own for key, _, own in fields}
+    found, lints = read_as(draft, config)
+    lines = " ".join(lines_of(found.geometry, "geometry"))
+    words = (word.partition("=") for word in lines.split(" ") if "=" in word)
+    return {"family": found.family.name, "lints": lints} | {key: own for key, _, own in words}
 
 
 def tell(name: str, answers: Iterable[tuple[str, str]]) -> None:
@@ -108,11 +102,11 @@ def tell(name: str, answers: Iterable[tuple[str, str]]) -> None:
 @pytest.mark.parametrize("build", BUILDERS)
 def test_what_each_key_means(build: str, tmp_path: Path) -> None:
     draft = draft_of(BUILDERS[build](tmp_path / "draft"))
-    before = read(draft)
+    before = fields(draft, draft.checkpoint.config)
 
     def answer(config: Config) -> str:
         try:
-            after = read(read_draft(replace(draft.checkpoint, config=config)))
+            after = fields(draft, config)
         except DraftQuantError as exc:
             return str(exc)
         differing = sorted(k for k in before.keys() | after if before.get(k) != after.get(k))
@@ -124,17 +118,17 @@ def test_what_each_key_means(build: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 @pytest.mark.parametrize("build", SERVED)
-def test_what_engines_do_with_each_key(build: str, engine: EngineName, tmp_path: Path) -> None:
-    checkpoint = Checkpoint.open(BUILDERS[build](tmp_path / "draft"))
-    asked = partial(check_checkpoint, engine=engine, arch="sm90", has_side_file=False)
+def test_what_engines_do_with_each_key(build: str, engine: str, tmp_path: Path) -> None:
+    draft = draft_of(BUILDERS[build](tmp_path / "draft"))
+    asked = partial(check_config, draft, engine=engine, arch="sm90")
 
     def answer(config: Config) -> str:
         try:
-            found = asked(replace(checkpoint, config=config))
+            found = asked(config)
         except DraftQuantError:  # as the family says it
             return usual
         return f"{found.verdict}: {found.error or ''}".partition(" [Value")[0]
 
-    usual = f"{asked(checkpoint).verdict}: "
-    answers = ((change, answer(own)) for change, own in others(checkpoint.config))
+    usual = f"{asked(draft.checkpoint.config).verdict}: "
+    answers = ((change, answer(own)) for change, own in others(draft.checkpoint.config))
     tell(f"{build} in {engine}, else {usual}", (each for each in answers if each[1] != usual))
