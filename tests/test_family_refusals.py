@@ -53,15 +53,12 @@ BUILDERS: Mapping[str, Callable[[Path], Path]] = {
     **{f"speculators-{name}": build for name, build in BUILD.items()},
 }
 FULL, SLIDING = "full_attention", "sliding_attention"
-IDS, AUX = "eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids"
+IDS = "eagle_aux_hidden_state_layer_ids"
 CONFIGS: Mapping[str, Sequence[dict[str, Any]]] = {
     "llama": (
         {"architectures": ["GPT2LMHeadModel"]}, {"architectures": ["a", "b"]},
-        {"architectures": None},
         {"model_type": "eagle", "model": {"hidden_size": 64, "architectures": ["A"]}},
         {"attention_bias": True}, {"hidden_act": "gelu"}, {"num_hidden_layers": 10**12},
-        *({key: None} for key in (
-            "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")),
         *({"hidden_size": value} for value in (0, 64.0, "64", True)),
         *({"rms_norm_eps": value} for value in (0, "x", -(10**40))),
         *({"eagle_config": {IDS: ids}} for ids in ([3, 1], [-1], [True], "1")),
@@ -70,15 +67,14 @@ CONFIGS: Mapping[str, Sequence[dict[str, Any]]] = {
         {IDS: [2, 3, 4], "eagle_config": {IDS: [0, 1, 2]}},
     ),
     "two": ({"num_hidden_layers": 36},),
-    "pruned": ({"draft_vocab_size": None},),
     "peagle": (*({"mask_token_id": token} for token in (96, -1, True, "7")),),
     "mla": (
-        {"kv_lora_rank": None}, {"qk_rope_head_dim": 15}, {"rope_scaling.mscale_all_dim": -1.0},
+        {"rope_scaling.mscale_all_dim": -1.0},
         {"architectures": ["LlamaForCausalLMEagle3"]},
     ),
     "mla-pruned": ({},),
     "dflash": (
-        {"dflash_config.target_layer_ids": None}, {"dflash_config.mask_token_id": 96},
+        {"dflash_config.mask_token_id": 96},
         {"dflash_config.block_size": 1}, {"layer_types": [FULL, SLIDING]}, {IDS: [1, 3, 5]},
         {"dflash_config.use_swa": True}, {"attention_sink_bias": True},
         {"dflash_config.attention_sink_bias": True}, {"add_swa_attention_sink_bias": True},
@@ -91,7 +87,7 @@ CONFIGS: Mapping[str, Sequence[dict[str, Any]]] = {
         {"hidden_act": "gelu"}, {"dflash_config.projector_type": "gru"}, {"kv_lora_rank": 512},
     ),
     "dflash2": (
-        {"dflash_config.conv_kernel_size": None}, {"dflash_config.selector_top_k": 97},
+        {"dflash_config.selector_top_k": 97},
         {"dflash_config.final_logit_softcapping": -3}, {"draft_vocab_size": 48},
         {"dflash_config.conv_group_size": 7},
     ),
@@ -99,7 +95,7 @@ CONFIGS: Mapping[str, Sequence[dict[str, Any]]] = {
         {"layer_types": [SLIDING] * 2, "sliding_window": 8}, {"attention_bias": True},
     ),
     "dspark": (
-        {"markov_rank": None}, {"markov_rank": 24}, {"markov_head_type": "gated"},
+        {"markov_rank": 24}, {"markov_head_type": "gated"},
         *({f"dflash_config.{key}": 8} for key in (
             "markov_rank", "markov_head_type", "enable_confidence_head")),
         *({f"dspark_{key}": [7]} for key in ("block_size", "markov_rank", "markov_head_type",
@@ -137,18 +133,15 @@ CONFIGS: Mapping[str, Sequence[dict[str, Any]]] = {
     ),
     "Qwen3 model": ({"attention_bias": True},),
     "Qwen2 model": ({"head_dim": 32}, {"use_sliding_window": True}),
-    "Llama model": ({"vocab_size": 97},),
     "speculators-eagle3-llama": (
-        {"transformer_layer_config": None}, {"speculators_model_type": None},
         {"speculators_model_type": [1]}, {"speculators_model_type": "dflash"},
         {"norm_before_fc": True, "fc_norm": True}, {IDS: [0, 4]},
         {"transformer_layer_config.model_type": "gemma3_text"},
     ),
     "speculators-eagle3-qwen3": (
-        {"transformer_layer_config.rms_norm_eps": None},
         {"transformer_layer_config.layer_types": ["linear_attention"]},
     ),
-    "speculators-dflash": ({AUX: None}, {"sample_from_anchor": True}),
+    "speculators-dflash": ({"sample_from_anchor": True},),
 }  # fmt: skip
 Q, LATENT = "midlayer.self_attn.q_proj.weight", "midlayer.self_attn.{}.weight"
 TENSORS: Mapping[str, Sequence[tuple[str, tuple[int, ...] | None]]] = {

@@ -86,7 +86,9 @@ def test_a_page_is_whole(kind: str) -> None:
             assert len(labels) == 2
             assert set(labels) <= set(ids)
         if tag == "rect" and "x" in attributes:
-            assert float(attributes["x"] or 0) + float(attributes["width"] or 0) <= 400  # the viewBox
+            assert (
+                float(attributes["x"] or 0) + float(attributes["width"] or 0) <= 400
+            )  # the viewBox
 
 
 def test_hostile_text_is_text_in_every_form() -> None:
