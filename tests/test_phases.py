@@ -18,19 +18,16 @@ quantize draft --recipe fp8-ptpc --vocab-size 24 --traces said --out cut
 quantize {PAIR}/draft --recipe blackwell-fp8 --traces traces --out static
 quantize {PAIR}/draft --recipe fp8-ptpc --kv-cache measured --traces traces --out cache
 verify gptq --against draft
-inspect gptq
 transcode static --layout compressed-tensors --out carried
 dequantize gptq --out plain
 quantize target --subtree model.mtp_layers.0 --recipe fp8-ptpc --out layer
 graft target layer --replace --out grafted
 vocab draft --traces said --size 24 --out rows
-vocab draft --traces said --judge other --curve --sizes 12,24 -k 2
 replay draft gptq --traces said -k 2 --batch-size 5
 compare draft gptq plain --traces said -k 2
 gate draft gptq --traces other -k 2
 parity draft {PAIR}/draft static --traces traces
 {PLAIN} --batch-size 2 --out recorded
-{PLAIN} --turns all --temperature 0.7 --out sampled
 traces merge said other --out both
 """
 
