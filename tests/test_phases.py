@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import pytest
 from draftquant.scripts.cli import main
 from draftquant.scripts.frame import progress
-from test_scenes import PAIR, PLAIN, prompts, said
+from test_scenes import PAIR, PLAIN, said
 from tiny_target import tiny_target
 from told import check_told
 
@@ -15,10 +15,9 @@ pytestmark = pytest.mark.untold
 COMMANDS = f"""\
 quantize draft --recipe int4-channel-gptq --traces said --out gptq
 quantize draft --recipe fp8-ptpc --vocab-size 24 --traces said --out cut
-quantize {PAIR}/draft --recipe blackwell-fp8 --traces traces --out static
-quantize {PAIR}/draft --recipe fp8-ptpc --kv-cache measured --traces traces --out cache
+quantize draft --recipe blackwell-fp8 --kv-cache measured --traces said --out static
 verify gptq --against draft
-transcode static --layout compressed-tensors --out carried
+transcode cut --layout quark --out carried
 dequantize gptq --out plain
 quantize target --subtree model.mtp_layers.0 --recipe fp8-ptpc --out layer
 graft target layer --replace --out grafted
@@ -26,7 +25,7 @@ vocab draft --traces said --size 24 --out rows
 replay draft gptq --traces said -k 2 --batch-size 5
 compare draft gptq plain --traces said -k 2
 gate draft gptq --traces other -k 2
-parity draft {PAIR}/draft static --traces traces
+parity draft draft gptq --traces said -k 2
 {PLAIN} --batch-size 2 --out recorded
 traces merge said other --out both
 """
@@ -49,7 +48,6 @@ class Heard(progress.Phase):
 def test_every_phase_rises_to_its_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     said(tmp_path)
-    (tmp_path / "traces").symlink_to(prompts(tmp_path))
     tiny_target(tmp_path / "target", "mimo")
     monkeypatch.setattr(progress, "Phase", Heard)
     for number, line in enumerate(COMMANDS.splitlines(), 1):
