@@ -178,14 +178,13 @@ ENGINE_TRAITS = replace(
         ),
         head_declared="never",  # `qwen3_dspark.py:248`
         not_executed=frozenset({"Qwen3OmniDSparkModel"}),
-        not_in_v1=_ARCHITECTURES,
         speculators={"dspark": traits.Speculators(_read_in_vllm, qwen3=True)},
     ),
     sglang=replace(
         _DFLASH.sglang,
         architectures=_ARCHITECTURES | {"LingDSparkModel"},
         served_as="DSPARK",
-        problem_as_draft=_in_sglang,
+        problem=_in_sglang,
         roots=traits.dropped_roots("draft_model.", "dflash_module.", "logit_head."),
         counts_anchor=True,  # `dspark_config.py:49`
     ),
