@@ -38,7 +38,7 @@ MANY = ("drawn at random", "names and model types")
 UNKNOWN = {
     "made by tools": 181,
     "drawn at random": 95,
-    "imitated by hand": 372,
+    "imitated by hand": 370,
     "heads of fewer rows": 34,
     "scales of a KV cache": 16,
     "names and model types": 27,

@@ -228,6 +228,7 @@ class InEngine:
 
     Attributes:
         architectures: the names in config.json for which loading was executed.
+        as_another: names of other drafts -> what it does with an unquantized one that is called so.
         served_as: the draft's name in the command that serves it.
         problem: its rules for config.json and for names of tensors of these drafts.
         unknown_tensors: what happens to a tensor that has no parameter.
@@ -244,6 +245,7 @@ class InEngine:
     """
 
     architectures: frozenset[str] = frozenset()
+    as_another: Mapping[str, Finding] = field(default_factory=dict)
     served_as: str = ""
     problem: Problem = no_problem
     unknown_tensors: Unknown = "unknown"

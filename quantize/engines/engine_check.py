@@ -268,6 +268,8 @@ def _found_in_family(checkpoint: Checkpoint, place: _Place, gpu: AskedGpu) -> _F
         return _unknown_because("Loading such a draft with biases was never executed")
     in_engine, name = engine.own(family.engine_traits), declared_architecture(config)
     if name not in in_engine.architectures:
+        if declaration is None and (executed := in_engine.as_another.get(name)) is not None:
+            return _Found(findings=[executed])
         wanted = OTHER_NAMES.get(name)
         remedy = f"set architectures to {wanted}" if wanted in in_engine.architectures else TRY
         return _unknown_because(f"Loading {family.name} as {name} was never executed", remedy)

@@ -61,6 +61,7 @@ ENGINE_TRAITS = replace(
     vllm=replace(
         _DSPARK.vllm,
         architectures=frozenset({"K3DSparkModel"}),
+        as_another={},
         problem=_in_vllm,
         shares_tables=True,
         roots=traits.refused_roots("K3DSparkModel", "model", "draft_model"),
@@ -69,7 +70,7 @@ ENGINE_TRAITS = replace(
         maps_excludes=False,
         speculators={},
     ),
-    sglang=replace(_DSPARK.sglang, architectures=frozenset()),
+    sglang=replace(_DSPARK.sglang, architectures=frozenset(), as_another={}),
 )
 
 
