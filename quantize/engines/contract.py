@@ -54,7 +54,7 @@ _NUMBER = re.compile(rf"\blayers\.({UNKNOWN_FIRST_LAYER // 100}\d\d)\b")
 
 
 Captures = tuple[int, ...] | None
-"""The target's layers of which an engine hands the inputs to a draft; None = its default."""
+"""The target's layers whose inputs an engine hands to a draft; None = its default, if any."""
 
 
 Linears = Mapping[str, str | None]
