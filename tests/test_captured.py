@@ -1,6 +1,6 @@
 """Which layers engines capture, against those that config.json means.
 
-What the engines' own code makes of the same configs is executed by --engines (`captures`).
+What the engines' own code makes of the same configs `experiments/run engines` asks (`captures`).
 """
 
 import json
@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from asked_pairs import check_draft
-from draftquant.quantize.engines.config_rules import misread_layers, sglang_captures, vllm_captures
+from draftquant.quantize.engines.config_rules import misread_layers
+from draftquant.quantize.engines.versions import ENGINES
 from tiny import edit_json, tiny_eagle3_llama
 from tiny_mla import tiny_eagle3_mla
 
@@ -24,28 +25,25 @@ def config(
     return {**own, **({KEY: top} if top else {}), **keys}
 
 
-def inputs(captures: Any) -> list[Any]:
-    return [capture.inputs for capture in captures]
+def captures(engine: Any, given: dict[str, Any]) -> Any:
+    return ENGINES[engine].captures(given)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
-    ("given", "second", "first"),
+    ("given", "captured"),
     [
-        (config(), None, None),
-        (config(nested=[0, 1, 2]), None, (0, 1, 2)),
-        (config(top=[1, 2, 3]), (1, 2, 3), (1, 2, 3)),
-        (config(nested=[0, 1, 2], top=[1, 2, 3]), (1, 2, 3), (1, 2, 3)),
-        (config(dflash_config={"target_layer_ids": [0, 4]}), (1, 5), (1, 5)),
-        # An eagle_config beside it hides dflash_config from V1.
-        (config(nested=[7], dflash_config={"target_layer_ids": [0, 4]}), (1, 5), (7,)),
-        (config(eagle_config={}, dflash_config={"target_layer_ids": [0, 4]}), (1, 5), (1, 5)),
-        (config(eagle_config={"x": 1}, dflash_config={"target_layer_ids": [0]}), (1,), None),
-        (config(target_layer_ids=[0, 4]), (1, 5), None),
-        (config(dflash_config={"layer_ids": [2, 4]}), (2, 4), None),
+        (config(), None),
+        (config(nested=[0, 1, 2]), None),
+        (config(top=[1, 2, 3]), (1, 2, 3)),
+        (config(nested=[0, 1, 2], top=[1, 2, 3]), (1, 2, 3)),
+        (config(dflash_config={"target_layer_ids": [0, 4]}), (1, 5)),
+        (config(nested=[7], dflash_config={"target_layer_ids": [0, 4]}), (1, 5)),
+        (config(target_layer_ids=[0, 4]), (1, 5)),
+        (config(dflash_config={"layer_ids": [2, 4]}), (2, 4)),
     ],
 )
-def test_vllm(given: dict[str, Any], second: Any, first: Any) -> None:
-    assert inputs(vllm_captures(given)) == [second, first]
+def test_vllm(given: dict[str, Any], captured: Any) -> None:
+    assert captures("vllm", given) == captured
 
 
 @pytest.mark.parametrize(
@@ -61,18 +59,17 @@ def test_vllm(given: dict[str, Any], second: Any, first: Any) -> None:
     ],
 )
 def test_sglang(given: dict[str, Any], captured: Any) -> None:
-    assert inputs(sglang_captures(given)) == [captured]
+    assert captures("sglang", given) == captured
 
 
 def test_ids_are_a_set_to_engines() -> None:
     """Layers are captured as they are passed, whatever the order of their ids."""
-    (second, _) = vllm_captures(config(top=[3, 1, 2]))
-    assert second.inputs == (3, 1, 2)
-    assert misread_layers(second, [0, 1, 2], 8) is None
-    assert misread_layers(second, [0, 1, 3], 8) is not None
+    assert (captured := captures("vllm", config(top=[3, 1, 2]))) == (3, 1, 2)
+    assert misread_layers("vLLM", captured, [0, 1, 2], 8) is None
+    assert misread_layers("vLLM", captured, [0, 1, 3], 8) is not None
 
 
-def test_check_says_which_runner_reads_what_and_what_to_write(tmp_path: Path) -> None:
+def test_check_says_what_is_read_and_what_to_write(tmp_path: Path) -> None:
     own: dict[str, Any] = {"eagle_config": {KEY: [0, 1, 2]}}
     folder = tiny_eagle3_llama(tmp_path / "a", config=own)
     assert check_draft(folder, engine="vllm", arch="sm90").verdict == "LOADS BUT WRONG"
@@ -80,7 +77,7 @@ def test_check_says_which_runner_reads_what_and_what_to_write(tmp_path: Path) ->
     for engine in ("vllm", "sglang"):
         corrected = check_draft(folder, engine=engine, arch="sm90")  # type: ignore[arg-type]
         assert (corrected.verdict, corrected.notes) == ("LOADS", ())
-        assert set(inputs(corrected.captures)) == {(1, 2, 3)}
+        assert corrected.captures == (1, 2, 3)
 
 
 def test_an_fc_whose_width_is_null_is_not_known_where_an_engine_reads_it(tmp_path: Path) -> None:

@@ -229,7 +229,7 @@ def test_dflash2_of_speculators_is_the_same_as_its_plain_twin(tmp_path: Path) ->
     assert found.geometry == expected.geometry
     answer = check_draft(folder, engine="vllm", arch="sm90", target_layers=8)
     assert answer.verdict == "LOADS"  # executed
-    linears = {layer.module.rpartition(".")[2] for layer in answer.layers}
+    linears = {name.rpartition(".")[2] for name in answer.linears}
     assert {"kernel_projection", "hidden_projection"} <= linears
     edit_json(folder / "config.json", selector_rank=None)
     assert "KeyError: 'selector_rank'" in str(check_draft(folder, engine="vllm", arch="sm90").error)

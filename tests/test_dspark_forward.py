@@ -221,7 +221,7 @@ def test_it_is_planned_quantized_verified_and_loads_in_vllm_alone(tmp_path: Path
     said = check_draft(tmp_path / "q", engine="vllm", arch="sm100", target_layers=8)
     assert said.verdict == "LOADS", said.error
     assert '"method": "dspark"' in (said.launch or "")
-    assert "model.context_kv_proj" in {layer.module for layer in said.layers if layer.quantized}
+    assert "model.context_kv_proj" in {name for name, taken in said.linears.items() if taken}
     other = check_draft(tmp_path / "q", engine="sglang", arch="sm100")
     assert other.verdict == "REFUSED"
     assert "k3_dspark" in (other.error or "")
@@ -248,7 +248,7 @@ def test_its_fusion_is_quantized_under_its_own_name(tmp_path: Path) -> None:
     quantized(tiny_dspark_mla(tmp_path / "d"), BEYOND["fp8-fc"], tmp_path / "q")
     said = check_draft(tmp_path / "q", engine="vllm", arch="sm90")
     assert said.verdict == "LOADS", said.error
-    assert "model.context_proj" in {layer.module for layer in said.layers if layer.quantized}
+    assert "model.context_proj" in {name for name, taken in said.linears.items() if taken}
 
 
 @pytest.mark.parametrize("layers", [2, 3])
@@ -361,7 +361,7 @@ def test_the_layout_of_nemotrons_drafts(dspark: bool, tmp_path: Path) -> None:
         assert (of_vllm.verdict, said.verdict) == ("LOADS", verdict if dspark else "LOADS")
         option = "--speculative-draft-attention-backend trtllm_mha" in str(said.launch)
         assert option == dspark
-        quantized_by = {layer.module for layer in said.layers if layer.quantized}
+        quantized_by = {name for name, taken in said.linears.items() if taken}
         assert "fc" in quantized_by
         assert ("markov_head.markov_w2" in quantized_by) == dspark
     # As published: other patterns for what is kept, and no record.

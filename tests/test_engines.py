@@ -38,7 +38,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
 
 @pytest.mark.slow
 def test_predictions_are_what_the_engines_did(workshop: Workshop) -> None:
-    """Verdicts, errors, captured layers, and shapes of the linears that the engines built."""
+    """Verdicts, errors, captured layers, and which linears were built, and which as quantized."""
     for family in FAMILIES:
         workshop.source(family).rename(workshop.out / f"{family}--unquantized")
     for recipe in all_formats():

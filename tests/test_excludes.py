@@ -9,7 +9,6 @@ import pytest
 from asked_pairs import check_draft
 from cases import FAMILIES, NUM_TARGET_LAYERS, Workshop
 from draftquant.quantize.engines.contract import EngineCheck, EngineName
-from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.verify import verify
 from draftquant.recipes import Expectation, Recipe, Rule
 from draftquant.scripts.cli import main
@@ -27,7 +26,9 @@ ONE_OF_EACH_LAYOUT = (
     format_recipe("awq", "int4-group128-float16", "weights-only"),
 )
 KV_B = f"model.layers.{NUM_TARGET_LAYERS}.self_attn.kv_b_proj"
-COMPANIONS = ("_scale", "scales", "qzeros")
+MLP = {"gate_up_proj", "down_proj"}
+KEPT = {"fc", "context_proj", "lm_head", "kv_b_proj", "markov_w2"}
+KEPT |= {"kernel_projection", "hidden_projection"}
 
 
 @pytest.fixture(scope="module")
@@ -59,15 +60,13 @@ def test_engines_take_as_quantized_exactly_what_is(
     source = workshop.source(family, dtype="F16" if recipe.layout == "awq" else "BF16")
     name = f"{family}-{recipe.layout}-{quantized}"
     folder = workshop.quantize(source, half(recipe, quantized), name)  # verified on the way
-    companions = [t for t in Checkpoint.open(folder).tensors if t.endswith(COMPANIONS)]
     engines: list[EngineName] = ["vllm", "sglang"]
     for engine in engines[:1] if family == "dspark-mla" else engines:  # which vLLM alone serves
         answer = check_draft(folder, engine=engine, arch="sm90", target_layers=NUM_TARGET_LAYERS)
-        assert len(answer.layers) >= 4  # the linears of one layer, as engines fuse them
-        for layer in answer.layers:
-            assert all(parameter.tensors for parameter in layer.parameters), layer
-            filled = {t.rpartition(".")[0] for p in layer.parameters for t in p.tensors}
-            assert layer.quantized == any(t.rpartition(".")[0] in filled for t in companions), layer
+        assert len(answer.linears) >= 4  # those of one layer, as engines fuse them
+        taken = {name.rpartition(".")[2] for name, how in answer.linears.items() if how}
+        leaves = {name.rpartition(".")[2] for name in answer.linears} - KEPT
+        assert taken == (leaves & MLP if quantized == "mlp" else leaves - MLP)
         if engine == "vllm":
             assert answer.verdict == "LOADS", answer.error
 

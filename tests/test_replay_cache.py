@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +28,7 @@ from draftquant.validate.counting.replay_cache import ReplayCache, ReplayQuestio
 from draftquant.validate.counting.trace_replay import replay_drafts
 from draftquant.validate.runs.judging_asked import CompareRun
 from safetensors.torch import load_file, save_file
+from tiny import edit_json
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 NUM_PROMPTS = 6
@@ -268,16 +270,19 @@ def test_groups_give_the_report_of_all_together_and_run_the_first_once(
 ) -> None:
     fp8 = corpus.quantized("eagle3-llama", "fp8-ptpc", pair=True)
     drafts = [str(PAIR / "draft"), str(work / "int4"), str(fp8)]
-    found = []
+    other, found = shutil.copytree(PAIR / "target", tmp_path / "other"), []
+    edit_json(other / "config.json", note="another file")
     for most in (8, 1):
         monkeypatch.setenv("DRAFTQUANT_CACHE", str(tmp_path / f"{most}"))
         monkeypatch.setattr(replaying, "MOST_TOGETHER", most)
         out = tmp_path / f"{most}.json"
         words = [*drafts, "--traces", str(work / "traces"), "--report", str(out)]
+        words += ["--target", str(other)]
         assert main(["compare", *words]) == 0
         told = json.loads(out.read_text(encoding="utf-8"))
         found.append({key: value for key, value in told.items() if key not in ("date", "argv")})
     assert found[0] == found[1]
+    assert "--target other has another config.json than the recorded" in str(found[0]["warnings"])
     assert [name for name, _ in ran[3:]].count("draft") == 1
 
 

@@ -187,14 +187,14 @@ def test_nothing_but_its_module_names_a_family() -> None:
 # ---- how large the house is: a line here may only be lowered (ARCHITECTURE.md, "Sums")
 
 SUMS = {
-    "words of the product": 368_775,
+    "words of the product": 368_238,
     "product folders": 49,
     "developers' tools, lines": 7_107,
-    "lines of tests": 53_549,
+    "lines of tests": 53_537,
     "pairs of a test file and an internal module": 1_023,
     "mutants of the sample that survive": 31,  # of 252 of 300 that were judged: 12 %
     "verbs": 25,
-    "words of pages by hand": 25_631,
+    "words of pages by hand": 25_630,
 }
 SAMPLE = ROOT / "tests" / "mutants.toml"
 SLACK = 0.01

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...quantize.files.hub import is_hub_id
+from ...recipes.brief import counted
 from ...recipes.errors import LineProblem, PromptError, first_line
 from ...recipes.installing import imported
 from ...recipes.regular_file import AnyPath
@@ -169,7 +170,7 @@ def chosen_prompts(
             fix="name the column that holds them: --prompts-column NAME",
         )
     asked.taken(source, len(good))
-    asked.listener.note(f"{len(good)} prompts of {source}")
+    asked.listener.note(f"{counted(len(good), 'prompt')} of {source}")
     if problems:
         named = "; ".join(problems[:_MOST_NAMED])
         asked.listener.warning(f"{reference}: {len(problems)} row(s) hold no prompt: {named}")

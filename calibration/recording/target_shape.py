@@ -124,7 +124,8 @@ def check_draft_fits(
     name: str, geometry: Any, shape: TargetShape, asked: Sequence[int] | None
 ) -> None:
     """Refuse a target that cannot feed a draft, by their configs alone; None = its own layers."""
-    for _, misfit in misfits(geometry, shape, asked):
+    sizes = shape.num_layers, shape.vocab_size, shape.hidden_size
+    for _, misfit in misfits(geometry, *sizes, asked):
         fix = f"{OTHER_TARGET}, or leave --draft out"
         raise TraceError(f"draft {name}", misfit, fix=fix)
 

@@ -25,6 +25,7 @@ from ...quantize.planning.quantization_plan import (
     Step,
     make_plan,
 )
+from ...recipes.brief import counted
 from ...recipes.chosen_recipe import chosen_recipe
 from ...recipes.errors import CheckpointError
 from ...recipes.listener import Bar, Listener, Progress, beyond_kept
@@ -157,14 +158,14 @@ def _measured(
         )
     if fault := feature_evidence(traces).fault():
         listener.warning(f"{asked.traces}: {fault}")
-    cache = plan.recipe.kv_cache
+    cache, recorded = plan.recipe.kv_cache, counted(len(traces), "trace")
     if cache is not None and cache.scales != "unit":
         scales = measure_cache_scales(run, how=cache.scales, listener=listener)
         measured = dataclasses.replace(measured, cache_scales=scales)
-        listener.note(f"scales of the KV cache from {len(traces)} traces ({cache.scales})")
+        listener.note(f"scales of the KV cache from {recorded} ({cache.scales})")
     if measured.statistics is not None or (measured.input_scales and not constant.input_scales):
         what = "input scales" if measured.statistics is None else "inputs"
-        listener.note(f"{what} from {len(traces)} traces, steps 1..{run.num_draft_tokens}")
+        listener.note(f"{what} from {recorded}, steps 1..{run.num_draft_tokens}")
     if need_of(plan) == "codes":
         codes = learn(stack, plan, run, Path(asked.out), static=measured, listener=listener)
         measured = dataclasses.replace(measured, found=codes)
@@ -286,7 +287,7 @@ def learn(
     settings = LearningSettings()
     if len(run.traces) < FEW_PROMPTS:
         listener.note(
-            f"learned rounding from {len(run.traces)} prompts, of which about"
+            f"learned rounding from {counted(len(run.traces), 'prompt')}, of which about"
             f" {settings.validation_share:.0%} are held back: from 256 prompts the draft comes"
             " closer to the unquantized one (draftquant record)"
         )
@@ -321,9 +322,10 @@ def learn(
             )
         )
     origin = codes.origin
+    held_back = counted(origin.validation_prompts, "prompt")
     listener.note(
-        f"learned rounding keeps step {origin.kept_step}: on {origin.validation_prompts} prompts"
-        f" held back the acceptance length is {origin.acceptance_length:.3f} (before learning"
+        f"learned rounding keeps step {origin.kept_step}: on {held_back} held back the acceptance"
+        f" length is {origin.acceptance_length:.3f} (before learning"
         f" {origin.acceptance_length_before:.3f}, unquantized"
         f" {origin.acceptance_length_unquantized:.3f}) and the overlap with the unquantized draft"
         f" {origin.overlap:.2%} (before {origin.overlap_before:.2%})"

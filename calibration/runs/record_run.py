@@ -17,6 +17,7 @@ from ...quantize.files.checkpoint import CONFIG_FILE, Checkpoint
 from ...quantize.files.hub import folder_of
 from ...quantize.pairing.inherited import rotated_by
 from ...quantize.stored.loading import load_draft
+from ...recipes.brief import counted
 from ...recipes.listener import SILENT, Unit, beyond_kept
 from ..passes.devices import resolve_device
 from ..passes.draft_inputs import mask_token_ids
@@ -166,7 +167,7 @@ def _source(asked: RecordRun) -> Served | Offline:
 def _all_turns(asked: RecordRun, plan: RecordingPlan, record: Record) -> TraceFolder:
     assert asked.out is not None  # see `RecordRun.check`
     report = record_conversations(plan, Path(asked.out), record)
-    turns = ", ".join(f"{count} prompts" for count in report.num_turns)
+    turns = ", ".join(counted(count, "prompt") for count in report.num_turns)
     asked.listener.note(f"turn by turn: {turns}")
     if report.num_cut_short:
         asked.listener.note(

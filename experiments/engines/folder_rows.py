@@ -9,12 +9,12 @@ Keys of a row: "of" names another of its file, of which it has all but what it s
 stands in "without". "subtree": an MTP layer inside its target, which is the folder. "reads": layers
 whose inputs the draft reads, and "proposes": what its head says; a draft of which the engine read
 or proposed others is wrong, and stays so. "target_layers": where check is not told of 8. "errors":
-parts of reasons, by engine or question. "built" and "modules": parameters and modules of the
-engine's model.
+parts of reasons, by engine or question. "modules": those of the engine's model.
 """
 
 import argparse
 import json
+import re
 import sys
 import tempfile
 import zlib
@@ -59,7 +59,7 @@ _NO_MATTER = ("dtype", "tokenizer_class", "transformers_version")
 _SCALARS = ("weight_scale_2", "weight_global_scale")
 """Of NVFP4: tensors of one number, whose values `check` reads."""
 _MERGED = ("config", "tensors", "values")
-_OWN = ("draft", "answers", "errors", "built", "modules", "proposes")
+_OWN = ("draft", "answers", "errors", "modules", "proposes")
 """Keys that a row never has of another one."""
 Row = Mapping[str, Any]
 
@@ -278,11 +278,14 @@ def _said(outcomes: Sequence[Row], row: Row) -> dict[str, Any]:
 def is_reason(row: Row, asked: str, said: EngineCheck) -> bool:
     """Whether `check` gives the engine's own error, by its first words, or a part that is kept.
 
-    Of several parameters that are not filled an engine names any one.
+    Of several parameters that are not filled an engine names any one, and of a tensor without one
+    `check` says that in a sentence of its own.
     """
     errors = row.get("errors", {})
     theirs: str = errors.get(asked, errors.get(asked.split()[0], ""))
     ours = own_text(said.error)
+    if theirs and "it has no parameter for" in ours:
+        return re.search("KeyError|no module or parameter|has no parameter", theirs) is not None
     return said.verdict == "LOADS" or theirs in (said.error or "") or ours[:30] == theirs[:30]
 
 

@@ -10,6 +10,8 @@ from draftquant.recipes.errors import CheckpointError
 from results import Outcome
 
 _SERVED = ("LOADS", "LOADS BUT WRONG")
+_OF_FLOATS = {"weight", "bias"}
+"""Parameters of a linear that is not quantized."""
 
 
 def predicted(folder: Path, outcome: Outcome) -> EngineCheck:
@@ -18,40 +20,29 @@ def predicted(folder: Path, outcome: Outcome) -> EngineCheck:
     return check_draft(folder, **asked, target_layers=NUM_TARGET_LAYERS)
 
 
-def parameter_mismatches(outcome: Outcome, answer: EngineCheck) -> list[str]:
-    """Parameters of linears that the engine built with other shapes than `check` says, or not.
+def linear_mismatches(outcome: Outcome, answer: EngineCheck) -> list[str]:
+    """Linears that the engine built, or took as quantized, and `check` does not, or otherwise.
 
-    Only of drafts that are served as drafts: `check` shows no layers of a whole model. Weight-only
-    NVFP4 has an input_scale besides, which is not stored and never read; a head that is not stored
-    is the target's.
+    Only of drafts that are served as drafts: `check` shows no linears of a whole model. A head that
+    is not stored is the target's.
     """
-    if outcome["verdict"] not in _SERVED or not answer.layers:
+    if outcome["verdict"] not in _SERVED or not answer.linears:
         return []
-    said = {
-        f"{layer.module}.{parameter.name}": list(parameter.shape)
-        for layer in answer.layers
-        for parameter in layer.parameters
-    }
-    built = {
-        f"{module}.{name}": list(shape)
-        for module, parameters in outcome["linears"].items()
-        for name, shape in parameters.items()
-    }
-    unread = [name for name in built if name.endswith(".input_scale")]
-    unread += ["lm_head.weight"] if "lm_head.weight" in built else []
-    said = {name: built[name] for name in unread} | said
+    said = {name: taken is not None for name, taken in answer.linears.items()}
+    built = {name: bool({*each} - _OF_FLOATS) for name, each in outcome["linears"].items()}
+    absent = {"lm_head"} - said.keys()
     return [
-        f"{_where(answer)}, {outcome['draft']}: {name} is {said.get(name)} in check,"
+        f"{_where(answer)}, {outcome['draft']}: {name}: quantized {said.get(name)} in check,"
         f" {built.get(name)} in the engine"
-        for name in sorted(said.keys() | built.keys())
+        for name in sorted((said.keys() | built.keys()) - absent)
         if said.get(name) != built.get(name)
     ]
 
 
 def capture_mismatches(outcome: Outcome, answer: EngineCheck) -> list[str]:
-    """Layers of the target that the engine captures, and `check` does not say."""
-    executed = list(outcome.get("captures", {}).values())
-    said = [None if each.inputs is None else list(each.inputs) for each in answer.captures]
+    """Layers of the target that the engine's default runner captures, and `check` does not say."""
+    executed = next(iter(outcome.get("captures", {}).values()), None)
+    said = None if answer.captures is None else list(answer.captures)
     if outcome["verdict"] not in _SERVED or executed == said:
         return []
     return [f"{_where(answer)}, {outcome['draft']}: captures {said} in check, {executed}"]
@@ -76,7 +67,7 @@ def find_mismatches(folders: Path, outcomes: Iterable[Outcome]) -> list[str]:
                 f"{_where(answer)}, {outcome['draft']}: check says {answer.verdict},"
                 f" the engine {outcome['verdict']} {outcome['error'] or ''}".rstrip()
             )
-        mismatches += parameter_mismatches(outcome, answer)
+        mismatches += linear_mismatches(outcome, answer)
         mismatches += capture_mismatches(outcome, answer)
     return mismatches
 

@@ -30,7 +30,8 @@ def write_target(
         config = _smallest(draft, num_layers)
     else:
         read = Target.read(target)
-        for _, misfit in misfits(draft.draft.geometry, read):
+        sizes = read.num_layers, read.vocab_size, read.hidden_size
+        for _, misfit in misfits(draft.draft.geometry, *sizes):
             raise CheckpointError(target, misfit, fix="give the target of this draft")
         config = dict(read.config)
     given = without_code(config)

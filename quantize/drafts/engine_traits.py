@@ -196,8 +196,6 @@ class MtpLayer:
         layer: the name of the decoder layer, with {n} for its number after the target's.
         prefix: the prefix that excludes are compared with, "" = none; `prefixes` for architectures.
         attention: what replaces "self_attn." in the name of the layer's attention.
-        no_parameter: the error for a stored tensor that has no parameter, with {name}; `no_expert`,
-            if it differs, for a tensor of a routed expert, with {experts}, {stacked} and {leaf}.
         own_heads: each module is built with a head of its own, with this name, with {n}.
         head: what excludes call the head that it builds, with {n}; by another name than lm_head the
             method of the declaration takes it, before it is the target's.
@@ -214,8 +212,6 @@ class MtpLayer:
     prefix: str
     prefixes: Mapping[str, str] = field(default_factory=dict)
     attention: str = "self_attn."
-    no_parameter: str = "KeyError: '{name}'"
-    no_expert: str = ""
     own_heads: str = ""
     head: str = "lm_head"
     misconfigured: Problem = no_problem
@@ -232,6 +228,7 @@ class InEngine:
 
     Attributes:
         architectures: the names in config.json for which loading was executed.
+        as_another: names of other drafts -> what it does with an unquantized one that is called so.
         served_as: the draft's name in the command that serves it.
         problem: its rules for config.json and for names of tensors of these drafts.
         unknown_tensors: what happens to a tensor that has no parameter.
@@ -240,6 +237,7 @@ class InEngine:
         classes_first: targets match a fused linear by its class before they do by its parts' names.
         normed_fusion: replaces `fusion` for drafts with normed heads.
         linears: those of a layer, with the last parts of what forms them; () = the ordinary ones.
+        fc: what its class calls fc. fc_sharding: how that is split.
         quantizes_fc: drafts of which it quantizes fc and linears outside the layers where they are
             plain in others, has the embedding from the draft, and compares excludes with whole
             names.
@@ -247,6 +245,7 @@ class InEngine:
     """
 
     architectures: frozenset[str] = frozenset()
+    as_another: Mapping[str, Finding] = field(default_factory=dict)
     served_as: str = ""
     problem: Problem = no_problem
     unknown_tensors: Unknown = "unknown"
@@ -257,6 +256,8 @@ class InEngine:
     fusion: Fusion | None = None
     normed_fusion: Fusion | None = None
     linears: tuple[Linear, ...] = ()
+    fc: str = "model.fc"
+    fc_sharding: Sharding = "replicated"
     quantizes_fc: Callable[[ServedDraft], bool] = lambda _draft: False
     mtp: MtpLayer | None = None
 
@@ -281,8 +282,6 @@ class InVllm(InEngine):
         not_executed: other names of these drafts that are registered.
         head_declared: whether its class passes the declaration to the head, or if config.json asks.
         forgets_attention: with normed heads it builds qkv_proj under a prefix without self_attn.
-        not_in_v1: the names that the V1 model runner does not serve.
-        fc: what its class calls fc.
         maps_excludes: ModelOpt's excludes are first renamed: `map_draft_quant_config`.
         counts_from_0: excludes number its layers as the files do.
         rope_by_layer: its class takes the rope of each layer's type.
@@ -293,8 +292,6 @@ class InVllm(InEngine):
     not_executed: frozenset[str] = frozenset()
     head_declared: Literal["always", "asked", "never"] = "never"
     forgets_attention: bool = False
-    not_in_v1: frozenset[str] = frozenset()
-    fc: str = "fc"
     maps_excludes: bool = False
     counts_from_0: bool = False
     rope_by_layer: bool = False
@@ -314,8 +311,7 @@ class InSglang(InEngine):
         layer_name: the name of a linear of layer {n}; {path} is its name in the layer, {leaf} the
             last part of that. layer_prefix: the name that excludes are compared with; {inner} is
             {path} of o_proj, else {leaf}.
-        fc_sharding: how fc is split. plain_fc: fc is never quantized.
-        problem_as_draft: its rules where the name is not that of a whole model.
+        plain_fc: fc is never quantized.
         most_layers: how many layers may be declared; None = as many as there are.
         needs_draft_vocab_size: without the key it does not build the draft.
         counts_anchor: the command that serves it counts the anchor among the draft tokens.
@@ -328,9 +324,7 @@ class InSglang(InEngine):
     unknown_tensors: Unknown = "dropped"
     layer_name: str = "model.layers.{n}.{path}"
     layer_prefix: str = "model.{inner}"
-    fc_sharding: Sharding = "replicated"
     plain_fc: bool = True
-    problem_as_draft: Problem = no_problem
     most_layers: int | None = None
     needs_draft_vocab_size: bool = False
     counts_anchor: bool = False

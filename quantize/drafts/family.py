@@ -46,7 +46,8 @@ class Lint:
 def told(row: str, fix: Mapping[str, Any] | None = None, /, **facts: object) -> Lint:
     """A lint in the words of lints.toml, with the facts that they quote of the draft."""
     entry = rows_beside(__file__, "lints")[row]
-    texts = {key: text.format_map(facts) for key, text in entry.items() if isinstance(text, str)}
+    said = {key: entry[key][fact] if key in entry else fact for key, fact in facts.items()}
+    texts = {key: text.format_map(said) for key, text in entry.items() if isinstance(text, str)}
     texts["name"] = entry.get("name", row)
     return Lint(**texts, fix=fix or entry.get("fix", {}))  # type: ignore[arg-type]
 

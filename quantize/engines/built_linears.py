@@ -1,10 +1,8 @@
-"""The linears that an engine builds for a draft, their parameters, and what fills them.
+"""The linears that an engine builds for a draft, and what fills them.
 
-Both engines name a parameter like its stored tensor, stack the parts of a fused linear, and
-hold what each part has once in one element per part: executed with vLLM 0.33.0 and
-SGLang 0.5.23 (`experiments/engines/run.py` compares every shape), MTP layers of targets in their
-own folder by `experiments/engines/mtp.json`: the routed experts of a mixture are one fused module
-in both, `experts`; unquantized ones load.
+Executed with vLLM 0.33.0 and SGLang 0.5.23 (`experiments/engines/run.py` compares them), MTP layers
+of targets in their own folder by `experiments/engines/mtp.json`: the routed experts of a mixture
+are one fused module in both, `experts`; unquantized ones load.
 """
 
 import re
@@ -17,19 +15,16 @@ from ..drafts.engine_traits import (
     MLA_DOWN,
     QKV,
     EngineTraits,
-    Finding,
     FusedLinear,
     Linear,
     MtpLayer,
     Sharding,
 )
-from ..drafts.shared.mixture import is_expert
 from ..drafts.shared.mtp import around_layer
 from ..files.checkpoint import Checkpoint
 from ..files.safetensors_header import TensorInfo
 from ..gpus import AMD
-from ..stored.stored_declaration import COMPANIONS
-from .contract import EngineName, Module, Parameter, Question, concatenated
+from .contract import EngineName, Module, Question, concatenated
 from .declared_forms import LinearScheme, Signature
 
 # ---- The linears of one decoder layer as engines build them: fused, and split by shards
@@ -92,7 +87,6 @@ def indexer_linears(question: Question, layer: str, engine: EngineName) -> list[
     ]
 
 
-GRAFT = "take the layer of the BF16 original: draftquant graft TARGET LAYER --replace --out O"
 ROUTED = ".experts."
 """Marks the names of the linears that engines fuse into one module."""
 _ATTENTION = "self_attn."
@@ -135,95 +129,18 @@ def built_as_floats(question: Question, module: Module) -> str | None:
     return next(remedies, None)
 
 
-def vllm_problem(question: Question, served: MtpLayer) -> Finding | None:
-    """VLLM applies the target's quantization to most MTP layers, never the draft's own.
-
-    Source: `vllm_config.quant_config` in `deepseek_mtp.py:74` and similar files: `vllm_config` is
-    the target's; with the same declaration in the target's config the folder loads (executed).
-    """
-    problem = served.misconfigured(question)
-    if problem is not None or question.declaration is None:
-        return problem
-    if question.inside_target:
-        return None
-    if served.declared is not None:
-        return served.declared(question)
-    stored = sorted(n for n in question.tensor_names if n.rpartition(".")[2] in COMPANIONS)
-    if not stored:
-        return None
-    return Finding(
-        "load",
-        _no_parameter(question, served, stored[0]),
-        "put it into the target's folder, whose declaration vLLM reads for an MTP layer:"
-        " draftquant graft TARGET LAYER; or serve it with SGLang",
-    )
-
-
-def _no_parameter(question: Question, served: MtpLayer, name: str) -> str:
-    """Its error for a stored tensor of the layer that has no parameter."""
-    stacked, leaf = "w2" if ".down_proj." in name else "w13", name.rpartition(".")[2]
-    if served.no_expert and is_expert(name):  # by `AutoWeightsLoader`, not by the layer's
-        names = {"experts": name.partition(ROUTED)[0], "stacked": stacked, "leaf": leaf}
-        return served.no_expert.format(**names, name=name)
-    layer = served.layer.format(n=question.config.get("num_hidden_layers") or 0)
-    at = max(name.find("self_attn."), name.find("mlp."))
-    if name.startswith("mtp."):
-        name = name.removeprefix("mtp.")
-    elif ROUTED in name:
-        name = f"{layer}mlp.experts.routed_experts.{stacked}_{leaf}"
-    elif at >= 0:
-        name = layer + name[at:]
-    return served.no_parameter.format(name=name)
-
-
 def first_prefix(question: Question, served: MtpLayer, layer: int = 0) -> str:
     """The prefix of the names that excludes are compared with, for the first or another layer."""
     prefix = served.prefixes.get(declared_architecture(question.config), served.prefix)
     return prefix.format(n=(question.config.get("num_hidden_layers") or 0) + layer)
 
 
-# ---- Parameters of one linear, and the tensors that fill them
+# ---- A quantized linear as the rows of rules.toml see it
 
-VOCAB_PADDING = 64
-"""Rows of a head are padded to a multiple of this before they are split."""
 BLOCK = 128
 """Rows, and columns, of the blocks of FP8 weights that share a scale."""
 _CACHE_SCALE = re.compile(r"\.self_attn\.attn\.[kv]_scale$")
 _GLOBAL_SCALES = ("weight_scale_2", "weight_global_scale")
-
-
-def parameters(
-    module: Module,
-    parts: Mapping[str, Mapping[str, TensorInfo]],
-    shapes: Sequence[tuple[int, int]],
-    scheme: LinearScheme | None,
-    tp: int,
-    *,
-    biased: bool = False,
-) -> tuple[Parameter, ...]:
-    """Each parameter in one shard, by the [rows, columns] of each part there.
-
-    `scheme` None = floats; `biased`: the linear has a bias, whatever its weight is.
-    """
-    rows, columns = sum(count for count, _ in shapes), shapes[0][1]
-    if module.leaf == "lm_head":
-        rows = -(-rows * tp // VOCAB_PADDING) * VOCAB_PADDING // tp
-    expected: dict[str, tuple[int, ...]] = {"weight": (rows, columns)}
-    if scheme is not None:
-        expected = {
-            suffix: part.shape if part.shape not in ((), (1,)) else (len(parts),)
-            for suffix, part in scheme.parts(rows, columns).items()
-        }
-    if biased:
-        expected["bias"] = (rows,)
-    return tuple(
-        Parameter(
-            name=suffix,
-            shape=shape,
-            tensors=tuple(stored[suffix].name for stored in parts.values() if suffix in stored),
-        )
-        for suffix, shape in expected.items()
-    )
 
 
 def is_cache_scale(tensor: TensorInfo) -> bool:
@@ -241,9 +158,6 @@ def has_several_global_scales(
     return len({stored_scalar(checkpoint, tensor) for tensor in scales}) > 1
 
 
-# ---- A quantized linear as the rows of rules.toml see it
-
-
 def quantized_linear(
     question: Question, module: Module, scheme: LinearScheme, shapes: Sequence[tuple[int, int]]
 ) -> dict[str, Any]:
@@ -256,8 +170,6 @@ def quantized_linear(
         "module": module.name,
         "prefix": module.prefix,
         "suffix": scheme.suffix,
-        "is_fused": len(shapes) > 1,
-        "is_replicated": module.sharding == "replicated",
         "is_marlin": question.is_marlin,
         "renames_block_scales": declared_architecture(question.config)
         in question.traits.sglang.renames_block_scales,

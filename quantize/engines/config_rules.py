@@ -8,10 +8,10 @@ from typing import Any
 from ..drafts import Family
 from ..drafts.architectures import declared_architecture
 from ..drafts.config_defaults import Source, absent_keys, class_defaults
-from ..drafts.config_reader import DEEPSEEK_TYPES, KEY, SECTION, layers_in_both_places, object_at
+from ..drafts.config_reader import KEY, SECTION, layers_in_both_places, object_at
 from ..drafts.engine_traits import EngineTraits, Finding
 from ..drafts.rope import declared
-from .contract import TRY, Capture, Captures, Question
+from .contract import TRY, Captures, Question
 from .engine import TRAITS, Engine
 
 _OWN_TYPES = {name: remedy for traits in TRAITS for name, remedy in traits.own_types.items()}
@@ -139,37 +139,8 @@ def rope_problem(question: Question, engine: Engine) -> Finding | None:
 
 # ---- the layers that an engine passes to a draft, counted as "input of layer k" as vLLM does
 
-_DFLASH_SECTION, _DFLASH_KEY = "dflash_config", "target_layer_ids"
+DFLASH_SECTION, DFLASH_KEY = "dflash_config", "target_layer_ids"
 _WIDTH = "target_hidden_size"
-
-
-def vllm_captures(config: Mapping[str, Any], *, runs_v1: bool = True) -> Captures:
-    """V2 runs by default; V1 where it is chosen, and where V2 cannot run, as on CPUs."""
-    top, nested = _ids(config.get(KEY)), object_at(config, SECTION)
-    block = _ids(object_at(config, _DFLASH_SECTION).get(_DFLASH_KEY), plus=1)
-    listed = [_ids(object_at(config, name).get("layer_ids")) for name in (_DFLASH_SECTION, SECTION)]
-    second = (top, block, _ids(config.get(_DFLASH_KEY), plus=1), *listed)
-    read = next((ids for ids in second if ids), None)
-    if not runs_v1:
-        return (Capture("vLLM", read),)
-    first = top or (_ids(nested.get(KEY)) if nested else block)  # eagle_config hides dflash_config
-    return (
-        Capture("vLLM's V2 model runner", read),
-        Capture("vLLM's V1 model runner (VLLM_USE_V2_MODEL_RUNNER=0, or no Triton)", first),
-    )
-
-
-def sglang_captures(config: Mapping[str, Any]) -> Captures:
-    """Only nested ids; for DeepSeek's and Kimi's targets they are inputs unless the first is 1."""
-    dflash, listed = object_at(config, _DFLASH_SECTION), object_at(config, SECTION).get(KEY)
-    ids = _ids({**config, **dflash}.get(_DFLASH_KEY), plus=1)  # `dflash_utils.py:647`
-    if ids is None and listed == []:  # `llama.py:941`: none, rather than the default
-        ids = ()
-    elif ids is None:
-        ids = _ids(listed)
-        as_inputs = config.get("model_type") in DEEPSEEK_TYPES and ids and ids[0] != 1
-        ids = ids if as_inputs else _ids(listed, plus=1)
-    return (Capture("SGLang", ids),)
 
 
 def as_built(
@@ -199,20 +170,17 @@ def as_built(
 
 
 def misread_layers(
-    capture: Capture,
-    after: Sequence[int] | None,
-    num_target_layers: int | None,
+    engine: str, inputs: Captures, after: Sequence[int] | None, num_target_layers: int | None
 ) -> str | None:
-    """Where a runner captures other layers than the draft reads; None where it does not.
+    """Where an engine captures other layers than the draft reads; None where it does not.
 
     Args:
         after: the draft's layers, counted "after layer k"; None = the default, whatever it is.
         num_target_layers: None = not known; then ids that are the default of some target are
             taken for that target's.
     """
-    runner, inputs = capture
     if inputs == ():
-        return f"{runner} captures no layer for an empty list, and fails when it serves"
+        return f"{engine} captures no layer for an empty list, and fails when it serves"
     if after is None:
         return None
     read = [layer + 1 for layer in after]
@@ -223,26 +191,26 @@ def misread_layers(
     unknown = inputs is None and num_target_layers is None
     which = "2, L/2 and L - 3 of L" if unknown else str(captured)
     return (
-        f"{runner} hands the draft the inputs of the target's layers {which}"
+        f"{engine} hands the draft the inputs of the target's layers {which}"
         f"{', its default' if inputs is None else ''}, and the draft was trained on the inputs of"
         f" layers {read}{'' if len(captured) == len(read) else ': it fails when it serves'}"
     )
 
 
 def remedy_of_layers(config: Mapping[str, Any], after: tuple[int, ...] | None) -> str:
-    """What config.json must say so that every runner captures the layers that the draft reads."""
+    """What config.json must say so that every engine captures the layers that the draft reads."""
     if after is None:
         return f"set {KEY} in {SECTION} of config.json to null, which means the default layers"
-    if any(config.get(key) for key in (_DFLASH_SECTION, _DFLASH_KEY)):
+    if any(config.get(key) for key in (DFLASH_SECTION, DFLASH_KEY)):
         return (
             f"remove {KEY} and {SECTION} from the top level of config.json: the layers of a block"
-            f" draft stand in {_DFLASH_SECTION}.{_DFLASH_KEY}"
+            f" draft stand in {DFLASH_SECTION}.{DFLASH_KEY}"
         )
     inputs, nested = layers_in_both_places(after, config)
     return f"set {KEY} in config.json to {inputs} at the top level, and to {nested} in {SECTION}"
 
 
-def _ids(value: object, *, plus: int = 0) -> tuple[int, ...] | None:
+def layer_ids(value: object, *, plus: int = 0) -> tuple[int, ...] | None:
     """A list of layers; the family's reader refuses other values."""
     listed = value if isinstance(value, list | tuple) else ()
     ids = tuple(i + plus for i in listed if type(i) is int)

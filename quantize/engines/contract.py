@@ -29,12 +29,6 @@ from .declared_forms import Declaration, Signature
 from .row_conditions import holds
 
 ENGINE_NAMES: tuple[EngineName, ...] = get_args(EngineName)
-TITLES: Mapping[EngineName, str] = {
-    "vllm": "vLLM",
-    "sglang": "SGLang",
-    "tensorrt-llm": "TensorRT-LLM",
-}
-"""How people write the names of engines."""
 Verdict = Literal["LOADS", "LOADS BUT WRONG", "REFUSED", "UNKNOWN"]
 EXIT_CODES: Mapping[Verdict, int] = {"LOADS": 0, "LOADS BUT WRONG": 1, "REFUSED": 1, "UNKNOWN": 3}
 
@@ -59,15 +53,12 @@ UNKNOWN_FIRST_LAYER = 10**6
 _NUMBER = re.compile(rf"\blayers\.({UNKNOWN_FIRST_LAYER // 100}\d\d)\b")
 
 
-class Capture(NamedTuple):
-    """What one model runner captures: the layers by their inputs; None = its default, () = none."""
-
-    runner: str
-    inputs: tuple[int, ...] | None
+Captures = tuple[int, ...] | None
+"""The target's layers whose inputs an engine hands to a draft; None = its default, if any."""
 
 
-Captures = tuple[Capture, ...]
-"""Captures of the default runner first, then of others."""
+Linears = Mapping[str, str | None]
+"""Names of linears as an engine builds them -> its class that takes each; None = unquantized."""
 
 
 class Scheme(NamedTuple):
@@ -217,6 +208,7 @@ class Question(ServedDraft):
             "is_whole_model": self.traits.whole_model,
             "drafts_blocks": self.traits.drafts_blocks,
             "prunes_vocabulary": self.traits.prunes_vocabulary,
+            "has_draft_vocab_size": self.config.get("draft_vocab_size") is not None,
         }
 
     @property
@@ -227,25 +219,6 @@ class Question(ServedDraft):
 
 class UnsureError(Exception):
     """An engine's rule says nothing certain here; the message says why."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
-    """One parameter of a linear: its shape in one shard after fusion, and what fills it."""
-
-    name: str
-    shape: tuple[int, ...]
-    tensors: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
-    """One linear: the class that takes it (None = unquantized), and its parameters."""
-
-    module: str
-    parameters: tuple[Parameter, ...]
-    scheme: str | None
-    quantized: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,17 +269,14 @@ class EngineCheck(Brief):
         error: why it does not load, in a sentence; where the engine refuses, its own text follows
             in brackets.
         remedy: what to do; None where the draft loads.
-        layers: the layers that the engine builds; empty where it stops before.
+        linears: none where the engine stops before it builds them.
         launch: the command that serves the draft.
         launch_note: what a flag of that command does, where its name misleads.
         findings: everything that was found, the decisive finding first.
-        captures: the target's layers that the engine passes to the draft, by its default runner
-            first.
-        notes: what another runner of the engine does with the draft, what replaces tables that the
-            draft does not have, and lints on what engines compute.
+        captures: the target's layers that the engine passes to the draft, by its default runner.
+        notes: what replaces tables that the draft does not have, and lints on what engines compute.
         form: what of the draft was compared with executed ones; None where no family read it.
         by_gpu: the verdict for each GPU, where no GPU was named and they differ; empty elsewhere.
-        archs: the architectures of those GPUs.
     """
 
     engine: EngineName
@@ -318,15 +288,14 @@ class EngineCheck(Brief):
     evidence: str
     error: str | None = None
     remedy: str | None = None
-    layers: tuple[Layer, ...] = ()
+    linears: Linears = field(default_factory=dict)
     launch: str | None = None
     launch_note: str | None = None
     findings: tuple[Finding, ...] = ()
-    captures: Captures = ()
+    captures: Captures = None
     notes: tuple[str, ...] = ()
     form: DraftForm | None = None
     by_gpu: Mapping[str, Verdict] = field(default_factory=dict)
-    archs: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -367,6 +336,12 @@ _RAW = re.compile(r"\w*(Error|Exception)\b")
 def data_file(name: str) -> Mapping[str, Any]:
     """One of the data files beside this module."""
     return rows_beside(__file__, name)
+
+
+TITLES: Mapping[EngineName, str] = {
+    row["name"]: row["title"] for row in data_file("versions")["engine"]
+}
+"""How people write the names of engines."""
 
 
 def taken_by(engine: EngineName, signature: Signature, gpu: AskedGpu) -> Scheme | None:

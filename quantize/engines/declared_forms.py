@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...recipes.errors import CheckpointError, VerifyError, short
-from ...recipes.formats import NUMBER_FORMATS
 from ..drafts.config_reader import object_at
 from ..files.checkpoint import Checkpoint
 from ..stored.layouts import LAYOUTS
@@ -21,7 +20,6 @@ ANY_FLOAT = (*FLOAT_DTYPES, "F8_E8M0")
 _SYMMETRIC = ("awq", True)
 NOT_READ = ("weight_shape", "weight_zero_point", "weight_zero_point_2")
 """Suffixes of parts whose absence no engine minds: values are symmetric."""
-_GLOBAL_SCALES = {name for name, number in NUMBER_FORMATS.items() if number.global_scale}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,14 +54,13 @@ class Signature:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearScheme:
-    """One way to store the linears that `targets` name, by module or by class.
+    """One way to store the linears that its targets name, by module or by class.
 
     Attributes:
         suffix: last part of the name of the tensor with the values.
     """
 
     stored: DeclaredScheme
-    targets: tuple[str, ...]
     signature: Signature
     suffix: str
 
@@ -80,7 +77,7 @@ class LinearScheme:
             of_fp8=stored.first_stage is not None,
         )
         suffix = stored.layout.weight_suffix(stored)
-        return cls(stored=stored, targets=stored.targets, signature=signature, suffix=suffix)
+        return cls(stored=stored, signature=signature, suffix=suffix)
 
     def parts(self, rows: int, columns: int) -> Parts:
         """Tensors of a linear; engines copy floats of any dtype into another, powers of two too."""
@@ -88,11 +85,6 @@ class LinearScheme:
             suffix: Part(ANY_FLOAT, part.shape) if {*part.dtypes} <= {*FLOAT_DTYPES} else part
             for suffix, part in stored_parts(self.stored, rows, columns).items()
         }
-
-    @property
-    def has_global_scale(self) -> bool:
-        """Whether one scale of the whole matrix multiplies those of its groups."""
-        return self.signature.dtype in _GLOBAL_SCALES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

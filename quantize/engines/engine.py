@@ -19,17 +19,14 @@ from ..drafts.recognition import is_speculators
 from ..files.safetensors_header import TensorInfo
 from .built_linears import built_as_floats, layer_linears, mtp_modules
 from .contract import (
-    TITLES,
     TRY,
     Captures,
     EngineName,
     Module,
     Question,
-    Scheme,
     data_file,
-    taken_by,
 )
-from .declared_forms import Declaration, Signature
+from .declared_forms import Declaration
 from .row_conditions import counts
 
 
@@ -66,6 +63,7 @@ class Engine(ABC):
     """One version of an engine; versions.toml explains its columns."""
 
     name: EngineName
+    title: str
     version: str
     evidence: str
     archs: Sequence[str]
@@ -80,11 +78,8 @@ class Engine(ABC):
     experts_by_name: Sequence[str] = ()
     absent_tables: Mapping[str, str] = field(default_factory=dict)
     untried: str = TRY
-
-    @property
-    def title(self) -> str:
-        """The engine's name, as people write it."""
-        return TITLES[self.name]
+    flags: Mapping[str, Sequence[str]]
+    own_cache: tuple[str | None, str | None] = (None, None)
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -172,8 +167,8 @@ class Engine(ABC):
             declared = {**declared, "quant_method": self.aliases[method]}
         return {**config, "quantization_config": declared}
 
-    def taken(self, declaration: Declaration, _gpu: AskedGpu) -> Declaration | Finding | None:
-        """A declaration as it understands it, None = as if there were none, or why it refuses."""
+    def taken(self, declaration: Declaration) -> Declaration | None:
+        """A declaration as it understands it; None = as if there were none."""
         return declaration
 
     def declaration_problem(self, declaration: Declaration, gpu: AskedGpu) -> Finding | None:
@@ -188,18 +183,14 @@ class Engine(ABC):
             null_method=None in (keys.get("quant_method", ""), keys.get("quantization", "")),
         )
 
-    def row(self, signature: Signature, gpu: AskedGpu) -> Scheme | None:
-        """What happens to a declared scheme; None where that is not known."""
-        return taken_by(self.name, signature, gpu)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildingEngine(Engine):
     """An engine of which it is known which linears it builds."""
 
     @abstractmethod
-    def captures(self, question: Question) -> Captures:
-        """The target's layers that it passes to the draft."""
+    def captures(self, config: Mapping[str, Any]) -> Captures:
+        """The target's layers that it passes to a draft, as config.json says or by default."""
 
     def is_excluded(self, question: Question, module: Module) -> bool:
         """Whether the declared excludes leave a module unquantized.
@@ -230,7 +221,9 @@ class BuildingEngine(Engine):
             for i in range(question.num_layers)
             for path, parts, sharding in layer_linears(question.traits, f"layers.{i}", self.name)
         ]
-        return (*layers, *self.other_modules(question))
+        own = question.own
+        fc = [Module(own.fc, own.fc, ("fc",), own.fc_sharding)] if question.geometry.fuses else []
+        return (*layers, *fc, *self.other_modules(question))
 
     @abstractmethod
     def layer_names(self, question: Question, layer: int, path: str) -> tuple[str, str]:
@@ -238,7 +231,7 @@ class BuildingEngine(Engine):
 
     @abstractmethod
     def other_modules(self, question: Question) -> Iterator[Module]:
-        """fc, the head and other linears outside the layers."""
+        """The head and other linears outside the layers, but for fc."""
 
     @abstractmethod
     def plain(self, question: Question) -> frozenset[str]:

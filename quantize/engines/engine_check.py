@@ -1,7 +1,7 @@
 """`check_checkpoint`: one folder, one engine, one verdict."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Required, TypedDict, Unpack
 
 from ...recipes.errors import CheckpointError
@@ -28,7 +28,7 @@ from .contract import (
     DraftForm,
     EngineCheck,
     EngineName,
-    Layer,
+    Linears,
     Question,
     explained,
     shown,
@@ -36,7 +36,7 @@ from .contract import (
 from .declared_forms import Declaration, read_declaration
 from .engine import BuildingEngine, Engine, Serving
 from .executed import form_of, of_other_form
-from .folder_findings import absent_tables, cut_head_note
+from .folder_findings import absent_tables
 from .linear_findings import Walk
 from .versions import ENGINES
 
@@ -159,9 +159,9 @@ class _Found:
     """
 
     findings: Sequence[Finding]
-    layers: Sequence[Layer] = ()
+    linears: Linears = field(default_factory=dict)
     launch: str | None = None
-    captures: Captures = ()
+    captures: Captures = None
     notes: tuple[str, ...] = ()
     form: DraftForm | None = None
     kind: Kind | None = None
@@ -244,9 +244,9 @@ def _as_read(
         return Finding("unknown", f"Loading {what} was never executed", TRY)
     checkpoint = replace(checkpoint, config=engine.as_declared(config))
     declaration = read_declaration(checkpoint)
-    taken = declaration and engine.taken(declaration, gpu)
-    if isinstance(taken, Finding):
-        return taken
+    taken = declaration and engine.taken(declaration)
+    if taken is not None and (refused := engine.declaration_problem(taken, gpu)) is not None:
+        return refused
     if taken is not None and not taken.method:  # most go on as if nothing were declared
         looks = quantized_looking(checkpoint.tensors.values())
         return engine.rule("method", says_nothing=not looks) or (checkpoint, None)
@@ -268,6 +268,8 @@ def _found_in_family(checkpoint: Checkpoint, place: _Place, gpu: AskedGpu) -> _F
         return _unknown_because("Loading such a draft with biases was never executed")
     in_engine, name = engine.own(family.engine_traits), declared_architecture(config)
     if name not in in_engine.architectures:
+        if declaration is None and (executed := in_engine.as_another.get(name)) is not None:
+            return _Found(findings=[executed])
         wanted = OTHER_NAMES.get(name)
         remedy = f"set architectures to {wanted}" if wanted in in_engine.architectures else TRY
         return _unknown_because(f"Loading {family.name} as {name} was never executed", remedy)
@@ -292,25 +294,22 @@ def _found_in_family(checkpoint: Checkpoint, place: _Place, gpu: AskedGpu) -> _F
     problem = engine.config_problem(question)
     if not isinstance(engine, BuildingEngine):
         return _Found(findings=[problem] if problem else [], launch=launch)
-    layers, findings = Walk(engine, question).layers_and_findings()
-    captures, ids = engine.captures(question) if read.fuses else (), read.aux_layer_ids
-    misread = [rules.misread_layers(each, ids, place.first_layer) for each in captures]
-    layers_remedy = rules.remedy_of_layers(config, ids)
-    if misread and misread[0] is not None:
-        findings.append(Finding("wrong", misread[0], layers_remedy))
+    linears, findings = Walk(engine, question).linears_and_findings()
+    captures, ids = engine.captures(question.config) if read.fuses else None, read.aux_layer_ids
+    misread = rules.misread_layers(engine.title, captures, ids, place.first_layer)
+    if read.fuses and misread is not None:
+        findings.append(Finding("wrong", misread, rules.remedy_of_layers(config, ids)))
     rotation = None if in_engine.mtp else rules.rope_problem(question, engine)
     findings = [*filter(None, (rotation, problem)), *findings]
-    form = form_of(question, layers, written)
+    form = form_of(question, linears, written)
     if not findings and (other := of_other_form(engine, form)) is not None:
         findings = [other]
-    notes = [f"{text}: {layers_remedy}" for text in misread[1:] if text is not None]
-    notes += absent_tables(engine, question)
     return _Found(
         findings=findings,
-        layers=layers,
+        linears=linears,
         launch=launch,
         captures=captures,
-        notes=(*notes, *(() if findings else cut_head_note(engine, question))),
+        notes=tuple(absent_tables(engine, question)),
         form=form,
     )
 
@@ -329,6 +328,7 @@ def _answer(place: _Place, found: _Found) -> EngineCheck:
     if found.kind is not None:
         findings = [_of_kind(engine, found.kind, next(iter(findings), None))]
     first, evidence = next(iter(findings), None), engine.evidence
+    verdict = VERDICTS[first.stage] if first else "LOADS"
     if first is None and found.form is not None:
         evidence = f"{evidence}. Its form: {found.form.in_words}"
     return EngineCheck(
@@ -337,16 +337,16 @@ def _answer(place: _Place, found: _Found) -> EngineCheck:
         arch=place.arch,
         gpu=place.gpu,
         tp=place.tp,
-        verdict=VERDICTS[first.stage] if first else "LOADS",
+        verdict=verdict,
         evidence=evidence,
         error=first.text if first else None,
         remedy=first.remedy if first else None,
-        layers=tuple(found.layers),
+        linears=found.linears,
         launch=found.launch,
         launch_note=engine.launch_note if found.launch else None,
         findings=tuple(dict.fromkeys(findings)),
         captures=found.captures,
-        notes=found.notes,
+        notes=found.notes if verdict != "REFUSED" else (),
         form=found.form,
     )
 
@@ -381,5 +381,4 @@ def _agreed(place: _Place, answers: Sequence[EngineCheck]) -> EngineCheck:
         error=finding.text,
         remedy=finding.remedy,
         by_gpu=by_gpu,
-        archs=tuple(answer.arch for answer in answers if answer.arch is not None),
     )

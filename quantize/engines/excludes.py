@@ -93,9 +93,9 @@ def scheme_of(question: Question, module: Module) -> LinearScheme | None:
 
     def named(name: str, *parts: str) -> LinearScheme | None:
         for group in groups:
-            if on_disk and parts and set(parts) <= set(group.targets):
+            if on_disk and parts and set(parts) <= set(group.stored.targets):
                 return group
-            if any(exact_or_regex(target, name) for target in group.targets):
+            if any(exact_or_regex(target, name) for target in group.stored.targets):
                 return group
         return None
 
@@ -103,7 +103,7 @@ def scheme_of(question: Question, module: Module) -> LinearScheme | None:
         return own
     if is_head(question, module.leaf) and question.method in BY_NAME:
         return None
-    every = next((group for group in groups if set(EVERY_LINEAR) & set(group.targets)), None)
+    every = next((group for group in groups if set(EVERY_LINEAR) & set(group.stored.targets)), None)
     if every is not None and question.own.classes_first:
         return every
     parts = [named(name) for name in question.names_of_parts(module)]

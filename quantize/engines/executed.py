@@ -7,7 +7,7 @@ is among them.
 
 import functools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from ..drafts.engine_traits import Finding
 from ..drafts.recognition import is_speculators
 from ..stored.layouts.scheme import FLOAT_DTYPES
 from .built_linears import ROUTED
-from .contract import TRY, DraftForm, Layer, Question
+from .contract import TRY, DraftForm, Linears, Question
 from .engine import Engine
 
 _SECTIONS = (SECTION, "dflash_config")
@@ -39,12 +39,12 @@ _FLOATS = "floats"
 _VALUES = ("weight", "weight_packed", "qweight")
 
 
-def form_of(question: Question, layers: Sequence[Layer], written: Mapping[str, Any]) -> DraftForm:
+def form_of(question: Question, built: Linears, written: Mapping[str, Any]) -> DraftForm:
     """The form of a folder as an engine builds it; `written`: its config.json as it is stored."""
     name = declared_architecture(question.config) or ""
     linears: dict[str, set[str]] = defaultdict(set)
-    for layer in layers:
-        linears[layer.module.rpartition(".")[2]].add(layer.scheme or _FLOATS)
+    for module, taken in built.items():
+        linears[module.rpartition(".")[2]].add(taken or _FLOATS)
     stored = question.checkpoint.tensors.items()
     experts = {t.dtype for n, t in stored if ROUTED in n and n.rpartition(".")[2] in _VALUES}
     if experts:

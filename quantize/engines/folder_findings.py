@@ -7,7 +7,7 @@ from typing import Any
 from ..drafts.engine_traits import Finding
 from ..files.safetensors_header import TensorInfo
 from ..stored.stored_declaration import COMPANIONS
-from .built_linears import ROUTED, VOCAB_PADDING
+from .built_linears import ROUTED
 from .contract import Question
 from .engine import TRAITS, BuildingEngine, Engine
 
@@ -20,7 +20,7 @@ def folder_findings(engine: BuildingEngine, question: Question) -> Iterator[Find
     yield from _absent(engine, question, linears)
     yield from _shared_tables(engine, question)
     if "lm_head" not in question.stored:
-        yield from engine.rules("unshared_head", **unshared(question))
+        yield from engine.rules("unshared_head", **question.facts)
     if (rest := undivided(question.tp, question.config)) is not None:
         yield from engine.rules("shards", undivided=rest, tp=question.tp)
 
@@ -142,20 +142,10 @@ def _rows(question: Question, *names: str) -> int | None:
 
 def absent_tables(engine: Engine, question: Question) -> Iterator[str]:
     """What replaces each table that the draft does not have."""
-    is_served = engine.rule("unshared_head", **unshared(question)) is None
+    is_served = engine.rule("unshared_head", **question.facts) is None
     unneeded = {"lm_head"} if question.is_tied or not is_served else set()
     absent = engine.absent_tables.keys() - question.stored.keys() - unneeded
     yield from (text for table, text in engine.absent_tables.items() if table in absent)
-
-
-def cut_head_note(engine: Engine, question: Question) -> Iterator[str]:
-    """A note that a served head is cut."""
-    rows, vocab = question.geometry.draft_vocab_size, question.geometry.vocab_size
-    if question.traits.prunes_vocabulary and rows < vocab:
-        yield (
-            f"the head has rows for {rows:,} of {vocab:,} tokens, and {engine.title}"
-            " proposes these alone, by d2t"
-        )
 
 
 def _wrong_tokens(engine: Engine, question: Question) -> Iterator[Finding]:
@@ -180,12 +170,6 @@ def _wrong_tokens(engine: Engine, question: Question) -> Iterator[Finding]:
 # ---- Tables that are the target's, and shards
 
 
-def unshared(question: Question) -> dict[str, Any]:
-    """Facts of a draft without a head of its own."""
-    named = question.config.get("draft_vocab_size") is not None
-    return {**question.facts, "has_draft_vocab_size": named}
-
-
 def _shared_tables(engine: Engine, question: Question) -> Iterator[Finding]:
     stored = question.stored
     if not question.own.shares_tables:
@@ -199,6 +183,10 @@ def _shared_tables(engine: Engine, question: Question) -> Iterator[Finding]:
             is_stored=module in stored,
             has_companions=bool(COMPANIONS & stored.get(module, {}).keys()),
         )
+
+
+VOCAB_PADDING = 64
+"""Rows of a head are padded to a multiple of this before they are split."""
 
 
 def undivided(tp: int, config: Mapping[str, Any]) -> str | None:

@@ -3,17 +3,19 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from ...recipes.formats import NUMBER_FORMATS
 from ..drafts.engine_traits import Finding
 from ..files.safetensors_header import TensorInfo
 from ..stored.layouts.scheme import FLOAT_DTYPES, FP8_DTYPE
 from ..stored.stored_declaration import COMPANIONS
 from . import built_linears as built
-from .contract import Layer, Module, Question, Scheme, Stored, UnsureError
+from .contract import Linears, Module, Question, Scheme, Stored, UnsureError, taken_by
 from .declared_forms import NOT_READ, LinearScheme
 from .engine import BuildingEngine
 from .excludes import BY_NAME, scheme_of
 from .folder_findings import SHARED, folder_findings, strangers
 
+_GLOBAL_SCALES = {name for name, number in NUMBER_FORMATS.items() if number.global_scale}
 _FNUZ = "F8_E4M3FNUZ"
 """Another kind of FP8, which engines copy by value into a parameter of the usual one (executed)."""
 
@@ -25,20 +27,19 @@ class Walk:
     engine: BuildingEngine
     question: Question
 
-    def layers_and_findings(self) -> tuple[list[Layer], list[Finding]]:
-        """Every linear, and everything that differs from what the folder means."""
-        layers, findings = list[Layer](), list[Finding]()
+    def linears_and_findings(self) -> tuple[Linears, list[Finding]]:
+        """The class that takes each linear, and everything that differs from what is meant."""
+        linears, findings = dict[str, str | None](), list[Finding]()
         question, declared = self.question, self.question.declaration
         signatures = [group.signature for group in declared.groups] if declared else []
-        rows = {each: self.engine.row(each, question.gpu) for each in signatures}
+        rows = {each: taken_by(self.engine.name, each, question.gpu) for each in signatures}
         for untried in (str(each) for each, row in rows.items() if row is None):
             findings += self.engine.rules("untried", name=untried)
         if declared and not any(rows.values()):  # nor is it known which names and shapes it wants
             what = declared.problem or f"quant_method {declared.method}"
-            return layers, findings or [*self.engine.rules("untried", name=what)]
+            return linears, findings or [*self.engine.rules("untried", name=what)]
         findings += [*folder_findings(self.engine, question), *_experts(self)]
         met: list[Scheme] = []
-        own = {name for name, spec in question.specs.items() if not spec.optional}
         for module in self.engine.modules(question):
             if any(f"{part}.weight" not in question.specs for part in module.parts):
                 findings += self.engine.rules("untried", name=f"{module.name} of such a draft")
@@ -51,27 +52,18 @@ class Walk:
                     findings += self.engine.rules("absent_head", **facts)
                 continue
             scheme = self._scheme(module, findings)
-            row = rows.get(scheme.signature) if scheme else None
-            if scheme is not None and row is None:
-                continue  # how it takes this linear is not known
-            findings += (
-                self._quantized(module, parts, scheme)
-                if scheme is not None and row is not None
-                else self._plain(module, parts)
-            )
-            met += [row] if row else []
-            shards = [self._shard(module, part) for part in parts]
-            biased = all(f"{part}.bias" in own for part in parts)
-            built_as = built.parameters(module, parts, shards, scheme, question.tp, biased=biased)
-            taken = row.name if row else None
-            layers.append(
-                Layer(module=module.name, parameters=built_as, scheme=taken, quantized=bool(row))
-            )
-        for row in dict.fromkeys(filter(None, rows.values())):
-            problem = row.problem
-            if problem is not None and (row in met or problem.stage == "config"):
+            if scheme is None:
+                findings += self._plain(module, parts)
+                linears[module.name] = None
+            elif (row := rows[scheme.signature]) is not None:  # else nobody knows how it takes it
+                findings += self._quantized(module, parts, scheme)
+                linears[module.name] = row.name
+                met.append(row)
+        for each in dict.fromkeys(filter(None, rows.values())):
+            problem = each.problem
+            if problem is not None and (each in met or problem.stage == "config"):
                 findings.append(problem)
-        return layers, findings
+        return linears, findings
 
     def _scheme(
         self, module: Module, findings: list[Finding], *, even_plain: bool = False
@@ -154,7 +146,7 @@ class Walk:
         linear = built.quantized_linear(question, module, scheme, shards)
         mixed = len({_is_float(tensors) for tensors in parts.values() if tensors}) > 1
         yield from self.engine.rules("linear", **linear, is_mixed=mixed)
-        several = len(parts) > 1 and scheme.has_global_scale
+        several = len(parts) > 1 and scheme.signature.dtype in _GLOBAL_SCALES
         if several and built.has_several_global_scales(question.checkpoint, parts):
             yield from self.engine.rules("several_scales", module=module.name)
 
@@ -239,4 +231,4 @@ def _experts(walk: Walk) -> Iterator[Finding]:
     except UnsureError:
         kept = False
     if not kept:
-        yield from engine.rules("experts", module=whole, remedy=built.GRAFT)
+        yield from engine.rules("experts", module=whole)

@@ -95,11 +95,8 @@ def nothing_loads(plan: Plan, verdicts: Sequence[EngineCheck]) -> str | None:
     if plan.recipe.is_for_the_plugin:
         lines.append("with draftquant installed beside them (its plugin), vLLM and SGLang load it")
     for arch, recipes in _alternatives(plan).items():
-        lines.append(f"on {gpu_name(arch)} these load: {first_of(recipes, _FIRST)}")
+        lines.append(f"on {gpu_name(arch)} these load: {first_of(recipes, 5)}")
     return "\n  ".join(lines)
-
-
-_FIRST = 5
 
 
 def _alternatives(plan: Plan) -> Mapping[str, list[str]]:

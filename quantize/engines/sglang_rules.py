@@ -12,10 +12,11 @@ from typing import Any
 from typing_extensions import override
 
 from ..drafts.architectures import declared_architecture
-from ..drafts.engine_traits import GATE_UP, MLA_DOWN, QKV, AskedGpu, Finding
+from ..drafts.config_reader import DEEPSEEK_TYPES, KEY, SECTION, object_at
+from ..drafts.engine_traits import GATE_UP, MLA_DOWN, QKV, Finding
 from ..files.safetensors_header import TensorInfo
 from . import built_linears as built
-from .config_rules import as_class_reads, sglang_captures
+from .config_rules import DFLASH_KEY, DFLASH_SECTION, as_class_reads, layer_ids
 from .contract import Captures, Module, Question, UnsureError
 from .declared_forms import Declaration
 from .engine import BuildingEngine, Serving
@@ -41,13 +42,13 @@ class Sglang(BuildingEngine):
     @override
     def launched(self, question: Question, tokens: int, serving: Serving) -> Mapping[str, object]:
         """Plain "fp8", vLLM's word for E4M3, is not a choice in SGLang."""
-        blocks, spelled = question.traits.drafts_blocks, {"fp8": "fp8_e4m3"}
+        caches = (serving.target_cache_dtype, serving.cache_dtype)
+        theirs, own = ("fp8_e4m3" if dtype == "fp8" else dtype for dtype in caches)
+        blocks = question.traits.drafts_blocks
         counted = not blocks or question.traits.sglang.counts_anchor
         return {
-            "target_cache_dtype": spelled.get(
-                str(serving.target_cache_dtype), serving.target_cache_dtype
-            ),
-            "cache_dtype": spelled.get(str(serving.cache_dtype), serving.cache_dtype),
+            "target_cache_dtype": theirs,
+            "cache_dtype": own,
             "steps": None if blocks else tokens,
             "tokens": tokens + 1 if counted else None,
             "backend": question.traits.sglang.attention_backend(question) or None,
@@ -77,20 +78,27 @@ class Sglang(BuildingEngine):
             "drops_head": not traits.drafts_blocks and question.is_tied and stored,
         }
         return (
-            sglang.problem(question)
-            or self.rule("dtype", **facts)
+            self.rule("dtype", **facts)
+            or sglang.problem(question)
             or (sglang.mtp and sglang.mtp.misconfigured(question))
-            or self.rule("layers", **facts)
-            or sglang.problem_as_draft(question)
-            or self.rule("draft", **facts)
+            or self.rule("config", **facts)
         )
 
     @override
-    def captures(self, question: Question) -> Captures:
-        return sglang_captures(question.config)
+    def captures(self, config: Mapping[str, Any]) -> Captures:
+        """Only nested ids; for DeepSeek's and Kimi's targets inputs, unless the first is 1."""
+        dflash, listed = object_at(config, DFLASH_SECTION), object_at(config, SECTION).get(KEY)
+        ids = layer_ids({**config, **dflash}.get(DFLASH_KEY), plus=1)  # `dflash_utils.py:647`
+        if ids is not None:
+            return ids
+        if listed == []:  # `llama.py:941`: none, rather than the default
+            return ()
+        ids = layer_ids(listed)
+        as_inputs = config.get("model_type") in DEEPSEEK_TYPES and ids and ids[0] != 1
+        return ids if as_inputs else layer_ids(listed, plus=1)
 
     @override
-    def taken(self, declaration: Declaration, gpu: AskedGpu) -> Declaration | Finding | None:
+    def taken(self, declaration: Declaration) -> Declaration | None:
         """`_parse_modelopt_quant_config`: algorithms by name, whatever the form.
 
         What it finds replaces the nested form in config.json, whose excludes are then not read.
@@ -101,9 +109,6 @@ class Sglang(BuildingEngine):
             return None
         if declaration.method is None and known:
             declaration = replace(declaration, method="modelopt")
-        problem = self.declaration_problem(declaration, gpu)
-        if problem is not None:
-            return problem
         if declaration.form != "nested" or not declaration.groups:
             return declaration
         return replace(
@@ -152,9 +157,6 @@ class Sglang(BuildingEngine):
         The head of a block draft is the target's: `dflash_worker_v2.py:138`.
         """
         traits = question.traits
-        if question.geometry.fuses:
-            name = "fc" if traits.drafts_blocks else "model.fc"
-            yield Module(name, name, ("fc",), traits.sglang.fc_sharding)
         for each in traits.extra_linears:
             yield Module(each.name, each.name, (each.name,), "replicated")
         if not traits.drafts_blocks and not question.is_tied:

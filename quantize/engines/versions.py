@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from ..drafts.engine_traits import Finding
-from .contract import EngineName, Question, data_file
+from .contract import EngineName, Question, data_file, taken_by
 from .engine import Engine, Serving
 from .sglang_rules import Sglang
 from .vllm_rules import Vllm
@@ -30,7 +30,7 @@ class TensorRtLlm(Engine):
         declared = question.declaration
         hides_it = question.has_side_file and question.method != "modelopt"
         signature = None if hides_it else question.signature
-        row = self.row(signature, question.gpu) if signature else None
+        row = taken_by(self.name, signature, question.gpu) if signature else None
         if row is not None and row.problem is not None:
             return row.problem
         return self.rule(

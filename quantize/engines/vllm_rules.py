@@ -16,13 +16,14 @@ from typing import Any
 from typing_extensions import override
 
 from ...recipes.errors import short
-from ..drafts.architectures import REWRITTEN_BY_VLLM, declared_architecture
-from ..drafts.config_reader import object_at
-from ..drafts.engine_traits import QKV, UNSUPPORTED, AskedGpu, EngineTraits, Finding
+from ..drafts.architectures import REWRITTEN_BY_VLLM
+from ..drafts.config_reader import KEY, SECTION, object_at
+from ..drafts.engine_traits import QKV, UNSUPPORTED, EngineTraits, Finding, MtpLayer
 from ..drafts.family import LAYER_CONFIG
 from ..files.safetensors_header import TensorInfo
-from .built_linears import is_cache_scale, vllm_problem
-from .config_rules import as_class_reads, draft_traits, vllm_captures
+from ..stored.stored_declaration import COMPANIONS
+from .built_linears import is_cache_scale
+from .config_rules import DFLASH_KEY, DFLASH_SECTION, as_class_reads, draft_traits, layer_ids
 from .contract import TRY, UNKNOWN_FIRST_LAYER, Captures, Module, Question, UnsureError
 from .declared_forms import Declaration
 from .engine import TRAITS, BuildingEngine, Serving
@@ -78,7 +79,7 @@ class Vllm(BuildingEngine):
     def config_problem(self, question: Question) -> Finding | None:
         """`names_mask`: as `v1/worker/gpu/spec_decode/utils.py:92` looks for it."""
         if question.own.mtp is not None:
-            return vllm_problem(question, question.own.mtp)
+            return self._mtp_problem(question, question.own.mtp)
         config, whole = question.config, question.config.get("vocab_size")
         there = {**config, **object_at(config, "dflash_config")}
         facts = {
@@ -91,17 +92,35 @@ class Vllm(BuildingEngine):
         problem = _rewritten(question.traits, config) or question.own.problem(question)
         return problem or self.rule("config", **facts)
 
-    @override
-    def captures(self, question: Question) -> Captures:
-        name = declared_architecture(question.config)
-        return vllm_captures(question.config, runs_v1=name not in question.traits.vllm.not_in_v1)
+    def _mtp_problem(self, question: Question, served: MtpLayer) -> Finding | None:
+        """It applies the target's quantization to most MTP layers, never the draft's own.
+
+        With the same declaration in the target's config the folder loads (executed).
+        """
+        problem = served.misconfigured(question)
+        if problem is not None or question.declaration is None or question.inside_target:
+            return problem
+        if served.declared is not None:
+            return served.declared(question)
+        stored = sorted(n for n in question.tensor_names if n.rpartition(".")[2] in COMPANIONS)
+        return self.rule("declared_mtp", name=stored[0]) if stored else None
 
     @override
-    def taken(self, declaration: Declaration, gpu: AskedGpu) -> Declaration | Finding | None:
+    def captures(self, config: Mapping[str, Any]) -> Captures:
+        """By the V2 model runner; V1, where there is no Triton, reads eagle_config too."""
+        block, eagle = object_at(config, DFLASH_SECTION), object_at(config, SECTION)
+        read = (
+            layer_ids(config.get(KEY)),
+            layer_ids(block.get(DFLASH_KEY), plus=1),
+            layer_ids(config.get(DFLASH_KEY), plus=1),
+            layer_ids(block.get("layer_ids")),
+            layer_ids(eagle.get("layer_ids")),
+        )
+        return next(filter(None, read), None)
+
+    @override
+    def taken(self, declaration: Declaration) -> Declaration:
         """`_normalize_quantization_config`: ModelOpt's nested form needs no quant_method."""
-        problem = self.declaration_problem(declaration, gpu)
-        if problem is not None:
-            return problem
         if not declaration.method and declaration.algorithm is None:
             return replace(declaration, method=None)
         nested = declaration.form != "flat" and declaration.by_modelopt
@@ -142,9 +161,6 @@ class Vllm(BuildingEngine):
 
     @override
     def other_modules(self, question: Question) -> Iterator[Module]:
-        if question.geometry.fuses:
-            name = f"model.{question.traits.vllm.fc}"
-            yield Module(name, name, ("fc",), "replicated")
         if (joined := question.traits.joins_layers) is not None:
             inside = f"self_attn.{joined.part}"
             parts = tuple(f"layers.{i}.{inside}" for i in range(question.num_layers))

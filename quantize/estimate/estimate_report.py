@@ -99,7 +99,7 @@ def assumptions(report: EstimateReport) -> Iterator[str]:
     k, share = report.num_draft_tokens, report.machines[0].efficiency
     verified = f"over the {k + 1} positions of each sequence that were verified"
     if report.draft.geometry.block_size is None:
-        passes = f"fc and a first step {verified}, then {k - 1} steps over one position"
+        passes = f"fc and a first step {verified}, then {counted(k - 1, 'step')} over one position"
     else:
         passes = f"fc, keys and values {verified}, then one pass over a block"
     own_head = any(row.role == "head" for row in report.draft.rows)

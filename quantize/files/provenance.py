@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from ...recipes.brief import counted
 from ...recipes.decode import HEX_64, Spelled
 from ...recipes.schema import Recipe, StoredLayoutName, WeightFormat, recipe_sha256
 from .safetensors_header import FloatDtype
@@ -149,7 +150,7 @@ class ChosenAmong:
     prompts: SeenPrompts
 
     def __str__(self) -> str:
-        return f"chosen among {len(self.recipes)} by {self.num_prompts} prompts"
+        return f"chosen among {len(self.recipes)} by {counted(self.num_prompts, 'prompt')}"
 
 
 def _seen(record: "VocabularyChoice | QuantizedProvenance") -> SeenPrompts:

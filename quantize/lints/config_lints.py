@@ -161,18 +161,6 @@ def misspelt_keys(draft: Draft) -> Iterator[Lint]:
 
 
 _NESTED = f"{reader.SECTION}.{reader.KEY}"
-_READ_BY: dict[reader.Spelling, str] = {
-    "nested": f"stand in {reader.SECTION} only: vLLM 0.33 takes them as inputs of layers (one layer"
-    " too early) or, in its V2 runner, ignores them",
-    "nested-inputs": f"stand in {reader.SECTION} as inputs of layers (TorchSpec's export for vLLM):"
-    " other readers take them for layers themselves, and vLLM's V2 runner ignores them",
-    "top": "stand at the top level only: SGLang 0.5.23 captures its default layers, and both"
-    f" engines size fc by the list in {reader.SECTION} (3 layers without one)",
-    "equal": f"are the same at the top level and in {reader.SECTION}: SGLang 0.5.23 adds one to the"
-    " latter",
-    "portable": f"stand in {reader.SECTION} as 'after layer': SGLang 0.5.23 reads them so for"
-    " DeepSeek and Kimi targets only where the first is 1",
-}
 
 
 def aux_layer_ids(draft: Draft) -> Iterator[Lint]:
@@ -202,8 +190,8 @@ def _misread_ids(
         return
     wanted = {reader.KEY: (config, inputs), _NESTED: (section, nested)}
     fix = {k: ids for k, (place, ids) in wanted.items() if ids != place.get(reader.KEY)}
-    read, after = _READ_BY[ids.spelling], list(ids.after)
-    yield told("aux-layer-ids", fix, read=read, inputs=inputs, nested=nested, after=after)
+    facts = {"read": ids.spelling, "inputs": inputs, "nested": nested, "after": list(ids.after)}
+    yield told("aux-layer-ids", fix, **facts)
 
 
 def layers_of_target(draft: Draft) -> Iterator[Lint]:

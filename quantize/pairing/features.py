@@ -1,7 +1,7 @@
 """What a draft reads from its target: hidden states of which layers, how wide, and which tokens."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from ..drafts.architectures import declared_architecture
 from ..drafts.geometry import Geometry
@@ -15,41 +15,34 @@ from .pair import Pair, PairFinding
 OTHER_TARGET = "give the target that this draft was trained for"
 
 
-class _Sizes(Protocol):
-    @property
-    def num_layers(self) -> int: ...
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def hidden_size(self) -> int: ...
-
-
 def misfits(
-    geometry: Geometry, sizes: _Sizes, asked: Sequence[int] | None = None
+    geometry: Geometry,
+    num_layers: int,
+    vocab_size: int,
+    hidden_size: int,
+    asked: Sequence[int] | None = None,
 ) -> Iterator[tuple[str, str]]:
     """The subject, and a sentence about the draft, of each thing that a target cannot give it.
 
     A cut vocabulary of its head, with its map, is no difference. `asked`: layers that the draft
     gets instead of its own.
     """
-    if geometry.vocab_size != sizes.vocab_size:
-        tokens = f"its vocabulary has {geometry.vocab_size} tokens, the target's {sizes.vocab_size}"
+    if geometry.vocab_size != vocab_size:
+        tokens = f"its vocabulary has {geometry.vocab_size} tokens, the target's {vocab_size}"
         yield "vocabulary", tokens
     if not geometry.reads_features:
         return
     reads = geometry.num_aux_layers * geometry.target_hidden_size
     count = len(asked) if asked is not None else geometry.num_aux_layers
-    if count * sizes.hidden_size != reads:
+    if count * hidden_size != reads:
         yield (
             "hidden-size",
             f"it reads {geometry.num_aux_layers} x {geometry.target_hidden_size} = {reads} values,"
-            f" the target gives {count} x {sizes.hidden_size} = {count * sizes.hidden_size}",
+            f" the target gives {count} x {hidden_size} = {count * hidden_size}",
         )
-    beyond = [i for i in geometry.aux_layer_ids or () if i >= sizes.num_layers]
+    beyond = [i for i in geometry.aux_layer_ids or () if i >= num_layers]
     if asked is None and beyond:
-        last = sizes.num_layers - 1
+        last = num_layers - 1
         yield "layers", f"it reads layer {beyond[0]}, the target has layers 0 to {last}"
 
 
@@ -74,7 +67,7 @@ def facts(pair: Pair) -> dict[str, Any]:
     whole, tokenizer, mask = target.vocab_size, pair.target_tokenizer, geometry.mask_token_id
     own = None if pair.is_inside or tokenizer is None else pair.own_tokenizer
     named = target_layers_named(config)
-    unfit = dict(misfits(geometry, target))
+    unfit = dict(misfits(geometry, target.num_layers, whole, target.hidden_size))
     return {
         "unfit_width": unfit.get("hidden-size"),
         "unfit_layers": unfit.get("layers"),

@@ -14,6 +14,7 @@ from typing import Any
 from ..drafts.config_reader import object_at
 from ..engines.contract import EngineName
 from ..engines.folder_findings import CACHE_SCALE
+from ..engines.versions import ENGINES
 from ..files.checkpoint import announced_mtp_layers, mtp_layers
 from ..stored.stored_tables import HEAD
 from .pair import Pair
@@ -35,16 +36,7 @@ def launch_cache(pair: Pair, engine: EngineName) -> str | None:
     if pair.args.draft_cache_dtype is not None:
         return pair.args.draft_cache_dtype
     stopped = cache_in(pair, engine) is not None and not pair.is_mtp and not has_scales(pair)
-    return _OWN_CACHE.get(engine) if stopped else None
-
-
-_OWN_CACHE: Mapping[EngineName, str] = {"vllm": "bfloat16", "sglang": "auto"}
-"""What keeps a draft's cache unquantized: in vLLM as tried with the change that added the option,
-in SGLang the dtype that the draft computes in; no option was found in TensorRT-LLM's source."""
-_OPTIONS: Mapping[EngineName, str] = {
-    "vllm": '"kv_cache_dtype": "bfloat16" in --speculative-config',
-    "sglang": "--speculative-draft-kv-cache-dtype auto",
-}
+    return ENGINES[engine].own_cache[0] if stopped else None
 
 
 def facts_in(pair: Pair, engine: EngineName) -> dict[str, Any]:
@@ -56,7 +48,7 @@ def facts_in(pair: Pair, engine: EngineName) -> dict[str, Any]:
     origin = "--kv-cache-dtype" if pair.args.cache_dtype else "its quantization_config"
     none = ", and the draft stores no scales, so engines take 1 for both"
     scales = none if inherited and inherited.startswith("fp8") else ""
-    keeps = None if pair.is_mtp else _OPTIONS.get(engine)
+    keeps = None if pair.is_mtp else ENGINES[engine].own_cache[1]
     line = f"the launch line says {keeps}, which keeps the draft's in floats; or " if keeps else ""
     return {"cache": inherited, "cache_said": origin, "scales": scales, "keeps_cache": line}
 

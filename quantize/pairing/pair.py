@@ -14,20 +14,16 @@ from ...recipes.strict_json import JsonProblem, parse_json
 from ..drafts import Family
 from ..drafts.geometry import Geometry
 from ..engines.contract import EXIT_CODES, FROM_WORST, TITLES, EngineCheck, EngineName, Verdict
+from ..engines.versions import ENGINES
 from ..files.checkpoint import Checkpoint
 from .target import Rotation, Target, Tokenizer
 
-_SPELLINGS: Mapping[str, tuple[str, ...]] = {
-    "quantization": ("--quantization", "-q"),
-    "dtype": ("--dtype",),
-    "cache_dtype": ("--kv-cache-dtype",),
-    "context": ("--max-model-len", "--context-length", "--max_seq_len"),
-    "tp": ("--tensor-parallel-size", "-tp", "--tp-size", "--tp", "--tp_size"),
-    "draft_quantization": ("--speculative-draft-model-quantization",),
-    "draft_cache_dtype": ("--speculative-draft-kv-cache-dtype",),
-    "speculative": ("--speculative-config",),
+_KEYS = {
+    flag: key
+    for engine in ENGINES.values()
+    for key, flags in engine.flags.items()
+    for flag in flags
 }
-_KEYS = {spelling: key for key, spellings in _SPELLINGS.items() for spelling in spellings}
 _THOUSANDS = {"k": 1_000, "K": 1_024, "m": 1_000_000, "M": 1_048_576}
 """Suffixes of lengths that vLLM's command line takes."""
 _MOST_DIGITS = 12
@@ -68,10 +64,8 @@ class TargetArgs:
         except ValueError as exc:
             raise _wrong(f"are no words of a shell: {exc}") from exc
         flags, others = _flags(words)
-        dtype, cached = (
-            flags.get("dtype", "auto"),
-            _object(flags, "speculative").get("kv_cache_dtype"),
-        )
+        dtype = flags.get("dtype", "auto")
+        cached = _object(flags, "speculative").get("kv_cache_dtype")
         if dtype not in _DTYPES:
             expected = f"expected one that engines take ({', '.join(_DTYPES)})"
             raise _wrong(f"--dtype: {expected}, got {short(dtype)}")
@@ -110,6 +104,10 @@ def _flags(words: list[str]) -> tuple[dict[str, str], tuple[str, ...]]:
     return flags, tuple(others)
 
 
+def _flag(key: str) -> str:
+    return next(flag for flag in _KEYS if _KEYS[flag] == key)
+
+
 def _number(flags: Mapping[str, str], key: str) -> int | None:
     text = flags.get(key)
     if text is None or text in ("-1", "auto"):
@@ -118,7 +116,7 @@ def _number(flags: Mapping[str, str], key: str) -> int | None:
     digits = text[:-1] if times > 1 else text
     if not digits.isdecimal() or len(digits) > _MOST_DIGITS or int(digits) < 1:
         expected = f"expected a whole number above 0 of at most {_MOST_DIGITS} digits"
-        raise _wrong(f"{_SPELLINGS[key][0]}: {expected}, got {short(text)}")
+        raise _wrong(f"{_flag(key)}: {expected}, got {short(text)}")
     return int(digits) * times
 
 
@@ -128,9 +126,9 @@ def _object(flags: Mapping[str, str], key: str) -> Mapping[str, object]:
     try:
         value = parse_json(flags[key])
     except JsonProblem as exc:
-        raise _wrong(f"{_SPELLINGS[key][0]}: not readable as JSON: {reason(exc)}") from exc
+        raise _wrong(f"{_flag(key)}: not readable as JSON: {reason(exc)}") from exc
     if not isinstance(value, dict):
-        raise _wrong(f"{_SPELLINGS[key][0]}: expected a JSON object, got {json.dumps(value)}")
+        raise _wrong(f"{_flag(key)}: expected a JSON object, got {json.dumps(value)}")
     return value
 
 

@@ -138,7 +138,7 @@ def _answers(
         answer = check_checkpoint(
             checkpoint, version=asked.version, arch=arch, gpu=asked.gpu, **about
         )
-        split = answer.archs if pair else ()
+        split = ENGINES[engine].archs if pair and answer.by_gpu else ()
         answers += [*check_on_each(checkpoint, split, **about)] or [answer]
     broken = not_finite(checkpoint)
     return tuple(with_values(each, broken) for each in answers)

@@ -1,13 +1,12 @@
 """How many positions are served, and what engines do where the draft is made for fewer."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from ..engines.contract import EngineName
 from ..engines.folder_findings import undivided
+from ..engines.versions import ENGINES
 from .pair import Pair
 
-_FLAGS: Mapping[EngineName, str] = {"vllm": "--max-model-len", "sglang": "--context-length"}
 LONGER = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
 
 
@@ -31,15 +30,14 @@ def facts_in(pair: Pair, engine: EngineName) -> dict[str, Any]:
     `configs/model_config.py:1295`.
     """
     asked, made = pair.args.context, pair.target.rotation.positions_in(engine)
-    flag = _FLAGS.get(engine)
     return {
         "is_short": is_too_short(pair, engine),
         "served": served_length(pair, engine),
         "own_length": pair.rotation.positions_in(engine),
-        "flag": flag,
+        "flag": ENGINES[engine].flags["context"][0],
         "asked": asked,
         "made": made,
-        "is_beyond_target": bool(flag and asked and made and asked > made),
+        "is_beyond_target": bool(asked and made and asked > made),
     }
 
 

@@ -135,15 +135,10 @@ def _where(answer: "EngineCheck") -> str:
 def _print(answer: "EngineCheck") -> None:
     out = stdout()
     where = _where(answer)
-    if answer.layers:
-        rows = table(f"{answer.title} on {where}", "module in the engine", "taken as",
-                      "parameter", "shape", "filled by", spare=("shape", "taken as"))  # fmt: skip
-        for layer in answer.layers:
-            head = (layer.module, layer.scheme or "not quantized")
-            for parameter in layer.parameters:
-                tensors = ", ".join(parameter.tensors) or "nothing"
-                rows.row(*head, parameter.name, str(list(parameter.shape)), tensors)
-                head = ("", "")
+    if answer.linears:
+        rows = table(f"{answer.title} on {where}", "linear in the engine", "taken as")
+        for name, taken in answer.linears.items():
+            rows.row(name, taken or "not quantized")
         print_table(rows)
     verdict = (answer.verdict, f"bold {_COLOURS[answer.verdict]}")
     sentence = _VERDICTS[answer.verdict].format(engine=answer.title, where=where)

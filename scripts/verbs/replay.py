@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ...recipes.brief import counted
 from ...validate.runs.judging_asked import ReplayRun
 from ..frame import reports
 from ..frame.console import print_table, stdout, table
@@ -68,7 +69,7 @@ def print_replays(replays: "Sequence[DraftReplay]") -> None:
     short = sum(not prompt.counts.num_steps for prompt in prompts)
     left_out = f" ({short} too short for a verify step)" if short else ""
     rows = table(
-        f"Replay, K = {num_draft_tokens}, {len(prompts)} prompts{left_out}{drawn},"
+        f"Replay, K = {num_draft_tokens}, {counted(len(prompts), 'prompt')}{left_out}{drawn},"
         f" {traces.repeated_8gram_share:.1%} of the 8-grams are repeats",
         "draft",
         *numbers,

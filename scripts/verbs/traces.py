@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from ...calibration.dumps import DumpImport
 from ...calibration.traces.manifest import StorageChoice
+from ...recipes.brief import counted
 from ...recipes.decode import encode
 from ...recipes.listener import Heard
 from ...recipes.regular_file import AnyPath
@@ -182,13 +183,18 @@ def _lines(info: "TraceInfo") -> Iterator[str]:
     yield _decoding(manifest)
     if manifest.too_long:
         left, cut = len(manifest.too_long.skipped), len(manifest.too_long.truncated)
-        yield f"too long for the target: {left} prompts left out, {cut} cut to their last tokens"
+        yield (
+            f"too long for the target: {counted(left, 'prompt')} left out, {cut} cut to their last"
+            " tokens"
+        )
     for dataset in manifest.datasets or ():
         yield f"prompts of the data set {dataset}"
     yield (
-        f"{info.num_independent} groups of related prompts, the largest of {info.largest_group};"
-        f" {info.num_copies} copies, {info.num_later_turns} later turns,"
-        f" {info.num_near_duplicates} near duplicates, {info.num_clusters} declared clusters"
+        f"{counted(info.num_independent, 'group')} of related prompts, the largest of"
+        f" {info.largest_group}; {info.num_copies} {'copy' if info.num_copies == 1 else 'copies'},"
+        f" {counted(info.num_later_turns, 'later turn')},"
+        f" {counted(info.num_near_duplicates, 'near duplicate')},"
+        f" {counted(info.num_clusters, 'declared cluster')}"
     )
     if info.suggested_clusters:
         yield info.suggested_clusters
@@ -258,7 +264,7 @@ def print_written(traces: "TraceFolder", of: str = "") -> None:
     """Print its name, its numbers of traces and tokens, and its identity."""
     stdout().line(
         (str(traces.folder), "bold"),
-        f": {len(traces)} traces{of}, {traces.manifest.num_tokens:,} tokens, sha256"
+        f": {counted(len(traces), 'trace')}{of}, {traces.manifest.num_tokens:,} tokens, sha256"
         f" {traces.sha256[:16]}",
     )
 
@@ -283,20 +289,19 @@ def _imported(report: "reports.ImportReport", _settings: object) -> dict[str, An
 
 
 def _show_imported(report: "reports.ImportReport", _settings: object) -> None:
-    print_written(report.traces, f" of {report.num_samples} texts")
+    print_written(report.traces, f" of {counted(report.num_samples, 'text')}")
     for sentence in report.layout.sentences():
         stdout().line(f"  {sentence}")
     if report.num_off_policy:
-        stdout().line(
-            f"  {report.num_off_policy} answers left out: the target would not have given them"
-        )
+        left = counted(report.num_off_policy, "answer")
+        stdout().line(f"  {left} left out: the target would have given another one")
     if report.num_without_answer:
-        stdout().line(f"  {report.num_without_answer} texts without an answer")
+        stdout().line(f"  {counted(report.num_without_answer, 'text')} without an answer")
 
 
 def _show_info(info: "TraceInfo", settings: TracesInfoSettings) -> None:
     rows = table(
-        f"{settings.traces}, {len(info.traces)} prompts,"
+        f"{settings.traces}, {counted(len(info.traces), 'prompt')},"
         f" {info.traces.manifest.num_tokens:,} tokens, {megabytes(info.nbytes)}",
         "category",
         "prompts",
@@ -325,7 +330,7 @@ def _parted(report: "reports.SplitReport", _settings: object) -> dict[str, Any]:
 
 def _show_parted(report: "reports.SplitReport", settings: TracesSplitSettings) -> None:
     names = [str(out) for out in settings.outs]
-    title = f"{settings.traces}, {len(report.first) + len(report.second)} prompts"
+    title = f"{settings.traces}, {counted(len(report.first) + len(report.second), 'prompt')}"
     rows = table(title, "category", *names)
     for category, (first, second) in report.by_category.items():
         rows.row(category, str(first), str(second))

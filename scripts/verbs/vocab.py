@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from ...recipes.brief import counted
 from ...validate.runs.vocab_asked import VocabRun
 from ..frame import reports
 from ..frame.console import megabytes, print_table, stderr, stdout, table
@@ -134,7 +135,7 @@ def _print_way(
     )
     read = ("head reads", "drafting reads") if estimate else ()
     rows = table(
-        f"{title}; K = {curve.num_draft_tokens}, {curve.num_prompts} prompts",
+        f"{title}; K = {curve.num_draft_tokens}, {counted(curve.num_prompts, 'prompt')}",
         *numbers[:5],
         "worst category",
         *numbers[5:],

@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import PackageLoader
 from markupsafe import Markup
 
+from ...recipes.brief import counted
 from ..judging.judgement import GateReport
 from ..judging.policy import POLICIES, Verdict, in_percent
 from ..report import words
@@ -85,8 +86,9 @@ class Selection:
     @property
     def told(self) -> str:
         """What is chosen, and what that is worth, in sentences."""
-        recipes = f"the {len(self.contenders)} recipes that {self.engine} loads on {self.gpu}"
-        by = f"on the {self.num_prompts} prompts that choose"
+        those = counted(len(self.contenders), "recipe")
+        recipes = f"the {those} that {self.engine} loads on {self.gpu}"
+        by = f"on the {counted(self.num_prompts, 'prompt')} that choose"
         if (chosen := self.chosen) is None:
             return f"Of {recipes}, none keeps the acceptance length {by}."
         if chosen.verdict == "PASS":

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from typing_extensions import override
 
 from ...quantize.files.report_files import write_reports
-from ...recipes.brief import Brief, apart
+from ...recipes.brief import Brief, apart, counted
 from ...recipes.decode import CONFIDENCE
 from ...recipes.errors import ParityError
 from ...recipes.regular_file import read_text
@@ -195,7 +195,7 @@ def judged(
     bounded: "Bounded",
     allowed: Limits,
     *,
-    unit: str = "prompts",
+    unit: str = "prompt",
     remedy: str = "measure more prompts",
     details: Sequence[Mapping[str, object]] = (),
 ) -> ParityFinding:
@@ -217,7 +217,7 @@ def judged(
         confidence=bounded.confidence if spread else None,
         threshold=given[0] if given else None,
         verdict=verdict,
-        reason=f"{estimate}{bounds}, over {bounded.num_clusters:,} {unit}: {why}.",
+        reason=f"{estimate}{bounds}, over {counted(bounded.num_clusters, unit)}: {why}.",
         details=tuple(details),
     )
 
@@ -227,7 +227,7 @@ def _verdict(bounded: "Bounded", allowed: Limits, unit: str, remedy: str) -> tup
     if not given:
         return "INCONCLUSIVE", f"no threshold was given ({allowed.option})"
     if bounded.num_clusters < MIN_PROMPTS:
-        return "INCONCLUSIVE", f"expected at least {MIN_PROMPTS} {unit}"
+        return "INCONCLUSIVE", f"expected at least {counted(MIN_PROMPTS, unit)}"
     least = -math.inf if allowed.least is None else allowed.least
     most = math.inf if allowed.most is None else allowed.most
     named = " and ".join(f"{limit:.4g}" for limit in given)

@@ -239,7 +239,7 @@ def _finding(
             "mcnemar_p": mcnemar(counted),
         }
     what = f"{label}, gain"
-    return judged("task", what, bounded, margin, unit="items", remedy=remedy, details=[details])
+    return judged("task", what, bounded, margin, unit="item", remedy=remedy, details=[details])
 
 
 def _remedy(counted: Discordance, margin: Limits, confidence: float) -> str:

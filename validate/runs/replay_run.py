@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ...calibration.passes.loaded_drafts import load_for_replay
-from ...calibration.passes.on_traces import open_for_drafts
+from ...calibration.passes.on_traces import open_for_drafts, origin_warnings
 from ...quantize.files.hub import running_argv
 from ...quantize.files.report_files import ReportFormat, write_reports
 from ..comparison.draft_comparison import ComparisonReport, compare, drawing, page, text_of
@@ -25,7 +25,7 @@ from .report_pages import asked_for, draft_identity
 def replay_asked(asked: ReplayRun) -> tuple[DraftReplay, ...]:
     """Replay drafts, and write the golden acceptance if there is only one."""
     traces, folders, warnings = open_for_drafts(asked.traces, asked.drafts, asked.listener)
-    for warning in warnings:
+    for warning in (*warnings, *origin_warnings(asked.target, traces)):
         asked.listener.warning(warning)
     loaded = load_for_replay(folders, traces, asked)
     replays = replay_loaded(loaded, asked)
@@ -62,4 +62,5 @@ def _counted(asked: CompareRun) -> Counted:
         return of_files([Path(path) for path in asked.drafts])
     traces, folders, warnings = open_for_drafts(asked.traces, asked.drafts, asked.listener)
     digests = [DraftFolder.read(folder).sha256 for folder in folders]
+    warnings += origin_warnings(asked.target, traces)
     return of_replays(replay_in_groups(folders, traces, asked), digests, warnings)

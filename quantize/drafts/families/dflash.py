@@ -132,8 +132,9 @@ ENGINE_TRAITS = traits.EngineTraits(
         shares_tables=True,
         layer_name="layers.{n}.{path}",
         layer_prefix="{leaf}",
+        fc="fc",
         fusion=traits.Fusion(counted_by=(), reads_width=False),  # `dflash.py:762`
-        problem_as_draft=in_sglang,
+        problem=in_sglang,
         quantizes_fc=is_nemotron,  # `dflash.py:706`
         attention_backend=_backend,
     ),

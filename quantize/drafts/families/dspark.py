@@ -171,6 +171,14 @@ ENGINE_TRAITS = replace(
     vllm=replace(
         _DFLASH.vllm,
         architectures=_ARCHITECTURES,
+        as_another={
+            "DFlashDraftModel": traits.Finding(
+                "load",
+                "ValueError: There is no module or parameter named 'markov_w1' in"
+                " DFlashQwen3Model.",
+                "set architectures to Qwen3DSparkModel",
+            )
+        },
         served_as="dspark",
         problem=_in_vllm,
         roots=traits.refused_roots(
@@ -178,14 +186,20 @@ ENGINE_TRAITS = replace(
         ),
         head_declared="never",  # `qwen3_dspark.py:248`
         not_executed=frozenset({"Qwen3OmniDSparkModel"}),
-        not_in_v1=_ARCHITECTURES,
         speculators={"dspark": traits.Speculators(_read_in_vllm, qwen3=True)},
     ),
     sglang=replace(
         _DFLASH.sglang,
         architectures=_ARCHITECTURES | {"LingDSparkModel"},
+        as_another={
+            "DFlashDraftModel": traits.Finding(
+                "wrong",
+                "SGLang takes it for a DFlash draft, and drops its Markov head",
+                "set architectures to Qwen3DSparkModel",
+            )
+        },
         served_as="DSPARK",
-        problem_as_draft=_in_sglang,
+        problem=_in_sglang,
         roots=traits.dropped_roots("draft_model.", "dflash_module.", "logit_head."),
         counts_anchor=True,  # `dspark_config.py:49`
     ),

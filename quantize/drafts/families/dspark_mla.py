@@ -61,16 +61,16 @@ ENGINE_TRAITS = replace(
     vllm=replace(
         _DSPARK.vllm,
         architectures=frozenset({"K3DSparkModel"}),
+        as_another={},
         problem=_in_vllm,
         shares_tables=True,
         roots=traits.refused_roots("K3DSparkModel", "model", "draft_model"),
         not_executed=frozenset(),
-        not_in_v1=frozenset({"K3DSparkModel"}),
-        fc="context_proj",
+        fc="model.context_proj",
         maps_excludes=False,
         speculators={},
     ),
-    sglang=replace(_DSPARK.sglang, architectures=frozenset()),
+    sglang=replace(_DSPARK.sglang, architectures=frozenset(), as_another={}),
 )
 
 

@@ -48,7 +48,7 @@ class Gemma4Assistant(Family):
 
     name = "gemma4-assistant"
     engine_traits = EngineTraits(
-        vllm=InVllm(roots={"model.": None}, fc="pre_projection"),
+        vllm=InVllm(roots={"model.": None}, fc="model.pre_projection"),
         sglang=InSglang(roots={"model.": None}),
     )
     architectures = (

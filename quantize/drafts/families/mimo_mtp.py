@@ -43,7 +43,6 @@ ENGINE_TRAITS = mtp.mtp_traits(
     vllm=MtpLayer(
         layer="model.mtp_layers.{n}.mtp_block.",
         prefix="model.layers.{n}.",
-        no_parameter="ValueError: There is no module or parameter named '{name}' in MiMoMTP.",
         misconfigured=_in_vllm,
         lists_parts=True,
     ),

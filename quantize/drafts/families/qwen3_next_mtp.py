@@ -81,10 +81,6 @@ _TRAITS = mtp.mtp_traits(
     vllm=MtpLayer(
         layer="model.layers.0.",
         prefix="mtp.layers.0.",
-        no_parameter="ValueError: There is no module or parameter named '{name}' in"
-        " Qwen3_5MultiTokenPredictor.",
-        no_expert="AttributeError: Layer {experts}.experts has no parameter"
-        " '{stacked}_{leaf}' for checkpoint weight '{name}'",
         misconfigured=lambda draft: (
             Finding(
                 "init",
