@@ -5,6 +5,7 @@ They are those whose lines no other everyday test runs: rare options, and what i
 
 import json
 import shutil
+import tomllib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -26,10 +27,10 @@ from verify_cases import Tensors, edit
 Make = Callable[[Path], Path]
 PAIR = corpus.PAIRS / "eagle3-llama"
 QUERY = "midlayer.self_attn.q_proj.weight"
-TARGET, LAYERS = f"record --target {PAIR}/target", "--aux-layers 0,1,2"
+LAYERS, TARGET = "--aux-layers 0,1,2", f"record --target {PAIR}/target"
 RECORD = f"{TARGET} --prompts {PAIR}/prompts.jsonl --num-prompts 3 --max-new-tokens 6"
-PLAIN, OTHERS = f"{RECORD} {LAYERS}", f"{TARGET} {LAYERS}"
-CONTINUED = f"{LAYERS} --continue --num-prompts 1 --max-new-tokens 2"
+PLAIN = f"{RECORD} {LAYERS}"
+WORDS = {"pair": PAIR, "layers": LAYERS, "target": TARGET, "record": RECORD, "plain": PLAIN}
 
 
 def static(_: Path) -> Path:
@@ -119,106 +120,35 @@ def edited(build: Make, *, without: str = "", **config: Any) -> Make:
     return made
 
 
-IN_VLLM, IN_SGLANG = "check {0} --engine vllm", "check {0} --engine sglang"
-SCENES: dict[str, tuple[Make, str]] = {
-    "a draft with static scales": (static, "inspect {0}"),
-    "a tensor of a name that nobody reads": (damaged, "inspect {0}"),
-    "a curve by category": (said, "vocab draft --traces {0} --judge other --curve --sizes 12,24"
-                                  " -k 2 --plot curve.svg"),
-    "a curve that its own prompts judge": (said, "vocab draft --traces {0} --judge again --curve"
-                                                 " --sizes 12 -k 2"),
-    "a curve of a quantized draft": (said, "quantize draft --recipe int4-channel --out q\n"
-                                           "vocab q --traces {0} --curve --sizes 12 -k 2"),
-    "calibrated on what judges": (said, "quantize draft --recipe int4-channel-gptq --traces {0}"
-                                        " --out q\ngate draft q --traces again -k 2"),
-    "more rows than asked": (said, "vocab draft --traces {0} --coverage 0.999 --out cut"),
-    "golden": (said, "replay draft --traces {0} -k 2 --golden g.json\ngolden g.json\n"
-                     "golden g.json --for sglang --category code"),
-    "candidates of another config": (others, "gate draft eps --traces {0} -k 2\n"
-                                             "gate draft wide --traces {0} -k 2"),
-    "many": (thirteen, "compare" + "".join(f" d{number:02}" for number in range(13))
-                       + " --traces said -k 2 --html c.html --plot c.svg"),
-    "halves": (halves, "inspect {0}\nestimate {0} --recipe fp8-ptpc --recipe blackwell-fp8-mla"),
-    "a report in words": (judged, "report {0}"),
-    "a card elsewhere": (static, "card {0} --base-model a/b --license mit --out . --overwrite"),
-    "sampled": (Path, f"{PLAIN} --temperature 0.7 --top-logprobs 3 --out s\ntraces info s\n"
-                      f"{PLAIN} --out t\ntraces merge t s --out both"),
-    "sampled from some": (Path, f"{RECORD} --draft {PAIR}/draft --temperature 0.7 --top-p 0.9"
-                                f" --top-k 40 --out s\nreplay {PAIR}/draft --traces s"),
-    "together": (Path, f"{PLAIN} --tables --out a\n{PLAIN.replace('6', '5', 1)} --out b\n"
-                       "traces merge a b --out both\ntraces info both\ntraces info a"),
-    "nothing is listed": (Path, "recipes list --engine tensorrt-llm --gpu mi325x\n"
-                                "recipes list --engine tensorrt-llm --family mimo-mtp"),
-    "what is no prompt": (prompts, "\n".join(f"{OTHERS} --out o --prompts {asked}" for asked in (
-        "p.parquet", "p.parquet --prompts-column a", "p.csv", "{0}", "long.jsonl --too-long skip",
-        "long.jsonl --max-new-tokens 512"))),
-    "made of what was made": (packed, (
-        f"dequantize {{0}} --out plain\nverify plain --against {PAIR}/draft\n"
-        "vocab plain --traces traces --size 64 --out o\nquantize plain --recipe fp8-ptpc --out o\n"
-        f"verify {{0}} --against {PAIR}/draft --layer plain\n"
-        "transcode {0} --layout compressed-tensors --carrier fp8_e4m3 --out carried")),
-    "DSpark with ModelOpt's names": (
-        edited(tiny_dspark, without="markov_head."), f"{IN_VLLM}\n{IN_SGLANG}"),
-    "MLA by another type": (edited(tiny_dspark_mla, model_type="kimi_k2"), IN_VLLM),
-    "a layer of another number": (edited(tiny_deepseek_mtp, num_hidden_layers=7), IN_VLLM),
-    "a correction that is not declared": (edited(tiny_deepseek_mtp, topk_method=None), IN_VLLM),
-    "modules without the embedding": (edited(partial(tiny_step3p5_mtp, tables=False)), IN_VLLM),
-    "heads of a width of their own": (
-        edited(partial(tiny_mimo_mtp, head_dim=32), model_type="qwen2"), IN_VLLM),
-    "no experts": (edited(partial(tiny_qwen3_next_mtp, experts=0),
-                          architectures=["Qwen3NextForCausalLM"]), IN_SGLANG),
-    "all that fits": (edited(tiny_eagle3_mla), "estimate {0} --gpu h200 -k 2"),
-    "what a block drafts": (edited(tiny_dspark), "estimate {0} --gpu h200"),
-    "what GPUs cannot share": (edited(partial(tiny_eagle3_llama, hidden=96, heads=6, kv_heads=3)),
-                               f"{IN_VLLM} --tp 2\n{IN_VLLM} --tp 3"),
-    "codes that are declared alone": (
-        edited(tiny_eagle3_llama,
-               quantization_config={"quant_method": "fp8", "activation_scheme": "dynamic"}),
-        "dequantize {0} --out o\ntranscode {0} --layout quark --out o"),
-    "another target": (renamed, f"record --target {{0}} {CONTINUED} --prompts traces --out b"),
-    "options of replays": (said, (
-        "quantize draft --recipe fp8-ptpc --out q\nreplay draft --traces {0} -k 2 --no-cache"
-        " --batch-size 3 --golden g.json\n"
-        "replay q --traces {0} -k 2 --draft-sampling greedy --golden g.json --overwrite\n"
-        "compare draft q --traces {0} -k 2 --confidence 0.8 --batch-size 3 --no-cache"
-        " --draft-sampling greedy --report c.json\ncompare draft q --traces {0} -k 2"
-        " --report c.json --overwrite\nreport c.json")),
-    "options of a gate": (said, (
-        "quantize draft --recipe int4-channel --out q\ngate draft q --traces {0} -k 2 --min-prompts"
-        " 9 --confidence 0.7 --max-relative-drop 0.5 --draft-sampling greedy"
-        " --batch-size 5 --report g.json --junit g.xml --junit-inconclusive skipped\n"
-        "gate draft q --traces {0} -k 2 --every-category-passes --expect-baseline 1.5 --report"
-        " g.json --markdown g.md --overwrite\n"
-        "gate draft q --traces {0} -k 2 --report h.json --no-cache\nreport h.json --markdown"
-        " h.md --junit h.xml --junit-inconclusive skipped\n"
-        "card q --gate h.json --name a/b --overwrite")),
-    "options of a head's rows": (said, (
-        "vocab draft --traces {0} --judge other --curve --sizes 12,24 -k 2 --batch-size 5"
-        " --concurrency 1,3 --gpu h200 --target-step-ms 9 --draft-sampling greedy\n"
-        "quantize draft --recipe fp8-ptpc --vocab-size 24 --traces {0} --out cut\ninspect cut")),
-    "options of traces": (Path, (
-        f"{OTHERS} --prompts {PAIR}/prompts.jsonl --num-prompts 3 --prompts-seed 7 --max-new-tokens"
-        " 6 --batch-size 2 --fixed-batches --device cpu --ignore-eos --feature-storage zstd"
-        " --tables --table-ids 1,2,3 --top-logprobs 2 --out a\ntraces info a\n"
-        f"{RECORD} {LAYERS} --feature-storage fp8-per-token --temperature 0.7 --top-k 5 --seed 3"
-        " --logprobs --out b\ntraces info b")),
-    "options about layers": (said, (
-        "estimate draft --recipe fp8-ptpc --gpu h200 --concurrency 3 --context 77 -k 5 --tp 2"
-        " --efficiency 0.5 --target-step-ms 9 --target-layers 9\nplan draft --recipe mi325x-w4a8"
-        " --target-layers 9\nquantize draft --recipe mi325x-w4a8 --target-layers 9 --kv-cache"
-        " unit --out w\ncheck w --engine vllm --gpu mi325x --target-layers 9 --tp 2\n"
-        "transcode w --layout compressed-tensors --target-layers 9 --out x\n"
-        "dequantize w --dtype float32 --out y\ninspect y\nverify w --against draft --target"
-        " draft")),
-    "beside a draft": (Path, f"{RECORD} --draft {PAIR}/draft --fused --out a\n"
-                             f"replay {PAIR}/draft --traces a"),
+MADE: dict[str, Make] = {make.__name__: make for make in (
+    static, damaged, said, others, thirteen, halves, judged, prompts, renamed, packed,
+)} | {
+    "DSpark with ModelOpt's names": edited(tiny_dspark, without="markov_head."),
+    "MLA by another type": edited(tiny_dspark_mla, model_type="kimi_k2"),
+    "a layer of another number": edited(tiny_deepseek_mtp, num_hidden_layers=7),
+    "a correction that is not declared": edited(tiny_deepseek_mtp, topk_method=None),
+    "modules without the embedding": edited(partial(tiny_step3p5_mtp, tables=False)),
+    "heads of a width of their own": edited(
+        partial(tiny_mimo_mtp, head_dim=32), model_type="qwen2"),
+    "no experts": edited(partial(tiny_qwen3_next_mtp, experts=0),
+                         architectures=["Qwen3NextForCausalLM"]),
+    "all that fits": edited(tiny_eagle3_mla),
+    "what a block drafts": edited(tiny_dspark),
+    "what GPUs cannot share": edited(partial(tiny_eagle3_llama, hidden=96, heads=6, kv_heads=3)),
+    "codes that are declared alone": edited(
+        tiny_eagle3_llama,
+        quantization_config={"quant_method": "fp8", "activation_scheme": "dynamic"}),
 }  # fmt: skip
+"""What writes the folder `{0}` of a scene, by the name that it has there, or by the scene's."""
+SCENES: dict[str, dict[str, str]] = tomllib.loads(
+    Path(__file__).with_name("scenes.toml").read_text(encoding="utf-8")
+)
 
 
 @pytest.mark.parametrize("name", SCENES)
 def test_a_scene(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    make, commands = SCENES[name]
-    made = make(tmp_path)
-    for line in commands.splitlines():
-        main(line.format(made).split())
+    made = MADE.get(SCENES[name].get("make", name), Path)(tmp_path)
+    for line in SCENES[name]["commands"].split("\n"):
+        if line:
+            main(line.format(made, **WORDS).split())
