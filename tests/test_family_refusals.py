@@ -52,97 +52,10 @@ BUILDERS: Mapping[str, Callable[[Path], Path]] = {
     **{f"{kind} model": partial(tiny_language_model, kind=kind) for kind in LANGUAGE_MODELS},
     **{f"speculators-{name}": build for name, build in BUILD.items()},
 }
-FULL, SLIDING = "full_attention", "sliding_attention"
-IDS = "eagle_aux_hidden_state_layer_ids"
-CONFIGS: Mapping[str, Sequence[dict[str, Any]]] = {
-    "llama": (
-        {"architectures": ["GPT2LMHeadModel"]}, {"architectures": ["a", "b"]},
-        {"model_type": "eagle", "model": {"hidden_size": 64, "architectures": ["A"]}},
-        {"attention_bias": True}, {"hidden_act": "gelu"}, {"num_hidden_layers": 10**12},
-        *({"hidden_size": value} for value in (0, 64.0, "64", True)),
-        *({"rms_norm_eps": value} for value in (0, "x", -(10**40))),
-        *({"eagle_config": {IDS: ids}} for ids in ([3, 1], [-1], [True], "1")),
-        {"eagle_config": {"use_aux_hidden_state": False}, "target_hidden_size": 32},
-        {"eagle_config": {IDS: [2, 30]}}, {"fc_norm": True},
-        {IDS: [2, 3, 4], "eagle_config": {IDS: [0, 1, 2]}},
-    ),
-    "two": ({"num_hidden_layers": 36},),
-    "peagle": (*({"mask_token_id": token} for token in (96, -1, True, "7")),),
-    "mla": (
-        {"rope_scaling.mscale_all_dim": -1.0},
-        {"architectures": ["LlamaForCausalLMEagle3"]},
-    ),
-    "mla-pruned": ({},),
-    "dflash": (
-        {"dflash_config.mask_token_id": 96},
-        {"dflash_config.block_size": 1}, {"layer_types": [FULL, SLIDING]}, {IDS: [1, 3, 5]},
-        {"dflash_config.use_swa": True}, {"attention_sink_bias": True},
-        {"dflash_config.attention_sink_bias": True}, {"add_swa_attention_sink_bias": True},
-        {"dflash_config.attention_value_scale": 0},
-        *({key: True} for key in ("attention_bias", "mlp_bias", "use_gemma_norm",
-                                  "sample_from_anchor", "dflash_config.shift_label")),
-        *({key: False} for key in ("is_neox_style", "use_aux_hidden_state")),
-        *({f"dflash_config.{key}": 16} for key in (
-            "conv_kernel_size", "selector_rank", "markov_rank")),
-        {"hidden_act": "gelu"}, {"dflash_config.projector_type": "gru"}, {"kv_lora_rank": 512},
-    ),
-    "dflash2": (
-        {"dflash_config.selector_top_k": 97},
-        {"dflash_config.final_logit_softcapping": -3}, {"draft_vocab_size": 48},
-        {"dflash_config.conv_group_size": 7},
-    ),
-    "dspark-mla": (
-        {"layer_types": [SLIDING] * 2, "sliding_window": 8}, {"attention_bias": True},
-    ),
-    "dspark": (
-        {"markov_rank": 24}, {"markov_head_type": "gated"},
-        *({f"dflash_config.{key}": 8} for key in (
-            "markov_rank", "markov_head_type", "enable_confidence_head")),
-        *({f"dspark_{key}": [7]} for key in ("block_size", "markov_rank", "markov_head_type",
-                                             "target_layer_ids", "noise_token_id")),
-        {"dspark_bonus_anchor": True},
-    ),
-    "mimo": (
-        *({"num_nextn_predict_layers": value} for value in (0, 3)), {"use_sliding_window": True},
-        {"hidden_act": "gelu"},
-        *({"num_hidden_layers": value} for value in ("x", [None])),
-    ),
-    "deepseek": (
-        {"scoring_func": "softmax"}, {"topk_group": 3}, {"first_k_dense_replace": "x"},
-        {"n_group": 4}, {"topk_group": 1, "num_experts_per_tok": 3},
-        {"architectures": ["Glm4MoeForCausalLM"]},
-    ),
-    "glm": ({"partial_rotary_factor": 1.5}, {"n_routed_experts": 8}),
-    "qwen3-next": (
-        {"num_experts_per_tok": 5}, {"shared_expert_intermediate_size": 32},
-        {"mlp_only_layers": [0]},
-    ),
-    "qwen3.5": (
-        {"text_config.attn_output_gate": False}, {"text_config.attention_bias": True},
-    ),
-    "step": (
-        *({"layer_types": kind} for kind in (["x"] * 6, None)), {"num_sliding_attention_heads": 3},
-        {"layer_types": [FULL] * 3, "mtp_layer_types": [FULL, FULL, SLIDING]},
-        {"attention_other_setting.attention_type": "x"},
-        {"layer_types": [FULL] * 4}, {"layer_types": [*[SLIDING] * 4, FULL, FULL]},
-        {"moe_layers_enum": "1,2,4"}, {"partial_rotary_factors": [0.25] * 6},
-        {"rope_theta": [1e4, 1e4, 1e4, 1e4, 1e6, 1e4]}, {"sliding_window": None},
-        {"num_nextn_predict_layers": 2},
-        *({key: 7} for key in ("yarn_only_types", "moe_layers_enum", "swiglu_limits_shared",
-                               "use_rope_layers", "mlp_layer_types", "mtp_mlp_layer_types")),
-    ),
-    "Qwen3 model": ({"attention_bias": True},),
-    "Qwen2 model": ({"head_dim": 32}, {"use_sliding_window": True}),
-    "speculators-eagle3-llama": (
-        {"speculators_model_type": [1]}, {"speculators_model_type": "dflash"},
-        {"norm_before_fc": True, "fc_norm": True}, {IDS: [0, 4]},
-        {"transformer_layer_config.model_type": "gemma3_text"},
-    ),
-    "speculators-eagle3-qwen3": (
-        {"transformer_layer_config.layer_types": ["linear_attention"]},
-    ),
-    "speculators-dflash": ({"sample_from_anchor": True},),
-}  # fmt: skip
+CONFIGS: Mapping[str, Sequence[dict[str, Any]]] = json.loads(
+    Path(__file__).with_name("family_refusals.json").read_text(encoding="utf-8")
+)
+"""Keys that no draft of its kind has so: dotted ones in their sections, null one that is absent."""
 Q, LATENT = "midlayer.self_attn.q_proj.weight", "midlayer.self_attn.{}.weight"
 TENSORS: Mapping[str, Sequence[tuple[str, tuple[int, ...] | None]]] = {
     "llama": (
