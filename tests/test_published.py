@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from published_answers import COLUMNS, NOT_FOUND, PAGE_FILE, ask, page, published
+from test_wild import cells
 from wild_drafts import wild_drafts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -13,12 +14,6 @@ ROWS = published()
 FOUND = [row for row in ROWS if row.wild is not None]
 WRITTEN = PAGE_FILE.read_text(encoding="utf-8")
 ROPE_READINGS = PAGE_FILE.parent / "engines" / "rope_readings.json"
-
-
-def cells(text: str, name: str) -> list[str]:
-    """The cells of a draft's first row, without the numbers of errors."""
-    row = next(line for line in text.splitlines() if line.startswith(f"| {name} |"))
-    return [cell.partition(" (")[0] for cell in row.split(" | ")]
 
 
 def test_twenty_rows_name_entries_of_the_list_of_drafts() -> None:
@@ -44,20 +39,6 @@ def test_the_page_is_what_the_commands_say(row: object, tmp_path: Path) -> None:
     assert row in FOUND
     found = ask(row, tmp_path)
     assert cells(WRITTEN, row.name) == cells(page([(row, found)]), row.name)
-
-
-def test_the_head_of_the_page_counts_its_rows() -> None:
-    rows = [cells(WRITTEN, row.name)[1:] for row in FOUND]
-    column = {name: [row[i] for row in rows] for i, name in enumerate(COLUMNS)}
-    head = " ".join(WRITTEN.partition("\n\n")[2].partition("\n\n")[0].split())
-    families = [cell.split(", ")[0] for cell in column["inspect"]]
-    drafts = [*column["vllm"], *column["sglang"]]
-    stored = [*column["stored, vllm"], *column["stored, sglang"]]
-    assert head.startswith(f"{len(FOUND)} of these {len(ROWS)} ")
-    assert f"Of {families.count('unknown')} the family is `unknown`" in head
-    assert f"UNKNOWN {drafts.count('unknown')} times about the BF16 drafts" in head
-    assert f"and {stored.count('unknown')} times" in head
-    assert f"{column['gate'].count('judges')} are replayed and judged" in head
 
 
 def test_both_engines_read_the_base_that_the_page_has() -> None:

@@ -35,8 +35,8 @@ WRITTEN = TABLE_FILE.read_text(encoding="utf-8")
 
 
 def cells(text: str, name: str) -> list[str]:
-    """The cells of a draft's row, without the numbers of errors."""
-    (row,) = [line for line in text.splitlines() if line.startswith(f"| {name} |")]
+    """The cells of a draft's first row, without the numbers of errors."""
+    row = next(line for line in text.splitlines() if line.startswith(f"| {name} |"))
     return [cell.partition(" (")[0] for cell in row.split(" | ")]
 
 
