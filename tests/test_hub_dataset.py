@@ -144,7 +144,7 @@ def test_a_column_by_name(home: Path, encoder: PromptEncoder) -> None:
 
 
 def test_rows_without_a_prompt_are_passed_over(home: Path, encoder: PromptEncoder) -> None:
-    rows = [{"prompt": text} for text in ("Hi", None, "more", None, "again")]
+    rows = [{"prompt": text, "cluster": 7} for text in ("Hi", None, "more", None, "again")]
     dataset(home, "a/b", {"train.jsonl": rows})
     with pytest.warns(DraftQuantWarning, match=r"2 row\(s\) hold no prompt: row 1: exp"):
         read = taken("a/b", encoder)

@@ -21,6 +21,7 @@ from draftquant.validate.parity.task_samples import TaskSamples, read_samples
 from scipy import stats
 from vllm_server import VLLMServer, served
 
+TOLD = ("words_of",)
 DATE = "2026-11-22T12-01-02.345678"
 
 

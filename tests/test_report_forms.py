@@ -9,6 +9,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import corpus
+import numpy as np
 import pytest
 from draftquant.quantize.drafts.recognition import read_draft
 from draftquant.quantize.engines.plan_verdicts import planned_verdicts
@@ -87,6 +88,17 @@ def test_a_page_is_whole(kind: str) -> None:
             assert set(labels) <= set(ids)
         if tag == "rect" and "x" in attributes:
             assert float(attributes["x"] or 0) + float(attributes["width"] or 0) <= WIDTH
+
+
+def test_positions_lie_evenly_between_the_ends_of_the_axis() -> None:
+    """A single one in the middle."""
+    for count in (1, 2, 7):
+        drawn = ElementTree.fromstring(plots.positions(([0.5] * count, [0.4] * count)))
+        circles, rungs = drawn.findall("{*}circle"), drawn.findall("{*}line")
+        marks = [float(one.get("cx") or 0) for one in circles[:count]]
+        start, end = (float(rungs[0].get(name) or 0) for name in ("x1", "x2"))
+        assert marks[0] - start == pytest.approx(end - marks[-1], abs=0.02)
+        assert marks == pytest.approx(np.linspace(marks[0], marks[-1], count), abs=0.02)
 
 
 def test_hostile_text_is_text_in_every_form() -> None:

@@ -153,7 +153,7 @@ SCENES: dict[str, tuple[Make, str]] = {
         "p.parquet", "p.parquet --prompts-column a", "p.csv", "{0}", "long.jsonl --too-long skip",
         "long.jsonl --max-new-tokens 512"))),
     "made of what was made": (packed, (
-        f"dequantize {{0}} --out plain\nverify plain --against {PAIR}/draft\n"
+        f"dequantize {{0}} --out plain --dtype bfloat16\nverify plain --against {PAIR}/draft\n"
         "vocab plain --traces traces --size 64 --out o\nquantize plain --recipe fp8-ptpc --out o\n"
         f"verify {{0}} --against {PAIR}/draft --layer plain\n"
         "transcode {0} --layout compressed-tensors --carrier fp8_e4m3 --out carried")),
