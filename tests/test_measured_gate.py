@@ -424,7 +424,7 @@ def test_noise_parity_and_a_replay_enter_the_verdict(tmp_path: Path) -> None:
     assert main(["gate", *runs, "--baseline-again", write(tmp_path / "other", 8)]) == 3
     found = ParityFinding(check="task", what="gsm8k", estimate=-0.2, threshold=-0.02,
                           verdict="FAIL", reason="Too much was lost.")  # fmt: skip
-    write_findings(tmp_path / "parity.json", [found])
+    write_findings(tmp_path / "parity.json", [found], drafts_sha256=())
     parity = ["--parity", str(tmp_path / "parity.json"), "--json"]
     assert main(["gate", *runs, *parity]) == 1
     assert main(["gate", *runs, *again, *parity]) == 1

@@ -21,6 +21,8 @@ def texts(
     return [
         PromptText(
             category=category,
+            cluster=None,
+            declared=None,
             prompt=tuple(prompt),
             continuation=(*category.encode(), (continuations or range(len(prompts)))[i]),
         )

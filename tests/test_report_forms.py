@@ -93,7 +93,9 @@ def test_a_page_is_whole(kind: str) -> None:
 def test_positions_lie_evenly_between_the_ends_of_the_axis() -> None:
     """A single one in the middle."""
     for count in (1, 2, 7):
-        drawn = ElementTree.fromstring(plots.positions(([0.5] * count, [0.4] * count)))
+        drawn = ElementTree.fromstring(
+            plots.positions(([0.5] * count, [0.4] * count), words.DRAFTS)
+        )
         circles, rungs = drawn.findall("{*}circle"), drawn.findall("{*}line")
         marks = [float(one.get("cx") or 0) for one in circles[:count]]
         start, end = (float(rungs[0].get(name) or 0) for name in ("x1", "x2"))
@@ -300,7 +302,7 @@ def test_of_many_categories_the_largest_are_drawn() -> None:
 
 def test_the_limit_of_a_scatter_lies_below_the_diagonal() -> None:
     dots = [plots.Lengths(label=f"{i}", baseline=i, candidate=i, steps=9.0) for i in (2, 4)]
-    svg = plots.scatter(dots, limit=0.1)
+    svg = plots.scatter(dots, words.DRAFTS, limit=0.1)
     limit, same = (of(svg, "line", kind)[0] for kind in ("limit", "same"))
     assert limit["x2"] == same["x2"]
     assert float(limit["y2"]) > float(same["y2"])

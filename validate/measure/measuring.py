@@ -142,7 +142,7 @@ class ServerAddress:
 
     url: str
     key: str | None = field(default=None, repr=False)
-    patience: Patience = field(default_factory=Patience)
+    patience: Patience
     most_per_second: float | None = None
 
 
@@ -152,8 +152,8 @@ class MeasurePlan:
 
     prompts: Sequence[Prompt]
     ask: Ask
-    concurrency: int = 8
-    num_warm_up: int = 0
+    concurrency: int
+    num_warm_up: int
     template_sha256: str | None = None
     draft: DraftIdentity | None = None
     model: str | None = None
