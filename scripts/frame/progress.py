@@ -56,7 +56,7 @@ class Phase:
     @property
     def left(self) -> float | None:
         """Estimated seconds until it ends, by the pace so far; None = no estimate yet."""
-        if not max(1, 0.01 * self.total) <= self.done < self.total:
+        if self.done < 0.01 * self.total:
             return None  # the pace of less means nothing
         pace = (self.moved_at - self.since) / self.done
         left = pace * (self.total - self.done) - (time.perf_counter() - self.moved_at)

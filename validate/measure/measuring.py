@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -315,10 +316,8 @@ class _Run:
     async def _paced(self) -> None:
         now = time.monotonic()
         start = max(now, self._next_start)
-        rate = self._server.most_per_second
-        self._next_start = start + (1 / rate if rate else 0.0)
-        if start > now:
-            await asyncio.sleep(start - now)
+        self._next_start = start + 1 / (self._server.most_per_second or math.inf)
+        await asyncio.sleep(start - now)
 
     async def _complete(self, prompt: Prompt) -> Completion:
         completion = await self._protocol.complete(self._client, prompt, self._plan.ask)

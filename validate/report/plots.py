@@ -175,7 +175,7 @@ def contexts(bins: Sequence[Lengths], sides: SideNames) -> str:
 
 def positions(both: Sequence[Sequence[float]], sides: SideNames) -> str:
     """The share of the steps, [K] in [0, 1], that accepted at least each number of tokens."""
-    count = len(both[0])
+    count = min(map(len, both))
     title = "Share of steps that accepted the drafted token at each position"
     described = _by_number(both, sides, first=1)
     drawing = Drawing("positions", _LOWER + _FEET, title=title, described=described)
@@ -194,7 +194,7 @@ def histogram(steps: Sequence[Sequence[float]], sides: SideNames) -> str:
     described = _by_number(both, sides, first=0)
     drawing = Drawing("histogram", _LOWER + _FEET, title=title, described=described)
     up = _share_axis(drawing, max(map(max, both)))
-    count = len(both[0])
+    count = min(map(len, both))
     slot = (WIDTH - _LEFT - _EDGE) / count
     wide = min(34.0, 0.38 * slot)
     labelled = _thinned(count)
