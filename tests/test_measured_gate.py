@@ -280,6 +280,7 @@ SERVERS: dict[str, tuple[Callable[[], Measurement], str]] = {
     "other prompts": (lambda: run(0, 1, count=39, **NEWER), "ANOMALOUS"),
     "another target": (lambda: run(0, 1, parts_at=18, **NEWER), "ANOMALOUS"),
     "another precision": (lambda: run(0, 1, parts_at=18, **NARROW), "PASS"),
+    "no precision parts so soon": (lambda: run(0, 1, parts_at=2, **NARROW), "ANOMALOUS"),
     "another engine": (lambda: run(10, 1, **(NEWER | {"engine": "sglang"})), "FAIL"),
 }  # fmt: skip
 

@@ -46,6 +46,13 @@ def test_a_long_common_beginning() -> None:
     assert num_near_duplicates(texts(*own, TEMPLATE + body(200, 8)[:-1])) == 1
 
 
+def test_from_ten_prompts_on_a_task_has_a_template_of_its_own() -> None:
+    task = texts(*(TEMPLATE + body(100 * i, 8) for i in range(10)))
+    others = texts(body(5000), category="b")
+    assert num_near_duplicates([*task, *others]) == 0
+    assert num_near_duplicates([*task[1:], *others]) == 8
+
+
 def test_a_changed_token_anywhere() -> None:
     """43 tokens have 40 shingles, of which a token changes 4: a tenth."""
     for length, known in ((43, 1), (42, 0)):
