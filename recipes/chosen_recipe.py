@@ -82,7 +82,7 @@ def recipe_of_keys(keys: Mapping[str, Any]) -> Recipe:
     return typing.cast(Recipe, recipe)
 
 
-def with_algorithm(recipe: Recipe, name: str, backend: BackendName = "torch") -> Recipe:
+def with_algorithm(recipe: Recipe, name: str, backend: BackendName) -> Recipe:
     """A recipe with an algorithm of `ALGORITHMS`, which the backend must be able to run."""
     scale, rounding = named_algorithm(name, backend)
     coarse = any(form.has_coarse_inputs for form in recipe.formats)

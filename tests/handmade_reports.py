@@ -100,7 +100,9 @@ def joint() -> Judgement:
 
 def jointly(runs: Any, known: Background, replayed: GateReport | None = None) -> Any:
     """What measurements give, by this tool or another, and a replay beside them."""
-    return judge_jointly(runs, None, replayed, (), RELEASE, look=None, background=known)
+    return judge_jointly(
+        runs, None, replayed, (), RELEASE, look=None, background=known, warnings=()
+    )
 
 
 def lost(known: Background, report: GateReport) -> list[str]:

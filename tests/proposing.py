@@ -29,4 +29,4 @@ def draft_proposals(
         temperature=temperature,
         block_rows=block_rows,
     )
-    return found.of_sequence(0)
+    return found.of_sequence(0, slice(None))

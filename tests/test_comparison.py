@@ -35,10 +35,12 @@ def drafts(lengths: Any, steps: Any, categories: Sequence[str]) -> scopes.Counte
     )
 
 
+USUAL: dict[str, Any] = {"traffic": None, "confidence": 0.95, "date": "2026-11-30", "argv": ()}
+
+
 def compared(counted: scopes.CountedDrafts, **options: Any) -> draft_comparison.ComparisonReport:
-    return draft_comparison.compare(
-        scopes.Counted(drafts=counted, num_draft_tokens=3, counted_by="by hand"), **options
-    )
+    by_hand = scopes.Counted(drafts=counted, num_draft_tokens=3, counted_by="by hand")
+    return draft_comparison.compare(by_hand, **USUAL | options)
 
 
 # ---- intervals
@@ -213,7 +215,7 @@ def test_files_of_each_kind_are_compared(tmp_path: Path) -> None:
     counted = of_files([one, other])
     assert counted.drafts.names == ("bf16", "int4 (222222222222)", "int4 (333333333333)")
     assert counted.num_draft_tokens == 1
-    change = draft_comparison.compare(counted).whole.changes[0]
+    change = draft_comparison.compare(counted, **USUAL).whole.changes[0]
     assert change.relative_change == pytest.approx(-0.003 / 1.602)
     text = one.read_text(encoding="utf-8").replace("\n", "")  # on one line it is a report still
     one.write_text(text, encoding="utf-8")
@@ -222,7 +224,7 @@ def test_files_of_each_kind_are_compared(tmp_path: Path) -> None:
     assert len(of_files([one]).drafts.names) == 2
     counted = of_files([measurement_file(tmp_path / f"{name}.jsonl", drop)
                         for name, drop in (("a", 0), ("b", 1), ("c", 30))])  # fmt: skip
-    whole = draft_comparison.compare(counted).whole
+    whole = draft_comparison.compare(counted, **USUAL).whole
     assert whole.best == "a.jsonl"
     assert "c.jsonl" not in whole.alike
     bf16 = replay(spread(600), name="bf16")
@@ -230,7 +232,7 @@ def test_files_of_each_kind_are_compared(tmp_path: Path) -> None:
     other = replay_file(tmp_path / "b.json", bf16, replay(noisy(9, 4), name="fp4"))
     counted = of_files([one, other])
     assert counted.drafts.names == ("bf16", "int4", "fp4")
-    of_replay = of_replays([bf16, replay(noisy(3, 4))], ["1" * 64, "2" * 64])
+    of_replay = of_replays([bf16, replay(noisy(3, 4))], ["1" * 64, "2" * 64], ())
     assert of_replay.drafts.sha256 == ("1" * 64, "2" * 64)
     assert counted.counted_by == of_replay.counted_by
     assert counted.drafts.tokens[1] == pytest.approx(of_replay.drafts.tokens[1])

@@ -16,7 +16,7 @@ from draftquant.validate.counting.acceptance_counts import (
     ContextCounts,
     pooled,
 )
-from draftquant.validate.counting.draft_counts import context_edges
+from draftquant.validate.counting.draft_counts import context_edges, in_context_bin
 from draftquant.validate.counting.trace_replay import counted_prompt
 from handmade_replays import replay
 
@@ -89,3 +89,13 @@ def test_a_file_of_replays_has_bins_that_are_parts_of_their_prompts_or_none(tmp_
     del plain["prompts"][0]["context_bins"], plain["context_edges"]
     path.write_text(json.dumps([plain]), encoding="utf-8")
     assert read_replays(path)[0].counted[0].contexts is None
+
+
+@pytest.mark.parametrize(("steps", "there"), [(1.0, True), (0.002, True), (0.001, False)])
+def test_one_step_says_something_about_a_bin_and_a_thousandth_nothing(
+    steps: float, there: bool
+) -> None:
+    counts = (AcceptanceCounts(histogram=(steps, 0, 0)),) * 3
+    one = dataclasses.replace(replay([(5, 3, 2)]).prompts[0],
+                              contexts=ContextCounts(bins=EDGES, counts=counts))  # fmt: skip
+    assert bool(in_context_bin([(one, one)], 1)) == there

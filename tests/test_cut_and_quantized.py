@@ -284,7 +284,7 @@ CANDIDATES = ("cut", "cut-fp8", "fp8-cut")
 
 def check(work: Path, baseline: str, candidate: str) -> tuple[str, ...]:
     folders = [DraftFolder.read(work / name) for name in (baseline, candidate)]
-    warnings = check_folders(*folders)
+    warnings = check_folders(*folders, unrelated=False)
     loaded = [load_draft(work / name) for name in (baseline, candidate)]
     return warnings + check_loaded(*loaded, folders[1])
 

@@ -137,6 +137,8 @@ def test_sequences_of_any_length_run_together_as_each_alone(
     sequences = reader.read(prompts, rows)
     itself = agreement(reference, reference, sequences, num_draft_tokens=drafts.k)
     assert [one.accepted for one in itself] == [one.accepted_reference for one in together]
+    other_head = drafts.over({"lm_head.weight": -drafts.draft.weights["lm_head.weight"]})
+    assert agreement(other_head, reference, sequences, num_draft_tokens=drafts.k) == itself
     assert loss == pytest.approx(sum(one for one, _ in alone), rel=1e-5)
     for found, (_, (wanted,)) in zip(together, alone, strict=True):
         assert (found.rows, found.accepted) == (wanted.rows, wanted.accepted)

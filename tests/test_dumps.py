@@ -125,8 +125,9 @@ def test_a_sample_belongs_to_the_longest_prompt_that_it_begins_with() -> None:
     )
     tokens = torch.tensor([5, 6, 7, 8, 9, 3])
     sample = Sample(
-        id="0", file=Path("0"), token_ids=tokens, answered=None, aux=torch.zeros(6, 1), last=None
-    )
+        id="0", file=Path("0"), token_ids=tokens, answered=None, aux=torch.zeros(6, 1), last=None,
+        scales=None,
+    )  # fmt: skip
     for prompts in ([short, long], [long, short]):
         (answer,) = Answers([3], prompts).of(sample)
         assert (answer.id, answer.category, answer.start) == ("long", "long", 4)

@@ -276,9 +276,15 @@ def test_runs_that_differ_are_anomalous_and_no_comparison(tmp_path: Path) -> Non
     own, other = both(REAL["guidellm"])
     text = other.read_text(encoding="utf-8")
     (tmp_path / "w.json").write_text(
-        text.replace('\\"temperature\\":0', '\\"temperature\\":0.8'), encoding="utf-8"
+        text.replace(
+            '\\"temperature\\":0',
+            '\\"temperature\\":0.8' + "".join(f',\\"u{i}\\":1' for i in range(9)),
+        ),
+        encoding="utf-8",
     )
-    assert "temperature: 0, 0.8" in judged([own, tmp_path / "w.json"]).reason
+    reason = judged([own, tmp_path / "w.json"]).reason
+    assert "temperature: 0, 0.8" in reason
+    assert [f"u{i}: " in reason for i in range(9)] == [True] * 4 + [False] * 5  # five are enough
     for pattern, change, said in (
         (REAL["responses"], list.pop, "8 and 7 requests"),
         (REAL["responses"], lambda lines: lines[0]["choices"][0]["prompt_token_ids"].append(1),

@@ -90,9 +90,10 @@ def test_each_source_gives_all_its_verify_steps_as_they_were_counted() -> None:
     assert profile_of(found).acceptance_length_histogram == {1: 1, 2: 4}
     assert found.draft_sha256 == "6" * 64
     assert found.prompts_sha256 == run.setup.asked.prompts_sha256
-    edge = measurement([[1, 1]] * 2, of_record=[{"num_prompt_tokens": 1023}] * 2)
-    bins = profile_of(golden_of_measurement(edge)).per_category
-    assert [*(bins or ())] == ["a", "context 1k-4k"]  # prefill writes a token
+    edge = measurement([[1, 1]] * 2, of_record=[{"num_prompt_tokens": n} for n in (1023, 1021)])
+    bins = profile_of(golden_of_measurement(edge)).per_category or {}  # prefill writes a token
+    steps = {name: part.acceptance_length_histogram for name, part in bins.items()}
+    assert steps == {"a": {1: 0, 2: 4}, "context 0-1k": {1: 0, 2: 1}, "context 1k-4k": {1: 0, 2: 3}}
     plain = dataclasses.replace(run, setup=dataclasses.replace(run.setup, speculation=None))
     with pytest.raises(GoldenError):
         golden_of_measurement(plain)
@@ -137,6 +138,10 @@ def test_a_profile_of_another_producer_is_read_without_what_it_lacks(tmp_path: P
         DFLASH.keys() - {"schema_version", "measured", "conditional_accept_rates"}
     )
     assert said_of(tmp_path, **alone).rates == pytest.approx(found.rates, abs=1e-6)
+    rounded = {"conditional_accept_rates": None, "mean_accept_length": 2.185,
+               "marginal_accept_rates": [0.719, 0.464, 0.002],
+               "acceptance_length_histogram": {"1": 281, "2": 255, "3": 464}}  # fmt: skip
+    assert said_of(tmp_path, **rounded).mean == 2.185
     of_block = {"verification_method": "block", "conditional_accept_rates": None,
                 "marginal_accept_rates": None, "vectors_unavailable_reason": "jointly"}  # fmt: skip
     block = said_of(
@@ -151,6 +156,7 @@ def test_a_profile_of_another_producer_is_read_without_what_it_lacks(tmp_path: P
 CONTRADICTING: tuple[dict[str, Any], ...] = (
     {"measured": False, "schema_version": None}, {"measured": False, "mean_accept_length": None},
     {"measured": None}, {"schema_version": "2.0"}, {"mean_accept_length": 2.54671},
+    {"mean_accept_length": 2.4},
     {"marginal_accept_rates": [0.719104, 0.290066, 0.464183]},  # in another order
     {"marginal_accept_rates": [0.719104, 0.645502, 0.624895]},  # the conditional ones
     {"acceptance_length_histogram": {"1": 1, "2": 1, "3": 1, "4": 1}},
@@ -163,12 +169,11 @@ CONTRADICTING: tuple[dict[str, Any], ...] = (
 """What each is told is kept in told/golden.txt."""
 
 
-@pytest.mark.parametrize("number", range(len(CONTRADICTING)))
-def test_what_contradicts_itself_or_was_not_measured_is_refused(
-    number: int, tmp_path: Path
-) -> None:
-    with pytest.raises(GoldenError):
-        said_of(tmp_path, **CONTRADICTING[number])
+def test_what_contradicts_itself_or_was_not_measured_is_refused(tmp_path: Path) -> None:
+    """Rates are shares."""
+    for changes in CONTRADICTING:
+        with pytest.raises(GoldenError):
+            said_of(tmp_path, **changes)
 
 
 STEPS = st.lists(st.integers(0, 9), min_size=2, max_size=7).filter(any)
@@ -201,8 +206,11 @@ def test_a_profile_keeps_rates_k_and_categories(
 def test_only_chains_say_that_their_rates_hold_for_a_smaller_k(
     family: str, method: str | None, model: str
 ) -> None:
-    found = profile_of(golden_of_replay(replay(HISTOGRAMS, family=family), draft_sha256=None))
+    counted = golden_of_replay(replay(HISTOGRAMS, family=family), draft_sha256=None)
+    found = profile_of(counted)
     assert (found.method, found.accept_length_model) == (method, model)
+    of_server = profile_of(dataclasses.replace(counted, method="draft_model"))
+    assert of_server.accept_length_model == "chain_analytic"
 
 
 def test_the_profile_of_a_draft_does_not_travel_to_what_is_made_of_it(tmp_path: Path) -> None:

@@ -275,8 +275,9 @@ def test_the_record_says_how_far_the_inputs_were_believed(nvfp4: Made, tmp_path:
     said = "input correction: 4 prompts give at least 252 inputs for the 128 columns of"
     assert said in nvfp4.said
     assert "about 66 prompts like these" in nvfp4.said
-    off = ("--recipe", "blackwell-nvfp4", "--input-correction", "off")
-    assert "input correction" not in quantized(tmp_path / "off", *off).said
+    for recipe, choice in (("blackwell-nvfp4", "off"), ("int4-channel", "auto")):  # of no inputs
+        how = ("--recipe", recipe, "--input-correction", choice)
+        assert "input correction" not in quantized(tmp_path / choice, *how).said
 
 
 def permuted(packed: np.ndarray[Any, Any]) -> None:

@@ -189,7 +189,7 @@ OTHER_FILES: dict[str, Callable[[Path], object]] = {
     "prompts.parquet": read_prompts,
     "data_0.ckpt": load_tensors,
     "data_0.ckpt.gz": load_tensors,
-    "hs_0.safetensors": lambda path: load_safetensors(path, ("token_ids",)),
+    "hs_0.safetensors": lambda path: load_safetensors(path, ("token_ids",), beside=()),
     "measurement.jsonl": read_measurement,
     "foreign.jsonl": read_foreign,
     "profile.json": object_in,

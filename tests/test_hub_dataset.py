@@ -131,7 +131,7 @@ def test_files_are_drawn_from_too(tmp_path: Path, encoder: PromptEncoder) -> Non
 
 def test_a_column_by_name(home: Path, encoder: PromptEncoder) -> None:
     row = {"ask": "Hi", "turns_of_user": ["Hi", "more"], "chat": [*HI, ANSWER], "n": 3}
-    row["cluster"] = "manual.md"
+    row |= {"cluster": "manual.md", "category": 5}
     dataset(home, "a/b", {"train.jsonl": [row]})
     for column in ("ask", "turns_of_user", "chat"):
         read = taken("a/b", encoder, column=column)
@@ -144,7 +144,7 @@ def test_a_column_by_name(home: Path, encoder: PromptEncoder) -> None:
 
 
 def test_rows_without_a_prompt_are_passed_over(home: Path, encoder: PromptEncoder) -> None:
-    rows = [{"prompt": text} for text in ("Hi", None, "more", None, "again")]
+    rows = [{"prompt": text, "cluster": 7} for text in ("Hi", None, "more", None, "again")]
     dataset(home, "a/b", {"train.jsonl": rows})
     with pytest.warns(DraftQuantWarning, match=r"2 row\(s\) hold no prompt: row 1: exp"):
         read = taken("a/b", encoder)

@@ -50,7 +50,7 @@ each_format = pytest.mark.parametrize("weights", FORMATS.values(), ids=FORMATS)
 
 def latent(weights: WeightFormat) -> LatentWeight:
     cpu = torch.device("cpu")
-    return LatentWeight(gaussian(), weights, MSE, absmax=LARGEST, device=cpu)
+    return LatentWeight(gaussian(), weights, MSE, absmax=LARGEST, moments=None, device=cpu)
 
 
 def moved(weights: WeightFormat) -> LatentWeight:

@@ -154,6 +154,7 @@ def learning_of(
         split_prompts(pair.traces, pair.num_draft_tokens, share=0.2, seed=0),
         settings=settings,
         kept=KeptRounding(folder),
+        others={},
     )
 
 

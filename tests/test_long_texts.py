@@ -35,7 +35,7 @@ def test_features_of_prompt_and_answer_come_back_from_the_disk(
 ) -> None:
     monkeypatch.setattr(decoding, "LONG_TEXT", 5)
     kinds = {"dtype": torch.float32, "stored": torch.float32, "device": torch.device("cpu")}
-    kept = decoding.KeptOutputs(1, 6, width=2, spec=None, spool=tmp_path, **kinds)
+    kept = decoding.KeptOutputs(1, 6, width=2, spec=None, fuse=None, spool=tmp_path, **kinds)
     features, top1 = torch.arange(12.0).view(6, 2), torch.arange(6)
     kept.read(0, 0, features[:3], top1[:3])
     kept.run(torch.tensor([0]), torch.tensor([3]), features[3:4], top1[3:4])

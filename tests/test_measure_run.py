@@ -43,7 +43,7 @@ PROMPTS = tuple(
     for i in range(9)
 )
 ASK = Ask(decoding=GREEDY, max_new_tokens=12, ignore_eos=False)
-PLAN = MeasurePlan(prompts=PROMPTS, ask=ASK, concurrency=3)
+PLAN = MeasurePlan(prompts=PROMPTS, ask=ASK, concurrency=3, num_warm_up=0)
 PATIENCE = Patience(attempts=3, first_pause=0.01, seconds=60)
 
 

@@ -280,6 +280,7 @@ SERVERS: dict[str, tuple[Callable[[], Measurement], str]] = {
     "other prompts": (lambda: run(0, 1, count=39, **NEWER), "ANOMALOUS"),
     "another target": (lambda: run(0, 1, parts_at=18, **NEWER), "ANOMALOUS"),
     "another precision": (lambda: run(0, 1, parts_at=18, **NARROW), "PASS"),
+    "no precision parts so soon": (lambda: run(0, 1, parts_at=2, **NARROW), "ANOMALOUS"),
     "another engine": (lambda: run(10, 1, **(NEWER | {"engine": "sglang"})), "FAIL"),
 }  # fmt: skip
 
@@ -424,7 +425,7 @@ def test_noise_parity_and_a_replay_enter_the_verdict(tmp_path: Path) -> None:
     assert main(["gate", *runs, "--baseline-again", write(tmp_path / "other", 8)]) == 3
     found = ParityFinding(check="task", what="gsm8k", estimate=-0.2, threshold=-0.02,
                           verdict="FAIL", reason="Too much was lost.")  # fmt: skip
-    write_findings(tmp_path / "parity.json", [found])
+    write_findings(tmp_path / "parity.json", [found], drafts_sha256=())
     parity = ["--parity", str(tmp_path / "parity.json"), "--json"]
     assert main(["gate", *runs, *parity]) == 1
     assert main(["gate", *runs, *again, *parity]) == 1

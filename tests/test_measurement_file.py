@@ -1,8 +1,8 @@
 """Measurement files: what is written is read, and what cannot be is refused with its line."""
 
+import asyncio
 import json
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -224,11 +224,16 @@ def test_what_a_user_has_to_know(
     running.status = lambda number: 500 if number == 9 else 200
     assert measured(running, prompts, "r", "--concurrency", "1", "--attempts", "2") == 0
     running.status = lambda _: 200
-    began = time.monotonic()
-    assert measured(running, prompts, "t", "--max-requests-per-second", "9") == 0
-    assert (
-        time.monotonic() - began >= (len(read_measurement(prompts.with_name("t")).records) - 1) / 9
-    )
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(round(seconds, -2))
+
+    with monkeypatch.context() as patient:
+        patient.setattr(asyncio, "sleep", sleep)
+        assert measured(running, prompts, "t", "--max-requests-per-second", "0.01") == 0
+    read = read_measurement(prompts.with_name("t"))
+    assert [pause for pause in pauses if pause] == [100 * i for i in range(1, len(read.records))]
     running.metrics = "none"
     speculation = {"rejection_sample_method": "synthetic"}
     running.config = {"vllm_config": {"speculative_config": speculation}}

@@ -17,10 +17,12 @@ from draftquant.validate.parity.finding import ParityFinding
 from draftquant.validate.parity.lm_eval_tasks import run_tasks
 from draftquant.validate.parity.task_findings import Discordance, mcnemar, task_findings
 from draftquant.validate.parity.task_run import TaskRun
-from draftquant.validate.parity.task_samples import TaskSamples, read_samples
+from draftquant.validate.parity.task_samples import Directions, TaskSamples, read_samples
 from scipy import stats
 from vllm_server import VLLMServer, served
 
+TOLD = ("words_of",)
+USUAL: dict[str, Any] = {"confidence": 0.95, "directions": Directions()}
 DATE = "2026-11-22T12-01-02.345678"
 
 
@@ -57,7 +59,7 @@ def compare(
     tmp_path: Path, first: Sequence[object], second: Sequence[object], margin: float | None = None
 ) -> tuple[ParityFinding, ...]:
     a, b = write(tmp_path / "a", first), write(tmp_path / "b", second)
-    return task_findings(read_samples(a), read_samples(b), max_score_drop=margin, confidence=0.95)
+    return task_findings(read_samples(a), read_samples(b), max_score_drop=margin, **USUAL)
 
 
 def right(count: int, wrong: Sequence[int] = ()) -> list[dict[str, Any]]:
@@ -217,7 +219,7 @@ def test_folders_without_one_run(tmp_path: Path) -> None:
         read_samples(folder)
     other = write(tmp_path / "b", right(3), task="arc")
     with pytest.raises(ParityError):
-        task_findings(read_samples(one), read_samples(other), max_score_drop=None, confidence=0.95)
+        task_findings(read_samples(one), read_samples(other), max_score_drop=None, **USUAL)
 
 
 # ---- lm_eval is started, told everything, believed nothing: with a script of its words instead

@@ -62,14 +62,15 @@ def test_a_phase_says_how_much_and_how_fast_and_a_long_one_every_tenth_how_long_
 
 @pytest.mark.parametrize(
     ("done", "took", "waited", "left"),
-    [(10, 100, 0, 100), (10, 100, 50, 50), (5, 10, 1, 29), (10, 100, 101, None), (20, 9, 0, None)],
-)
+    [(0, 5, 0, None), (1, 5, 0, None), (2, 5, 0, 495), (100, 100, 0, 100), (100, 100, 50, 50),
+     (50, 10, 1, 29), (100, 100, 101, None), (160, 2, 0, 0.5), (200, 9, 0, None)],
+)  # fmt: skip
 def test_what_is_left_goes_by_the_pace_of_what_is_done(
     clock: list[float], done: int, took: float, waited: float, left: float | None
 ) -> None:
     phase = progress.Phase("replay")
     clock[0] += took
-    phase.move(done, 20)
+    phase.move(done, 200)
     clock[0] += waited
     assert phase.left == left
 

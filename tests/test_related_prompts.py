@@ -21,6 +21,8 @@ def texts(
     return [
         PromptText(
             category=category,
+            cluster=None,
+            declared=None,
             prompt=tuple(prompt),
             continuation=(*category.encode(), (continuations or range(len(prompts)))[i]),
         )
@@ -42,6 +44,13 @@ def test_a_long_common_beginning() -> None:
     own = [TEMPLATE + body(first, 8) for first in (0, 100, 200)]
     assert num_near_duplicates(texts(*own)) == 0
     assert num_near_duplicates(texts(*own, TEMPLATE + body(200, 8)[:-1])) == 1
+
+
+def test_from_ten_prompts_on_a_task_has_a_template_of_its_own() -> None:
+    task = texts(*(TEMPLATE + body(100 * i, 8) for i in range(10)))
+    others = texts(body(5000), category="b")
+    assert num_near_duplicates([*task, *others]) == 0
+    assert num_near_duplicates([*task[1:], *others]) == 8
 
 
 def test_a_changed_token_anywhere() -> None:

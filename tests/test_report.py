@@ -253,7 +253,7 @@ def test_a_report_keeps_what_was_asked_without_what_was_shown() -> None:
 
 
 def test_an_annotation_is_one_line_and_as_red_as_the_job() -> None:
-    text = annotation("FAIL", f"100% of {EVIL}::set-output")
+    text = annotation("FAIL", f"100% of {EVIL}::set-output", inconclusive_fails=True)
     assert text.startswith("::error title=draftquant gate%3A FAIL::100%25 of ")
     assert {"\n", "\x1b"}.isdisjoint(text)
     for verdict, fails, level in (

@@ -86,9 +86,7 @@ def test_a_page_is_whole(kind: str) -> None:
             assert len(labels) == 2
             assert set(labels) <= set(ids)
         if tag == "rect" and "x" in attributes:
-            assert (
-                float(attributes["x"] or 0) + float(attributes["width"] or 0) <= 400
-            )  # the viewBox
+            assert float(attributes["x"] or 0) + float(attributes["width"] or 0) <= 400
 
 
 def test_hostile_text_is_text_in_every_form() -> None:
@@ -291,13 +289,13 @@ def test_every_chart_is_drawn_as_it_is_kept() -> None:
     charts = {
         "forest": plots.forest("f", ROWS, **named),
         "forest of two": plots.forest("f", two, series=("first", "second"), **named),
-        "contexts": plots.contexts(lengths(5)),
+        "contexts": plots.contexts(lengths(5), words.DRAFTS),
         "contexts of many": plots.contexts(lengths(19), sides),
-        "positions": plots.positions((0.8, 0.5, 0.2), (0.7, 0.5, 0.1)),
+        "positions": plots.positions((0.8, 0.5, 0.2), (0.7, 0.5, 0.1), words.DRAFTS),
         "positions of one": plots.positions((0.8,), (0.7,), sides),
-        "histogram": plots.histogram((3, 2, 1), (2, 2, 2)),
+        "histogram": plots.histogram((3, 2, 1), (2, 2, 2), words.DRAFTS),
         "histogram of many": plots.histogram(range(1, 21), range(20, 0, -1), sides),
-        "scatter": plots.scatter(lengths(9), limit=0.1),
+        "scatter": plots.scatter(lengths(9), words.DRAFTS, limit=0.1),
         "scatter of many": plots.scatter(lengths(2001), sides, limit=0.9)[:3000],
     }
     check_told("charts", {name: svg.replace("><", ">\n<") for name, svg in charts.items()})

@@ -1,6 +1,7 @@
 """Servers that are down, slow, overloaded, or none at all; streams; keys."""
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
@@ -144,6 +145,10 @@ def test_the_server_says_how_long_to_wait(site: Site, monkeypatch: pytest.Monkey
         slept.append(seconds)
 
     monkeypatch.setattr(client_module.asyncio, "sleep", sleep)
+    site.answer = says(b"", 429)
+    with pytest.raises(ServerError):
+        ask(site.url, get, **dataclasses.asdict(Patience()))
+    assert slept == [0.5, 1, 2, 4, 8]  # as long as a server may take to start again
     for after, expected in (
         ("3", [3.0, 3.0]),
         ("9999", [60.0, 60.0]),

@@ -227,6 +227,9 @@ def test_cut_heads_of_other_folders(tmp_path: Path) -> None:
 
 def test_sizes_step_times_and_concurrencies() -> None:
     assert usual_sizes(163_840) == (8192, 16384, 32768, 65536)
+    assert usual_sizes(65_536) == (8192, 16384, 32768)
+    assert usual_sizes(16_385) == (8192, 16384)
+    assert usual_sizes(16_384) == (1024, 2048, 4096, 8192)
     assert usual_sizes(9) == (1, 2, 4)
     alone = ServingSpeeds(
         machines=[], concurrencies=(), step_seconds=parse_step_times("14.2", (1, 64))

@@ -15,7 +15,7 @@ from draftquant.calibration.passes.on_traces import open_traces
 from draftquant.calibration.recording.decoding import GREEDY
 from draftquant.calibration.traces.manifest import FeatureSpec, FeatureStorage
 from draftquant.calibration.traces.prompt_trace import PromptTrace
-from draftquant.calibration.traces.sets import store_traces
+from draftquant.calibration.traces.sets import copy_traces, store_traces
 from draftquant.calibration.traces.stored_features import check_storage, decoded, encoded
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.calibration.traces.writer import trace_output
@@ -106,6 +106,15 @@ def test_stored_another_way_and_back(tmp_path: Path) -> None:
         with pytest.raises(TraceError, match="rounded to FP8: what they were before is lost"):
             store_traces(rounded, tmp_path / "n", choice)  # type: ignore[arg-type]
     assert not (tmp_path / "n").exists()
+
+    def rescale(tensors: dict[str, Tensor]) -> None:
+        """As another tool might."""
+        tensors |= {n: t * 1.37 for n, t in tensors.items() if n.endswith("scales")}
+
+    other = edited(rounded.folder, rescale)
+    copies = copy_traces([other], tmp_path / "copies", list(other)).folder
+    own, kept = (load_file(folder / SHARD) for folder in (other.folder, copies))
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in own.items())
 
 
 def edited(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> TraceFolder:

@@ -59,6 +59,7 @@ def make_trace(
 
 
 TRACES = [make_trace("json/tool.py:12"), make_trace("b", 1, 3, seed=1), make_trace("ü", 9, seed=2)]
+TRACES[1] = dataclasses.replace(TRACES[1], cluster="manual", conversation_sha256="5" * 64)
 
 
 @pytest.fixture

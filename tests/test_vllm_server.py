@@ -73,6 +73,7 @@ def record(running: StatesServer, out: Path, asked: RecordingPlan, **options: An
 def test_traces_hold_what_the_server_said(
     running: StatesServer, target: Path, tmp_path: Path
 ) -> None:
+    running.max_model_len = 16  # no more than is needed
     traces = record(running, tmp_path / "out", plan(target))
     manifest = traces.manifest
     assert manifest.recorded_by == "vllm 0.32.0"
@@ -287,7 +288,9 @@ def test_files_that_are_not_of_the_answer(
         assert fix in caught.value.fix
         assert not (tmp_path / "out").exists()
     running.write = write_file
+    running.models = lambda: {"data": [{"id": 7}]}  # type: ignore[method-assign]
     assert len(record(running, tmp_path / "out", few)) == 2
+    assert running.asked[-1]["model"] == "7"
 
 
 # ---- refused before anything is asked
@@ -305,9 +308,10 @@ def test_what_cannot_be_recorded(running: StatesServer, target: Path, tmp_path: 
     nowhere = Served(urls=[running.url], folder=target / "config.json")
     with pytest.raises(TraceError, match=r"--shared: .* is no folder"):
         record_with_vllm(plan(target), nowhere, tmp_path / "out")
-    running.models = lambda: {"data": []}  # type: ignore[method-assign]
-    with pytest.raises(TraceError, match="serves no model"):
-        record(running, tmp_path / "out", plan(target))
+    for data in ([], ["model"], {"0": {"id": "model"}}):
+        running.models = lambda data=data: {"data": data}  # type: ignore[method-assign, misc]
+        with pytest.raises(TraceError, match="serves no model"):
+            record(running, tmp_path / "out", plan(target))
     assert running.asked == []
 
 

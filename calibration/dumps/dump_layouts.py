@@ -82,7 +82,7 @@ class Sample:
     answered: Tensor | None  # [N] bool, in the target's answers; None = not given
     aux: Tensor  # [N, m * W], outputs of m layers side by side, floating point
     last: Tensor | None  # [N, W]
-    scales: Tensor | None = None  # [N] float32, of aux features that the dump rounded to FP8
+    scales: Tensor | None  # [N] float32, of aux features that the dump rounded to FP8
 
 
 class Pending(NamedTuple):
@@ -258,7 +258,7 @@ def _demand(file: Path, names: Iterable[str], present: Iterable[str]) -> None:
 
 
 def load_safetensors(
-    file: Path, names: Iterable[str], *, beside: Iterable[str] = ()
+    file: Path, names: Iterable[str], *, beside: Iterable[str]
 ) -> dict[str, Tensor]:
     """These tensors of a safetensors file, and those `beside` them that it has."""
     try:

@@ -35,9 +35,9 @@ MIN_OWN = 0.9  # tokens that are the target's argmax, except near ties
 class DeclaredDump:
     """What the user says of a dump; `greedy`: its answers are the target's own at temperature 0."""
 
-    layer_ids: tuple[int, ...] | None = None
-    draft: LoadedDraft | None = None
-    greedy: bool = False
+    layer_ids: tuple[int, ...] | None
+    draft: LoadedDraft | None
+    greedy: bool
 
     def expected_layers(self, target: TargetFacts) -> tuple[int, ...] | None:
         """The layers that the dump should hold, ascending; None = nobody says."""

@@ -84,10 +84,10 @@ def draft_on_traces(
     folder: Path,
     traces: TraceFolder,
     *,
-    device: str = "auto",
-    target: Path | None = None,
-    num_draft_tokens: int | None = None,
-    subtree: str | None = None,
+    device: str,
+    target: Path | None,
+    num_draft_tokens: int | None,
+    subtree: str | None,
 ) -> DraftRun:
     """A draft, or a layer of a target, loaded with the tables that it shares."""
     where = resolve_device(device)

@@ -116,7 +116,7 @@ class Proposals:
     token_ids: Tensor  # [R, K] int64, in the target's vocabulary
     recorded_logprobs: Tensor | None = None  # [R, K] float32
 
-    def of_sequence(self, i: int, rows: slice = slice(None)) -> "Proposals":
+    def of_sequence(self, i: int, rows: slice) -> "Proposals":
         """Some rows of one sequence of a batch."""
         return self._each(lambda values: values[i, rows])
 

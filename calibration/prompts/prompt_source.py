@@ -206,7 +206,7 @@ def _known_part(row: Mapping[str, Any], column: str | None) -> Mapping[str, Any]
     """
     there = {key: value for key, value in row.items() if value is not None}
     for name in ("category", "cluster"):
-        if name != column and not isinstance(there.get(name), str):
+        if not isinstance(there.get(name), str):
             there.pop(name, None)
     if column is not None:
         return of_column(there, column)

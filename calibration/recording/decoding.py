@@ -173,8 +173,8 @@ class KeptOutputs:
         stored: torch.dtype,
         spec: LogprobSpec | None,
         device: torch.device,
-        fuse: Fuse | None = None,
-        spool: Path | None = None,
+        fuse: Fuse | None,
+        spool: Path | None,
     ) -> None:
         self._spool = spool if longest > LONG_TEXT else None
         self._spooled: dict[int, SpooledRows] = {}

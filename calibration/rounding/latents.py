@@ -42,7 +42,7 @@ class LatentWeight:
         *,
         absmax: Tensor | None,
         device: torch.device,
-        moments: InputMoments | None = None,
+        moments: InputMoments | None,
     ) -> None:
         self._weights = weights
         self._groups = weights.group_size or weight.shape[1]

@@ -79,7 +79,7 @@ class Learning:
         *,
         settings: LearningSettings,
         kept: KeptRounding,
-        others: Mapping[str, Tensor] = MappingProxyType({}),
+        others: Mapping[str, Tensor],
     ) -> None:
         draft = self.draft = run.draft
         self._latents, self._rounding = latents, rounding

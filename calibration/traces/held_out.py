@@ -152,7 +152,7 @@ def check_held_out_measured(
     candidate: QuantizedProvenance | None,
     prompts: Sequence[tuple[str, str]],
     name: str,
-    cuts: Sequence[VocabularyCut] = (),
+    cuts: Sequence[VocabularyCut],
 ) -> tuple[str, ...]:
     """The same for a measurement, which has (id, `prompt_sha256`) of each prompt and no tokens."""
     made = _made(candidate, cuts)

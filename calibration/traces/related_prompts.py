@@ -43,8 +43,8 @@ class PromptText:
     category: str
     prompt: tuple[int, ...]
     continuation: tuple[int, ...]
-    cluster: str | None = None  # the same for turns of one conversation: no duplicates
-    declared: str | None = None  # for prompts that their author declares as belonging together
+    cluster: str | None  # the same for turns of one conversation: no duplicates
+    declared: str | None  # for prompts that their author declares as belonging together
 
     def shingled(self, *, continued: bool) -> Shingled:
         """The shingles of its prompt, or those of its continuation.

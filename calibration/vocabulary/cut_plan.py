@@ -178,7 +178,7 @@ class CutPlan(OutputPlan):
         return read_draft(replace(self.source.checkpoint, config=self.config, tensors=tensors))
 
 
-def plan_cut(source: StoredDraft, target_ids: Sequence[int], target: Path | None = None) -> CutPlan:
+def plan_cut(source: StoredDraft, target_ids: Sequence[int], target: Path | None) -> CutPlan:
     """What a folder becomes, quantized or not; `target` only for a draft without its own head.
 
     PlanError: the vocabulary cannot be cut like this. LayoutError: rows of a quantized head share

@@ -68,7 +68,7 @@ class ChosenRows:
     held_out: float
     held_out_by_category: Mapping[str, float]
     never_said: float  # share of tokens that the choosing parts never said
-    needed: int | None = None  # rows that the coverage needs, where one was asked for
+    needed: int | None  # rows that the coverage needs, where one was asked for
 
     @property
     def more_than_asked(self) -> str | None:

@@ -40,7 +40,7 @@ class CommandParser(argparse.ArgumentParser):
         form: of the verb; parsing turns the words into its record, `settings` of the namespace.
     """
 
-    def __init__(self, *, examples: Sequence[str] = (), **kwargs: Any) -> None:
+    def __init__(self, *, examples: Sequence[str], **kwargs: Any) -> None:
         kwargs.setdefault("formatter_class", HelpFormatter)
         super().__init__(add_help=False, **kwargs)
         self.examples = tuple(examples)

@@ -29,8 +29,6 @@ PATIENCE = 5.0
 """Seconds after which a log reports a phase that continues."""
 EVERY = 25.0
 """Seconds of silence after which a log gets a line: below 30, however busy the machine is."""
-LEAST_SHARE = 0.01
-"""Share of a phase that must be done before its pace means anything."""
 SHORT = 1.0
 """Duration in seconds of a phase too short for a log."""
 
@@ -58,8 +56,8 @@ class Phase:
     @property
     def left(self) -> float | None:
         """Estimated seconds until it ends, by the pace so far; None = no estimate yet."""
-        if not LEAST_SHARE * self.total <= self.done < self.total or not self.done:
-            return None
+        if self.done < 0.01 * self.total:
+            return None  # the pace of less means nothing
         pace = (self.moved_at - self.since) / self.done
         left = pace * (self.total - self.done) - (time.perf_counter() - self.moved_at)
         return left if left > 0 else None  # the next item takes longer than earlier ones

@@ -157,10 +157,10 @@ def text_of(report: ComparisonReport) -> str:
 def compare(
     counted: Counted,
     *,
-    traffic: Mapping[str, float] | None = None,
-    confidence: float = 0.95,
-    date: str | None = None,
-    argv: Sequence[str] = (),
+    traffic: Mapping[str, float] | None,
+    confidence: float,
+    date: str,
+    argv: Sequence[str],
 ) -> ComparisonReport:
     """Compare every pair of drafts; CompareError if they are so many that this takes gigabytes.
 

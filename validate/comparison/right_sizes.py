@@ -161,11 +161,11 @@ def _of_batch(
             looked_at.put(up_to[:, at, depth], least)
             possible = (own_rank < least).any(1)
             looked_at.go_on(drafted, states=states, top=top, possible=possible)
-    above, up_to = above.cpu(), up_to.cpu()
+    bounds = torch.stack((above, up_to)).cpu()
     for i, one_rows in enumerate(ranges):
         part = slice(one_rows.start - rows.start, one_rows.stop - rows.start)
         yield tuple(
-            RightSizes(above=above[i, part, :, j], up_to=up_to[i, part, :, j])
+            RightSizes(above=bounds[0, i, part, :, j], up_to=bounds[1, i, part, :, j])
             for j in range(asked.shape[1])
         )
 

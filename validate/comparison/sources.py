@@ -190,7 +190,7 @@ _MOST_OF_A_LINE = 1 << 20  # bytes: a setup is shorter
 
 
 def of_replays(
-    replays: Sequence[DraftReplay], digests: Sequence[str], warnings: tuple[str, ...] = ()
+    replays: Sequence[DraftReplay], digests: Sequence[str], warnings: tuple[str, ...]
 ) -> Counted:
     """Replays of one call, the baseline first, with the sha256 of the tensors of each draft."""
     first, fault = replays[0], replays[0].traces.text.fault

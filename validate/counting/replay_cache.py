@@ -89,7 +89,7 @@ class ReplayCache:
     """
 
     results: ResultCache | None
-    on_note: Callable[[str], None] = lambda _text: None
+    on_note: Callable[[str], None]
     holds: bool = False
     _held: tuple[Mapping[str, object], Sequence[Proposals]] | None = None
 

@@ -26,7 +26,6 @@ from .golden_acceptance import FORMAT, Golden, GoldenPrompt, golden_in
 
 Rates = tuple[Annotated[float, Bounds(least=0, most=1)], ...]
 DIGITS = 6  # as other producers round
-_AGREE = 0.002  # three digits in a file do
 _CHAINS = ("eagle", "draft_model")
 """Methods whose shorter drafts begin the longer ones, as pull request 2247 has them."""
 
@@ -69,10 +68,10 @@ class Accepted:
             return "" if self.mean_accept_length else "mean_accept_length: missing, and all rates"
         for source, other in self._marginal():
             pairs = zip_longest(rates, other, fillvalue=0.0)
-            if other and any(abs(rate - share) > _AGREE for rate, share in pairs):
+            if other and any(_differ(rate, share) for rate, share in pairs):
                 expected = short([round(share, 4) for share in other])
                 return f"marginal_accept_rates: by {source} {expected}, got {short(rates)}"
-        if abs(self.mean - 1 - sum(rates)) > _AGREE:
+        if _differ(self.mean, 1 + sum(rates)):
             expected = f"1 + the sum of the marginal rates, {1 + sum(rates):.4f}"
             return f"mean_accept_length: {self.mean} is not {expected} (over requests?)"
         return ""
@@ -86,6 +85,10 @@ class Accepted:
         reached = (sum(n for length, n in steps.items() if length >= least) for least in past)
         if total := sum(steps.values()):
             yield "acceptance_length_histogram", [n / total for n in reached]
+
+
+def _differ(one: float, other: float) -> bool:
+    return abs(one - other) > 0.002  # three digits in a file do
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +190,7 @@ def _figures(prompts: Sequence[GoldenPrompt]) -> dict[str, Any]:
 
 
 def _rounded(rates: Iterable[float]) -> tuple[float, ...]:
-    return tuple(round(min(1.0, rate), DIGITS) for rate in rates)  # sums of shares exceed 1
+    return tuple(round(rate, DIGITS) for rate in rates)
 
 
 def _interval(prompts: Sequence[GoldenPrompt]) -> tuple[float, ...] | None:

@@ -115,7 +115,7 @@ class DraftFolder:
 
 
 def check_folders(
-    baseline: DraftFolder, candidate: DraftFolder, *, unrelated: bool = False, same: bool = False
+    baseline: DraftFolder, candidate: DraftFolder, *, unrelated: bool, same: bool = False
 ) -> tuple[str, ...]:
     """The baseline was never quantized; the candidate was made from it, unless `unrelated`.
 

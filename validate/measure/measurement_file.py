@@ -46,7 +46,7 @@ def read_measurement(path: Path) -> Measurement:
         raise MeasureError(path, "holds no record", fix=_OURS)
     digest = prompts_sha256((r.id, r.category, r.prompt_sha256) for r in records)
     if digest != setup.asked.prompts_sha256:
-        (most, count), *_ = Counter(record.id for record in records).most_common(1)
+        (most, count), *_ = Counter(record.id for record in records).most_common()
         what = f"its {len(records)} records are not those of the prompts that were asked"
         what = f"id {most!r} stands on two lines" if count > 1 else what
         raise MeasureError(path, what, fix=_OURS)

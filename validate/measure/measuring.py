@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -142,7 +143,7 @@ class ServerAddress:
 
     url: str
     key: str | None = field(default=None, repr=False)
-    patience: Patience = field(default_factory=Patience)
+    patience: Patience
     most_per_second: float | None = None
 
 
@@ -152,8 +153,8 @@ class MeasurePlan:
 
     prompts: Sequence[Prompt]
     ask: Ask
-    concurrency: int = 8
-    num_warm_up: int = 0
+    concurrency: int
+    num_warm_up: int
     template_sha256: str | None = None
     draft: DraftIdentity | None = None
     model: str | None = None
@@ -315,10 +316,8 @@ class _Run:
     async def _paced(self) -> None:
         now = time.monotonic()
         start = max(now, self._next_start)
-        rate = self._server.most_per_second
-        self._next_start = start + (1 / rate if rate else 0.0)
-        if start > now:
-            await asyncio.sleep(start - now)
+        self._next_start = start + 1 / (self._server.most_per_second or math.inf)
+        await asyncio.sleep(start - now)
 
     async def _complete(self, prompt: Prompt) -> Completion:
         completion = await self._protocol.complete(self._client, prompt, self._plan.ask)

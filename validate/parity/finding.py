@@ -94,7 +94,7 @@ def write_findings(
     path: Path,
     findings: Sequence[ParityFinding],
     *,
-    drafts_sha256: Sequence[str | None] = (),
+    drafts_sha256: Sequence[str | None],
     overwrite: bool = False,
 ) -> None:
     """Write a report of at least one finding; OutputError: it exists, or cannot be written."""

@@ -105,7 +105,6 @@ def _score(discordance: Discordance, d: float) -> float:
     return above / math.sqrt(variance)
 
 
-BY_NAME = Directions()
 _MORE = "compare more items"
 
 
@@ -115,7 +114,7 @@ def task_findings(
     *,
     max_score_drop: float | None,
     confidence: float,
-    directions: Directions = BY_NAME,
+    directions: Directions,
 ) -> tuple[ParityFinding, ...]:
     """Compare every metric of every filter of every task with a margin in the metric's own unit."""
     margin = limits("--max-score-drop", max_score_drop, least=-1)

@@ -110,7 +110,7 @@ class Drafts:
 
 
 def drafts_of(
-    names: Sequence[str], folders: Sequence[DraftFolder], forms: Sequence[ServedForm] = ()
+    names: Sequence[str], folders: Sequence[DraftFolder], forms: Sequence[ServedForm]
 ) -> Drafts:
     """Facts of folders that were read, baseline first; `forms` is what an engine made of each."""
     baseline, candidate = map(folder_facts, names, folders, forms or [AS_STORED] * len(folders))

@@ -181,7 +181,7 @@ def _charts(
         yield square, scatter(prompts, sides, limit=limit)
     if told:
         caption = "Share of verify steps that accepted the token at each position"
-        yield caption, positions(before.survival, after.survival, sides)
+        yield caption, positions((before.survival, after.survival), sides)
     if report.context_bins:
         bins = [
             Lengths(
@@ -195,7 +195,7 @@ def _charts(
         yield square, scatter(prompts, sides, limit=limit)
     if told:
         caption = "Share of verify steps by number of accepted tokens"
-        yield caption, histogram(before.histogram, after.histogram, sides)
+        yield caption, histogram((before.histogram, after.histogram), sides)
 
 
 def _lengths(prompt: PromptFigures) -> Lengths:

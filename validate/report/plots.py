@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .svg import MARKS, WIDTH, Drawing, Mark, Scale, percent, ticks
-from .words import DRAFTS, SideNames
+from .words import SideNames
 
 _ROW, _TOP, _LABELS, _RIGHT = 21.0, 22.0, 112.0, 17.0
 _TICKS = 7
@@ -157,7 +157,7 @@ class Lengths:
         return self.candidate / self.baseline - 1
 
 
-def contexts(bins: Sequence[Lengths], sides: SideNames = DRAFTS) -> str:
+def contexts(bins: Sequence[Lengths], sides: SideNames) -> str:
     """The acceptance length by the number of tokens before a step, for at least two bins."""
     figures = "; ".join(f"{b.label}: {b.baseline:.4f} and {b.candidate:.4f}" for b in bins)
     title = "Acceptance length by tokens before the verify step"
@@ -173,32 +173,28 @@ def contexts(bins: Sequence[Lengths], sides: SideNames = DRAFTS) -> str:
     return _curves(drawing, across, up, both, labels, foot, sides)
 
 
-def positions(
-    baseline: Sequence[float], candidate: Sequence[float], sides: SideNames = DRAFTS
-) -> str:
+def positions(both: Sequence[Sequence[float]], sides: SideNames) -> str:
     """The share of the steps, [K] in [0, 1], that accepted at least each number of tokens."""
-    count = len(baseline)
+    count = min(map(len, both))
     title = "Share of steps that accepted the drafted token at each position"
-    described = _by_number((baseline, candidate), sides, first=1)
+    described = _by_number(both, sides, first=1)
     drawing = Drawing("positions", _LOWER + _FEET, title=title, described=described)
     inner = 14.0 if count > 1 else (WIDTH - _LEFT - _EDGE) / 2
     across = Scale(1, max(count, 2), _LEFT + inner, WIDTH - _EDGE - 14)
     up = _share_axis(drawing, 1.0)
     labels = {number: str(number) for number in _thinned(count)}
-    both, foot = (baseline, candidate), "position of the drafted token"
+    foot = "position of the drafted token"
     return _curves(drawing, across, up, both, labels, foot, sides, first=1)
 
 
-def histogram(
-    baseline: Sequence[float], candidate: Sequence[float], sides: SideNames = DRAFTS
-) -> str:
+def histogram(steps: Sequence[Sequence[float]], sides: SideNames) -> str:
     """The share of the steps, [K + 1] with at least one, that accepted exactly each number."""
-    both = [[steps / sum(counts) for steps in counts] for counts in (baseline, candidate)]
+    both = [[count / sum(counts) for count in counts] for counts in steps]
     title = "Share of steps by number of accepted draft tokens"
     described = _by_number(both, sides, first=0)
     drawing = Drawing("histogram", _LOWER + _FEET, title=title, described=described)
     up = _share_axis(drawing, max(map(max, both)))
-    count = len(baseline)
+    count = min(map(len, both))
     slot = (WIDTH - _LEFT - _EDGE) / count
     wide = min(34.0, 0.38 * slot)
     labelled = _thinned(count)
@@ -217,7 +213,7 @@ def histogram(
     return drawing.to_text()
 
 
-def scatter(dots: Sequence[Lengths], sides: SideNames = DRAFTS, *, limit: float) -> str:
+def scatter(dots: Sequence[Lengths], sides: SideNames, *, limit: float) -> str:
     """Prompts by their acceptance length under both drafts, beside the allowed drop."""
     shown, most = dots[:: -(-len(dots) // _MOST_DOTS)], max(dot.steps for dot in dots)
     below = sum(dot.candidate < dot.baseline for dot in dots)

@@ -105,11 +105,11 @@ def sampled_found(asked: SampledRun) -> Findings:
     with asked.listener.bar("score", sum(map(len, texts))) as bar:
         score = _scorer(asked, engine, bar)
         scores = score([*texts[0], *texts[1]])
-    count = len(texts[0])
+    half = len(scores) // 2
     finding = sampled_finding(
         plain,
         speculative,
-        (scores[:count], scores[count:]),
+        (scores[:half], scores[half:]),
         max_logprob_drop=allowed,
         confidence=asked.confidence,
     )

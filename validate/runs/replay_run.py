@@ -41,12 +41,11 @@ def replay_asked(asked: ReplayRun) -> tuple[DraftReplay, ...]:
 
 def compared(asked: CompareRun) -> ComparisonReport:
     """Count the drafts, compare them, and write the requested files."""
-    date = today()
     report = compare(
         _counted(asked),
         traffic=asked.traffic,
         confidence=asked.confidence,
-        date=date,
+        date=today(),
         argv=asked_for(running_argv()),
     )
     forms: Mapping[ReportFormat, Callable[[ComparisonReport], str]]

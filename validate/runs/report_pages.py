@@ -37,7 +37,7 @@ _SHOWN = ("--json", "--github", "--overwrite", "--debug", "-q", "--quiet", "-v",
 
 
 def write_pages(
-    asked: ReportFiles, document: Document, beside: Mapping[Path, str] = NOTHING
+    asked: ReportFiles, document: Document, beside: Mapping[Path, str]
 ) -> tuple[Path, ...]:
     """Write every requested report file, and those beside; then tell GitHub."""
     of_junit = {"inconclusive": asked.junit_inconclusive}
@@ -93,7 +93,7 @@ def asked_for(argv: Sequence[str]) -> tuple[str, ...]:
     return tuple(word for word in recorded_argv(argv) if word not in _SHOWN)
 
 
-def annotation(verdict: str, reason: str, *, inconclusive_fails: bool = True) -> str:
+def annotation(verdict: str, reason: str, *, inconclusive_fails: bool) -> str:
     """What GitHub Actions shows beside a run, on whichever stream it is printed."""
     level = "notice" if verdict == "PASS" else "error"
     if verdict == "INCONCLUSIVE" and not inconclusive_fails:

@@ -8,7 +8,7 @@ from ...recipes.errors import GateError, short
 from ..counting.acceptance_counts import pooled
 from ..counting.draft_counts import CountedDraft, TextFigures
 from ..foreign.foreign_measurement import ForeignMeasurement, ForeignPair, ForeignRequest
-from ..judging.advice import NO_BACKGROUND, Background
+from ..judging.advice import Background
 from ..judging.figures import ServedFigures
 from ..judging.judgement import GateReport, judge_counts
 from ..judging.policy import Look, Policy
@@ -30,8 +30,8 @@ def judge_foreign(
     runs: ForeignPair,
     policy: Policy,
     *,
-    look: Look | None = None,
-    background: Background = NO_BACKGROUND,
+    look: Look | None,
+    background: Background,
 ) -> GateReport:
     """Compare runs of one tool, with the BF16 draft and the quantized one; GateError: one run."""
     baseline, candidate = runs.baseline, paired(runs.baseline, runs.candidate)

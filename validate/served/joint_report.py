@@ -174,7 +174,7 @@ def judge_jointly(
     *,
     look: Look | None,
     background: Background,
-    warnings: Sequence[str] = (),
+    warnings: Sequence[str],
 ) -> GateReport | JointReport:
     """The verdict on two measurements alone, or the worst of all inputs."""
     served = noise = None
