@@ -383,3 +383,21 @@ def test_a_whole_model_has_a_config_and_a_name_of_its_own(monkeypatch: pytest.Mo
     config.speculative_config.method = "draft_model"
     found = in_vllm.beside(config, Path("draft"), device="cuda")
     assert found == (config.own, {"prefix": "draft_model", "device": "cuda"})
+
+
+METHODS = {
+    "eagle3": [("Eagle3LlamaForCausalLM", "fc.weight"), ("Llama", "midlayer.hidden_norm.weight")],
+    "eagle": [("EagleLlamaForCausalLM", "norm.weight"), ("B", "fc.weight"), ("A", "model.fc.b")],
+    "draft_model": [("LlamaForCausalLM", "layers.0.fc_norm.weight"), ("Llama", "xfc.weight")],
+    "mtp": [("Eagle3", f"model.{name}.weight")
+            for name in ("mtp.0", "eh_proj", "pre_projection", "layers.9.enorm")],
+    "dspark": [("Qwen3DSparkModel", "fc.weight")],
+    "dflash": [(f"Qwen3{name}Model", "layers.0.hidden_norm.weight")
+               for name in ("DFlash", "LiLiCorr", "XPress", "MuseGlimmer", "Laguna")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_method_by_which_vllm_serves_a_draft(method: str) -> None:
+    for architecture, name in METHODS[method]:
+        assert in_vllm.method_of(architecture, ["embed_tokens.weight", name]) == method

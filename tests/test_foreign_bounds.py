@@ -118,20 +118,24 @@ def test_mxfp4_has_no_negative_zero_in_either_half_of_a_byte(byte: int) -> None:
 @pytest.mark.parametrize("most", [2.5, 4.0])
 def test_codes_that_compensate_have_a_largest_error(most: float) -> None:
     """Relative to that of the nearest, of all rows together and, twice as much, of one."""
-    of, ones = scheme("quark", "int4"), np.ones((2, 1), np.float32)
-    linear: Any = SimpleNamespace(scale_of=lambda _: ones)
-    w = np.full((2, 64), 0.25, np.float32)  # the nearest code is 0, with an error of a quarter
-    for errors, said in (
-        ((0.999, 0.999), None),
-        ((1.001, 1.001), f"{most * 1.001:.3g} times"),
-        ((1.999, 0.0), f"{(1.999**2 * most**2 / 2) ** 0.5:.3g} times"),
-        ((1.3, 0.2), None),
+    of, ones = scheme("quark", "int4"), np.ones((5, 1), np.float32)
+    linear: Any = SimpleNamespace(scale_of=lambda rows: ones[: len(rows)])
+    for errors, limit, got in (
+        ((1, 1), 1, ""),
+        ((1.001, 1.001), 1, f"{most * 1.001:.3g} times"),
+        ((1.999, 0), 1, f"{(1.999**2 * most**2 / 2) ** 0.5:.3g} times"),
+        ((1.3, 0.2), 1, ""),
+        ((0, 0, 0, 2, 0), 2, ""),
+        ((0, 0, 0, 2.1, 0), 2, f"{most * 2.1:.3g} times in row 3"),
     ):
+        # The nearest code is 0, with an error of a quarter.
+        w = np.full((len(errors), 64), 0.25, np.float32)
         codes = w + np.array(errors, np.float32)[:, None] * most / 4
         judge = Near(Nearest(of, ones, None, Buffers()), linear, None, Buffers(), most=most)
-        judge.add(Block(0, w, np.zeros(128, np.uint8), lambda codes=codes: codes))
-        found = [fault.got for fault in judge.faults("a")]
-        assert found == ([said] if said else [])
+        judge.add(Block(0, w, np.zeros(w.size, np.uint8), lambda codes=codes: codes))
+        expected = f"quantized values with at most {limit * most:g} times the error of the nearest"
+        found = [(fault.expected, fault.got) for fault in judge.faults("a")]
+        assert found == ([(expected, got)] if got else [])
     exact = np.zeros((2, 64), np.float32)  # the least error of a code is 1/48
     for share, wrong in ((0.99, 0), (1.01, 1)):
         codes = exact + share * most / np.float32(48) ** 0.5

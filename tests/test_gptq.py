@@ -9,6 +9,7 @@ import io
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +95,12 @@ def test_damping_rises_until_there_is_a_factor() -> None:
         moments = InputMoments(mean, on_factor=used.append)
         BY_ABSMAX.quantize(w, weights, None, moments)
         assert used == [damping]
-    for precise, fix in ((False, "--precise"), (True, "calibrate on more")):
-        moments = InputMoments(
-            torch.diag(torch.tensor([-2.0, *[1.0] * 63])), name="a.q_proj", precise=precise
-        )
+    indefinite = partial(
+        InputMoments, torch.diag(torch.tensor([-2.0, *[1.0] * 63])), name="a.q_proj"
+    )
+    for moments, fix in (
+        (indefinite(), "--precise"), (indefinite(precise=True), "calibrate on more")
+    ):  # fmt: skip
         with pytest.raises(BackendError, match=r"a\.q_proj: GPTQ finds no Cholesky") as caught:
             BY_ABSMAX.quantize(w, weights, None, moments)
         assert fix in caught.value.fix.split(", or")[0]

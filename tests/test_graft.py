@@ -12,9 +12,10 @@ from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.files.staging import write_text
 from draftquant.quantize.grafting.graft_layer import plan_graft
 from draftquant.quantize.stored.stored_draft import StoredDraft
+from draftquant.quantize.verify import verify_graft
 from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
-from tiny import config_of, edit_json, read_tensors
+from tiny import config_of, edit_json, read_tensors, tiny_eagle3_llama
 from tiny_target import FORMS, MTP, quantized_target, tiny_target, write_shards
 
 INDEX, SIDE = "model.safetensors.index.json", "hf_quant_config.json"
@@ -210,6 +211,17 @@ BAD: dict[str, Callable[[Path, Path], tuple[Path, Path]]] = {
 def test_bad_input_is_refused_by_name(what: str, folders: Path, tmp_path: Path) -> None:
     assert graft(*BAD[what](folders, tmp_path), tmp_path / "out") == 2
     assert not (tmp_path / "out").exists()
+
+
+def test_of_folders_that_cannot_be_read_nothing_was_compared(folders: Path, tmp_path: Path) -> None:
+    draft = tiny_eagle3_llama(tmp_path / "draft")
+    broken = shutil.copytree(draft, tmp_path / "broken")
+    (broken / "model.safetensors").write_bytes(b"none")
+    of_draft = dq.verify(broken, against=draft)
+    for report in (verify_graft(tmp_path, folders / "mimo", ["a"]), of_draft):
+        told = {key for key, value in report.to_mapping().items() if value}
+        assert told < {"output", "source", "target", "layers", "faults"}
+        assert len(report.faults) == 1
 
 
 def test_modelopts_nested_declarations_name_the_layer(folders: Path, tmp_path: Path) -> None:

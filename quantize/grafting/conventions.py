@@ -103,8 +103,7 @@ def _told_apart(layer: GraftedLayer, modules: Collection[str], others: Collectio
 
 def _patterns_of(layer: GraftedLayer, modules: Sequence[str]) -> list[str]:
     """Patterns for some linears of the layer; no name of the target begins as they do."""
-    chosen = set(modules)
-    others = [name for name in (*layer.quantized, *layer.kept) if name not in chosen]
+    others = [name for name in (*layer.quantized, *layer.kept) if name not in modules]
     begin = f"re:{layer.names.pattern}"
     if _told_apart(layer, modules, others):
         return [f"{begin}(?:.*\\.)?{re.escape(leaf)}$" for leaf in _leaves_of(layer, modules)]

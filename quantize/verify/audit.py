@@ -46,8 +46,6 @@ Other scales give it the largest code of the format: 7 or -8 for absmax / 7.5, 7
 Rounding the scale to BF16, F16 or F8_E4M3 does not move the largest weight out of its
 last step.
 """
-_BINS = 32
-
 Counts = npt.NDArray[np.int64]
 
 
@@ -113,9 +111,8 @@ class _Codes:
         self._values: Floats = E4M3 if scheme.number.is_fp8 else E2M1
         if scheme.number.is_integer:
             self._values = np.arange(-half, half, dtype=np.float32)
-        # FP4 values times two are whole numbers in [-16, 14].
-        fp4 = scheme.number.is_fp4
-        self._bins = (np.arange(_BINS, dtype=np.float32) - 16) / 2 if fp4 else self._values
+        fp4 = scheme.number.is_fp4  # all from -6 to 6 are halves
+        self._bins = np.linspace(-6, 6, 25, dtype=np.float32) if fp4 else self._values
         self._counts: Counts = np.zeros(len(self._bins), np.int64)
         self._zeros: Counts = np.zeros(2, np.int64)
         self._first_nan: tuple[int, int] | None = None
