@@ -3,7 +3,7 @@
 import fnmatch
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...recipes.errors import LayoutError
@@ -21,7 +21,7 @@ class Merged:
     """One quantization_config for both; `cannot` says why an engine cannot take the layer."""
 
     value: dict[str, Any]
-    cannot: Mapping[str, str] = field(default_factory=dict)
+    cannot: Mapping[str, str]
 
 
 def merged_declaration(raw: RawDeclaration | None, layer: GraftedLayer) -> Merged | None:

@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -229,7 +229,7 @@ class Audit:
     made_by: tuple[str, ...]
     linears: tuple[LinearAudit, ...]
     faults: tuple[Fault, ...]
-    cache: Mapping[int, CacheScales] = field(default_factory=dict)
+    cache: Mapping[int, CacheScales]
 
     @property
     def quantized_bytes(self) -> int:
