@@ -9,13 +9,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 from by_recipe import draft_of
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.family import Draft
+from draftquant.quantize.drafts.family import Draft, Family
+from draftquant.quantize.drafts.recognition import FAMILIES
 from draftquant.quantize.engines.contract import EngineName
 from draftquant.quantize.engines.engine_check import check_checkpoint
 from draftquant.quantize.files.checkpoint import Checkpoint
@@ -59,6 +61,21 @@ BUILDERS: Mapping[str, Callable[[Path], Path]] = {
         "rope_parameters": {**ROPES["llama3"], **PLAIN}, "rope_theta": None}),
     "mla-yarn": partial(tiny_eagle3_mla, config={"rope_scaling": ROPES["yarn"], **PLAIN}),
 }  # fmt: skip
+
+
+ADDED: Config = {
+    "logit_scale": 2.0, "hot_vocab_size": 5, "dspark_draft_topk": 3, "dspark_bonus_anchor": True,
+    "mla_use_qk_norm": True, "mla_use_nope": True, "mla_use_output_gate": True,
+    "attention_bias": True, "qkv_bias": True, "mlp_bias": True, "hidden_act": "gelu",
+    "use_sliding_window": True, "swa_attention_sink_enabled": True, "use_gemma_norm": True,
+    "use_aux_hidden_state": False, "sample_from_anchor": True, "shift_label": True,
+    "projector_type": "other", "markov_head_type": "other",
+    "dspark_config": {}, "dflash_config": {},
+    "conv_kernel_size": 3, "selector_rank": 3, "markov_rank": 3, "kv_lora_rank": 3,
+    "attn_output_gate": False, "mtp_use_dedicated_embeddings": True,
+}  # fmt: skip
+"""Keys that mean something to some family, and to others nothing."""
+BOTH = ("is_neox_style", "rope_is_neox_style", "rope_interleave")
 
 
 def others(config: Config) -> Iterator[tuple[str, Config]]:
@@ -118,7 +135,10 @@ def test_what_each_key_means(build: str, tmp_path: Path) -> None:
         differing = sorted(k for k in before.keys() | after if before.get(k) != after.get(k))
         return ", ".join(f"{key} {after.get(key, 'none')}" for key in differing)
 
-    answers = ((change, answer(own)) for change, own in others(draft.checkpoint.config))
+    own = draft.checkpoint.config
+    pairs = (*ADDED.items(), *product(BOTH, (True, False)))
+    added = ((f"with {key} {new}", {**own, key: new}) for key, new in pairs if key not in own)
+    answers = ((change, answer(config)) for change, config in (*others(own), *added))
     tell(build, (each for each in answers if each[1]))
 
 
@@ -138,3 +158,15 @@ def test_what_engines_do_with_each_key(build: str, engine: EngineName, tmp_path:
     usual = f"{asked(checkpoint).verdict}: "
     answers = ((change, answer(own)) for change, own in others(checkpoint.config))
     tell(f"{build} in {engine}, else {usual}", (each for each in answers if each[1] != usual))
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_what_each_family_knows(family: Family) -> None:
+    """Names: a folder with one that is missing here by mistake is refused. And rows on engines."""
+    names = {prefix: family.canonical_name(f"{prefix}0.weight") for prefix, _ in family.prefixes}
+    forms = {kind: list(form.architectures) for kind, form in family.speculators.items()}
+    known = {"architectures": list(family.architectures), "names": names, "speculators": forms}
+    known |= {"misnamed": dict(family.misnamed), "of others": dict(family.relatives)}
+    for engine in ("vllm", "sglang", "tensorrt_llm"):
+        known[engine] = " ".join(lines_of(getattr(family.engine_traits, engine)))
+    check_told("families", {family.name: known})
