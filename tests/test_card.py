@@ -122,6 +122,20 @@ def test_a_front_matter_that_nobody_can_read_has_no_keys(front: str) -> None:
     assert inherited(f"---\n{front}\n---\n") == {}
 
 
+def test_keys_of_the_hub_are_kept(out: Path) -> None:
+    """Those that say nothing about the weights; another license replaces what is said of one."""
+    license = {"license": "other", "license_name": "mine", "license_link": "https://a/b"}
+    other = {"language": ["en"], "pipeline_tag": "text-generation", "library_name": "vllm"}
+    front = json.dumps(license | other | {"datasets": "a/b"})
+    (out / "README.md").write_text(f"---\n{front}\n---\n", encoding="utf-8")
+    found = parsed(model_card(out, CardRequest(base_model="a/b")))
+    assert {**license, **other}.items() <= found.items()
+    assert "datasets" not in found
+    found = parsed(model_card(out, REQUEST))
+    assert {"license": "mit", **other}.items() <= found.items()
+    assert not {"license_name", "license_link"} & found.keys()
+
+
 def test_folders_that_have_no_card(out: Path) -> None:
     edit_json(out / "draftquant.json", argv=["draftquant"])
     with pytest.raises(CheckpointError, match="sha256: not that of the other keys"):
