@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from draftquant.quantize.stored.layouts import READ_LAYOUTS
 from draftquant.quantize.stored.layouts.scheme import DeclaredScheme
+from draftquant.quantize.verify import foreign_rules
 from draftquant.quantize.verify.code_judges import Block, Buffers, Near, Nearest
 from draftquant.quantize.verify.foreign_rules import (
     AboutNearest,
@@ -202,3 +203,72 @@ def test_a_scale_may_be_this_far_from_absmax(name: str) -> None:
         assert faults(1.6 * max(map(abs, right)), compensated=True) != []
     if of.number.powers_of_two:  # which has none below
         assert faults(2.0**-127, most=2.0**-127) == []
+
+
+@pytest.mark.parametrize(
+    ("dtype", "slack"), [("BF16", 2.0**-8), ("F16", 2.0**-10), ("F32", 2.0**-8)]
+)
+def test_scales_that_are_not_those_of_the_others_are_damaged_if_they_are_few(
+    dtype: str, slack: float
+) -> None:
+    """Of 16 one; two are an eighth, and may be searched."""
+    of = scheme("quark", "int4")
+    suffix = f"a.{of.layout.scale_suffix(of)}"
+    output: Any = SimpleNamespace(tensors={suffix: SimpleNamespace(name=suffix, dtype=dtype)})
+
+    def faults(scales: Any) -> list[str]:
+        sides = scales[None], np.ones((1, 16), np.float32)
+        found = about_absmax_faults(output, of, "a", *sides, compensated=False)
+        return [fault.expected for fault in found]
+
+    scales = np.full(16, 1 / 7, np.float32)
+    for odd in (1 + 0.99 * slack, 1 - 0.99 * slack):
+        assert faults(np.append(scales[1:], scales[0] * np.float32(odd))) == []
+    for odd in (1 + 1.01 * slack, 1 - 1.01 * slack, 0.5):
+        found = faults(np.append(scales[1:], scales[0] * np.float32(odd)))
+        assert found == ["absmax / 7 (0.142857)"]
+    assert faults(np.append(scales[2:], scales[:2] / 2)) == []
+
+
+STAGES: dict[str, tuple[DeclaredScheme, float, float, tuple[float, ...], tuple[float, ...]]] = {
+    # absmax, the scale of the matrix, and scales of a group or row that fit, and that do not
+    "NVFP4": (
+        scheme("modelopt", "nvfp4", "group", group_size=16), 96, 1,
+        tuple(16 + s * 16 * 2.0**-4 for s in (-1, 1)),
+        tuple(16 + s * 16 * (2.0**-4 + 2.0**-19) for s in (-1, 1)),
+    ),
+    "NVFP4, subnormal": (
+        scheme("modelopt", "nvfp4", "group", group_size=16), 6 * 2.0**-8, 1,
+        tuple(2.0**-8 + s * 2.0**-10 for s in (-1, 1)),
+        tuple(2.0**-8 + s * (2.0**-10 + 2.0**-19) for s in (-1, 1)),
+    ),
+    "NVFP4, saturated": (
+        scheme("modelopt", "nvfp4", "group", group_size=16), 1e6, 1, (448, 420), (419, 477)
+    ),
+    "NVFP4, of zeros": (scheme("modelopt", "nvfp4", "group", group_size=16), 0, 1, (1, 448), ()),
+    "two stages": (
+        scheme("quark", "int4", first_stage="fp8_e4m3"), 33, 2,
+        tuple(16 / 7.5 * (1 + s * 0.99 * 2.0**-8) for s in (-1, 1)),
+        tuple(16 / 7.5 * (1 + s * 1.01 * 2.0**-8) for s in (-1, 1)),
+    ),
+    "two stages, a tie": (
+        scheme("quark", "int4", first_stage="fp8_e4m3"), 34, 2, (16 / 7.5, 17 / 7.5, 18 / 7.5),
+        (16 / 7.5 * 0.995, 18 / 7.5 * 1.005),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_scale_below_that_of_a_matrix_may_be_this_far(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of, most, whole, right, wrong = STAGES[name]
+    suffix = f"a.{of.layout.scale_suffix(of)}"
+    output: Any = SimpleNamespace(tensors={suffix: SimpleNamespace(name=suffix, dtype="F32")})
+    monkeypatch.setattr(foreign_rules, "global_scale", lambda *_: np.float32(whole))
+    for scale in (*right, *wrong):
+        stored = np.full((1, 1), scale, np.float32)
+        monkeypatch.setattr(foreign_rules, "stored_scales", lambda *_, stored=stored: stored)
+        absmax = np.full((1, 1), most, np.float32)
+        faults = about_absmax_faults(output, of, "a", stored * whole, absmax, compensated=False)
+        assert len(faults) == (scale in wrong), scale
