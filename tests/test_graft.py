@@ -256,6 +256,12 @@ def test_groups_of_the_target_by_name_are_asked_after_the_layers(
     assert list(groups) == ["mtp_0", "by_name"]
     stored = StoredDraft.read(Checkpoint.open(tmp_path / "out", subtree=MTP["mimo"]))
     assert all("int4" in scheme for scheme in of_linears(stored).values())
+    assert dq.verify(tmp_path / "out", against=target).ok
+    named["by_name"]["targets"] = ["re:.*[quk]_proj$"]
+    edit_json(tmp_path / "out" / "config.json", quantization_config=declared | {
+        "config_groups": {"mtp_0": groups["mtp_0"], **named}})  # fmt: skip
+    faults = dq.verify(tmp_path / "out", against=target).faults
+    assert any(fault.startswith("declaration of model.layers.0.") for fault in faults), faults
     changed = copied(folders / "mimo-int4", tmp_path / "changed")  # since it was quantized
     flip(next(changed.glob("*.safetensors")))
     assert graft(folders / "mimo-ct-fp8", changed, tmp_path / "none") == 2

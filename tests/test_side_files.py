@@ -231,6 +231,10 @@ EDITS: dict[str, tuple[Edit, str]] = {
     "hash of nothing": (
         lambda d: d["tensor_digests"].update({"of.others": "00"}), "tensor_digests.of.others",
     ),
+    "hashes of nothing": (
+        lambda d: d["tensor_digests"].update({f"of.{n}": "00" for n in "abc"}),
+        "tensor_digests.of.c",
+    ),
     "no hash": (lambda d: d["tensor_digests"].pop("norm.weight"), "tensor_digests.norm.weight"),
     "argv": (lambda d: d.update(argv=["me"]), "sha256"),
     "no seal": (lambda d: d.pop("sha256"), "sha256"),

@@ -411,11 +411,11 @@ def _linear_mapping(linear: LinearAudit) -> dict[str, Any]:
     return {
         "module": linear.module,
         "role": linear.role,
-        "shape": list(linear.shape),
+        "shape": linear.shape,
         "bytes": linear.nbytes,
         "bits_per_weight": linear.bits_per_weight,
         "tensors": [
-            {"name": t.name, "dtype": t.dtype, "shape": list(t.shape), "bytes": t.nbytes}
+            {"name": t.name, "dtype": t.dtype, "shape": t.shape, "bytes": t.nbytes}
             for t in linear.tensors
         ],
         "codes": dataclasses.asdict(linear.codes) if linear.codes else None,
