@@ -70,6 +70,7 @@ def test_an_integer_may_be_this_far_from_its_weight(name: str) -> None:
     for side in (-1, 1):
         inside, outside = (code + side * bound * factor for factor in (1 - 2e-6, 1 + 2e-6))
         assert judged(of, code, inside).faults("a") == []
+        assert judged(of, code, code).max_error == 0
         (fault,) = judged(of, [code, code], [inside, outside]).faults("a")
         assert fault.got.startswith(f"1 other(s), worst at row 7, column 1: code {code:g} where")
         assert judged(of, code, inside).max_error == pytest.approx(1, rel=1e-5)
