@@ -109,9 +109,8 @@ def test_faults_of_the_declaration(copy_of: Copy, source: Path) -> None:
     said = f"expected all or none of them quantized, got kept: {ATTENTION}k_proj"
     assert any(said in fault for fault in faults_of(mixed))
     assert len(audited(mixed).linears) == 6
-    table = copy_of("quark-fp8")
-    edit(table, codes_of_an_embedding)
-    assert any("embed_tokens: expected" in f and "never quantized" in f for f in faults_of(table))
+    edit(mixed, codes_of_an_embedding)
+    assert any("embed_tokens: expected" in f and "never quantized" in f for f in faults_of(mixed))
     # Quantized tensors without a declaration, and a declaration without such tensors.
     bare = copy_of("ct-int4")
     edit_declaration(bare, lambda d: d["config_groups"]["group_0"].update(targets=["re:.*mlp.*"]))
