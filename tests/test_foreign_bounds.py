@@ -109,6 +109,19 @@ def test_codes_of_which_some_are_moved_compensate() -> None:
         assert len(judge.faults("a")) == (not compensated)
 
 
+def test_blocks_without_other_codes_do_not_make_up_for_those_with_them() -> None:
+    """Errors of three times the nearest are none of GPTQ's, in however few of the rows."""
+    of, ones = scheme("quark", "int4"), np.ones((2, 1), np.float32)
+    linear: Any = SimpleNamespace(
+        scale=ones, scale_of=lambda _: ones[:1], first_scale=None, ends=lambda *_: (-8.0, 7.0)
+    )
+    judge, w = foreign_judge(of, linear, Buffers()), np.full((1, 64), 0.25, np.float32)
+    for row in (0, 1):
+        codes = np.full_like(w, row)
+        judge.add(Block(row, w, np.zeros(64, np.uint8), lambda codes=codes: codes))
+    assert judge.wrong == 64
+
+
 @pytest.mark.parametrize("byte", [0x08, 0x80])
 def test_mxfp4_has_no_negative_zero_in_either_half_of_a_byte(byte: int) -> None:
     judge = Nearest(scheme("quark", "mxfp4", "group"), np.ones((1, 1), np.float32), None, Buffers())

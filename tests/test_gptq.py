@@ -55,8 +55,11 @@ BY_ABSMAX = get_backend("torch", Algorithm(scale="absmax", rounding="gptq"))
     [("int4", "absmax"), ("int4-groups", "mse"), ("int4-of-fp8", "absmax"), ("nvfp4", "mse"),
      ("mxfp4", "absmax")],
 )  # fmt: skip
-def test_codes_are_those_of_the_textbook(name: str, scale: ScaleChoice) -> None:
+def test_codes_are_those_of_the_textbook(
+    name: str, scale: ScaleChoice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """160 columns: more than are rounded between two matrix products."""
+    monkeypatch.setattr("draftquant.quantize.algorithms.gptq_rounding._BLOCK", 64)
     weights = FORMATS[name]
     w, x = gaussian(24, 160).bfloat16(), inputs(160)
     backend = get_backend("torch", Algorithm(scale=scale, rounding="gptq"))

@@ -257,6 +257,9 @@ def test_groups_of_the_target_by_name_are_asked_after_the_layers(
     stored = StoredDraft.read(Checkpoint.open(tmp_path / "out", subtree=MTP["mimo"]))
     assert all("int4" in scheme for scheme in of_linears(stored).values())
     assert dq.verify(tmp_path / "out", against=target).ok
+    edit_json(tmp_path / "out" / "draftquant.json", argv=["me"])
+    (fault,) = dq.verify(tmp_path / "out", against=target).faults
+    assert fault.startswith("draftquant.json: sha256: expected its seal")
     named["by_name"]["targets"] = ["re:.*[quk]_proj$"]
     edit_json(tmp_path / "out" / "config.json", quantization_config=declared | {
         "config_groups": {"mtp_0": groups["mtp_0"], **named}})  # fmt: skip
