@@ -383,6 +383,7 @@ def test_a_sound_folder(kind: dict[str, Any], source: Path, tmp_path: Path) -> N
         ("qweight", lambda words: np.bitwise_xor.at(words, (0, 0), 4)),
         ("scales", lambda scales: np.multiply(scales, 4, out=scales)),
         ("g_idx", lambda groups: np.copyto(groups, np.roll(groups, 1))),
+        ("g_idx", lambda groups: np.copyto(groups, 0)),
         ("qzeros", lambda words: np.copyto(words, words[:, ::-1].copy())),
     ],
 )
