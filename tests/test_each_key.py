@@ -167,6 +167,5 @@ def test_what_each_family_knows(family: Family) -> None:
     forms = {kind: list(form.architectures) for kind, form in family.speculators.items()}
     known = {"architectures": list(family.architectures), "names": names, "speculators": forms}
     known |= {"misnamed": dict(family.misnamed), "of others": dict(family.relatives)}
-    for engine in ("vllm", "sglang", "tensorrt_llm"):
-        known[engine] = " ".join(lines_of(getattr(family.engine_traits, engine)))
+    known["engines"] = [*lines_of(family.engine_traits, "all")]
     check_told("families", {family.name: known})
