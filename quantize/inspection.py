@@ -112,7 +112,7 @@ class Inspection(Brief):
 
 
 def inspect_draft(
-    reference: object, subtree: str | None, listener: Listener, roles: Sequence[str] = ()
+    reference: object, subtree: str | None, listener: Listener, roles: Sequence[str]
 ) -> Inspection:
     """A draft as it is stored, quantized or not; CheckpointError where a tensor is not finite."""
     from .files.finiteness import check_finite, not_finite

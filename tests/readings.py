@@ -135,6 +135,8 @@ def places(declared: Mapping[str, Any], strictness: str, at: Place = ()) -> Iter
     """Every key of every object, and those that a refusal of an unknown key calls known."""
     value = standing(declared, at)
     refused = read(edited(declared, (*at, "unheard of"), 1), strictness)
+    if isinstance(refused, dict):  # where any other key passes
+        yield (*at, "unheard of")
     listed = str(refused).partition("(unknown key): understood are ")[2].partition(", got 1")[0]
     for key in sorted({*value, *filter(None, listed.split(" or "))} - {"unheard of"}):
         yield (*at, key)

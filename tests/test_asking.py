@@ -11,7 +11,7 @@ import select
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -286,8 +286,7 @@ def swapped(weight: Tensor) -> Tensor:
     return weight.reshape(len(weight), -1, 2).flip(-1).reshape(weight.shape)
 
 
-def reordered(weight: Tensor) -> Tensor:
-    order = [0, 2, 4, 6, 1, 3, 5, 7]
+def reordered(weight: Tensor, order: Sequence[int] = (0, 2, 4, 6, 1, 3, 5, 7)) -> Tensor:
     return weight.reshape(len(weight), -1, 8)[..., order].reshape(weight.shape)
 
 
@@ -301,7 +300,8 @@ def one_row(weight: Tensor) -> Tensor:
     ("leaf", "change", "cause"),
     [
         ("k_proj", swapped, "the two values of each byte are swapped"),
-        ("up_proj", reordered, "another order"),
+        ("up_proj", reordered, "the nibbles of each word are in another order"),
+        ("up_proj", partial(reordered, order=(0, 4, 1, 5, 2, 6, 3, 7)), "the nibbles of each word"),
         ("o_proj", lambda w: w * 2, "times 2^+1"),
         ("down_proj", lambda w: w / 8, "times 2^-3"),
         ("v_proj", lambda w: w * 1.3, "1.3 times"),
@@ -322,8 +322,8 @@ def test_a_mistake_is_found_and_named(
         assert found[leaf].output == 3
 
 
-def test_the_scales_of_another_part() -> None:
-    """Rows of gate with scales of up: the two have as many rows."""
+def test_scales_or_a_weight_of_another_part_and_no_scales() -> None:
+    """Rows of gate with scales of up, or those of up: the two have as many rows."""
     folder = corpus.quantized("eagle3-llama", "int4-channel", pair=True)
     stored = DraftQuestion.of(Checking(folder, "vllm")).stored
     scales = {
@@ -332,13 +332,20 @@ def test_the_scales_of_another_part() -> None:
     }  # fmt: skip
 
     def weight(weights: dict[str, Tensor], part: str) -> Tensor:
+        if part.endswith("down_proj"):
+            return weights[part] / scales[part]
+        if part.endswith("k_proj"):
+            return weights[part.replace("k_", "v_")]
         if not part.endswith("gate_proj"):
             return weights[part]
         return weights[part] / scales[part] * scales[part.replace("gate", "up")]
 
     found = judged(folder, weight)
-    assert found["gate_proj"].cause == "the scales of up_proj are taken"
-    assert all(each.is_right for name, each in found.items() if name != "gate_proj")
+    assert {name: each.cause for name, each in found.items() if not each.is_right} == {
+        "gate_proj": "the scales of up_proj are taken",
+        "k_proj": "it is computed with v_proj",
+        "down_proj": "the scales are not applied",
+    }
 
 
 def test_a_square_weight_that_is_transposed_and_inputs_in_eight_bits() -> None:
@@ -383,3 +390,21 @@ def test_a_whole_model_has_a_config_and_a_name_of_its_own(monkeypatch: pytest.Mo
     config.speculative_config.method = "draft_model"
     found = in_vllm.beside(config, Path("draft"), device="cuda")
     assert found == (config.own, {"prefix": "draft_model", "device": "cuda"})
+
+
+METHODS = {
+    "eagle3": [("Eagle3LlamaForCausalLM", "fc.weight"), ("Llama", "midlayer.hidden_norm.weight")],
+    "eagle": [("EagleLlamaForCausalLM", "norm.weight"), ("B", "fc.weight"), ("A", "model.fc.b")],
+    "draft_model": [("LlamaForCausalLM", "layers.0.fc_norm.weight"), ("Llama", "xfc.weight")],
+    "mtp": [("Eagle3", f"model.{name}.weight")
+            for name in ("mtp.0", "eh_proj", "pre_projection", "layers.9.enorm")],
+    "dspark": [("Qwen3DSparkModel", "fc.weight")],
+    "dflash": [(f"Qwen3{name}Model", "layers.0.hidden_norm.weight")
+               for name in ("DFlash", "LiLiCorr", "XPress", "MuseGlimmer", "Laguna")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_method_by_which_vllm_serves_a_draft(method: str) -> None:
+    for architecture, name in METHODS[method]:
+        assert in_vllm.method_of(architecture, ["embed_tokens.weight", name]) == method

@@ -69,6 +69,12 @@ def with_a_nan(fp8: Stored) -> Stored:
     return fp8._replace(data=fp8.data[:300] + b"\x7f" + fp8.data[301:])
 
 
+def codes_of_an_embedding(tensors: Tensors) -> None:
+    shape, scale = tensors["embed_tokens.weight"].shape, tensors[f"{Q}.weight_scale"]
+    codes = Stored("F8_E4M3", shape, b"\x7e" * int(np.prod(shape)))
+    tensors.update({"embed_tokens.weight": codes, "embed_tokens.weight_scale": scale})
+
+
 def keep_k(tensors: Tensors) -> None:
     """All of k_proj as it was, in floating point."""
     for name in [name for name in tensors if name.startswith(f"{ATTENTION}k_proj.")]:
@@ -103,6 +109,8 @@ def test_faults_of_the_declaration(copy_of: Copy, source: Path) -> None:
     said = f"expected all or none of them quantized, got kept: {ATTENTION}k_proj"
     assert any(said in fault for fault in faults_of(mixed))
     assert len(audited(mixed).linears) == 6
+    edit(mixed, codes_of_an_embedding)
+    assert any("embed_tokens: expected" in f and "never quantized" in f for f in faults_of(mixed))
     # Quantized tensors without a declaration, and a declaration without such tensors.
     bare = copy_of("ct-int4")
     edit_declaration(bare, lambda d: d["config_groups"]["group_0"].update(targets=["re:.*mlp.*"]))

@@ -7,11 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from asked_pairs import check_draft
 from draftquant.quantize.engines.config_rules import misread_layers
 from draftquant.quantize.engines.versions import ENGINES
-from tiny import edit_json, tiny_eagle3_llama
+from tiny import edit_json, read_tensors, store, tiny_eagle3_llama, write_tensors
 from tiny_mla import tiny_eagle3_mla
 
 KEY = "eagle_aux_hidden_state_layer_ids"
@@ -96,3 +97,21 @@ def test_a_number_of_layers_that_is_none_is_refused(count: Any, tmp_path: Path) 
     for engine in ("vllm", "sglang"):
         answer = check_draft(folder, engine=engine, arch="sm90")  # type: ignore[arg-type]
         assert answer.verdict == "UNKNOWN"
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_keys_that_give_vllm_the_number_of_layers(normed: bool, tmp_path: Path) -> None:
+    """Of an fc of two layers. Sources: `llama_eagle3.py:209`; of Qwen3 `qwen3_eagle3.py:202`."""
+    own = {"architectures": ["Eagle3Qwen3ForCausalLM" if normed else "LlamaForCausalLMEagle3"]}
+    for number, (keys, known) in enumerate((
+        (config([1, 3]), True), (config(None, [2, 4]), normed),
+        (config([1, 3], num_aux_layers=3), not normed),
+        (config([1, 3], num_aux_hidden_states=3), False),
+    )):  # fmt: skip
+        folder = tiny_eagle3_llama(
+            tmp_path / f"{number}", normed=normed, config={"eagle_config": {}, **own, **keys}
+        )
+        fc = {"fc.weight": store(np.zeros((64, 128)), "BF16")}
+        write_tensors(folder, read_tensors(folder) | fc)
+        said = str(check_draft(folder, engine="vllm", arch="sm90").error)
+        assert ("An fc of another size" in said) is not known

@@ -27,6 +27,7 @@ from handmade_measurements import measurement, written
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 from tiny import edit_json
+from told import check_told, normal
 from verify_cases import edit, flip_bit, reseal
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
@@ -121,6 +122,20 @@ def test_a_front_matter_that_nobody_can_read_has_no_keys(front: str) -> None:
     assert inherited(f"---\n{front}\n---\n") == {}
 
 
+def test_keys_of_the_hub_are_kept(out: Path) -> None:
+    """Those that say nothing about the weights; another license replaces what is said of one."""
+    license = {"license": "other", "license_name": "mine", "license_link": "https://a/b"}
+    other = {"language": ["en"], "pipeline_tag": "text-generation", "library_name": "vllm"}
+    front = json.dumps(license | other | {"datasets": "a/b"})
+    (out / "README.md").write_text(f"---\n{front}\n---\n", encoding="utf-8")
+    found = parsed(model_card(out, CardRequest(base_model="a/b")))
+    assert {**license, **other}.items() <= found.items()
+    assert "datasets" not in found
+    found = parsed(model_card(out, REQUEST))
+    assert {"license": "mit", **other}.items() <= found.items()
+    assert not {"license_name", "license_link"} & found.keys()
+
+
 def test_folders_that_have_no_card(out: Path) -> None:
     edit_json(out / "draftquant.json", argv=["draftquant"])
     with pytest.raises(CheckpointError, match="sha256: not that of the other keys"):
@@ -144,9 +159,7 @@ def test_a_draft_that_was_only_cut_has_a_card_which_a_quantized_one_does_not_kee
     assert "Recipe" not in text
     assert main(["quantize", str(draft), "--recipe", "fp8-ptpc", "--out", str(out)]) == 0
     made = (out / "README.md").read_text(encoding="utf-8")
-    assert made.count(BEGIN) == 1
-    assert "# A quantized eagle3-llama draft" in made
-    assert "## Where it comes from" in made
+    check_told("least_card", {"quantized": normal(made, exact=True)})
 
 
 def test_reports_that_are_none_or_of_another_draft(work: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -47,9 +48,13 @@ def test_a_live_run_says_so_and_the_next_one_removes_what_its_output_left(
         assert (found.path, found.out, found.is_here, found.is_live) == (staging, "a.b", True, True)
         assert main(["clean", str(tmp_path)]) == 0
         assert staging.is_dir()
-        with monkeypatch.context() as container:
-            container.setattr(Path, "readlink", lambda _: Path("pid:[1]"))
-            assert not find_staging(tmp_path)[0].is_here
+        for of, name, other in (
+            (Path, "readlink", "pid:[1]"), (Path, "read_text", "ab"), (socket, "gethostname", "ab"),
+        ):  # fmt: skip
+            with monkeypatch.context() as container:
+                container.setattr(Path, "is_file", lambda _: True)  # a machine that has a name
+                container.setattr(of, name, lambda *_, other=other, **__: other)
+                assert not find_staging(tmp_path)[0].is_here
     gone = left_by(tmp_path, "out", dead)
     other = left_by(tmp_path, "other", dead)
     elsewhere = left_by(tmp_path, "out", dead, place=OTHER)

@@ -17,6 +17,9 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
                        ["a", "--json"]),
     "files of a report": (["/a/b", "--html", "/x/g.html", "--mark", "m.md", "--junit=/j.xml", "-k"],
                           ["b", "-k"]),
+    "shortest": ([part for option in ("--o", "--rep", "--ht", "--mar", "--ju", "--pl", "--to")
+                  for part in (option, "a")], []),
+    "too short": (["--re", "--h", "--ma", "--j", "--p", "--t"],) * 2,
     "shortened out": (["--ou", "/x/o", "--o=/y", "--rep", "/z", "--json"], ["--json"]),
     "what begins alike": (["--recipe", "r", "--re", "x", "--tp", "2", "--target", "/a/m"],
                           ["--recipe", "r", "--re", "x", "--tp", "2", "--target", "m"]),

@@ -54,7 +54,7 @@ def test_all_16_bit_floats_are_those_of_torch(dtype: str, kind: torch.dtype) -> 
 def test_a_word_by_hand(pack_method: str, codes: list[int]) -> None:
     """0x76543210: nibble i is i. With "reorder", nibble 1 holds column 2, nibble 4 column 1."""
     word = np.array([[0x76543210]], np.int32)
-    assert unpack_int4(word, pack_method, unsigned=False).tolist() == [codes]
+    assert unpack_int4(word, pack_method, unsigned=False, out=None).tolist() == [codes]
 
 
 @pytest.mark.some(8)

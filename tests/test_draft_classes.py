@@ -5,9 +5,11 @@ from pathlib import Path
 import draftquant.api as dq
 import pytest
 from draft_classes import CLASSES, TABLE, tensors, write
+from draftquant.quantize.drafts import architectures as names
 from draftquant.quantize.drafts.architectures import with_family_name
 from draftquant.quantize.drafts.families import FAMILIES
 from draftquant.recipes.errors import DraftQuantError
+from told import check_told
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 QUANTIZED = {"attention", "mlp"}
@@ -45,3 +47,10 @@ def test_what_is_made_of_a_class_is_verified(name: str, tmp_path: Path) -> None:
 def test_a_class_that_is_said_to_be_read_is_read_by_that_family(name: str) -> None:
     found = with_family_name({"architectures": [name]}, (), {})["architectures"][0]
     assert TABLE["known"][name] in {f.name for f in FAMILIES if found in f.architectures}
+
+
+def test_names_that_are_known_of_other_drafts() -> None:
+    """One that is missing by mistake is a name that nobody knows: what a draft is is not said."""
+    facts = {"read as": dict(names.OTHER_NAMES), "marks": dict(names.MARKS)}
+    facts |= {"in vLLM": dict(names.REWRITTEN_BY_VLLM), "both": sorted(names.KNOWN_TO_BOTH)}
+    check_told("families", {"of other drafts": facts})

@@ -8,12 +8,14 @@ spelling that is changed by mistake shows there.
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 from asked_pairs import check_config
 from by_recipe import draft_of, read_as
+from draftquant.quantize.drafts.recognition import FAMILIES
 from draftquant.recipes.errors import DraftQuantError
 from test_family_refusals import BUILDERS as REFUSING
 from test_gemma4_assistant import assistant
@@ -53,6 +55,21 @@ BUILDERS: Mapping[str, Callable[[Path], Path]] = {
         "rope_parameters": {**ROPES["llama3"], **PLAIN}, "rope_theta": None}),
     "mla-yarn": partial(tiny_eagle3_mla, config={"rope_scaling": ROPES["yarn"], **PLAIN}),
 }  # fmt: skip
+
+
+ADDED: Config = {
+    "logit_scale": 2.0, "hot_vocab_size": 5, "dspark_draft_topk": 3, "dspark_bonus_anchor": True,
+    "mla_use_qk_norm": True, "mla_use_nope": True, "mla_use_output_gate": True,
+    "attention_bias": True, "qkv_bias": True, "mlp_bias": True, "hidden_act": "gelu",
+    "use_sliding_window": True, "swa_attention_sink_enabled": True, "use_gemma_norm": True,
+    "use_aux_hidden_state": False, "sample_from_anchor": True, "shift_label": True,
+    "projector_type": "other", "markov_head_type": "other",
+    "dspark_config": {}, "dflash_config": {},
+    "conv_kernel_size": 3, "selector_rank": 3, "markov_rank": 3, "kv_lora_rank": 3,
+    "attn_output_gate": False, "mtp_use_dedicated_embeddings": True,
+}  # fmt: skip
+"""Keys that mean something to some family, and to others nothing."""
+BOTH = ("is_neox_style", "rope_is_neox_style", "rope_interleave")
 
 
 def others(config: Config) -> Iterator[tuple[str, Config]]:
@@ -112,7 +129,10 @@ def test_what_each_key_means(build: str, tmp_path: Path) -> None:
         differing = sorted(k for k in before.keys() | after if before.get(k) != after.get(k))
         return ", ".join(f"{key} {after.get(key, 'none')}" for key in differing)
 
-    answers = ((change, answer(own)) for change, own in others(draft.checkpoint.config))
+    own = draft.checkpoint.config
+    pairs = (*ADDED.items(), *product(BOTH, (True, False)))
+    added = ((f"with {key} {new}", {**own, key: new}) for key, new in pairs if key not in own)
+    answers = ((change, answer(config)) for change, config in (*others(own), *added))
     tell(build, (each for each in answers if each[1]))
 
 
@@ -132,3 +152,14 @@ def test_what_engines_do_with_each_key(build: str, engine: str, tmp_path: Path) 
     usual = f"{asked(draft.checkpoint.config).verdict}: "
     answers = ((change, answer(own)) for change, own in others(draft.checkpoint.config))
     tell(f"{build} in {engine}, else {usual}", (each for each in answers if each[1] != usual))
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_what_each_family_knows(family: Any) -> None:
+    """Names: a folder with one that is missing here by mistake is refused. And rows on engines."""
+    names = {prefix: family.canonical_name(f"{prefix}0.weight") for prefix, _ in family.prefixes}
+    forms = {kind: list(form.architectures) for kind, form in family.speculators.items()}
+    known = {"architectures": list(family.architectures), "names": names, "speculators": forms}
+    known |= {"misnamed": dict(family.misnamed), "of others": dict(family.relatives)}
+    known["engines"] = [*lines_of(family.engine_traits, "all")]
+    check_told("families", {family.name: known})

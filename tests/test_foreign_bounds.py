@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from draftquant.quantize.stored.layouts import READ_LAYOUTS
 from draftquant.quantize.stored.layouts.scheme import DeclaredScheme
+from draftquant.quantize.verify import foreign_rules
 from draftquant.quantize.verify.code_judges import Block, Buffers, Near, Nearest
 from draftquant.quantize.verify.foreign_rules import (
     AboutNearest,
@@ -69,6 +70,7 @@ def test_an_integer_may_be_this_far_from_its_weight(name: str) -> None:
     for side in (-1, 1):
         inside, outside = (code + side * bound * factor for factor in (1 - 2e-6, 1 + 2e-6))
         assert judged(of, code, inside).faults("a") == []
+        assert judged(of, code, code).max_error == 0
         (fault,) = judged(of, [code, code], [inside, outside]).faults("a")
         assert fault.got.startswith(f"1 other(s), worst at row 7, column 1: code {code:g} where")
         assert judged(of, code, inside).max_error == pytest.approx(1, rel=1e-5)
@@ -107,6 +109,19 @@ def test_codes_of_which_some_are_moved_compensate() -> None:
         assert len(judge.faults("a")) == (not compensated)
 
 
+def test_blocks_without_other_codes_do_not_make_up_for_those_with_them() -> None:
+    """Errors of three times the nearest are none of GPTQ's, in however few of the rows."""
+    of, ones = scheme("quark", "int4"), np.ones((2, 1), np.float32)
+    linear: Any = SimpleNamespace(
+        scale=ones, scale_of=lambda _: ones[:1], first_scale=None, ends=lambda *_: (-8.0, 7.0)
+    )
+    judge, w = foreign_judge(of, linear, Buffers()), np.full((1, 64), 0.25, np.float32)
+    for row in (0, 1):
+        codes = np.full_like(w, row)
+        judge.add(Block(row, w, np.zeros(64, np.uint8), lambda codes=codes: codes))
+    assert judge.wrong == 64
+
+
 @pytest.mark.parametrize("byte", [0x08, 0x80])
 def test_mxfp4_has_no_negative_zero_in_either_half_of_a_byte(byte: int) -> None:
     judge = Nearest(scheme("quark", "mxfp4", "group"), np.ones((1, 1), np.float32), None, Buffers())
@@ -118,20 +133,24 @@ def test_mxfp4_has_no_negative_zero_in_either_half_of_a_byte(byte: int) -> None:
 @pytest.mark.parametrize("most", [2.5, 4.0])
 def test_codes_that_compensate_have_a_largest_error(most: float) -> None:
     """Relative to that of the nearest, of all rows together and, twice as much, of one."""
-    of, ones = scheme("quark", "int4"), np.ones((2, 1), np.float32)
-    linear: Any = SimpleNamespace(scale_of=lambda _: ones)
-    w = np.full((2, 64), 0.25, np.float32)  # the nearest code is 0, with an error of a quarter
-    for errors, said in (
-        ((0.999, 0.999), None),
-        ((1.001, 1.001), f"{most * 1.001:.3g} times"),
-        ((1.999, 0.0), f"{(1.999**2 * most**2 / 2) ** 0.5:.3g} times"),
-        ((1.3, 0.2), None),
+    of, ones = scheme("quark", "int4"), np.ones((5, 1), np.float32)
+    linear: Any = SimpleNamespace(scale_of=lambda rows: ones[: len(rows)])
+    for errors, limit, got in (
+        ((1, 1), 1, ""),
+        ((1.001, 1.001), 1, f"{most * 1.001:.3g} times"),
+        ((1.999, 0), 1, f"{(1.999**2 * most**2 / 2) ** 0.5:.3g} times"),
+        ((1.3, 0.2), 1, ""),
+        ((0, 0, 0, 2, 0), 2, ""),
+        ((0, 0, 0, 2.1, 0), 2, f"{most * 2.1:.3g} times in row 3"),
     ):
+        # The nearest code is 0, with an error of a quarter.
+        w = np.full((len(errors), 64), 0.25, np.float32)
         codes = w + np.array(errors, np.float32)[:, None] * most / 4
         judge = Near(Nearest(of, ones, None, Buffers()), linear, None, Buffers(), most=most)
-        judge.add(Block(0, w, np.zeros(128, np.uint8), lambda codes=codes: codes))
-        found = [fault.got for fault in judge.faults("a")]
-        assert found == ([said] if said else [])
+        judge.add(Block(0, w, np.zeros(w.size, np.uint8), lambda codes=codes: codes))
+        expected = f"quantized values with at most {limit * most:g} times the error of the nearest"
+        found = [(fault.expected, fault.got) for fault in judge.faults("a")]
+        assert found == ([(expected, got)] if got else [])
     exact = np.zeros((2, 64), np.float32)  # the least error of a code is 1/48
     for share, wrong in ((0.99, 0), (1.01, 1)):
         codes = exact + share * most / np.float32(48) ** 0.5
@@ -198,3 +217,72 @@ def test_a_scale_may_be_this_far_from_absmax(name: str) -> None:
         assert faults(1.6 * max(map(abs, right)), compensated=True) != []
     if of.number.powers_of_two:  # which has none below
         assert faults(2.0**-127, most=2.0**-127) == []
+
+
+@pytest.mark.parametrize(
+    ("dtype", "slack"), [("BF16", 2.0**-8), ("F16", 2.0**-10), ("F32", 2.0**-8)]
+)
+def test_scales_that_are_not_those_of_the_others_are_damaged_if_they_are_few(
+    dtype: str, slack: float
+) -> None:
+    """Of 16 one; two are an eighth, and may be searched."""
+    of = scheme("quark", "int4")
+    suffix = f"a.{of.layout.scale_suffix(of)}"
+    output: Any = SimpleNamespace(tensors={suffix: SimpleNamespace(name=suffix, dtype=dtype)})
+
+    def faults(scales: Any) -> list[str]:
+        sides = scales[None], np.ones((1, 16), np.float32)
+        found = about_absmax_faults(output, of, "a", *sides, compensated=False)
+        return [fault.expected for fault in found]
+
+    scales = np.full(16, 1 / 7, np.float32)
+    for odd in (1 + 0.99 * slack, 1 - 0.99 * slack):
+        assert faults(np.append(scales[1:], scales[0] * np.float32(odd))) == []
+    for odd in (1 + 1.01 * slack, 1 - 1.01 * slack, 0.5):
+        found = faults(np.append(scales[1:], scales[0] * np.float32(odd)))
+        assert found == ["absmax / 7 (0.142857)"]
+    assert faults(np.append(scales[2:], scales[:2] / 2)) == []
+
+
+STAGES: dict[str, tuple[DeclaredScheme, float, float, tuple[float, ...], tuple[float, ...]]] = {
+    # absmax, the scale of the matrix, and scales of a group or row that fit, and that do not
+    "NVFP4": (
+        scheme("modelopt", "nvfp4", "group", group_size=16), 96, 1,
+        tuple(16 + s * 16 * 2.0**-4 for s in (-1, 1)),
+        tuple(16 + s * 16 * (2.0**-4 + 2.0**-19) for s in (-1, 1)),
+    ),
+    "NVFP4, subnormal": (
+        scheme("modelopt", "nvfp4", "group", group_size=16), 6 * 2.0**-8, 1,
+        tuple(2.0**-8 + s * 2.0**-10 for s in (-1, 1)),
+        tuple(2.0**-8 + s * (2.0**-10 + 2.0**-19) for s in (-1, 1)),
+    ),
+    "NVFP4, saturated": (
+        scheme("modelopt", "nvfp4", "group", group_size=16), 1e6, 1, (448, 420), (419, 477)
+    ),
+    "NVFP4, of zeros": (scheme("modelopt", "nvfp4", "group", group_size=16), 0, 1, (1, 448), ()),
+    "two stages": (
+        scheme("quark", "int4", first_stage="fp8_e4m3"), 33, 2,
+        tuple(16 / 7.5 * (1 + s * 0.99 * 2.0**-8) for s in (-1, 1)),
+        tuple(16 / 7.5 * (1 + s * 1.01 * 2.0**-8) for s in (-1, 1)),
+    ),
+    "two stages, a tie": (
+        scheme("quark", "int4", first_stage="fp8_e4m3"), 34, 2, (16 / 7.5, 17 / 7.5, 18 / 7.5),
+        (16 / 7.5 * 0.995, 18 / 7.5 * 1.005),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_scale_below_that_of_a_matrix_may_be_this_far(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of, most, whole, right, wrong = STAGES[name]
+    suffix = f"a.{of.layout.scale_suffix(of)}"
+    output: Any = SimpleNamespace(tensors={suffix: SimpleNamespace(name=suffix, dtype="F32")})
+    monkeypatch.setattr(foreign_rules, "global_scale", lambda *_: np.float32(whole))
+    for scale in (*right, *wrong):
+        stored = np.full((1, 1), scale, np.float32)
+        monkeypatch.setattr(foreign_rules, "stored_scales", lambda *_, stored=stored: stored)
+        absmax = np.full((1, 1), most, np.float32)
+        faults = about_absmax_faults(output, of, "a", stored * whole, absmax, compensated=False)
+        assert len(faults) == (scale in wrong), scale

@@ -9,6 +9,7 @@ import io
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,11 @@ BY_ABSMAX = get_backend("torch", Algorithm(scale="absmax", rounding="gptq"))
     [("int4", "absmax"), ("int4-groups", "mse"), ("int4-of-fp8", "absmax"), ("nvfp4", "mse"),
      ("mxfp4", "absmax")],
 )  # fmt: skip
-def test_codes_are_those_of_the_textbook(name: str, scale: ScaleChoice) -> None:
+def test_codes_are_those_of_the_textbook(
+    name: str, scale: ScaleChoice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """160 columns: more than are rounded between two matrix products."""
+    monkeypatch.setattr("draftquant.quantize.algorithms.gptq_rounding._BLOCK", 64)
     weights = FORMATS[name]
     w, x = gaussian(24, 160).bfloat16(), inputs(160)
     backend = get_backend("torch", Algorithm(scale=scale, rounding="gptq"))
@@ -94,10 +98,12 @@ def test_damping_rises_until_there_is_a_factor() -> None:
         moments = InputMoments(mean, on_factor=used.append)
         BY_ABSMAX.quantize(w, weights, None, moments)
         assert used == [damping]
-    for precise, fix in ((False, "--precise"), (True, "calibrate on more")):
-        moments = InputMoments(
-            torch.diag(torch.tensor([-2.0, *[1.0] * 63])), name="a.q_proj", precise=precise
-        )
+    indefinite = partial(
+        InputMoments, torch.diag(torch.tensor([-2.0, *[1.0] * 63])), name="a.q_proj"
+    )
+    for moments, fix in (
+        (indefinite(), "--precise"), (indefinite(precise=True), "calibrate on more")
+    ):  # fmt: skip
         with pytest.raises(BackendError, match=r"a\.q_proj: GPTQ finds no Cholesky") as caught:
             BY_ABSMAX.quantize(w, weights, None, moments)
         assert fix in caught.value.fix.split(", or")[0]
@@ -378,6 +384,7 @@ def test_a_sound_folder(kind: dict[str, Any], source: Path, tmp_path: Path) -> N
         ("qweight", lambda words: np.bitwise_xor.at(words, (0, 0), 4)),
         ("scales", lambda scales: np.multiply(scales, 4, out=scales)),
         ("g_idx", lambda groups: np.copyto(groups, np.roll(groups, 1))),
+        ("g_idx", lambda groups: np.copyto(groups, 0)),
         ("qzeros", lambda words: np.copyto(words, words[:, ::-1].copy())),
     ],
 )

@@ -12,9 +12,10 @@ from draftquant.quantize.files.hub import resolve_draft
 from draftquant.quantize.files.staging import write_text
 from draftquant.quantize.grafting.graft_layer import plan_graft
 from draftquant.quantize.stored.stored_draft import StoredDraft
+from draftquant.quantize.verify import verify_graft
 from draftquant.recipes.errors import CheckpointError
 from draftquant.scripts.cli import main
-from tiny import config_of, edit_json, read_tensors
+from tiny import config_of, edit_json, read_tensors, tiny_eagle3_llama
 from tiny_target import FORMS, MTP, quantized_target, tiny_target, write_shards
 
 INDEX, SIDE = "model.safetensors.index.json", "hf_quant_config.json"
@@ -212,6 +213,17 @@ def test_bad_input_is_refused_by_name(what: str, folders: Path, tmp_path: Path) 
     assert not (tmp_path / "out").exists()
 
 
+def test_of_folders_that_cannot_be_read_nothing_was_compared(folders: Path, tmp_path: Path) -> None:
+    draft = tiny_eagle3_llama(tmp_path / "draft")
+    broken = shutil.copytree(draft, tmp_path / "broken")
+    (broken / "model.safetensors").write_bytes(b"none")
+    of_draft = dq.verify(broken, against=draft)
+    for report in (verify_graft(tmp_path, folders / "mimo", ["a"]), of_draft):
+        told = {key for key, value in report.to_mapping().items() if value}
+        assert told < {"output", "source", "target", "layers", "faults"}
+        assert len(report.faults) == 1
+
+
 def test_modelopts_nested_declarations_name_the_layer(folders: Path, tmp_path: Path) -> None:
     """In config.json and beside it."""
     inner = {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}
@@ -244,6 +256,15 @@ def test_groups_of_the_target_by_name_are_asked_after_the_layers(
     assert list(groups) == ["mtp_0", "by_name"]
     stored = StoredDraft.read(Checkpoint.open(tmp_path / "out", subtree=MTP["mimo"]))
     assert all("int4" in scheme for scheme in of_linears(stored).values())
+    assert dq.verify(tmp_path / "out", against=target).ok
+    edit_json(tmp_path / "out" / "draftquant.json", argv=["me"])
+    (fault,) = dq.verify(tmp_path / "out", against=target).faults
+    assert fault.startswith("draftquant.json: sha256: expected its seal")
+    named["by_name"]["targets"] = ["re:.*[quk]_proj$"]
+    edit_json(tmp_path / "out" / "config.json", quantization_config=declared | {
+        "config_groups": {"mtp_0": groups["mtp_0"], **named}})  # fmt: skip
+    faults = dq.verify(tmp_path / "out", against=target).faults
+    assert any(fault.startswith("declaration of model.layers.0.") for fault in faults), faults
     changed = copied(folders / "mimo-int4", tmp_path / "changed")  # since it was quantized
     flip(next(changed.glob("*.safetensors")))
     assert graft(folders / "mimo-ct-fp8", changed, tmp_path / "none") == 2

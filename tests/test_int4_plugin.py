@@ -47,8 +47,10 @@ class PlainFp8:
         return x @ layer.weight.to(torch.float32) * layer.weight_scale
 
 
-def parameter(*, data: Tensor, **_: Any) -> nn.Parameter:
-    return nn.Parameter(data, requires_grad=False)
+def parameter(*, data: Tensor, **sharded: Any) -> nn.Parameter:
+    made = nn.Parameter(data, requires_grad=False)
+    vars(made).update(sharded)
+    return made
 
 
 def unpacked(*, reordered: bool) -> UnpackedInt4:
@@ -57,7 +59,7 @@ def unpacked(*, reordered: bool) -> UnpackedInt4:
 
 def created(scheme: UnpackedInt4, rows: list[int], columns: int) -> Any:
     layer = nn.Module()
-    scheme.create_weights(layer, rows, columns, torch.bfloat16, lambda *_: None)
+    scheme.create_weights(layer, rows, columns, torch.bfloat16, print)
     return layer
 
 
@@ -82,6 +84,9 @@ def test_served_is_the_product_with_the_codes_and_scales(reordered: bool) -> Non
     layer = created(scheme, [8, 8], COLUMNS)
     assert layer.weight.shape == (ROWS, COLUMNS // 8)
     assert layer.weight_zero_point.shape == (ROWS // 8,)
+    sharded = {"packed_factor": 8, "weight_loader": print, "output_dim": 0}  # between GPUs
+    assert vars(layer.weight) == {**sharded, "input_dim": 1, "packed_dim": 1}
+    assert vars(layer.weight_zero_point) == {**sharded, "packed_dim": 0}
     layer.weight.data.copy_(int4_words(codes(), interleaved=reordered, unsigned=False))
     layer.weight_scale.data.copy_(torch.linspace(0.5, 2.0, ROWS))
     scheme.process_weights_after_loading(layer)

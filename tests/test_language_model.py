@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import corpus
+import draftquant.api as dq
 import pytest
 import torch
 from by_recipe import draft_of
@@ -141,6 +142,8 @@ def test_what_config_json_does_not_say(tmp_path: Path) -> None:
     geometry = draft_of(source).geometry
     attention = geometry.attention
     assert (geometry.tied, attention.input_bias, attention.output_bias) == (False, True, False)
+    dq.quantize(source, "fp8-ptpc", tmp_path / "out")
+    assert dq.inspect(tmp_path / "out").audit.faults == ()  # type: ignore[union-attr]
 
 
 # ---- heads that vLLM quantizes while it loads a draft: `--head-online`

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import draftquant.api as dq
 import numpy as np
 import pytest
 from asked_pairs import check_draft
@@ -298,6 +299,8 @@ def test_d2t_out_of_range(d2t: tuple[int, ...], tmp_path: Path) -> None:
     for check in (check_vocabulary_map, find_lints):
         with pytest.raises(CheckpointError):
             check(draft)
+    with pytest.raises(CheckpointError):
+        dq.plan(tmp_path / "draft", "fp8-ptpc")
 
 
 # Halves of the concat input

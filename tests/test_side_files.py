@@ -163,16 +163,28 @@ FILES = {
     "pytorch_model.bin", "model.gguf", "evil.py", "mask_embedding.pt", "adapter_config.json",
     "sub/notes.txt", "config.json.unverified", "hf_quant_config.json", ".hidden",
 }  # fmt: skip
+OF_TOOLS = {
+    "added_tokens.json", "generation_config.json", "special_tokens_map.json",
+    "tokenizer_config.json", "chat_template.jinja", "quant_config.json", "quant_log.csv",
+    "quantization_config.json", "quantize_config.json", "recipe.yaml",
+}  # fmt: skip
+"""What transformers and quantizers write beside weights, the tokenizer's files in their words."""
+PUBLISHED = {".gitattributes", "model.sig", "speculation_profile.json", ".cache/huggingface/a"}
+HIDDEN = {f"{folder}/" for folder in (".git", ".cache", "__pycache__")}
 
 
 @pytest.mark.parametrize("foreign", [False, True])
 def test_a_file_that_nobody_owns(foreign: bool, made: Path, out: Path) -> None:
-    (out / "sub").mkdir()
-    for file in FILES:
+    for file in FILES | OF_TOOLS | PUBLISHED | {f"{folder}a" for folder in HIDDEN}:
+        (out / file).parent.mkdir(parents=True, exist_ok=True)
         (out / file).write_text("{}", encoding="utf-8")
-    faults = verify(out, made / "draft", foreign=foreign).faults
-    assert {fault.where for fault in faults} == FILES
-    assert {fault.got for fault in faults} == {"a file of neither the source nor the layout"}
+    if foreign:
+        (out / "draftquant.json").unlink()
+    found = {each.where: each.got for each in verify(out, made / "draft", foreign=foreign).faults}
+    assert found.keys() == FILES | HIDDEN | (set() if foreign else OF_TOOLS)
+    assert found.pop("tokenizer_config.json", "other bytes") == "other bytes"
+    assert {found.pop(folder) for folder in HIDDEN} == {f"{folder}a in it" for folder in HIDDEN}
+    assert {*found.values()} == {"a file of neither the source nor the layout"}
 
 
 def test_what_is_no_file(made: Path, out: Path) -> None:
@@ -218,6 +230,10 @@ Edit = Callable[[dict[str, Any]], object]
 EDITS: dict[str, tuple[Edit, str]] = {
     "hash of nothing": (
         lambda d: d["tensor_digests"].update({"of.others": "00"}), "tensor_digests.of.others",
+    ),
+    "hashes of nothing": (
+        lambda d: d["tensor_digests"].update({f"of.{n}": "00" for n in "abc"}),
+        "tensor_digests.of.c",
     ),
     "no hash": (lambda d: d["tensor_digests"].pop("norm.weight"), "tensor_digests.norm.weight"),
     "argv": (lambda d: d.update(argv=["me"]), "sha256"),

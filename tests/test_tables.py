@@ -62,7 +62,10 @@ EMBED, HEAD_TABLE = random_table(0), random_table(1)
 def test_tables_are_found_whatever_their_prefix(tmp_path: Path, body: str, top: str) -> None:
     tensors = {body + EMBEDDING: EMBED, top + HEAD: HEAD_TABLE, f"{body}norm.weight": EMBED}
     copies = {f"{body}layers.61.{EMBEDDING}": HEAD_TABLE, f"layers.61.{HEAD}": EMBED}  # of MTP
-    found = TargetTables.find(write_target(tmp_path / "t", tensors | copies, sharded=bool(top)))
+    folder = write_target(tmp_path / "t", tensors | copies, sharded=bool(top))
+    (folder / "config.json").rename(tmp_path / "kept elsewhere")
+    (folder / "config.json").symlink_to(tmp_path / "kept elsewhere")  # the user's own
+    found = TargetTables.find(folder)
     assert (found.vocab_size, found.width) == (10, 6)
     shared = found.shared()
     assert torch.equal(shared[EMBEDDING], bits(EMBED).float())

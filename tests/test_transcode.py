@@ -179,6 +179,19 @@ def test_a_global_scale_that_its_stored_inverse_does_not_give_back(tmp_path: Pat
     assert "/ 2688, inverse of the inverse" in found[scale]
 
 
+def test_what_carries_codes_of_another_tool_stays_in_another_layout(
+    draft: Path, tmp_path: Path
+) -> None:
+    """What FP8 carries is INT4, as the record of the first transcoding says."""
+    first = quantized(draft, tmp_path / "first", "int4-channel")
+    (first / "draftquant.json").unlink()
+    second = transcoded(first, tmp_path / "second", carrier="fp8_e4m3")
+    third = transcoded(second, tmp_path / "third", "quark")
+    stored = (each.dtype for name, each in read_tensors(third).items() if "_proj.weight" in name)
+    assert {*stored} == {"F8_E4M3", "F32"}  # codes and scales
+    assert same_weights(first, third)
+
+
 NOT_HELD: tuple[tuple[str | Recipe, LayoutName, CarrierChoice | None], ...] = (
     ("int4-channel", "awq", None),
     ("fp8-ptpc", "compressed-tensors", "fp8_e4m3"),

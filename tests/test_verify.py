@@ -14,7 +14,7 @@ from draftquant.quantize.files.provenance import Method
 from draftquant.quantize.verify import scales, verify
 from draftquant.recipes import ActivationFormat, Algorithm, Recipe, WeightFormat, load_recipe
 from draftquant.recipes.errors import CheckpointError, VerifyError
-from tiny import Stored, edit_json, read_tensors, store, tiny_eagle3_llama, values_of
+from tiny import Stored, config_of, edit_json, read_tensors, store, tiny_eagle3_llama, values_of
 from verify_cases import (
     ACTIVATIONS,
     ATTENTION,
@@ -53,23 +53,40 @@ def test_a_config_that_declares_another_scheme(
 
 
 @pytest.mark.parametrize(
-    ("name", "patterns", "missing"),
+    ("name", "patterns", "missing", "of_ours"),
     [
-        ("quark-int4", ["model.fc", "lm_head", "re:.*embed_tokens$"], ["fc"]),
-        ("ct-int4", ["fc", "lm_head", "re:.*embed_tokens$"], ["model.fc"]),
+        ("quark-int4", ["model.fc", "lm_head", "re:.*embed_tokens$"], ["fc"], ["fc"]),
+        ("ct-int4", ["fc", "lm_head", "re:.*embed_tokens$"], ["model.fc"], ["model.fc"]),
         # a head by the rules of these two, and an embedding, which is no linear
-        ("quark-int4", ["re:.*fc$", "re:.*embed_tokens$"], []),
-        ("ct-int4", ["re:.*fc$", "lm_head"], []),
+        ("quark-int4", ["re:.*fc$", "re:.*embed_tokens$"], [], ["lm_head"]),
+        ("ct-int4", ["re:.*fc$", "lm_head"], [], ["embed_tokens", "model.embed_tokens"]),
     ],
 )
 def test_excludes_that_miss_a_kept_module(
-    copy_of: Copy, source: Path, name: str, patterns: list[str], missing: list[str]
+    copy_of: Copy,
+    source: Path,
+    name: str,
+    patterns: list[str],
+    missing: list[str],
+    of_ours: list[str],
 ) -> None:
     out, key = copy_of(name), "exclude" if name == "quark-int4" else "ignore"
     edit_declaration(out, lambda d: d.update({key: patterns}))
     faults = verify(out, source, foreign=True).faults
     assert [fault.where for fault in faults] == [f"config.json: {m}" for m in missing]
     assert all("expected excluded: it is kept" in str(fault) for fault in faults)
+    ours = verify(out, source, method=method_of(out)).faults  # this package lists them all
+    found = [fault.where for fault in ours if fault.expected == "excluded: it is kept"]
+    assert found == [f"config.json: {m}" for m in of_ours]
+
+
+def test_a_change_inside_a_section_is_that_of_the_run(copy_of: Copy, source: Path) -> None:
+    out = copy_of("ct-int4")
+    edit_json(out / "config.json", eagle_config=config_of(out)["eagle_config"] | {"note": 1})
+    for note in (1, 2):
+        changes = {"eagle_config.note": note}
+        faults = verify(out, source, method=method_of(out), config_changes=changes).faults
+        assert [fault.where for fault in faults] == ["config.json: eagle_config"] * (note - 1)
 
 
 def put(name: str, change: Callable[[Stored], Stored]) -> Callable[[Tensors], None]:

@@ -208,6 +208,10 @@ LIES = {
     "name twice": file_of(b'{"a":1,"a":2}'),
     "no JSON": file_of(b"{'a': 1}"),
     "nested": file_of(b"[" * 200_000),
+    "long name": file_of({"a" * 1001: entry()}),
+    "many axes": file_of({"a": entry(shape=[1] * 17)}),
+    "nothing of much": file_of({"a": entry(0, 0, shape=[0, 2**63])}, b""),
+    "three offsets": file_of({"a": entry() | {"data_offsets": [0, 4, 4]}}),
     "metadata of numbers": file_of({"__metadata__": {"a": 1}}, b""),
     "a pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
 }
@@ -216,6 +220,20 @@ LIES = {
 @pytest.mark.parametrize("case", LIES.values(), ids=LIES.keys())
 def test_header_that_lies(case: bytes, tmp_path: Path) -> None:
     refused(tmp_path, case)
+
+
+SIZES = {1: "BOOL U8 I8 F8_E4M3 F8_E5M2 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ", 2: "I16 U16 F16 BF16",
+         4: "I32 U32 F32", 8: "I64 U64 F64"}  # fmt: skip
+
+
+def test_headers_just_inside_the_limits_and_every_dtype(tmp_path: Path) -> None:
+    inside = [{"a" * 1000: entry()}, {"a": entry(shape=[1] * 16)}]
+    inside += [{"a": entry(0, 0, shape=[0, 2**63 - 1])}]
+    inside += [{"a": entry(0, n, name)} for n, names in SIZES.items() for name in names.split()]
+    for header in inside:
+        ((_, *stop),) = (each["data_offsets"] for each in header.values())
+        (tmp_path / "x.safetensors").write_bytes(file_of(header, bytes(*stop)))
+        assert len(read_header(tmp_path, "x.safetensors").tensors) == 1
 
 
 @pytest.mark.parametrize("name", ["absent", "folder"])

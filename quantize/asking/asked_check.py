@@ -41,18 +41,18 @@ class AskedCheck(Brief):
     draft_sha256: str
     verdict: Verdict
     stage: str
-    error: str | None = None
-    remedy: str | None = None
+    error: str | None
+    remedy: str | None
     unloaded: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     cast: tuple[str, ...] = ()
     merged: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
-    linears: "tuple[AskedLinear, ...]" = ()
-    not_run: Mapping[str, str] | None = None
-    schemes: Mapping[str, str] | None = None
-    seconds: float = 0.0
-    memory: int = 0
+    linears: "tuple[AskedLinear, ...]"
+    not_run: Mapping[str, str] | None
+    schemes: Mapping[str, str] | None
+    seconds: float
+    memory: int
 
     @property
     def exit_code(self) -> int:

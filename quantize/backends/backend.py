@@ -57,7 +57,7 @@ class TorchBackend(Backend):
     name: BackendName = "torch"
     streams_rows = True
 
-    def __init__(self, algorithm: Algorithm = ABSMAX_NEAREST) -> None:
+    def __init__(self, algorithm: Algorithm) -> None:
         from ..algorithms import get_algorithm
 
         self._choice = algorithm

@@ -162,8 +162,8 @@ class Drafting:
     token_ids: Tensor
     rows: range
     num_draft_tokens: int
-    block_rows: int = BLOCK_ROWS
-    alive: Alive | None = None
+    block_rows: int
+    alive: Alive | None
 
     @property
     def num_rows(self) -> int:

@@ -80,7 +80,7 @@ class LatentAttention:
     qk_rope_head_dim: int
     v_head_dim: int
     rope_interleave: bool
-    indexer: Indexer | None = None
+    indexer: Indexer | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

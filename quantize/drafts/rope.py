@@ -35,7 +35,7 @@ class Yarn:
     mscale: float | None
     mscale_all_dim: float | None
     attention_factor: float | None
-    truncate: bool = True
+    truncate: bool
     """Round the ends of the ramp to whole pairs; configs in gpt-oss style say false."""
 
 
@@ -87,8 +87,8 @@ class RopeConfig:
 
     theta: float
     yarn: Yarn | None
-    scaling: Scaling | None = None
-    part: float = 1.0
+    scaling: Scaling | None
+    part: float
 
 
 SECTIONS = ("rope_scaling", "rope_parameters")

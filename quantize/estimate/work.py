@@ -128,7 +128,7 @@ def cache_works(
     own_positions: int,
     queries: int,
     tp: int,
-    dtype: KvCacheDtype | None = None,
+    dtype: KvCacheDtype | None,
 ) -> tuple[Work, ...]:
     """Attention of all layers for one sequence, one work per layer; sliding ones read a window."""
     size = ELEMENT_BYTES if dtype is None else NUMBER_FORMATS[dtype].bits // 8

@@ -82,9 +82,7 @@ def inherited(card: str) -> dict[str, Any]:
     return {key: value for key, value in kept.items() if _are_words(value)}
 
 
-def card_text(
-    front: Mapping[str, Any], ours: Iterable[str], *, before: str = "", behind: str = ""
-) -> str:
+def card_text(front: Mapping[str, Any], ours: Iterable[str], *, before: str, behind: str) -> str:
     """A whole card: front matter, our paragraphs, and what others wrote around them."""
     keys = {key: value for key, value in front.items() if value}
     matter = yaml.safe_dump(keys, sort_keys=False, allow_unicode=True, width=1000)

@@ -32,7 +32,7 @@ def check_reports(asked: Mapping[ReportFormat, Path], *, overwrite: bool = False
             what = f"--{kind}: expected a name ending in {expected}, got {got}"
             fix = f"for example {path.stem or 'gate'}{ENDINGS[kind][0]}"
             raise OutputError(path, what, fix=fix)
-        place = path.absolute().parent.resolve() / path.name
+        place = path.parent.resolve() / path.name
         if place in places:
             what = f"both --{places[place]} and --{kind} name this file"
             raise OutputError(path, what, fix="give each report a file of its own")

@@ -99,7 +99,7 @@ def find_staging(parent: Path) -> list[Staging]:
     return stagings
 
 
-def clean_folder(parent: Path, older_than: float | None = None) -> CleanReport:
+def clean_folder(parent: Path, older_than: float | None) -> CleanReport:
     """Remove the staging folders in `parent` that nobody works on any more."""
     if not parent.is_dir():
         raise OutputError(parent, "no such folder", fix="give the parent of outputs")

@@ -3,7 +3,7 @@
 import fnmatch
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...recipes.errors import LayoutError
@@ -21,7 +21,7 @@ class Merged:
     """One quantization_config for both; `cannot` says why an engine cannot take the layer."""
 
     value: dict[str, Any]
-    cannot: Mapping[str, str] = field(default_factory=dict)
+    cannot: Mapping[str, str]
 
 
 def merged_declaration(raw: RawDeclaration | None, layer: GraftedLayer) -> Merged | None:
@@ -103,8 +103,7 @@ def _told_apart(layer: GraftedLayer, modules: Collection[str], others: Collectio
 
 def _patterns_of(layer: GraftedLayer, modules: Sequence[str]) -> list[str]:
     """Patterns for some linears of the layer; no name of the target begins as they do."""
-    chosen = set(modules)
-    others = [name for name in (*layer.quantized, *layer.kept) if name not in chosen]
+    others = [name for name in (*layer.quantized, *layer.kept) if name not in modules]
     begin = f"re:{layer.names.pattern}"
     if _told_apart(layer, modules, others):
         return [f"{begin}(?:.*\\.)?{re.escape(leaf)}$" for leaf in _leaves_of(layer, modules)]

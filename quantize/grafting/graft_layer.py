@@ -321,10 +321,10 @@ def graft_layer(
     plan: GraftPlan,
     out: Path,
     *,
-    link: LinkChoice = "hard",
-    argv: Sequence[str] = (),
-    on_progress: Callable[[int], None] = lambda _count: None,
-    on_stage: Callable[[str], None] = lambda _stage: None,
+    link: LinkChoice,
+    argv: Sequence[str],
+    on_progress: Callable[[int], None],
+    on_stage: Callable[[str], None],
 ) -> GraftReport:
     """Write the folder: link, write, verify by re-reading, rename. The target is only read.
 

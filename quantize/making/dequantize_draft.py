@@ -86,7 +86,7 @@ class DequantizeReport(Brief):
         }
 
 
-def plan_dequantization(checkpoint: Checkpoint, dtype: FloatDtype | None = None) -> DequantizePlan:
+def plan_dequantization(checkpoint: Checkpoint, dtype: FloatDtype | None) -> DequantizePlan:
     """What a quantized folder becomes, in `dtype` or that of its floats; reads only headers.
 
     CheckpointError: not quantized, not as declared, or the weights that it keeps mix dtypes.

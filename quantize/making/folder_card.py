@@ -153,7 +153,7 @@ def _formats(recipe: Recipe) -> list[tuple[str, str]]:
     ]
 
 
-def least_card(facts: CardFacts, *, before: str = "", behind: str = "") -> str:
+def least_card(facts: CardFacts, *, before: str, behind: str) -> str:
     """What this folder is, and what is not known."""
     return card_text(
         facts.front_matter(),

@@ -78,7 +78,7 @@ class QuantizeReport(Brief):
     learned_norms: Mapping[str, float]
     few_inputs: Mapping[str, int]
     damping: Mapping[str, float]
-    cuts: tuple[VocabularyCut, ...] = ()
+    cuts: tuple[VocabularyCut, ...]
     loads: tuple[EngineCheck, ...] = ()
     lints: tuple[Lint, ...] = ()
     warnings: tuple[str, ...] = ()

@@ -129,7 +129,7 @@ class TranscodePlan(OutputPlan):
 
 def plan_transcoding(
     source: DraftSource,
-    layout: LayoutName | None = None,
+    layout: LayoutName | None,
     carrier: CarrierChoice | None = None,
     *,
     target_layers: int | None = None,
@@ -393,7 +393,7 @@ def _check_counts_from_the_middle(source: StoredDraft) -> None:
 
 
 def _recoded_blocks(
-    source: StoredDraft, row: Row, recipe: Recipe, under: float | None = None
+    source: StoredDraft, row: Row, recipe: Recipe, under: float | None
 ) -> Iterator[QuantizedWeight]:
     """The codes and scales of a linear, block by block, as if they came from quantizing.
 

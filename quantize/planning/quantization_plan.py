@@ -53,8 +53,8 @@ class Plan:
     recipe: Recipe
     draft: Draft
     steps: tuple[Step, ...]
-    target_layers: int | None = None
-    cache: tuple[OutputTensors, ...] = ()
+    target_layers: int | None
+    cache: tuple[OutputTensors, ...]
 
     @property
     def quantized(self) -> tuple[Step, ...]:

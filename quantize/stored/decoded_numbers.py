@@ -126,7 +126,7 @@ def stored_scalar(checkpoint: Checkpoint, tensor: TensorInfo) -> float:
 
 
 def unpack_int4(
-    words: npt.NDArray[np.int32], pack_method: str, *, unsigned: bool, out: Floats | None = None
+    words: npt.NDArray[np.int32], pack_method: str, *, unsigned: bool, out: Floats | None
 ) -> Floats:
     """INT4 codes of words [rows, words per row] -> [rows, 8 * words per row] float32, -8 .. 7."""
     rows, per_row = words.shape

@@ -202,13 +202,13 @@ def load_draft(
         fix = "serve it: draftquant measure on two servers, with the BF16 draft and with the"
         raise CheckpointError(folder, why, fix=f"{fix} quantized one, then gate --measured")
     geometry = draft.geometry if rope_theta is None else _rebased(draft.geometry, rope_theta)
-    twins = like.weights if like else {}
+    twins, given = like.weights if like else {}, shared or {}
     specs = draft.family.tensor_specs(draft.geometry)
     weights = {}
     for row in (row for row in draft.rows if not specs[row.canonical].tied):
         held, twin = held_dtype(stored, row, dtype, compact=compact), twins.get(row.canonical)
         weights[row.canonical] = read_weight(stored, row, held, device=device, twin=twin)
-    for name, table in _from_target(draft, shared or {}).items():
+    for name, table in _from_target(draft, given).items():
         fits = torch.promote_types(table.dtype, dtype) == dtype
         weights[name] = table.to(device, table.dtype if compact and fits else dtype)
     beside = draft.family.side_weights(draft.geometry, folder)
@@ -219,7 +219,7 @@ def load_draft(
     activations = {name: s.activations for name, s in schemes.items() if s is not None}
     static = {name: how for name, how in activations.items() if how in STATIC}
     scales = {n: input_scale(stored, quantized[n], how, device) for n, how in static.items()}
-    served_heads = online_heads(stored, weights, shared or {}, online_head, dtype)
+    served_heads = online_heads(stored, weights, given, online_head, dtype)
     weights |= served_heads
     online = [name.removesuffix(".weight") for name in served_heads]
     if online_head is not None:

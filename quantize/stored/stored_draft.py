@@ -142,7 +142,7 @@ class StoredDraft:
     def look(cls, checkpoint: Checkpoint, scheme: DeclaredScheme | None = None) -> "StoredDraft":
         """What the tensors are, whatever is declared; does not look inside the codes."""
         modules = frozenset(quantized_looking(checkpoint.tensors.values()))
-        biases = _biases(checkpoint) if modules else frozenset()
+        biases = _biases(checkpoint)
         plain = {
             name
             for name in checkpoint.tensors

@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -46,8 +46,6 @@ Other scales give it the largest code of the format: 7 or -8 for absmax / 7.5, 7
 Rounding the scale to BF16, F16 or F8_E4M3 does not move the largest weight out of its
 last step.
 """
-_BINS = 32
-
 Counts = npt.NDArray[np.int64]
 
 
@@ -113,9 +111,8 @@ class _Codes:
         self._values: Floats = E4M3 if scheme.number.is_fp8 else E2M1
         if scheme.number.is_integer:
             self._values = np.arange(-half, half, dtype=np.float32)
-        # FP4 values times two are whole numbers in [-16, 14].
-        fp4 = scheme.number.is_fp4
-        self._bins = (np.arange(_BINS, dtype=np.float32) - 16) / 2 if fp4 else self._values
+        fp4 = scheme.number.is_fp4  # all from -6 to 6 are halves
+        self._bins = np.linspace(-6, 6, 25, dtype=np.float32) if fp4 else self._values
         self._counts: Counts = np.zeros(len(self._bins), np.int64)
         self._zeros: Counts = np.zeros(2, np.int64)
         self._first_nan: tuple[int, int] | None = None
@@ -232,7 +229,7 @@ class Audit:
     made_by: tuple[str, ...]
     linears: tuple[LinearAudit, ...]
     faults: tuple[Fault, ...]
-    cache: Mapping[int, CacheScales] = field(default_factory=dict)
+    cache: Mapping[int, CacheScales]
 
     @property
     def quantized_bytes(self) -> int:
@@ -414,11 +411,11 @@ def _linear_mapping(linear: LinearAudit) -> dict[str, Any]:
     return {
         "module": linear.module,
         "role": linear.role,
-        "shape": list(linear.shape),
+        "shape": linear.shape,
         "bytes": linear.nbytes,
         "bits_per_weight": linear.bits_per_weight,
         "tensors": [
-            {"name": t.name, "dtype": t.dtype, "shape": list(t.shape), "bytes": t.nbytes}
+            {"name": t.name, "dtype": t.dtype, "shape": t.shape, "bytes": t.nbytes}
             for t in linear.tensors
         ],
         "codes": dataclasses.asdict(linear.codes) if linear.codes else None,

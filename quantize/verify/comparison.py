@@ -97,7 +97,7 @@ class LinearFinding:
     wrong_codes: int
     max_error: float | None
     relative_l2_error: float
-    found: str | None = None
+    found: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -333,7 +333,7 @@ def verify_cut(
     record: CutProvenance | None = None,
     *,
     target_ids: Sequence[int] | Ids | None = None,
-    target: Path | None = None,
+    target: Path | None,
     config_file: str = CONFIG_FILE,
 ) -> VerifyReport:
     """Check every byte of a cut folder; a truncated or lying file in it is a fault as well.

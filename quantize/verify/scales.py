@@ -364,7 +364,7 @@ def scale_faults(
     whole: np.float32 | None,
     rule: str,
     *,
-    dtype: str | None = None,
+    dtype: str | None,
 ) -> list[Fault]:
     """Scales of rows, groups or blocks that do not follow from the largest magnitudes.
 

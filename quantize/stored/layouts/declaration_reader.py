@@ -119,7 +119,7 @@ class ObjectReader:
         """A nested object that must exist."""
         return self._inside(self.as_it_is(key), key, ignored)
 
-    def sections(self, key: str, ignored: Collection[str] = ()) -> "list[ObjectReader]":
+    def sections(self, key: str, ignored: Collection[str]) -> "list[ObjectReader]":
         """A nested object, or a list of such, that must exist and hold at least one."""
         value = self.as_it_is(key)
         if not isinstance(value, list):

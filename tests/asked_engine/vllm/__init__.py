@@ -102,8 +102,27 @@ class Model(nn.Module):
             parameters[place].data[first : first + len(tensor)].copy_(tensor)
 
 
+STARTED = []
+
+
+def plugins():
+    STARTED[:] = ["plugins"]
+
+
+def environment(*, world_size, rank, distributed_init_method, local_rank, backend):
+    assert (world_size, rank, local_rank, backend) == (1, 0, 0, "gloo")
+    assert distributed_init_method.startswith("file:///")
+    STARTED.append("environment")
+
+
+def groups(tensor_parallel, pipeline_parallel):
+    assert (tensor_parallel, pipeline_parallel) == (1, 1)
+    STARTED.append("groups")
+
+
 def initialize_model(vllm_config, model_config=None, prefix=""):
     del vllm_config, prefix
+    assert STARTED == ["plugins", "environment", "groups"]
     if os.environ["STUB"] == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
     if os.environ["STUB"] == "hang":
@@ -160,8 +179,8 @@ _CONFIGS = ("CacheConfig", "DeviceConfig", "LoadConfig", "ModelConfig", "Paralle
             "SpeculativeConfig", "VllmConfig")  # fmt: skip
 _module("config", **dict.fromkeys(_CONFIGS, Config), set_current_vllm_config=nothing)
 _module("distributed")
-_module("distributed.parallel_state", init_distributed_environment=nothing,
-        initialize_model_parallel=nothing)  # fmt: skip
+_module("distributed.parallel_state", init_distributed_environment=environment,
+        initialize_model_parallel=groups)  # fmt: skip
 _module("model_executor")
 _module("model_executor.layers")
 _module("model_executor.layers.vocab_parallel_embedding", ParallelLMHead=ParallelLMHead)
@@ -170,7 +189,7 @@ if os.environ["STUB"] != "interfaces":
     _module("model_executor.model_loader.default_loader", DefaultModelLoader=Loader)
 _module("model_executor.model_loader.utils", initialize_model=initialize_model)
 _module("platforms", current_platform=types.SimpleNamespace(device_type="cpu"))
-_module("plugins", load_general_plugins=nothing)
+_module("plugins", load_general_plugins=plugins)
 for package in ("v1", "v1.worker", "v1.worker.gpu", "v1.worker.gpu.spec_decode"):
     _module(package)
 _module("v1.worker.gpu.spec_decode.eagle")
