@@ -33,10 +33,10 @@ def draft_of(folder: Path) -> Draft:
     return read_draft(Checkpoint.open(folder))
 
 
-def read_as(draft: Draft, config: Mapping[str, Any]) -> tuple[Draft, str]:
+def read_as(draft: Draft, config: Mapping[str, Any]) -> tuple[Draft, list[str]]:
     """The draft as its family reads it with another config.json, and what is odd about it."""
     read = read_draft(dataclasses.replace(draft.checkpoint, config=config))
-    return read, " and ".join(lint.name for lint in find_lints(read))
+    return read, [lint.name for lint in find_lints(read)]
 
 
 def planned(

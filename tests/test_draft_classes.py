@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import draftquant.api as dq
+import draftquant.quantize.drafts.architectures as names
 import pytest
 from draft_classes import CLASSES, TABLE, tensors, write
-from draftquant.quantize.drafts import architectures as names
 from draftquant.quantize.drafts.architectures import with_family_name
 from draftquant.quantize.drafts.families import FAMILIES
 from draftquant.recipes.errors import DraftQuantError

@@ -19,6 +19,7 @@ from draftquant.quantize.drafts.recognition import FAMILIES
 from draftquant.recipes.errors import DraftQuantError
 from test_family_refusals import BUILDERS as REFUSING
 from test_gemma4_assistant import assistant
+from test_packaging import MODULES, ROOT
 from tiny import tiny_eagle3_llama
 from tiny_dflash import tiny_laguna
 from tiny_dspark import tiny_nemotron
@@ -104,7 +105,9 @@ def fields(draft: Any, config: Config) -> dict[str, str]:
     found, lints = read_as(draft, config)
     lines = " ".join(lines_of(found.geometry, "geometry"))
     words = (word.partition("=") for word in lines.split(" ") if "=" in word)
-    return {"family": found.family.name, "lints": lints} | {key: own for key, _, own in words}
+    return {"family": found.family.name, "lints": " and ".join(lints)} | {
+        key: own for key, _, own in words
+    }
 
 
 def tell(name: str, answers: Iterable[tuple[str, str]]) -> None:
@@ -163,3 +166,11 @@ def test_what_each_family_knows(family: Any) -> None:
     known |= {"misnamed": dict(family.misnamed), "of others": dict(family.relatives)}
     known["engines"] = [*lines_of(family.engine_traits, "all")]
     check_told("families", {family.name: known})
+
+
+def test_nothing_but_its_module_names_a_family() -> None:
+    """As a text of its own."""
+    own = ("quantize/drafts/families/", "scripts/dev/", "quantize/asking/inside/")  # vLLM's methods
+    others = [module for module in MODULES if not module.as_posix().startswith(own)]
+    texts = [(ROOT / module).read_text(encoding="utf-8") for module in others]
+    assert not [family.name for family in FAMILIES if any(f'"{family.name}"' in t for t in texts)]

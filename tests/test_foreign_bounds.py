@@ -6,11 +6,11 @@ The limits are worked out here from the roundings that the tools are known for.
 from types import SimpleNamespace
 from typing import Any
 
+import draftquant.quantize.verify.foreign_rules as foreign_rules
 import numpy as np
 import pytest
 from draftquant.quantize.stored.layouts import READ_LAYOUTS
 from draftquant.quantize.stored.layouts.scheme import DeclaredScheme
-from draftquant.quantize.verify import foreign_rules
 from draftquant.quantize.verify.code_judges import Block, Buffers, Near, Nearest
 from draftquant.quantize.verify.foreign_rules import (
     AboutNearest,

@@ -2,16 +2,10 @@
 
 import sys
 import types
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
-from unittest.mock import Mock
 
-import corpus
 import pytest
 from draftquant import api as dq
-from draftquant.quantize.asked import Verifying
-from draftquant.quantize.verify.verification import verify_as_asked
 from draftquant.recipes.listener import SILENT
 from draftquant.scripts.frame.ears import usual_listener
 
@@ -87,14 +81,3 @@ def test_a_verb_shows_it_by_default_and_elsewhere_it_is_that_of_the_command_line
         bar.set(2, 2)
     out, err = capfd.readouterr()
     assert (out, err.partition(" in ")[0]) == ("", "replay: 2")
-
-
-def test_the_bar_of_verify_moves_from_byte_to_byte() -> None:
-    bar = Mock(measured=False)
-    listener: Any = Mock(bar=lambda *_: nullcontext(bar))
-    out, draft = (corpus.quantized("eagle3-llama", "fp8-ptpc"), corpus.draft("eagle3-llama"))
-    verify_as_asked(Verifying(output=out, against=draft, listener=listener))
-    done, totals = zip(*(shown.args for shown in bar.set.call_args_list), strict=True)
-    assert list(done) == sorted({*done})
-    assert {*totals} == {done[-1]}
-    bar.phase.assert_called_with("verify", done[-1], "bytes")

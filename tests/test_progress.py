@@ -4,14 +4,20 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from draftquant.recipes.listener import beyond_kept
+from draftquant.scripts.cli import main
 from draftquant.scripts.frame import progress
 from draftquant.scripts.frame.progress import heartbeat, progress_bar, seconds
 from draftquant.scripts.frame.streams import SPEECH, speak
+from test_scenes import PAIR, PLAIN
+from test_scenes import said as written_drafts
+from tiny_target import tiny_target
+from told import check_told
 
 
 @pytest.fixture(autouse=True)
@@ -134,3 +140,53 @@ def test_seconds() -> None:
     counts = (0.04, 9.94, 10.2, 99.0, 100.0, 3599.5, 7500.0)
     shown = ["0.0 s", "9.9 s", "11 s", "99 s", "1 min 40 s", "1 h 00 min", "2 h 05 min"]
     assert [seconds(count) for count in counts] == shown
+
+
+# ---- every phase of a command rises to its total, and is told by name
+
+
+COMMANDS = f"""\
+quantize draft --recipe int4-channel-gptq --traces said --out gptq
+quantize draft --recipe fp8-ptpc --vocab-size 24 --traces said --out cut
+quantize draft --recipe blackwell-fp8 --kv-cache measured --traces said --out static
+verify gptq --against draft
+transcode cut --layout quark --out carried
+dequantize gptq --out plain
+quantize target --subtree model.mtp_layers.0 --recipe fp8-ptpc --out layer
+graft target layer --replace --out grafted
+vocab draft --traces said --size 24 --out rows
+replay draft gptq --traces said -k 2 --batch-size 5
+compare draft gptq plain --traces said -k 2
+gate draft gptq --traces other -k 2
+parity draft draft gptq --traces said -k 2
+{PLAIN} --batch-size 2 --out recorded
+traces merge said other --out both
+"""
+
+
+class Heard(progress.Phase):
+    """A phase that is remembered, and never goes back or beyond its end."""
+
+    phases: ClassVar[list["Heard"]] = []
+
+    def __init__(self, *told: Any, **named: Any) -> None:
+        super().__init__(*told, **named)
+        self.phases.append(self)
+
+    def move(self, done: int, total: int) -> None:
+        assert self.done <= done <= (total or done), (self.label, self.done, done, total)
+        super().move(done, total)
+
+
+@pytest.mark.untold
+def test_every_phase_rises_to_its_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    written_drafts(tmp_path)
+    tiny_target(tmp_path / "target", "mimo")
+    monkeypatch.setattr(progress, "Phase", Heard)
+    for number, line in enumerate(COMMANDS.splitlines(), 1):
+        Heard.phases.clear()
+        code = main(line.split())
+        ends = [f"{a.label}: {a.done:,} of {a.total:,} {a.unit}" for a in Heard.phases if a.label]
+        name = line.replace(f"{PAIR}/", "")
+        check_told("phases", {f"{number:02} {name}": "\n".join([f"exit code {code}", *ends])})

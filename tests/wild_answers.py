@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from by_recipe import draft_of, planned, quantized
+from by_recipe import draft_of, planned, quantized, read_as
 from draftquant.calibration.passes.draft_inputs import default_aux_layer_ids
 from draftquant.quantize.engines.contract import EngineName
 from draftquant.quantize.engines.engine_check import check_checkpoint, with_maths
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.lints.catalogue import find_lints
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes import DraftQuantError
 from draftquant.validate.counting.draft_counts import DraftReplay
@@ -109,8 +108,8 @@ def said(command: object, *arguments: object) -> Answer:
 
 def _inspect(folder: Path) -> Answer:
     draft = draft_of(folder)
-    names = sorted(lint.name for lint in find_lints(draft))
-    return Answer(True, ", ".join([draft.family.name, *names]))
+    lints = sorted(read_as(draft, draft.checkpoint.config)[1])
+    return Answer(True, ", ".join([draft.family.name, *lints]))
 
 
 def _plan(folder: Path, recipe: str) -> Answer:
