@@ -11,11 +11,14 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from by_recipe import draft_of
 from draftquant.quantize.drafts import read_draft
+from draftquant.quantize.drafts.config_reader import KEY
+from draftquant.quantize.drafts.families.dflash import is_nemotron
 from draftquant.quantize.drafts.family import Draft, Family
 from draftquant.quantize.drafts.recognition import FAMILIES
 from draftquant.quantize.engines.contract import EngineName
@@ -169,3 +172,22 @@ def test_what_each_family_knows(family: Family) -> None:
     known |= {"misnamed": dict(family.misnamed), "of others": dict(family.relatives)}
     known["engines"] = [*lines_of(family.engine_traits, "all")]
     check_told("families", {family.name: known})
+
+
+def test_what_sglang_takes_for_a_draft_of_nemotron() -> None:
+    """Each key decides, alone (`is_nemotron_35_draft_config`)."""
+    section = {"target_layer_ids": [0, 2], "sample_from_anchor": False}
+    config = {
+        "architectures": ["DFlashDraftModel"], "has_embed_tokens": True, "dflash_config": section,
+        "quantization_config": {"quant_algo": "W4A16_NVFP4"}, KEY: [1, 3],
+    }  # fmt: skip
+    others: Config = {
+        "architectures": ["DFlash2DraftModel"], "has_embed_tokens": False, "has_lm_head": True,
+        "quantization_config": {"quant_algo": "NVFP4"}, KEY: [1, 4],
+    }  # fmt: skip
+    sections = ({"target_layer_ids": 2}, {"sample_from_anchor": 1})
+    empty = {**config, "dflash_config": {**section, "target_layer_ids": []}, KEY: []}
+    changed = [empty, *({**config, key: value} for key, value in others.items())]
+    changed += [{**config, "dflash_config": {**section, **other}} for other in sections]
+    assert is_nemotron(SimpleNamespace(config=config))  # type: ignore[arg-type]
+    assert not any(is_nemotron(SimpleNamespace(config=c)) for c in changed)  # type: ignore[arg-type]
