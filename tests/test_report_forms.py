@@ -291,7 +291,7 @@ def test_every_chart_is_drawn_as_it_is_kept() -> None:
         "forest of two": plots.forest("f", two, series=("first", "second"), **named),
         "contexts": plots.contexts(lengths(5), words.DRAFTS),
         "contexts of many": plots.contexts(lengths(19), sides),
-        "positions": plots.positions(((0.8, 0.5, 0.2), (0.7, 0.5, 0.1)), words.DRAFTS),
+        "positions": plots.positions(((0.8, 0.5), (0.7, 0.5)), words.DRAFTS),
         "positions of one": plots.positions(((0.8,), (0.7,)), sides),
         "histogram": plots.histogram(((3, 2, 1), (2, 2, 2)), words.DRAFTS),
         "histogram of many": plots.histogram((range(1, 21), range(20, 0, -1)), sides),
