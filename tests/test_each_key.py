@@ -20,7 +20,6 @@ from draftquant.quantize.drafts.families.dflash import is_nemotron
 from draftquant.quantize.drafts.recognition import FAMILIES
 from draftquant.recipes.errors import DraftQuantError
 from test_family_refusals import BUILDERS as REFUSING
-from test_family_refusals import IDS
 from test_gemma4_assistant import assistant
 from test_packaging import MODULES, ROOT
 from tiny import tiny_eagle3_llama
@@ -32,6 +31,7 @@ from told import check_told, lines_of, normal
 pytestmark = pytest.mark.untold
 
 Config = Mapping[str, Any]
+IDS = "eagle_aux_hidden_state_layer_ids"
 ROPES: Mapping[str, Config] = {
     "linear": {"rope_type": "linear", "factor": 2.0},
     "dynamic": {"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 512},
