@@ -9,6 +9,7 @@ term (a dropped norm, an angle off by one position, one key too many) moves logi
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import pytest
 import torch
 from asked_pairs import check_draft
 from by_recipe import draft_of
-from draftquant.quantize.drafts.families.dflash import DFlash
+from draftquant.quantize.drafts.families.dflash import DFlash, is_nemotron
 from draftquant.quantize.drafts.passes import BlockForward
 from draftquant.quantize.drafts.shared.block_layers import DFlashGeometry
 from draftquant.quantize.stored.loading import load_draft
@@ -29,6 +30,7 @@ from tiny_dflash import OWN_KEYS, tiny_dflash
 from torch import Tensor
 
 BLOCK_SIZE = 6
+IDS = "eagle_aux_hidden_state_layer_ids"
 CONFIG: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -274,3 +276,22 @@ def test_scores_of_dflash2_are_finite_and_those_of_its_candidates(tmp_path: Path
     assert bool(scores.isfinite().all())
     assert logits.isfinite().sum(-1).tolist() == [8, 8, 8]
     assert torch.equal(logits[logits.isfinite()], scores[logits.isfinite()])
+
+
+def test_what_sglang_takes_for_a_draft_of_nemotron() -> None:
+    """Each key decides, alone (`is_nemotron_35_draft_config`)."""
+    section = {"target_layer_ids": [0, 2], "sample_from_anchor": False}
+    config = {
+        "architectures": ["DFlashDraftModel"], "has_embed_tokens": True, "dflash_config": section,
+        "quantization_config": {"quant_algo": "W4A16_NVFP4"}, IDS: [1, 3],
+    }  # fmt: skip
+    others: dict[str, Any] = {
+        "architectures": ["DFlash2DraftModel"], "has_embed_tokens": False, "has_lm_head": True,
+        "quantization_config": {"quant_algo": "NVFP4"}, IDS: [1, 4],
+    }  # fmt: skip
+    sections = ({"target_layer_ids": 2}, {"sample_from_anchor": 1})
+    empty = {**config, "dflash_config": {**section, "target_layer_ids": []}, IDS: []}
+    changed = [empty, *({**config, key: value} for key, value in others.items())]
+    changed += [{**config, "dflash_config": {**section, **other}} for other in sections]
+    assert is_nemotron(SimpleNamespace(config=config))  # type: ignore[arg-type]
+    assert not any(is_nemotron(SimpleNamespace(config=c)) for c in changed)  # type: ignore[arg-type]

@@ -10,18 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from asked_pairs import check_config
 from by_recipe import draft_of, read_as
-from draftquant.quantize.drafts.families.dflash import is_nemotron
 from draftquant.quantize.drafts.recognition import FAMILIES
 from draftquant.recipes.errors import DraftQuantError
 from test_family_refusals import BUILDERS as REFUSING
 from test_gemma4_assistant import assistant
-from test_packaging import MODULES, ROOT
 from tiny import tiny_eagle3_llama
 from tiny_dflash import tiny_laguna
 from tiny_dspark import tiny_nemotron
@@ -31,7 +28,6 @@ from told import check_told, lines_of, normal
 pytestmark = pytest.mark.untold
 
 Config = Mapping[str, Any]
-IDS = "eagle_aux_hidden_state_layer_ids"
 ROPES: Mapping[str, Config] = {
     "linear": {"rope_type": "linear", "factor": 2.0},
     "dynamic": {"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 512},
@@ -169,30 +165,3 @@ def test_what_each_family_knows(family: Any) -> None:
     known |= {"misnamed": dict(family.misnamed), "of others": dict(family.relatives)}
     known["engines"] = [*lines_of(family.engine_traits, "all")]
     check_told("families", {family.name: known})
-
-
-def test_nothing_but_its_module_names_a_family() -> None:
-    """As a text of its own."""
-    own = ("quantize/drafts/families/", "scripts/dev/", "quantize/asking/inside/")  # vLLM's methods
-    others = [module for module in MODULES if not module.as_posix().startswith(own)]
-    texts = [(ROOT / module).read_text(encoding="utf-8") for module in others]
-    assert not [family.name for family in FAMILIES if any(f'"{family.name}"' in t for t in texts)]
-
-
-def test_what_sglang_takes_for_a_draft_of_nemotron() -> None:
-    """Each key decides, alone (`is_nemotron_35_draft_config`)."""
-    section = {"target_layer_ids": [0, 2], "sample_from_anchor": False}
-    config = {
-        "architectures": ["DFlashDraftModel"], "has_embed_tokens": True, "dflash_config": section,
-        "quantization_config": {"quant_algo": "W4A16_NVFP4"}, IDS: [1, 3],
-    }  # fmt: skip
-    others: Config = {
-        "architectures": ["DFlash2DraftModel"], "has_embed_tokens": False, "has_lm_head": True,
-        "quantization_config": {"quant_algo": "NVFP4"}, IDS: [1, 4],
-    }  # fmt: skip
-    sections = ({"target_layer_ids": 2}, {"sample_from_anchor": 1})
-    empty = {**config, "dflash_config": {**section, "target_layer_ids": []}, IDS: []}
-    changed = [empty, *({**config, key: value} for key, value in others.items())]
-    changed += [{**config, "dflash_config": {**section, **other}} for other in sections]
-    assert is_nemotron(SimpleNamespace(config=config))  # type: ignore[arg-type]
-    assert not any(is_nemotron(SimpleNamespace(config=c)) for c in changed)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import draftquant.api as dq
 import laguna_draft
 import pytest
 import torch
@@ -12,7 +13,6 @@ from by_recipe import draft_of, quantized
 from draftquant.quantize.drafts.families.laguna_dflash import FAMILY, rope_of_class
 from draftquant.quantize.drafts.rope import read_rope
 from draftquant.quantize.files.hub import DraftSource
-from draftquant.quantize.lints.catalogue import find_lints
 from draftquant.quantize.making.dequantize_draft import dequantize_draft
 from draftquant.quantize.verify import verify
 from draftquant.recipes.errors import CheckpointError
@@ -106,7 +106,7 @@ def test_the_rope_that_vllm_takes_from_its_class_is_written_out(tmp_path: Path) 
     said = check_draft(source, engine="vllm", arch="sm90")
     assert (said.verdict, "base 10000" in str(said.error)) == ("LOADS BUT WRONG", True)
     assert draft_of(source).geometry.rope == read_rope({"rope_theta": 500000.0}, "")
-    assert [lint.name for lint in find_lints(draft_of(source))] == ["laguna-rope"]
+    assert [lint.name for lint in dq.inspect(source).lints] == ["laguna-rope"]
     quantized(source, "fp8-ptpc", out, fix_config=True)
     assert check_draft(out, engine="vllm", arch="sm90").verdict != "LOADS BUT WRONG"
     for kind, theta in (("sliding_attention", 10000.0), ("full_attention", 500000.0)):

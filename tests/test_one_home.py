@@ -37,23 +37,17 @@ def test_nobody_outside_the_layouts_asks_for_one_by_name() -> None:
     assert asking == []
 
 
-def texts_in(source: str) -> set[str]:
-    return {
-        node.value
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    }
-
-
-def test_engines_ask_traits_and_name_no_family() -> None:
-    names = {family.name for family in FAMILIES}
-    drafts = re.compile("Eagle|EAGLE|DFlash|DSpark")
-    names |= {name for each in FAMILIES for name in each.architectures if drafts.search(name)}
-    assert texts_in('x = family == "dflash"\ny = "DFlashDraftModel"') <= names
+def test_nothing_but_its_module_names_a_family_and_engines_ask_traits() -> None:
+    names, drafts = {family.name for family in FAMILIES}, re.compile("Eagle|EAGLE|DFlash|DSpark")
+    classes = {name for each in FAMILIES for name in each.architectures if drafts.search(name)}
+    own = ("quantize/drafts/families/", "quantize/asking/inside/")  # of vLLM's methods
     named = {
-        path.relative_to(ROOT).as_posix(): sorted(found)
-        for path in (ROOT / "quantize" / "engines").rglob("*.py")
-        if (found := names & texts_in(path.read_text(encoding="utf-8")))
+        name: sorted(found)
+        for package in ("recipes", "quantize", "calibration", "validate", "scripts")
+        for path in (ROOT / package).rglob("*.py")
+        if not (name := path.relative_to(ROOT).as_posix()).startswith((*own, "scripts/dev/"))
+        for words in [names | classes if "/engines/" in name else names]
+        if (found := {each for each in words if f'"{each}"' in path.read_text(encoding="utf-8")})
     }
     assert named == {}
 

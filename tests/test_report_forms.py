@@ -254,9 +254,6 @@ def test_a_test_case_of_each_judgement() -> None:
     )  # fmt: skip
 
 
-# ---- charts
-
-
 ROWS = (
     plots.Interval(label="all prompts", estimate=-0.002, lower=-0.006, upper=0.002, limit=-0.01,
              whole=True),
