@@ -33,7 +33,7 @@ def test_a_draft_without_a_config_is_said_to_have_none() -> None:
         assert cells(WRITTEN, row.name)[1] == NOT_FOUND
 
 
-@pytest.mark.some(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("row", FOUND, ids=lambda row: row.name)
 def test_the_page_is_what_the_commands_say(row: object, tmp_path: Path) -> None:
     assert row in FOUND

@@ -78,7 +78,11 @@ GPTQ_FORMATS = cases(
 # ---- the process: the first test, in which a toolkit is really imported
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=needs(n)) for n in ("quark", "modelopt")])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("quark", marks=[needs("quark"), pytest.mark.slow]),
+     pytest.param("modelopt", marks=needs("modelopt"))],
+)  # fmt: skip
 def test_first_use_leaves_the_process_as_it_was(
     name: BackendName, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -59,7 +59,7 @@ def test_every_draft_is_read_or_told_what_it_is(tmp_path: Path) -> None:
         assert why in str(caught.value), draft.name
 
 
-@pytest.mark.some(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLE)
 def test_the_table_is_what_the_commands_say(name: str, tmp_path: Path) -> None:
     draft = next(draft for draft in DRAFTS if draft.name == name)

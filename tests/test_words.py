@@ -98,7 +98,7 @@ def told_in(tree: ast.Module) -> Iterator[tuple[str, dict[str, str]]]:
 
 def slang(text: str, words: dict[str, str]) -> Iterator[str]:
     """Where a text has one of the words, and what to say instead."""
-    text = re.sub(r"\s+", " ", text)
+    text = " ".join(text.split())
     for word, better in words.items():
         for match in re.finditer(word, text, re.IGNORECASE):
             yield f"{text[max(match.start() - 30, 0) : match.end() + 20]!r}: say {better!r}"
