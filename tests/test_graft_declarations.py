@@ -22,7 +22,7 @@ NAMELESS = LayerNames(on_disk=("mtp.0",), engines={"vllm": None, "sglang": ("sel
 START = r"(?:model\.decoder|model\.layers\.2)\."
 CASES = tomllib.loads(Path(__file__).with_name("graft_declarations.toml").read_text("utf-8"))
 LISTS = {"config_groups", "format", "ignore", "exclude", "exclude_modules"}
-LISTS |= {"modules_to_not_convert"}
+LISTS |= {"ignored_layers", "modules_to_not_convert"}
 
 
 def raw(value: Object | None) -> RawDeclaration | None:
