@@ -53,7 +53,7 @@ def said(work: Path) -> Path:
 
 def others(work: Path) -> Path:
     """Quantized drafts without a record, of another config or shape."""
-    tiny_eagle3_llama(work / "bf16-eps", config={"rms_norm_eps": 0.001})
+    tiny_eagle3_llama(work / "bf16-eps", config={"rms_norm_eps": 1, "max_position_embeddings": 16})
     tiny_eagle3_llama(work / "bf16-wide", intermediate=128)
     for name in ("eps", "wide"):
         dq.quantize(work / f"bf16-{name}", "fp8-ptpc", work / name)
