@@ -9,11 +9,14 @@ from pathlib import Path
 
 import torch
 from answers import AUX_LAYERS
+from draftquant.scripts.dev import PAIRS
 from draftquant.scripts.dev.training.draft import (
+    Draft,
     distillation_loss,
     fresh_draft,
     scored_rows,
     ship_draft,
+    shipped_draft,
 )
 from draftquant.scripts.dev.training.draft_kinds import DFLASH, EAGLE3_LLAMA
 from draftquant.scripts.dev.training.optimisation import Schedule, minimise
@@ -38,6 +41,8 @@ _ALIKE = 16
 """Lengths are multiples of it, since products of a new shape are compiled first."""
 DRAFT_VOCABULARY = 4096
 """Rows of the cut head."""
+STARTS = {"eagle3": PAIRS / "smollm2/draft"}
+"""A training goes on from what an earlier one shipped."""
 _AS_TARGET = {
     "num_attention_heads": 9,
     "num_key_value_heads": 3,
@@ -79,7 +84,7 @@ DRAFTS = {
 def train(name: str, target: Path, states: Path, out: Path, schedule: Schedule, seed: int) -> None:
     """Train, and write `out`/draft; a killed run goes on from `out`/state.pt.
 
-    Embedding and head are the target's, and the norm before the head begins as a third of the
+    A draft of `STARTS` begins as the one there. Embedding and head are the target's, and the norm before the head begins as a third of the
     target's: its logits would be wild with all of it. Of every channel of the features the draft
     trains on what is left when the root mean square is divided out, which `fc` takes in at the end:
     some channels are a thousand times larger.
@@ -92,6 +97,8 @@ def train(name: str, target: Path, states: Path, out: Path, schedule: Schedule, 
     with torch.no_grad():
         draft.weights["norm.weight"].copy_(model.base_model.norm.weight / 3)
     sample, scale = sampler(states, schedule.batch_size)
+    if name in STARTS:
+        _begin_as(draft, STARTS[name], scale)
     head = draft.weights["lm_head.weight"]
     read = head.to(PRODUCTS)
 
@@ -126,6 +133,14 @@ def train(name: str, target: Path, states: Path, out: Path, schedule: Schedule, 
     ship_draft(shipped, trained.config(SIZE), out / "draft")
     report = {"seed": seed, "schedule": asdict(schedule), "losses": losses}
     (out / "training.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+@torch.no_grad()
+def _begin_as(draft: Draft, folder: Path, scale: Tensor) -> None:
+    """Take the weights of a draft that shipped, but for its cut head; features come divided."""
+    for name, weight in shipped_draft(draft, folder).weights.items():
+        if name in draft.weights and draft.weights[name].requires_grad:
+            draft.weights[name].copy_(weight * scale if name == "fc.weight" else weight)
 
 
 def sampler(states: Path, batch_size: int) -> tuple[Callable[[], Traces], Tensor]:
