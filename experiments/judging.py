@@ -50,7 +50,8 @@ class Case:
     @property
     def folder(self) -> str:
         """A name of the quantized draft."""
-        options = [word.lstrip("-") for word in self.quantize if word != "--recipe"]
+        words = (Path(word).stem if word.endswith(".yaml") else word for word in self.quantize)
+        options = [word.lstrip("-") for word in words if word != "--recipe"]
         return ".".join([*options, *([self.calibrated_on] if self.calibrated_on else [])])
 
     @property

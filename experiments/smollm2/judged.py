@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 
 from draftquant.scripts.dev.docs.choices import choices
 from judging import Case, Recording, of_recipe
@@ -26,6 +27,10 @@ _WEIGHTS = (
 _HEADS = ("fp8-ptpc-head", "int8-channel-head", "int4-channel-gptq-head")
 
 
+HEADS = sorted(str(path) for path in Path(__file__).parent.glob("heads/*.yaml"))
+"""Recipes with the layers of `fp8-ptpc` and other heads."""
+
+
 def advised() -> tuple[str, ...]:
     """Recipes of README's table."""
     return tuple(dict.fromkeys(
@@ -42,6 +47,9 @@ def _cases() -> Iterator[Case]:
         own_head = draft in ("shipped", "eagle3-cut")
         for name in recipes if own_head else recipes[: -len(_HEADS)]:
             yield of_recipe("recipes", name, draft=draft)
+    for draft, head in itertools.product(("shipped", "eagle3-cut"), HEADS):
+        seen = "calibration-64" if "gptq" in head else ""
+        yield Case(question="heads", draft=draft, quantize=("--recipe", head), calibrated_on=seen)
     for draft, seen in itertools.product(DEPTHS, ("16", "256")):
         yield of_recipe("calibration", "int4-channel-gptq", f"calibration-{seen}", draft=draft)
 

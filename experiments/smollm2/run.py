@@ -25,7 +25,7 @@ from draftquant.scripts.dev.training.optimisation import Schedule  # noqa: E402
 from stages import Stages, Work, run_asked  # noqa: E402
 
 SCHEDULES = {
-    "eagle3": Schedule(num_steps=5000, batch_size=8, max_learning_rate=4e-3, muon=True),
+    "eagle3": Schedule(num_steps=6000, batch_size=8, max_learning_rate=4e-3, muon=True),
     "dflash": Schedule(num_steps=1200, batch_size=24, max_learning_rate=4e-3, muon=True),
 }
 
