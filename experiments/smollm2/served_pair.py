@@ -33,7 +33,7 @@ FP8_CACHE = "fp8-ptpc, KV cache in FP8"
 FEW = (PLAIN, BF16, "fp8-ptpc", "int4-channel-gptq")
 RECIPES = (*FEW[2:], TRANSCODED, "fp8-ptpc-head", FP8_CACHE)
 SERVERS = (PLAIN, BF16, *RECIPES)
-NUM_PROMPTS, NUM_SUMS = 48, 100
+NUM_PROMPTS, NUM_SUMS = 96, 100
 HERE = Path(__file__).resolve().parent
 _START = 1800
 """Seconds that servers get to start on a busy machine."""
