@@ -44,11 +44,6 @@ def speculative(
     return run(records, name="q", speculation=SPECULATION, **asked)
 
 
-def only(*arguments: Any, **options: Any) -> ParityFinding:
-    (finding,) = divergence_findings(*arguments, **options)
-    return finding
-
-
 def again(outputs: Sequence[Sequence[int]], count: int = 30) -> Measurement:
     """A second plain run, in which the first prompts have these outputs."""
     texts = [*outputs, *[TEXT] * (count - len(outputs))]
@@ -85,7 +80,7 @@ def test_a_near_tie_explains_no_third_token() -> None:
     for logprob, verdict in ((-1.1, "PASS"), (-1.5, "PASS"), (-1.51, "FAIL"), (-0.4, "FAIL")):
         changed = record(3, (5, 9, 9, 9), token_logprob=(-0.1, logprob, -1.0, -1.0))
         spec = run([*told[:3], changed, *told[4:]], speculation=SPECULATION)
-        found = only(run(told), [spec])
+        (found,) = divergence_findings(run(told), [spec])
         assert found.verdict == verdict
         assert found.details[1]["drop"] == pytest.approx(-1.0 - logprob)
 
