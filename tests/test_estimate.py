@@ -55,13 +55,11 @@ def drafts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Draft]:
     return {name: read_draft(write_headers(folder / name, name)) for name in REAL_DRAFTS}
 
 
-def round_of(
-    draft: Draft, recipe: str | None = None, *, k: int = 3, context: int = 4096, tp: int = 1
-) -> Round:
+def round_of(draft: Draft, recipe: str | None = None, *, k: int = 3, tp: int = 1) -> Round:
     weights = plain_weights(draft)
     if recipe:
         weights = planned_weights(make_plan(load_recipe(recipe), draft))
-    return draft_round(draft, weights, VerifyStep(k, context, tp))
+    return draft_round(draft, weights, VerifyStep(k, 4096, tp))
 
 
 def parts(read: Pass | Round, concurrency: int = 1) -> dict[str, int]:

@@ -34,13 +34,8 @@ def plain(count: int = 30, **asked: Any) -> Measurement:
     return run(records, name="plain", **asked)
 
 
-def speculative(
-    changed: dict[int, Sequence[int]], count: int = 30, ended: str = "length", **asked: Any
-) -> Measurement:
-    records = [
-        record(i, changed.get(i, TEXT), ended=ended if i in changed else "length")
-        for i in range(count)
-    ]
+def speculative(changed: dict[int, Sequence[int]], count: int = 30, **asked: Any) -> Measurement:
+    records = [record(i, changed.get(i, TEXT)) for i in range(count)]
     return run(records, name="q", speculation=SPECULATION, **asked)
 
 
