@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -19,6 +20,8 @@ from told import _told  # noqa: F401 - for every test
 pytest_plugins = ["workers"]
 
 os.environ["DRAFTQUANT_CACHE"] = ""  # nothing of one test, or of the tester, reaches another
+os.environ["TZ"] = "Here-5:45"  # where no clock shows the same hour or minute as that of UTC
+time.tzset()
 
 settings.register_profile(
     "suite",

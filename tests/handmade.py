@@ -55,9 +55,7 @@ MADE: dict[str, Made] = {
 }
 
 
-def quantize_by_hand(
-    source: Path, out: Path, made: Made, *, input_scale: float = 0.05, share: bool = False
-) -> Path:
+def quantize_by_hand(source: Path, out: Path, made: Made, *, share: bool = False) -> Path:
     """Quantize every attention and MLP linear of `source` into the new folder `out`.
 
     With `share`, linears that engines fuse get one FP8 scale, as NVFP4's always do.
@@ -70,7 +68,7 @@ def quantize_by_hand(
         if module.rpartition(".")[2] in LINEARS:
             shared = share or made.dtype == "nvfp4"
             largest = fused_absmax(tensors, module) if shared else None
-            quantized |= encode(module, tensor, made, input_scale, largest=largest)
+            quantized |= encode(module, tensor, made, largest)
         else:
             quantized[name] = tensor
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
@@ -91,14 +89,12 @@ def quantize_by_hand(
     return out
 
 
-def encode(
-    module: str, weight: Stored, made: Made, input_scale: float, *, largest: float | None = None
-) -> dict[str, Stored]:
+def encode(module: str, weight: Stored, made: Made, largest: float | None) -> dict[str, Stored]:
     """The stored tensors of one linear; `largest` of all that it is fused with."""
     parts = stored_parts(by_hand(weight, made, largest), weight.dtype, made)
     if made.activations == "static":
         shape = (1,) if made.layout == "compressed-tensors" else ()
-        parts["input_scale"] = store(np.full(shape, input_scale, np.float32), "F32")
+        parts["input_scale"] = store(np.full(shape, 0.05, np.float32), "F32")
     return {f"{module}.{suffix}": tensor for suffix, tensor in parts.items()}
 
 

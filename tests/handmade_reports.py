@@ -68,12 +68,10 @@ ONE_BY_ONE = [
 HASHES = Background(baseline_sha256="1" * 64, candidate_sha256="2" * 64)
 
 
-def comparison(
-    verdict: str = "PASS", *, categories: str = "a", every_category_passes: bool = False
-) -> Judgement:
+def comparison(verdict: str = "PASS", *, categories: str = "a") -> Judgement:
     """A comparison of two replays that gives this verdict."""
     drop, noise = DROPS[verdict]
-    policy = resolve_policy("release", every_category_passes=every_category_passes)
+    policy = resolve_policy("release")
     baseline = replay(BASELINE, name="bf16", categories=categories)
     candidate = replay(noisy(drop, noise), name="int4", categories=categories)
     return judge(baseline, candidate, policy, background=HASHES)

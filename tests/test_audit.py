@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored.stored_declaration import looks_quantized
-from draftquant.quantize.verify.audit import Audit, LinearAudit, audit_checkpoint
+from draftquant.quantize.verify.audit import Audit, audit_checkpoint
 from draftquant.scripts.cli import main
 from handmade import MADE, by_hand, quantize_by_hand, stored_parts
 from handmade_numbers import Rounded, codes_under
@@ -38,11 +38,6 @@ def audited(folder: Path) -> Audit:
     return audit_checkpoint(checkpoint)
 
 
-def linear_of(found: Audit, module: str = Q) -> LinearAudit:
-    (linear,) = (linear for linear in found.linears if linear.module == module)
-    return linear
-
-
 def faults_of(folder: Path) -> list[str]:
     return [str(fault) for fault in audited(folder).faults]
 
@@ -61,14 +56,6 @@ def replaced(name: str, change: Callable[[Stored], Stored]) -> Change:
     return lambda tensors: tensors.__setitem__(name, change(tensors[name]))
 
 
-def copied(name: str, to: str) -> Change:
-    return lambda tensors: tensors.__setitem__(to, tensors[name])
-
-
-def with_a_nan(fp8: Stored) -> Stored:
-    return fp8._replace(data=fp8.data[:300] + b"\x7f" + fp8.data[301:])
-
-
 def codes_of_an_embedding(tensors: Tensors) -> None:
     shape, scale = tensors["embed_tokens.weight"].shape, tensors[f"{Q}.weight_scale"]
     codes = Stored("F8_E4M3", shape, b"\x7e" * int(np.prod(shape)))
@@ -85,9 +72,10 @@ def keep_k(tensors: Tensors) -> None:
 @pytest.mark.parametrize(
     ("name", "change", "parts"),
     [
-        ("quark-int4", copied("norm.weight", "norm.weight_scale"),
+        ("quark-int4", lambda t: t.__setitem__("norm.weight_scale", t["norm.weight"]),
          ["norm: expected only linears of eagle3-llama to be quantized"]),
-        ("quark-fp8", replaced(f"{Q}.weight", with_a_nan),
+        ("quark-fp8", replaced(f"{Q}.weight", lambda t: t._replace(
+            data=t.data[:300] + b"\x7f" + t.data[301:])),
          [f"{Q}.weight: expected quantized values that are numbers", "NaN(s), first at row 2, c"]),
     ],
 )  # fmt: skip
@@ -148,7 +136,7 @@ def test_scales_fit_whose_largest_code_is_the_top_one(copy_of: Copy, source: Pat
     codes = codes_under(values_of(weight), made.dtype, made.granularity, scale, right.whole)
     parts = stored_parts(Rounded(codes, scale, right.whole), "BF16", made)
     edit(out, lambda tensors: tensors.update({f"{Q}.{s}": part for s, part in parts.items()}))
-    found = linear_of(audited(out)).codes
+    (found,) = (linear.codes for linear in audited(out).linears if linear.module == Q)
     assert found is not None
     assert found.scales_fit == 0.5
 

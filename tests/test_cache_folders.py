@@ -175,6 +175,7 @@ def test_verify_and_reading_refuse_scales_that_are_none(
         assert any((f.expected, f.got) == ("a positive, finite scale", got) for f in faults)
         with pytest.raises(CheckpointError):
             StoredDraft.read(Checkpoint.open(out)).kv_cache()
+    assert main(["inspect", str(changed(folder, tmp_path / "of-keys", 1.0))]) == 0
     other = verify(changed(folder, tmp_path / "other", 2 * K), source).faults
     said = [f for f in other if f.expected.endswith("(that of the run)")]
     assert [f.where for f in said] == [NAME.format("k")]

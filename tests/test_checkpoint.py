@@ -49,10 +49,6 @@ def unnamed(folder: Path) -> None:
     edit_index(folder, weight_map=index["weight_map"])
 
 
-def doubled(folder: Path) -> None:
-    (folder / SHARDS[1]).write_bytes((folder / SHARDS[0]).read_bytes())
-
-
 IMPOSSIBLE = ("../x.safetensors", "/etc/x.safetensors", "", "x.bin", None)
 INDEXES: list[Callable[[Path], object]] = [
     lambda f: write_safetensors(f / "stale.safetensors", {}),
@@ -61,7 +57,7 @@ INDEXES: list[Callable[[Path], object]] = [
     lambda f: edit_map(f, fc__weight=SHARDS[0]),
     unnamed,
     lambda f: edit_map(f, d2t=SHARDS[0]),
-    doubled,
+    lambda f: (f / SHARDS[1]).write_bytes((f / SHARDS[0]).read_bytes()),
     *(lambda f, none=none: edit_index(f, weight_map=none) for none in ({}, [], "x")),
     lambda f: edit_index(f, metadata=[]),
 ]

@@ -98,11 +98,7 @@ def test_gate_refuses_the_traces_that_calibrated_the_draft(
 
 OTHER_TARGETS: tuple[tuple[dict[str, str | None], int, str], ...] = (
     ({}, 0, ""),
-    (
-        {"weights_sha256": "0" * 64},
-        3,
-        "ANOMALOUS: The candidate was calibrated on traces of",
-    ),
+    ({"weights_sha256": "0" * 64}, 3, "ANOMALOUS: The candidate was calibrated on traces of"),
     ({"config_sha256": "0" * 64}, 3, ", not target ("),
     ({"weights_sha256": None}, 0, "nothing shows that the candidate was calibrated beside the"),
 )

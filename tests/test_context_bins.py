@@ -95,7 +95,7 @@ def test_a_file_of_replays_has_bins_that_are_parts_of_their_prompts_or_none(tmp_
 def test_one_step_says_something_about_a_bin_and_a_thousandth_nothing(
     steps: float, there: bool
 ) -> None:
-    counts = (AcceptanceCounts(histogram=(steps, 0, 0)),) * 3
-    one = dataclasses.replace(replay([(5, 3, 2)]).prompts[0],
-                              contexts=ContextCounts(bins=EDGES, counts=counts))  # fmt: skip
-    assert bool(in_context_bin([(one, one)], 1)) == there
+    each = (ContextCounts(bins=EDGES, counts=(AcceptanceCounts(histogram=(number, 0, 0)),) * 3)
+            for number in (steps, 1.0))  # fmt: skip
+    few, one = (dataclasses.replace(replay([(5, 3, 2)]).prompts[0], contexts=c) for c in each)
+    assert [bool(in_context_bin([pair], 1)) for pair in ((few, one), (one, few))] == [there] * 2

@@ -127,13 +127,9 @@ SPEED_BENCH = [
 ]  # fmt: skip
 
 
-def parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    return path
-
-
 def test_parquet_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = parquet(tmp_path / "test.parquet", SPEED_BENCH)
+    path = tmp_path / "test.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(SPEED_BENCH), path)
     whole = path.read_bytes()
     for content in (whole[:-20], b"", b"PAR1" + bytes(100) + b"PAR1"):
         path.write_bytes(content)

@@ -87,10 +87,6 @@ def test_zero_points_go_with_their_rows(source: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(part, whole[8:24])
 
 
-def scheme_of(folder: Path) -> DeclaredScheme | None:
-    return declared_scheme(Checkpoint.open(folder))
-
-
 def changed(source: Path, out: Path, name: str, path: str, value: object) -> Path:
     """A folder by hand, with one key of its declaration changed."""
     quantize_by_hand(source, out, MADE[name])
@@ -107,7 +103,7 @@ def changed(source: Path, out: Path, name: str, path: str, value: object) -> Pat
 def test_inputs_are_rounded_by_the_columns_of_blocks(source: Path, tmp_path: Path) -> None:
     for sizes, wanted in (([128, 64], "group-dynamic-64"), ([64, 128], "group-dynamic")):
         out = changed(source, tmp_path / wanted, "fp8-block", "weight_block_size", sizes)
-        found = scheme_of(out)
+        found = declared_scheme(Checkpoint.open(out))
         assert found is not None
         shown = "of {}x{}, ".format(*sizes) in str(found)
         assert (found.activations, shown) == (wanted, True)

@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from draftquant.api import dequantize
 from draftquant.quantize.backends import get_backend
 from draftquant.quantize.files.checkpoint import Checkpoint
-from draftquant.quantize.files.hub import DraftSource
 from draftquant.quantize.files.safetensors_header import FloatDtype
-from draftquant.quantize.making.dequantize_draft import DequantizeReport, dequantize_draft
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.quantize.verify.scales import rounded_bytes
@@ -26,6 +25,7 @@ from verify_cases import quantized_folder as quantized
 STORAGE = {case[:2]: case for case in CASES}
 """Each layout with each weight format once, with the last of its activations: often static."""
 UP = "midlayer.mlp.up_proj"
+CODES = f"{UP}.weight_packed"
 TORCH = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
@@ -47,10 +47,6 @@ def int4(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def dequantized(source: Path, out: Path, dtype: FloatDtype | None = None) -> DequantizeReport:
-    return dequantize_draft(DraftSource(folder=source), out, dtype=dtype)
-
-
 def as_torch(stored: Stored) -> torch.Tensor:
     raw = torch.frombuffer(bytearray(stored.data), dtype=TORCH[stored.dtype])
     return raw.reshape(stored.shape)
@@ -59,11 +55,14 @@ def as_torch(stored: Stored) -> torch.Tensor:
 @pytest.mark.some(3)
 @pytest.mark.parametrize(("layout", "weights"), STORAGE, ids=str)
 def test_every_layout_and_format_gives_the_weights_that_were_computed(
-    layout: LayoutName, weights: WeightFormat, draft: Path, tmp_path: Path
-) -> None:
+    layout: LayoutName, weights: WeightFormat, draft: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("draftquant.quantize.stored.linear._DECODED", 2**14)
     packed = quantized(draft, tmp_path / "packed", recipe(*STORAGE[layout, weights]))
     assert verify(packed, draft).ok
-    reports = [dequantized(packed, tmp_path / "BF16"), dequantized(packed, tmp_path / "F32", "F32")]
+    wide = dequantize(packed, tmp_path / "F32", dtype="float32")
+    reports = [dequantize(packed, tmp_path / "BF16"), wide]
     loaded, exact = load_draft(packed), load_draft(tmp_path / "F32")
     assert (len(loaded.quantized), exact.quantized) == (7, ())
     assert all(torch.equal(w, exact.weights[name]) for name, w in loaded.weights.items())
@@ -81,7 +80,11 @@ def test_every_layout_and_format_gives_the_weights_that_were_computed(
         after = read_tensors(tmp_path / dtype)
         assert after.keys() == before.keys()
         assert (report.dtype, len(report.linears), report.kept) == (dtype, 7, len(before) - 7)
-        rounded, largest = 0, 0.0
+        lost = {
+            f"{x.module}.weight": (x.rounded, x.max_relative_difference) for x in report.linears
+        }
+        rounded = sum(count for count, _ in lost.values())
+        largest = max(relative for _, relative in lost.values())
         for name, tensor in before.items():
             if name not in names:
                 assert after[name] == tensor
@@ -98,9 +101,8 @@ def test_every_layout_and_format_gives_the_weights_that_were_computed(
             assert after[name].dtype == dtype
             assert torch.equal(as_torch(after[name]), nearest)
             difference = (nearest.double() - product.double()).abs()
-            rounded += int((difference > 0).sum())
             relative = (difference / product.double().abs())[product != 0].max()
-            largest = max(largest, float(relative))
+            assert lost[name] == (int((difference > 0).sum()), float(relative))
         assert (report.rounded, report.max_relative_difference) == (rounded, largest)
         # Half an ulp of 8 significant bits is at most 2^-8 of the value; MXFP4 needs only 2 bits.
         assert largest <= 2**-8
@@ -118,10 +120,6 @@ def test_rounding_by_integers_is_torch_s_rounding(dtype: FloatDtype) -> None:
     values = np.concatenate([around.view(np.float32), small.view(np.float32), noise])
     expected = torch.from_numpy(values).to(TORCH[dtype]).view(torch.uint8).numpy()
     assert rounded_bytes(values, dtype).tobytes() == expected.tobytes()
-
-
-def flip(folder: Path, name: str, bit: int) -> None:
-    edit(folder, lambda tensors: tensors.update({name: flip_bit(tensors[name], bit)}))
 
 
 def set_first(folder: Path, name: str, value: bytes) -> None:
@@ -142,7 +140,7 @@ BAD: dict[str, Callable[[Path], None]] = {
     "NaN scale": lambda f: set_first(f, f"{UP}.weight_scale", b"\xc0\x7f"),
     "zero scale": lambda f: set_first(f, f"{UP}.weight_scale", b"\0\0"),
     "mixed dtypes": float32_norm,
-    "changed codes": lambda f: flip(f, f"{UP}.weight_packed", 3),
+    "changed codes": lambda f: edit(f, lambda t: t.update({CODES: flip_bit(t[CODES], 3)})),
 }
 """What each is told is kept in told/dequantize.txt."""
 
@@ -152,7 +150,7 @@ def test_bad_input_is_refused_and_leaves_nothing(case: str, int4: Path, tmp_path
     packed = shutil.copytree(int4, tmp_path / "packed")
     BAD[case](packed)
     with pytest.raises(CheckpointError):
-        dequantized(packed, tmp_path / "plain")
+        dequantize(packed, tmp_path / "plain")
     assert [path.name for path in tmp_path.iterdir()] == ["packed"]
 
 
@@ -161,7 +159,9 @@ def test_a_value_too_large_for_float16(tmp_path: Path) -> None:
     packed = quantized(source, tmp_path / "packed", load_recipe("fp8-ptpc"))
     (packed / "draftquant.json").unlink()
     set_first(packed, f"{UP}.weight_scale", np.float32(1000).tobytes())
-    with pytest.raises(CheckpointError, match="values up to 448000, which F16 cannot hold"):
-        dequantized(packed, tmp_path / "plain")
-    assert not (tmp_path / "plain").exists()
-    assert dequantized(packed, tmp_path / "plain", "F32").rounded == 0
+    for largest in (b"\x7e", b"\xfe"):  # 448 and -448
+        set_first(packed, f"{UP}.weight", largest + bytes(63))
+        with pytest.raises(CheckpointError, match="values up to 448000, which F16 cannot hold"):
+            dequantize(packed, tmp_path / "plain")
+        assert not (tmp_path / "plain").exists()
+    assert dequantize(packed, tmp_path / "plain", dtype="float32").rounded == 0

@@ -183,13 +183,6 @@ def test_every_page_is_in_the_index() -> None:
 GUIDES = ("README.md", "docs/tutorials/amd.md", "docs/tutorials/nvidia.md", "docs/tutorials/ci.md")
 NUM_PROMPTS = 4
 VERDICTS = (0, 1, 3)  # of the gate; everything else has to succeed
-_FENCE = "```"
-
-
-def shell_blocks(page: str) -> str:
-    """What stands between ```sh and ``` in a page."""
-    parts = (ROOT / page).read_text(encoding="utf-8").split(f"\n{_FENCE}")
-    return "\n".join(part.partition("\n")[2] for part in parts if part.partition("\n")[0] == "sh")
 
 
 def commands_of(script: str, folder: Path) -> list[list[str]]:
@@ -227,7 +220,9 @@ def clone(tmp_path: Path) -> Path:
 def test_the_commands_run(
     page: str, clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    commands = commands_of(shell_blocks(page), clone)
+    parts = (ROOT / page).read_text(encoding="utf-8").split("\n```")
+    blocks = [part.partition("\n")[2] for part in parts if part.partition("\n")[0] == "sh"]
+    commands = commands_of("\n".join(blocks), clone)
     assert len(commands) >= 4
     monkeypatch.chdir(clone)
     few = dataclasses.replace(POLICIES["release"], name="custom", min_prompts=2)

@@ -103,7 +103,12 @@ def test_without_its_head_config_json_says_so_to_sglang(tmp_path: Path) -> None:
 # Shown, or refused: what is said is kept in told/dropped.txt.
 
 
-def test_one_value_that_differs(source: Path, target: Path, tmp_path: Path) -> None:
+def test_one_value_that_differs(
+    source: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = "draftquant.quantize.stored.stored_tables._BLOCK_BYTES"
+    monkeypatch.setattr(block, 10 * TWO_BYTES)
+
     def change(tensors: dict[str, Stored]) -> None:
         name = f"model.{EMBEDDING}"
         tensors[name] = flip_bit(tensors[name], 8 * (95 * TWO_BYTES + 13))

@@ -55,13 +55,11 @@ def drafts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Draft]:
     return {name: read_draft(write_headers(folder / name, name)) for name in REAL_DRAFTS}
 
 
-def round_of(
-    draft: Draft, recipe: str | None = None, *, k: int = 3, context: int = 4096, tp: int = 1
-) -> Round:
+def round_of(draft: Draft, recipe: str | None = None, *, k: int = 3, tp: int = 1) -> Round:
     weights = plain_weights(draft)
     if recipe:
         weights = planned_weights(make_plan(load_recipe(recipe), draft))
-    return draft_round(draft, weights, VerifyStep(k, context, tp))
+    return draft_round(draft, weights, VerifyStep(k, 4096, tp))
 
 
 def parts(read: Pass | Round, concurrency: int = 1) -> dict[str, int]:
@@ -207,12 +205,6 @@ def test_gpus_share_what_engines_share(drafts: dict[str, Draft], tmp_path: Path)
 # ---- roofline
 
 
-def mlp_seconds(machine: Machine, whole: Round, concurrency: int) -> float:
-    return sum(
-        machine.work_seconds(w, concurrency) for w in whole.passes[1].works if w.part == "mlp"
-    )
-
-
 @pytest.mark.parametrize(
     ("gpu", "recipe", "unit", "gains"),
     [
@@ -234,7 +226,10 @@ def test_what_a_gpu_makes_of_formats_that_it_may_not_multiply(
 ) -> None:
     machine = Machine(gpu=GPUS[gpu], efficiency=1.0)
     assert machine.gpu.computes_in(multiplied_as(load_recipe(recipe))) == unit
-    before, after = (mlp_seconds(machine, round_of(drafts[LLAMA], r), 1) for r in (None, recipe))
+    steps = (round_of(drafts[LLAMA], each).passes[1].works for each in (None, recipe))
+    before, after = (
+        sum(machine.work_seconds(w, 1) for w in works if w.part == "mlp") for works in steps
+    )
     assert (after < before) == gains
     if not gains:  # packed, written out in 16 bits, read again
         packed = round_of(drafts[LLAMA], recipe).step.nbytes(1, "mlp")

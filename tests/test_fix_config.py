@@ -133,10 +133,6 @@ def oss(to: Path, **config: Any) -> Path:
     return draft
 
 
-def lints_of(draft: Path) -> dict[str, Any]:
-    return {lint.name: lint for lint in find_lints(draft_of(draft))}
-
-
 def test_the_rows_are_those_of_the_pinned_transformers() -> None:
     pins = (OUT.parents[2] / "constraints.txt").read_text(encoding="utf-8")
     assert f"transformers=={ROWS['transformers']['transformers']}\n" in pins
@@ -188,7 +184,7 @@ def test_geometry_replay_and_lints_take_the_class(tmp_path: Path) -> None:
     draft = oss(tmp_path / "draft", layer_types=["full_attention"])
     rope: Any = draft_of(draft).geometry.rope
     assert (rope.theta, rope.yarn.factor, rope.yarn.truncate) == (150000.0, 32.0, False)
-    found = lints_of(draft)
+    found = {lint.name: lint for lint in find_lints(draft_of(draft))}
     assert "then use base 150000, which model_type gpt_oss fills in" in (
         found["rope-theta-missing"].cause
     )

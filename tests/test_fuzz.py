@@ -224,11 +224,14 @@ def read(path: Path, content: bytes, read: Callable[[Path], object]) -> None:
             assert_plain(str(exc))
 
 
-def printable_prompts(path: Path) -> bool:
-    return all(prompt.token_ids and prompt.id.isprintable() for prompt in read_prompts(path))
-
-
 @given(st.data())
 def test_prompts(folders: Folders, data: st.DataObject) -> None:
     lines = [data.draw(documents(prompt)) for prompt in PROMPTS]
-    read(folders.root / "prompts.jsonl", b"\n".join(lines), printable_prompts)
+    path = folders.root / "prompts.jsonl"
+    read(
+        path,
+        b"\n".join(lines),
+        lambda file: all(
+            prompt.token_ids and prompt.id.isprintable() for prompt in read_prompts(file)
+        ),
+    )

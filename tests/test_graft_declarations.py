@@ -15,8 +15,7 @@ from draftquant.recipes.errors import LayoutError
 
 Object = dict[str, Any]
 NUMBERED = LayerNames(
-    on_disk=("model.layers.2",),
-    engines={"vllm": ("model.layers.2",), "sglang": ("model.decoder",)},
+    on_disk=("model.layers.2",), engines={"vllm": ("model.layers.2",), "sglang": ("model.decoder",)}
 )
 NAMELESS = LayerNames(on_disk=("mtp.0",), engines={"vllm": None, "sglang": ("self_attn", "mlp")})
 START = r"(?:model\.decoder|model\.layers\.2)\."

@@ -94,7 +94,7 @@ def answering(trace: PromptTrace, token_ids: Sequence[int]) -> PromptTrace:
     return trace
 
 
-def reciting(seed: int, count: int = 40) -> list[PromptTrace]:
+def reciting(seed: int) -> list[PromptTrace]:
     """Prompts of a drawn target, which recites: parts of few texts, behind a common beginning.
 
     Some prompts begin with a common text of their category, and some are cut or changed copies.
@@ -103,7 +103,7 @@ def reciting(seed: int, count: int = 40) -> list[PromptTrace]:
     texts = [[draw.randrange(50) for _ in range(160)] for _ in range(draw.randint(2, 6))]
     share, system = draw.choice([0.2, 0.5, 0.8]), draw.random()
     found: list[PromptTrace] = []
-    for number in range(count):
+    for number in range(40):
         length = draw.choice([31, 48, 80, 96])
         own = make_trace(f"p{number}", draw.randint(20, 60), length, seed=1000 * seed + number)
         if draw.random() < system:

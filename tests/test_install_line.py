@@ -19,13 +19,11 @@ Requires-Dist: zstandard; extra == "zstd"
 """
 
 
-def installed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, direct_url: object | None, text: str = METADATA
-) -> None:
+def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, direct_url: object | None) -> None:
     """As pip leaves it: with a direct_url.json, or without where an index was asked."""
     info = folder / "draftquant-0.2.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(text, encoding="utf-8")
+    (info / "METADATA").write_text(METADATA, encoding="utf-8")
     if direct_url is not None:
         said = direct_url if isinstance(direct_url, str) else json.dumps(direct_url)
         (info / "direct_url.json").write_text(said, encoding="utf-8")

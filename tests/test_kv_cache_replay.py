@@ -134,7 +134,7 @@ def test_values_too_small_for_unit_scales_get_scales_that_keep_them(
 
 
 def test_the_middle_of_what_is_as_good_as_the_best_is_taken() -> None:
-    grid = {(k, 0): 1.0 if -1 <= k <= 3 else 1.2 for k in OCTAVES}
+    grid = {(k, 0): 1.0 if -1 <= k <= 4 else 1.2 for k in OCTAVES}
     grid |= {(0, v): 1.005 if v < 0 else (0.999 if v == 2 else 1.1) for v in OCTAVES if v}
     assert best_octaves(grid) == (1, -1)
     assert best_octaves({(k, k): float(abs(k - 2)) + 1 for k in OCTAVES}) == (2, 2)

@@ -19,18 +19,13 @@ from draftquant.recipes.errors import CheckpointError
 from k3_draft import SHAPE
 from reference_dflash import ReferenceLaguna, random_weights
 from reference_draft import assert_close
-from replay_proof import (
-    assert_fitted_draft_is_the_engine,
-    assert_logits_of_engines,
-    block_logits,
-)
+from replay_proof import assert_fitted_draft_is_the_engine, assert_logits_of_engines, block_logits
 from rounding_pairs import shared_pair
 from tiny import edit_json, read_tensors
 from tiny_dflash import tiny_laguna
 
 TOLD = ("check_draft",)
 K = 5
-MIXED = ["full_attention", "sliding_attention"]
 CONFIG: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 96, "rms_norm_eps": 1e-6,

@@ -23,10 +23,6 @@ from weight_formats import FP8_BLOCK, FP8_CHANNEL, FP8_TENSOR, INT4, PER_GROUP, 
 KEPT = ("embed_tokens", "fc", "lm_head")
 
 
-def codes(*rows: list[int]) -> Tensor:
-    return torch.tensor(rows, dtype=torch.int8)
-
-
 # Packing
 
 COUNTING = [0, 1, 2, 3, 4, 5, 6, 7]
@@ -47,7 +43,9 @@ COUNTING = [0, 1, 2, 3, 4, 5, 6, 7]
     ],
 )
 def test_golden_words(row: list[int], interleaved: bool, unsigned: bool, words: list[str]) -> None:
-    packed = int4_words(codes(row), interleaved=interleaved, unsigned=unsigned)
+    packed = int4_words(
+        torch.tensor([row], dtype=torch.int8), interleaved=interleaved, unsigned=unsigned
+    )
     assert packed.dtype == torch.int32
     assert [f"{word & 0xFFFFFFFF:08x}" for word in packed[0].tolist()] == words
     assert len(packed) == 1

@@ -67,7 +67,6 @@ def learn(
     settings: LearningSettings = FEW,
     *,
     traces: TraceFolder | None = None,
-    save_seconds: float = 0.0,
     on_progress: Callable[[LearningProgress], None] = lambda _progress: None,
     use: Callable[[LearnedCodes], None] = lambda _found: None,
 ) -> dict[str, bytes]:
@@ -79,7 +78,7 @@ def learn(
         out,
         static=static,
         settings=settings,
-        save_seconds=save_seconds,
+        save_seconds=0.0,
         on_progress=on_progress,
     ) as found:
         use(found)

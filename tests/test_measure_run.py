@@ -15,12 +15,7 @@ from draftquant.calibration.server_client import Patience, ServerClient
 from draftquant.calibration.traces.prompt_trace import prompt_sha256
 from draftquant.recipes.errors import MeasureError, OutputError, ServerError
 from draftquant.validate.measure import vllm_server as counted
-from draftquant.validate.measure.measurement import (
-    Measurement,
-    ServerIdentity,
-    Setup,
-    Speculation,
-)
+from draftquant.validate.measure.measurement import Measurement, ServerIdentity, Setup, Speculation
 from draftquant.validate.measure.measurement_file import read_measurement
 from draftquant.validate.measure.measuring import (
     DraftIdentity,
@@ -64,10 +59,6 @@ def setup_of(running: VLLMServer, out: Path, plan: MeasurePlan) -> Setup:
     return measured(running, out, plan).setup
 
 
-def histogram(steps: list[int]) -> tuple[int, ...]:
-    return tuple(steps.count(j) for j in range(4))
-
-
 def test_records_hold_what_the_server_did(running: VLLMServer, tmp_path: Path) -> None:
     running.seconds = 0.03
     found = measured(running, tmp_path / "r")
@@ -83,7 +74,7 @@ def test_records_hold_what_the_server_did(running: VLLMServer, tmp_path: Path) -
         assert record.ended == "length"
         assert record.accepted == tuple(steps)
         assert record.drafted == (3,) * len(steps)
-        assert record.histogram == histogram(steps)
+        assert record.histogram == tuple(steps.count(j) for j in range(4))
         assert (record.token_logprob, record.top_gap) == (None, None)
         assert record.time_to_first_token is not None
         assert 0 < record.time_to_first_token < record.latency
@@ -116,6 +107,13 @@ def test_the_setup_says_who_was_asked_for_what(running: VLLMServer, tmp_path: Pa
     alone = PLAN.setup(one_at_a_time, setup.server, setup.speculation).asked
     assert (PLAN.concurrency, alone.concurrency) == (3, 1)
     setup_of(running, tmp_path / "with-draft", replace(PLAN, draft=draft))
+
+
+def test_no_more_requests_are_begun_than_are_allowed(running: VLLMServer, tmp_path: Path) -> None:
+    address = ServerAddress(url=running.url, patience=PATIENCE, most_per_second=50)
+    found = measure(tmp_path / "r", address, VLLMProtocol(), PLAN)
+    begun = sorted(record.began for record in found.records)
+    assert all(began >= number / 50 for number, began in enumerate(begun))
 
 
 # ---- a run that ends early

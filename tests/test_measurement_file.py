@@ -21,6 +21,7 @@ from draftquant.validate.measure.measurement import (
     Setup,
     Speculation,
     prompts_sha256,
+    tokens_per_second,
 )
 from draftquant.validate.measure.measurement_file import line_of, read_measurement
 from draftquant.validate.measure.measuring import DraftIdentity, identified
@@ -85,7 +86,9 @@ def edited(folder: Path, line: int, key: str, value: object) -> Path:
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     """With speculation and log-probabilities, and without."""
-    assert read_measurement(write(tmp_path)) == Measurement(name="r", setup=SETUP, records=RECORDS)
+    whole = Measurement(name="r", setup=SETUP, records=RECORDS)
+    assert read_measurement(write(tmp_path)) == whole
+    assert tokens_per_second(whole) == pytest.approx(9 / 1.3)
     none: dict[str, Any] = dict.fromkeys(
         ("histogram", "accepted", "drafted", "token_logprob", "top_gap", "time_to_first_token")
     )

@@ -160,11 +160,6 @@ def searched(algorithm: Algorithm, weights: WeightFormat, w: torch.Tensor) -> Qu
     return get_backend("torch", algorithm).quantize(w, weights)
 
 
-def errors(found: QuantizedWeight, w: torch.Tensor, size: int) -> torch.Tensor:
-    """Sum of squared errors of each group."""
-    return (found.dequantized() - w.float()).double().square().reshape(-1, size).sum(1)
-
-
 @pytest.mark.parametrize("weights", SEARCHED.values(), ids=SEARCHED)
 def test_no_group_is_worse_than_under_absmax_and_the_sum_is_better(weights: WeightFormat) -> None:
     w = some_weight()
@@ -172,7 +167,8 @@ def test_no_group_is_worse_than_under_absmax_and_the_sum_is_better(weights: Weig
     size = weights.group_size or w.shape[1]
     found = [searched(a, weights, w) for a in (ABSMAX, MSE)]
     assert torch.equal(found[0].scale[3].float(), found[1].scale[3].float())
-    absmax, mse = (errors(one, w, size) for one in found)
+    squares = ((one.dequantized() - w.float()).double().square() for one in found)
+    absmax, mse = (each.reshape(-1, size).sum(1) for each in squares)
     assert (mse <= absmax * (1 + 1e-6)).all()
     # MXFP4 has no better one, and FP8's steps grow with the weights.
     share = {"mxfp4": 1.0, "fp8_e4m3": 0.98, "nvfp4": 0.85}.get(weights.dtype, 0.91)

@@ -33,8 +33,8 @@ from test_packaging import MODULES, ROOT, parsed
 MISSING = dataclasses.MISSING
 PARSER = every_parser()
 FORMS: dict[str, Form[Any]] = {name: getattr(dq, name).form for name in dq.VERBS}
-READ = {"share": ("25%", 0.25), "hours": ("24", 24.0), "shares by category": ("a=1", {"a": 1.0}),
-        "assignment": ("a-b=[1]", {"a_b": [1]})}  # fmt: skip
+READ = {"share": ("25%", 0.25), "shares by category": ("a=b=1", {"a=b": 1.0}),
+        "hours": ("24", 24.0), "assignment": ("a-b=[1]", {"a_b": [1]})}  # fmt: skip
 """How words are written that are read in a way of their own, and what is read."""
 
 
@@ -233,6 +233,7 @@ CALLS: tuple[Callable[[], object], ...] = (
     lambda: dq.recipes_list(family="gpt"),
     lambda: dq.verify("x"),
     lambda: dq.traces_split("t", ["a", "b"], fraction=2, categories=()),
+    lambda: dq.traces_split("t", ["a", "b"], fraction=0.5, count=0),
     lambda: dq.parity_sampled("a", "b", "p"),
 )
 

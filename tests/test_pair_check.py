@@ -111,6 +111,7 @@ def test_every_word_that_is_understood() -> None:
     for text, dtype in {"auto": None, "half": "float16", "float16": "float16", "float": "float32",
                         "float32": "float32", "bfloat16": "bfloat16"}.items():  # fmt: skip
         assert TargetArgs.parse(f"--dtype {text}") == TargetArgs(dtype=dtype)
+    assert TargetArgs.parse("--kv-cache-dtype auto") == TargetArgs()
     drafts = "--speculative-draft-kv-cache-dtype", "--speculative-draft-model-quantization"
     assert TargetArgs.parse(f"{drafts[0]} fp8") == TargetArgs(draft_cache_dtype="fp8")
     assert TargetArgs.parse(f"{drafts[1]} fp8 -q awq --attention-backend x") == TargetArgs(

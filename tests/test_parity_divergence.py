@@ -34,19 +34,9 @@ def plain(count: int = 30, **asked: Any) -> Measurement:
     return run(records, name="plain", **asked)
 
 
-def speculative(
-    changed: dict[int, Sequence[int]], count: int = 30, ended: str = "length", **asked: Any
-) -> Measurement:
-    records = [
-        record(i, changed.get(i, TEXT), ended=ended if i in changed else "length")
-        for i in range(count)
-    ]
+def speculative(changed: dict[int, Sequence[int]], count: int = 30, **asked: Any) -> Measurement:
+    records = [record(i, changed.get(i, TEXT)) for i in range(count)]
     return run(records, name="q", speculation=SPECULATION, **asked)
-
-
-def only(*arguments: Any, **options: Any) -> ParityFinding:
-    (finding,) = divergence_findings(*arguments, **options)
-    return finding
 
 
 def again(outputs: Sequence[Sequence[int]], count: int = 30) -> Measurement:
@@ -85,7 +75,7 @@ def test_a_near_tie_explains_no_third_token() -> None:
     for logprob, verdict in ((-1.1, "PASS"), (-1.5, "PASS"), (-1.51, "FAIL"), (-0.4, "FAIL")):
         changed = record(3, (5, 9, 9, 9), token_logprob=(-0.1, logprob, -1.0, -1.0))
         spec = run([*told[:3], changed, *told[4:]], speculation=SPECULATION)
-        found = only(run(told), [spec])
+        (found,) = divergence_findings(run(told), [spec])
         assert found.verdict == verdict
         assert found.details[1]["drop"] == pytest.approx(-1.0 - logprob)
 

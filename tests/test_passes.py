@@ -157,11 +157,6 @@ def row_by_row(case: Case, rows: range, reference: Any, features: Tensor) -> Ten
     return torch.stack(every).unflatten(0, (2, len(rows)))
 
 
-def reference_of(case: Case) -> Any:
-    kind = {"dflash": ReferenceDFlash, "eagle3-mla": ReferenceMlaDraft}
-    return kind.get(case.family.name, ReferenceDraft)(case.geometry, case.weights)
-
-
 @pytest.mark.each_value
 @pytest.mark.parametrize(
     ("rows", "block_rows", "max_scores"),
@@ -179,7 +174,9 @@ def test_logits_and_gradients_are_those_of_one_row_at_a_time(
     ours = dataclasses.replace(case, features=features)
     logits = forward.logits(all_hidden(forward, ours, ROWS[rows], block_rows))
 
-    reference = reference_of(case).requires_grad_(True)
+    kinds = {"dflash": ReferenceDFlash, "eagle3-mla": ReferenceMlaDraft}
+    kind: Any = kinds.get(case.family.name, ReferenceDraft)
+    reference = kind(case.geometry, case.weights).requires_grad_(True)
     their_features = case.features.clone().requires_grad_()
     expected = row_by_row(case, ROWS[rows], reference, their_features)
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-10)

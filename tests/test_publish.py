@@ -355,18 +355,15 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_quantized_draft(draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with nothing_is_lost(tmp_path / "out", monkeypatch):
-        quantized(draft, "blackwell-fp8", tmp_path / "out")
-    assert {"deep", "hf_quant_config.json", "draftquant.json", "config.json"} <= {
-        path.name for path in (tmp_path / "out").iterdir()
-    }
-
-
-def test_a_dequantized_draft(draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    quantized(draft, "blackwell-fp8", tmp_path / "packed")
-    with nothing_is_lost(tmp_path / "out", monkeypatch):
-        dequantize_draft(DraftSource(folder=tmp_path / "packed"), tmp_path / "out")
+def test_drafts(draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed, plain = tmp_path / "packed", tmp_path / "plain"
+    with nothing_is_lost(packed, monkeypatch):
+        quantized(draft, "blackwell-fp8", packed)
+    with nothing_is_lost(plain, monkeypatch):
+        dequantize_draft(DraftSource(folder=packed), plain)
+    shared = {"deep", "draftquant.json", "config.json"}
+    assert {path.name for path in packed.iterdir()} >= {"hf_quant_config.json", *shared}
+    assert {path.name for path in plain.iterdir()} >= shared
 
 
 def test_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -420,8 +417,11 @@ PLACED = {"hard": "hard link", "symbolic": "symbolic link", "none": "copy"}
 
 
 @pytest.mark.parametrize("how", PLACED)
-def test_a_file_is_placed(how: LinkChoice, tmp_path: Path) -> None:
-    file, link, into = (tmp_path / name for name in ("file", "link", "into"))
+def test_a_file_is_placed(how: LinkChoice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given by a name that only leads there from here."""
+    monkeypatch.chdir(tmp_path)
+    Path("out").mkdir()
+    file, link, into = (Path(name) for name in ("file", "link", "out/into"))
     file.write_bytes(bytes(range(256)) * 9)
     link.symlink_to(file)
     assert place(link, into, how) == PLACED[how]

@@ -307,19 +307,13 @@ def test_draws_have_the_law_that_is_recorded() -> None:
     assert stats.chisquare(found[kept], expected[kept] * rows / expected.sum()).pvalue > 1e-3
 
 
-def recorded(
-    target: Path, out: Path, decoding: Decoding, new: int = 12, batch_size: int = 3
-) -> TraceFolder:
-    given: Any = {"aux_layer_ids": (0, 1, 2), "batch_size": batch_size}
-    return record_traces(target, PROMPTS[:3], out, max_new_tokens=new, decoding=decoding, **given)
-
-
 def test_sampled_traces_hold_the_probabilities_that_were_drawn_from(
     target: Path, tmp_path: Path
 ) -> None:
     """Against the target itself, which reads the recorded text again."""
     decoding = Decoding(temperature=0.7, top_p=0.9, top_k=20, num_top_logprobs=2)
-    traces = recorded(target, tmp_path / "traces", decoding)
+    given: Any = {"aux_layer_ids": (0, 1, 2), "batch_size": 3, "max_new_tokens": 12}
+    traces = record_traces(target, PROMPTS[:3], tmp_path / "t", decoding=decoding, **given)
     assert traces.manifest.temperature == 0.7
     assert traces.manifest.logprobs_as_sampled
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)

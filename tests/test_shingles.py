@@ -47,7 +47,7 @@ def test_a_sketch_is_the_64_smallest_and_estimates_an_overlap() -> None:
     assert Sketch(category="a", values=shingles(range(40))).largest_known is None
     overlaps = Overlaps([values])  # seven of a sketch of 64 remain beside a template
     assert overlaps.with_sketch(values[:7], largest=int(values[63])).tolist() == [0.0]
-    assert overlaps.with_sketch(values[:8], largest=int(values[63])).tolist() == [1.0]
+    assert overlaps.with_sketch(values[:8], largest=int(values[7])).tolist() == [1.0]
     assert overlaps.with_sketch(values[:7], largest=None).tolist() == [1.0]
     other = shingles([*range(765), *range(5000, 5250)])
     (found,) = Overlaps([other]).with_sketch(sketch.values, largest=sketch.largest_known)

@@ -74,10 +74,6 @@ def test_a_draft_that_reads_the_last_layer_is_not_trained(tmp_path: Path) -> Non
         train_pair(FAMILIES["eagle3-mla"], plan, (), tmp_path / "pair", seed=0)
 
 
-def read_lines(path: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
 def test_a_trained_pair_is_one_of_its_family_with_prompts_of_no_training_text(
     name: str, pair: Path, files: tuple[SourceFile, ...]
 ) -> None:
@@ -89,7 +85,8 @@ def test_a_trained_pair_is_one_of_its_family_with_prompts_of_no_training_text(
     training = "\n".join(file.text for file in files if file.split == "training")
     texts = []
     for split, count in (("prompts", 6), ("calibration", 5)):
-        prompts = read_lines(pair / f"{split}.jsonl")
+        lines = (pair / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()
+        prompts: list[dict[str, object]] = list(map(json.loads, lines))
         assert len(prompts) == count
         for prompt in prompts:
             texts.append(str(prompt["text"]))

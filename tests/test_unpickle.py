@@ -72,14 +72,11 @@ def test_what_is_not_tensors_by_name(
     assert "ran" not in capsys.readouterr().out
 
 
-def shared(count: int) -> dict[str, torch.Tensor]:
-    one = torch.ones(1000)
-    return {str(number): one if number % 2 else one[1:] for number in range(count)}
-
-
 def test_views_stand_for_no_more_than_is_stored(pickled: Path, tmp_path: Path) -> None:
     wide, unstored = torch.ones(1).expand(2**20, 2**14), torch.ones(2**40, device="meta")
-    for saved in ({"a": wide}, {"a": unstored}, shared(20)):
+    one = torch.ones(1000)
+    shared = {str(number): one if number % 2 else one[1:] for number in range(20)}
+    for saved in ({"a": wide}, {"a": unstored}, shared):
         torch.save(saved, pickled / "pytorch_model.bin")
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         with pytest.raises(CheckpointError):

@@ -57,13 +57,12 @@ needs_quark, needs_modelopt = needs("quark"), needs("modelopt")
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 
-def case(name: BackendName, weights: WeightFormat) -> Any:
-    label = f"{name}-{weights}"
-    return pytest.param(name, weights, marks=needs(name), id=label)
-
-
 def cases(**formats: tuple[WeightFormat, ...]) -> list[Any]:
-    return [case(name, w) for name, found in formats.items() for w in found]  # type: ignore[arg-type]
+    return [
+        pytest.param(name, w, marks=needs(name), id=f"{name}-{w}")  # type: ignore[arg-type]
+        for name, found in formats.items()
+        for w in found
+    ]
 
 
 VENDOR_FORMATS = cases(

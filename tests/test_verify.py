@@ -41,11 +41,7 @@ __all__ = ["copy_of", "made", "source"]  # fixtures
     ("stored", "declared"), [("quark-int4", "quark-fp8"), ("ct-fp8", "ct-fp8-static")]
 )
 def test_a_config_that_declares_another_scheme(
-    copy_of: Copy,
-    made: Copy,
-    source: Path,
-    stored: str,
-    declared: str,
+    copy_of: Copy, made: Copy, source: Path, stored: str, declared: str
 ) -> None:
     out = copy_of(stored)
     shutil.copy(made(declared) / "config.json", out / "config.json")
@@ -87,6 +83,19 @@ def test_a_change_inside_a_section_is_that_of_the_run(copy_of: Copy, source: Pat
         changes = {"eagle_config.note": note}
         faults = verify(out, source, method=method_of(out), config_changes=changes).faults
         assert [fault.where for fault in faults] == ["config.json: eagle_config"] * (note - 1)
+
+
+def test_keys_that_change_a_draft_only_together(
+    copy_of: Copy, source: Path, tmp_path: Path
+) -> None:
+    """The first of two sections counts, unless it is empty."""
+    out, both = copy_of("ct-int4"), Path(shutil.copytree(source, tmp_path / "both"))
+    rope = {"rope_type": "linear", "factor": 2.0}
+    edit_json(both / "config.json", rope_scaling=rope, rope_parameters=rope)
+    for first, wrong in ((rope, []), (None, ["rope_parameters", "rope_scaling"])):
+        edit_json(out / "config.json", rope_scaling=first, rope_parameters=rope | {"factor": 4.0})
+        faults = verify(out, both, foreign=True).faults
+        assert [fault.where for fault in faults] == [f"config.json: {key}" for key in wrong]
 
 
 def put(name: str, change: Callable[[Stored], Stored]) -> Callable[[Tensors], None]:

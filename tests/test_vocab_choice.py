@@ -36,10 +36,10 @@ from draftquant.validate.comparison.right_sizes import right_sizes
 from draftquant.validate.counting.acceptance_counts import AcceptanceCounts
 from draftquant.validate.counting.trace_replay import replay_drafts
 from said_traces import VOCAB, row_order, write_said
+from test_counted_rows import shared
 from tiny import tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark
-from torch import Tensor
 
 
 @pytest.fixture(scope="module")
@@ -222,14 +222,6 @@ KINDS: Mapping[str, tuple[Callable[[Path], Path], Sequence[int], int]] = {
     "block": (lambda folder: tiny_dflash(folder, num_layers=1), BLOCK_LAYERS, 7),
     "dspark": (lambda folder: tiny_dspark(folder, num_layers=1), BLOCK_LAYERS, 4),
 }
-
-
-def shared() -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return {
-        name: torch.randn((VOCAB, 64), generator=generator)
-        for name in ("embed_tokens.weight", "lm_head.weight")
-    }
 
 
 def cut(draft: LoadedDraft, token_ids: Sequence[int]) -> LoadedDraft:

@@ -3,7 +3,7 @@
 import errno
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,21 +33,12 @@ GOLDEN_HEADER = (  # wide dtypes first; 214 bytes, padded with blanks to a multi
 GOLDEN_DATA = b"\x02\x01\0\0\0\0\0\0" + b"\x80\x3f\x00\xc0" + b"\x38\xb8\x00"
 
 
-def write_all(path: Path, tensors: Sequence[StoredTensor]) -> bytes:
-    with SafetensorsFile(path, tensors, {"format": "pt"}) as file:
-        for tensor in tensors:
-            file.write(tensor.name, VALUES[tensor.name])
-    return path.read_bytes()
-
-
-def padded(header: bytes) -> bytes:
-    header += b" " * (-len(header) % 8)
-    return len(header).to_bytes(8, "little") + header
-
-
 def test_golden_bytes(tmp_path: Path) -> None:
-    content = write_all(tmp_path / "x.safetensors", [A, B, C])
-    assert content == padded(GOLDEN_HEADER) + GOLDEN_DATA
+    path, header = tmp_path / "x.safetensors", GOLDEN_HEADER + b" " * (-len(GOLDEN_HEADER) % 8)
+    with SafetensorsFile(path, [A, B, C], {"format": "pt"}) as file:
+        for tensor in (A, B, C):
+            file.write(tensor.name, VALUES[tensor.name])
+    assert path.read_bytes() == len(header).to_bytes(8, "little") + header + GOLDEN_DATA
     with safe_open(tmp_path / "x.safetensors", "pt") as file:
         assert all(str(file.get_tensor(n)) == str(value) for n, value in VALUES.items())
 

@@ -91,14 +91,14 @@ def stored_scale(absmax: float, activations: ActivationFormat) -> float:
     """What a linear stores for its input: a power of two, large enough not to clip absmax.
 
     That is at least absmax / 448 (FP8) or absmax / (6 * 448) (NVFP4, where it is the global scale
-    over those of groups, as for weights), and below twice as much. ModelOpt 0.47 stores the
-    quotient itself (`get_activation_scaling_factor`); then the calibration prompts determine
-    where every value lies between two codes. FP8 has the same precision in every octave, so that
-    gains nothing: on the shipped pairs, alignments differ by as much as two measurements of the
-    same thing do (0.3 %). Powers of two leave the mantissas alone: other prompts give the same
-    codes wherever nothing is clipped and no code is subnormal. Choosing by divergence does not pay
-    either: for NVFP4's inputs, on a shipped pair, 2, 4 and 16 times the scale give 3.530e-3 nats,
-    others above the quotient 3.444 to 3.542, and a half, which clips, 5.457. Zero absmax gives 1.
+    over those of groups), and below twice as much. ModelOpt 0.47 stores the quotient itself
+    (`get_activation_scaling_factor`); then the calibration prompts determine where every value
+    lies between two codes. FP8 has the same precision in every octave, so that gains nothing: on
+    the shipped pairs, alignments differ by as much as two measurements of the same thing do
+    (0.3 %). Powers of two leave the mantissas alone: other prompts give the same codes wherever
+    nothing is clipped and no code is subnormal. Nor does choosing by divergence pay: for NVFP4's
+    inputs, on a shipped pair, all larger scales give 3.444e-3 to 3.542e-3 nats, and a clipping
+    half 5.457e-3. Zero absmax gives 1.
     """
     rule = nvfp4_global_scale if activations.number.global_scale else fp8_scale
     return octave_above(float(rule(torch.tensor(absmax))))

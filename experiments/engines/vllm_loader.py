@@ -28,11 +28,7 @@ def loaded(draft: Path, target: Path, tp: int, rank: int) -> Loaded:
     vllm_platform.become_rank(tp, rank)
     speculative = config.speculative_config
     subject = beside(
-        config,
-        draft,
-        needs_gpu=vllm_platform.needs_gpu,
-        whole=tp == 1,
-        first=rank == 0,
+        config, draft, needs_gpu=vllm_platform.needs_gpu, whole=tp == 1, first=rank == 0
     )
     return Loaded(subject=subject, captures=lambda: _captures(speculative))
 

@@ -33,11 +33,7 @@ def beside_replay(
         for loaded in (
             on_cpu(
                 load_draft(
-                    draft,
-                    dtype=dtype,
-                    compact=True,
-                    shared=traces.tables(None),
-                    kv_cache=kv_cache,
+                    draft, dtype=dtype, compact=True, shared=traces.tables(None), kv_cache=kv_cache
                 )
             )
             for dtype in (torch.bfloat16, torch.float32)

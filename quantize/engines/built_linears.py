@@ -140,7 +140,6 @@ def first_prefix(question: Question, served: MtpLayer, layer: int = 0) -> str:
 BLOCK = 128
 """Rows, and columns, of the blocks of FP8 weights that share a scale."""
 _CACHE_SCALE = re.compile(r"\.self_attn\.attn\.[kv]_scale$")
-_GLOBAL_SCALES = ("weight_scale_2", "weight_global_scale")
 
 
 def is_cache_scale(tensor: TensorInfo) -> bool:
@@ -152,9 +151,10 @@ def has_several_global_scales(
     checkpoint: Checkpoint, parts: Mapping[str, Mapping[str, TensorInfo]]
 ) -> bool:
     """Whether parts of a fused linear have different ones; their values are read."""
-    from ..stored.decoded_numbers import stored_scalar  # numpy: only for this question
+    from ..stored.decoded_numbers import stored_scalar  # numpy
+    from ..stored.linear import GLOBAL_SCALES
 
-    scales = [t for part in parts.values() for s, t in part.items() if s in _GLOBAL_SCALES]
+    scales = [t for part in parts.values() for s, t in part.items() if s in GLOBAL_SCALES]
     return len({stored_scalar(checkpoint, tensor) for tensor in scales}) > 1
 
 

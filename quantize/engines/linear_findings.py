@@ -180,7 +180,7 @@ class Walk:
         if module.sharding == "column":
             shared = part.endswith((".k_proj", ".v_proj"))
             heads = (self.question.config.get("num_key_value_heads") or tp) if shared else tp
-            return -(-rows // min(tp, heads)), columns
+            return rows // min(tp, heads), columns
         return rows, columns
 
 

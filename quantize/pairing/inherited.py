@@ -23,7 +23,7 @@ from .pair import Pair
 def cache_in(pair: Pair, engine: EngineName) -> str | None:
     """The quantized dtype that the draft's KV cache would inherit; None = it keeps its own."""
     given = pair.args.cache_dtype
-    if given not in (None, "auto"):
+    if given is not None:
         return None if given in ("bf16", "bfloat16", "float16") else given
     return None if engine == "sglang" else pair.target.cache_dtype
 

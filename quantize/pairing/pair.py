@@ -64,7 +64,7 @@ class TargetArgs:
         except ValueError as exc:
             raise _wrong(f"are no words of a shell: {exc}") from exc
         flags, others = _flags(words)
-        dtype = flags.get("dtype", "auto")
+        dtype, cache = flags.get("dtype", "auto"), flags.get("cache_dtype")
         cached = _object(flags, "speculative").get("kv_cache_dtype")
         if dtype not in _DTYPES:
             expected = f"expected one that engines take ({', '.join(_DTYPES)})"
@@ -72,7 +72,7 @@ class TargetArgs:
         return cls(
             quantization=flags.get("quantization"),
             dtype=_DTYPES[dtype],
-            cache_dtype=flags.get("cache_dtype"),
+            cache_dtype=None if cache == "auto" else cache,
             context=_number(flags, "context"),
             tp=_number(flags, "tp"),
             draft_cache_dtype=flags.get("draft_cache_dtype") or (str(cached) if cached else None),

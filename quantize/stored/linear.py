@@ -30,6 +30,7 @@ from .layouts.scheme import NIBBLES_PER_WORD, DeclaredScheme
 
 GROUPS_OF_INPUTS = "g_idx"
 INVERSE_SCALE = "weight_global_scale"
+GLOBAL_SCALES = ("weight_scale_2", INVERSE_SCALE)
 _FIX = "quantize the draft again"
 _DECODED = 2**18  # weights
 
@@ -268,6 +269,6 @@ def global_scale(checkpoint: Checkpoint, module: str) -> np.float32:
 
 def matrix_scale(checkpoint: Checkpoint, module: str) -> TensorInfo:
     """The one stored scale of a whole matrix: NVFP4's global one, or that of FP8 per tensor."""
-    suffixes = ("weight_scale_2", INVERSE_SCALE, "weight_scale")
+    suffixes = (*GLOBAL_SCALES, "weight_scale")
     scales = (checkpoint.tensors.get(f"{module}.{suffix}") for suffix in suffixes)
     return next(tensor for tensor in scales if tensor is not None and tensor.numel == 1)

@@ -152,7 +152,9 @@ class Form(Generic[S]):
         """The record of a Python call: field -> value; errors name the verb."""
         explained = f"help(dq.{self.verb}) explains the arguments"
         for names in filter(None, (self.exclusive, self.one_of)):
-            given = [name for name in names if arguments.get(name) not in (None, False, ())]
+            given = [
+                n for n in names if (v := arguments.get(n)) not in (None, ()) and v is not False
+            ]
             if len(given) > 1:
                 what, fix = f"not allowed with {given[0]}", "leave one of the two out"
                 raise SettingsError(f"{self.verb}({given[1]}=)", what, fix=fix)

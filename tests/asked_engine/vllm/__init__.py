@@ -162,10 +162,6 @@ def should_share(_model, flag, draft, target):
     return torch.equal(draft.weight, target.weight)
 
 
-def nothing(*_arguments, **_named):
-    return nullcontext()
-
-
 def _module(name, **names):
     module = types.ModuleType(f"{__name__}.{name}")
     module.__dict__.update(names)
@@ -177,7 +173,11 @@ def _module(name, **names):
 
 _CONFIGS = ("CacheConfig", "DeviceConfig", "LoadConfig", "ModelConfig", "ParallelConfig",
             "SpeculativeConfig", "VllmConfig")  # fmt: skip
-_module("config", **dict.fromkeys(_CONFIGS, Config), set_current_vllm_config=nothing)
+_module(
+    "config",
+    **dict.fromkeys(_CONFIGS, Config),
+    set_current_vllm_config=lambda *_arguments, **_named: nullcontext(),
+)
 _module("distributed")
 _module("distributed.parallel_state", init_distributed_environment=environment,
         initialize_model_parallel=groups)  # fmt: skip
