@@ -84,10 +84,10 @@ DRAFTS = {
 def train(name: str, target: Path, states: Path, out: Path, schedule: Schedule, seed: int) -> None:
     """Train, and write `out`/draft; a killed run goes on from `out`/state.pt.
 
-    A draft of `STARTS` begins as the one there. Embedding and head are the target's, and the norm before the head begins as a third of the
-    target's: its logits would be wild with all of it. Of every channel of the features the draft
-    trains on what is left when the root mean square is divided out, which `fc` takes in at the end:
-    some channels are a thousand times larger.
+    A draft of `STARTS` begins as the one there. Embedding and head are the target's, and the norm
+    before the head begins as a third of the target's: its logits would be wild with all of it. Of
+    every channel of the features the draft trains on what is left when the root mean square is
+    divided out, which `fc` takes in at the end: some channels are a thousand times larger.
     """
     trained = DRAFTS[name]
     torch.manual_seed(seed)
