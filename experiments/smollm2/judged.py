@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from draftquant.scripts.dev.docs.choices import choices
@@ -27,6 +28,8 @@ _WEIGHTS = (
 _HEADS = ("fp8-ptpc-head", "int8-channel-head", "int4-channel-gptq-head")
 
 
+_KNOWN = {"dflash": ("--expect-baseline", "1.89")}
+"""What a draft accepts whose inputs are right, where that is less than drafts usually do."""
 HEADS = sorted(str(path) for path in Path(__file__).parent.glob("heads/*.yaml"))
 """Recipes with the layers of `fp8-ptpc` and other heads."""
 
@@ -45,14 +48,15 @@ def _cases() -> Iterator[Case]:
         yield of_recipe("the pair that ships", name, "shipped-calibration", **of_pair)
     for draft in DEPTHS:
         for name in recipes if draft == "shipped" else recipes[: -len(_HEADS)]:
-            yield of_recipe("recipes", name, draft=draft)
+            yield of_recipe("recipes", name, draft=draft, gate=_KNOWN.get(draft, ()))
     for head in HEADS:
         seen = "calibration-64" if "gptq" in head else ""
         yield Case(
             question="heads", draft="shipped", quantize=("--recipe", head), calibrated_on=seen
         )
     for draft, seen in itertools.product(DEPTHS, ("16", "256")):
-        yield of_recipe("calibration", "int4-channel-gptq", f"calibration-{seen}", draft=draft)
+        case = of_recipe("calibration", "int4-channel-gptq", f"calibration-{seen}", draft=draft)
+        yield replace(case, gate=_KNOWN.get(draft, ()))
 
 
 CASES = tuple(_cases())
