@@ -234,6 +234,7 @@ CALLS: tuple[Callable[[], object], ...] = (
     lambda: dq.verify("x"),
     lambda: dq.traces_split("t", ["a", "b"], fraction=2, categories=()),
     lambda: dq.traces_split("t", ["a", "b"], fraction=0.5, count=0),
+    lambda: dq.vocab(PAIR / "draft", size=8, curve=False, traces="t"),
     lambda: dq.parity_sampled("a", "b", "p"),
 )
 

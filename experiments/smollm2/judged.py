@@ -26,8 +26,6 @@ _WEIGHTS = (
     "mi355-w4a8-gptq", "blackwell-fp8", "blackwell-nvfp4", "mi355-mxfp4",
 )  # fmt: skip
 _HEADS = ("fp8-ptpc-head", "int8-channel-head", "int4-channel-gptq-head")
-
-
 _KNOWN = {"dflash": ("--expect-baseline", "1.89")}
 """What a draft accepts whose inputs are right, where that is less than drafts usually do."""
 HEADS = sorted(str(path) for path in Path(__file__).parent.glob("heads/*.yaml"))
