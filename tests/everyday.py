@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 DURATIONS = Path(__file__).with_name("durations.toml")
-BUDGET = 185.0
+BUDGET = 160.0
 """CPU seconds of all everyday tests, of which two workers need half: of the four minutes that
 `./scripts/test` may take, ruff, mypy, imports and collecting take the rest.
 """
