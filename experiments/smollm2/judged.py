@@ -1,9 +1,8 @@
 """What is recorded with SmolLM2, and which quantized drafts are judged on it."""
 
-import itertools
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from draftquant.scripts.dev.docs.choices import choices
 from judging import Case, Recording, of_recipe
@@ -45,16 +44,16 @@ def _cases() -> Iterator[Case]:
         of_pair = {"draft": "shipped", "judged_on": "shipped-gate"}
         yield of_recipe("the pair that ships", name, "shipped-calibration", **of_pair)
     for draft in DEPTHS:
+        more: dict[str, Any] = {"draft": draft, "gate": _KNOWN.get(draft, ())}
         for name in recipes if draft == "shipped" else recipes[: -len(_HEADS)]:
-            yield of_recipe("recipes", name, draft=draft, gate=_KNOWN.get(draft, ()))
+            yield of_recipe("recipes", name, **more)
+        for seen in ("16", "256"):
+            yield of_recipe("calibration", "int4-channel-gptq", f"calibration-{seen}", **more)
     for head in HEADS:
         seen = "calibration-64" if "gptq" in head else ""
         yield Case(
             question="heads", draft="shipped", quantize=("--recipe", head), calibrated_on=seen
         )
-    for draft, seen in itertools.product(DEPTHS, ("16", "256")):
-        case = of_recipe("calibration", "int4-channel-gptq", f"calibration-{seen}", draft=draft)
-        yield replace(case, gate=_KNOWN.get(draft, ()))
 
 
 CASES = tuple(_cases())
