@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from .changes import Mutant, is_read, mutants_of
-from .judging import judge
+from .judging import Judged, judge
 from .recording import KEPT, ROOMS, product
 
 
@@ -115,10 +115,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verdicts: list[dict[str, Any]] = []
     with os.fdopen(os.dup(1), "w") as out, os.fdopen(os.dup(2), "w") as err:
         printed = err if options.json else out
-        for said in judge(root, left, began + 60 * options.minutes) if left else ():
-            verdicts.append(said)
-            if said["verdict"] in ("survived", "not covered"):
-                print(survivor(said), file=printed, flush=True)
+        for one in judge(root, left, began + 60 * options.minutes) if left else ():
+            verdicts.append(said := row(one))
+            if one.verdict in ("survived", "not covered"):
+                place = f"{said['path']}:{said['line']}: {said['operator']}"
+                ran = ", ".join(one.tests[:3]) if one.covered else "no test"
+                changed = f"  - {said['old'][:160]}\n  + {said['new'][:160]}"
+                print(f"{place}\n{changed}\n  run by {ran}", file=printed, flush=True)
         for title in ("room", "operator"):
             counted = Counter((said[title], said["verdict"]) for said in verdicts)
             for (name, kind), count in sorted(counted.items()):
@@ -131,12 +134,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 3 if survived else 0
 
 
-def survivor(said: dict[str, Any]) -> str:
-    """A survivor for readers: its place, what changes, and who did not notice."""
-    covered = said["verdict"] != "not covered"
-    ran = f"run by {', '.join(said['tests'][:3])}" if covered else "no test runs it"
-    place = f"{said['path']}:{said['line']}: {said['operator']}"
-    return f"{place}\n  - {said['old'][:160]}\n  + {said['new'][:160]}\n  {ran}"
+def row(one: Judged) -> dict[str, Any]:
+    """What became of a mutant, as JSON has it."""
+    said = {name: getattr(one.mutant, name) for name in ("path", "operator", "old", "new")}
+    said |= {"line": one.mutant.lines.start, "room": str(Path(one.mutant.path).parent)}
+    return said | {"verdict": one.verdict, "by": one.by, "tests": one.tests}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Mutants are judged by the tests that run their lines, the nearest first; then by mypy.
+"""Mutants are judged alone by the nearest tests that run their lines, then together by all checks.
 
-Each is put into a copy of the tree. A fork of a process that has collected all tests imports ours
-anew from there, and runs them.
+Those of a batch that are left alive are put into one copy of the tree. Where all everyday tests,
+mypy or ruff notice something, halves of the batch say which mutant it was.
 """
 
 import ast
@@ -22,20 +22,36 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
-from itertools import accumulate, product
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import pytest
 
 from .changes import Mutant
-from .recording import KEPT, entry, known
+from .recording import KEPT, ROOMS, known
 
-FIRST_TESTS, JUDGING_SECONDS, MOST_SECONDS = 6, 20.0, 90
-"""So many of the nearest tests run first; CPU seconds of all that judge, and the most of a fork."""
+NEAREST_SECONDS, ALONE_SECONDS, TOGETHER_SECONDS = 4.0, 60, 300
+"""CPU seconds of a mutant's nearest tests as recorded, and the most of a process that runs some."""
+TOGETHER = 50
+"""So many mutants are judged together."""
+CHECKS = {"mypy": (), "ruff": ("check", "--quiet", "--select", "ARG,F", *ROOMS)}
 SAID = ".out"
 """Beside a copy of the tree: what pytest prints there."""
 FORK = multiprocessing.get_context("fork")
+
+
+class Judged(NamedTuple):
+    """A mutant, its nearest tests, and the verdict.
+
+    `by` is the check that failed. `covered`: some test runs the line, as far as one can tell.
+    """
+
+    mutant: Mutant
+    tests: list[str]
+    covered: bool
+    verdict: str = ""
+    by: str = ""
 
 
 class Record:
@@ -45,62 +61,43 @@ class Record:
         with (root / KEPT).open(encoding="utf-8") as lines:
             known_lines: list[str] = json.loads(next(lines))
             kept = [json.loads(line) for line in lines]
-        runs: dict[str, list[int]] = {test: numbers for test, numbers, _ in kept}
-        self._seconds = defaultdict(lambda: 0.1, {test: spent for test, _, spent in kept})
-        cases: Counter[str] = Counter()
-        self._distance: dict[str, int] = {}
-        for test in sorted(runs.keys() & {*collected}, key=lambda test: len(runs[test])):
-            cases[test.partition("[")[0]] += 1
-            self._distance[test] = len(runs[test]) * cases[test.partition("[")[0]]
         self._root, self._running = root, defaultdict[str, list[str]](list)
-        self._own = defaultdict[str, list[str]](list)
-        self._new = [test for test in collected if test not in runs]
-        for test in sorted(self._distance, key=self._distance.__getitem__):
+        self._seconds: dict[str, float] = {test: spent for test, _, spent in kept}
+        cases: Counter[str] = Counter()
+
+        def distance(one: tuple[str, list[int], float]) -> int:
+            cases[one[0].partition("[")[0]] += 1
+            return len(one[1]) * cases[one[0].partition("[")[0]]
+
+        here = {*collected}
+        fewest_lines = sorted((one for one in kept if one[0] in here), key=lambda one: len(one[1]))
+        for test, numbers, _ in sorted(fewest_lines, key=distance):
             file, _, name = test.partition("[")[0].partition("::")
             whole, functions = functions_of(root / file)
-            self._own[functions.get(name, "")].append(test)
-            for line in [whole, *(known_lines[number] for number in runs[test])]:
-                self._running[line].append(test)
+            for text in {whole, functions.get(name, ""), *(known_lines[n] for n in numbers)}:
+                self._running[text].append(test)
 
-    def tests(self, mutant: Mutant) -> tuple[list[str], bool]:
-        """The nearest tests, those that run fewest lines; and whether they run this one.
+    def nearest(self, mutant: Mutant) -> Judged:
+        """With the tests that run the line, those that run fewest lines first.
 
-        Of what runs at import, or what no test runs, those that have or run most words of it, first
-        in their own text.
+        Of what runs at import, or what no test runs, those that have or run most words of it.
         """
         lines = (self._root / mutant.path).read_text("utf-8").split("\n")
-        ran = self._running.get(known(mutant.path, lines, mutant.place.statement))
-        if ran and not mutant.place.imported:
-            return self._several(ran), True
-        near: Counter[str] = Counter()
-        words = re.findall(r"[\w.-]{4,}", f"{mutant.path} {mutant.old}")
-        for line in self._entries(mutant, lines):
-            near.update(dict.fromkeys(self._running[line], 10 / len(self._running[line])))
-        for word, texts in product({*mutant.place.names, *words}, (self._own, self._running)):
-            having = {test for text, ran in texts.items() if word in text for test in ran}
-            near.update(dict.fromkeys(having, 1 / max(1, len(having))))
-        order = sorted(near, key=lambda test: (-near[test], self._distance[test]))
-        return self._several(order), mutant.place.imported
-
-    def _entries(self, mutant: Mutant, lines: Sequence[str]) -> list[str]:
-        """What some test reads of a row of a table, or of its entry."""
-        head, *key = mutant.place.names if mutant.path.endswith(".toml") else ("", "")
-        heads = [line.partition("]")[0].strip("[") for line in lines if line.startswith("[")]
-        above = sum(line.startswith("[") for line in lines[: mutant.lines.start])
-        row = entry(mutant.path, head, heads[:above].count(head) - 1, "".join(key))
-        return [line for line in self._running if line == row or (not key and row in line)]
-
-    def _several(self, order: Sequence[str]) -> list[str]:
-        """The nearest, then one of each file in turn, while the time lasts."""
-        turns: Counter[str] = Counter()
-
-        def turn(test: str) -> int:
-            turns[test.partition("::")[0]] += 1
-            return turns[test.partition("::")[0]]
-
-        chosen = [*order[:FIRST_TESTS], *self._new, *sorted(order[FIRST_TESTS:], key=turn)]
-        ends = accumulate(self._seconds[test] for test in chosen)
-        return [test for test, end in zip(chosen, ends, strict=True) if end < JUDGING_SECONDS]
+        ran = self._running.get(known(mutant.path, lines, mutant.place.statement), [])
+        if mutant.place.imported or not ran:
+            words = re.findall(r"[\w.-]{4,}", f"{mutant.path} {mutant.old}")
+            near: Counter[str] = Counter()
+            for word in {*mutant.place.names, *words}:
+                having = {
+                    test for text, some in self._running.items() if word in text for test in some
+                }
+                near.update(dict.fromkeys(having, 1 / max(1, len(having))))
+            nearest = [test for test, _ in near.most_common()]
+        else:
+            nearest = ran
+        ends = accumulate(self._seconds[test] for test in nearest)
+        within = [test for test, end in zip(nearest, ends, strict=True) if end < NEAREST_SECONDS]
+        return Judged(mutant, within or nearest[:1], mutant.place.imported or bool(ran))
 
 
 @cache
@@ -112,8 +109,8 @@ def functions_of(file: Path) -> tuple[str, dict[str, str]]:
     return text, {one.name: "\n".join(lines[one.lineno - 1 : one.end_lineno]) for one in tests}
 
 
-def judge(root: Path, mutants: Sequence[Mutant], until: float) -> Iterator[dict[str, Any]]:
-    """What becomes of each; none is begun after `until`."""
+def judge(root: Path, mutants: Sequence[Mutant], until: float) -> Iterator[Judged]:
+    """What becomes of each: killed, survived, not covered, or left, none begun after `until`."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as temporary:
         tree = Path(temporary).resolve() / "tree"
         other = (".git", ".venv*", ".[pr]*_cache", "*.egg-info", "build", "dist")
@@ -123,84 +120,112 @@ def judge(root: Path, mutants: Sequence[Mutant], until: float) -> Iterator[dict[
         said = tree.with_suffix(SAID).read_text("utf-8")
         if failed:
             raise RuntimeError(f"the tests cannot be collected: {said[-3000:]}")
-        record = Record(root, [line for line in said.splitlines() if "::" in line])
-        jobs = [(mutant, *record.tests(mutant)) for mutant in mutants]
+        collected = [line for line in said.splitlines() if "::" in line]
+        waiting = list(map(Record(root, collected).nearest, mutants))
         gc.freeze()
+        alive: list[Judged] = []
         with ProcessPoolExecutor(os.cpu_count(), FORK) as workers:
-            yield from workers.map(partial(judged, tree, until), *zip(*jobs, strict=True))
+            for one in workers.map(partial(judged_alone, tree, until), waiting):
+                if one.verdict:
+                    yield one
+                else:
+                    alive.append(one)
+        checks = [*CHECKS, *dict.fromkeys(test.partition("::")[0] for test in collected)]
+        for batch in apart(alive):
+            found = killers(tree, [one.mutant for one in batch], checks)
+            for one, by in zip(batch, found, strict=True):
+                kind = "killed" if by else "survived" if one.covered else "not covered"
+                yield one._replace(verdict=kind, by=by)
 
 
-def judged(tree: Path, until: float, mutant: Mutant, tests: list[str], ran: bool) -> dict[str, Any]:
-    """In a worker's copy: killed, survived, not covered (no test runs it), or left (no time)."""
-    copy, by = tree.with_name(f"copy{os.getpid()}"), ""
+def judged_alone(tree: Path, until: float, one: Judged) -> Judged:
+    """In a worker's copy of the tree: without a verdict where the nearest tests do not fail."""
+    copy = tree.with_name(f"copy{os.getpid()}")
     if not copy.exists():
         shutil.copytree(tree, copy, symlinks=True)
-    kind = "left" if time.monotonic() > until else "survived" if ran else "not covered"
-    for some in (tests[:FIRST_TESTS], tests[FIRST_TESTS:]) if kind != "left" else ():
-        by = by or killer(copy, mutant, some)
-    if kind != "left" and not by and mutant.path.endswith(".py"):
-        by = types_refuse(copy, mutant)
-    said = {name: getattr(mutant, name) for name in ("path", "operator", "old", "new")}
-    said |= {"line": mutant.lines.start, "verdict": "killed" if by else kind, "by": by}
-    return said | {"room": str(Path(mutant.path).parent), "tests": tests}
+    if time.monotonic() > until:
+        return one._replace(verdict="left")
+    by = killers(copy, [one.mutant], one.tests)[0]
+    return one._replace(verdict="killed", by=by) if by else one
+
+
+def apart(alive: Sequence[Judged]) -> list[list[Judged]]:
+    """Batches in which none changes what another one changes."""
+    batches: list[list[Judged]] = []
+    for one in alive:
+        path, span = one.mutant.path, one.mutant.span
+        for batch in batches:
+            others = (other.mutant.span for other in batch if other.mutant.path == path)
+            if len(batch) < TOGETHER and all(
+                other.stop <= span.start or span.stop <= other.start for other in others
+            ):
+                batch.append(one)
+                break
+        else:
+            batches.append([one])
+    return batches
+
+
+def killers(copy: Path, mutants: Sequence[Mutant], checks: Sequence[str]) -> list[str]:
+    """For each mutant a check that fails with it and passes without it, or nothing."""
+    with put_into(copy, mutants):
+        failed = failing(copy, checks, fast=len(mutants) == 1)
+    judges = [check for check in failed if check not in failing_anyway(copy, tuple(failed))]
+    if len(mutants) == 1 or not judges:
+        return ["".join(judges[:1])] * len(mutants)
+    half = len(mutants) // 2
+    return killers(copy, mutants[:half], judges) + killers(copy, mutants[half:], judges)
 
 
 @contextlib.contextmanager
-def put_into(copy: Path, mutant: Mutant) -> Iterator[None]:
-    """The copy has the mutant meanwhile."""
-    file = copy / mutant.path
-    source = file.read_bytes()
-    file.write_bytes(mutant.applied(source))
+def put_into(copy: Path, mutants: Sequence[Mutant]) -> Iterator[None]:
+    """The copy has the mutants meanwhile."""
+    sources = {copy / mutant.path: (copy / mutant.path).read_bytes() for mutant in mutants}
+    for mutant in sorted(mutants, key=lambda mutant: -mutant.span.start):
+        file = copy / mutant.path
+        file.write_bytes(mutant.applied(file.read_bytes()))
     try:
         yield
     finally:
-        file.write_bytes(source)
-
-
-def types_refuse(copy: Path, mutant: Mutant) -> str:
-    """mypy, where it finds an error that it does not find without the mutant."""
-    finds = partial(subprocess.run, [sys.executable, "-m", "mypy"], cwd=copy, capture_output=True)
-    with put_into(copy, mutant):
-        refused = finds().returncode == 1
-    return "mypy" if refused and finds().returncode == 0 else ""
-
-
-def killer(copy: Path, mutant: Mutant, tests: list[str]) -> str:
-    """The first test that fails with the mutant and passes without it."""
-    while tests:
-        with put_into(copy, mutant):
-            by = first_failed(copy, tests)
-        judges = (by,) if by in tests else tuple(tests)
-        if not by or passes(copy, judges):
-            return by
-        tests = [test for test in tests if test not in judges]
-    return ""
+        for file, source in sources.items():
+            file.write_bytes(source)
 
 
 @cache
-def passes(copy: Path, tests: tuple[str, ...]) -> bool:
-    """Whether tests pass without any mutant."""
-    failed, said = first_failed(copy, tests), copy.with_suffix(SAID).read_text("utf-8", "replace")
-    if "ERROR: not found" in said:  # a name that holds a path, for example: none of them would run
+def failing_anyway(copy: Path, checks: tuple[str, ...]) -> list[str]:
+    """Those that fail without any mutant."""
+    failed = failing(copy, checks) if checks else []
+    said = copy.with_suffix(SAID).read_text("utf-8", "replace")
+    if failed and "ERROR: not found" in said:  # a name that holds a path, for example
         raise RuntimeError(f"tests that were collected are not found: {said[-3000:]}")
-    return not failed
+    return failed
 
 
-def first_failed(copy: Path, tests: Sequence[str]) -> str:
-    """Which test fails first, or other words where they do not end by themselves, or nothing."""
-    status = in_fork(partial(run_pytest, copy, ["-x", f"--basetemp={copy}.tmp", *tests]))
-    if status != pytest.ExitCode.TESTS_FAILED:
-        return "it ended" if status else ""
-    return failed_in(copy)[0]
+def failing(copy: Path, checks: Sequence[str], *, fast: bool = False) -> list[str]:
+    """Which tests, files of tests and other checks fail: the first of them, if `fast`.
+
+    All of the tests, where they do not end by themselves.
+    """
+    python = partial(subprocess.run, cwd=copy, capture_output=True)
+    commands = {c: [sys.executable, "-m", c, *CHECKS[c]] for c in checks if c in CHECKS}
+    failed = [check for check, command in commands.items() if python(command).returncode == 1]
+    if (fast and failed) or not (tests := [check for check in checks if check not in CHECKS]):
+        return failed
+    workers = os.cpu_count() if any("::" not in test for test in tests) else 1
+    options = ["-x"] if fast else ["--continue-on-collection-errors", f"--workers={workers}"]
+    run = partial(run_pytest, copy, [f"--basetemp={copy}.tmp", *options, *tests])
+    status = in_fork(run, ALONE_SECONDS if fast else TOGETHER_SECONDS)
+    ended = status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+    return failed + (failed_in(copy) if ended else tests)
 
 
-def in_fork(work: Callable[[], int]) -> int:
+def in_fork(work: Callable[[], int], most_seconds: int) -> int:
     """What `work` returns, as an exit code; below 0 where a signal ends it, or the time."""
 
     def run() -> None:
         os.setpgid(0, 0)
-        resource.setrlimit(resource.RLIMIT_CPU, (MOST_SECONDS, MOST_SECONDS))
-        signal.alarm(5 * MOST_SECONDS)
+        resource.setrlimit(resource.RLIMIT_CPU, (most_seconds, most_seconds))
+        signal.alarm(5 * most_seconds)
         os._exit(work())
 
     fork = FORK.Process(target=run)

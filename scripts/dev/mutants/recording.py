@@ -12,8 +12,7 @@ import os
 import re
 import shutil
 import time
-import tomllib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType
@@ -37,30 +36,6 @@ def known(path: str, lines: Sequence[str], number: int) -> str:
     return f"{path}: {' '.join(' '.join(lines[max(0, number - 2) : number]).split())}"
 
 
-def entry(path: str, head: str, turn: int, key: str) -> str:
-    """What an entry of a table is known by: the head of its row, and which row of that head."""
-    return f"{path}: {head}#{turn}.{key}"
-
-
-class Watched(dict[str, Any]):
-    """A table that tells which entries are read."""
-
-    read: Callable[[str], None]
-
-    def __getitem__(self, key: str) -> Any:
-        self.read(key)
-        return super().__getitem__(key)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """As of any table."""
-        return self[key] if key in self else default  # noqa: SIM401 - it tells
-
-    def __iter__(self) -> Iterator[str]:
-        for key in super().__iter__():
-            self.read(key)
-            yield key
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     """Begin before any module of the product is imported."""
@@ -78,9 +53,6 @@ class Recorder:
         files = self._lines.items()
         every = dict.fromkeys(known(p, own, n + 1) for p, own in files for n in range(len(own)))
         self._numbers = {line: number for number, line in enumerate(every)}
-        self._tables = {text.decode(): path for path, text in product(root, ".toml").items()}
-        for text, path in self._tables.items():
-            self._watched(path, "", tomllib.loads(text))
         self._ran = builtins.__dict__["__ran__"] = bytearray(len(self._numbers))
         self._failed = False
         self._kept = root / KEPT
@@ -95,26 +67,8 @@ class Recorder:
                 return original(loader, name)
             return compile(self._marked(path), loader.path, "exec", dont_inherit=True)
 
-        def loads(text: str, **options: Any) -> dict[str, Any]:
-            table, path = parsed(text, **options), self._tables.get(text)
-            return self._watched(path, "", table) if path else table
-
         loader_type: Any = SourceFileLoader
         original, loader_type.get_code = SourceFileLoader.get_code, get_code
-        parsed, tomllib.loads = tomllib.loads, loads
-
-    def _watched(self, path: str, head: str, value: Any, turn: int = 0) -> Any:
-        """A table whose entries tell when they are read."""
-        if isinstance(value, list):
-            return [self._watched(path, head, one, turn) for turn, one in enumerate(value)]
-        if not isinstance(value, dict):
-            return value
-        places = {key: entry(path, head, turn, key) for key in value}
-        numbers = {k: self._numbers.setdefault(p, len(self._numbers)) for k, p in places.items()}
-        inner = ((key, f"{head}.{key}".lstrip("."), own) for key, own in value.items())
-        watched = Watched({key: self._watched(path, below, own) for key, below, own in inner})
-        watched.read = lambda key: self._ran.__setitem__(numbers[key], 1)
-        return watched
 
     def _marked(self, path: str) -> ast.Module:
         lines = self._lines[path]
