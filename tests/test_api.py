@@ -107,6 +107,8 @@ def test_a_recipe_may_be_a_dict_or_a_recipe(work: Path, capfd: pytest.CaptureFix
     (work / "mine.yaml").write_text(text, encoding="utf-8")
     recipe = dq.recipes_show(work / "mine.yaml")
     assert dq.recipes_show(keys) == recipe
+    with pytest.raises(dq.DraftQuantError, match="name"):  # the extended recipe's is not its own
+        dq.recipes_show({key: keys[key] for key in ("summary", "extends")})
     for name, given in {"BY_FILE": "mine.yaml", "BY_DICT": keys, "BY_RECIPE": recipe}.items():
         dq.quantize("DRAFT", given, name)
         assert dq.plan("DRAFT", given).plan.recipe == recipe

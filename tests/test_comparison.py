@@ -112,12 +112,15 @@ def test_two_drafts_are_compared_as_the_gate_does() -> None:
 
 
 def test_strata_are_taken_off_the_degrees_of_freedom() -> None:
-    """Ten prompts of equal length in each of two categories: 20 less 1, and less 2."""
-    counted = drafts([[2] * 20, [3] * 20], [10] * 20, "a" * 10 + "b" * 10)
-    plain, *_ = scopes.samples_of(counted, {})
-    mixed, *_ = scopes.samples_of(counted, {"a": 0.5, "b": 0.5})
-    assert plain.change(0, 1).degrees == pytest.approx(19)
-    assert mixed.change(0, 1).degrees == pytest.approx(18)
+    """Prompts that vary alike in each of two categories: all less 1, and less 2."""
+    for each in (2, 10):
+        lengths = [[2, 2.5] * each, [3, 3.5] * each]
+        counted = drafts(lengths, [10] * 2 * each, "a" * each + "b" * each)
+        plain, *_ = scopes.samples_of(counted, {})
+        mixed, *_ = scopes.samples_of(counted, {"a": 0.5, "b": 0.5})
+        assert plain.change(0, 1).degrees == pytest.approx(2 * each - 1)
+        assert mixed.change(0, 1).degrees == pytest.approx(2 * each - 2)
+        assert mixed.change(0, 1).contributions.all()
 
 
 def test_the_answer_depends_on_the_traffic() -> None:

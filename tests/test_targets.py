@@ -205,14 +205,16 @@ def test_traces_that_say_nothing_of_two_targets(tmp_path: Path) -> None:
     with pytest.raises(DraftQuantError, match=r"was sampled at temperature 0\.7"):
         check_targets(TraceFolder.open(first()), sampled)
     one, other = sides()
-    entries = other.traces.manifest.prompts
+    entries, features = other.traces.manifest.prompts, other.traces.manifest.features
+    two_layers = dataclasses.replace(features, aux_layer_ids=(0, 1))
     later = tuple(dataclasses.replace(e, prompt_length=e.prompt_length - 1) for e in entries)
     for changes, said in (
         ({"prompts": later}, "hold the targets' own answers"),
         ({"ignore_eos": True}, "ignore_eos: False, True"),
+        ({"features": two_layers}, "recorded layers: (0, 1, 2), (0, 1)"),
         ({"recorded_by": "vllm 0.33.0"}, "recorded by: 'transformers', 'vllm 0.33.0'"),
     ):
-        traces = TraceFolder.open(edited(second(), tmp_path / said[:9].strip(), **changes))
+        traces = TraceFolder.open(edited(second(), tmp_path / said[:11].strip(), **changes))
         (replay,) = dq.replay([DRAFT], second())
         report = judge_targets(one, BesideTarget(replay=replay, traces=traces), RELEASE)
         assert report.verdict == "ANOMALOUS"

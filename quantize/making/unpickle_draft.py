@@ -134,7 +134,7 @@ class _Unpickling(Rewrite[None]):
             for tensor in read_header(staging, WEIGHTS_FILE).tensors:
                 written = bytearray(tensor.nbytes)
                 pread_exactly(descriptor, memoryview(written), tensor.start, tensor.name)
-                read = self.tensors[tensor.name].contiguous().reshape(-1).view(torch.uint8)
+                read = self.tensors[tensor.name].reshape(-1).view(torch.uint8)
                 if written != read.numpy().tobytes():
                     raise VerifyError(
                         self.out,
