@@ -104,9 +104,15 @@ def test_aiperf_holds_what_each_engine_reports(tmp_path: Path) -> None:
     for change in LACKS:
         with pytest.raises(MeasureError):
             read_foreign(changed(AIPERF_SGLANG, path, change))
-    changed(AIPERF_SGLANG.with_name(f"{path.stem}_raw.jsonl"),
-            path.with_name(f"{path.stem}_raw.jsonl"), list.clear)  # fmt: skip
+
+    def pinged(lines: Lines) -> None:
+        lines[0]["responses"][0]["packets"] += [{"name": "comment", "value": "ping"}]
+
+    raw = f"{path.stem}_raw.jsonl"
     shutil.copy(AIPERF_SGLANG, path)
+    changed(AIPERF_SGLANG.with_name(raw), path.with_name(raw), pinged)
+    assert read_foreign(path).requests == run.requests
+    changed(AIPERF_SGLANG.with_name(raw), path.with_name(raw), list.clear)
     with pytest.raises(MeasureError):
         read_foreign(path)
 
@@ -350,6 +356,7 @@ OTHER_KINDS = (
     json.dumps({"object": "text_completion", "choices": [], "metrics": STEPS}),
     '{"Request_AL": {}, "Acceptance_Length_Histogram": {}}',
     json.dumps(ITERATIONS), '{\n "tokens": 5,\n "speed": 7\n}', '{"acc_length": 2.8}', "[1, 2]", "",
+    '{"request_parameters": ""}',
 )  # fmt: skip
 
 

@@ -176,7 +176,7 @@ def test_changes_tell_both_sides() -> None:
     ]
     assert found.what.startswith("log perplexity")
     assert found.estimate == pytest.approx(1.5 * 1.1 / 20)
-    assert found.verdict == "FAIL"
+    assert (found.verdict, found.threshold) == ("FAIL", 0.01)
     assert found.details[0]["baseline"] == pytest.approx(0.5)
     assert found.details[0]["candidate"] == pytest.approx(0.65)
     sides = {row["category"]: row["candidate"] for row in found.details if "category" in row}

@@ -252,4 +252,6 @@ def test_the_command(tmp_path: Path) -> None:
     scoring = [*command, "--target", str(TARGET), "--max-logprob-drop"]
     assert main([*scoring, "0.1", "--json"]) == 0
     assert main([*scoring, "-1"]) == 2
+    prompts.write_text('{"id": "p0", "category": "a", "text": "x"}\n', encoding="utf-8")
+    assert main([*scoring, "0.1"]) == 2  # by the target's own tokenizer
     assert main(command) == 2
