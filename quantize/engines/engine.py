@@ -147,7 +147,7 @@ class Engine(ABC):
             has_section=config.get("speculators_config") is not None,
             of_speculators=is_speculators(config),
             lacks_heads="text_config" in config and lacks_heads,
-            is_named=bool(declared_architecture(config)),
+            is_named=declared_architecture(config),
         )
 
     @abstractmethod
