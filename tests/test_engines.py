@@ -36,7 +36,6 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     return Workshop(out)
 
 
-@pytest.mark.slow
 def test_predictions_are_what_the_engines_did(workshop: Workshop) -> None:
     """Verdicts, errors, captured layers, and which linears were built, and which as quantized."""
     for family in FAMILIES:
