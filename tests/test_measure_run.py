@@ -99,7 +99,8 @@ def test_the_setup_says_who_was_asked_for_what(running: VLLMServer, tmp_path: Pa
     given = {"draft_quantization": "int4-channel", "served_as": "/drafts/a"}
     draft = DraftIdentity(draft="b", draft_sha256="0" * 64, **given)
     decoding = Decoding(temperature=0.5, top_p=0.9, top_k=4, seed=7, num_top_logprobs=2)
-    plan = replace(PLAN, ask=replace(ASK, decoding=decoding, ignore_eos=True), template_sha256="1" * 64)
+    ask = replace(ASK, decoding=decoding, ignore_eos=True)
+    plan = replace(PLAN, ask=ask, template_sha256="1" * 64)
     setup = setup_of(running, tmp_path / "r", plan)
     seeds = {tuple(body["prompt"]): body["seed"] for body in running.asked[1:-1]}
     assert seeds == {p.token_ids: prompt_seed(7, p.token_ids) for p in PROMPTS}

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from draftquant.scripts.dev.mutants import __main__ as command
 from draftquant.scripts.dev.mutants.changes import is_read, mutants_of
+from draftquant.scripts.dev.mutants.recording import ROOMS
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.slow
@@ -96,18 +97,21 @@ def test_mutants_listed_as_equivalent_are_still_made() -> None:
 
 
 TOY = {
+    **{f"{room}/__init__.py": "" for room in ROOMS},
     "pyproject.toml": (
         "[tool.pytest.ini_options]\n"
         'addopts = "--import-mode=importlib -p no:hypothesispytest"\npythonpath = ["tests"]\n'
     ),
-    "quantize/__init__.py": "",
     "quantize/toy.py": """
 import os
 from pathlib import Path
+from string import digits
 import tomllib
 
 LOWEST = 1
 SPARE = 9
+FAR = 2
+KINDS = ("a", digits)
 
 
 def clipped(value: int, low: int, high: int) -> int:
@@ -142,6 +146,13 @@ def test_lowest(): assert lowest() == 1
 def test_row(): assert row("seen") == "a"
 def test_ended(): assert ended(9) is None
 """,
+    "tests/test_far.py": """
+from importlib import import_module
+toy = import_module("draftquant.quanti" "ze.to" "y")
+def test_what_no_word_tells(): assert vars(toy)["F" "AR"] == 2
+""",
+    "tests/conftest.py": 'pytest_plugins = ["workers"]',
+    "tests/workers.py": (ROOT / "tests" / "workers.py").read_text(encoding="utf-8"),
     "tests/equivalents.toml": """
 [[equivalent]]
 path = "quantize/toy.py"
@@ -170,11 +181,17 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 VERDICTS = {
     ("if value < low:", "if value <= low:"): None,  # listed as equivalent
     ("return low", "return high"): "killed",
-    ("return min(value, high)", "return min(value, value)"): "survived",
+    (
+        "return min(value, high)",
+        "return min(value, value)",
+    ): "killed",  # by ruff: nothing uses the parameter
     ("if number > 9:", "if number >= 9:"): "survived",  # no test says that it fails
     ("return 1 + 1", "return 1 - 1"): "not covered",
     ("LOWEST = 1", "LOWEST = 2"): "killed",
     ("SPARE = 9", "SPARE = 10"): "survived",
+    ("FAR = 2", "FAR = 3"): "killed",  # by a test that all are run for
+    ('KINDS = ("a", digits)', 'KINDS = ("a", )'): "killed",  # by ruff: nothing uses the import
+    ('KINDS = ("a", digits)', "KINDS = (, digits)"): "survived",
     ('[seen] said = "a"', ""): "killed",
 }
 
@@ -211,7 +228,7 @@ def test_without_names_those_of_lines_that_changed_are_judged(
     commit("tests")
     assert "0 mutants of lines that changed" in said()
     Path("quantize/toy.py").write_text(TOY["quantize/toy.py"] + "\n\nLIMIT = 3\n", "utf-8")
-    assert command.changed_lines("HEAD") == {"quantize/toy.py": {31, 32, 33}}
+    assert command.changed_lines("HEAD") == {"quantize/toy.py": {34, 35, 36}}
     with pytest.raises(SystemExit):
         command.main(["--since", "v0"])
     assert "holds no such commit" in capsys.readouterr().err
