@@ -1,4 +1,4 @@
-"""`./scripts/test --mutants`: which small changes of the product does no everyday test notice?
+"""`./scripts/test --mutants`: which small changes of the product does nothing notice every day?
 
 Those of the lines that changed since the branch left main, of files and folders, or of some lines
 drawn from them. tests/equivalents.toml has those that cannot be noticed. Exit code 3: some survive.
