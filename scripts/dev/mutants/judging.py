@@ -132,7 +132,8 @@ def judge(root: Path, mutants: Sequence[Mutant], until: float) -> Iterator[Judge
                 else:
                     alive.append(one)
             for batch in apart(alive):
-                judges = noticing(tree, [one.mutant for one in batch], checks)
+                judges = failing_with(tree, [one.mutant for one in batch], checks)
+                judges = passing_without(tree, tuple(judges))
                 parts = [batch[n::4] for n in range(4)]
                 for found in workers.map(partial(judged_together, tree, judges), parts):
                     yield from found
@@ -142,19 +143,19 @@ def judged_alone(tree: Path, until: float, one: Judged) -> Judged:
     """In a worker's copy of the tree: without a verdict where the nearest tests do not fail."""
     if time.monotonic() > until:
         return one._replace(verdict="left")
-    by = "".join(noticing(copy_of(tree), [one.mutant], one.tests))
-    return one._replace(verdict="killed", by=by) if by else one
+    copy = copy_of(tree)
+    killers = passing_without(copy, tuple(failing_with(copy, [one.mutant], one.tests)))
+    return one._replace(verdict="killed", by=killers[0]) if killers else one
 
 
 def judged_together(tree: Path, judges: Sequence[str], some: Sequence[Judged]) -> list[Judged]:
     """In a worker's copy: by checks that fail with some of these mutants, or with others."""
-    judges = noticing(copy_of(tree), [one.mutant for one in some], judges)
+    copy = copy_of(tree)
+    judges = failing_with(copy, [one.mutant for one in some], judges)
     if len(some) > 1 and judges:
-        half = len(some) // 2
-        return [
-            done for h in (some[:half], some[half:]) for done in judged_together(tree, judges, h)
-        ]
-    by = "".join(judges[:1])
+        halves = some[::2], some[1::2]
+        return [one for half in halves for one in judged_together(tree, judges, half)]
+    by = "".join(passing_without(copy, tuple(judges))[:1])
     kinds = ("killed" if by else "survived" if one.covered else "not covered" for one in some)
     return [one._replace(verdict=kind, by=by) for one, kind in zip(some, kinds, strict=True)]
 
@@ -184,15 +185,22 @@ def apart(alive: Sequence[Judged]) -> list[list[Judged]]:
     return batches
 
 
-def noticing(copy: Path, mutants: Sequence[Mutant], checks: Sequence[str]) -> list[str]:
-    """Checks that fail with the mutants; of one mutant the first, if it passes without."""
+def failing_with(copy: Path, mutants: Sequence[Mutant], checks: Sequence[str]) -> list[str]:
+    """The checks that fail with some mutants; of one mutant the first."""
     if not mutants or not checks:
         return []
-    alone = len(mutants) == 1
     with put_into(copy, mutants):
-        failed = failing(copy, checks, fast=alone)
-    anyway = failing_anyway(copy, tuple(failed)) if alone else ()
-    return [check for check in failed if check not in anyway]
+        return failing(copy, checks, fast=len(mutants) == 1)
+
+
+@cache
+def passing_without(copy: Path, checks: tuple[str, ...]) -> list[str]:
+    """Those of them that pass without a mutant."""
+    anyway = failing(copy, checks) if checks else []
+    said = copy.with_suffix(SAID).read_text("utf-8", "replace") if {*anyway} - {*CHECKS} else ""
+    if "ERROR: not found" in said:  # a name that holds a path, for example
+        raise RuntimeError(f"tests that were collected are not found: {said[-3000:]}")
+    return [check for check in checks if check not in anyway]
 
 
 @contextlib.contextmanager
@@ -207,16 +215,6 @@ def put_into(copy: Path, mutants: Sequence[Mutant]) -> Iterator[None]:
     finally:
         for file, source in sources.items():
             file.write_bytes(source)
-
-
-@cache
-def failing_anyway(copy: Path, checks: tuple[str, ...]) -> list[str]:
-    """Those that fail without any mutant."""
-    failed = failing(copy, checks) if checks else []
-    said = copy.with_suffix(SAID).read_text("utf-8", "replace")
-    if failed and "ERROR: not found" in said:  # a name that holds a path, for example
-        raise RuntimeError(f"tests that were collected are not found: {said[-3000:]}")
-    return failed
 
 
 def failing(copy: Path, checks: Sequence[str], *, fast: bool = False) -> list[str]:
