@@ -143,7 +143,7 @@ class Overlaps:
         self._count = len(texts)
         values = np.concatenate([*texts, np.zeros(0, dtype=np.uint32)])
         owners = np.repeat(np.arange(len(texts)), [len(each) for each in texts])
-        order = np.argsort(values, kind="stable")
+        order = np.argsort(values)
         self._values, self._owners = values[order], owners[order]
         self._sizes = self._of_each(self._owners)
 

@@ -272,7 +272,7 @@ def _check_header(folder: Path, listed: Shard | TablesFile, expected: TensorTabl
     with files_raise(TraceError, "record the traces again"):
         header = read_header(folder, listed.file)
     stored = {tensor.name: (tensor.dtype, tensor.shape) for tensor in header.tensors}
-    for name in sorted(expected.keys() | stored.keys()):
+    for name in sorted({*expected, *stored}):
         wanted, got = expected.get(name), stored.get(name)
         if not _fits(wanted, got):
             raise TraceError(

@@ -471,7 +471,7 @@ def _scales(source: StoredDraft, row: Row, recipe: Recipe, linear: StoredLinear)
         return exact
     dtype = TORCH_DTYPES["F16" if weights.scale_dtype else row.tensor.dtype]
     scale = exact.to(dtype)
-    wrong = (scale.float() != exact).nonzero()
+    wrong = (scale != exact).nonzero()
     if len(wrong):
         first = float(exact[tuple(wrong[0])])
         where = f"{row.module}: scales"

@@ -272,7 +272,7 @@ def print_written(traces: "TraceFolder", of: str = "") -> None:
 def written(traces: "TraceFolder") -> dict[str, Any]:
     """The same for JSON."""
     return {
-        "out": str(traces.folder),
+        "out": traces.folder,
         "traces": len(traces),
         "tokens": traces.manifest.num_tokens,
         "sha256": traces.sha256,
