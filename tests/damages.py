@@ -467,7 +467,7 @@ def rewritten(folder: Path) -> dict[str, Any]:
     dequantize_draft(DraftSource(folder=whole), folder / "plain", dtype=None)
     compare: dict[str, Callable[[Path], Compared]] = {
         "out": lambda out: verify_transcoded(source, out),
-        "plain": lambda out: verify_dequantized(source, out, "BF16"),
+        "plain": lambda out: verify_dequantized(source, out, "F16"),
     }
     for name, verified in compare.items():
         out, both = folder / name, list[Any]()
