@@ -453,5 +453,5 @@ def test_a_file_that_becomes_shorter_while_it_is_copied(
 ) -> None:
     (tmp_path / "file").write_bytes(b"bytes")
     monkeypatch.setattr(publish_module, "copy_range", Mock(return_value=4))
-    with pytest.raises(OSError, match="became shorter .*/file'$"):
+    with pytest.raises(OSError, match=r"became shorter .*/file'$"):
         place(tmp_path / "file", tmp_path / "into", "none")
