@@ -75,6 +75,23 @@ def test_a_map_to_tokens_that_do_not_exist_loads_wrongly(token: int, tmp_path: P
         assert WRONG_TOKENS[token] in (found.answer.error or "")
 
 
+@pytest.mark.parametrize(
+    ("sizes", "remedy"),
+    [
+        ({"pruned_vocabulary": True}, "add draft_vocab_size to config.json"),
+        ({}, "remove d2t and t2d"),
+    ],
+)
+def test_a_map_without_draft_vocab_size(
+    sizes: dict[str, bool], remedy: str, tmp_path: Path
+) -> None:
+    cut = read_tensors(tiny_eagle3_llama(tmp_path / "cut", pruned_vocabulary=True))
+    folder = tiny_eagle3_llama(tmp_path / "draft", **sizes)
+    write_tensors(folder, read_tensors(folder) | {"d2t": cut["d2t"]}, metadata={"format": "pt"})
+    edit_json(folder / "config.json", draft_vocab_size=None)
+    assert check_draft(folder, engine="vllm", arch="sm90").remedy == remedy
+
+
 def fp8_odd(**weights: Any) -> dict[str, Any]:
     """FP8 of compressed-tensors, but for some keys of its weights."""
     declared = declaration(MADE["ct-fp8"])
