@@ -112,11 +112,11 @@ def test_two_drafts_are_compared_as_the_gate_does() -> None:
 
 
 def test_strata_are_taken_off_the_degrees_of_freedom() -> None:
-    """Ten prompts of equal length in each of two categories: 20 less 1, and less 2."""
-    counted = drafts([[2] * 20, [3] * 20], [10] * 20, "a" * 10 + "b" * 10)
+    """Ten prompts of equal length in each of two categories and in one outside: 29, and 18."""
+    counted = drafts([[2] * 30, [3] * 30], [10] * 30, "a" * 10 + "b" * 10 + "c" * 10)
     plain, *_ = scopes.samples_of(counted, {})
     mixed, *_ = scopes.samples_of(counted, {"a": 0.5, "b": 0.5})
-    assert plain.change(0, 1).degrees == pytest.approx(19)
+    assert plain.change(0, 1).degrees == pytest.approx(29)
     assert mixed.change(0, 1).degrees == pytest.approx(18)
 
 

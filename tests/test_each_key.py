@@ -66,7 +66,7 @@ ADDED: Config = {
     "projector_type": "other", "markov_head_type": "other",
     "dspark_config": {}, "dflash_config": {},
     "conv_kernel_size": 3, "selector_rank": 3, "markov_rank": 3, "kv_lora_rank": 3,
-    "attn_output_gate": False, "mtp_use_dedicated_embeddings": True,
+    "attn_output_gate": False, "mtp_use_dedicated_embeddings": True, "norm_before_fc": True,
 }  # fmt: skip
 """Keys that mean something to some family, and to others nothing."""
 BOTH = ("is_neox_style", "rope_is_neox_style", "rope_interleave")
@@ -134,7 +134,12 @@ def test_what_each_key_means(build: str, tmp_path: Path) -> None:
     own = draft.checkpoint.config
     pairs = (*ADDED.items(), *product(BOTH, (True, False)))
     added = ((f"with {key} {new}", {**own, key: new}) for key, new in pairs if key not in own)
-    answers = ((change, answer(config)) for change, config in (*others(own), *added))
+    inside = (
+        (f"{section} with {key} {new}", {**own, section: {**own[section], key: new}})
+        for section in ("eagle_config", "dflash_config") if section in own
+        for key, new in pairs if key not in own[section]
+    )  # fmt: skip
+    answers = ((change, answer(config)) for change, config in (*others(own), *added, *inside))
     tell(build, (each for each in answers if each[1]))
 
 
