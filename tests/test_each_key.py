@@ -11,6 +11,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from asked_pairs import check_config
@@ -173,3 +174,13 @@ def test_what_each_family_knows(family: Any) -> None:
     known |= {"misnamed": dict(family.misnamed), "of others": dict(family.relatives)}
     known["engines"] = [*lines_of(family.engine_traits, "all")]
     check_told("families", {family.name: known})
+
+
+@pytest.mark.parametrize("name", ["Qwen3NextForCausalLM", "Qwen3_5MoeForConditionalGeneration"])
+def test_beside_experts_that_quark_leaves_out_sglang_leaves_out_the_layer(name: str) -> None:
+    """Of Qwen3.5, not of Qwen3-Next."""
+    declared = {"exclude": ["lm_head", "mtp.layers.0.mlp.experts.0.up_proj"]}
+    draft = Mock(method="quark", is_nvfp4_of_modelopt=False)
+    draft.config = {"architectures": [name], "quantization_config": declared}
+    (family,) = (family for family in FAMILIES if family.name == "qwen3-next-mtp")
+    assert bool(family.engine_traits.sglang.mtp.floats(draft)) == ("3_5" in name)

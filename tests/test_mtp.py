@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import tied_pair
@@ -22,7 +21,6 @@ from draftquant.calibration.passes.draft_inputs import first_hidden
 from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
-from draftquant.quantize.drafts.families.qwen3_next_mtp import ENGINE_TRAITS as QWEN
 from draftquant.quantize.estimate.estimate_report import candidates_of
 from draftquant.quantize.estimate.work import VerifyStep
 from draftquant.quantize.files.checkpoint import Checkpoint
@@ -243,15 +241,6 @@ def test_router_and_experts_are_refused_what_they_cannot(
 
 
 # ---- Qwen3-Next and Qwen3.5
-
-
-@pytest.mark.parametrize("name", ["Qwen3NextForCausalLM", "Qwen3_5MoeForConditionalGeneration"])
-def test_of_quark_sglang_leaves_out_the_layer_of_one_alone(name: str) -> None:
-    declared = {"exclude": ["lm_head", "mtp.layers.0.mlp.experts.0.up_proj"]}
-    draft: Any = Mock(method="quark", is_nvfp4_of_modelopt=False)
-    draft.config = {"architectures": [name], "quantization_config": declared}
-    layer: Any = QWEN.sglang.mtp
-    assert bool(layer.floats(draft)) == ("3_5" in name)
 
 
 def stacked_like(folder: Path, tensors: dict[str, Stored]) -> None:
