@@ -52,9 +52,9 @@ def warn_of_kind(draft: Draft, listener: Listener) -> None:
         listener.warning(draft.family.notice)
     if not draft.family.is_whole_model:
         return
-    size = sum(row.tensor.nbytes for row in draft.rows) / 1e9
+    size = megabytes(draft.checkpoint.nbytes)
     listener.warning(
-        f"{draft.checkpoint.folder.name} is a whole language model ({size:.2f} GB,"
+        f"{draft.checkpoint.folder.name} is a whole language model ({size},"
         f" {draft.geometry.num_layers} layers): right if a server drafts with it, beside a larger"
         " target; if it is the target itself, give the folder of its draft instead"
     )

@@ -104,7 +104,7 @@ def decoded(declared: Mapping[str, Any]) -> dict[str, Any]:
         with contextlib.suppress(LayoutError):
             facts["inputs"] = str(scheme.activation_format())
         found[" ".join(scheme.targets) or "all"] = facts
-    heads = ("lm_head", "model.lm_head", "fc")
+    heads = ("lm_head", "model.lm_head", "fc", "b.0")
     for what in ("is_excluded", "asks_for_head"):
         found[what] = [name for name in heads if getattr(whole, what)(name)]
     return found

@@ -384,12 +384,15 @@ def test_a_step_that_ends_early_matters_unless_memory_ends(
 
 
 def test_a_whole_model_has_a_config_and_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_vllm, "of_its_own", lambda config: config.own)
+    utils = Mock(replace=lambda _config, **changes: changes)
+    monkeypatch.setitem(sys.modules, "vllm.config.utils", utils)
     monkeypatch.setattr(in_vllm, "shard", lambda config, *_, **named: (config, named))
-    config = Mock()
-    config.speculative_config.method = "draft_model"
-    found = in_vllm.beside(config, Path("draft"), device="cuda")
-    assert found == (config.own, {"prefix": "draft_model", "device": "cuda"})
+    config, asked = Mock(), Mock(method="draft_model")
+    config.speculative_config = asked
+    own, named = in_vllm.beside(config, Path("draft"), device="cuda")
+    assert named == {"prefix": "draft_model", "device": "cuda"}
+    assert (own["quant_config"], own["model_config"]) == (None, asked.draft_model_config)
+    asked.verify_equal_vocab_size_if_draft_model.assert_called_once_with()
 
 
 METHODS = {

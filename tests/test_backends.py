@@ -141,9 +141,14 @@ UNUSABLE = [
 
 
 @pytest.mark.parametrize("name", ["quark", "modelopt"])
-def test_unusable_weight_is_refused_before_the_toolkit_sees_it(name: BackendName) -> None:
+def test_unusable_weight_is_refused_before_the_toolkit_sees_it(
+    name: BackendName, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for weight, absmax, message in UNUSABLE:
         with pytest.raises(BackendError, match=message):
             get_backend(name).quantize(weight, FP8_TENSOR, absmax)
     with pytest.raises(BackendError, match="for one scale of the whole matrix, got 2 for"):
         get_backend(name).quantize(torch.ones(2, 8), FP8_CHANNEL, torch.tensor([[2.0]]))
+    report_version(monkeypatch, DISTRIBUTIONS["modelopt"], "0.47.0")
+    with pytest.raises(BackendError, match="ModelOpt has no scale for less"):
+        get_backend("modelopt").quantize(torch.tensor([[1.0], [1e-39]]), FP8_CHANNEL)

@@ -214,6 +214,9 @@ def test_scales_of_heads_that_are_not_there_are_refused(
     shutil.copytree(folder, by_head := tmp_path / "by-head")
     edit_json(by_head / "config.json", quantization_config=declared)
     assert dq.check(by_head, "sglang", gpu="h200").verdict == "LOADS BUT WRONG"
+    declared["kv_cache_scheme"]["type"] = "int"
+    edit_json(by_head / "config.json", quantization_config=declared)
+    assert "kv_cache_dtype" not in str(dq.check(by_head, "vllm", gpu="h200").answer.launch)
     del declared["kv_cache_scheme"]  # used where an option asks for the cache
     edit_json(by_head / "config.json", quantization_config=declared)
     assert load_draft(by_head, kv_cache="fp8_e4m3").cache_scales[0].v == (V,)

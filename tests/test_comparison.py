@@ -112,15 +112,15 @@ def test_two_drafts_are_compared_as_the_gate_does() -> None:
 
 
 def test_strata_are_taken_off_the_degrees_of_freedom() -> None:
-    """Prompts that vary alike in each of two categories: all less 1, and less 2."""
+    """Prompts that vary alike in two categories and one outside: all less 1, and less 2."""
     for each in (2, 10):
-        lengths = [[2, 2.5] * each, [3, 3.5] * each]
-        counted = drafts(lengths, [10] * 2 * each, "a" * each + "b" * each)
+        lengths = [[2, 2.5] * each + [2] * each, [3, 3.5] * each + [3] * each]
+        counted = drafts(lengths, [10] * 3 * each, "a" * each + "b" * each + "c" * each)
         plain, *_ = scopes.samples_of(counted, {})
         mixed, *_ = scopes.samples_of(counted, {"a": 0.5, "b": 0.5})
-        assert plain.change(0, 1).degrees == pytest.approx(2 * each - 1)
+        assert plain.change(0, 1).degrees == pytest.approx(3 * each - 1)
         assert mixed.change(0, 1).degrees == pytest.approx(2 * each - 2)
-        assert mixed.change(0, 1).contributions.all()
+        assert mixed.change(0, 1).contributions[: 2 * each].all()
 
 
 def test_the_answer_depends_on_the_traffic() -> None:

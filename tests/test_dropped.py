@@ -18,6 +18,7 @@ from draftquant.recipes.errors import CheckpointError, PlanError
 from draftquant.recipes.schema import Role
 from draftquant.scripts.cli import main
 from tiny import Stored, config_of, edit_json, read_tensors, tiny_eagle3_llama, write_tensors
+from tiny_llama import tiny_language_model
 from tiny_mla import tiny_eagle3_mla
 from verify_cases import edit, faults_of, flip_bit, reseal
 
@@ -133,8 +134,10 @@ def test_no_target(source: Path, tmp_path: Path) -> None:
 def test_a_pruned_head(tmp_path: Path) -> None:
     """Rows of the target's head, which no engine picks for a draft without its own."""
     source = tiny_eagle3_llama(tmp_path / "draft", pruned_vocabulary=True)
-    with pytest.raises(PlanError):
-        planned(source, dropping("head"))
+    whole = tiny_language_model(tmp_path / "whole")  # which has its own
+    for draft, role in ((source, "head"), (whole, "embedding")):
+        with pytest.raises(PlanError):
+            planned(draft, dropping(role))
     assert planned(source, dropping("embedding")).dropped
 
 

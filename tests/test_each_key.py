@@ -11,6 +11,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from asked_pairs import check_config
@@ -66,7 +67,7 @@ ADDED: Config = {
     "projector_type": "other", "markov_head_type": "other",
     "dspark_config": {}, "dflash_config": {},
     "conv_kernel_size": 3, "selector_rank": 3, "markov_rank": 3, "kv_lora_rank": 3,
-    "attn_output_gate": False, "mtp_use_dedicated_embeddings": True,
+    "attn_output_gate": False, "mtp_use_dedicated_embeddings": True, "norm_before_fc": True,
 }  # fmt: skip
 """Keys that mean something to some family, and to others nothing."""
 BOTH = ("is_neox_style", "rope_is_neox_style", "rope_interleave")
@@ -134,7 +135,12 @@ def test_what_each_key_means(build: str, tmp_path: Path) -> None:
     own = draft.checkpoint.config
     pairs = (*ADDED.items(), *product(BOTH, (True, False)))
     added = ((f"with {key} {new}", {**own, key: new}) for key, new in pairs if key not in own)
-    answers = ((change, answer(config)) for change, config in (*others(own), *added))
+    inside = (
+        (f"{section} with {key} {new}", {**own, section: {**own[section], key: new}})
+        for section in ("eagle_config", "dflash_config") if section in own
+        for key, new in pairs if key not in own[section]
+    )  # fmt: skip
+    answers = ((change, answer(config)) for change, config in (*others(own), *added, *inside))
     tell(build, (each for each in answers if each[1]))
 
 
@@ -168,3 +174,13 @@ def test_what_each_family_knows(family: Any) -> None:
     known |= {"misnamed": dict(family.misnamed), "of others": dict(family.relatives)}
     known["engines"] = [*lines_of(family.engine_traits, "all")]
     check_told("families", {family.name: known})
+
+
+@pytest.mark.parametrize("name", ["Qwen3NextForCausalLM", "Qwen3_5MoeForConditionalGeneration"])
+def test_beside_experts_that_quark_leaves_out_sglang_leaves_out_the_layer(name: str) -> None:
+    """Of Qwen3.5, not of Qwen3-Next."""
+    declared = {"exclude": ["lm_head", "mtp.layers.0.mlp.experts.0.up_proj"]}
+    draft = Mock(method="quark", is_nvfp4_of_modelopt=False)
+    draft.config = {"architectures": [name], "quantization_config": declared}
+    (family,) = (family for family in FAMILIES if family.name == "qwen3-next-mtp")
+    assert bool(family.engine_traits.sglang.mtp.floats(draft)) == ("3_5" in name)

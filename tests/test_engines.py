@@ -137,12 +137,13 @@ def test_scales_without_rows_are_joined_by_no_engine(inputs: Any, tmp_path: Path
 
 
 def test_what_is_refused_as_config_json_is_read_needs_no_linear(tmp_path: Path) -> None:
-    """SGLang takes ModelOpt's method on no AMD GPU, whatever is excluded from it."""
+    """SGLang takes ModelOpt's method on no AMD GPU, whatever is excluded; beside a null too."""
     draft = tiny_eagle3_llama(tmp_path / "draft")
     made = quantize_by_hand(draft, tmp_path / "made", MADE["modelopt-fp8"])
     declared = config_of(made)["quantization_config"]
     declared |= {"ignore": ["*"], "exclude_modules": ["*"]}
-    edit_json(draft / "config.json", quantization_config=declared)
+    config = {**config_of(draft), "quantization_config": None, "compression_config": declared}
+    (draft / "config.json").write_text(json.dumps(config), encoding="utf-8")
     found = {arch: check_draft(draft, engine="sglang", arch=arch) for arch in ("sm90", "gfx942")}
     assert found["sm90"].verdict != "REFUSED"
     assert found["gfx942"].verdict == "REFUSED"

@@ -122,6 +122,16 @@ def test_verify_finds_patterns_that_match_fused_names_alone(workshop: Workshop) 
         assert on_vllm(folder, NUM_TARGET_LAYERS).verdict == "REFUSED"
 
 
+def test_transcode_takes_the_number(workshop: Workshop, tmp_path: Path) -> None:
+    recipe = format_recipe("compressed-tensors", "fp8-tensor", "fp8-static")
+    folder = workshop.quantize(workshop.source("eagle3-mla"), recipe, "by-pattern")
+    out = tmp_path / "out"
+    asked = ["transcode", str(folder), "--layout", "fp8", "--out", str(out)]
+    assert main(asked) == 2
+    assert main([*asked, "--target-layers", "61"]) == 0
+    assert "model.layers.61.self_attn.kv_b_proj" in declared(out)["ignored_layers"]
+
+
 def test_the_commands_take_the_number(tmp_path: Path) -> None:
     layers = {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}  # of a target of any depth
     folder = str(tiny_eagle3_mla(tmp_path / "draft", hidden=128, intermediate=256, config=layers))

@@ -78,7 +78,7 @@ OTHERS: tuple[tuple[Callable[[int, Tensor], Tensor], str], ...] = (
     (lambda _, f: f.roll(-2, 0), r"^the recorded features are shifted by \+2 against"),
     (lambda _, f: late(f, 140), "at positions 128 to 191 the .* are shifted by -1"),
     (lambda i, f: late(f, 120) if i == 3 else f, "in 1 of 6 .* 'p3' at positions 1[12]. to 198"),
-    (lambda i, f: f.flip(0) if i in (1, 4) else f, "in 2 of 6 texts .*'p1' .* 'p4' at pos"),
+    (lambda i, f: f.flip(0) if i in (1, 5) else f, "in 2 of 6 texts .*'p1' .* 'p5' at pos"),
 )
 
 

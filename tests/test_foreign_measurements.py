@@ -309,8 +309,14 @@ def test_runs_that_differ_are_anomalous_and_no_comparison(tmp_path: Path) -> Non
             compare(runs)
 
 
-def test_one_run_twice_or_two_tools_are_refused() -> None:
+def test_one_run_twice_or_two_tools_are_refused(tmp_path: Path) -> None:
     own, other = both(REAL["guidellm"])
+
+    def reworded(lines: Lines) -> None:
+        for line in lines:
+            line["choices"][0]["text"] += "."
+
+    assert judged([ANSWERS, changed(ANSWERS, tmp_path / "x.jsonl", reworded)]).relative_change == 0
     for runs, options, error in (
         ([own, own], {}, GateError),
         ([own, FOREIGN / "vllm-answers-int4.jsonl"], {}, MeasureError),

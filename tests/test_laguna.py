@@ -105,7 +105,7 @@ def test_the_rope_that_vllm_takes_from_its_class_is_written_out(tmp_path: Path) 
     quantized(source, "fp8-ptpc", out, fix_config=True)
     assert check_draft(out, engine="vllm", arch="sm90").verdict != "LOADS BUT WRONG"
     for kind, theta in (("sliding_attention", 10000.0), ("full_attention", 500000.0)):
-        edit_json(source / "config.json", rope_theta=theta, layer_types=[kind] * 2)
+        edit_json(source / "config.json", rope_theta=theta, layer_types=[kind, "full_attention"])
         is_whole = kind == "full_attention"  # of which the class rotates half a head
         assert bool(list(rope_of_class(draft_of(source)))) == is_whole
 

@@ -6,11 +6,13 @@ import re
 import shutil
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import asked_pairs
 import numpy as np
 import pytest
+import torch
 from draftquant import api as dq
 from draftquant.quantize.pairing.pair import PairCheck, TargetArgs
 from draftquant.quantize.pairing.target import check_operands
@@ -274,14 +276,20 @@ def test_sizes_of_tensor_parallelism_are_those_of_both(tmp_path: Path) -> None:
     assert '"draft_tensor_parallel_size": 2' in (longer.of("vllm").launch or "")
 
 
-def test_hidden_states_that_float16_cannot_hold(tmp_path: Path) -> None:
+def test_hidden_states_that_float16_cannot_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     draft, target = LLAMA / "draft", LLAMA / "target"
     narrow = {"target_args": "--dtype float16", "engine": "vllm"}
     beyond = check_pair(draft, target, largest_feature=70144.0, **narrow)
     assert beyond.of("vllm").verdict == "LOADS BUT WRONG"
     assert check_pair(draft, target, largest_feature=70144.0).of("vllm").verdict == "LOADS"
     traces = write_said(tmp_path / "traces", prompts=2, tokens=4, hidden=4).folder
-    assert dq.check(draft, target=target, traces=traces, **narrow).verdict == "LOADS"  # type: ignore[arg-type]
+    asked: Any = {"target": target, "traces": traces, **narrow}
+    assert dq.check(draft, **asked).verdict == "LOADS"
+    below = SimpleNamespace(features=torch.tensor([-70144.0]))
+    monkeypatch.setattr(dq.TraceFolder, "__iter__", lambda _: iter([below]))
+    assert dq.check(draft, **asked).verdict == "LOADS BUT WRONG"
 
 
 def test_what_few_pairs_are_told(tmp_path: Path) -> None:

@@ -87,10 +87,11 @@ def test_linear_kept_in_one_layer_only(tmp_path: Path) -> None:
 
 
 def test_the_sizes_of_groups_that_fit_all_linears_are_named(tmp_path: Path) -> None:
-    for intermediate in (320, 72):
-        sizes = {"hidden": 192, "intermediate": intermediate, "head_dim": 64}
+    for hidden, intermediate in ((192, 320), (96, 320), (192, 72)):
+        sizes = {"hidden": hidden, "intermediate": intermediate, "head_dim": 64}
+        folder = tmp_path / f"{hidden} {intermediate}"
         with pytest.raises(LayoutError):
-            make_plan(load_recipe("int4-group128"), read(tmp_path / f"{intermediate}", **sizes))
+            make_plan(load_recipe("int4-group128"), read(folder, **sizes))
 
 
 def sizes(name: str, draft: Draft) -> str:

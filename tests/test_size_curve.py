@@ -99,6 +99,15 @@ def test_other_prompts_judge_the_rows(
     assert (only.lower, only.upper) == pytest.approx(bounds, abs=1e-12)
 
 
+def test_a_curve_in_small_blocks_is_the_same(
+    draft: LoadedDraft, traces: Mapping[str, TraceFolder], curve: SizeCurve,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("draftquant.validate.comparison.right_sizes.MAX_LOGITS", 50 * VOCAB)
+    both = traces["choosing"], traces["judging"]
+    assert size_curve(draft, CHOOSER, *both, sizes=SIZES, num_draft_tokens=K) == curve
+
+
 def test_off_domain_a_category_does_not_choose_its_own_rows(curve: SizeCurve) -> None:
     assert curve.off_domain is not None
     inside, outside = (

@@ -115,6 +115,7 @@ BAD_MANIFESTS: tuple[Change, ...] = (
     ("shards 1", {"file": FILE.format(2)}), ("shards 1", {}), ("num_tokens", 1),
     ("prompts 0 prompt_length", 10), ("prompts 0 num_tokens", 11), ("features dtype", "float16"),
     ("prompts 0 id", "c"), ("shards 0 nbytes", 1), ("datasets", []),
+    ("prompts 1 conversation_sha256", "zz"),
     ("datasets", [{"name": "a\nb", "revision": "0" * 40, "config": "c", "split": "s"}]),
 )  # fmt: skip
 """What each is told is kept in told/traces.txt."""
@@ -420,7 +421,7 @@ def test_splits_that_are_none(tmp_path: Path) -> None:
 
 
 def test_folders_that_do_not_fit_together(tmp_path: Path) -> None:
-    one = written(tmp_path / "one", plain(2))
+    one, two = (written(tmp_path / name, plain(2)[:n]) for n, name in ((2, "one"), (1, "two")))
     for name, changes in (
         ("target", {"target": dataclasses.replace(TARGET, weights_sha256=None)}),
         ("features", {"features": dataclasses.replace(AUX, aux_layer_ids=(1, 3, 5))}),
@@ -428,7 +429,7 @@ def test_folders_that_do_not_fit_together(tmp_path: Path) -> None:
         other = written(tmp_path / name, [saying("z", body(44))], **changes)
         with pytest.raises(TraceError, match=f"another {name} than"):
             merge_traces([one, other], tmp_path / "m")
-    for folders in ([one, one], [one]):
+    for folders in ([one, one], [one, two, two], [one]):
         with pytest.raises(TraceError):
             merge_traces(folders, tmp_path / "m")
     assert not (tmp_path / "m").exists()

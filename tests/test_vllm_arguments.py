@@ -89,7 +89,8 @@ def test_which_targets_have_plain_rotary_angles(tmp_path: Path) -> None:
 def test_arguments_that_contradict_recording() -> None:
     for given in (
         {"enable-prefix-caching": False}, {"speculative_config": {}}, {"model": "x"},
-        {"decode_context_parallel_size": 2}, {"max_model_len": 299}, {"max_model_len": "auto"},
+        {"decode_context_parallel_size": 2}, {"prefill_context_parallel_size": 2},
+        {"max_model_len": 299}, {"max_model_len": "auto"},
     ):  # fmt: skip
         with pytest.raises(TraceError):
             setup(given=given).arguments()

@@ -7,7 +7,7 @@ number of layers; a language model is built below its own root and counts from 0
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ...recipes.errors import CheckpointError
+from ...recipes.errors import CheckpointError, PlanError
 from ...recipes.schema import QUANTIZABLE
 from ..files.checkpoint import CONFIG_FILE, Checkpoint
 from .engine_traits import fused_names
@@ -32,7 +32,8 @@ def excluded_modules(
 
     These are the names on disk, in decoder layers those of the fused linears, and what
     engines build whether the draft has it or not. `whole_names`: for a layout whose excludes are
-    whole names, layers are numbered as in vLLM, and names begin as there.
+    whole names, layers are numbered as in vLLM, and names begin as there; PlanError where that
+    number is not known.
     """
     names = {row.module for row in kept}
     may_be = (row for row in quantized if row.role in QUANTIZABLE)
@@ -40,10 +41,18 @@ def excluded_modules(
     unnamed = set(draft.family.served_unquantized) - as_codes
     unnamed -= {name.rpartition(".")[2] for name in names}
     names |= {draft.family.served_name(name) for name in names}
-    first = first_layer(draft.family, target_layers) if whole_names else None
-    if first is not None:
-        numbered = (module.split(".", 2) for module in modules_in_layers(kept))
-        names |= {f"model.layers.{first + int(layer)}.{path}" for _, layer, path in numbered}
+    if whole_names and (numbered := modules_in_layers(kept)):
+        first = first_layer(draft.family, target_layers)
+        if first is None:
+            raise PlanError(
+                "--target-layers",
+                f"{', '.join(numbered)} would be kept, and this layout excludes whole names: vLLM"
+                " numbers a draft's layers after the target's, whose number is not known",
+                fix="give it (--target-layers 61), or use a layout with patterns"
+                " (compressed-tensors)",
+            )
+        apart = (module.split(".", 2) for module in numbered)
+        names |= {f"model.layers.{first + int(layer)}.{path}" for _, layer, path in apart}
     names |= {fused for name in names for fused in fused_names(name)} | unnamed
     if whole_names and draft.family.served_root:
         names |= {f"{draft.family.served_root}{name}" for name in names}

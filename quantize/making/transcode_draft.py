@@ -146,6 +146,7 @@ def plan_transcoding(
     Raises:
         CheckpointError: the folder is not quantized, contradicts its declaration, or was edited.
         LayoutError: the layout cannot hold these codes; names the layouts that can.
+        PlanError: the layout needs `target_layers`.
     """
     checkpoint = Checkpoint.open(source.folder)
     stored = quantized_source(checkpoint, "transcode")

@@ -318,14 +318,6 @@ def _exclude_problems(plan: Plan) -> Problems:
                 f" draft in their own way, so an exclude of {leaf!r} holds for all of them",
                 f"quantize {leaf!r} in every layer or in none",
             )
-    numbered = runtime_names.modules_in_layers(plan.kept_matrices())
-    first = runtime_names.first_layer(plan.draft.family, plan.target_layers)
-    if numbered and first is None and get_layout(plan.recipe.layout).exact_excludes:
-        yield (
-            f"{', '.join(numbered)} would be kept, and layout {plan.recipe.layout} excludes whole"
-            " names: vLLM numbers a draft's layers after the target's, whose number is not known",
-            "give it (--target-layers 61), or use a layout with patterns (compressed-tensors)",
-        )
 
 
 def _check_names(plan: Plan) -> None:

@@ -123,8 +123,7 @@ def _unknown_interfaces(engine: Any) -> "list[str]":
             found = importlib.import_module(module)
         except ImportError:
             traceback.print_exc()
-            absent.append(module)
-            continue
+            found = None
         absent += [f"{module}.{name}" for name in names.split() if not hasattr(found, name)]
     return absent
 
