@@ -151,8 +151,7 @@ def test_the_commands_come_in_order_and_one_that_fails_is_the_last(workspace: Wo
     run, verbs = workspace.ask(recipe="r.yaml", engine="vllm"), workspace.verbs
     assert run.code == 0, run.log
     assert verbs == ["quantize", "verify", "check", "gate", "report", "card"]
-    card = workspace.folder / run.outputs["card"]
-    assert card.read_text(encoding="utf-8") == "# the card\n"
+    assert (workspace.folder / run.outputs["card"]).read_text(encoding="utf-8") == "# the card\n"
     for number, verb in enumerate(verbs[:4], start=1):
         run = workspace.ask(recipe="r.yaml", engine="vllm", codes={verb: "2"})
         assert (run.code, run.outputs["verdict"]) == (2, ""), run.log
@@ -215,9 +214,7 @@ REFUSED: tuple[tuple[dict[str, str], str], ...] = (
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_bad_input_is_refused_first(
-    workspace: Workspace, case: tuple[dict[str, str], str]
-) -> None:
+def test_bad_input_is_refused_first(workspace: Workspace, case: tuple[dict[str, str], str]) -> None:
     inputs, said = case
     run = workspace.ask(**inputs, install="true")
     assert (run.code, workspace.calls) == (2, [])

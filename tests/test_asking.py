@@ -81,8 +81,7 @@ def test_a_draft_that_is_served_as_it_is_stored(
     assert found["sentence"].startswith(
         f"vLLM 0.31.0 in {python} on the CPU loaded this draft, and"
     )
-    parts = [each["part"].rpartition(".")[2] for each in found["linears"]]
-    assert sorted(parts) == sorted(
+    assert sorted(each["part"].rpartition(".")[2] for each in found["linears"]) == sorted(
         ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     )
     assert all(0 < each["error"] < each["bound"] < 0.06 for each in found["linears"])
@@ -122,9 +121,7 @@ def test_a_draft_that_is_not(
 
 @pytest.mark.usefixtures("child_is_here")
 @pytest.mark.parametrize(("rows", "whole"), [(None, True), (96, True), (48, False)])
-def test_a_table_of_zeros_is_right_for_the_whole_vocabulary(
-    rows: int | None, whole: bool, tmp_path: Path
-) -> None:
+def test_zeros_map_the_whole_vocabulary(rows: int | None, whole: bool, tmp_path: Path) -> None:
     said = {"text_config": {"vocab_size": 96, "draft_vocab_size": rows}}
     (tmp_path / "config.json").write_text(json.dumps(said))
     unused = in_vllm.shard(Mock(), Mock(), tmp_path).unused
@@ -315,8 +312,7 @@ def test_a_mistake_is_found_and_named(
 ) -> None:
     folder = corpus.quantized("eagle3-llama", "int4-group128", pair=True)
     found = judged(folder, replaced(leaf, change))
-    wrong = [name for name, each in found.items() if not each.is_right]
-    assert wrong == [leaf]
+    assert [name for name, each in found.items() if not each.is_right] == [leaf]
     assert (cause in (found[leaf].cause or "")) if cause else found[leaf].cause is None
     if change is one_row:
         assert found[leaf].output == 3
@@ -358,8 +354,7 @@ def test_a_square_weight_that_is_transposed_and_inputs_in_eight_bits() -> None:
         scale = x.abs().amax(-1, keepdim=True) / 127
         return (x / scale).round() * scale
 
-    found = judged(folder, inputs=rounded)
-    assert {each.cause for each in found.values()} == {
+    assert {each.cause for each in judged(folder, inputs=rounded).values()} == {
         "inputs are rounded to INT8, which is not declared"
     }
 

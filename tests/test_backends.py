@@ -117,9 +117,7 @@ def test_quarks_search_parses_only_files_that_name_what_it_seeks() -> None:
     assert quark["found"] == [1, 1]
 
 
-def test_a_build_folder_that_cannot_be_made_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_unusable_build_folder_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "file"))
     monkeypatch.delitem(sys.modules, "quark.torch", raising=False)

@@ -74,9 +74,8 @@ def test_exponents_by_hand() -> None:
 
 
 def test_what_the_dtype_cannot_hold_is_an_error() -> None:
-    tiny = torch.tensor([[2.0**-24 * 3, 1.0]], dtype=torch.float16)  # a subnormal of float16
     with pytest.raises(BackendError, match=r"it cannot be multiplied by 2\^-3 exactly"):
-        divide_norm(tiny, 3, "x")
-    large = torch.tensor([[40000.0, 1.0]], dtype=torch.float16)
+        # A subnormal of float16.
+        divide_norm(torch.tensor([[2.0**-24 * 3, 1.0]], dtype=torch.float16), 3, "x")
     with pytest.raises(BackendError, match=r"by 2\^1 exactly in torch.float16"):
-        multiply_columns(large, 1, "x")
+        multiply_columns(torch.tensor([[40000.0, 1.0]], dtype=torch.float16), 1, "x")

@@ -57,9 +57,7 @@ def test_a_batch_counts_what_single_prompts_count(traces: TraceFolder) -> None:
         assert dataclasses.replace(batched.traces, features=single.traces.features) == single.traces
 
 
-def test_one_scale_for_a_call_is_not_shared_by_prompts(
-    traces: TraceFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_share_no_call_scale(traces: TraceFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     draft = draft_of(traces)
     assert draft.rounds_alone
     whole = dataclasses.replace(draft, activations=dict.fromkeys(draft.linears, "tensor-dynamic"))
@@ -81,9 +79,7 @@ def test_one_scale_for_a_call_is_not_shared_by_prompts(
     assert [bool((ids == NOTHING).any()) for ids in found] == [True, False]
 
 
-def test_long_texts_are_read_by_blocks(
-    traces: TraceFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_text_is_read_by_blocks(traces: TraceFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float64: a block of another shape may add a value's n products in another order.
 
     Each order errs by at most n 2^-53 of the sum of their magnitudes (Higham, Accuracy and

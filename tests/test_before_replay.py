@@ -176,9 +176,7 @@ def test_weights_are_counted_to_the_byte(traces: TraceFolder, int4: Path) -> Non
     assert found.total == one.own + other.own + max(found.reading, found.passes)
 
 
-def test_batches_shrink_until_they_fit(
-    traces: TraceFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_shrink_till_they_fit(traces: TraceFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     most = estimate([PAIR / "draft"], traces)
     assert most.max_tokens == batches.MAX_TOKENS
     assert most.fits

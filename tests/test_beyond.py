@@ -101,8 +101,7 @@ def refused(source: Path, recipe: Recipe) -> None:
 
 def test_a_layout_in_which_no_engine_reads_a_head(source: Path) -> None:
     own = BEYOND["quark-fp8-fc"].formats[0]
-    recipe = beyond("head", own, head=own, layout="quark")
-    refused(source, recipe)
+    refused(source, beyond("head", own, head=own, layout="quark"))
 
 
 def test_a_head_that_config_json_ties(tmp_path: Path) -> None:

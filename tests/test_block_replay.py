@@ -82,9 +82,7 @@ def test_replay_equals_the_engine(
 
 
 @pytest.mark.parametrize(("block_rows", "max_scores"), [(15, 1), (256, 2**24)])
-def test_every_row_is_a_block_of_its_own(
-    block_rows: int, max_scores: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_blocks(block_rows: int, max_scores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Full and sliding layers, grouped heads, random weights: all rows at once, or one by one."""
     monkeypatch.setattr(block, "MAX_SCORES", max_scores)
     config = {

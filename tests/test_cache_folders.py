@@ -80,9 +80,7 @@ def folder(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("layout", RECIPES)
-def test_scales_are_written_declared_read_and_verified(
-    layout: str, source: Path, tmp_path: Path
-) -> None:
+def test_scales_are_written_read_and_verified(layout: str, source: Path, tmp_path: Path) -> None:
     """Declared as llm-compressor 0.14, ModelOpt 0.47 and Quark 0.13 do for the same model."""
     out = quantized(source, cached(RECIPES[layout]), tmp_path / "out")
     shape = (1,) if layout == "compressed-tensors" else ()
@@ -125,11 +123,10 @@ def test_what_cannot_be_written_is_refused(source: Path, tmp_path: Path) -> None
     with pytest.raises(DraftQuantError):
         quantize_draft(plan, tmp_path / "out", source=resolve_draft(str(source)))
     for wrong in (0.0, float("nan"), 1e-60):
-        scales = {0: CacheScales(k=(wrong,), v=(1.0,))}
         with pytest.raises(DraftQuantError):
             quantize_draft(
                 plan, tmp_path / "out", source=resolve_draft(str(source)),
-                measured=MeasuredInputs(cache_scales=scales),
+                measured=MeasuredInputs(cache_scales={0: CacheScales(k=(wrong,), v=(1.0,))}),
             )  # fmt: skip
     latent = read_draft(Checkpoint.open(tiny_eagle3_mla(tmp_path / "mla")))
     with pytest.raises(PlanError):
@@ -137,9 +134,7 @@ def test_what_cannot_be_written_is_refused(source: Path, tmp_path: Path) -> None
     assert not (tmp_path / "out").exists()
 
 
-def test_transcoding_carries_scales_to_another_layout_and_back(
-    folder: Path, source: Path, tmp_path: Path
-) -> None:
+def test_transcoding_carries_scales_and_back(folder: Path, source: Path, tmp_path: Path) -> None:
     before, first = StoredDraft.read(Checkpoint.open(folder)).kv_cache(), folder
     layouts: tuple[LayoutName, ...] = ("quark", "compressed-tensors")
     for layout in layouts:
@@ -166,9 +161,7 @@ def changed(folder: Path, out: Path, *values: float, name: str = "k") -> Path:
     return out
 
 
-def test_verify_and_reading_refuse_scales_that_are_none(
-    folder: Path, source: Path, tmp_path: Path
-) -> None:
+def test_scales_that_are_none_are_refused(folder: Path, source: Path, tmp_path: Path) -> None:
     for value, got in ((0.0, "0"), (float("nan"), "nan"), (-0.5, "-0.5")):
         out = changed(folder, tmp_path / got, value)
         faults = [f for f in verify(out, source).faults if f.where.endswith("k_scale")]
@@ -189,9 +182,7 @@ def test_verify_and_reading_refuse_scales_that_are_none(
     assert "q_proj" in next(fault.got for fault in more if fault.expected == "the same linears")
 
 
-def test_scales_of_heads_that_are_not_there_are_refused(
-    folder: Path, source: Path, tmp_path: Path
-) -> None:
+def test_scales_of_absent_heads_are_refused(folder: Path, source: Path, tmp_path: Path) -> None:
     """A folder of another tool, whose scales are of two key-value heads, or of three."""
     for count, strategy, wanted in (
         (2, "attn_head", None),
@@ -219,9 +210,7 @@ def test_scales_of_heads_that_are_not_there_are_refused(
     assert load_draft(by_head, kv_cache="fp8_e4m3").cache_scales[0].v == (V,)
 
 
-def test_scales_that_kernels_take_for_zero_are_refused(
-    folder: Path, source: Path, tmp_path: Path
-) -> None:
+def test_scales_taken_for_zero_are_refused(folder: Path, source: Path, tmp_path: Path) -> None:
     """And nothing is dequantized of a folder whose scales are damaged, though it drops them."""
     out = changed(folder, tmp_path / "out", 1e-39)
     (out / "draftquant.json").unlink()

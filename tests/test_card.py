@@ -66,8 +66,7 @@ def cells(text: str) -> list[list[str]]:
         if token.type == "tr_open":
             rows.append([])
         elif token.type == "inline" and rows and token.level >= 4:
-            children = token.children or []
-            rows[-1].append("".join(child.content for child in children))
+            rows[-1].append("".join(child.content for child in token.children or []))
     return rows
 
 
@@ -146,9 +145,7 @@ def test_folders_that_have_no_card(out: Path) -> None:
         model_card(out, REQUEST)
 
 
-def test_a_draft_that_was_only_cut_has_a_card_which_a_quantized_one_does_not_keep(
-    tmp_path: Path,
-) -> None:
+def test_a_draft_only_cut_has_a_card_which_a_quantized_one_does_not_keep(tmp_path: Path) -> None:
     draft, out = PAIR.parent / "smollm2/draft", tmp_path / "out"
     text = model_card(draft, REQUEST)
     assert parsed(text)["tags"][2:] == ["cut", "draftquant", "eagle3-llama"]
@@ -229,8 +226,7 @@ def test_foreign_text_shows_as_it_is(text: str) -> None:
     tokens = parser.parse(prose(text))
     assert [token.type for token in tokens] == ["paragraph_open", "inline", "paragraph_close"]
     assert "".join(child.content for child in tokens[1].children or []) == wanted.strip()
-    block = parser.parse(code_block(text))
-    assert [t.type for t in block] == ["fence"]
+    assert [t.type for t in parser.parse(code_block(text))] == ["fence"]
 
 
 # ---- on a server
@@ -257,8 +253,7 @@ def test_what_servers_accepted(work: Path, tmp_path: Path) -> None:
     lengths = []
     for by in (["--measured", str(path)], ["--gate", str(work / "gate.json"), "--overwrite"]):
         assert main([*card, *by]) == main(["golden", str(tmp_path)]) == 0
-        found = json.loads(profile.read_text(encoding="utf-8"))
-        lengths.append(found["mean_accept_length"])
+        lengths.append(json.loads(profile.read_text(encoding="utf-8"))["mean_accept_length"])
     report = json.loads((work / "gate.json").read_text(encoding="utf-8"))
     assert lengths == [1.75, round(report["candidate"]["mean_acceptance_length"], 6)]
     for more in ([], ["--overwrite"], ["--profile", "p.txt"]):

@@ -57,9 +57,7 @@ def test_recipes_list_show_and_check(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["recipes", "check", str(recipe)]) == 2
 
 
-def test_gate_passes_a_baseline_that_is_what_is_expected(
-    traces: list[str], fp8: Path, tmp_path: Path
-) -> None:
+def test_gate_passes_an_expected_baseline(traces: list[str], fp8: Path, tmp_path: Path) -> None:
     report = tmp_path / "gate.json"
     gate = ["gate", DRAFT, str(fp8), *traces, *WIDE]
     assert main([*gate, "--report", str(report)]) == 0
@@ -85,9 +83,7 @@ def test_a_candidate_does_not_choose_its_own_policy(
     assert f"draftquant gate {DRAFT} '{own}' --traces" in said(capsys)
 
 
-def test_gate_refuses_the_traces_that_calibrated_the_draft(
-    traces: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_gate_refuses_seen_prompts(traces: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     static = corpus.quantized(LLAMA, "blackwell-fp8", pair=True, measured=True)
     assert main(["gate", DRAFT, str(static), *traces, "--json"]) == 2
     out, err = capsys.readouterr()
@@ -149,9 +145,7 @@ def test_what_commands_tell_of_a_quantized_draft(fp8: Path, tmp_path: Path) -> N
         assert main(words) == 0
 
 
-def test_a_folder_without_its_record_is_no_release(
-    traces: list[str], fp8: Path, tmp_path: Path
-) -> None:
+def test_without_its_record_is_no_release(traces: list[str], fp8: Path, tmp_path: Path) -> None:
     bare = shutil.copytree(fp8, tmp_path / "fp8")
     (bare / "draftquant.json").unlink()
     gate = ["gate", DRAFT, str(bare), *traces, *WIDE]

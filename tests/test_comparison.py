@@ -102,8 +102,7 @@ def test_two_drafts_are_compared_as_the_gate_does() -> None:
     report = compared(scopes.count_drafts(contestants))
     (change,) = report.whole.changes
     assert math.log1p(change.relative_change) == pytest.approx(gate.log_ratio)
-    level = (1 + report.confidence_of_each) / 2
-    quantile = stats.t.ppf(level, gate.effective_num_prompts - 1)
+    quantile = stats.t.ppf((1 + report.confidence_of_each) / 2, gate.effective_num_prompts - 1)
     reach = (math.log1p(change.upper) - gate.log_ratio) / quantile
     assert reach == pytest.approx(gate.standard_error)
 

@@ -92,9 +92,7 @@ def test_a_file_of_replays_has_bins_that_are_parts_of_their_prompts_or_none(tmp_
 
 
 @pytest.mark.parametrize(("steps", "there"), [(1.0, True), (0.002, True), (0.001, False)])
-def test_one_step_says_something_about_a_bin_and_a_thousandth_nothing(
-    steps: float, there: bool
-) -> None:
+def test_a_step_says_something_of_a_bin_and_a_thousandth_nothing(steps: float, there: bool) -> None:
     each = (ContextCounts(bins=EDGES, counts=(AcceptanceCounts(histogram=(number, 0, 0)),) * 3)
             for number in (steps, 1.0))  # fmt: skip
     few, one = (dataclasses.replace(replay([(5, 3, 2)]).prompts[0], contexts=c) for c in each)

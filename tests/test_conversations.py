@@ -61,17 +61,14 @@ def recorder(target: Path, **options: Any) -> Any:
 @pytest.fixture(scope="module")
 def traces(target: Path, file: Path, tmp_path_factory: pytest.TempPathFactory) -> TraceFolder:
     out = tmp_path_factory.mktemp("out") / "traces"
-    prompts = read_prompts(file, target=target)
-    plan = plan_of(target, prompts, max_new_tokens=12)
+    plan = plan_of(target, read_prompts(file, target=target), max_new_tokens=12)
     report = record_conversations(plan, out, recorder(target))
     assert (report.num_turns, report.num_cut_short) == ((3, 2, 1), 0)
     assert [path.name for path in out.parent.iterdir()] == ["traces"]
     return report.traces
 
 
-def test_every_turn_is_a_prompt_on_top_of_the_targets_own_answers(
-    traces: TraceFolder, target: Path
-) -> None:
+def test_each_turn_is_a_prompt_after_the_targets_answers(traces: TraceFolder, target: Path) -> None:
     assert [(trace.id, trace.category) for trace in traces] == [
         ("81/turn-1", "code"), ("81/turn-2", "code"), ("81/turn-3", "code"), ("82", "text"),
         ("83/turn-1", "code"), ("83/turn-2", "code"),
@@ -100,8 +97,7 @@ def test_a_template_that_takes_no_answers(target: Path, file: Path, tmp_path: Pa
         "{% if messages|length > 1 %}{{ raise_exception('no') }}{% endif %}" + TEMPLATE
     )
     (odd / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-    prompts = read_prompts(file, target=odd)
-    plan = plan_of(odd, prompts, max_new_tokens=12)
+    plan = plan_of(odd, read_prompts(file, target=odd), max_new_tokens=12)
     with pytest.raises(PromptError):
         record_conversations(plan, tmp_path / "out", recorder(odd))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["odd"]

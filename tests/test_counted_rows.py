@@ -90,9 +90,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
     return Run(KINDS[request.param](tmp_path / request.param), lambda ids: ids % 2)
 
 
-def test_what_counts_is_the_same_and_the_rest_is_not_computed(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_counts_is_equal_and_alone_computed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counted_rows, "FEWEST_ROWS", 2)
     every = run.proposals(counted=False).token_ids
     all_rows = dict(run.rows)
@@ -102,8 +100,7 @@ def test_what_counts_is_the_same_and_the_rest_is_not_computed(
         for row in range(2, 36):
             mine, whole = found[i, row - 2].tolist(), every[i, row - 2].tolist()
             recorded = run.token_ids[i, row + 2 : row + 2 + K].tolist()
-            right = [a == b for a, b in zip(whole, recorded, strict=True)]
-            accepted = [*right, False].index(False)
+            accepted = [*[a == b for a, b in zip(whole, recorded, strict=True)], False].index(False)
             reached = min(accepted + 1, K) if row in own else 0
             assert mine == whole[:reached] + [NOTHING] * (K - reached)
             for depth in range(reached):

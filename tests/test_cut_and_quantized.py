@@ -75,9 +75,7 @@ DRAFTS: dict[str, Callable[[Path], Path]] = {
 
 @pytest.mark.some(1)
 @pytest.mark.parametrize(("draft", "name"), list(zip(("dspark", "eagle3"), RECIPES, strict=True)))
-def test_either_order_gives_equal_bytes_and_whole_records(
-    draft: str, name: str, tmp_path: Path
-) -> None:
+def test_either_order_gives_equal_bytes_and_records(draft: str, name: str, tmp_path: Path) -> None:
     source, recipe = DRAFTS[draft](tmp_path / "draft"), RECIPES[name]
     cut(source, tmp_path / "cut")
     cut_first = quantized_folder(tmp_path / "cut", tmp_path / "cut-quantized", recipe)
@@ -208,9 +206,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_a_wrong_byte_is_found_whatever_the_record_says(
-    name: str, folders: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_a_wrong_byte_is_found(name: str, folders: tuple[Path, Path], tmp_path: Path) -> None:
     source, good = folders
     change, where = ATTACKS[name]
     out = Path(shutil.copytree(good, tmp_path / "out"))

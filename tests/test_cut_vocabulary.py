@@ -86,8 +86,7 @@ def test_a_draft_without_a_head_is_given_rows_of_its_target(tmp_path: Path) -> N
     source, model = tiny_dflash(tmp_path / "draft"), target(tmp_path / "target")
     with pytest.raises(PlanError, match="stores no head"):
         cut(source, tmp_path / "cut")
-    report = cut(source, tmp_path / "cut", target=model)
-    assert report.head_from == "model.lm_head.weight"
+    assert cut(source, tmp_path / "cut", target=model).head_from == "model.lm_head.weight"
     head = rows(read_tensors(model)["model.lm_head.weight"])
     assert rows(read_tensors(tmp_path / "cut")["lm_head.weight"]) == [head[i] for i in IDS]
     assert verify(tmp_path / "cut", source).ok

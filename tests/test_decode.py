@@ -105,8 +105,7 @@ def test_inputs_are_rounded_by_the_columns_of_blocks(source: Path, tmp_path: Pat
         out = changed(source, tmp_path / wanted, "fp8-block", "weight_block_size", sizes)
         found = declared_scheme(Checkpoint.open(out))
         assert found is not None
-        shown = "of {}x{}, ".format(*sizes) in str(found)
-        assert (found.activations, shown) == (wanted, True)
+        assert (found.activations, "of {}x{}, ".format(*sizes) in str(found)) == (wanted, True)
 
 
 def of_targets(*targets: str) -> DeclaredScheme:
@@ -125,9 +124,8 @@ def of_targets(*targets: str) -> DeclaredScheme:
 def test_names_are_looked_for_before_what_is_for_every_other_linear() -> None:
     """Whatever the order of the groups; a linear that no group means has no scheme."""
     for targets in (("Linear", "re:.*attn.*"), ("re:.*attn.*", "Linear")):
-        scheme = of_targets(*targets)
         for name, target in (("attn.q", "re:.*attn.*"), ("mlp.up", "Linear")):
-            found = scheme.of(name)
+            found = of_targets(*targets).of(name)
             assert found is not None
             assert found.targets == (target,)
     assert of_targets("re:.*attn.*", "fc").of("mlp.up") is None
@@ -151,9 +149,7 @@ LIMITS: list[tuple[list[str], list[str], str]] = [
 
 
 @pytest.mark.parametrize(("inside", "more", "what"), LIMITS)
-def test_excludes_that_would_take_long_are_refused(
-    inside: list[str], more: list[str], what: str
-) -> None:
+def test_excludes_that_take_long_are_refused(inside: list[str], more: list[str], what: str) -> None:
     """And hardly fewer are read."""
     declared = {"quant_method": "fp8", "activation_scheme": "dynamic"}
     assert isinstance(read({**declared, "ignored_layers": inside}, "folder"), dict)

@@ -22,9 +22,7 @@ WORDS = [b"It", b" is", b" a", b" caf", b"\xc3", b"\xa9", b".\n", b"Yes"]
     (3, (), ["It is a"]),
     (5, (3,), ["It« is a caf»\ufffd"]),  # the text ends within a character
 ])  # fmt: skip
-def test_accepted_tokens_are_marked(
-    num_tokens: int, steps: tuple[int, ...], lines: list[str]
-) -> None:
+def test_accepted_are_marked(num_tokens: int, steps: tuple[int, ...], lines: list[str]) -> None:
     def decode(token_ids: object) -> str:
         return b"".join(WORDS[i] for i in list(token_ids)).decode("utf-8", "replace")  # type: ignore[call-overload]
 
@@ -66,9 +64,7 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("no-model==1.0 --hash=sha256:" + "0" * 64, "pip finds no no-model==1.0: there is no network"),
     ("tiny-model==1.0", "pip failed: ERROR: Hashes are required in --require-hashes mode"),
 ])  # fmt: skip
-def test_a_package_that_is_not_the_one_is_refused(
-    offline: Path, requirement: str, said: str
-) -> None:
+def test_a_package_that_is_another_is_refused(offline: Path, requirement: str, said: str) -> None:
     """What is wrong is told, and nothing stays but the requirements."""
     wheel(offline)
     listed, kept = offline / "requirements.txt", offline / "build" / "kept"
@@ -79,9 +75,7 @@ def test_a_package_that_is_not_the_one_is_refused(
 
 
 @pytest.mark.slow
-def test_a_target_is_made_once_where_there_is_room(
-    offline: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_target_is_made_once_if_it_fits(offline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listed, kept = offline / "requirements.txt", offline / "build" / "kept"
     listed.write_text(f"tiny-model==1.0 --hash=sha256:{wheel(offline)}\n", encoding="utf-8")
     made: list[str] = []

@@ -48,8 +48,7 @@ def int4(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def as_torch(stored: Stored) -> torch.Tensor:
-    raw = torch.frombuffer(bytearray(stored.data), dtype=TORCH[stored.dtype])
-    return raw.reshape(stored.shape)
+    return torch.frombuffer(bytearray(stored.data), dtype=TORCH[stored.dtype]).reshape(stored.shape)
 
 
 @pytest.mark.some(3)
@@ -124,8 +123,7 @@ def test_rounding_by_integers_is_torch_s_rounding(dtype: FloatDtype) -> None:
 
 def set_first(folder: Path, name: str, value: bytes) -> None:
     def change(tensors: dict[str, Stored]) -> None:
-        data = value + tensors[name].data[len(value) :]
-        tensors[name] = tensors[name]._replace(data=data)
+        tensors[name] = tensors[name]._replace(data=value + tensors[name].data[len(value) :])
 
     edit(folder, change)
 

@@ -61,9 +61,7 @@ def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         resolve_device("cuda:2")
 
 
-def test_memory_is_that_of_the_machine_and_of_its_container(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_of_machine_and_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     meminfo, group = tmp_path / "meminfo", tmp_path / "group"
     meminfo.write_text("MemTotal:  9000 kB\nMemAvailable:    5000 kB\n", encoding="utf-8")
     monkeypatch.setattr(devices, "_MEMINFO", meminfo)
@@ -167,9 +165,7 @@ def moments() -> InputMoments:
         ),
     ],
 )  # fmt: skip
-def test_codes_are_computed_and_packed_where_the_weight_is(
-    scale: Any, rounding: Any, recipes: tuple[str, ...]
-) -> None:
+def test_codes_are_made_at_the_weight(scale: Any, rounding: Any, recipes: tuple[str, ...]) -> None:
     backend = get_backend("torch", Algorithm(scale=scale, rounding=rounding))
     weight = torch.empty(128, 128, dtype=torch.bfloat16, device=META)
     for recipe in map(load_recipe, recipes):

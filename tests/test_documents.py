@@ -250,10 +250,9 @@ def recipes(folder: Path) -> dict[str, Any]:
         "fp8-ptpc.yml", "fp8-ptcp", "zzz", "Learned", *map(str, others),
     )  # fmt: skip
     heard: list[str] = []
-    hears = _Hears(heard)
     found["names"] = {
         name.replace(str(folder), ""): [
-            attempt(lambda n=name: named_recipe(n, hears).name),
+            attempt(lambda n=name: named_recipe(n, _Hears(heard)).name),
             recipe_of_alias(name),
             calibrated(name),
         ]

@@ -56,9 +56,7 @@ def target(source: Path, tmp_path: Path) -> Path:
     return target_of(source, tmp_path / "target")
 
 
-def test_a_table_is_left_out_and_the_rest_is_as_ever(
-    source: Path, target: Path, tmp_path: Path
-) -> None:
+def test_a_table_is_left_out_and_the_rest_stays(source: Path, target: Path, tmp_path: Path) -> None:
     report = quantized(source, dropping("embedding"), tmp_path / "out", target=target)
     quantized(source, "fp8-ptpc", tmp_path / "whole")
     assert report.dropped == {EMBEDDING: f"model.{EMBEDDING}"}
@@ -106,8 +104,7 @@ def test_without_its_head_config_json_says_so_to_sglang(tmp_path: Path) -> None:
 def test_one_value_that_differs(
     source: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    block = "draftquant.quantize.stored.stored_tables._BLOCK_BYTES"
-    monkeypatch.setattr(block, 10 * TWO_BYTES)
+    monkeypatch.setattr("draftquant.quantize.stored.stored_tables._BLOCK_BYTES", 10 * TWO_BYTES)
 
     def change(tensors: dict[str, Stored]) -> None:
         name = f"model.{EMBEDDING}"

@@ -214,9 +214,8 @@ def test_it_is_planned_quantized_verified_and_loads_in_vllm_alone(tmp_path: Path
     quantized(source, "fp8-ptpc", tmp_path / "q")
     assert verify(tmp_path / "q", source).ok
     declared = json.loads((tmp_path / "q" / "config.json").read_text(encoding="utf-8"))
-    ignored = declared["quantization_config"]["ignore"]
     assert {"context_proj", "markov_head.markov_w2"} <= {
-        name.removeprefix("model.") for name in ignored
+        name.removeprefix("model.") for name in declared["quantization_config"]["ignore"]
     }
     said = check_draft(tmp_path / "q", engine="vllm", arch="sm100", target_layers=8)
     assert said.verdict == "LOADS", said.error
@@ -298,9 +297,7 @@ def test_names_of_a_dflash_draft_are_none_of_vllms_class(tmp_path: Path) -> None
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("case", sink_drafts.CASES)
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_logits_with_sinks_are_those_of_both_engines_classes(
-    engine: str, case: str, tmp_path: Path
-) -> None:
+def test_logits_with_sinks_are_those_of_engines(engine: str, case: str, tmp_path: Path) -> None:
     folder = sink_drafts.write_draft(tmp_path / "d", case)
     assert_logits_of_engines(folder, "block_maths", f"{engine} {case}", 1e-5)
 
@@ -329,8 +326,7 @@ def test_gptq_reaches_fc_and_the_markov_head(tmp_path: Path) -> None:
     errors: dict[str, dict[str, float]] = {}
     for recipe in (chosen, gptq):
         plan = make_plan(recipe, draft_of(source))
-        run = DraftRun(exact, few, 7)
-        measured = measured_inputs(plan, run, spool=tmp_path)
+        measured = measured_inputs(plan, DraftRun(exact, few, 7), spool=tmp_path)
         out = tmp_path / recipe.algorithm.rounding
         quantize_draft(plan, out, source=DraftSource(folder=source), measured=measured)
         assert verify(out, source).ok
@@ -354,8 +350,7 @@ def test_the_layout_of_nemotrons_drafts(dspark: bool, tmp_path: Path) -> None:
     config = out / "config.json"
     declared = json.loads(config.read_text(encoding="utf-8"))["quantization_config"]
     assert declared["quant_algo"] == "W4A16_NVFP4"
-    with_sinks = {"sm90": "REFUSED", "sm100": "LOADS"}
-    for arch, verdict in with_sinks.items():
+    for arch, verdict in {"sm90": "REFUSED", "sm100": "LOADS"}.items():
         of_vllm = check_draft(out, engine="vllm", arch=arch, target_layers=8)
         said = check_draft(out, engine="sglang", arch=arch, target_layers=8)
         assert (of_vllm.verdict, said.verdict) == ("LOADS", verdict if dspark else "LOADS")

@@ -97,9 +97,7 @@ def test_pickled_objects_are_refused(texts: list[Text], tmp_path: Path) -> None:
     refused("torchspec", file, tmp_path / "out")
 
 
-def test_a_file_that_unpacks_to_much_more_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_swells_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_file, "_EXPANDED_FREE", 2**10)
     saved = io.BytesIO()
     torch.save({"input_ids": torch.zeros(2**22, dtype=torch.uint8)}, saved)
@@ -305,9 +303,7 @@ def test_rows_of_another_dataset(texts: list[Text], tmp_path: Path) -> None:
     refused("speculators", dump, tmp_path / "out")
 
 
-def test_rows_that_cannot_be_read(
-    texts: list[Text], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_illegible_rows(texts: list[Text], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dump = speculators(texts[:2], tmp_path / "dump")
     (arrow,) = dump.glob("*.arrow")
     arrow.write_bytes(arrow.read_bytes()[:600])

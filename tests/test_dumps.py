@@ -61,9 +61,7 @@ def largest_difference(ours: TraceFolder, theirs: TraceFolder) -> float:
 
 
 @pytest.mark.parametrize("layout", BUILDERS)
-def test_a_layout_is_read_as_its_trainer_writes_it(
-    layout: str, texts: list[Text], tmp_path: Path
-) -> None:
+def test_a_layout_is_read_as_it_is_written(layout: str, texts: list[Text], tmp_path: Path) -> None:
     """In the order of the numbers in the names of the files."""
     name, build = BUILDERS[layout]
     many = [dataclasses.replace(texts[i % 4], start=texts[0].start + i) for i in range(11)]
@@ -172,9 +170,7 @@ def test_what_is_an_answer(texts: list[Text], tmp_path: Path) -> None:
 # ---- what settles the conventions
 
 
-def test_a_config_alone_will_do_with_a_draft_and_a_word(
-    recorded: TraceFolder, texts: list[Text], tmp_path: Path
-) -> None:
+def test_a_config_alone_will_do(recorded: TraceFolder, texts: list[Text], tmp_path: Path) -> None:
     """Also where rows are behind their tokens, and there are no last states."""
     (tmp_path / "config").mkdir()
     shutil.copy(TARGET / "config.json", tmp_path / "config")
@@ -244,8 +240,7 @@ def test_a_rounded_dump_becomes_rounded_traces(texts: list[Text], tmp_path: Path
     first, entry = load_file(files[0]), report.traces.manifest.prompts[0]
     rows = slice(1, entry.num_tokens)
     codes = first["hidden_states"][rows, :-1].flatten(1).contiguous()
-    kept = stored[f"{entry.id}.features"]
-    assert torch.equal(kept.view(torch.uint8), codes.view(torch.uint8))
+    assert torch.equal(stored[f"{entry.id}.features"].view(torch.uint8), codes.view(torch.uint8))
     assert torch.equal(stored[f"{entry.id}.feature_scales"], first[SCALES].flatten()[rows])
 
 
@@ -257,8 +252,7 @@ def test_import_says_what_it_found(
 ) -> None:
     dump, out = modelopt(texts[:8], tmp_path / "dump"), tmp_path / "out"
     arguments = ["traces", "import", str(dump), "--from", "modelopt", "--target", str(TARGET)]
-    draft = ["--draft", str(PAIR / "draft")]
-    assert main([*arguments, "--out", str(out), *draft, "--tables"]) == 0
+    assert main([*arguments, "--out", str(out), "--draft", str(PAIR / "draft"), "--tables"]) == 0
     capsys.readouterr()
     assert TraceFolder.open(out).manifest.tables is not None
     assert main([*arguments, "--out", str(tmp_path / "j"), "--json"]) == 0

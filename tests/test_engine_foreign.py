@@ -115,9 +115,7 @@ def test_every_answer_is_counted_by_the_page(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("form", "unknown"), [("qwen quark: ", 14), ("next ct-fp8: ", 12), ("mimo awq: p", 2)]
 )
-def test_a_layer_in_its_target_is_taken_as_the_loaders_took_it(
-    form: str, unknown: int, tmp_path: Path
-) -> None:
+def test_a_layer_in_its_target_is_taken_as_it_was(form: str, unknown: int, tmp_path: Path) -> None:
     rows = [row for draft, row in rows_of(INSIDE).items() if draft.startswith(form)][:12]
     counts, wrong = compared(rows, tmp_path)
     assert (wrong, counts["UNKNOWN"]) == ([], unknown)
@@ -165,9 +163,7 @@ QUARK = "global_quant_config"
     [("layer_type_quant_config",), ("layer_quant_config",), (QUARK, "output_tensors"),
      (QUARK, "bias")],
 )  # fmt: skip
-def test_what_no_engine_was_asked_with_is_left_to_it(
-    place: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_what_no_engine_was_asked_is_left_to_it(place: tuple[str, ...], tmp_path: Path) -> None:
     row = copy.deepcopy(rows_of("made by tools")["llama-512/quark--model-uint4_wo_64"])
     *section, key = place
     declared = row["config"]["quantization_config"]

@@ -32,8 +32,7 @@ BROKEN = {row["draft"]: row for row in read_rows(FILES["broken on purpose"])}
 
 @pytest.fixture(scope="module")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    out = tmp_path_factory.mktemp("engines")
-    return Workshop(out)
+    return Workshop(tmp_path_factory.mktemp("engines"))
 
 
 @pytest.mark.slow
@@ -88,9 +87,7 @@ SPARSE = {"quant_method": "compressed-tensors", "sparsity_config": {"targets": [
 
 
 @pytest.mark.parametrize(("intermediate", "verdict"), [(512, "LOADS"), (384, "UNKNOWN")])
-def test_of_blocks_those_of_rows_that_gpus_share_are_whole(
-    intermediate: int, verdict: str, tmp_path: Path
-) -> None:
+def test_gpus_share_whole_blocks_of_rows(intermediate: int, verdict: str, tmp_path: Path) -> None:
     """o_proj, down_proj and the one head of k and v give each all of their rows; gate_proj half."""
     sizes = {"hidden": 192, "intermediate": intermediate, "heads": 4, "kv_heads": 1}
     draft = tiny_eagle3_llama(tmp_path / "draft", **sizes, head_dim=128)

@@ -79,9 +79,7 @@ def test_the_sizes_are_those_of_the_published_drafts(drafts: dict[str, Draft]) -
 # ---- bytes
 
 
-def test_a_block_draft_reads_keys_and_values_twice_and_the_targets_head(
-    drafts: dict[str, Draft],
-) -> None:
+def test_a_block_draft_reads_its_cache_twice_and_the_targets_head(drafts: dict[str, Draft]) -> None:
     whole = round_of(drafts["kimi-linear-dflash"], k=15)
     assert [(one.name, one.repeats) for one in whole.passes] == [("features", 1), ("block", 1)]
     square = 2 * 2304 * 2304
@@ -118,16 +116,13 @@ def test_int4_with_fp8_inputs_is_half_a_byte_on_disk_and_one_in_memory(tmp_path:
     names = ["fp8-ptpc", "mi325x-w4a8", "mi325x-w4a8-gptq", "int4-channel"]
     of_name = {one.name: one for one in dq.estimate(folder, recipes=names).candidates}
     read = {name: parts(one.round.step)["mlp"] for name, one in of_name.items()}
-    weights = read["BF16"] // 2
-    halves = {name: round(2 * nbytes / weights) for name, nbytes in read.items()}
+    halves = {name: round(2 * nbytes / (read["BF16"] // 2)) for name, nbytes in read.items()}
     assert halves == {"BF16": 4, "fp8-ptpc": 2, **dict.fromkeys(names[1:3], 2), "int4-channel": 1}
     stored = {name: one.stored_bytes for name, one in of_name.items()}
     assert stored["mi325x-w4a8"] == stored["mi325x-w4a8-gptq"] < 0.9 * stored["fp8-ptpc"]
 
 
-def test_a_mark_is_explained_where_it_stands(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mark_is_explained_in_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(tiny_eagle3_llama(tmp_path / "draft"))
     for recipe, marks in (("fp8-ptpc", 0), ("mi325x-w4a8", 2)):
         assert main(["estimate", folder, "--gpu", "mi325x", "--recipe", recipe]) == 0
@@ -240,9 +235,7 @@ def test_what_a_gpu_makes_of_formats_that_it_may_not_multiply(
     ("gpu", "count", "petaflops"),
     [("b300", 8, (18, 36, 105, 105)), ("gb300", 72, (180, 360, 1080, 1080))],
 )
-def test_a_gpu_is_its_share_of_what_its_maker_says_of_many(
-    gpu: str, count: int, petaflops: tuple[int, ...]
-) -> None:
+def test_a_gpu_is_its_share_of_many(gpu: str, count: int, petaflops: tuple[int, ...]) -> None:
     one = GPUS[gpu]
     found = [count * one.peaks[unit] / 1e15 for unit in ("bf16", "fp8", "nvfp4", "mxfp4")]
     assert found == pytest.approx(petaflops)

@@ -79,15 +79,12 @@ def on_vllm(folder: Path, target_layers: int | None) -> EngineCheck:
 
 
 def declared(folder: Path) -> dict[str, Any]:
-    config = config_of(folder)
-    return dict(config["quantization_config"])
+    return dict(config_of(folder)["quantization_config"])
 
 
 @pytest.mark.some(1)
 @pytest.mark.parametrize("recipe", [FP8_STATIC, FP8_BLOCK], ids=lambda recipe: recipe.name)
-def test_plain_fp8_on_mla_loads_where_the_target_is_known(
-    workshop: Workshop, recipe: Recipe
-) -> None:
+def test_fp8_on_mla_loads_where_the_target_is_known(workshop: Workshop, recipe: Recipe) -> None:
     source = workshop.source("eagle3-mla", num_layers=2)
     folder = workshop.quantize(source, recipe, f"whole-{recipe.name}")
     found = declared(folder)

@@ -90,9 +90,7 @@ def test_others_are_named(case: tuple[Callable[[int, Tensor], Tensor], str]) -> 
     assert re.search(problem, found)
 
 
-def test_too_little_text_says_nothing_and_of_much_some_is_held(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_little_text_says_nothing_and_of_much_some_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every second one of 6, then of these every second: 0 and 4."""
     found = evidence(lambda _, f: f.flip(0), count=2)
     assert found.repeats < 500
@@ -116,9 +114,8 @@ def recorded(target: Path, out: Path, last_layer: int) -> TraceFolder:
     prompts = [
         Prompt(id=f"p{i}", category="a", token_ids=ids) for i, ids in enumerate(prompt_tokens(4, 9))
     ]
-    layers = (0, 1, last_layer)
     return record_traces(
-        target, prompts, out, max_new_tokens=20, aux_layer_ids=layers, table_ids=()
+        target, prompts, out, max_new_tokens=20, aux_layer_ids=(0, 1, last_layer), table_ids=()
     )
 
 

@@ -222,9 +222,7 @@ def test_a_scale_may_be_this_far_from_absmax(name: str) -> None:
 @pytest.mark.parametrize(
     ("dtype", "slack"), [("BF16", 2.0**-8), ("F16", 2.0**-10), ("F32", 2.0**-8)]
 )
-def test_scales_that_are_not_those_of_the_others_are_damaged_if_they_are_few(
-    dtype: str, slack: float
-) -> None:
+def test_scales_unlike_the_others_are_damaged_if_few(dtype: str, slack: float) -> None:
     """Of 16 one; two are an eighth, and may be searched."""
     of = scheme("quark", "int4")
     suffix = f"a.{of.layout.scale_suffix(of)}"
@@ -273,9 +271,7 @@ STAGES: dict[str, tuple[DeclaredScheme, float, float, tuple[float, ...], tuple[f
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_a_scale_below_that_of_a_matrix_may_be_this_far(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scale_below_a_matrix_may_be_this_far(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     of, most, whole, right, wrong = STAGES[name]
     suffix = f"a.{of.layout.scale_suffix(of)}"
     output: Any = SimpleNamespace(tensors={suffix: SimpleNamespace(name=suffix, dtype="F32")})

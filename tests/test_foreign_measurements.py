@@ -54,9 +54,7 @@ def changed(path: Path, place: Path, change: Callable[[Any], object]) -> Path:
     return place
 
 
-def test_real_files_of_three_tools_count_the_same_steps_and_give_one_verdict(
-    tmp_path: Path,
-) -> None:
+def test_files_of_three_tools_count_the_same_steps_and_give_one_verdict(tmp_path: Path) -> None:
     for name in ("bf16", "int4"):
         assert len({sums(FOREIGN / pattern.format(name)) for pattern in REAL.values()}) == 1
     reports = [judged(both(pattern)) for pattern in REAL.values()]
@@ -232,9 +230,8 @@ def test_what_was_cut_contradicts_itself_or_is_huge_is_refused(tmp_path: Path) -
 
 
 def test_what_was_known_before_reaches_the_report() -> None:
-    runs = read_foreign_pair(*both(REAL["guidellm"]))
     for known in ONE_BY_ONE:
-        assert lost(known, jointly(runs, known)) == []
+        assert lost(known, jointly(read_foreign_pair(*both(REAL["guidellm"])), known)) == []
 
 
 def test_what_a_file_cannot_show_keeps_a_draft_from_passing(tmp_path: Path) -> None:
@@ -247,8 +244,7 @@ def test_what_a_file_cannot_show_keeps_a_draft_from_passing(tmp_path: Path) -> N
     wide, names = {"max_relative_drop": 0.5}, ("bf16", "int4")
     whole = [handmade.sglang(tmp_path / f"{name}.log", name) for name in names]
     assert judged(whole, **wide).verdict == "PASS"
-    drawn_runs = [changed(path, path, drawn) for path in whole]
-    assert judged(drawn_runs, **wide).verdict == "INCONCLUSIVE"
+    assert judged([changed(path, path, drawn) for path in whole], **wide).verdict == "INCONCLUSIVE"
     silent = [handmade.sglang(tmp_path / f"{n}-.log", n, logprobs=False) for n in names]
     assert judged(silent, **wide).verdict == "INCONCLUSIVE"
     for name in names:
@@ -329,8 +325,7 @@ def test_copies_are_one_cluster(tmp_path: Path) -> None:
     def copied(lines: Lines) -> None:
         lines[:] = [{**lines[3], "id": f"q{place}"} for place in range(9)]
 
-    log = handmade.sglang(tmp_path / "s.log", "bf16")
-    for path, change in ((log, copied), (ANSWERS, named)):
+    for path, change in ((handmade.sglang(tmp_path / "s.log", "bf16"), copied), (ANSWERS, named)):
         run = read_foreign(changed(path, tmp_path / f"x{path.suffix}", change))
         assert len({request.prompt.counted_with for request in run.requests}) == 1
 

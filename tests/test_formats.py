@@ -91,9 +91,7 @@ RAGGED = {"heads": 6, "kv_heads": 2, "head_dim": 48, "hidden": 96, "intermediate
     ("name", "options"),
     [(n, [{}, RAGGED][i % 2]) for i, n in enumerate(MADE) if n != "quark-int4-order"],
 )
-def test_what_is_written_is_what_was_made_by_hand(
-    name: str, options: dict[str, int], tmp_path: Path
-) -> None:
+def test_files_are_those_made_by_hand(name: str, options: dict[str, int], tmp_path: Path) -> None:
     """Every tensor, byte for byte: numerics, packing and layout worked out a second time.
 
     compressed-tensors takes whole blocks of inputs only; k and v are one and a half blocks of rows.

@@ -203,8 +203,7 @@ def test_traces(folders: Folders, data: st.DataObject) -> None:
     else:
         content = with_header(data, content)
     changed(folders, original, file, content)
-    draft = str(folders.sources["llama"])
-    run(("replay", draft, "--traces", "DRAFT"), folders)
+    run(("replay", str(folders.sources["llama"]), "--traces", "DRAFT"), folders)
 
 
 PROMPTS = [
@@ -227,9 +226,8 @@ def read(path: Path, content: bytes, read: Callable[[Path], object]) -> None:
 @given(st.data())
 def test_prompts(folders: Folders, data: st.DataObject) -> None:
     lines = [data.draw(documents(prompt)) for prompt in PROMPTS]
-    path = folders.root / "prompts.jsonl"
     read(
-        path,
+        folders.root / "prompts.jsonl",
         b"\n".join(lines),
         lambda file: all(
             prompt.token_ids and prompt.id.isprintable() for prompt in read_prompts(file)

@@ -148,8 +148,7 @@ def test_what_is_plausible_ends_where_it_should() -> None:
         ((0, 0, 120, 880), (0, 0, 119, 881), None), ((950, 50, 0, 0), (951, 49, 0, 0), 1.05),
     ):  # fmt: skip
         for last, verdict in ((inside, "PASS"), (beyond, "ANOMALOUS")):
-            found = of([inside] * 40, [last] * 40, expected_baseline=expected)
-            assert found.verdict == verdict
+            assert of([inside] * 40, [last] * 40, expected_baseline=expected).verdict == verdict
     # 1.602 / 1.05 = 1.52571 and 1.602 / 0.95 = 1.68632
     for length, verdict in ((1.526, "PASS"), (1.525, "ANOMALOUS"), (1.686, "PASS"),
                             (1.687, "ANOMALOUS")):  # fmt: skip
@@ -317,8 +316,7 @@ def test_policies_and_what_overrides_them() -> None:
     assert resolve_policy("screening", unrecorded=True) == screening
     with pytest.raises(GateError, match=r"write 95 % as 0\.95"):
         resolve_policy("release", confidence=95)
-    refused = {"name": "strict", "max_relative_drop": 1.0, "min_prompts": 1}
-    for name, value in refused.items():
+    for name, value in {"name": "strict", "max_relative_drop": 1.0, "min_prompts": 1}.items():
         with pytest.raises(GateError):
             resolve_policy(**({"name": "release"} | {name: value}))  # type: ignore[arg-type]
 
@@ -336,9 +334,7 @@ PUBLISHED: list[tuple[Spending, float, dict[int, float]]] = [
 
 
 @pytest.mark.parametrize("case", PUBLISHED)
-def test_the_constants_are_the_published_ones(
-    case: tuple[Spending, float, dict[int, float]],
-) -> None:
+def test_constants_are_the_published_ones(case: tuple[Spending, float, dict[int, float]]) -> None:
     spending, confidence, published = case
     for total, constant in published.items():
         found = boundaries(total, spending, confidence)

@@ -80,8 +80,7 @@ def test_the_more_small_categories_the_surer_one_has_to_be() -> None:
 def test_where_the_whole_fails_it_leads() -> None:
     """-4 %; a sole category is the whole, and no row."""
     rows = spread(600, 80), noisy(64, 4, 80)
-    report = judge(*(replay(each, categories="ab") for each in rows), RELEASE)
-    assert report.verdict == "FAIL"
+    assert judge(*(replay(each, categories="ab") for each in rows), RELEASE).verdict == "FAIL"
     assert judge(*map(replay, rows), RELEASE).categories == ()
 
 
@@ -177,14 +176,11 @@ def test_prompts_that_no_bin_counts_are_named_and_those_without_steps_are_none()
                 assert known == (one.id not in ("p0", "p1", "p2"),) * 2
 
 
-def test_a_part_with_bounds_is_shown_though_it_is_not_judged(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_part_with_bounds_is_shown_though_not_judged(capsys: pytest.CaptureFixture[str]) -> None:
     """As where clusters were declared: ten of 'b' have bounds, nine a warning alone."""
     for count in (10, 9):
         print_gate(of_b(3, 4, count=count))
-        said = capsys.readouterr().out
-        assert ("too few prompts" in said) == (count == 10)
+        assert ("too few prompts" in capsys.readouterr().out) == (count == 10)
 
 
 def test_every_form_of_a_report_shows_the_bins(capsys: pytest.CaptureFixture[str]) -> None:
@@ -355,13 +351,11 @@ def test_clusters_too_few_to_suspect_hide_no_lost_category() -> None:
     names = [""] * 400 + [f"c{i // 2}" for i in range(8)]
     rows = spread(600, 408), noisy(0, 4, 400) + noisy(80, 8, 8)
     both = (replay(each, categories="a" * 400 + "b" * 8) for each in rows)
-    report = judge(*(clustered(each, names) for each in both), RELEASE)
-    assert report.categories[1].certainly_lost
+    assert judge(*(clustered(each, names) for each in both), RELEASE).categories[1].certainly_lost
 
 
 def test_what_suggests_that_prompts_are_alike_is_said() -> None:
-    traces = dataclasses.replace(FIGURES, num_near_duplicates=7)
-    made = replay(BASELINE, traces=traces)
+    made = replay(BASELINE, traces=dataclasses.replace(FIGURES, num_near_duplicates=7))
     named = (dataclasses.replace(p, id=f"doc{i // 5}-{i % 5}") for i, p in enumerate(made.prompts))
     made = dataclasses.replace(made, prompts=tuple(named))
     assert len(judge(made, made, RELEASE).warnings) > 2

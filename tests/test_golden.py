@@ -203,9 +203,7 @@ def test_a_profile_keeps_rates_k_and_categories(
     [("eagle3-llama", "eagle3", "chain_analytic"), ("dflash", "dflash", "measured_per_k"),
      ("deepseek-mtp", "mtp", "measured_per_k"), ("", None, "measured_per_k")],
 )  # fmt: skip
-def test_only_chains_say_that_their_rates_hold_for_a_smaller_k(
-    family: str, method: str | None, model: str
-) -> None:
+def test_only_chains_hold_for_a_smaller_k(family: str, method: str | None, model: str) -> None:
     counted = golden_of_replay(replay(HISTOGRAMS, family=family), draft_sha256=None)
     found = profile_of(counted)
     assert (found.method, found.accept_length_model) == (method, model)
@@ -283,8 +281,7 @@ def test_whatever_counts_gives_golden_acceptance(tmp_path: Path) -> None:
     (tmp_path / "r.json").write_text(text_of(comparison(categories="ab")), encoding="utf-8")
     assert main(["report", str(tmp_path / "r.json"), *golden, "--overwrite"]) == 0
     assert read_profile(out).draft_checkpoint == {"id": "int4", "tensors_sha256": "2" * 64}
-    files = [str(written(tmp_path / one.name, one)) for one in (a, b)]
-    runs = ["gate", "--measured", *files]
+    runs = ["gate", "--measured", *[str(written(tmp_path / one.name, one)) for one in (a, b)]]
     assert main([*runs, *golden, "--overwrite"]) == 0
     assert read_profile(out) == profile_of(golden_of_measurement(b))
     profile = tmp_path / "speculation_profile.json"

@@ -55,17 +55,14 @@ BY_ABSMAX = get_backend("torch", Algorithm(scale="absmax", rounding="gptq"))
     [("int4", "absmax"), ("int4-groups", "mse"), ("int4-of-fp8", "absmax"), ("nvfp4", "mse"),
      ("mxfp4", "absmax")],
 )  # fmt: skip
-def test_codes_are_those_of_the_textbook(
-    name: str, scale: ScaleChoice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_textbook_codes(name: str, scale: ScaleChoice, monkeypatch: pytest.MonkeyPatch) -> None:
     """160 columns: more than are rounded between two matrix products."""
     monkeypatch.setattr("draftquant.quantize.algorithms.gptq_rounding._BLOCK", 64)
     weights = FORMATS[name]
     w, x = gaussian(24, 160).bfloat16(), inputs(160)
     backend = get_backend("torch", Algorithm(scale=scale, rounding="gptq"))
     found = backend.quantize(w, weights, None, moments_of(x))
-    wanted = textbook(w.float(), weights, found, x)
-    same = code_values(found.codes) == code_values(wanted)
+    same = code_values(found.codes) == code_values(textbook(w.float(), weights, found, x))
     # Where float32 and float64 fall on two sides of a middle, the columns after it differ too.
     assert same.float().mean() > 0.97
     assert same.all(dim=1).float().mean() > 0.6
@@ -137,8 +134,7 @@ def test_the_corrected_weight_is_that_of_its_definition() -> None:
     damping = 0.01 * h.diagonal().mean()
     wide = w.double()
     exact = (wide @ c + damping * wide) @ torch.linalg.inv(h + damping * torch.eye(96))
-    lost = (x - rounded).T @ rounded / len(x)
-    moments = InputMoments(moments_of(rounded).mean, lost=lost)
+    moments = InputMoments(moments_of(rounded).mean, lost=(x - rounded).T @ rounded / len(x))
     assert (moments.corrected(w) - exact).norm() < 1e-4 * (exact - wide).norm()
     assert (exact - wide).norm() > 0.01 * wide.norm()
 
@@ -146,13 +142,11 @@ def test_the_corrected_weight_is_that_of_its_definition() -> None:
 def test_codes_are_those_of_the_corrected_weight() -> None:
     x, rounded = rounded_inputs(96)
     w, weights = gaussian(16, 96), FORMATS["int4"]
-    lost = (x - rounded).T @ rounded / len(x)
-    moments = InputMoments(moments_of(rounded).mean, lost=lost)
+    moments = InputMoments(moments_of(rounded).mean, lost=(x - rounded).T @ rounded / len(x))
     found = BY_ABSMAX.quantize(w, weights, None, moments)
     for given, least, most in ((moments.corrected(w), 0.97, 1), (w, 0, 0.97)):
         wanted = textbook(given, weights, found, rounded)
-        same = (code_values(found.codes) == code_values(wanted)).float().mean()
-        assert least <= same <= most
+        assert least <= (code_values(found.codes) == code_values(wanted)).float().mean() <= most
 
 
 def test_no_row_goes_further_than_verify_allows() -> None:
@@ -170,8 +164,7 @@ def test_rounding_that_takes_nothing_changes_nothing() -> None:
     w, mean = gaussian(8, 96).bfloat16(), moments_of(inputs(96)).mean
     assert torch.equal(InputMoments(mean).corrected(w), w.float())
     w[3] = 0  # a row of which no share can be taken
-    unchanged = InputMoments(mean, lost=torch.zeros_like(mean))
-    assert torch.equal(unchanged.corrected(w), w.float())
+    assert torch.equal(InputMoments(mean, lost=torch.zeros_like(mean)).corrected(w), w.float())
 
 
 @pytest.mark.parametrize(
@@ -209,8 +202,7 @@ HASH_OF_0_2 = "9b798fa607c4df3cf4dcbac504769b76570a1850958f9f9e935a12d7c8e1c0f6"
 def test_records_of_recipes_without_it_keep_their_hash() -> None:
     recipe = chosen_recipe(RecipeChoice("blackwell-nvfp4", None, "gptq", "off"))
     assert recipe_sha256(recipe) == HASH_OF_0_2
-    corrected = dataclasses.replace(recipe, algorithm=CORRECTED)
-    assert recipe_sha256(corrected) != HASH_OF_0_2
+    assert recipe_sha256(dataclasses.replace(recipe, algorithm=CORRECTED)) != HASH_OF_0_2
     assert CORRECTED.to_nearest == GPTQ.to_nearest
 
 
@@ -240,9 +232,7 @@ def nvfp4(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return quantized(tmp_path_factory.mktemp("nvfp4") / "out", "--recipe", "blackwell-nvfp4")
 
 
-def test_a_draft_is_quantized_verified_and_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_draft_is_made_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float64, and of matrices that nothing but the first damping was added to: with more."""
     factor, done = torch.linalg.cholesky_ex, list[torch.dtype]()
 
@@ -320,8 +310,7 @@ def test_verify_sees_what_correction_never_does(
 def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
     given = ("--traces", str(tied() / "traces"), "--out", str(tmp_path / "out"))
     for asked in ("fp8-ptpc --algorithm gptq", "int4-channel --input-scale 1"):
-        quantize = ["quantize", str(tied() / "draft"), "--recipe", *asked.split(), *given]
-        assert main(quantize) == 2
+        assert main(["quantize", str(tied() / "draft"), "--recipe", *asked.split(), *given]) == 2
     assert not (tmp_path / "out").exists()
 
 
@@ -426,9 +415,7 @@ def test_the_first_rule_of_dynamic_decides(
         ({"group_size": 16}, "compressed-tensors"),
     ],
 )
-def test_what_no_layout_holds(
-    kind: dict[str, Any], layout: Any, source: Path, tmp_path: Path
-) -> None:
+def test_no_layout_holds(kind: dict[str, Any], layout: Any, source: Path, tmp_path: Path) -> None:
     out = gptq_folder(source, tmp_path / "out", **kind)
     with pytest.raises(LayoutError):
         plan_transcoding(DraftSource(folder=out), layout, target_layers=4)

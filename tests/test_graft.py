@@ -106,9 +106,7 @@ def test_taken_out_and_put_back_is_byte_identical(folders: Path, tmp_path: Path)
                 assert (again / path.name).read_bytes() == path.read_bytes(), path.name
 
 
-def test_shard_that_holds_a_part_of_a_replaced_layer_is_written_without_it(
-    folders: Path, tmp_path: Path
-) -> None:
+def test_a_shard_with_a_part_of_a_replaced_layer_loses_it(folders: Path, tmp_path: Path) -> None:
     target = quantized_target(folders / "glm", tmp_path / "target", "ct-fp8", drops=False)
     layer, out = folders / "glm-int4", tmp_path / "out"
     with pytest.raises(CheckpointError, match="the target has this layer already: 34 tensors"):
@@ -142,17 +140,14 @@ def with_head(folders: Path, tmp_path: Path, head: str) -> Path:
     """The layer in a folder with a head, which has the values of a table of the target."""
     layer = tmp_path / "layer"
     layer.mkdir()
-    config = config_of(folders / "mimo")
-    (layer / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (layer / "config.json").write_text(json.dumps(config_of(folders / "mimo")), encoding="utf-8")
     plain = read_tensors(folders / "mimo")
     own = {n: t for n, t in plain.items() if n.startswith(f"{MTP['mimo']}.")}
     write_shards(layer, own | {"lm_head.weight": plain[head]}, 1)
     return layer
 
 
-def test_a_head_of_a_tied_target_is_held_against_its_embedding(
-    folders: Path, tmp_path: Path
-) -> None:
+def test_head_of_a_tied_target_is_held_against_its_embedding(folders: Path, tmp_path: Path) -> None:
     target, out = tied(folders, tmp_path), tmp_path / "out"
     layer = with_head(folders, tmp_path, "model.embed_tokens.weight")
     assert graft(target, layer, out) == 0
@@ -243,9 +238,7 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_groups_of_the_target_by_name_are_asked_after_the_layers(
-    folders: Path, tmp_path: Path
-) -> None:
+def test_groups_of_the_target_by_name_are_asked_after_layers(folders: Path, tmp_path: Path) -> None:
     target = copied(folders / "mimo-ct-fp8", tmp_path)
     declared = config_of(target)["quantization_config"]
     (group,) = declared["config_groups"].values()

@@ -135,9 +135,7 @@ CHANGES: dict[str, Callable[[list[int]], list[int]]] = {
     ("change", "length"),
     [("middle", 48), ("longer", 48), ("first", 400), ("next-to-last", 400), ("shorter", 400)],
 )
-def test_a_prompt_that_calibrated_and_was_changed_a_little_is_refused(
-    change: str, length: int, tmp_path: Path
-) -> None:
+def test_a_prompt_changed_a_little_is_refused(change: str, length: int, tmp_path: Path) -> None:
     """Alone and in nine versions: of short prompts all shingles are kept, of long ones 64."""
     calibration = [make_trace(f"p{i}", length, seed=i) for i in range(6)]
     candidate = calibrated_on(folder_of(calibration, tmp_path / "calibration"), tmp_path)
@@ -187,8 +185,8 @@ def test_a_conversation_that_was_one_prompt_is_known_turn_by_turn(tmp_path: Path
     """Calibrated on the whole as one prompt; its first turn alone was never seen."""
     whole = make_trace("whole", 30, seed=5)
     candidate = calibrated_on(folder_of([whole], tmp_path / "calibration"), tmp_path)
-    begun = prompt_sha256(prompt_of(whole)[:12])  # the first turn need not be in the folder
-    known = dataclasses.replace(whole, conversation_sha256=begun)
+    # The first turn need not be in the folder.
+    known = dataclasses.replace(whole, conversation_sha256=prompt_sha256(prompt_of(whole)[:12]))
     assert check_held_out(None, folder_of([known], tmp_path / "begun")) == HeldOut()
     first = make_trace("first", 12, seed=6)
     later = dataclasses.replace(whole, id="later", conversation_sha256=first.prompt_sha256)

@@ -107,9 +107,7 @@ def test_usage_errors_say_what_was_meant(given: str) -> None:
     (["plan", "-V"], 0),
     (["quan\x1b[2Jtise"], 2),  # from elsewhere: it must not write to the terminal
 ])  # fmt: skip
-def test_a_command_line_that_ends_at_once(
-    given: list[str], code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_ends_at_once(given: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main(given)
     assert exit_.value.code == code

@@ -83,8 +83,7 @@ HI = [USER]
 
 def test_config_and_split(home: Path, encoder: PromptEncoder) -> None:
     rows = {name: questions(count=n) for name, n in (("easy", 1), ("train", 2), ("test", 3))}
-    files = {f"{name}.jsonl": found for name, found in rows.items()}
-    dataset(home, "a/b", files, readme=CONFIGS)
+    dataset(home, "a/b", {f"{name}.jsonl": found for name, found in rows.items()}, readme=CONFIGS)
     read = taken("a/b", encoder, split="hard/test")
     assert [prompt.id for prompt in read.prompts] == ["row-0", "row-1", "row-2"]
     assert str(read.dataset) == "a/b@0123456789ab, hard/test, all rows"
@@ -199,8 +198,7 @@ def test_record_says_where_its_prompts_come_from(
     first = ["record", "--target", str(PAIR / "target"), "--draft", str(PAIR / "draft")]
     first += ["--prompts", "a/b", "--max-new-tokens", "2"]
     for number, out in ((4, "few"), (9, "many")):
-        words = [*first, "--num-prompts", str(number), "--out", str(tmp_path / out)]
-        assert cli.main(words) == 0
+        assert cli.main([*first, "--num-prompts", str(number), "--out", str(tmp_path / out)]) == 0
     said = capsys.readouterr().err
     assert "Repo card" not in said
     assert "4 prompts of a/b@0123456789ab, default/train, rows drawn with seed 0" in said
@@ -280,9 +278,7 @@ def test_no_network() -> None:
 @pytest.mark.parametrize(
     "reference", ["nonsense", "a/b/c", "/absent/folder", "owner/name@", "../x", "a b/c", "\n"]
 )
-def test_neither_folder_nor_hub_id(
-    reference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_hub_id_either(reference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(CheckpointError) as caught:

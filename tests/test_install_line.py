@@ -35,9 +35,7 @@ def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, direct_url: object 
     monkeypatch.setattr("importlib.metadata.distribution", found)
 
 
-def test_draftquant_itself_comes_from_where_it_came(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_comes_from_where_it_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clone, wheel = tmp_path / "a clone", tmp_path / "draftquant-0.2.0-py3-none-any.whl"
     clone.mkdir()
     wheel.touch()
@@ -66,9 +64,7 @@ def test_draftquant_itself_comes_from_where_it_came(
     assert install_line("newer") == f"pip install '{tmp_path}[newer]'"  # than the installation
 
 
-def test_code_that_was_never_installed_has_a_name_for_its_clone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_code_never_installed_has_a_name_for_its_clone(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(name: str) -> Distribution:
         raise PackageNotFoundError(name)
 

@@ -89,8 +89,7 @@ def test_gradients_go_through_both_roundings(weights: WeightFormat) -> None:
     stored = one.quantized()
     # Codes whose value is 1: of INT4 the number itself, of FP4 the third one.
     third = 1 if stored.codes.dtype == torch.int8 else 2
-    ones = dataclasses.replace(stored, codes=torch.full_like(stored.codes, third))
-    scale = ones.dequantized()
+    scale = dataclasses.replace(stored, codes=torch.full_like(stored.codes, third)).dequantized()
     torch.testing.assert_close(one.codes.grad, gradient * scale, rtol=1e-6, atol=0)
     if one.log_scales is None:
         return
@@ -108,9 +107,7 @@ def test_gradients_go_through_both_roundings(weights: WeightFormat) -> None:
     ("weights", "power", "wanted"),
     [(INT4, -60.0, SMALLEST_SCALE), (NVFP4, -60.0, SMALLEST_E4M3), (NVFP4, 60.0, FP8_MAX)],
 )
-def test_scales_stay_such_as_can_be_stored(
-    weights: WeightFormat, power: float, wanted: float
-) -> None:
+def test_scales_stay_storable(weights: WeightFormat, power: float, wanted: float) -> None:
     one = latent(weights)
     with torch.no_grad():
         assert one.log_scales is not None
@@ -120,9 +117,7 @@ def test_scales_stay_such_as_can_be_stored(
 
 
 @pytest.mark.parametrize(("weights", "low", "high"), [(INT4, -8.5, 7.5), (NVFP4, -7, 7)])
-def test_latents_beyond_the_last_code_come_back(
-    weights: WeightFormat, low: float, high: float
-) -> None:
+def test_latents_beyond_the_codes_come_back(weights: WeightFormat, low: float, high: float) -> None:
     one = latent(weights)
     with torch.no_grad():
         one.codes[0], one.codes[1] = 100.0, -100.0
@@ -274,8 +269,8 @@ def test_acceptance_decides_as_far_as_the_prompts_tell() -> None:
     assert best_of([first, steady], settings).step == 10
     assert best_of([first, chance], settings).step == 0
     assert best_of([first, look(10, chance.accepted, 0.93)], settings).step == 10
-    worse = look(10, (247, 248, 247, 248), 0.99)  # as clearly, whatever its overlap
-    assert best_of([first, worse], settings).step == 0
+    # As clearly, whatever its overlap.
+    assert best_of([first, look(10, (247, 248, 247, 248), 0.99)], settings).step == 0
 
 
 def test_overlap_must_hardly_fall_and_learning_ends_with_its_patience() -> None:

@@ -90,9 +90,7 @@ def shrunk(draft: LoadedDraft, octaves: int) -> LoadedDraft:
     return dataclasses.replace(draft, weights=weights, forward=forward)
 
 
-def test_ranges_are_those_of_every_key_that_any_step_keeps(
-    pair: tuple[LoadedDraft, TraceFolder],
-) -> None:
+def test_ranges_are_those_of_every_key_a_step_keeps(pair: tuple[LoadedDraft, TraceFolder]) -> None:
     draft, traces = pair
     kept: list[tuple[Tensor, Tensor]] = []
 
