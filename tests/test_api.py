@@ -171,7 +171,6 @@ MISTAKES: tuple[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]], ...]
     (dq.quantize, ("DRAFT", {**WHOLE, "backend": "quark", "algorithm": MSE}, "x"), {}),
     (dq.plan, ("DRAFT", {**WHOLE, "layout": "fp9", "backend": "torsh"}), {}),
 )
-"""What is said of each is kept in told/api.txt."""
 
 
 def test_mistakes_are_told_in_the_words_of_python(work: Path) -> None:

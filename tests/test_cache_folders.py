@@ -1,7 +1,4 @@
-"""Scales of the KV cache in folders: written in every layout, read again, verified, carried.
-
-What is told where they are refused is kept in told/cache_folders.txt.
-"""
+"""Scales of the KV cache in folders: written in every layout, read again, verified, carried."""
 
 import dataclasses
 import json

@@ -61,7 +61,6 @@ INDEXES: list[Callable[[Path], object]] = [
     *(lambda f, none=none: edit_index(f, weight_map=none) for none in ({}, [], "x")),
     lambda f: edit_index(f, metadata=[]),
 ]
-"""What each is told is kept in told/checkpoint.txt."""
 
 
 @pytest.mark.parametrize("edit", INDEXES, ids=range(len(INDEXES)))

@@ -1,7 +1,4 @@
-"""The command line judges the shipped pair: exit codes, and each error as a user meets it.
-
-All that it prints is kept in told/cli.txt.
-"""
+"""The command line judges the shipped pair: exit codes, and each error as a user meets it."""
 
 import json
 import shutil

@@ -1,7 +1,4 @@
-"""Conversations turn by turn, whose turns count as one prompt; prompts in parquet files.
-
-What is told where they are refused is kept in told/conversations.txt.
-"""
+"""Conversations turn by turn, whose turns count as one prompt; prompts in parquet files."""
 
 import dataclasses
 import json

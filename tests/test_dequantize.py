@@ -140,7 +140,6 @@ BAD: dict[str, Callable[[Path], None]] = {
     "mixed dtypes": float32_norm,
     "changed codes": lambda f: edit(f, lambda t: t.update({CODES: flip_bit(t[CODES], 3)})),
 }
-"""What each is told is kept in told/dequantize.txt."""
 
 
 @pytest.mark.parametrize("case", BAD)

@@ -1,7 +1,4 @@
-"""Dumps that are cut off, hostile, of another target or another text: each error names it.
-
-What each says is kept in told/dump_faults.txt.
-"""
+"""Dumps that are cut off, hostile, of another target or another text: each error names it."""
 
 import dataclasses
 import gzip

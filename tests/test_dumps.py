@@ -1,7 +1,4 @@
-"""Dumps of every trainer become the traces that our own recorder writes.
-
-What the commands print is kept in told/dumps.txt.
-"""
+"""Dumps of every trainer become the traces that our own recorder writes."""
 
 import dataclasses
 import json

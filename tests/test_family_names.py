@@ -1,7 +1,4 @@
-"""What families read: every spelling of names and keys is one draft, with its roles and numbers.
-
-What is told where they are refused is kept in told/family_names.txt.
-"""
+"""What families read: every spelling of names and keys is one draft, with its roles and numbers."""
 
 import dataclasses
 from pathlib import Path

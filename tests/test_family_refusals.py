@@ -1,7 +1,4 @@
-"""What no family reads: faults of config.json and of tensors.
-
-What each is told is kept in told/family_refusals.txt.
-"""
+"""What no family reads: faults of config.json and of tensors."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,4 @@
-"""Measurements and parity beside named drafts: what was measured has to be of these.
-
-What verdicts and refusals say is kept in told/gate_named_drafts.txt.
-"""
+"""Measurements and parity beside named drafts: what was measured has to be of these."""
 
 import json
 import shutil

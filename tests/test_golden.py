@@ -166,7 +166,6 @@ CONTRADICTING: tuple[dict[str, Any], ...] = (
     {"per_category": {"code": {"conditional_accept_rates": [0.5]}}},
     {"per_category": {"code": {}}}, {"per_category": {"code": 2.5}},
 )  # fmt: skip
-"""What each is told is kept in told/golden.txt."""
 
 
 def test_what_contradicts_itself_or_was_not_measured_is_refused(tmp_path: Path) -> None:

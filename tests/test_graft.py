@@ -199,7 +199,6 @@ BAD: dict[str, Callable[[Path, Path], tuple[Path, Path]]] = {
     "another method": lambda f, _: (f / "mimo-quark-fp8", f / "mimo-int4"),
     "another head": lambda f, out: (tied(f, out), with_head(f, out, "lm_head.weight")),
 }
-"""What each is told is kept in told/graft.txt."""
 
 
 @pytest.mark.parametrize("what", BAD)

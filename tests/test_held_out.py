@@ -1,7 +1,4 @@
-"""The held-out rule: prompts that calibrated a draft do not judge it, whatever they are called.
-
-Which prompts an error names, and what is to be done, is kept in told/held_out.txt.
-"""
+"""The held-out rule: prompts that calibrated a draft do not judge it, whatever they are called."""
 
 import dataclasses
 import json

@@ -1,7 +1,4 @@
-"""Data sets of the Hub as prompts, found in a local cache without a network.
-
-What is told where they are refused is kept in told/hub_dataset.txt.
-"""
+"""Data sets of the Hub as prompts, found in a local cache without a network."""
 
 import json
 from collections.abc import Mapping, Sequence
