@@ -60,12 +60,10 @@ def test_halves_16_apart_keep_both(tmp_path: Path) -> None:
 
 
 def test_exponents_by_hand() -> None:
+    for ratio, exponent in ((1 / 16, -4), (0.25, -2), (4.0, 2), (15.0, 4)):
+        assert balance_exponent([ratio]) == exponent
     assert balance_exponent([16.0, 16.0, 16.0]) == 4
-    assert balance_exponent([1 / 16]) == -4
     assert balance_exponent([3.99, 1.0]) == 0
-    assert balance_exponent([4.0]) == 2
-    assert balance_exponent([15.0]) == 4
-    assert balance_exponent([0.25]) == -2
     assert balance_exponent([1 / 8, 1 / 2]) == -2
     assert balance_exponent([4.0, 64.0]) == 4  # half way: both end 4 away from even
     assert balance_exponent([float("inf"), 0.0]) == 0  # a half of zeros has no size

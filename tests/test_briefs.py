@@ -49,12 +49,11 @@ class Long(Brief):
 
 
 def test_no_repr_is_long_and_nothing_in_it_is_markup() -> None:
-    shown = repr(Long())
+    shown, table = repr(Long()), Long()._repr_html_()
     assert len(shown) <= 300
     assert len(shown.splitlines()) <= 3
     assert shown.startswith("<Long PASS <b>\\x1b; path …")
     assert "nothing" not in shown
-    table = Long()._repr_html_()
     assert "PASS &lt;b&gt;\\x1b" in table
     assert "<script" not in table
     assert "http" not in table

@@ -25,8 +25,9 @@ from draftquant.recipes.errors import CheckpointError, DraftQuantError, PlanErro
 from draftquant.recipes.formats import KvCacheScales
 from draftquant.recipes.schema import LayoutName
 from draftquant.scripts.cli import main
-from tiny import edit_json, read_tensors, store, tiny_eagle3_llama, write_tensors
+from tiny import Stored, edit_json, read_tensors, store, tiny_eagle3_llama
 from tiny_mla import tiny_eagle3_mla
+from verify_cases import edit
 
 OWN = load_recipe("fp8-ptpc")
 RECIPES = {
@@ -36,6 +37,9 @@ RECIPES = {
     "fp8": dataclasses.replace(load_recipe("blackwell-fp8"), layout="fp8"),
 }
 K, V = 0.05, 0.25
+KV = {"k": K, "v": V}
+NAME = "midlayer.self_attn.attn.{}_scale"
+"""The one that both engines' draft classes read."""
 
 
 def read_json(path: Path) -> Any:
@@ -56,15 +60,6 @@ def quantized(source: Path, recipe: Recipe, out: Path) -> Path:
     return out
 
 
-def of_cache(folder: Path) -> dict[str, tuple[str, tuple[int, ...], float]]:
-    """Name -> dtype, shape, value."""
-    return {
-        name: (tensor.dtype, tensor.shape, float(np.frombuffer(tensor.data, np.float32)[0]))
-        for name, tensor in read_tensors(folder).items()
-        if name.endswith(("k_scale", "v_scale"))
-    }
-
-
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_eagle3_llama(tmp_path_factory.mktemp("cache") / "source")
@@ -81,11 +76,9 @@ def test_scales_are_written_read_and_verified(layout: str, source: Path, tmp_pat
     """Declared as llm-compressor 0.14, ModelOpt 0.47 and Quark 0.13 do for the same model."""
     out = quantized(source, cached(RECIPES[layout]), tmp_path / "out")
     shape = (1,) if layout == "compressed-tensors" else ()
-    name = "midlayer.self_attn.attn.{}_scale"  # the one that both engines' draft classes read
-    assert of_cache(out) == {
-        name.format("k"): ("F32", shape, np.float32(K)),
-        name.format("v"): ("F32", shape, np.float32(V)),
-    }
+    written = {n: t for n, t in read_tensors(out).items() if n.endswith(("k_scale", "v_scale"))}
+    values = {NAME.format(n): Stored("F32", shape, np.float32(x).tobytes()) for n, x in KV.items()}
+    assert written == values
     stored = StoredDraft.read(Checkpoint.open(out))
     cache = stored.kv_cache()
     assert cache is not None
@@ -144,17 +137,11 @@ def test_transcoding_carries_scales_and_back(folder: Path, source: Path, tmp_pat
         assert verify(out, source).ok
 
 
-NAME = "midlayer.self_attn.attn.{}_scale"
-
-
 def changed(folder: Path, out: Path, *values: float, name: str = "k") -> Path:
     """The same folder with another scale, or without one."""
     shutil.copytree(folder, out)
-    tensors = read_tensors(out)
-    del tensors[NAME.format(name)]
-    if values:
-        tensors[NAME.format(name)] = store(np.array(values), "F32")
-    write_tensors(out, tensors, metadata={"format": "pt"})
+    key, scales = NAME.format(name), store(np.array(values), "F32")
+    edit(out, lambda t: t.update({key: scales}) if values else t.pop(key))
     return out
 
 

@@ -191,19 +191,18 @@ def test_hostile_names_do_not_leave_their_place(work: Path, tmp_path: Path) -> N
     report["traces"]["target"]["name"] = EVIL
     path = tmp_path / "gate.json"
     path.write_text(json.dumps(report), encoding="utf-8")
-    honest = model_card(work / "out", CardRequest(base_model="a/b", license="mit",
-                                                  gate=work / "gate.json"))  # fmt: skip
-    text = model_card(work / "out", CardRequest(base_model="a/b", license="mit", gate=path))
+    honest, text = (
+        model_card(work / "out", dataclasses.replace(REQUEST, gate=gate))
+        for gate in (work / "gate.json", path)
+    )
     assert "\x1b" not in text
     assert "\u202e" not in text
     assert parsed(text) == parsed(honest)
     assert [len(row) for row in cells(text)] == [len(row) for row in cells(honest)]
-    kinds = [
-        {t.type for t in MarkdownIt("commonmark").enable("table").parse(card)}
-        for card in (honest, text)
-    ]
+    markdown = MarkdownIt("commonmark").enable("table")
+    kinds = [{token.type for token in markdown.parse(card)} for card in (honest, text)]
     assert kinds[0] == kinds[1]
-    shown = MarkdownIt("commonmark").enable("table").render(ModelCard(text).text)
+    shown = markdown.render(ModelCard(text).text)
     assert "<img" not in shown
     assert "<a " not in shown
     assert "onerror" in shown  # it is shown, as text
@@ -235,9 +234,8 @@ ROUNDS = [[1, 0, 1, 1], [1, 1, 1, 0]]
 
 
 def test_what_servers_accepted(work: Path, tmp_path: Path) -> None:
-    identity = json.loads((work / "gate.json").read_text(encoding="utf-8"))["background"][
-        "candidate_sha256"
-    ]
+    report = json.loads((work / "gate.json").read_text(encoding="utf-8"))
+    identity = report["background"]["candidate_sha256"]
     run = measurement(ROUNDS, draft_sha256=identity, model=visible(EVIL), lossy=("a = b",))
     asked = {"measurement": run, "speculation": check_served(run, identity)}
     text = section("card_served.md.j2", **asked)
@@ -254,7 +252,6 @@ def test_what_servers_accepted(work: Path, tmp_path: Path) -> None:
     for by in (["--measured", str(path)], ["--gate", str(work / "gate.json"), "--overwrite"]):
         assert main([*card, *by]) == main(["golden", str(tmp_path)]) == 0
         lengths.append(json.loads(profile.read_text(encoding="utf-8"))["mean_accept_length"])
-    report = json.loads((work / "gate.json").read_text(encoding="utf-8"))
     assert lengths == [1.75, round(report["candidate"]["mean_acceptance_length"], 6)]
     for more in ([], ["--overwrite"], ["--profile", "p.txt"]):
         assert main([*card, *more]) == 2

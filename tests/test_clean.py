@@ -81,9 +81,9 @@ def test_a_number_given_twice_is_another_process_and_an_unawaited_is_dead(tmp_pa
     process.communicate()
 
 
-def test_clean_tells_all(dead: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_clean_tells_all(dead: int, tmp_path: Path) -> None:
     gone = [left_by(tmp_path, name, dead) for name in ("a", "b")]
-    elsewhere = left_by(tmp_path, "out", dead, place=OTHER)
+    left_by(tmp_path, "out", dead, place=OTHER)
     (tmp_path / "out").mkdir()
     for name in INNOCENT:
         (tmp_path / name).mkdir()
@@ -92,11 +92,6 @@ def test_clean_tells_all(dead: int, tmp_path: Path, capsys: pytest.CaptureFixtur
     before = names(tmp_path)
     assert main(["clean", str(tmp_path)]) == 0
     assert before - names(tmp_path) == {folder.name for folder in gone}
-    said = capsys.readouterr().out
-    for folder in gone:
-        assert f"removed {folder.name} (1,000 bytes)" in said
-    assert f"left {elsewhere.name}: of another machine or container" in said
-    assert "2 removed, 0.00 MB; 1 left" in said
 
 
 def test_other_machines_need_an_age(dead: int, tmp_path: Path) -> None:

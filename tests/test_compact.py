@@ -18,9 +18,12 @@ CASES = [
 ]  # fmt: skip
 
 
+Folders = dict[tuple[str, str], Path]
+"""(family, recipe) -> the shipped draft quantized so; recipe "" is the draft itself."""
+
+
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
-    """(family, recipe) -> the shipped draft quantized so; recipe "" is the draft itself."""
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     root, sources = tmp_path_factory.mktemp("compact"), {f: PAIRS / f / "draft" for f, _ in CASES}
     return {
         (f, r): quantized(sources[f], r, root / f"{f}-{r}").out if r else sources[f]
@@ -28,15 +31,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], P
     }
 
 
-def tables(family: str) -> dict[str, Tensor]:
+def loaded(folder: Path, family: str, **options: Any) -> LoadedDraft:
     tensors = load_file(PAIRS / family / "target" / "model.safetensors")
     embedding = tensors["model.embed_tokens.weight"]
     head = tensors.get("lm_head.weight", embedding)
-    return {"embed_tokens.weight": embedding, "lm_head.weight": head}
-
-
-def loaded(folder: Path, family: str, **options: Any) -> LoadedDraft:
-    return load_draft(folder, shared=tables(family), **options)
+    shared = {"embed_tokens.weight": embedding, "lm_head.weight": head}
+    return load_draft(folder, shared=shared, **options)
 
 
 def some_logits(draft: LoadedDraft) -> Tensor:
@@ -47,9 +47,7 @@ def some_logits(draft: LoadedDraft) -> Tensor:
 
 
 @pytest.mark.parametrize(("family", "recipe"), CASES)
-def test_compact_drafts_compute_the_same_bits(
-    family: str, recipe: str, folders: dict[tuple[str, str], Path]
-) -> None:
+def test_compact_drafts_compute_the_same_bits(family: str, recipe: str, folders: Folders) -> None:
     wide = loaded(folders[family, recipe], family)
     compact = loaded(folders[family, recipe], family, compact=True)
     assert compact.weights.keys() == wide.weights.keys()
@@ -61,9 +59,7 @@ def test_compact_drafts_compute_the_same_bits(
     assert (compact.dtype, compact.device) == (torch.float32, torch.device("cpu"))
 
 
-def test_weights_are_read_in_blocks(
-    folders: dict[tuple[str, str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_are_read_in_blocks(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     """Codes, transposed codes (AWQ) and plain weights alike."""
     for recipe in ("", "mi325x-int4-awq", "fp8-ptpc"):
         folder = folders["eagle3-llama", recipe]
@@ -82,9 +78,7 @@ def half_a_step(*values: Tensor) -> Tensor:
     return 2.0 ** (largest.log2().floor() - 8)
 
 
-def test_inputs_are_multiplied_exactly_and_rounded_once(
-    folders: dict[tuple[str, str], Path],
-) -> None:
+def test_inputs_are_multiplied_exactly_and_rounded_once(folders: Folders) -> None:
     """FP8 per channel and token: codes times codes, summed wide, then both scales, then BF16.
 
     In float32, u = 2^-24, whatever the order of the sum and whether products are fused: codes times
