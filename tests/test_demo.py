@@ -49,12 +49,9 @@ def wheel(folder: Path) -> str:
 @pytest.fixture
 def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in which pip looks, and nowhere else."""
-    for name, value in (
-        ("NO_INDEX", "1"),
-        ("FIND_LINKS", str(tmp_path)),
-        ("CONFIG_FILE", "/dev/null"),
-    ):
-        monkeypatch.setenv(f"PIP_{name}", value)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     return tmp_path
 
 
@@ -86,10 +83,9 @@ def test_a_target_is_made_once_if_it_fits(offline: Path, monkeypatch: pytest.Mon
         (target / "config.json").write_text("{}", encoding="utf-8")
 
     monkeypatch.setattr(packaged_target, "convert", convert)
+    small = shutil._ntuple_diskusage(9, 9, 699_999_999)
     with monkeypatch.context() as patched:
-        patched.setattr(
-            shutil, "disk_usage", lambda _path: shutil._ntuple_diskusage(9, 9, 699_999_999)
-        )
+        patched.setattr(shutil, "disk_usage", lambda _path: small)
         with pytest.raises(OutputError, match=r"needs 700,000,000 bytes.*has 699,999,999 free"):
             kept_target(listed, kept)
     assert kept_target(listed, kept) == kept_target(listed, kept) == kept

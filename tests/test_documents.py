@@ -7,7 +7,9 @@ import pickle
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -105,14 +107,11 @@ def _python(keys: Mapping[str, Any]) -> object:
 def decoding() -> dict[str, Any]:
     """Value by value, of JSON and of Python."""
     found: dict[str, Any] = {}
-    for name in Every.__dataclass_fields__:
-        found[name] = {
-            _shown(value): [
-                attempt(lambda n=name, v=value: encode(decode(Every, {"version": 1, n: v}))),
-                attempt(lambda n=name, v=value: _python({"version": 1, n: v})),
-            ]
-            for value in VALUES
-        }
+    for name, value in product(Every.__dataclass_fields__, VALUES):
+        keys = {"version": 1, name: value}
+        of_json = attempt(lambda k=keys: encode(decode(Every, k)))
+        both = [of_json, attempt(lambda k=keys: _python(k))]
+        found.setdefault(name, {})[_shown(value)] = both
     whole = ({}, {"version": 1, "wole": 1}, [], {"version": 2, "whole": "x", "flag": 1}, 7)
     found["whole"] = [attempt(lambda v=v: encode(decode(Every, v))) for v in whole]
     found["of Python"] = [attempt(lambda v=v: _python(v)) for v in whole]
@@ -250,14 +249,11 @@ def recipes(folder: Path) -> dict[str, Any]:
         "fp8-ptpc.yml", "fp8-ptcp", "zzz", "Learned", *map(str, others),
     )  # fmt: skip
     heard: list[str] = []
-    found["names"] = {
-        name.replace(str(folder), ""): [
-            attempt(lambda n=name: named_recipe(n, _Hears(heard)).name),
-            recipe_of_alias(name),
-            calibrated(name),
-        ]
-        for name in names
-    }
+    found["names"] = {}
+    for name in names:
+        named = attempt(lambda n=name: named_recipe(n, _Hears(heard)).name)
+        told = [named, recipe_of_alias(name), calibrated(name)]
+        found["names"][name.replace(str(folder), "")] = told
     found["heard"] = heard
     own = to_mapping(load_recipe("fp8-ptpc"))
     for changes in ({}, {"layout": "quark"}, {"rules": own["rules"][:1]}, {"kv_cache": None}):
@@ -362,13 +358,9 @@ def listened() -> dict[str, Any]:
             SILENT.note("a note")
             SILENT.warning("careful")
             told: list[Any] = []
-            recorder: Any = type(
-                "Bar",
-                (),
-                {"set": lambda _, *a: told.append(a), "phase": lambda _, *a: told.append(a)},
-            )()
-            bar_of: Any = recorder
-            show, begin = beyond_kept(bar_of, 1), verifying(bar_of)
+            add = told.append
+            recorder: Any = SimpleNamespace(set=lambda *a: add(a), phase=lambda *a: add(a))
+            show, begin = beyond_kept(recorder, 1), verifying(recorder)
             for done in (4, 5, 9):
                 show(done, 10)
             for stage in ("write", "verify"):

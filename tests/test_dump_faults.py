@@ -36,6 +36,7 @@ from dumps import (
     torchspec,
     vllm,
 )
+from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -118,54 +119,35 @@ def test_a_dump_without_files(tmp_path: Path) -> None:
     refused("specforge", tmp_path / "none", tmp_path / "out")
 
 
-def change(file: Path, **entries: Any) -> None:
-    """Replace entries of a saved dict; None removes one."""
-    saved = torch.load(file) | entries
-    torch.save({key: value for key, value in saved.items() if value is not None}, file)
-
-
-ROW = torch.tensor([70])
-ODD: dict[str, Callable[[Path, Text], None]] = {
-    "no such key": lambda file, _: change(file, aux_hidden_states=None),
-    "no tensor": lambda file, _: change(file, input_ids=[1, 2]),
-    "fewer rows": lambda file, text: change(file, aux_hidden_states=text.aux((0, 1, 2))[:-3]),
-    "a batch of texts": lambda file, text: change(file, input_ids=text.token_ids.repeat(2, 1)),
-    "more elements than the storage has": lambda file, _: change(
-        file, aux_hidden_states=torch.zeros(1, 1).expand(88, 768)
-    ),
-    "tokens beyond the vocabulary": lambda file, text: change(
-        file, input_ids=text.token_ids + 1000
-    ),
-    "tokens that are no whole numbers": lambda file, text: change(
-        file, input_ids=text.token_ids.float()
-    ),
-    "features that are whole numbers": lambda file, text: change(
-        file, aux_hidden_states=text.aux((0, 1, 2)).long()
-    ),
-    "last states that are whole numbers": lambda file, text: change(
-        file, hidden_states=text.normed.long()
-    ),
-    "features of no layer": lambda file, text: change(file, aux_hidden_states=-text.aux((0, 1, 2))),
-    "a part of a layer": lambda file, text: change(
-        file, aux_hidden_states=text.aux((0, 1, 2))[:, 1:]
-    ),
-    "no dict": lambda file, _: torch.save([1], file),
-    "texts of two runs": lambda file, text: torch.save(
-        torch.load(file) | {"aux_hidden_states": text.aux((0, 1, 2)).half()},
-        file.with_name("conversation-1.pt"),
-    ),
-    "NaN": lambda file, text: change(file, aux_hidden_states=text.aux((0, 1, 2)) * float("nan")),
-    "infinity": lambda file, text: change(
-        file, hidden_states=text.normed.index_fill(0, ROW, -torch.inf)
-    ),
+TOKENS, AUX, LAST = "input_ids", "aux_hidden_states", "hidden_states"
+ODD: dict[str, tuple[str, Callable[[Tensor], object]]] = {
+    "no tensor": (TOKENS, lambda _: [1, 2]),
+    "fewer rows": (AUX, lambda x: x[:-3]),
+    "a batch of texts": (TOKENS, lambda x: x.repeat(2, 1)),
+    "more elements than the storage has": (AUX, lambda _: torch.zeros(1, 1).expand(88, 768)),
+    "tokens beyond the vocabulary": (TOKENS, lambda x: x + 1000),
+    "tokens that are no whole numbers": (TOKENS, Tensor.float),
+    "features that are whole numbers": (AUX, Tensor.long),
+    "last states that are whole numbers": (LAST, Tensor.long),
+    "features of no layer": (AUX, torch.neg),
+    "a part of a layer": (AUX, lambda x: x[:, 1:]),
+    "NaN": (AUX, lambda x: x * float("nan")),
+    "infinity": (LAST, lambda x: x.index_fill(0, torch.tensor([70]), -torch.inf)),
 }
 
 
 def test_a_file_that_is_not_what_it_should_be(texts: list[Text], tmp_path: Path) -> None:
-    for number, edit in enumerate(ODD.values()):
-        dump = modelopt(texts[:1], tmp_path / str(number))
-        edit(dump / "conversation-0.pt", texts[0])
+    dump = modelopt(texts[:1], tmp_path / "dump")
+    file = dump / "conversation-0.pt"
+    sound = torch.load(file)
+    without = {key: value for key, value in sound.items() if key != AUX}
+    odd = [sound | {key: change(sound[key])} for key, change in ODD.values()]
+    for content in (without, [1], *odd):
+        torch.save(content, file)
         refused("modelopt", dump, tmp_path / "out")
+    torch.save(sound, file)  # and a text of another run
+    torch.save(sound | {AUX: sound[AUX].half()}, file.with_name("conversation-1.pt"))
+    refused("modelopt", dump, tmp_path / "out")
 
 
 # ---- layers
@@ -212,32 +194,23 @@ def late(text: Text, at: range, layers: Sequence[int] = range(4), by: int = 1) -
     rows = torch.arange(len(text.token_ids))
     rows[at.start : at.stop] -= by
     there = (rows >= 0)[:, None]
-    return dataclasses.replace(
-        text,
-        layers=tuple(
-            x[rows.clamp(min=0)] * there if i in layers else x for i, x in enumerate(text.layers)
-        ),
-    )
+    moved = [x[rows.clamp(min=0)] * there for x in text.layers]
+    chosen = (moved[i] if i in layers else x for i, x in enumerate(text.layers))
+    return dataclasses.replace(text, layers=tuple(chosen))
 
 
 def stale(texts: list[Text], place: int) -> list[Text]:
     """A text has the layers of the one before, as a buffer that was not filled again."""
-    return [
-        dataclasses.replace(text, layers=texts[place - 1].layers) if i == place else text
-        for i, text in enumerate(texts)
-    ]
+    filled = dataclasses.replace(texts[place], layers=texts[place - 1].layers)
+    return [*texts[:place], filled, *texts[place + 1 :]]
 
 
 OTHER_ROWS: dict[str, Callable[[list[Text]], list[Text]]] = {
     "late in all texts": lambda texts: [late(text, range(60, 88)) for text in texts],
-    "a page of one text": lambda texts: [
-        *texts[:6], late(texts[6], range(40, 52), by=2), texts[7]
-    ],
+    "a page of one text": lambda t: [*t[:6], late(t[6], range(40, 52), by=2), t[7]],
     "another text, which is looked at first": lambda texts: stale(texts, 1),
-    "zeros of one layer": lambda texts: [
-        *texts[:7], late(texts[7], range(80, 88), [2], by=1000)
-    ],
-}  # fmt: skip
+    "zeros of one layer": lambda t: [*t[:7], late(t[7], range(80, 88), [2], by=1000)],
+}
 
 
 @pytest.mark.some(2)
