@@ -61,8 +61,7 @@ def test_measurements_of_these_drafts_pass_and_of_others_decide_nothing(
     work: Path, hashes: Mapping[str, str], runs: list[Path], tmp_path: Path
 ) -> None:
     report = judged(work, runs, report=tmp_path / "r.json")
-    assert report.verdict == "PASS"
-    assert report.background.candidate_sha256 == hashes["fp8"]
+    assert (report.verdict, report.background.candidate_sha256) == ("PASS", hashes["fp8"])
     assert '"family": "eagle3-llama"' in (tmp_path / "r.json").read_text(encoding="utf-8")
     other = run(tmp_path / "other", 0, hashes["other"])
     for wrong in ([other, runs[1]], [runs[0], other], runs[::-1]):
@@ -111,8 +110,7 @@ def test_parity_says_whose_it_is_and_of_other_drafts_is_refused(
 def test_named_drafts_are_known_by_folders(work: Path, runs: list[Path], tmp_path: Path) -> None:
     """No record, calibration on these prompts: as where traces are given."""
     assert judged(work, runs, expect_baseline=1.6).background.expected_baseline == 1.6
-    own = tmp_path / "fp8"
-    shutil.copytree(work / "fp8", own)
+    own = Path(shutil.copytree(work / "fp8", tmp_path / "fp8"))
     edit_json(own / "draftquant.json", calibration_prompts=[prompt_sha256([3])])
     reseal(own)
     with pytest.raises(GateError):

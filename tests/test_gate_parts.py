@@ -113,11 +113,8 @@ def judged(
 ) -> GateReport:
     """40 prompts that lose nothing below 1k, and `drop` of 600 in a tenth of their steps beyond."""
     long, lost = tenth(spread(600), reach), tenth(noisy(drop, noise), reach)
-    return judge(
-        long_replay(spread(600), long, categories=categories),
-        long_replay(noisy(0, 4), lost, categories=categories),
-        policy,
-    )
+    bins = (spread(600), long), (noisy(0, 4), lost)
+    return judge(*(long_replay(*each, categories=categories) for each in bins), policy)
 
 
 def test_a_bin_that_fails_makes_the_whole_fail() -> None:
@@ -206,11 +203,12 @@ def test_a_cluster_is_called_by_its_first_prompt() -> None:
     assert [one.alike for one in found] == ["", "p4", hashes[2], hashes[2], "p4", ""]
 
 
-def clustered(draft: DraftReplay, clusters: list[str]) -> DraftReplay:
-    both = zip(draft.prompts, clusters, strict=True)
-    return dataclasses.replace(
-        draft, prompts=tuple(dataclasses.replace(one, cluster=name) for one, name in both)
-    )
+def clustered(draft: DraftReplay, clusters: list[str], *, alike: bool = False) -> DraftReplay:
+    """Which are declared, and shown by their texts where they are alike."""
+    prompts = []
+    for one, name in zip(draft.prompts, clusters, strict=True):
+        prompts.append(dataclasses.replace(one, cluster=name, alike=name if alike else one.alike))
+    return dataclasses.replace(draft, prompts=tuple(prompts))
 
 
 def test_one_prompt_under_forty_names_is_one_prompt() -> None:
@@ -264,13 +262,7 @@ def test_clusters_that_were_chosen_by_the_counts_narrow_no_bound() -> None:
         assert report.change.relative_bounds == alone.change.relative_bounds
         assert (report.num_clusters, report.change.effective_num_prompts) == (50, 50.0)
         assert document(report).judgement == report
-        shown = (
-            dataclasses.replace(
-                each, prompts=tuple(dataclasses.replace(p, alike=p.cluster) for p in each.prompts)
-            )
-            for each in (clustered(one, pairs) for one in drafts)
-        )
-        by_texts = judge(*shown, RELEASE)
+        by_texts = judge(*(clustered(each, pairs, alike=True) for each in drafts), RELEASE)
         assert by_texts.change is not None
         assert by_texts.change.relative_bounds == alone.change.relative_bounds
 

@@ -1,7 +1,4 @@
-"""Golden acceptance: counts in files, and profiles that say nothing else than their figures.
-
-experiments/served has the settings of vLLM on a real server.
-"""
+"""Golden acceptance: counts in files, and profiles that say nothing else than their figures."""
 
 import dataclasses
 import json
@@ -134,9 +131,8 @@ def test_a_profile_of_another_producer_is_read_without_what_it_lacks(tmp_path: P
     found = said_of(tmp_path)
     assert (found.method, found.accept_length_model, found.num_draft_tokens) == (None, None, 3)
     assert (found.rates, found.mean) == (tuple(DFLASH["marginal_accept_rates"]), 2.473353)
-    alone = dict.fromkeys(
-        DFLASH.keys() - {"schema_version", "measured", "conditional_accept_rates"}
-    )
+    kept = {"schema_version", "measured", "conditional_accept_rates"}
+    alone = dict.fromkeys(DFLASH.keys() - kept)
     assert said_of(tmp_path, **alone).rates == pytest.approx(found.rates, abs=1e-6)
     rounded = {"conditional_accept_rates": None, "mean_accept_length": 2.185,
                "marginal_accept_rates": [0.719, 0.464, 0.002],
@@ -144,9 +140,8 @@ def test_a_profile_of_another_producer_is_read_without_what_it_lacks(tmp_path: P
     assert said_of(tmp_path, **rounded).mean == 2.185
     of_block = {"verification_method": "block", "conditional_accept_rates": None,
                 "marginal_accept_rates": None, "vectors_unavailable_reason": "jointly"}  # fmt: skip
-    block = said_of(
-        tmp_path, **of_block, per_category={"code": {"mean_accept_length": 2.9, "n": 1}}
-    )
+    of_code = {"code": {"mean_accept_length": 2.9, "n": 1}}
+    block = said_of(tmp_path, **of_block, per_category=of_code)
     assert (block.rates, block.mean, block.num_draft_tokens) == ((), 2.473353, 3)
     assert block.per_category == {"code": Accepted(mean_accept_length=2.9)}
     assert simulation(block, 3, "vllm") is simulation(block, 3, "dynamo") is None

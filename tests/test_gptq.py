@@ -1,7 +1,4 @@
-"""GPTQ, and weights that make up for the rounding of their inputs: against their definitions.
-
-The textbook form of GPTQ is slow and exact. Then the command, and what verify says of it.
-"""
+"""GPTQ, and weights that make up for the rounding of their inputs: against their definitions."""
 
 import contextlib
 import dataclasses
@@ -9,7 +6,6 @@ import io
 import json
 import shutil
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +34,7 @@ from handmade_gptq import gptq_folder
 from tied_pair import tied
 from tiny import read_tensors, tiny_eagle3_llama, values_of
 from torch import Tensor
-from verify_cases import Tensors, edit
+from verify_cases import edit
 from weight_formats import INT4, INT4_GROUPS, MXFP4, NVFP4, TWO_STAGES
 
 FORMATS = {
@@ -95,12 +91,9 @@ def test_damping_rises_until_there_is_a_factor() -> None:
         moments = InputMoments(mean, on_factor=used.append)
         BY_ABSMAX.quantize(w, weights, None, moments)
         assert used == [damping]
-    indefinite = partial(
-        InputMoments, torch.diag(torch.tensor([-2.0, *[1.0] * 63])), name="a.q_proj"
-    )
-    for moments, fix in (
-        (indefinite(), "--precise"), (indefinite(precise=True), "calibrate on more")
-    ):  # fmt: skip
+    indefinite = torch.diag(torch.tensor([-2.0, *[1.0] * 63]))
+    for precise, fix in ((False, "--precise"), (True, "calibrate on more")):
+        moments = InputMoments(indefinite, name="a.q_proj", precise=precise)
         with pytest.raises(BackendError, match=r"a\.q_proj: GPTQ finds no Cholesky") as caught:
             BY_ABSMAX.quantize(w, weights, None, moments)
         assert fix in caught.value.fix.split(", or")[0]
@@ -294,15 +287,10 @@ def test_verify_sees_what_correction_never_does(
     """Beside the digest, which whoever changes a folder can write anew."""
     out = tmp_path / "out"
     shutil.copytree(nvfp4.out, out)
-    name = next(name for name in read_tensors(out) if name.endswith("up_proj.weight"))
-
-    def change(tensors: Tensors) -> None:
-        stored = tensors[name]
-        packed = np.frombuffer(stored.data, np.uint8).reshape(stored.shape).copy()
-        attack(packed)
-        tensors[name] = stored._replace(data=packed.tobytes())
-
-    edit(out, change)
+    name, stored = next(x for x in read_tensors(out).items() if x[0].endswith("up_proj.weight"))
+    packed = np.frombuffer(stored.data, np.uint8).reshape(stored.shape).copy()
+    attack(packed)
+    edit(out, lambda t: t.update({name: stored._replace(data=packed.tobytes())}))
     faults = [fault for fault in verify(out, tied() / "draft").faults if fault.where == name]
     assert ["quantized values with at most" in fault.expected for fault in faults] == [True]
 
@@ -321,11 +309,10 @@ def test_traces_that_are_not_needed_are_not_looked_at(tmp_path: Path) -> None:
     scaled = dq.quantize(draft, "blackwell-fp8", tmp_path / "a", traces=traces, input_scale=1.0)
     report = dq.quantize(draft, "fp8-ptpc", tmp_path / "b", traces=traces)
     nearest = "scale absmax, rounding nearest looks at no inputs"
-    said = f"--traces is not used: recipe fp8-ptpc stores no static input scales, and {nearest}"
-    assert said in report.warnings
-    assert f"--traces is not used: --input-scale gives the static scales, and {nearest}" in (
-        scaled.warnings
-    )
+    unused = "--traces is not used:"
+    of_fp8 = f"{unused} recipe fp8-ptpc stores no static input scales, and {nearest}"
+    assert of_fp8 in report.warnings
+    assert f"{unused} --input-scale gives the static scales, and {nearest}" in scaled.warnings
     for name in "ab":
         record = json.loads((tmp_path / name / "draftquant.json").read_text(encoding="utf-8"))
         assert record.get("calibration_prompts") is None
@@ -362,9 +349,8 @@ def test_a_sound_folder(kind: dict[str, Any], source: Path, tmp_path: Path) -> N
     name = f"{UP}.weight"
     assert np.array_equal(loaded["layers.0.mlp.up_proj.weight"].numpy(), values_of(weights[name]))
     lost = values_of(weights[name]) - values_of(read_tensors(source)[name])
-    assert np.abs(lost).max() < np.abs(values_of(weights[name])).max() / (
-        2 ** kind.get("bits", 4) - 2
-    )
+    steps = 2 ** kind.get("bits", 4) - 2
+    assert np.abs(lost).max() < np.abs(values_of(weights[name])).max() / steps
 
 
 @pytest.mark.parametrize(
