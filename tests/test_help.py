@@ -70,19 +70,17 @@ def test_what_is_needed_comes_first_and_then_what_is_common() -> None:
         headings = [order.index(title) for title in shown if title in order]
         assert headings == sorted(headings)
         assert not (headings and "options" in shown)
-        grouped = (
-            g._group_actions for g in parser._action_groups if g.title in (*order, "options")
-        )
-        assert bool(headings) == (sum(map(len, grouped)) > 8), parser.prog
+        groups = [g for g in parser._action_groups if g.title in (*order, "options")]
+        count = sum(len(group._group_actions) for group in groups)
+        assert bool(headings) == (count > 8), parser.prog
         for action in parser._actions:
             assert action.help, action.dest
 
 
-@pytest.mark.parametrize("given", [["-q", "recipes", "list"], ["recipes", "list", "-q"]])
-def test_common_options_count_wherever_they_stand(given: list[str]) -> None:
-    options = argparse.Namespace(quiet=False)
-    WHOLE.parse_args(given, namespace=options)
-    assert options.quiet
+def test_common_options_count_wherever_they_stand() -> None:
+    for given in (["-q", "recipes", "list"], ["recipes", "list", "-q"]):
+        options = argparse.Namespace(quiet=False)
+        assert WHOLE.parse_args(given, namespace=options).quiet
 
 
 WRONG = (
@@ -92,7 +90,6 @@ WRONG = (
     "estimate d --efficiency lots", "traces split t --out a b --fraction x", "plan d --recipe",
     "record --to 3",
 )  # fmt: skip
-"""What was meant is said in told/help.txt."""
 
 
 @pytest.mark.parametrize("given", WRONG)

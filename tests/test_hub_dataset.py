@@ -85,11 +85,9 @@ def test_config_and_split(home: Path, encoder: PromptEncoder) -> None:
     assert [prompt.id for prompt in read.prompts] == ["row-0", "row-1", "row-2"]
     assert str(read.dataset) == "a/b@0123456789ab, hard/test, all rows"
     assert len(taken("a/b", encoder, split="easy/").prompts) == 1
-    for split, fix in ((None, "easy/SPLIT"), ("none/test", "easy/SPLIT"), ("hard/", "train"),
-                       ("hard/dev", "train")):  # fmt: skip
-        with pytest.raises(PromptError) as caught:
+    for split in (None, "none/test", "hard/", "hard/dev"):
+        with pytest.raises(PromptError, match="fix: name one: --prompts-split "):
             taken("a/b", encoder, split=split)
-        assert caught.value.fix == f"name one: --prompts-split {fix}"
 
 
 def test_more_prompts_contain_fewer(home: Path, encoder: PromptEncoder) -> None:
@@ -203,9 +201,8 @@ def test_record_says_where_its_prompts_come_from(
     few, many = (TraceFolder.open(tmp_path / out) for out in ("few", "many"))
     source = DatasetSource(name="a/b", revision=COMMIT, config="default", split="train", seed=0)
     assert few.manifest.datasets == many.manifest.datasets == (source,)
-    assert {entry.id for entry in few.manifest.prompts} < {
-        entry.id for entry in many.manifest.prompts
-    }
+    names = [{entry.id for entry in traces.manifest.prompts} for traces in (few, many)]
+    assert names[0] < names[1]
     merged = merge_traces([few, many], tmp_path / "merged").traces
     assert merged.manifest.datasets == (source,)
     assert cli.main(["traces", "info", str(merged.folder)]) == 0
@@ -272,18 +269,14 @@ def test_no_network() -> None:
         resolve_draft(REPOSITORY)
 
 
-@pytest.mark.parametrize(
-    "reference", ["nonsense", "a/b/c", "/absent/folder", "owner/name@", "../x", "a b/c", "\n"]
-)
+NO_IDS = ("nonsense", "a/b/c", "/absent/folder", "owner/name@", "../x", "a b/c", "\n")
+FORBIDDEN = ("owner--x/name", "owner/na..me", "ä/b", "owner/name.git")
+
+
+@pytest.mark.parametrize("reference", [*NO_IDS, *FORBIDDEN])
 def test_no_hub_id_either(reference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(CheckpointError) as caught:
         resolve_draft(reference)
     assert caught.value.where == visible(reference)
-
-
-@pytest.mark.parametrize("reference", ["owner--x/name", "owner/na..me", "ä/b", "owner/name.git"])
-def test_hub_id_that_the_hub_forbids(reference: str) -> None:
-    with pytest.raises(CheckpointError):
-        resolve_draft(reference)

@@ -44,10 +44,7 @@ def test_it_comes_from_where_it_came(tmp_path: Path, monkeypatch: pytest.MonkeyP
     cases: list[tuple[object, str]] = [
         ({"url": f"file://{tmp_path}/a%20clone", "dir_info": {"editable": True}}, f"'{clone}'"),
         ({"url": f"file://{wheel}", "archive_info": {"hash": "sha256=0"}}, str(wheel)),
-        (
-            {"url": "file:///no-such-folder/draftquant-0.2.0-py3-none-any.whl", "archive_info": {}},
-            "draftquant-0.2.0-py3-none-any.whl",
-        ),
+        ({"url": f"file:///no-such-folder/{wheel.name}", "archive_info": {}}, wheel.name),
         ({"url": "https://host/d.whl", "archive_info": {}}, "'draftquant @ https://host/d.whl'"),
         (git, f"'draftquant @ git+https://host/a.git@{commit}'"),
         (None, "draftquant==0.2.0"),
@@ -59,8 +56,7 @@ def test_it_comes_from_where_it_came(tmp_path: Path, monkeypatch: pytest.MonkeyP
         installed(folder, monkeypatch, said)
         assert install_itself() == f"pip install --no-deps {expected}"
         assert install_line("quark") == "pip install amd-quark==0.13 ninja"
-    said = {"url": f"file://{tmp_path}", "dir_info": {"editable": True}}
-    installed(tmp_path, monkeypatch, said)
+    installed(tmp_path, monkeypatch, {"url": f"file://{tmp_path}", "dir_info": {"editable": True}})
     assert install_line("newer") == f"pip install '{tmp_path}[newer]'"  # than the installation
 
 

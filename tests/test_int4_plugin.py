@@ -32,9 +32,7 @@ def codes() -> Tensor:
 class PlainFp8:
     """FP8 weights per channel, multiplied as they are."""
 
-    def create_weights(
-        self, layer: nn.Module, output_partition_sizes: list[int], **rest: Any
-    ) -> None:
+    def create_weights(self, layer: nn.Module, output_partition_sizes: Any, **rest: Any) -> None:
         shape = (sum(output_partition_sizes), rest["input_size_per_partition"])
         layer.weight = parameter(data=torch.zeros(shape, dtype=torch.float8_e4m3fn))
         layer.weight_scale = parameter(data=torch.zeros(shape[0]))

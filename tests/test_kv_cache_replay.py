@@ -55,10 +55,8 @@ def test_what_is_kept_of_one_cache_is_not_taken_for_another() -> None:
     traces = TraceFolder.open(tied() / "traces")
 
     def key(draft: LoadedDraft) -> object:
-        batches = batches_of(traces.manifest.prompts, max_tokens=4096)
-        asked = ReplayQuestion(
-            draft=draft, traces=traces, batches=batches, num_draft_tokens=2, temperature=None
-        )
+        read = {"traces": traces, "batches": batches_of(traces.manifest.prompts, max_tokens=4096)}
+        asked = ReplayQuestion(draft=draft, num_draft_tokens=2, temperature=None, **read)
         return asked.key["draft"]
 
     plain = load_draft(tied() / "draft")
@@ -83,9 +81,8 @@ def shrunk(draft: LoadedDraft, octaves: int) -> LoadedDraft:
     """Values so many octaves smaller, which o_proj makes good: the same draft, bit for bit."""
     weights = dict(draft.weights)
     for name, by in (("v_proj", -octaves), ("o_proj", octaves)):
-        weights[f"layers.0.self_attn.{name}.weight"] = (
-            draft.weights[f"layers.0.self_attn.{name}.weight"] * 2.0**by
-        )
+        name = f"layers.0.self_attn.{name}.weight"
+        weights[name] = draft.weights[name] * 2.0**by
     forward = draft.family.forward(draft.geometry, weights, lambda _name, x: x)
     return dataclasses.replace(draft, weights=weights, forward=forward)
 
@@ -105,9 +102,8 @@ def test_ranges_are_those_of_every_key_a_step_keeps(pair: tuple[LoadedDraft, Tra
     tokens = sum(entry.num_tokens for entry in traces.manifest.prompts)
     assert sum(both[0].shape[0] * both[0].shape[2] for both in kept) > tokens  # later steps too
     quotients = measure_cache_scales(DraftRun(draft, traces, 3), how="absmax")
-    assert quotients == {
-        0: CacheScales(k=(float(torch.tensor(keys) / 448),), v=(float(torch.tensor(values) / 448),))
-    }
+    k, v = ((float(torch.tensor(largest) / 448),) for largest in (keys, values))
+    assert quotients == {0: CacheScales(k=k, v=v)}
     assert type(quotients[0].k[0]) is float  # as JSON has it
 
 
@@ -121,8 +117,7 @@ def test_values_too_small_for_unit_scales_get_scales_that_keep_them(
     usual, own = (
         measure_cache_scales(DraftRun(one, traces, 3), how="measured")[0] for one in (draft, small)
     )
-    assert own.k == usual.k
-    assert own.v == (usual.v[0] * 2.0**-12,)
+    assert (own.k, own.v) == (usual.k, (usual.v[0] * 2.0**-12,))
     assert all(math.frexp(scale)[0] == 0.5 for scale in usual.k + usual.v)  # powers of two
     caches = [CacheRounding({0: UNIT}), CacheRounding({0: own})]
     unit, measured = cache_divergences(DraftRun(small, traces, 3), caches)
