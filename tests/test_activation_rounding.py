@@ -32,8 +32,7 @@ E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 
 def nearest(value: float, of: Sequence[float]) -> float:
     """Ties to the even code; beyond the last value, the last."""
-    size = min(abs(value), of[-1])
-    place = min(range(len(of)), key=lambda i: (abs(of[i] - size), i % 2))
+    place = min(range(len(of)), key=lambda i: (abs(of[i] - min(abs(value), of[-1])), i % 2))
     return -of[place] if value < 0 else of[place]
 
 

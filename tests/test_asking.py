@@ -121,7 +121,6 @@ def test_zeros_map_the_whole_vocabulary(rows: int | None, whole: bool, tmp_path:
 def test_no_answer_is_no_verdict(
     draft: Path, tmp_path: Path, fault: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seconds = 9 if fault == "hang" else 600
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
@@ -130,7 +129,7 @@ def test_no_answer_is_no_verdict(
     asked = interpreter(tmp_path, fault, before=f"sleep 99 > {held} &")
     end = os.open(held, os.O_RDONLY | os.O_NONBLOCK)
     with pytest.raises((DeviceError, CheckpointError), match="fix: ") as raised:
-        dq.check(copy, "vllm", ask=asked, ask_seconds=seconds)
+        dq.check(copy, "vllm", ask=asked, ask_seconds=9 if fault == "hang" else 600)
     assert said in str(raised.value)
     assert select.select([end], [], [], 9)[0]  # nothing that was started is left, and has it open
     os.close(end)

@@ -74,9 +74,8 @@ def test_tables_of_another_target_and_text_behind_its_end(tmp_path: Path) -> Non
 
 
 def test_one_warning_is_said_of_all_drafts_that_it_is_true_of(tmp_path: Path) -> None:
-    drafts = [limited(tmp_path / name) for name in "abcde"]
     other = limited(tmp_path / "f", max_position_embeddings=40)
-    plain, longer = heard(1000, *drafts, other).warnings
+    plain, longer = heard(1000, *[limited(tmp_path / name) for name in "abcde"], other).warnings
     assert "1,000 positions, and max_position_embeddings of a, b, c and 2 more is 32:" in plain
     assert "unless SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 is set" in plain
     assert "of f is 40" in longer

@@ -104,6 +104,5 @@ def test_side_files_are_everything_else(sharded: Path) -> None:
         (sharded / file).parent.mkdir(parents=True, exist_ok=True)
         (sharded / file).write_text("", encoding="utf-8")
     (sharded / "empty").mkdir()
-    found = Checkpoint.open(sharded).side_files()
     tokenizer = ["tokenizer.json", "tokenizer/vocab.json", "tokenizer_config.json"]
-    assert sorted(found) == ["mask_embedding.pt", *tokenizer]
+    assert sorted(Checkpoint.open(sharded).side_files()) == ["mask_embedding.pt", *tokenizer]

@@ -42,8 +42,7 @@ def loaded(folder: Path, family: str, **options: Any) -> LoadedDraft:
 def some_logits(draft: LoadedDraft) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     width = draft.weights["norm.weight"].shape[0]
-    hidden = torch.randn((2, 9, width), generator=generator).to(draft.dtype)
-    return draft.forward.logits(hidden)
+    return draft.forward.logits(torch.randn((2, 9, width), generator=generator).to(draft.dtype))
 
 
 @pytest.mark.parametrize(("family", "recipe"), CASES)

@@ -97,8 +97,7 @@ def test_titles_and_names_of_columns_are_bold_and_numbers_stand_right(
         found.row(*map(str.strip, cells))
     print_table(found)
     shown = capsys.readouterr().out
-    bold = re.findall(r"\x1b\[1m *([a-z]+)", shown)
-    assert bold == ["title", "name", "number", "mixed", "other"]
+    assert re.findall(r"\x1b\[1m *([a-z]+)", shown) == ["title", "name", "number", "mixed", "other"]
     assert "│ plain │   -1.5 MB │ 7     │ a     │" in shown
     assert "│ 7     │ +12.25 MB │ seven │ bb    │" in shown
 

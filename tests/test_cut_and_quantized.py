@@ -159,8 +159,7 @@ def edit_record(folder: Path, change: Callable[[dict[str, Any]], object]) -> Non
 
 def digested(folder: Path) -> None:
     """The record names the tensors that are there."""
-    found = tensor_digests(Checkpoint.open(folder))
-    edit_record(folder, lambda d: d.update(tensor_digests=found))
+    edit_record(folder, lambda d: d.update(tensor_digests=tensor_digests(Checkpoint.open(folder))))
 
 
 def swapped(tensors: Tensors, name: str) -> None:

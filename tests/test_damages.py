@@ -6,24 +6,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import damages
 import numpy as np
 import pytest
 import torch
 from by_recipe import draft_of, quantized
-from damages import (
-    PYTORCH,
-    RECIPES,
-    Tensors,
-    audited,
-    cut_scene,
-    flipped,
-    grafted,
-    other_dtype,
-    rewritten,
-    said,
-    scene,
-    times,
-)
+from damages import PYTORCH, RECIPES, Tensors, audited, flipped, said, times
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.stored_tables import StoredTables
 from draftquant.recipes.errors import DraftQuantError
@@ -66,7 +54,7 @@ UNREADABLE: dict[str, tuple[str, Callable[[Tensors], object]]] = {
     "of no linear": (_INT4, lambda t: t.update({"norm.weight_scale": t["d2t"]})),
     "an embedding": (_INT4, _quantized_embedding),
     "a part": (_INT4, lambda t: t.pop(f"{Q}.weight_shape")),
-    "another part": (_FP8, lambda t: other_dtype(t, f"{Q}.weight_scale")),
+    "another part": (_FP8, lambda t: damages.other_dtype(t, f"{Q}.weight_scale")),
     "a scale": (_INT4, lambda t: times(t, f"{Q}.weight_scale", 3, np.nan)),
     "an input": (_FP8, lambda t: times(t, f"{Q}.input_scale", 0, 0.0)),
     "an endless input": (_FP8, lambda t: times(t, f"{Q}.input_scale", 0, np.inf)),
@@ -154,12 +142,12 @@ FIRST = (4, 7, 8, 9, 0, 5, 3)
 """The damage with which each recipe's linears begin."""
 SCENES: dict[str, Callable[[Path], dict[str, Any]]] = {
     **{
-        name: partial(scene, recipe=recipe, first=first)
+        name: partial(damages.scene, recipe=recipe, first=first)
         for first, (name, recipe) in zip(FIRST, RECIPES.items(), strict=True)
     },
-    "cut": cut_scene,
-    "rewritten": rewritten,
-    "grafted": grafted,
+    "cut": damages.cut_scene,
+    "rewritten": damages.rewritten,
+    "grafted": damages.grafted,
     "refused": refused,
 }
 

@@ -161,5 +161,4 @@ def test_groups_are_counted(count: int) -> None:
     group = {"targets": ["a"], "weights": weights, "format": "float-quantized"}
     declared = {"quant_method": "compressed-tensors", "format": "mixed-precision"}
     groups = {str(i): group for i in range(count)}
-    read_of = read({**declared, "config_groups": groups}, "folder")
-    assert isinstance(read_of, dict) is (count <= 16)
+    assert isinstance(read({**declared, "config_groups": groups}, "folder"), dict) is (count <= 16)

@@ -188,8 +188,7 @@ def commands_of(script: str, folder: Path) -> list[list[str]]:
     spy = 'draftquant() { printf "%s\\0" "$@" >&3; printf "\\n\\0" >&3; }\n'
     written = folder / "commands"
     with written.open("wb") as file:
-        whole = f"exec 3>&1 >/dev/null\n{spy}{script}"
-        bash = ["bash", "-euo", "pipefail", "-c", whole]
+        bash = ["bash", "-euo", "pipefail", "-c", f"exec 3>&1 >/dev/null\n{spy}{script}"]
         subprocess.run(bash, stdout=file, cwd=folder, check=True)
     calls = written.read_text(encoding="utf-8").split("\0\n\0")
     return [call.split("\0") for call in calls if call]

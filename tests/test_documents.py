@@ -110,8 +110,7 @@ def decoding() -> dict[str, Any]:
     for name, value in product(Every.__dataclass_fields__, VALUES):
         keys = {"version": 1, name: value}
         of_json = attempt(lambda k=keys: encode(decode(Every, k)))
-        both = [of_json, attempt(lambda k=keys: _python(k))]
-        found.setdefault(name, {})[_shown(value)] = both
+        found.setdefault(name, {})[_shown(value)] = [of_json, attempt(lambda k=keys: _python(k))]
     whole = ({}, {"version": 1, "wole": 1}, [], {"version": 2, "whole": "x", "flag": 1}, 7)
     found["whole"] = [attempt(lambda v=v: encode(decode(Every, v))) for v in whole]
     found["of Python"] = [attempt(lambda v=v: _python(v)) for v in whole]

@@ -314,9 +314,8 @@ def test_gptq_reaches_fc_and_the_markov_head(tmp_path: Path) -> None:
     watched = load_draft(source, shared=tables, on_input=watch)
     run_over_traces(watched.forward, DraftRun(watched, few, 7), row_stride=4)
     chosen = load_recipe(LAYOUT)
-    gptq = replace(chosen, algorithm=chosen.algorithm.rounded("gptq"))
     errors: dict[str, dict[str, float]] = {}
-    for recipe in (chosen, gptq):
+    for recipe in (chosen, replace(chosen, algorithm=chosen.algorithm.rounded("gptq"))):
         plan = make_plan(recipe, draft_of(source))
         measured = measured_inputs(plan, DraftRun(exact, few, 7), spool=tmp_path)
         out = tmp_path / recipe.algorithm.rounding

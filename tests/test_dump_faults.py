@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import corpus
+import dumps
 import pytest
 import torch
 from draftquant.calibration.dumps import dump_evidence
@@ -21,21 +22,7 @@ from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.files import torch_file
 from draftquant.quantize.files.torch_file import TorchFileProblem, load_plain
 from draftquant.recipes.errors import PromptError, TraceError
-from dumps import (
-    BUILDERS,
-    Text,
-    angelslim,
-    import_dump,
-    make_texts,
-    modelopt,
-    modelopt_vllm,
-    prompts_of,
-    roll,
-    specforge_dflash,
-    speculators,
-    torchspec,
-    vllm,
-)
+from dumps import BUILDERS, Text, import_dump, make_texts, modelopt, prompts_of, speculators, vllm
 from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -86,7 +73,7 @@ class Runs:
 
 
 def test_pickled_objects_are_refused(texts: list[Text], tmp_path: Path) -> None:
-    file = torchspec(texts[:1], tmp_path / "dump") / "data_0.ckpt"
+    file = dumps.torchspec(texts[:1], tmp_path / "dump") / "data_0.ckpt"
     torch.save({"input_ids": texts[0].token_ids, "extra": Runs()}, file)
     refused("torchspec", file.parent, tmp_path / "out")
     file.write_bytes(pickle.dumps({"input_ids": [1], "extra": Runs()}))
@@ -239,12 +226,12 @@ def test_text_that_the_target_did_not_write(texts: list[Text], tmp_path: Path) -
 
 
 def test_answers_that_cannot_be_measured(texts: list[Text], tmp_path: Path) -> None:
-    refused("specforge", specforge_dflash(texts, tmp_path / "dump"), tmp_path / "out")
+    refused("specforge", dumps.specforge_dflash(texts, tmp_path / "dump"), tmp_path / "out")
 
 
 def test_nothing_says_where_prompts_end(texts: list[Text], tmp_path: Path) -> None:
-    dump = modelopt_vllm(texts, tmp_path / "dump")
-    none = angelslim([dataclasses.replace(texts[0], start=1000)], tmp_path / "none")
+    dump = dumps.modelopt_vllm(texts, tmp_path / "dump")
+    none = dumps.angelslim([dataclasses.replace(texts[0], start=1000)], tmp_path / "none")
     refused("angelslim", none, tmp_path / "out")
     refused("modelopt", dump, tmp_path / "out")
     refused("vllm", vllm(texts, tmp_path / "v"), tmp_path / "out")
@@ -253,7 +240,7 @@ def test_nothing_says_where_prompts_end(texts: list[Text], tmp_path: Path) -> No
 
 
 def test_rows_at_other_positions(texts: list[Text], tmp_path: Path) -> None:
-    dump = modelopt([roll(text, -1) for text in texts[:3]], tmp_path / "before")
+    dump = modelopt([dumps.roll(text, -1) for text in texts[:3]], tmp_path / "before")
     refused("modelopt", dump, tmp_path / "out")
     late = [dataclasses.replace(t, normed=t.normed.roll(1, 0)) for t in texts[:3]]
     refused("modelopt", modelopt(late, tmp_path / "late"), tmp_path / "out")

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import corpus
+import dumps
 import pytest
 import torch
 from draftquant.calibration.dumps.dump_answers import Answers
@@ -15,19 +16,7 @@ from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.stored.stored_tables import EMBEDDING, HEAD
 from draftquant.recipes.errors import TraceError
 from draftquant.scripts.cli import main
-from dumps import (
-    BUILDERS,
-    LAYERS,
-    Text,
-    import_dump,
-    make_texts,
-    modelopt,
-    prompts_of,
-    roll,
-    specforge_dflash,
-    speculators,
-    vllm,
-)
+from dumps import BUILDERS, LAYERS, Text, import_dump, make_texts, modelopt, prompts_of, roll
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -167,7 +156,7 @@ def test_a_config_alone_will_do(recorded: TraceFolder, texts: list[Text], tmp_pa
     """Also where rows are behind their tokens, and there are no last states."""
     (tmp_path / "config").mkdir()
     shutil.copy(TARGET / "config.json", tmp_path / "config")
-    dump = specforge_dflash([roll(text, 1) for text in texts], tmp_path / "dump")
+    dump = dumps.specforge_dflash([roll(text, 1) for text in texts], tmp_path / "dump")
     asked = dump, tmp_path / "config", tmp_path / "out"
     report = import_dump("specforge", *asked, draft=PAIR / "draft", greedy=True)
     steps, said = report.layout.draft, " ".join(report.layout.sentences())
@@ -183,7 +172,7 @@ def test_a_config_alone_will_do(recorded: TraceFolder, texts: list[Text], tmp_pa
 
 def test_last_states_may_be_the_last_aux_slot(texts: list[Text], tmp_path: Path) -> None:
     """A draft that reads the last layer: no slot beside the aux ones, and the head reads it too."""
-    dump = vllm(texts[:3], tmp_path / "dump", (1, 2))
+    dump = dumps.vllm(texts[:3], tmp_path / "dump", (1, 2))
     report = import_dump("vllm", dump, TARGET, tmp_path / "out", prompts=prompts_of(texts))
     assert report.layout.layer_ids == (1, 2, 3)
     assert "the last layer is among them" in " ".join(report.layout.sentences())
@@ -220,7 +209,7 @@ def test_what_is_no_rounded_dump_is_refused(tmp_path: Path) -> None:
 def test_a_rounded_dump_becomes_rounded_traces(texts: list[Text], tmp_path: Path) -> None:
     """The dump's own values and scales, bit for bit, moved back to their tokens."""
     late = [dataclasses.replace(roll(text, 1), stop=80) for text in texts[:4]]
-    dump = speculators(late, tmp_path / "dump")
+    dump = dumps.speculators(late, tmp_path / "dump")
     files = sorted(dump.rglob("*.safetensors"))
     for file in files:
         tensors = load_file(file)

@@ -177,9 +177,8 @@ BOTH_PLACES = {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}
 
 
 def test_a_layer_number_of_the_target_is_unknown(workshop: Workshop) -> None:
-    source = workshop.source("eagle3-llama")
     recipe = format_recipe("compressed-tensors", "fp8-channel", "fp8-token")
-    folder = workshop.quantize(source, recipe, "numbered")
+    folder = workshop.quantize(workshop.source("eagle3-llama"), recipe, "numbered")
     declared = config_of(folder)["quantization_config"]
     declared["ignore"].append("model.layers.61.self_attn.o_proj")
     edit_json(folder / "config.json", quantization_config=declared, **BOTH_PLACES)

@@ -32,8 +32,7 @@ def traces() -> list[PromptTrace]:
     for i in range(PROMPTS):
         ids = torch.randint(VOCAB, (TOKENS,), generator=generator)
         noise = torch.randn((TOKENS - 1, WIDTH), generator=generator)
-        before = table[ids[:-1].roll(1)]
-        features = (5.0 + table[ids[:-1]] + 0.5 * before + noise).bfloat16()
+        features = (5.0 + table[ids[:-1]] + 0.5 * table[ids[:-1].roll(1)] + noise).bfloat16()
         named: dict[str, Any] = {"id": f"p{i}", "category": "a", "prompt_length": 10}
         found.append(PromptTrace(**named, token_ids=ids, features=features, target_top1=ids[1:]))
     return found

@@ -220,9 +220,8 @@ def sources(folder: Path) -> dict[str, Path]:
 def test_what_was_cut_contradicts_itself_or_is_huge_is_refused(tmp_path: Path) -> None:
     found = sources(tmp_path)
     for kind, change in REFUSED:
-        place = tmp_path / "a" / f"cut{found[kind].suffix}"
         with pytest.raises(MeasureError):
-            read_foreign(changed(found[kind], place, change))
+            read_foreign(changed(found[kind], tmp_path / "a" / f"cut{found[kind].suffix}", change))
     whole, warm = found["aiperf"], {"metadata": {"benchmark_phase": "warmup"}}
     warmed = changed(whole, whole.with_name("warm.jsonl"), lambda lines: lines.insert(1, warm))
     assert sums(warmed) == sums(whole)

@@ -82,8 +82,7 @@ def test_files_are_those_made_by_hand(name: str, options: dict[str, int], tmp_pa
 @pytest.mark.parametrize("name", ["awq", "quark-int4", "quark-int4-group"])
 def test_rows_that_fill_no_word_are_refused_before_work(name: str, tmp_path: Path) -> None:
     """One key-value head of 4; everything else is as it should be."""
-    folder = tiny_eagle3_llama(tmp_path / "draft", heads=8, kv_heads=1, head_dim=4)
-    draft = draft_of(folder)
+    draft = draft_of(tiny_eagle3_llama(tmp_path / "draft", heads=8, kv_heads=1, head_dim=4))
     with pytest.raises(LayoutError):
         make_plan(recipe_of(MADE[name]), draft)
     wide_enough = tiny_eagle3_llama(tmp_path / "wide", heads=8, kv_heads=2, head_dim=4)

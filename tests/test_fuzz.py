@@ -104,10 +104,9 @@ def run(command: Sequence[str], folders: Folders, source: str = "llama") -> None
         "SOURCE": str(folders.sources[source]),
         "TRACES": str(folders.root / "traces"),
     }
-    arguments = [named.get(argument, argument) for argument in command]
     printed, errors = io.StringIO(), io.StringIO()
     with bounded(), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
-        code = main(arguments)
+        code = main([named.get(argument, argument) for argument in command])
     assert code in (0, 1, 2, 3)
     said = errors.getvalue().split("\n")  # `gate` says before what memory it takes
     assert code != 2 or any(line.startswith("error: ") for line in said)

@@ -71,8 +71,7 @@ def test_the_more_small_categories_the_surer_one_has_to_be() -> None:
     """-3.4 % +- 0.9 % in 12 prompts: beyond -3 % at 95 % alone, and not as one of ten."""
     for others, lost in ((0, ["b"]), (9, [])):
         names = "a" * 270 + "b" * 12 + "".join(chr(ord("c") + i) for i in range(others))
-        candidate = noisy(0, 4, 270) + noisy(55, 9, 12) + noisy(0, 4, others)
-        rows = spread(600, len(names)), candidate
+        rows = spread(600, len(names)), noisy(0, 4, 270) + noisy(55, 9, 12) + noisy(0, 4, others)
         report = judge(*(replay(each, categories=names) for each in rows), RELEASE)
         assert [one.category for one in report.categories if one.certainly_lost] == lost
 
@@ -278,9 +277,8 @@ def test_seen_continuations_are_judged_both_ways(
 ) -> None:
     """The worse verdict counts: neither prompts that gained nor leaving out losers helps."""
     noise, seen = 8, tuple(f"p{i}" for i in range(20))
-    rows = noisy(of_seen, noise, 20) + noisy(of_rest, noise, 80)
     without = judge(replay(spread(600, 80)), replay(noisy(of_rest, noise, 80)), RELEASE)
-    drafts = replay(spread(600, 100)), replay(rows)
+    drafts = replay(spread(600, 100)), replay(noisy(of_seen, noise, 20) + noisy(of_rest, noise, 80))
     plain = judge(*drafts, RELEASE)
     report = judge(*drafts, RELEASE, background=Background(seen_continuations=seen))
     assert (plain.verdict, without.verdict, report.verdict) == verdicts

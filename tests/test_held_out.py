@@ -128,9 +128,8 @@ def test_a_prompt_changed_a_little_is_refused(change: str, length: int, tmp_path
     """Alone and in nine versions: of short prompts all shingles are kept, of long ones 64."""
     calibration = [make_trace(f"p{i}", length, seed=i) for i in range(6)]
     candidate = calibrated_on(folder_of(calibration, tmp_path / "calibration"), tmp_path)
-    other = make_trace("other", length, seed=99)
     near = with_prompt(calibration[2], CHANGES[change](prompt_of(calibration[2])), id="near")
-    traces = folder_of([other, near], tmp_path / "one")
+    traces = folder_of([make_trace("other", length, seed=99), near], tmp_path / "one")
     with pytest.raises(GateError):
         check_held_out(candidate, traces)
     versions = [

@@ -79,8 +79,7 @@ def test_what_is_needed_comes_first_and_then_what_is_common() -> None:
 
 def test_common_options_count_wherever_they_stand() -> None:
     for given in (["-q", "recipes", "list"], ["recipes", "list", "-q"]):
-        options = argparse.Namespace(quiet=False)
-        assert WHOLE.parse_args(given, namespace=options).quiet
+        assert WHOLE.parse_args(given, namespace=argparse.Namespace(quiet=False)).quiet
 
 
 WRONG = (

@@ -254,20 +254,17 @@ def test_what_is_not_printable_is_escaped() -> None:
     assert len(str(error)) < 20_000
 
 
-COMMANDS = [
-    words.split()
-    for words in (
-        "inspect DRAFT",
-        "plan DRAFT --recipe int4-channel",
-        "quantize DRAFT --recipe int4-channel --out OUT",
-        "verify DRAFT --against SOURCE",
-        "check DRAFT --engine vllm",
-        "recipes check DRAFT/mine.yaml",
-        "record --target DRAFT --prompts DRAFT/p.jsonl --out OUT",
-        "replay DRAFT --traces DRAFT",
-        "gate DRAFT DRAFT --traces DRAFT",
-    )
-]
+COMMANDS = (
+    "inspect DRAFT",
+    "plan DRAFT --recipe int4-channel",
+    "quantize DRAFT --recipe int4-channel --out OUT",
+    "verify DRAFT --against SOURCE",
+    "check DRAFT --engine vllm",
+    "recipes check DRAFT/mine.yaml",
+    "record --target DRAFT --prompts DRAFT/p.jsonl --out OUT",
+    "replay DRAFT --traces DRAFT",
+    "gate DRAFT DRAFT --traces DRAFT",
+)
 
 
 def with_files(folder: Path) -> None:
@@ -301,7 +298,7 @@ def test_no_command_prints_what_a_terminal_would_obey(
     made = main(["quantize", str(folder), "--recipe", "int4-channel", "--out", named["OUT"]])
     assert made == main(["verify", named["OUT"], "--against", str(folder)]) == 0
     CHANGES[change](folder)
-    for arguments in COMMANDS:
+    for arguments in map(str.split, COMMANDS):
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
         filled = [re.sub("DRAFT|SOURCE|OUT", lambda found: named[found[0]], a) for a in arguments]
         assert main(filled) in (0, 1, 2, 3), arguments

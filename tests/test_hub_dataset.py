@@ -168,11 +168,10 @@ def test_what_is_not_in_the_cache(home: Path, encoder: PromptEncoder) -> None:
 class Refusing(Quiet):
     """A Hub that says no, in its own words."""
 
-    said: tuple[int, str] = (404, "RepoNotFound")
+    said: tuple[int, str]
 
     def answered(self) -> None:
-        status, code = self.said
-        self.answer(status, b"", {"X-Error-Code": code})
+        self.answer(self.said[0], b"", {"X-Error-Code": self.said[1]})
 
 
 @pytest.mark.usefixtures("home")
