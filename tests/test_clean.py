@@ -81,7 +81,7 @@ def test_a_number_given_twice_is_another_process_and_an_unawaited_is_dead(tmp_pa
     process.communicate()
 
 
-def test_clean_tells_all(dead: int, tmp_path: Path) -> None:
+def test_clean_prints_what_it_removes(dead: int, tmp_path: Path) -> None:
     gone = [left_by(tmp_path, name, dead) for name in ("a", "b")]
     left_by(tmp_path, "out", dead, place=OTHER)
     (tmp_path / "out").mkdir()

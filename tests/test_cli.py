@@ -130,7 +130,7 @@ def test_what_commands_tell_of_a_quantized_draft(fp8: Path, tmp_path: Path) -> N
         assert main(words) == 0
 
 
-def test_without_its_record_is_no_release(traces: list[str], fp8: Path, tmp_path: Path) -> None:
+def test_a_draft_without_record_is_no_release(traces: list[str], fp8: Path, tmp_path: Path) -> None:
     bare = shutil.copytree(fp8, tmp_path / "fp8")
     (bare / "draftquant.json").unlink()
     gate = ["gate", DRAFT, str(bare), *traces, *WIDE]

@@ -273,7 +273,7 @@ FORBIDDEN = ("owner--x/name", "owner/na..me", "ä/b", "owner/name.git")
 
 
 @pytest.mark.parametrize("reference", [*NO_IDS, *FORBIDDEN])
-def test_no_hub_id_either(reference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_hub_id(reference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(CheckpointError) as caught:
