@@ -148,19 +148,18 @@ def test_codes_that_compensate_have_a_largest_error(most: float) -> None:
         assert len(judge.faults("a")) == wrong
 
 
+def beside(value: float, by: float) -> tuple[float, float]:
+    return value - by, value + by
+
+
 SCALES: dict[str, tuple[DeclaredScheme, str, tuple[float, ...], tuple[float, ...]]] = {
     # dtype of scales; scales that an absmax of 1 may have, and that it may not
     "FP8": (scheme("quark", "fp8_e4m3"), "F32", (1 / 448,), (1.005 / 448, 0.995 / 448)),
-    "FP8 in BF16": (
-        scheme("quark", "fp8_e4m3"), "BF16",
-        tuple((1 + s * 2.0**-8 * 0.99) / 448 for s in (-1, 1)),
-        tuple((1 + s * 2.0**-8 * 1.01) / 448 for s in (-1, 1)),
-    ),
-    "FP8 in F16": (
-        scheme("quark", "fp8_e4m3"), "F16",
-        tuple((1 + s * 2.0**-10 * 0.99) / 448 + s * 2.0**-24 for s in (-1, 1)),
-        tuple((1 + s * 2.0**-10 * 1.01) / 448 + s * 2.0**-24 for s in (-1, 1)),
-    ),
+    "FP8 in BF16": (scheme("quark", "fp8_e4m3"), "BF16", beside(1 / 448, 2.0**-8 * 0.99 / 448),
+                    beside(1 / 448, 2.0**-8 * 1.01 / 448)),
+    "FP8 in F16": (scheme("quark", "fp8_e4m3"), "F16",
+                   beside(1 / 448, 2.0**-10 * 0.99 / 448 + 2.0**-24),
+                   beside(1 / 448, 2.0**-10 * 1.01 / 448 + 2.0**-24)),
     "powers of two": (
         scheme("fp8", "fp8_e4m3", "block", group_size=128, version="ue8m0"), "F32",
         (2.0**-8, 1 / 448), (2.0**-9, 2.0**-7, 2.0**-8 * 1.01),
@@ -231,31 +230,19 @@ def test_scales_unlike_the_others_are_damaged_if_few(dtype: str, slack: float) -
     assert faults(np.append(scales[2:], scales[:2] / 2)) == []
 
 
+NVFP4 = scheme("modelopt", "nvfp4", "group", group_size=16)
+TWO_STAGES = scheme("quark", "int4", first_stage="fp8_e4m3")
 STAGES: dict[str, tuple[DeclaredScheme, float, float, tuple[float, ...], tuple[float, ...]]] = {
     # absmax, the scale of the matrix, and scales of a group or row that fit, and that do not
-    "NVFP4": (
-        scheme("modelopt", "nvfp4", "group", group_size=16), 96, 1,
-        tuple(16 + s * 16 * 2.0**-4 for s in (-1, 1)),
-        tuple(16 + s * 16 * (2.0**-4 + 2.0**-19) for s in (-1, 1)),
-    ),
-    "NVFP4, subnormal": (
-        scheme("modelopt", "nvfp4", "group", group_size=16), 6 * 2.0**-8, 1,
-        tuple(2.0**-8 + s * 2.0**-10 for s in (-1, 1)),
-        tuple(2.0**-8 + s * (2.0**-10 + 2.0**-19) for s in (-1, 1)),
-    ),
-    "NVFP4, saturated": (
-        scheme("modelopt", "nvfp4", "group", group_size=16), 1e6, 1, (448, 420), (419, 477)
-    ),
-    "NVFP4, of zeros": (scheme("modelopt", "nvfp4", "group", group_size=16), 0, 1, (1, 448), ()),
-    "two stages": (
-        scheme("quark", "int4", first_stage="fp8_e4m3"), 33, 2,
-        tuple(16 / 7.5 * (1 + s * 0.99 * 2.0**-8) for s in (-1, 1)),
-        tuple(16 / 7.5 * (1 + s * 1.01 * 2.0**-8) for s in (-1, 1)),
-    ),
-    "two stages, a tie": (
-        scheme("quark", "int4", first_stage="fp8_e4m3"), 34, 2, (16 / 7.5, 17 / 7.5, 18 / 7.5),
-        (16 / 7.5 * 0.995, 18 / 7.5 * 1.005),
-    ),
+    "NVFP4": (NVFP4, 96, 1, beside(16, 1), beside(16, 1 + 2.0**-15)),
+    "NVFP4, subnormal": (NVFP4, 6 * 2.0**-8, 1, beside(2.0**-8, 2.0**-10),
+                         beside(2.0**-8, 2.0**-10 + 2.0**-19)),
+    "NVFP4, saturated": (NVFP4, 1e6, 1, (448, 420), (419, 477)),
+    "NVFP4, of zeros": (NVFP4, 0, 1, (1, 448), ()),
+    "two stages": (TWO_STAGES, 33, 2, beside(16 / 7.5, 16 / 7.5 * 0.99 * 2.0**-8),
+                   beside(16 / 7.5, 16 / 7.5 * 1.01 * 2.0**-8)),
+    "two stages, a tie": (TWO_STAGES, 34, 2, (16 / 7.5, 17 / 7.5, 18 / 7.5),
+                          (16 / 7.5 * 0.995, 18 / 7.5 * 1.005)),
 }  # fmt: skip
 
 
