@@ -40,17 +40,10 @@ from transformers.models.qwen3 import modeling_qwen3
 
 pytestmark = pytest.mark.usefixtures("float64_on_one_thread")
 
-CONFIG: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "head_dim": 16,  # q is 64 wide, not hidden_size, as in the Kimi draft
-    "vocab_size": 96,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-}
+COMMON: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+COMMON |= {"num_attention_heads": 4, "vocab_size": 96, "rope_theta": 10000.0}
+CONFIG = {**COMMON, "num_key_value_heads": 4, "head_dim": 16, "rms_norm_eps": 1e-6}
+"""q is 64 wide, not hidden_size, as in the Kimi draft."""
 RAMP = {"factor": 8.0, "original_max_position_embeddings": 64, "beta_fast": 32.0, "beta_slow": 1.0}
 YARN = {"rope_type": "yarn", **RAMP}
 
@@ -76,20 +69,8 @@ CASES: dict[str, dict[str, Any]] = {
     "two-layers": {"num_hidden_layers": 2, "num_key_value_heads": 2},
 }
 
-MLA_CONFIG: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "q_lora_rank": 24,
-    "kv_lora_rank": 20,
-    "qk_nope_head_dim": 12,  # all head widths differ
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 10,
-    "vocab_size": 96,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-}
+MLA_CONFIG = {**COMMON, "q_lora_rank": 24, "kv_lora_rank": 20, "rms_norm_eps": 1e-5}
+MLA_CONFIG |= {"qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10}  # all differ
 MLA_YARN = {"type": "yarn", **RAMP}
 MSCALE = {"mscale": 1.0, "mscale_all_dim": 1.0}
 KIMI = (
