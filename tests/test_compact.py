@@ -25,10 +25,8 @@ Folders = dict[tuple[str, str], Path]
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     root, sources = tmp_path_factory.mktemp("compact"), {f: PAIRS / f / "draft" for f, _ in CASES}
-    return {
-        (f, r): quantized(sources[f], r, root / f"{f}-{r}").out if r else sources[f]
-        for f, r in CASES
-    }
+    made = {(f, r): quantized(sources[f], r, root / f"{f}-{r}").out for f, r in CASES if r}
+    return {(f, ""): source for f, source in sources.items()} | made
 
 
 def loaded(folder: Path, family: str, **options: Any) -> LoadedDraft:

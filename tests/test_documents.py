@@ -7,6 +7,7 @@ import pickle
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -134,11 +135,10 @@ TEXTS = (
 
 def texts() -> dict[str, list[str]]:
     """Texts that are JSON, or hardly."""
-    found = {
-        _shown(t): [attempt(lambda t=t: parse_object(t)), attempt(lambda t=t: parse_json(t))]
-        for t in TEXTS
-    }
-    shown = {key: [_shown(each) for each in both] for key, both in found.items()}
+    shown = {}
+    for t in TEXTS:
+        both = [attempt(partial(parse, t)) for parse in (parse_object, parse_json)]
+        shown[_shown(t)] = [_shown(each) for each in both]
     many = [attempt(lambda n=n: parse_json("," * n)) for n in (2_000_000, 2_000_001)]
     return shown | {"many": many}
 

@@ -102,10 +102,8 @@ def test_an_imported_dump_is_what_our_recorder_writes(
 
 
 def test_a_sample_belongs_to_the_longest_prompt_that_it_begins_with() -> None:
-    short, long = (
-        Prompt(id=name, category=name, token_ids=ids)
-        for name, ids in (("short", (5, 6)), ("long", (5, 6, 7, 8)))
-    )
+    short = Prompt(id="short", category="short", token_ids=(5, 6))
+    long = Prompt(id="long", category="long", token_ids=(5, 6, 7, 8))
     tokens, none = torch.tensor([5, 6, 7, 8, 9, 3]), dict.fromkeys(("answered", "last", "scales"))
     sample = Sample(id="0", file=Path("0"), token_ids=tokens, aux=torch.zeros(6, 1), **none)
     for prompts in ([short, long], [long, short]):

@@ -280,7 +280,6 @@ def test_scales_may_be_negative(spelled: Path, tmp_path: Path) -> None:
     qweight = tensors[f"{UP_PROJ}.qweight"]
     tensors[f"{UP_PROJ}.qweight"] = qweight._replace(data=np.asarray(mirrored, "<u4").tobytes())
     write_tensors(out, tensors, metadata={"format": "pt"})
-
     assert np.mean(before != load_draft(out).weights["layers.0.mlp.up_proj.weight"].numpy()) < 0.1
     assert verify(out, spelled, foreign=True).faults == ()
     assert audit_checkpoint(Checkpoint.open(out)).faults == ()

@@ -302,10 +302,9 @@ def test_what_loops_hide_is_told_and_decides_nothing(
 ) -> None:
     rows = noisy(of_others, noise[0], count) + noisy(0, noise[1], 60)
     baseline, candidate = (replay(each) for each in (spread(600, count) + spread(600, 60), rows))
-    looping = [
-        dataclasses.replace(one, repeated_8gram_share=share if i >= count else 0.0)
-        for i, one in enumerate(baseline.prompts)
-    ]
+    shares = [0.0] * count + [share] * 60
+    both = zip(baseline.prompts, shares, strict=True)
+    looping = [dataclasses.replace(one, repeated_8gram_share=own) for one, own in both]
     plain = judge(baseline, candidate, RELEASE)
     report = judge(dataclasses.replace(baseline, prompts=tuple(looping)), candidate, RELEASE)
     alone = judge(*(replay(each[:count]) for each in (spread(600, count), rows)), RELEASE)
