@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -119,11 +120,6 @@ def first(tmp_path_factory: pytest.TempPathFactory, traces: Path) -> tuple[Works
     return workspace, workspace.run(recipe="fp8-ptpc", traces=str(traces), **asked)
 
 
-@pytest.fixture
-def quantized(first: tuple[Workspace, Run]) -> str:
-    return str(first[0].folder / "draftquant/quantized")
-
-
 def test_it_quantizes_verifies_checks_and_judges(first: tuple[Workspace, Run]) -> None:
     workspace, run = first
     assert run.code == 0, run.log
@@ -151,8 +147,7 @@ def test_the_commands_come_in_order_and_one_that_fails_is_the_last(workspace: Wo
     run, verbs = workspace.ask(recipe="r.yaml", engine="vllm"), workspace.verbs
     assert run.code == 0, run.log
     assert verbs == ["quantize", "verify", "check", "gate", "report", "card"]
-    card = workspace.folder / run.outputs["card"]
-    assert card.read_text(encoding="utf-8") == "# the card\n"
+    assert (workspace.folder / run.outputs["card"]).read_text(encoding="utf-8") == "# the card\n"
     for number, verb in enumerate(verbs[:4], start=1):
         run = workspace.ask(recipe="r.yaml", engine="vllm", codes={verb: "2"})
         assert (run.code, run.outputs["verdict"]) == (2, ""), run.log
@@ -214,11 +209,8 @@ REFUSED: tuple[tuple[dict[str, str], str], ...] = (
 )
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_bad_input_is_refused_first(
-    workspace: Workspace, case: tuple[dict[str, str], str]
-) -> None:
-    inputs, said = case
+@pytest.mark.parametrize(("inputs", "said"), REFUSED)
+def test_bad_input_is_refused_first(workspace: Workspace, inputs: Any, said: str) -> None:
     run = workspace.ask(**inputs, install="true")
     assert (run.code, workspace.calls) == (2, [])
     assert [line.partition(said)[0] for line in run.obeyed] == ["::error title=draftquant::"]
@@ -253,7 +245,8 @@ SHADOWS = (
 )  # fmt: skip
 
 
-def test_no_file_of_the_checkout_becomes_code(workspace: Workspace, quantized: str) -> None:
+def test_no_file_of_a_checkout_is_run(workspace: Workspace, first: tuple[Workspace, Run]) -> None:
+    quantized = str(first[0].folder / "draftquant/quantized")
     for shadow in SHADOWS:
         path = workspace.folder / shadow
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,4 @@
-"""What kernels see of inputs, format by format: by hand, by definition, and by compressed-tensors.
-
-The definitions here are in plain Python: every value a format has, and the nearest of them.
-"""
+"""What kernels see of inputs, by format: by hand, by definition, and by compressed-tensors."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,8 +32,7 @@ E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 
 def nearest(value: float, of: Sequence[float]) -> float:
     """Ties to the even code; beyond the last value, the last."""
-    size = min(abs(value), of[-1])
-    place = min(range(len(of)), key=lambda i: (abs(of[i] - size), i % 2))
+    place = min(range(len(of)), key=lambda i: (abs(of[i] - min(abs(value), of[-1])), i % 2))
     return -of[place] if value < 0 else of[place]
 
 
@@ -88,10 +84,7 @@ def test_inputs_by_definition(how: Activations) -> None:
 
 @pytest.fixture(scope="module")
 def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Whose largest weights are powers of two, times 21: so are NVFP4's scales of matrices.
-
-    A layout that stores the inverse of any other may hold none that gives it back.
-    """
+    """Its largest weights are powers of two, times 21: of other scales no inverse may be exact."""
     folder = tiny_eagle3_llama(
         tmp_path_factory.mktemp("rounding") / "draft",
         hidden=128, intermediate=256, heads=4, kv_heads=2, head_dim=32, vocab=96,
@@ -110,10 +103,7 @@ def inputs(width: int = 128) -> Tensor:
 
 
 def test_nvfp4_of_compressed_tensors_is_replayed_as_it_rounds(draft: Path, tmp_path: Path) -> None:
-    """The folder that its own compressor writes: weights and inputs, bit for bit.
-
-    Its static scales of inputs are 448 * 6 / absmax, no powers of two.
-    """
+    """Weights and inputs, bit for bit; scales of inputs, 448 * 6 / absmax, are no powers of two."""
     pytest.importorskip("compressed_tensors")
     folder = by_compressed_tensors(draft, tmp_path / "out")
     loaded = load_draft(folder)
@@ -121,12 +111,12 @@ def test_nvfp4_of_compressed_tensors_is_replayed_as_it_rounds(draft: Path, tmp_p
     assert len(loaded.quantized) == 7
     stored = input_scales(folder)
     assert len(set(stored.values())) > 1
+    on_input = loaded.forward.on_input
+    assert on_input is not None
     for canonical in loaded.quantized:
         module = canonical.replace("layers.0.", "midlayer.")
         x = inputs(loaded.weights[f"{canonical}.weight"].shape[1])
         x[0] *= 2.0**-19  # E4M3 has only zero for some of these groups
-        on_input = loaded.forward.on_input
-        assert on_input is not None
         got = on_input(canonical, x)
         assert torch.equal(got, NVFP4.rounded_inputs(x, stored[module])), canonical
         assert not got[0].all()

@@ -61,10 +61,8 @@ def test_a_command_and_its_function_write_equal_bytes(work: Path) -> None:
     with command_line(words):
         report = dq.quantize("DRAFT", "int4-channel", work / "BY_CALL")
     assert report.out == work / "BY_CALL"
-    sides = [
-        {p.name: p.read_bytes() for p in (work / name).iterdir()}
-        for name in ("BY_COMMAND", "BY_CALL")
-    ]
+    folders = work / "BY_COMMAND", work / "BY_CALL"
+    sides = [{p.name: p.read_bytes() for p in folder.iterdir()} for folder in folders]
     assert sides[0] == sides[1]
 
 
@@ -74,9 +72,8 @@ def test_what_tools_ask_of_a_verb_is_there() -> None:
         function = getattr(dq, name)
         assert inspect.isfunction(function)
         parameters, text = inspect.signature(function).parameters, inspect.getdoc(function) or ""
-        assert all(f"\n    {parameter}: " in text for parameter in parameters)
-        assert "\nReturns:" in text
-        assert "\nRaises:" in text
+        sections = (*(f"    {parameter}: " for parameter in parameters), "Returns:", "Raises:")
+        assert [each for each in sections if f"\n{each}" not in text] == []
         assert not {"argv", "on_plan", "on_stage"} & set(parameters)
         hints = typing.get_type_hints(function)
         assert set(hints) == {*parameters, "return"}
@@ -122,10 +119,9 @@ def test_a_recipe_may_be_a_dict_or_a_recipe(work: Path, capfd: pytest.CaptureFix
 def test_what_the_command_warns_of_is_a_python_warning_and_in_the_report(
     work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = {"out": work / "WARNED", "backend": "torch"}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        report = dq.quantize("DRAFT", "mi325x-w4a8", **asked)  # type: ignore[arg-type]
+        report = dq.quantize("DRAFT", "mi325x-w4a8", work / "WARNED", backend="torch")
     ours = [one for one in caught if one.category is dq.DraftQuantWarning]
     assert tuple(str(one.message) for one in ours) == report.warnings
     assert {one.filename for one in ours} == {__file__}  # where the caller's own line is
@@ -173,7 +169,6 @@ MISTAKES: tuple[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]], ...]
     (dq.quantize, ("DRAFT", {**WHOLE, "backend": "quark", "algorithm": MSE}, "x"), {}),
     (dq.plan, ("DRAFT", {**WHOLE, "layout": "fp9", "backend": "torsh"}), {}),
 )
-"""What is said of each is kept in told/api.txt."""
 
 
 def test_mistakes_are_told_in_the_words_of_python(work: Path) -> None:

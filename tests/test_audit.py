@@ -79,9 +79,7 @@ def keep_k(tensors: Tensors) -> None:
          [f"{Q}.weight: expected quantized values that are numbers", "NaN(s), first at row 2, c"]),
     ],
 )  # fmt: skip
-def test_a_fault_of_stored_tensors(
-    copy_of: Copy, name: str, change: Change, parts: list[str]
-) -> None:
+def test_a_fault_of_tensors(copy_of: Copy, name: str, change: Change, parts: list[str]) -> None:
     out = copy_of(name)
     assert faults_of(out) == []
     edit(out, change)
@@ -154,7 +152,6 @@ def test_a_half_that_one_scale_rounded_away_is_advised_on(
         tensors[f"{Q}.weight"] = store(values, "BF16")
 
     edit(draft, smaller)
-    out = quantize_by_hand(draft, tmp_path / "out", MADE["ct-int4"])
-    assert main(["inspect", str(out)]) == 0
+    assert main(["inspect", str(quantize_by_hand(draft, tmp_path / "out", MADE["ct-int4"]))]) == 0
     (said,) = (line for line in capsys.readouterr().out.splitlines() if f"{Q}: " in line)
     assert ("rounded the smaller one away" in said) is (factor < 1)

@@ -58,22 +58,19 @@ def test_missing_toolkit_names_the_extra(
             get_backend(name).check(FP8_TENSOR)
 
 
-@pytest.mark.parametrize(
-    ("name", "weights"),
-    [
-        ("modelopt", MXFP4),
-        ("modelopt", FP8_BLOCK),
-        ("quark", NVFP4),
-        ("quark", FP8_BLOCK),
-        ("quark", INT4_F16),
-    ],
-)
-def test_formats_that_a_toolkit_does_not_compute_are_refused(
-    name: BackendName, weights: WeightFormat, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    report_version(monkeypatch, DISTRIBUTIONS[name], {"quark": "0.13", "modelopt": "0.47.0"}[name])
-    with pytest.raises(BackendError):
-        get_backend(name).check(weights)
+OTHERS: dict[BackendName, tuple[str, tuple[WeightFormat, ...]]] = {
+    "modelopt": ("0.47.0", (MXFP4, FP8_BLOCK)),
+    "quark": ("0.13", (NVFP4, FP8_BLOCK, INT4_F16)),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_formats_of_others_are_refused(name: BackendName, monkeypatch: pytest.MonkeyPatch) -> None:
+    version, formats = OTHERS[name]
+    report_version(monkeypatch, DISTRIBUTIONS[name], version)
+    for weights in formats:
+        with pytest.raises(BackendError):
+            get_backend(name).check(weights)
 
 
 def test_quark_needs_a_compiler_only_until_its_extension_is_built(
@@ -111,15 +108,12 @@ def test_quarks_search_parses_only_files_that_name_what_it_seeks() -> None:
     with quark_import._parsing_what_names_experts():
         exec(script, quark)
         exec(script, other)
-    assert quark["found"] == [0, 1]
-    assert other["found"] == [1, 1]
+    assert (quark["found"], other["found"]) == ([0, 1], [1, 1])
     exec(script, quark)
     assert quark["found"] == [1, 1]
 
 
-def test_a_build_folder_that_cannot_be_made_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_unusable_build_folder_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "file"))
     monkeypatch.delitem(sys.modules, "quark.torch", raising=False)

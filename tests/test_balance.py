@@ -60,12 +60,10 @@ def test_halves_16_apart_keep_both(tmp_path: Path) -> None:
 
 
 def test_exponents_by_hand() -> None:
+    for ratio, exponent in ((1 / 16, -4), (0.25, -2), (4.0, 2), (15.0, 4)):
+        assert balance_exponent([ratio]) == exponent
     assert balance_exponent([16.0, 16.0, 16.0]) == 4
-    assert balance_exponent([1 / 16]) == -4
     assert balance_exponent([3.99, 1.0]) == 0
-    assert balance_exponent([4.0]) == 2
-    assert balance_exponent([15.0]) == 4
-    assert balance_exponent([0.25]) == -2
     assert balance_exponent([1 / 8, 1 / 2]) == -2
     assert balance_exponent([4.0, 64.0]) == 4  # half way: both end 4 away from even
     assert balance_exponent([float("inf"), 0.0]) == 0  # a half of zeros has no size
@@ -74,9 +72,8 @@ def test_exponents_by_hand() -> None:
 
 
 def test_what_the_dtype_cannot_hold_is_an_error() -> None:
-    tiny = torch.tensor([[2.0**-24 * 3, 1.0]], dtype=torch.float16)  # a subnormal of float16
     with pytest.raises(BackendError, match=r"it cannot be multiplied by 2\^-3 exactly"):
-        divide_norm(tiny, 3, "x")
-    large = torch.tensor([[40000.0, 1.0]], dtype=torch.float16)
+        # A subnormal of float16.
+        divide_norm(torch.tensor([[2.0**-24 * 3, 1.0]], dtype=torch.float16), 3, "x")
     with pytest.raises(BackendError, match=r"by 2\^1 exactly in torch.float16"):
-        multiply_columns(large, 1, "x")
+        multiply_columns(torch.tensor([[40000.0, 1.0]], dtype=torch.float16), 1, "x")

@@ -52,14 +52,11 @@ def test_a_batch_counts_what_single_prompts_count(traces: TraceFolder) -> None:
     assert single.counts.num_steps > 20 * NUM_PROMPTS / 4
     for options in ({}, {"batch_size": 3}, {"max_tokens": 200}):
         (batched,) = replay_drafts([draft], traces, num_draft_tokens=k, **options)
-        assert batched.prompts == single.prompts
-        assert batched.first_step == single.first_step
+        assert (batched.prompts, batched.first_step) == (single.prompts, single.first_step)
         assert dataclasses.replace(batched.traces, features=single.traces.features) == single.traces
 
 
-def test_one_scale_for_a_call_is_not_shared_by_prompts(
-    traces: TraceFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_share_no_call_scale(traces: TraceFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     draft = draft_of(traces)
     assert draft.rounds_alone
     whole = dataclasses.replace(draft, activations=dict.fromkeys(draft.linears, "tensor-dynamic"))
@@ -75,15 +72,12 @@ def test_one_scale_for_a_call_is_not_shared_by_prompts(
     replay_drafts([draft, whole], traces, num_draft_tokens=3)
     assert sizes == [1] * 2 * NUM_PROMPTS
     batch = [traces.load(traces.manifest.prompts[0])]
-    found = [
-        original(one, traces, batch, num_draft_tokens=3)[0].token_ids for one in (draft, whole)
-    ]
-    assert [bool((ids == NOTHING).any()) for ids in found] == [True, False]
+    for one, has_holes in ((draft, True), (whole, False)):
+        ids = original(one, traces, batch, num_draft_tokens=3)[0].token_ids
+        assert bool((ids == NOTHING).any()) is has_holes
 
 
-def test_long_texts_are_read_by_blocks(
-    traces: TraceFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_text_is_read_by_blocks(traces: TraceFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float64: a block of another shape may add a value's n products in another order.
 
     Each order errs by at most n 2^-53 of the sum of their magnitudes (Higham, Accuracy and

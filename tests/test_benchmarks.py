@@ -34,8 +34,7 @@ def test_quantizing_is_measured_beside_cp(tmp_path: Path, capsys: Printed) -> No
 
 def test_a_small_pair_is_replayed(tmp_path: Path, capsys: Printed) -> None:
     asked = [str(tmp_path), "--divide", "64", "--prompts", "2", "--tokens", "48"]
-    few = [*asked, "--device", "cpu", "--dtype", "float32"]
-    found = rows(capsys, replay.main, *few)
+    found = rows(capsys, replay.main, *[*asked, "--device", "cpu", "--dtype", "float32"])
     assert [row["name"].partition(", K = 3, ")[2] for row in found] == [
         "one prompt at a time", "prompts together",
     ]  # fmt: skip

@@ -13,7 +13,6 @@ from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.verify import verify
 from draftquant.quantize.verify.audit import audit_checkpoint
-from draftquant.recipes import Recipe
 from draftquant.recipes.errors import LayoutError, PlanError
 from heads import BEYOND, FUSION, HEAD, beyond
 from mixes import INT4, MIXES
@@ -68,18 +67,15 @@ def test_a_folder_is_verified_audited_and_decoded(
     }  # fmt: skip
 
     report = verify(out, source)
-    assert report.ok, report.faults
-    assert report.quantized == len(plan.quantized)
+    assert (report.faults, report.quantized) == ((), len(plan.quantized))
     audit = audit_checkpoint(Checkpoint.open(out))
     declared = audit.to_mapping()["declared"]
     assert audit.faults == ()
     assert ("targets" in declared) is ("others" in declared) >= (name in MIXES)
 
-    loaded = load_draft(out)
-    assert set(loaded.quantized) == {
-        s.row.canonical.removesuffix(".weight") for s in plan.quantized
-    }
-    bf16 = load_draft(source)
+    loaded, bf16 = load_draft(out), load_draft(source)
+    names = {f"{name}.weight" for name in loaded.quantized}
+    assert names == {step.row.canonical for step in plan.quantized}
     for step in plan.quantized:
         form = plan.format_of(step)
         if form.weights.scales_whole_matrix and step.row not in beyond_layers:
@@ -94,21 +90,19 @@ def test_a_folder_is_verified_audited_and_decoded(
         assert not torch.equal(found, exact)
 
 
-def refused(source: Path, recipe: Recipe) -> None:
-    with pytest.raises((PlanError, LayoutError)):
-        planned(source, recipe)
-
-
-def test_a_layout_in_which_no_engine_reads_a_head(source: Path) -> None:
-    own = BEYOND["quark-fp8-fc"].formats[0]
-    recipe = beyond("head", own, head=own, layout="quark")
-    refused(source, recipe)
-
-
-def test_a_head_that_config_json_ties(tmp_path: Path) -> None:
+def test_a_head_and_an_fc_that_cannot_be_quantized(source: Path, tmp_path: Path) -> None:
+    """In a layout in which no engine reads it, tied by config.json, and by learned rounding."""
     config = {"tie_word_embeddings": True}
-    source = tiny_eagle3_llama(tmp_path / "draft", config=config, **WIDE["eagle3-llama"])
-    refused(source, BEYOND["fp8-head"])
+    tied = tiny_eagle3_llama(tmp_path / "draft", config=config, **WIDE["eagle3-llama"])
+    own, fc = BEYOND["quark-fp8-fc"].formats[0], beyond("learned", INT4, fusion=INT4)
+    learned = dataclasses.replace(fc.algorithm, scale="mse", rounding="learned")
+    for draft, recipe in (
+        (source, beyond("head", own, head=own, layout="quark")),
+        (tied, BEYOND["fp8-head"]),
+        (source, dataclasses.replace(fc, algorithm=learned)),
+    ):
+        with pytest.raises((PlanError, LayoutError)):
+            planned(draft, recipe)
 
 
 def test_a_head_that_is_the_embedding(tmp_path: Path) -> None:
@@ -122,10 +116,3 @@ def test_a_head_that_is_the_embedding(tmp_path: Path) -> None:
     tensors["lm_head.weight"] = flip_bit(tensors["lm_head.weight"], 8 * 2 * 128 * 95)
     write_tensors(source, tensors, metadata={"format": "pt"})
     quantized(source, BEYOND["fp8-head"], tmp_path / "out")
-
-
-def test_learned_rounding_of_fc(source: Path) -> None:
-    recipe = beyond("learned", INT4, fusion=INT4)
-    algorithm = dataclasses.replace(recipe.algorithm, scale="mse", rounding="learned")
-    recipe = dataclasses.replace(recipe, algorithm=algorithm)
-    refused(source, recipe)

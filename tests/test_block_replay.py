@@ -82,9 +82,7 @@ def test_replay_equals_the_engine(
 
 
 @pytest.mark.parametrize(("block_rows", "max_scores"), [(15, 1), (256, 2**24)])
-def test_every_row_is_a_block_of_its_own(
-    block_rows: int, max_scores: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_blocks(block_rows: int, max_scores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Full and sliding layers, grouped heads, random weights: all rows at once, or one by one."""
     monkeypatch.setattr(block, "MAX_SCORES", max_scores)
     config = {
@@ -103,21 +101,15 @@ def test_every_row_is_a_block_of_its_own(
     token_ids = torch.randint(60, (24,), generator=generator)
     features = torch.randn((1, 23, 64), generator=generator, dtype=torch.float64)
     forward = DFlash().forward(geometry, weights, unrounded)
-    num_draft_tokens, first_row = 4, 5
+    k, first, hidden = 4, 5, forward.fuse(features)[0]
     predicted = draft_proposals(
-        forward,
-        forward.fuse(features)[0],
-        token_ids,
-        first_row=first_row,
-        num_draft_tokens=num_draft_tokens,
-        block_rows=block_rows,
+        forward, hidden, token_ids, first_row=first, num_draft_tokens=k, block_rows=block_rows
     ).token_ids
-    assert predicted.shape == (24 - 1 - num_draft_tokens - first_row, num_draft_tokens)
-    for row, drafted in enumerate(predicted.tolist()):
+    assert predicted.shape == (24 - 1 - k - first, k)
+    for anchor, drafted in enumerate(predicted.tolist(), start=first + 1):
         reference = ReferenceDFlash(geometry, weights)
-        anchor = first_row + row + 1
         reference.extend(features[:, :anchor])
-        assert drafted == reference.draft(int(token_ids[anchor]), num_draft_tokens)
+        assert drafted == reference.draft(int(token_ids[anchor]), k)
 
 
 @pytest.mark.parametrize("context_gain", [0.1, 8.0])
@@ -129,8 +121,7 @@ def test_static_scales_see_the_context_and_the_block(context_gain: float) -> Non
     weights = {**draft.weights, **louder}
     forward = draft.family.forward(draft.geometry, weights, unrounded)
     draft = dataclasses.replace(draft, weights=weights, forward=forward)
-    context: dict[str, float] = {}
-    own: dict[str, float] = {}
+    context, own = dict[str, float](), dict[str, float]()
 
     def into(found: dict[str, float]) -> RoundInput:
         def observe(name: str, x: Tensor) -> Tensor:
@@ -141,20 +132,19 @@ def test_static_scales_see_the_context_and_the_block(context_gain: float) -> Non
 
     for trace in few:
         for anchor in range(trace.prompt_length, trace.num_tokens - K):
-            ReferenceDFlash(draft.geometry, weights, into(context)).extend(
-                trace.features[None, :anchor]
-            )
+            read = trace.features[None, :anchor]
+            ReferenceDFlash(draft.geometry, weights, into(context)).extend(read)
             reference = ReferenceDFlash(draft.geometry, weights)
-            reference.extend(trace.features[None, :anchor])
+            reference.extend(read)
             round_inputs(reference, into(own))
             reference.propose(int(trace.token_ids[anchor]), K)
     measured = measure_absmax(DraftRun(draft, few, K))
     assert sorted(measured) == sorted(draft.linears)
     for layer in range(2):
         attention = f"layers.{layer}.self_attn."
-        read = context[f"{attention}k_proj"], own[f"{attention}k_proj"]
-        assert (read[0] > read[1]) == (context_gain > 1), "each side is the larger one once"
+        sides = context[f"{attention}k_proj"], own[f"{attention}k_proj"]
+        assert (sides[0] > sides[1]) == (context_gain > 1), "each side is the larger one once"
         for name in ("q_proj", "k_proj", "v_proj"):  # fused: one scale
-            assert measured[attention + name] == pytest.approx(max(read), rel=1e-9)
+            assert measured[attention + name] == pytest.approx(max(sides), rel=1e-9)
         for name in (f"{attention}o_proj", f"layers.{layer}.mlp.down_proj"):
             assert measured[name] == pytest.approx(own[name], rel=1e-9)

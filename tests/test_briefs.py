@@ -49,12 +49,11 @@ class Long(Brief):
 
 
 def test_no_repr_is_long_and_nothing_in_it_is_markup() -> None:
-    shown = repr(Long())
+    shown, table = repr(Long()), Long()._repr_html_()
     assert len(shown) <= 300
     assert len(shown.splitlines()) <= 3
     assert shown.startswith("<Long PASS <b>\\x1b; path …")
     assert "nothing" not in shown
-    table = Long()._repr_html_()
     assert "PASS &lt;b&gt;\\x1b" in table
     assert "<script" not in table
     assert "http" not in table
@@ -121,16 +120,13 @@ def same_bytes(work: Path, words: list[str], kinds: dict[str, str], call: Any) -
     assert main(words) in (0, 1, 3)
     with command_line(("draftquant", *words)):
         called = call()
-    methods = {"report": "json"}
     for kind, name in kinds.items():
-        text = getattr(called, methods.get(kind, kind))()
+        text = getattr(called, {"report": "json"}.get(kind, kind))()
         assert (work / name).read_text(encoding="utf-8") == text
     return called
 
 
-def test_methods_of_a_judgement_give_the_bytes_of_the_command(
-    work: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_judgement_gives_the_commands_bytes(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1790000000")
     drafts, traces = [str(PAIR / "draft"), str(work / "out")], str(work / "traces")
     words = ["gate", *drafts, "--traces", traces, "--policy", "screening"]
@@ -161,9 +157,7 @@ def test_methods_of_a_judgement_give_the_bytes_of_the_command(
     assert "<table" in bare._repr_html_()
 
 
-def test_methods_of_a_comparison_give_the_bytes_of_the_command(
-    work: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_comparison_gives_the_commands_bytes(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1790000000")
     drafts, traces = [str(PAIR / "draft"), str(work / "out")], str(work / "traces")
     kinds = {"html": "c.html", "plot": "c.svg", "report": "c.json"}

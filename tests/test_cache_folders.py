@@ -1,7 +1,4 @@
-"""Scales of the KV cache in folders: written in every layout, read again, verified, carried.
-
-What is told where they are refused is kept in told/cache_folders.txt.
-"""
+"""Scales of the KV cache in folders: written in every layout, read again, verified, carried."""
 
 import dataclasses
 import json
@@ -28,8 +25,9 @@ from draftquant.recipes.errors import CheckpointError, DraftQuantError, PlanErro
 from draftquant.recipes.formats import KvCacheScales
 from draftquant.recipes.schema import LayoutName
 from draftquant.scripts.cli import main
-from tiny import edit_json, read_tensors, store, tiny_eagle3_llama, write_tensors
+from tiny import Stored, edit_json, read_tensors, store, tiny_eagle3_llama
 from tiny_mla import tiny_eagle3_mla
+from verify_cases import edit
 
 OWN = load_recipe("fp8-ptpc")
 RECIPES = {
@@ -39,6 +37,9 @@ RECIPES = {
     "fp8": dataclasses.replace(load_recipe("blackwell-fp8"), layout="fp8"),
 }
 K, V = 0.05, 0.25
+KV = {"k": K, "v": V}
+NAME = "midlayer.self_attn.attn.{}_scale"
+"""The one that both engines' draft classes read."""
 
 
 def read_json(path: Path) -> Any:
@@ -59,15 +60,6 @@ def quantized(source: Path, recipe: Recipe, out: Path) -> Path:
     return out
 
 
-def of_cache(folder: Path) -> dict[str, tuple[str, tuple[int, ...], float]]:
-    """Name -> dtype, shape, value."""
-    return {
-        name: (tensor.dtype, tensor.shape, float(np.frombuffer(tensor.data, np.float32)[0]))
-        for name, tensor in read_tensors(folder).items()
-        if name.endswith(("k_scale", "v_scale"))
-    }
-
-
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_eagle3_llama(tmp_path_factory.mktemp("cache") / "source")
@@ -80,17 +72,13 @@ def folder(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("layout", RECIPES)
-def test_scales_are_written_declared_read_and_verified(
-    layout: str, source: Path, tmp_path: Path
-) -> None:
+def test_scales_are_written_read_and_verified(layout: str, source: Path, tmp_path: Path) -> None:
     """Declared as llm-compressor 0.14, ModelOpt 0.47 and Quark 0.13 do for the same model."""
     out = quantized(source, cached(RECIPES[layout]), tmp_path / "out")
     shape = (1,) if layout == "compressed-tensors" else ()
-    name = "midlayer.self_attn.attn.{}_scale"  # the one that both engines' draft classes read
-    assert of_cache(out) == {
-        name.format("k"): ("F32", shape, np.float32(K)),
-        name.format("v"): ("F32", shape, np.float32(V)),
-    }
+    written = {n: t for n, t in read_tensors(out).items() if n.endswith(("k_scale", "v_scale"))}
+    values = {NAME.format(n): Stored("F32", shape, np.float32(x).tobytes()) for n, x in KV.items()}
+    assert written == values
     stored = StoredDraft.read(Checkpoint.open(out))
     cache = stored.kv_cache()
     assert cache is not None
@@ -125,11 +113,10 @@ def test_what_cannot_be_written_is_refused(source: Path, tmp_path: Path) -> None
     with pytest.raises(DraftQuantError):
         quantize_draft(plan, tmp_path / "out", source=resolve_draft(str(source)))
     for wrong in (0.0, float("nan"), 1e-60):
-        scales = {0: CacheScales(k=(wrong,), v=(1.0,))}
         with pytest.raises(DraftQuantError):
             quantize_draft(
                 plan, tmp_path / "out", source=resolve_draft(str(source)),
-                measured=MeasuredInputs(cache_scales=scales),
+                measured=MeasuredInputs(cache_scales={0: CacheScales(k=(wrong,), v=(1.0,))}),
             )  # fmt: skip
     latent = read_draft(Checkpoint.open(tiny_eagle3_mla(tmp_path / "mla")))
     with pytest.raises(PlanError):
@@ -137,9 +124,7 @@ def test_what_cannot_be_written_is_refused(source: Path, tmp_path: Path) -> None
     assert not (tmp_path / "out").exists()
 
 
-def test_transcoding_carries_scales_to_another_layout_and_back(
-    folder: Path, source: Path, tmp_path: Path
-) -> None:
+def test_transcoding_carries_scales_and_back(folder: Path, source: Path, tmp_path: Path) -> None:
     before, first = StoredDraft.read(Checkpoint.open(folder)).kv_cache(), folder
     layouts: tuple[LayoutName, ...] = ("quark", "compressed-tensors")
     for layout in layouts:
@@ -152,23 +137,15 @@ def test_transcoding_carries_scales_to_another_layout_and_back(
         assert verify(out, source).ok
 
 
-NAME = "midlayer.self_attn.attn.{}_scale"
-
-
 def changed(folder: Path, out: Path, *values: float, name: str = "k") -> Path:
     """The same folder with another scale, or without one."""
     shutil.copytree(folder, out)
-    tensors = read_tensors(out)
-    del tensors[NAME.format(name)]
-    if values:
-        tensors[NAME.format(name)] = store(np.array(values), "F32")
-    write_tensors(out, tensors, metadata={"format": "pt"})
+    key, scales = NAME.format(name), store(np.array(values), "F32")
+    edit(out, lambda t: t.update({key: scales}) if values else t.pop(key))
     return out
 
 
-def test_verify_and_reading_refuse_scales_that_are_none(
-    folder: Path, source: Path, tmp_path: Path
-) -> None:
+def test_scales_that_are_none_are_refused(folder: Path, source: Path, tmp_path: Path) -> None:
     for value, got in ((0.0, "0"), (float("nan"), "nan"), (-0.5, "-0.5")):
         out = changed(folder, tmp_path / got, value)
         faults = [f for f in verify(out, source).faults if f.where.endswith("k_scale")]
@@ -189,9 +166,7 @@ def test_verify_and_reading_refuse_scales_that_are_none(
     assert "q_proj" in next(fault.got for fault in more if fault.expected == "the same linears")
 
 
-def test_scales_of_heads_that_are_not_there_are_refused(
-    folder: Path, source: Path, tmp_path: Path
-) -> None:
+def test_scales_of_absent_heads_are_refused(folder: Path, source: Path, tmp_path: Path) -> None:
     """A folder of another tool, whose scales are of two key-value heads, or of three."""
     for count, strategy, wanted in (
         (2, "attn_head", None),
@@ -222,9 +197,7 @@ def test_scales_of_heads_that_are_not_there_are_refused(
     assert load_draft(by_head, kv_cache="fp8_e4m3").cache_scales[0].v == (V,)
 
 
-def test_scales_that_kernels_take_for_zero_are_refused(
-    folder: Path, source: Path, tmp_path: Path
-) -> None:
+def test_scales_taken_for_zero_are_refused(folder: Path, source: Path, tmp_path: Path) -> None:
     """And nothing is dequantized of a folder whose scales are damaged, though it drops them."""
     out = changed(folder, tmp_path / "out", 1e-39)
     (out / "draftquant.json").unlink()

@@ -12,7 +12,7 @@ import pytest
 from asked_pairs import check_draft
 from draftquant.quantize.engines.config_rules import misread_layers
 from draftquant.quantize.engines.versions import ENGINES
-from tiny import edit_json, read_tensors, store, tiny_eagle3_llama, write_tensors
+from tiny import change, edit_json, store, tiny_eagle3_llama
 from tiny_mla import tiny_eagle3_mla
 
 KEY = "eagle_aux_hidden_state_layer_ids"
@@ -31,36 +31,27 @@ def captures(engine: Any, given: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("given", "captured"),
+    ("engine", "given", "captured"),
     [
-        (config(), None),
-        (config(nested=[0, 1, 2]), None),
-        (config(top=[1, 2, 3]), (1, 2, 3)),
-        (config(nested=[0, 1, 2], top=[1, 2, 3]), (1, 2, 3)),
-        (config(dflash_config={"target_layer_ids": [0, 4]}), (1, 5)),
-        (config(nested=[7], dflash_config={"target_layer_ids": [0, 4]}), (1, 5)),
-        (config(target_layer_ids=[0, 4]), (1, 5)),
-        (config(dflash_config={"layer_ids": [2, 4]}), (2, 4)),
+        ("vllm", config(), None),
+        ("vllm", config(nested=[0, 1, 2]), None),
+        ("vllm", config(top=[1, 2, 3]), (1, 2, 3)),
+        ("vllm", config(nested=[0, 1, 2], top=[1, 2, 3]), (1, 2, 3)),
+        ("vllm", config(dflash_config={"target_layer_ids": [0, 4]}), (1, 5)),
+        ("vllm", config(nested=[7], dflash_config={"target_layer_ids": [0, 4]}), (1, 5)),
+        ("vllm", config(target_layer_ids=[0, 4]), (1, 5)),
+        ("vllm", config(dflash_config={"layer_ids": [2, 4]}), (2, 4)),
+        ("sglang", config(), None),
+        ("sglang", config(nested=[0, 1, 2]), (1, 2, 3)),
+        ("sglang", config(top=[1, 2, 3]), None),
+        ("sglang", config(nested=[1, 2, 3], model_type="kimi_k2"), (2, 3, 4)),
+        ("sglang", config(nested=[2, 3, 4], model_type="kimi_k2"), (2, 3, 4)),
+        ("sglang", config(nested=[2, 3, 4], model_type="llama"), (3, 4, 5)),
+        ("sglang", config(dflash_config={"target_layer_ids": [0, 4]}), (1, 5)),
     ],
 )
-def test_vllm(given: dict[str, Any], captured: Any) -> None:
-    assert captures("vllm", given) == captured
-
-
-@pytest.mark.parametrize(
-    ("given", "captured"),
-    [
-        (config(), None),
-        (config(nested=[0, 1, 2]), (1, 2, 3)),
-        (config(top=[1, 2, 3]), None),
-        (config(nested=[1, 2, 3], model_type="kimi_k2"), (2, 3, 4)),
-        (config(nested=[2, 3, 4], model_type="kimi_k2"), (2, 3, 4)),
-        (config(nested=[2, 3, 4], model_type="llama"), (3, 4, 5)),
-        (config(dflash_config={"target_layer_ids": [0, 4]}), (1, 5)),
-    ],
-)
-def test_sglang(given: dict[str, Any], captured: Any) -> None:
-    assert captures("sglang", given) == captured
+def test_captured_layers(engine: str, given: dict[str, Any], captured: Any) -> None:
+    assert captures(engine, given) == captured
 
 
 def test_ids_are_a_set_to_engines() -> None:
@@ -95,8 +86,7 @@ def test_a_number_of_layers_that_is_none_is_refused(count: Any, tmp_path: Path) 
     own = {"num_aux_hidden_states": count, "fc_norm": True}
     folder = tiny_eagle3_llama(tmp_path / "a", config=own)
     for engine in ("vllm", "sglang"):
-        answer = check_draft(folder, engine=engine, arch="sm90")  # type: ignore[arg-type]
-        assert answer.verdict == "UNKNOWN"
+        assert check_draft(folder, engine=engine, arch="sm90").verdict == "UNKNOWN"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("normed", [False, True])
@@ -108,10 +98,8 @@ def test_keys_that_give_vllm_the_number_of_layers(normed: bool, tmp_path: Path) 
         (config([1, 3], num_aux_layers=3), not normed),
         (config([1, 3], num_aux_hidden_states=3), False),
     )):  # fmt: skip
-        folder = tiny_eagle3_llama(
-            tmp_path / f"{number}", normed=normed, config={"eagle_config": {}, **own, **keys}
-        )
-        fc = {"fc.weight": store(np.zeros((64, 128)), "BF16")}
-        write_tensors(folder, read_tensors(folder) | fc)
+        whole = {"eagle_config": {}, **own, **keys}
+        folder = tiny_eagle3_llama(tmp_path / f"{number}", normed=normed, config=whole)
+        change(folder, fc__weight=store(np.zeros((64, 128)), "BF16"))
         said = str(check_draft(folder, engine="vllm", arch="sm90").error)
         assert ("An fc of another size" in said) is not known

@@ -66,8 +66,7 @@ def cells(text: str) -> list[list[str]]:
         if token.type == "tr_open":
             rows.append([])
         elif token.type == "inline" and rows and token.level >= 4:
-            children = token.children or []
-            rows[-1].append("".join(child.content for child in children))
+            rows[-1].append("".join(child.content for child in token.children or []))
     return rows
 
 
@@ -146,9 +145,7 @@ def test_folders_that_have_no_card(out: Path) -> None:
         model_card(out, REQUEST)
 
 
-def test_a_draft_that_was_only_cut_has_a_card_which_a_quantized_one_does_not_keep(
-    tmp_path: Path,
-) -> None:
+def test_a_draft_only_cut_has_a_card_which_a_quantized_one_does_not_keep(tmp_path: Path) -> None:
     draft, out = PAIR.parent / "smollm2/draft", tmp_path / "out"
     text = model_card(draft, REQUEST)
     assert parsed(text)["tags"][2:] == ["cut", "draftquant", "eagle3-llama"]
@@ -194,19 +191,18 @@ def test_hostile_names_do_not_leave_their_place(work: Path, tmp_path: Path) -> N
     report["traces"]["target"]["name"] = EVIL
     path = tmp_path / "gate.json"
     path.write_text(json.dumps(report), encoding="utf-8")
-    honest = model_card(work / "out", CardRequest(base_model="a/b", license="mit",
-                                                  gate=work / "gate.json"))  # fmt: skip
-    text = model_card(work / "out", CardRequest(base_model="a/b", license="mit", gate=path))
+    honest, text = (
+        model_card(work / "out", dataclasses.replace(REQUEST, gate=gate))
+        for gate in (work / "gate.json", path)
+    )
     assert "\x1b" not in text
     assert "\u202e" not in text
     assert parsed(text) == parsed(honest)
     assert [len(row) for row in cells(text)] == [len(row) for row in cells(honest)]
-    kinds = [
-        {t.type for t in MarkdownIt("commonmark").enable("table").parse(card)}
-        for card in (honest, text)
-    ]
+    markdown = MarkdownIt("commonmark").enable("table")
+    kinds = [{token.type for token in markdown.parse(card)} for card in (honest, text)]
     assert kinds[0] == kinds[1]
-    shown = MarkdownIt("commonmark").enable("table").render(ModelCard(text).text)
+    shown = markdown.render(ModelCard(text).text)
     assert "<img" not in shown
     assert "<a " not in shown
     assert "onerror" in shown  # it is shown, as text
@@ -229,8 +225,7 @@ def test_foreign_text_shows_as_it_is(text: str) -> None:
     tokens = parser.parse(prose(text))
     assert [token.type for token in tokens] == ["paragraph_open", "inline", "paragraph_close"]
     assert "".join(child.content for child in tokens[1].children or []) == wanted.strip()
-    block = parser.parse(code_block(text))
-    assert [t.type for t in block] == ["fence"]
+    assert [t.type for t in parser.parse(code_block(text))] == ["fence"]
 
 
 # ---- on a server
@@ -239,9 +234,8 @@ ROUNDS = [[1, 0, 1, 1], [1, 1, 1, 0]]
 
 
 def test_what_servers_accepted(work: Path, tmp_path: Path) -> None:
-    identity = json.loads((work / "gate.json").read_text(encoding="utf-8"))["background"][
-        "candidate_sha256"
-    ]
+    report = json.loads((work / "gate.json").read_text(encoding="utf-8"))
+    identity = report["background"]["candidate_sha256"]
     run = measurement(ROUNDS, draft_sha256=identity, model=visible(EVIL), lossy=("a = b",))
     asked = {"measurement": run, "speculation": check_served(run, identity)}
     text = section("card_served.md.j2", **asked)
@@ -257,9 +251,7 @@ def test_what_servers_accepted(work: Path, tmp_path: Path) -> None:
     lengths = []
     for by in (["--measured", str(path)], ["--gate", str(work / "gate.json"), "--overwrite"]):
         assert main([*card, *by]) == main(["golden", str(tmp_path)]) == 0
-        found = json.loads(profile.read_text(encoding="utf-8"))
-        lengths.append(found["mean_accept_length"])
-    report = json.loads((work / "gate.json").read_text(encoding="utf-8"))
+        lengths.append(json.loads(profile.read_text(encoding="utf-8"))["mean_accept_length"])
     assert lengths == [1.75, round(report["candidate"]["mean_acceptance_length"], 6)]
     for more in ([], ["--overwrite"], ["--profile", "p.txt"]):
         assert main([*card, *more]) == 2

@@ -18,38 +18,33 @@ CASES = [
 ]  # fmt: skip
 
 
+Folders = dict[tuple[str, str], Path]
+"""(family, recipe) -> the shipped draft quantized so; recipe "" is the draft itself."""
+
+
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
-    """(family, recipe) -> the shipped draft quantized so; recipe "" is the draft itself."""
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     root, sources = tmp_path_factory.mktemp("compact"), {f: PAIRS / f / "draft" for f, _ in CASES}
-    return {
-        (f, r): quantized(sources[f], r, root / f"{f}-{r}").out if r else sources[f]
-        for f, r in CASES
-    }
-
-
-def tables(family: str) -> dict[str, Tensor]:
-    tensors = load_file(PAIRS / family / "target" / "model.safetensors")
-    embedding = tensors["model.embed_tokens.weight"]
-    head = tensors.get("lm_head.weight", embedding)
-    return {"embed_tokens.weight": embedding, "lm_head.weight": head}
+    made = {(f, r): quantized(sources[f], r, root / f"{f}-{r}").out for f, r in CASES if r}
+    return {(f, ""): source for f, source in sources.items()} | made
 
 
 def loaded(folder: Path, family: str, **options: Any) -> LoadedDraft:
-    return load_draft(folder, shared=tables(family), **options)
+    tensors = load_file(PAIRS / family / "target" / "model.safetensors")
+    embedding = tensors["model.embed_tokens.weight"]
+    head = tensors.get("lm_head.weight", embedding)
+    shared = {"embed_tokens.weight": embedding, "lm_head.weight": head}
+    return load_draft(folder, shared=shared, **options)
 
 
 def some_logits(draft: LoadedDraft) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     width = draft.weights["norm.weight"].shape[0]
-    hidden = torch.randn((2, 9, width), generator=generator).to(draft.dtype)
-    return draft.forward.logits(hidden)
+    return draft.forward.logits(torch.randn((2, 9, width), generator=generator).to(draft.dtype))
 
 
 @pytest.mark.parametrize(("family", "recipe"), CASES)
-def test_compact_drafts_compute_the_same_bits(
-    family: str, recipe: str, folders: dict[tuple[str, str], Path]
-) -> None:
+def test_compact_drafts_compute_the_same_bits(family: str, recipe: str, folders: Folders) -> None:
     wide = loaded(folders[family, recipe], family)
     compact = loaded(folders[family, recipe], family, compact=True)
     assert compact.weights.keys() == wide.weights.keys()
@@ -61,9 +56,7 @@ def test_compact_drafts_compute_the_same_bits(
     assert (compact.dtype, compact.device) == (torch.float32, torch.device("cpu"))
 
 
-def test_weights_are_read_in_blocks(
-    folders: dict[tuple[str, str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_are_read_in_blocks(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     """Codes, transposed codes (AWQ) and plain weights alike."""
     for recipe in ("", "mi325x-int4-awq", "fp8-ptpc"):
         folder = folders["eagle3-llama", recipe]
@@ -82,9 +75,7 @@ def half_a_step(*values: Tensor) -> Tensor:
     return 2.0 ** (largest.log2().floor() - 8)
 
 
-def test_rounded_inputs_are_multiplied_exactly_and_rounded_once(
-    folders: dict[tuple[str, str], Path],
-) -> None:
+def test_inputs_are_multiplied_exactly_and_rounded_once(folders: Folders) -> None:
     """FP8 per channel and token: codes times codes, summed wide, then both scales, then BF16.
 
     In float32, u = 2^-24, whatever the order of the sum and whether products are fused: codes times
@@ -98,8 +89,7 @@ def test_rounded_inputs_are_multiplied_exactly_and_rounded_once(
     tensors, name = load_file(folder / "model.safetensors"), "self_attn.q_proj"
     codes = tensors[f"midlayer.{name}.weight"].double()
     scale = tensors[f"midlayer.{name}.weight_scale"].double().reshape(1, -1)
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn((40, codes.shape[1]), generator=generator).bfloat16()
+    x = torch.randn((40, codes.shape[1]), generator=torch.Generator().manual_seed(0)).bfloat16()
     token_scale = (x.float().abs().amax(-1, keepdim=True) / 448).double()
     inputs = (x.float() / token_scale.float()).to(torch.float8_e4m3fn).double()
     expected = (inputs @ codes.T) * token_scale * scale

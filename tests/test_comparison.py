@@ -57,10 +57,7 @@ def simulated(
 
 
 def test_all_intervals_hold_together_as_often_as_promised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """100 simulated runs of three drafts on four categories; the truth is no change at all.
-
-    Separate 95 % intervals miss somewhere in a third of the runs.
-    """
+    """100 runs without any change; separate 95 % intervals miss somewhere in a third of them."""
     monkeypatch.setattr(simultaneous_module, "NUM_DRAWS", 4_000)
     generator = np.random.default_rng(1)
     together = 0
@@ -102,8 +99,7 @@ def test_two_drafts_are_compared_as_the_gate_does() -> None:
     report = compared(scopes.count_drafts(contestants))
     (change,) = report.whole.changes
     assert math.log1p(change.relative_change) == pytest.approx(gate.log_ratio)
-    level = (1 + report.confidence_of_each) / 2
-    quantile = stats.t.ppf(level, gate.effective_num_prompts - 1)
+    quantile = stats.t.ppf((1 + report.confidence_of_each) / 2, gate.effective_num_prompts - 1)
     reach = (math.log1p(change.upper) - gate.log_ratio) / quantile
     assert reach == pytest.approx(gate.standard_error)
 
@@ -142,13 +138,12 @@ def test_the_answer_depends_on_the_traffic() -> None:
 
 
 def test_options_that_do_not_fit() -> None:
-    wrong: list[dict[str, Any]] = [
-        {"traffic": {"x": 1.0}}, {"traffic": {"a": 0.5}}, {"traffic": {"a": 1.2, "b": -0.2}},
-        {"confidence": 1.0},
-    ]  # fmt: skip
-    for options in wrong:
+    counted = drafts([[2, 2, 4, 4], [3, 3, 3, 3]], [10] * 4, "aabb")
+    for traffic in ({"x": 1.0}, {"a": 0.5}, {"a": 1.2, "b": -0.2}):
         with pytest.raises(CompareError):
-            compared(drafts([[2, 2, 4, 4], [3, 3, 3, 3]], [10] * 4, "aabb"), **options)
+            compared(counted, traffic=traffic)
+    with pytest.raises(CompareError):
+        compared(counted, confidence=1.0)
 
 
 # ---- who is compared
@@ -206,9 +201,8 @@ def measurement_file(path: Path, drop: int, **changes: Any) -> Path:
 def replay_file(path: Path, *replays: DraftReplay, **changes: Any) -> Path:
     """As `replay --json` prints it."""
     found = [ReplayedDraft.of(one, rope_theta=None, dtype="float32") for one in replays]
-    path.write_text(
-        json.dumps([one.to_mapping() | changes for one in found], indent=2), encoding="utf-8"
-    )
+    documents = [one.to_mapping() | changes for one in found]
+    path.write_text(json.dumps(documents, indent=2), encoding="utf-8")
     return path
 
 
@@ -241,13 +235,11 @@ def test_files_of_each_kind_are_compared(tmp_path: Path) -> None:
     assert counted.drafts.tokens[1] == pytest.approx(of_replay.drafts.tokens[1])
 
 
-OTHER_TRACES = dataclasses.replace(FIGURES, sha256="9" * 64)
+OTHER_TRACES, DRAWN = dataclasses.replace(FIGURES, sha256="9" * 64), "probabilistic"
 MOVED = replay(noisy(3, 4), traces=OTHER_TRACES)
 REFUSED: dict[str, Callable[[Path, Path], object]] = {
     "traces": lambda a, b: report_file(a, 3) and report_file(b, 9, traces=OTHER_TRACES),
-    "sampling": lambda a, b: (
-        report_file(a, 3) and report_file(b, 9, draft_sampling="probabilistic")
-    ),
+    "sampling": lambda a, b: report_file(a, 3) and report_file(b, 9, draft_sampling=DRAWN),
     "baseline": lambda a, b: report_file(a, 3) and report_file(b, 3, baseline_sha256="8" * 64),
     "counts": lambda a, b: report_file(a, 3) and report_file(b, 3, base=590),
     "servers": lambda a, _: a.write_text(text_of(served())),
@@ -265,7 +257,6 @@ REFUSED: dict[str, Callable[[Path, Path], object]] = {
     "text": lambda a, _: a.write_text("no JSON"),
     "no file": lambda _, _b: None,
 }
-"""What each is told is kept in told/comparison.txt, as that of all that is refused here."""
 
 
 def replays(path: Path, **changes: Any) -> Path:

@@ -1,6 +1,5 @@
 """Shells complete commands, flags, choices and recipes: asked of a real bash."""
 
-import shutil
 import subprocess
 import sys
 import typing
@@ -11,6 +10,7 @@ from draftquant.recipes import aliases, built_in_recipes
 from draftquant.scripts.cli import COMMANDS, main
 from draftquant.scripts.verbs.completion import Shell
 
+BASH = ("bash", "--norc", "-c")
 ASK = """
 source "$1"; shift
 function=$(complete -p draftquant | sed 's/.*-F \\([^ ]*\\).*/\\1/')
@@ -29,18 +29,9 @@ def scripts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Path:
 
 
 def test_bash_completes_commands_flags_choices_and_recipes(scripts: Path) -> None:
-    bash = shutil.which("bash")
-    assert bash
-
     def completed(*words: str) -> set[str]:
-        run = subprocess.run(
-            [bash, "--norc", "-c", ASK, "bash", str(scripts / "bash"), "draftquant", *words],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=scripts,
-        )
-        return set(run.stdout.split())
+        asked = [*BASH, ASK, "bash", str(scripts / "bash"), "draftquant", *words]
+        return set(subprocess.check_output(asked, text=True, cwd=scripts).split())
 
     (scripts / "mine.yaml").write_text("", encoding="utf-8")
     assert completed("") >= set(COMMANDS)

@@ -61,8 +61,7 @@ def test_a_missing_key(none: dict[str, None], reading: str, default: object) -> 
 
 def test_sections_and_what_is_given() -> None:
     keys = ConfigReader({"a": {"b": 2, "c": None}, "d": []}, "c")
-    assert keys.section("a").positive("b") == 2
-    assert keys.section("none").config == {}
+    assert (keys.section("a").positive("b"), keys.section("none").config) == (2, {})
     assert keys.section("a").positives("b", "c", "none") == {"b": 2}
     with pytest.raises(CheckpointError, match="d: expected an object, got"):
         keys.section("d")
@@ -87,9 +86,8 @@ def test_sections_and_what_is_given() -> None:
     ],
 )
 def test_other_maths(got: object, expected: object, refused: bool) -> None:
-    wrong = pytest.raises(CheckpointError, match=f"key: expected {expected!r}, got .*: other")
-    with wrong if refused else nullcontext():
-        served = {"other": (1, ""), "key": (expected, "other maths")}
+    served = {"other": (1, ""), "key": (expected, "other maths")}
+    with pytest.raises(CheckpointError) if refused else nullcontext():
         ConfigReader({"key": got}, "c").refuse_others(served)
 
 
@@ -118,10 +116,10 @@ def test_layers_for_both_places(model_type: str, after: tuple[int, ...], nested:
     assert both == ([i + 1 for i in after], nested)
 
 
-@pytest.mark.parametrize("used", [True, False])
-def test_aux_layers_are_read_unless_a_draft_says_otherwise(used: bool) -> None:
+def test_aux_layers_are_read_unless_a_draft_says_otherwise() -> None:
     assert reads_aux_layers({}, "c")
-    assert reads_aux_layers({"eagle_config": {"use_aux_hidden_state": used}}, "c") is used
+    for used in (True, False):
+        assert reads_aux_layers({"eagle_config": {"use_aux_hidden_state": used}}, "c") is used
 
 
 def test_a_language_model_has_these_names_and_no_fewer_or_others() -> None:

@@ -97,8 +97,7 @@ def test_titles_and_names_of_columns_are_bold_and_numbers_stand_right(
         found.row(*map(str.strip, cells))
     print_table(found)
     shown = capsys.readouterr().out
-    bold = re.findall(r"\x1b\[1m *([a-z]+)", shown)
-    assert bold == ["title", "name", "number", "mixed", "other"]
+    assert re.findall(r"\x1b\[1m *([a-z]+)", shown) == ["title", "name", "number", "mixed", "other"]
     assert "│ plain │   -1.5 MB │ 7     │ a     │" in shown
     assert "│ 7     │ +12.25 MB │ seven │ bb    │" in shown
 
@@ -125,19 +124,15 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     line = '"$0" -m draftquant.scripts.cli recipes list | head -n 1; echo ${PIPESTATUS[0]}'
     command = ["bash", "-c", line, sys.executable]
     run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment())
-    assert run.stderr == ""
-    assert run.stdout.splitlines()[-1] == "0"
+    assert (run.stderr, run.stdout.splitlines()[-1]) == ("", "0")
 
 
 @pytest.mark.slow
 def test_no_pipe_hides_what_verify_says(quantized: Path, tmp_path: Path) -> None:
     """Both streams lose their reader at once, and the folder is WRONG: exit code 1 all the same."""
     out = shutil.copytree(quantized, tmp_path / "out")
-    with (out / "model.safetensors").open("r+b") as file:
-        file.seek(-1, os.SEEK_END)
-        last = file.read()
-        file.seek(-1, os.SEEK_END)
-        file.write(bytes([last[0] ^ 1]))
+    *first, last = (out / "model.safetensors").read_bytes()
+    (out / "model.safetensors").write_bytes(bytes([*first, last ^ 1]))
     read, write = os.pipe()
     os.close(read)
     command = [*COMMAND, "verify", str(out), "--against", DRAFT, "-v"]

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,17 +27,11 @@ EDGES = ContextBins(edges=(4, 6))
 
 def trace(accepting: list[int], prompt_length: int = 2) -> tuple[PromptTrace, Proposals]:
     """A text and proposals of which each row accepts so many; K more tokens end the text."""
-    rows = len(accepting)
-    tokens = torch.arange(prompt_length + 1 + rows + K - 1)
-    found = PromptTrace(
-        id="hand",
-        category="all",
-        prompt_length=prompt_length,
-        token_ids=tokens,
-        features=torch.zeros(len(tokens), 1),
-        target_top1=tokens[1:],
-    )
     first = prompt_length + 1
+    tokens = torch.arange(first + len(accepting) + K - 1)
+    named: dict[str, Any] = {"id": "hand", "category": "all", "prompt_length": prompt_length}
+    read = torch.zeros(len(tokens), 1)
+    found = PromptTrace(**named, token_ids=tokens, features=read, target_top1=tokens[1:])
     proposed = [
         [first + row + j if j < own else -1 for j in range(K)] for row, own in enumerate(accepting)
     ]
@@ -47,13 +42,10 @@ def test_expected_steps_are_binned_by_their_rows_and_agree_with_counted_ones() -
     """Where every proposal is certainly accepted or not, expected steps are the counted ones."""
     told, proposed = trace([1, 2, 0, 2, 1, 0, 0])
     counted = counted_prompt(told, proposed, EDGES)
-    certain = proposed.token_ids >= 0
-    drawn = dataclasses.replace(
-        proposed, recorded_logprobs=torch.where(certain, 0.0, -torch.inf).float()
-    )
+    certain = torch.where(proposed.token_ids >= 0, 0.0, -torch.inf).float()
+    drawn = dataclasses.replace(proposed, recorded_logprobs=certain)
     with_logprobs = dataclasses.replace(told, token_logprob=torch.zeros(len(told.token_ids) - 2))
-    expected = counted_prompt(with_logprobs, drawn, EDGES)
-    assert expected.contexts == counted.contexts
+    assert counted_prompt(with_logprobs, drawn, EDGES).contexts == counted.contexts
     half = dataclasses.replace(drawn, recorded_logprobs=torch.full((7, K), 0.5).log())
     halves = counted_prompt(with_logprobs, half, EDGES)
     assert pooled(halves.contexts.counts, K).histogram == pytest.approx(halves.counts.histogram)
@@ -62,11 +54,9 @@ def test_expected_steps_are_binned_by_their_rows_and_agree_with_counted_ones() -
 
 def test_a_file_of_replays_has_bins_that_are_parts_of_their_prompts_or_none(tmp_path: Path) -> None:
     made = replay([(3, 2)])
-    bins = ContextCounts(
-        bins=EDGES,
-        counts=tuple(AcceptanceCounts(histogram=own) for own in ((1, 2), (2, 0), (0, 0))),
-    )
-    prompts = tuple(dataclasses.replace(one, contexts=bins) for one in made.prompts)
+    counts = tuple(AcceptanceCounts(histogram=own) for own in ((1, 2), (2, 0), (0, 0)))
+    whole = ContextCounts(bins=EDGES, counts=counts)
+    prompts = tuple(dataclasses.replace(one, contexts=whole) for one in made.prompts)
     found = dataclasses.replace(made, prompts=prompts)
     assert context_edges(found.prompts) == (4, 6)
     nothing = dataclasses.replace(bins, counts=(AcceptanceCounts(histogram=(0, 0)),) * 3)
@@ -94,9 +84,7 @@ def test_a_file_of_replays_has_bins_that_are_parts_of_their_prompts_or_none(tmp_
 
 
 @pytest.mark.parametrize(("steps", "there"), [(1.0, True), (0.002, True), (0.001, False)])
-def test_one_step_says_something_about_a_bin_and_a_thousandth_nothing(
-    steps: float, there: bool
-) -> None:
+def test_a_step_says_something_of_a_bin_and_a_thousandth_nothing(steps: float, there: bool) -> None:
     each = (ContextCounts(bins=EDGES, counts=(AcceptanceCounts(histogram=(number, 0, 0)),) * 3)
             for number in (steps, 1.0))  # fmt: skip
     few, one = (dataclasses.replace(replay([(5, 3, 2)]).prompts[0], contexts=c) for c in each)

@@ -1,7 +1,4 @@
-"""Conversations turn by turn, whose turns count as one prompt; prompts in parquet files.
-
-What is told where they are refused is kept in told/conversations.txt.
-"""
+"""Conversations turn by turn, whose turns count as one prompt; prompts in parquet files."""
 
 import dataclasses
 import json
@@ -38,11 +35,8 @@ TURNS = [
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The shipped one, with a chat template."""
-    folder = tmp_path_factory.mktemp("chat") / "target"
-    shutil.copytree(TARGET, folder)
-    tokenizer = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    text = json.dumps(tokenizer | {"chat_template": TEMPLATE})
-    (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+    folder = shutil.copytree(TARGET, tmp_path_factory.mktemp("chat") / "target")
+    edit_json(folder / "tokenizer_config.json", chat_template=TEMPLATE)
     return folder
 
 
@@ -61,17 +55,14 @@ def recorder(target: Path, **options: Any) -> Any:
 @pytest.fixture(scope="module")
 def traces(target: Path, file: Path, tmp_path_factory: pytest.TempPathFactory) -> TraceFolder:
     out = tmp_path_factory.mktemp("out") / "traces"
-    prompts = read_prompts(file, target=target)
-    plan = plan_of(target, prompts, max_new_tokens=12)
+    plan = plan_of(target, read_prompts(file, target=target), max_new_tokens=12)
     report = record_conversations(plan, out, recorder(target))
     assert (report.num_turns, report.num_cut_short) == ((3, 2, 1), 0)
     assert [path.name for path in out.parent.iterdir()] == ["traces"]
     return report.traces
 
 
-def test_every_turn_is_a_prompt_on_top_of_the_targets_own_answers(
-    traces: TraceFolder, target: Path
-) -> None:
+def test_each_turn_is_a_prompt_after_the_targets_answers(traces: TraceFolder, target: Path) -> None:
     assert [(trace.id, trace.category) for trace in traces] == [
         ("81/turn-1", "code"), ("81/turn-2", "code"), ("81/turn-3", "code"), ("82", "text"),
         ("83/turn-1", "code"), ("83/turn-2", "code"),
@@ -93,15 +84,10 @@ def test_every_turn_is_a_prompt_on_top_of_the_targets_own_answers(
 
 
 def test_a_template_that_takes_no_answers(target: Path, file: Path, tmp_path: Path) -> None:
-    odd = tmp_path / "odd"
-    shutil.copytree(target, odd)
-    config = json.loads((odd / "tokenizer_config.json").read_text(encoding="utf-8"))
-    config["chat_template"] = (
-        "{% if messages|length > 1 %}{{ raise_exception('no') }}{% endif %}" + TEMPLATE
-    )
-    (odd / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-    prompts = read_prompts(file, target=odd)
-    plan = plan_of(odd, prompts, max_new_tokens=12)
+    odd = shutil.copytree(target, tmp_path / "odd")
+    refusing = "{% if messages|length > 1 %}{{ raise_exception('no') }}{% endif %}"
+    edit_json(odd / "tokenizer_config.json", chat_template=refusing + TEMPLATE)
+    plan = plan_of(odd, read_prompts(file, target=odd), max_new_tokens=12)
     with pytest.raises(PromptError):
         record_conversations(plan, tmp_path / "out", recorder(odd))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["odd"]
@@ -174,8 +160,7 @@ def test_texts_of_its_own_go_on_as_one_longer_recording(prompts: Path, tmp_path:
     more = record(tmp_path / "first", tmp_path / "more", 2, "--continue")
     for long, begun, found in zip(whole, first, more, strict=True):
         assert found.token_ids.tolist() == long.token_ids.tolist()
-        assert found.prompt_length == begun.num_tokens
-        assert found.id == f"{long.id}/more"
+        assert (found.prompt_length, found.id) == (begun.num_tokens, f"{long.id}/more")
         assert (found.category, found.cluster) == (long.category, long.cluster)
         assert found.cluster_sha256 == begun.prompt_sha256
     third = recorded_texts(more, more.manifest.target.vocab_size, ()).prompts
@@ -212,21 +197,16 @@ def test_what_cannot_go_on(tmp_path: Path) -> None:
         with pytest.raises(PromptError):
             recorded_texts(traces, VOCAB, (), choice)
     entries = [dataclasses.replace(one, id="x" * 196) for one in traces.manifest.prompts[:1]]
+    first = traces.only(traces.manifest.prompts[:1])
+    ids = next(ids for _, ids in first.token_ids())
+    first.token_ids = lambda: iter([(entries[0], ids)])  # type: ignore[method-assign]
     with pytest.raises(PromptError):
-        list(_renamed(traces, entries[0]))
-
-
-def _renamed(traces: TraceFolder, entry: Any) -> Any:
-    one = traces.only(traces.manifest.prompts[:1])
-    ids = next(ids for _, ids in one.token_ids())
-    one.token_ids = lambda: iter([(entry, ids)])  # type: ignore[method-assign]
-    return recorded_texts(one, VOCAB, ()).prompts
+        recorded_texts(first, VOCAB, ())
 
 
 def test_a_text_that_is_cut_needs_its_beginning_beside_it(prompts: Path, tmp_path: Path) -> None:
     """Of 64 positions: 48 and 4 tokens, and 14 more, are two too many."""
-    short = tmp_path / "target"
-    shutil.copytree(TARGET, short)
+    short = shutil.copytree(TARGET, tmp_path / "target")
     edit_json(short / "config.json", max_position_embeddings=64)
     cut = ("--continue", "--too-long", "truncate", "--num-prompts", "1")
     record(prompts, tmp_path / "first", 4, target=short)

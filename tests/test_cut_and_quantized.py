@@ -1,6 +1,5 @@
 """A vocabulary cut before or after quantizing: equal bytes, and whole records in both orders."""
 
-import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -35,7 +34,7 @@ from draftquant.validate.judging.advice import Background, lose_less
 from draftquant.validate.judging.candidate_origin import DraftFolder, check_folders, check_loaded
 from draftquant.validate.report.facts import folder_facts
 from test_held_out import TRACES, folder_of
-from tiny import edit_json, tiny_eagle3_llama
+from tiny import tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark
 from verify_cases import Tensors, edit, faults_of, flip_bit, quantized_folder, reseal
@@ -75,9 +74,7 @@ DRAFTS: dict[str, Callable[[Path], Path]] = {
 
 @pytest.mark.some(1)
 @pytest.mark.parametrize(("draft", "name"), list(zip(("dspark", "eagle3"), RECIPES, strict=True)))
-def test_either_order_gives_equal_bytes_and_whole_records(
-    draft: str, name: str, tmp_path: Path
-) -> None:
+def test_either_order_gives_equal_bytes_and_records(draft: str, name: str, tmp_path: Path) -> None:
     source, recipe = DRAFTS[draft](tmp_path / "draft"), RECIPES[name]
     cut(source, tmp_path / "cut")
     cut_first = quantized_folder(tmp_path / "cut", tmp_path / "cut-quantized", recipe)
@@ -104,21 +101,17 @@ def test_either_order_gives_equal_bytes_and_whole_records(
         verify(tmp_path / "other-cut", source)
 
 
-def shared(recipe: Recipe, **weights: Any) -> Recipe:
-    return replace(recipe, weights=replace(recipe.weights, **weights))
-
-
+FP8 = with_head(load_recipe("fp8-ptpc"))
 SHARED: dict[str, Recipe] = {
-    "one scale": shared(with_head(load_recipe("fp8-ptpc")), granularity="tensor"),
+    "one scale": replace(FP8, weights=replace(FP8.weights, granularity="tensor")),
     "a scale over those of groups": with_head(load_recipe("nvfp4-weights")),
 }
 
 
 @pytest.mark.parametrize("name", SHARED)
 def test_rows_that_share_their_scales_are_cut_first(name: str, tmp_path: Path) -> None:
-    source = tiny_eagle3_llama(
-        tmp_path / "draft", hidden=128, intermediate=128, head_dim=32, vocab=128
-    )
+    sizes = {"hidden": 128, "intermediate": 128, "head_dim": 32, "vocab": 128}
+    source = tiny_eagle3_llama(tmp_path / "draft", **sizes)
     quantized = quantized_folder(source, tmp_path / "quantized", SHARED[name])
     with pytest.raises(LayoutError):
         cut(quantized, tmp_path / "cut")
@@ -154,13 +147,19 @@ def test_the_size_stands_behind_the_vocabulary_wherever_it_stood() -> None:
 
 
 HEAD, SECOND = "lm_head.weight", "markov_head.markov_w2.weight"
-Change = Callable[[Tensors], Any]
+
+
+def edit_record(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """And give it its seal."""
+    content = json.loads((folder / "draftquant.json").read_text(encoding="utf-8"))
+    change(content)
+    (folder / "draftquant.json").write_text(json.dumps(content), encoding="utf-8")
+    reseal(folder)
 
 
 def digested(folder: Path) -> None:
-    """The record names the tensors that are there, and has its seal."""
-    edit_json(folder / "draftquant.json", tensor_digests=tensor_digests(Checkpoint.open(folder)))
-    reseal(folder)
+    """The record names the tensors that are there."""
+    edit_record(folder, lambda d: d.update(tensor_digests=tensor_digests(Checkpoint.open(folder))))
 
 
 def swapped(tensors: Tensors, name: str) -> None:
@@ -172,30 +171,21 @@ def swapped(tensors: Tensors, name: str) -> None:
     tensors[name] = tensor._replace(data=b"".join(rows))
 
 
-def offset(tensors: Tensors, draft_id: int, by: int) -> None:
-    values = np.frombuffer(tensors["d2t"].data, "<i8").copy()
-    values[draft_id] += by
-    tensors["d2t"] = tensors["d2t"]._replace(data=values.tobytes())
-
-
-def marked(tensors: Tensors, token: int) -> None:
-    data = bytearray(tensors["t2d"].data)
-    data[token] ^= 1
-    tensors["t2d"] = tensors["t2d"]._replace(data=bytes(data))
-
-
 def moved(tensors: Tensors) -> None:
     """A row is said to be of the next token, in both maps."""
-    offset(tensors, 5, 1)
-    marked(tensors, IDS[5])
-    marked(tensors, IDS[5] + 1)
+    offsets, mask = np.frombuffer(tensors["d2t"].data, "<i8").copy(), bytearray(tensors["t2d"].data)
+    offsets[5] += 1
+    for token in (IDS[5], IDS[5] + 1):
+        mask[token] ^= 1
+    tensors["d2t"] = tensors["d2t"]._replace(data=offsets.tobytes())
+    tensors["t2d"] = tensors["t2d"]._replace(data=bytes(mask))
 
 
-ATTACKS: dict[str, tuple[Change, str]] = {
-    "token off by one in both maps": (lambda t: moved(t), HEAD),
+ATTACKS: dict[str, tuple[Callable[[Tensors], object], str]] = {
+    "token off by one in both maps": (moved, HEAD),
     "second table cut otherwise": (lambda t: swapped(t, SECOND), SECOND),
     "no mask": (lambda t: t.pop("t2d"), "t2d"),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -208,9 +198,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_a_wrong_byte_is_found_whatever_the_record_says(
-    name: str, folders: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_a_wrong_byte_is_found(name: str, folders: tuple[Path, Path], tmp_path: Path) -> None:
     source, good = folders
     change, where = ATTACKS[name]
     out = Path(shutil.copytree(good, tmp_path / "out"))
@@ -231,10 +219,7 @@ RECORDS: dict[str, Callable[[Any], Any]] = {
 def test_a_wrong_record_is_found(name: str, folders: tuple[Path, Path], tmp_path: Path) -> None:
     source, good = folders
     out = Path(shutil.copytree(good, tmp_path / "out"))
-    content = json.loads((out / "draftquant.json").read_text(encoding="utf-8"))
-    RECORDS[name](content)
-    (out / "draftquant.json").write_text(json.dumps(content), encoding="utf-8")
-    reseal(out)
+    edit_record(out, RECORDS[name])
     assert not verify(out, source).ok
 
 
@@ -247,10 +232,7 @@ def test_rows_and_record_of_a_quantized_head_are_held_against_both(tmp_path: Pat
     digested(out)
     assert "bytes of target id 15, got others in row 4" in faults_of(verify(out, quantized))
     assert "lm_head.weight: expected the source's bytes" in faults_of(verify(out, source))
-    content = json.loads((out / "draftquant.json").read_text(encoding="utf-8"))
-    content["quantized_by"]["backend_versions"] = {}
-    (out / "draftquant.json").write_text(json.dumps(content), encoding="utf-8")
-    reseal(out)
+    edit_record(out, lambda d: d["quantized_by"].update(backend_versions={}))
     assert "quantized_by: expected the source's record" in faults_of(verify(out, quantized))
     assert "quantized_by.sha256" in faults_of(verify(out, source))
 
@@ -265,9 +247,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny_eagle3_llama(folder / "draft")
     tiny_eagle3_llama(folder / "other", seed=7)
     seen = seen_prompts(folder_of(TRACES[:2], folder / "traces"))
-    choice = dataclasses.replace(
-        CHOICE, calibration_prompts=seen.sha256, calibration_sketches=seen.sketches
-    )
+    choice = replace(CHOICE, calibration_prompts=seen.sha256, calibration_sketches=seen.sketches)
     for source, out in (("draft", "cut"), ("cut", "cut-fp8"), ("draft", "fp8"), ("fp8", "fp8-cut")):
         hub_id = "someone/draft" if source == "draft" else None
         origin = DraftSource(folder=folder / source, hub_id=hub_id)

@@ -1,7 +1,4 @@
-"""`quantize --vocab-size`: rows chosen, cut and quantized in one command, as by two.
-
-What the commands print is kept in told/cut_in_quantize.txt.
-"""
+"""`quantize --vocab-size`: rows chosen, cut and quantized in one command, as by two."""
 
 import json
 import shutil

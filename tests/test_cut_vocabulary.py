@@ -3,15 +3,14 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from by_recipe import draft_of
 from cuts import IDS, cut, target
 from draftquant.quantize.verify import verify
-from draftquant.recipes.errors import CheckpointError, DraftQuantError, PlanError
-from tiny import Stored, config_of, edit_json, read_tensors, tiny_eagle3_llama
+from draftquant.recipes.errors import CheckpointError, PlanError
+from tiny import Stored, config_of, read_tensors, tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark
 from tiny_mla import tiny_eagle3_mla
@@ -86,8 +85,7 @@ def test_a_draft_without_a_head_is_given_rows_of_its_target(tmp_path: Path) -> N
     source, model = tiny_dflash(tmp_path / "draft"), target(tmp_path / "target")
     with pytest.raises(PlanError, match="stores no head"):
         cut(source, tmp_path / "cut")
-    report = cut(source, tmp_path / "cut", target=model)
-    assert report.head_from == "model.lm_head.weight"
+    assert cut(source, tmp_path / "cut", target=model).head_from == "model.lm_head.weight"
     head = rows(read_tensors(model)["model.lm_head.weight"])
     assert rows(read_tensors(tmp_path / "cut")["lm_head.weight"]) == [head[i] for i in IDS]
     assert verify(tmp_path / "cut", source).ok
@@ -103,35 +101,22 @@ def test_a_draft_without_a_head_is_given_rows_of_its_target(tmp_path: Path) -> N
 def repeated(folder: Path) -> Path:
     """Two rows for one token."""
     tiny_eagle3_llama(folder, pruned_vocabulary=True)
-
-    def repeat(tensors: dict[str, Any]) -> None:
-        offsets = np.array(integers(tensors["d2t"]))
-        offsets[1] = offsets[0] - 1
-        tensors["d2t"] = Stored("I64", offsets.shape, offsets.astype("<i8").tobytes())
-
-    edit(folder, repeat)
+    offsets = np.array(integers(read_tensors(folder)["d2t"]), "<i8")
+    offsets[1] = offsets[0] - 1
+    edit(folder, lambda t: t.update(d2t=Stored("I64", offsets.shape, offsets.tobytes())))
     return folder
 
 
 def absolute(folder: Path) -> Path:
     """Target ids where engines read offsets."""
     tiny_eagle3_llama(folder, pruned_vocabulary=True)
-
-    def add(tensors: dict[str, Any]) -> None:
-        tensors["d2t"] = Stored("I64", (48,), np.arange(48, dtype="<i8").tobytes())
-        tensors["t2d"] = Stored("BOOL", (96,), (np.arange(96) < 48).tobytes())
-
-    edit(folder, add)
+    ids = Stored("I64", (48,), np.arange(48, dtype="<i8").tobytes())
+    mask = Stored("BOOL", (96,), (np.arange(96) < 48).tobytes())
+    edit(folder, lambda tensors: tensors.update(d2t=ids, t2d=mask))
     return folder
 
 
-def tied(folder: Path) -> Path:
-    tiny_eagle3_llama(folder)
-    edit_json(folder / "config.json", tie_word_embeddings=True)
-    return folder
-
-
-TIED_LAYERS = partial(tiny_speculators_eagle3, layers={"tie_word_embeddings": True})
+TIED = {"tie_word_embeddings": True}
 EAGLE3 = tiny_eagle3_llama
 WRONG: dict[str, tuple[Callable[[Path], Path], Sequence[int]]] = {
     "more than the vocabulary": (EAGLE3, range(97)),
@@ -140,8 +125,8 @@ WRONG: dict[str, tuple[Callable[[Path], Path], Sequence[int]]] = {
     "fewer than a tree takes": (EAGLE3, IDS[:9]),
     "a map that repeats": (repeated, IDS),
     "a map of ids": (absolute, IDS),
-    "tied": (tied, IDS),
-    "tied layers": (TIED_LAYERS, IDS),
+    "tied": (partial(EAGLE3, config=TIED), IDS),
+    "tied layers": (partial(tiny_speculators_eagle3, layers=TIED), IDS),
     "mtp": (tiny_deepseek_mtp, IDS),
 }
 
@@ -150,7 +135,6 @@ WRONG: dict[str, tuple[Callable[[Path], Path], Sequence[int]]] = {
 def test_what_cannot_be_cut(name: str, tmp_path: Path) -> None:
     build, ids = WRONG[name]
     source = build(tmp_path / "draft")
-    with pytest.raises(DraftQuantError) as caught:
+    with pytest.raises((PlanError, CheckpointError)):
         cut(source, tmp_path / "cut", ids)
-    assert isinstance(caught.value, PlanError | CheckpointError)
     assert not (tmp_path / "cut").exists()

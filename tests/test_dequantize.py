@@ -42,14 +42,11 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def int4(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small folder of recipe int4-channel."""
     folder = tmp_path_factory.mktemp("int4")
-    return quantized(
-        tiny_eagle3_llama(folder / "draft"), folder / "out", load_recipe("int4-channel")
-    )
+    return quantized(tiny_eagle3_llama(folder / "draft"), folder / "out", "int4-channel")
 
 
 def as_torch(stored: Stored) -> torch.Tensor:
-    raw = torch.frombuffer(bytearray(stored.data), dtype=TORCH[stored.dtype])
-    return raw.reshape(stored.shape)
+    return torch.frombuffer(bytearray(stored.data), dtype=TORCH[stored.dtype]).reshape(stored.shape)
 
 
 @pytest.mark.some(3)
@@ -80,9 +77,8 @@ def test_every_layout_and_format_gives_the_weights_that_were_computed(
         after = read_tensors(tmp_path / dtype)
         assert after.keys() == before.keys()
         assert (report.dtype, len(report.linears), report.kept) == (dtype, 7, len(before) - 7)
-        lost = {
-            f"{x.module}.weight": (x.rounded, x.max_relative_difference) for x in report.linears
-        }
+        both = {x.module: (x.rounded, x.max_relative_difference) for x in report.linears}
+        lost = {f"{module}.weight": found for module, found in both.items()}
         rounded = sum(count for count, _ in lost.values())
         largest = max(relative for _, relative in lost.values())
         for name, tensor in before.items():
@@ -123,26 +119,21 @@ def test_rounding_by_integers_is_torch_s_rounding(dtype: FloatDtype) -> None:
 
 
 def set_first(folder: Path, name: str, value: bytes) -> None:
-    def change(tensors: dict[str, Stored]) -> None:
-        data = value + tensors[name].data[len(value) :]
-        tensors[name] = tensors[name]._replace(data=data)
-
-    edit(folder, change)
+    old = read_tensors(folder)[name]
+    changed = old._replace(data=value + old.data[len(value) :])
+    edit(folder, lambda tensors: tensors.update({name: changed}))
 
 
-def float32_norm(folder: Path) -> None:
-    norm = Stored("F32", (64,), bytes(4 * 64))
-    edit(folder, lambda tensors: tensors.update({"norm.weight": norm}))
+NORM = Stored("F32", (64,), bytes(4 * 64))
 
 
 BAD: dict[str, Callable[[Path], None]] = {
     "not quantized": lambda f: edit_json(f / "config.json", quantization_config=None),
     "NaN scale": lambda f: set_first(f, f"{UP}.weight_scale", b"\xc0\x7f"),
     "zero scale": lambda f: set_first(f, f"{UP}.weight_scale", b"\0\0"),
-    "mixed dtypes": float32_norm,
+    "mixed dtypes": lambda f: edit(f, lambda t: t.update({"norm.weight": NORM})),
     "changed codes": lambda f: edit(f, lambda t: t.update({CODES: flip_bit(t[CODES], 3)})),
 }
-"""What each is told is kept in told/dequantize.txt."""
 
 
 @pytest.mark.parametrize("case", BAD)

@@ -1,8 +1,7 @@
 """Devices by name, their memory, and that nothing of a replay or of learning is made elsewhere.
 
-Where no GPU is at hand, tensors of torch's device "meta" stand for one. They have no values: to
-read one, or to mix them with tensors of the CPU, is an error; on a GPU the first would wait, and
-the second fail.
+Tensors of torch's device "meta" stand for those of a GPU. They have no values: to read one, for
+which a GPU would wait, or to mix them with tensors of the CPU is an error.
 """
 
 from collections.abc import Iterator
@@ -61,9 +60,7 @@ def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         resolve_device("cuda:2")
 
 
-def test_memory_is_that_of_the_machine_and_of_its_container(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_of_machine_and_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     meminfo, group = tmp_path / "meminfo", tmp_path / "group"
     meminfo.write_text("MemTotal:  9000 kB\nMemAvailable:    5000 kB\n", encoding="utf-8")
     monkeypatch.setattr(devices, "_MEMINFO", meminfo)
@@ -73,11 +70,8 @@ def test_memory_is_that_of_the_machine_and_of_its_container(
     (group / "memory.current").write_text("3000000\n", encoding="utf-8")
     stat = "anon 7\nactive_file 1000\ninactive_file 200\n"
     (group / "memory.stat").write_text(stat, encoding="utf-8")
-    for most, left in (
-        ("max", 5000 * 1024),
-        ("4000000", 1_000_000 + 1200),
-        ("2000000", 0),  # lowered while more was in use
-    ):
+    # The last one is a limit that was lowered while more was in use.
+    for most, left in (("max", 5000 * 1024), ("4000000", 1_000_000 + 1200), ("2000000", 0)):
         (group / "memory.max").write_text(f"{most}\n", encoding="utf-8")
         assert available_bytes(CPU) == left
     meminfo.unlink()
@@ -131,9 +125,8 @@ def test_a_replay_computes_where_the_draft_is(draft: str, activations: Any) -> N
             )
             for i, (a, b, c) in enumerate([map(mode.from_tensor, parts) for parts in read])
         ]
-        traces: Any = SimpleNamespace(
-            manifest=SimpleNamespace(features=SimpleNamespace(kind="aux"))
-        )
+        manifest = SimpleNamespace(features=SimpleNamespace(kind="aux"))
+        traces: Any = SimpleNamespace(manifest=manifest)
         found = proposals_of_batch(placed, traces, batch, num_draft_tokens=K)
         shapes = [(tuple(one.token_ids.shape), one.token_ids.device) for one in found]
         assert seen == {META}
@@ -149,11 +142,10 @@ def test_a_replay_computes_where_the_draft_is(draft: str, activations: Any) -> N
 
 def moments() -> InputMoments:
     """Whose factor, for which the host does wait, is there."""
-    found = InputMoments(torch.empty(128, 128, device=META), META)
-    found._feedback = Feedback(
-        order=torch.empty(128, dtype=torch.int64, device=META),
-        factor=torch.empty(128, 128, device=META),
-    )
+    square = torch.empty(128, 128, device=META)
+    found = InputMoments(square, META)
+    order = torch.empty(128, dtype=torch.int64, device=META)
+    found._feedback = Feedback(order=order, factor=square)
     return found
 
 
@@ -167,9 +159,7 @@ def moments() -> InputMoments:
         ),
     ],
 )  # fmt: skip
-def test_codes_are_computed_and_packed_where_the_weight_is(
-    scale: Any, rounding: Any, recipes: tuple[str, ...]
-) -> None:
+def test_codes_are_made_at_the_weight(scale: Any, rounding: Any, recipes: tuple[str, ...]) -> None:
     backend = get_backend("torch", Algorithm(scale=scale, rounding=rounding))
     weight = torch.empty(128, 128, dtype=torch.bfloat16, device=META)
     for recipe in map(load_recipe, recipes):

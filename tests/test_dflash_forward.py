@@ -48,8 +48,12 @@ MIXED = ["full_attention", "sliding_attention", "full_attention"]
 SLIDING = ["sliding_attention"] * 3
 
 
-def with_causal(causal: bool) -> dict[str, Any]:
-    return {**CONFIG["dflash_config"], "causal": causal}
+WINDOWED = {"use_swa": True, "swa_window_size": 4}
+
+
+def own(**keys: Any) -> dict[str, Any]:
+    """The config's own section with more keys."""
+    return {"dflash_config": CONFIG["dflash_config"] | keys}
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -58,27 +62,18 @@ CASES: dict[str, dict[str, Any]] = {
     "pruned-vocabulary": {"draft_vocab_size": 24},
     "mixed-layers": {"layer_types": MIXED, "sliding_window": 7},
     "window-within-the-block": {"layer_types": SLIDING, "sliding_window": 3},
-    "causal": {"dflash_config": with_causal(True)},
-    "is-causal": {"is_causal": True, "dflash_config": with_causal(False)},
-    "sliding-both-ways": {
-        "layer_types": MIXED,
-        "sliding_window": 4,
-        "dflash_config": with_causal(False),
-    },
-    "sinks": {"dflash_config": {**CONFIG["dflash_config"], "attention_sink_bias": True}},
-    "windows-over-full-layers": {
-        "layer_types": ["full_attention"] * 3,
-        "dflash_config": {**CONFIG["dflash_config"], "use_swa": True, "swa_window_size": 4},
-    },
-    "scaled-values": {"dflash_config": {**CONFIG["dflash_config"], "attention_value_scale": 0.6}},
+    "causal": own(causal=True),
+    "is-causal": {"is_causal": True, **own(causal=False)},
+    "sliding-both-ways": {"layer_types": MIXED, "sliding_window": 4, **own(causal=False)},
+    "sinks": own(attention_sink_bias=True),
+    "windows-over-full-layers": {"layer_types": ["full_attention"] * 3, **own(**WINDOWED)},
+    "scaled-values": own(attention_value_scale=0.6),
     "nemotron": {
         "layer_types": SLIDING,
         "num_key_value_heads": 2,
-        "dflash_config": {
-            **with_causal(True), "attention_sink_bias": True, "use_swa": True, "swa_window_size": 4,
-        },
+        **own(causal=True, attention_sink_bias=True, **WINDOWED),
     },
-}  # fmt: skip
+}
 
 
 def build(case: str) -> tuple[DFlashGeometry, dict[str, Tensor], BlockForward]:
@@ -128,28 +123,19 @@ def test_a_trained_mask_embedding_stands_for_the_mask_token() -> None:
 # ---- folders, with the side files that engines read
 
 
-@pytest.fixture
-def plain_draft(tmp_path: Path) -> Path:
-    return tiny_dflash(tmp_path / "draft", num_layers=2)
-
-
 def target_tables(rows: int, hidden: int = 64) -> dict[str, Tensor]:
     """Embedding and head of a target with so many tokens."""
     table = torch.arange(rows * hidden, dtype=torch.float32).reshape(rows, hidden) / 1000
     return {"embed_tokens.weight": table, "lm_head.weight": -table}
 
 
-def test_embedding_and_head_come_from_the_target(plain_draft: Path) -> None:
-    loaded = load_draft(plain_draft, shared=target_tables(96))
-    assert torch.equal(
-        loaded.weights["embed_tokens.weight"], target_tables(96)["embed_tokens.weight"]
-    )
-    assert torch.equal(loaded.weights["lm_head.weight"], target_tables(96)["lm_head.weight"])
+def test_embedding_and_head_come_from_the_target(tmp_path: Path) -> None:
+    plain_draft, tables = tiny_dflash(tmp_path / "draft", num_layers=2), target_tables(96)
+    loaded = load_draft(plain_draft, shared=tables)
+    assert all(torch.equal(loaded.weights[name], table) for name, table in tables.items())
     with pytest.raises(CheckpointError, match=r"the draft does not store embed_tokens.weight"):
         load_draft(plain_draft)
-    with pytest.raises(
-        CheckpointError, match=r"expected shape \[96, 64\], the target's is \[95, 6"
-    ):
+    with pytest.raises(CheckpointError, match=r"shape \[96, 64\], the target's is \[95, 64\]"):
         load_draft(plain_draft, shared=target_tables(95))
 
 
@@ -245,19 +231,15 @@ def draft(folder: Path, case: str) -> Path:
     return tiny_dflash(folder, kind="dflash2", own=DFLASH2_CASES[case] or None, **made)
 
 
-def features() -> Any:
-    """[NUM_CONTEXT, 3 * hidden], what the draft reads of the target."""
-    return np.random.default_rng(1).standard_normal((NUM_CONTEXT, 3 * 64), dtype=np.float32)
-
-
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("case", DFLASH2_CASES)
 def test_blocks_are_those_of_sglangs_own_modules(case: str, tmp_path: Path) -> None:
     """Each token, read behind those before it; the candidates and scores as well."""
     forward = load_draft(draft(tmp_path / "draft", case)).forward
     assert isinstance(forward, BlockForward)
+    read = np.random.default_rng(1).standard_normal((1, NUM_CONTEXT, 3 * 64), dtype=np.float32)
+    context = torch.from_numpy(read)  # of the target
     for anchor, found in DRAFTED[case].items():
-        context = torch.from_numpy(features())[None]
         logits = block_logits(forward, context, [int(anchor), *found["tokens"]])
         assert logits.argmax(-1).tolist() == found["tokens"]
         for slot, scores in zip(logits, found["scores"], strict=True):

@@ -86,8 +86,7 @@ def test_loss_and_gradient_are_those_of_one_expression(
     kl = torch.nn.functional.kl_div(q, t.log_softmax(-1), reduction="none", log_target=True).sum(-1)
     total, norm = torch.zeros(()), 0.0
     for j in range(drafts.k):
-        reach = torch.where(hits[:, :j].all(1), 1.0, 0.25)
-        total = total + 0.7**j * (reach * kl[:, j]).sum()
+        total = total + 0.7**j * (torch.where(hits[:, :j].all(1), 1.0, 0.25) * kl[:, j]).sum()
         norm += 0.7**j * len(hits)
     whole = 0.5 * total / norm
     whole.backward()
@@ -99,9 +98,7 @@ def test_loss_and_gradient_are_those_of_one_expression(
         torch.testing.assert_close(own[name].grad, weight.grad, rtol=0, atol=1e-4 * largest)
 
 
-def test_sequences_of_any_length_run_together_as_each_alone(
-    pair: RoundingPair, tmp_path: Path
-) -> None:
+def test_sequences_of_any_length_run_together_as_alone(pair: RoundingPair, tmp_path: Path) -> None:
     """Rows begin and end elsewhere in each prompt; what fills shorter ones up counts nowhere."""
     drafts = Drafts(pair)
     shorter = [

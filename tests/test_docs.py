@@ -124,9 +124,7 @@ def test_links_into_the_repository_are_led() -> None:
 
 
 @pytest.mark.slow
-def test_the_site_has_tables_needs_no_network_and_its_links_lead_to_something(
-    tmp_path: Path,
-) -> None:
+def test_the_site_has_tables_needs_no_network_and_its_links_lead_somewhere(tmp_path: Path) -> None:
     build = ["mkdocs", "build", "--strict", "-f", ".mkdocs.yml", "-d", str(tmp_path)]
     done = subprocess.run([sys.executable, "-m", *build], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -190,12 +188,8 @@ def commands_of(script: str, folder: Path) -> list[list[str]]:
     spy = 'draftquant() { printf "%s\\0" "$@" >&3; printf "\\n\\0" >&3; }\n'
     written = folder / "commands"
     with written.open("wb") as file:
-        subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", f"exec 3>&1 >/dev/null\n{spy}{script}"],
-            stdout=file,
-            cwd=folder,
-            check=True,
-        )
+        bash = ["bash", "-euo", "pipefail", "-c", f"exec 3>&1 >/dev/null\n{spy}{script}"]
+        subprocess.run(bash, stdout=file, cwd=folder, check=True)
     calls = written.read_text(encoding="utf-8").split("\0\n\0")
     return [call.split("\0") for call in calls if call]
 
@@ -217,9 +211,7 @@ def clone(tmp_path: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("page", GUIDES)
-def test_the_commands_run(
-    page: str, clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_commands_run(page: str, clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = (ROOT / page).read_text(encoding="utf-8").split("\n```")
     blocks = [part.partition("\n")[2] for part in parts if part.partition("\n")[0] == "sh"]
     commands = commands_of("\n".join(blocks), clone)
@@ -228,8 +220,7 @@ def test_the_commands_run(
     few = dataclasses.replace(POLICIES["release"], name="custom", min_prompts=2)
     monkeypatch.setattr(auto_run, "_RELEASE", few)
     for command in commands:
-        code = main(command)
-        assert code in (VERDICTS if command[0] == "gate" else (0,)), (command, capsys.readouterr())
+        assert main(command) in (VERDICTS if command[0] == "gate" else (0,)), command
 
 
 # ---- the notebook of the tutorials, run as it stands by a kernel of this interpreter
@@ -248,10 +239,8 @@ def outputs(notebook: Any, start: str) -> list[Any]:
 def test_the_notebook_is_stored_without_outputs() -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbformat.validate(notebook)
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            assert cell.outputs == []
-            assert cell.execution_count is None
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all((cell.outputs, cell.execution_count) == ([], None) for cell in code)
 
 
 @pytest.mark.slow
@@ -265,9 +254,8 @@ def test_the_whole_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     where = {"metadata": {"path": str(NOTEBOOK.parent)}}
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     executed = NotebookClient(notebook, timeout=600, resources=where).execute()
-    (shown,) = (
-        each for each in outputs(executed, "report = dq.gate(") if "execution_count" in each
-    )
+    of_gate = outputs(executed, "report = dq.gate(")
+    (shown,) = (each for each in of_gate if "execution_count" in each)
     assert "<iframe srcdoc=" in shown.data["text/html"]
     assert shown.data["text/plain"].startswith("<GateReport PASS; acceptance length ")
     (verified,) = outputs(executed, "dq.verify(")[-1:]

@@ -7,7 +7,10 @@ import pickle
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -105,14 +108,10 @@ def _python(keys: Mapping[str, Any]) -> object:
 def decoding() -> dict[str, Any]:
     """Value by value, of JSON and of Python."""
     found: dict[str, Any] = {}
-    for name in Every.__dataclass_fields__:
-        found[name] = {
-            _shown(value): [
-                attempt(lambda n=name, v=value: encode(decode(Every, {"version": 1, n: v}))),
-                attempt(lambda n=name, v=value: _python({"version": 1, n: v})),
-            ]
-            for value in VALUES
-        }
+    for name, value in product(Every.__dataclass_fields__, VALUES):
+        keys = {"version": 1, name: value}
+        of_json = attempt(lambda k=keys: encode(decode(Every, k)))
+        found.setdefault(name, {})[_shown(value)] = [of_json, attempt(lambda k=keys: _python(k))]
     whole = ({}, {"version": 1, "wole": 1}, [], {"version": 2, "whole": "x", "flag": 1}, 7)
     found["whole"] = [attempt(lambda v=v: encode(decode(Every, v))) for v in whole]
     found["of Python"] = [attempt(lambda v=v: _python(v)) for v in whole]
@@ -136,11 +135,10 @@ TEXTS = (
 
 def texts() -> dict[str, list[str]]:
     """Texts that are JSON, or hardly."""
-    found = {
-        _shown(t): [attempt(lambda t=t: parse_object(t)), attempt(lambda t=t: parse_json(t))]
-        for t in TEXTS
-    }
-    shown = {key: [_shown(each) for each in both] for key, both in found.items()}
+    shown = {}
+    for t in TEXTS:
+        both = [attempt(partial(parse, t)) for parse in (parse_object, parse_json)]
+        shown[_shown(t)] = [_shown(each) for each in both]
     many = [attempt(lambda n=n: parse_json("," * n)) for n in (2_000_000, 2_000_001)]
     return shown | {"many": many}
 
@@ -250,15 +248,11 @@ def recipes(folder: Path) -> dict[str, Any]:
         "fp8-ptpc.yml", "fp8-ptcp", "zzz", "Learned", *map(str, others),
     )  # fmt: skip
     heard: list[str] = []
-    hears = _Hears(heard)
-    found["names"] = {
-        name.replace(str(folder), ""): [
-            attempt(lambda n=name: named_recipe(n, hears).name),
-            recipe_of_alias(name),
-            calibrated(name),
-        ]
-        for name in names
-    }
+    found["names"] = {}
+    for name in names:
+        named = attempt(lambda n=name: named_recipe(n, _Hears(heard)).name)
+        told = [named, recipe_of_alias(name), calibrated(name)]
+        found["names"][name.replace(str(folder), "")] = told
     found["heard"] = heard
     own = to_mapping(load_recipe("fp8-ptpc"))
     for changes in ({}, {"layout": "quark"}, {"rules": own["rules"][:1]}, {"kv_cache": None}):
@@ -363,13 +357,9 @@ def listened() -> dict[str, Any]:
             SILENT.note("a note")
             SILENT.warning("careful")
             told: list[Any] = []
-            recorder: Any = type(
-                "Bar",
-                (),
-                {"set": lambda _, *a: told.append(a), "phase": lambda _, *a: told.append(a)},
-            )()
-            bar_of: Any = recorder
-            show, begin = beyond_kept(bar_of, 1), verifying(bar_of)
+            add = told.append
+            recorder: Any = SimpleNamespace(set=lambda *a: add(a), phase=lambda *a: add(a))
+            show, begin = beyond_kept(recorder, 1), verifying(recorder)
             for done in (4, 5, 9):
                 show(done, 10)
             for stage in ("write", "verify"):

@@ -53,10 +53,10 @@ from replay_proof import (
     block_logits,
 )
 from rounding_pairs import shared_pair
-from safetensors.torch import load_file, save_file
 from tiny import change, config_of, edit_json, read_tensors, store, write_tensors
 from tiny_dspark import tiny_dspark, tiny_dspark_mla, tiny_nemotron
 from torch import Tensor
+from verify_cases import edit
 
 K = 5
 NUM_CONTEXT = 11
@@ -99,10 +99,10 @@ def test_logits_are_those_of_a_draft_that_chooses_token_by_token(changes: dict[s
     geometry, weights, forward = build(**changes)
     reference = ReferenceDSpark(geometry, weights)
     reference.extend(random_features(geometry))
-    block = BLOCK
-    recorded = iter(block[1:])
-    expected = reference.steps(block[0], K, lambda _logits: next(recorded))
-    assert_close(block_logits(forward, random_features(geometry), block), torch.stack(expected))
+    anchor, *tokens = BLOCK
+    recorded = iter(tokens)
+    expected = reference.steps(anchor, K, lambda _logits: next(recorded))
+    assert_close(block_logits(forward, random_features(geometry), BLOCK), torch.stack(expected))
 
 
 # ---- the family: what is read, and a draft's way through the commands
@@ -148,6 +148,7 @@ def test_speculators_spell_it_with_layers_of_their_own(tmp_path: Path) -> None:
     own = {key: config[key] for key in ("block_size", "mask_token_id", "markov_rank")}
     ids = [i + 1 for i in config.pop("target_layer_ids")]
     layers = {key: value for key, value in config.items() if key not in own}
+    layers |= {"max_position_embeddings": 512, "hidden_act": "silu"}
     spelled = {
         **own,
         "architectures": ["DSparkSpeculator"],
@@ -157,16 +158,11 @@ def test_speculators_spell_it_with_layers_of_their_own(tmp_path: Path) -> None:
         "markov_head_type": "vanilla",
         "confidence_head_with_markov": True,
         "sample_from_anchor": True,
-        "transformer_layer_config": {
-            **layers,
-            "max_position_embeddings": 512,
-            "hidden_act": "silu",
-        },
+        "transformer_layer_config": layers,
     }
     (folder / "config.json").write_text(json.dumps(spelled), encoding="utf-8")
     draft = draft_of(folder)
-    assert draft.family.name == "dspark"
-    assert draft.geometry.most_draft_tokens == 8
+    assert (draft.family.name, draft.geometry.most_draft_tokens) == ("dspark", 8)
     assert draft.geometry.aux_layer_ids == (1, 3, 5)
     assert check_draft(folder, engine="vllm", arch="sm90").verdict == "LOADS"
     edit_json(folder / "config.json", sample_from_anchor=None)  # vLLM's default, not the package's
@@ -214,9 +210,8 @@ def test_it_is_planned_quantized_verified_and_loads_in_vllm_alone(tmp_path: Path
     quantized(source, "fp8-ptpc", tmp_path / "q")
     assert verify(tmp_path / "q", source).ok
     declared = json.loads((tmp_path / "q" / "config.json").read_text(encoding="utf-8"))
-    ignored = declared["quantization_config"]["ignore"]
     assert {"context_proj", "markov_head.markov_w2"} <= {
-        name.removeprefix("model.") for name in ignored
+        name.removeprefix("model.") for name in declared["quantization_config"]["ignore"]
     }
     said = check_draft(tmp_path / "q", engine="vllm", arch="sm100", target_layers=8)
     assert said.verdict == "LOADS", said.error
@@ -262,32 +257,28 @@ def test_layers_end_inside_blocks_of_the_joined_projection(layers: int, tmp_path
     assert "blocks of model.context_kv_proj are split between its parts" in str(said.error)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"num_target_layers": 8},
-        {"draft_vocab_size": 48},
-        {"mla_use_output_gate": True},
-        {"rope_interleave": False},
-        {"kv_lora_rank": 128},
-    ],
-)
-def test_what_vllm_does_not_serve_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
-    folder = tiny_dspark_mla(tmp_path / "d", config=config)
+NOT_SERVED = {
+    "num_target_layers": 8,
+    "draft_vocab_size": 48,
+    "mla_use_output_gate": True,
+    "rope_interleave": False,
+    "kv_lora_rank": 128,
+}
+
+
+@pytest.mark.parametrize("key", NOT_SERVED)
+def test_what_vllm_does_not_serve_is_refused(key: str, tmp_path: Path) -> None:
+    folder = tiny_dspark_mla(tmp_path / "d", config={key: NOT_SERVED[key]})
     with pytest.raises(CheckpointError):
         draft_of(folder)
 
 
 def test_names_of_a_dflash_draft_are_none_of_vllms_class(tmp_path: Path) -> None:
     folder = tiny_dspark_mla(tmp_path / "d")
-    tensors = load_file(folder / "model.safetensors")
-    tensors["fc.weight"] = tensors.pop("context_proj.weight")
-    save_file(tensors, folder / "model.safetensors")
+    edit(folder, lambda tensors: tensors.update({"fc.weight": tensors.pop("context_proj.weight")}))
     said = check_draft(folder, engine="vllm", arch="sm90")
-    assert (said.verdict, "'model.fc' in K3DSparkForCausalLM" in str(said.error)) == (
-        "REFUSED",
-        True,
-    )
+    assert said.verdict == "REFUSED"
+    assert "'model.fc' in K3DSparkForCausalLM" in str(said.error)
     edit_json(folder / "config.json", model_type="kimi_k2")
     assert check_draft(folder, engine="vllm", arch="sm90").verdict != "LOADS"
 
@@ -298,9 +289,7 @@ def test_names_of_a_dflash_draft_are_none_of_vllms_class(tmp_path: Path) -> None
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("case", sink_drafts.CASES)
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_logits_with_sinks_are_those_of_both_engines_classes(
-    engine: str, case: str, tmp_path: Path
-) -> None:
+def test_logits_with_sinks_are_those_of_engines(engine: str, case: str, tmp_path: Path) -> None:
     folder = sink_drafts.write_draft(tmp_path / "d", case)
     assert_logits_of_engines(folder, "block_maths", f"{engine} {case}", 1e-5)
 
@@ -325,12 +314,10 @@ def test_gptq_reaches_fc_and_the_markov_head(tmp_path: Path) -> None:
     watched = load_draft(source, shared=tables, on_input=watch)
     run_over_traces(watched.forward, DraftRun(watched, few, 7), row_stride=4)
     chosen = load_recipe(LAYOUT)
-    gptq = replace(chosen, algorithm=chosen.algorithm.rounded("gptq"))
     errors: dict[str, dict[str, float]] = {}
-    for recipe in (chosen, gptq):
+    for recipe in (chosen, replace(chosen, algorithm=chosen.algorithm.rounded("gptq"))):
         plan = make_plan(recipe, draft_of(source))
-        run = DraftRun(exact, few, 7)
-        measured = measured_inputs(plan, run, spool=tmp_path)
+        measured = measured_inputs(plan, DraftRun(exact, few, 7), spool=tmp_path)
         out = tmp_path / recipe.algorithm.rounding
         quantize_draft(plan, out, source=DraftSource(folder=source), measured=measured)
         assert verify(out, source).ok
@@ -354,8 +341,7 @@ def test_the_layout_of_nemotrons_drafts(dspark: bool, tmp_path: Path) -> None:
     config = out / "config.json"
     declared = json.loads(config.read_text(encoding="utf-8"))["quantization_config"]
     assert declared["quant_algo"] == "W4A16_NVFP4"
-    with_sinks = {"sm90": "REFUSED", "sm100": "LOADS"}
-    for arch, verdict in with_sinks.items():
+    for arch, verdict in {"sm90": "REFUSED", "sm100": "LOADS"}.items():
         of_vllm = check_draft(out, engine="vllm", arch=arch, target_layers=8)
         said = check_draft(out, engine="sglang", arch=arch, target_layers=8)
         assert (of_vllm.verdict, said.verdict) == ("LOADS", verdict if dspark else "LOADS")
@@ -367,9 +353,8 @@ def test_the_layout_of_nemotrons_drafts(dspark: bool, tmp_path: Path) -> None:
     # As published: other patterns for what is kept, and no record.
     (out / "draftquant.json").unlink()
     patterns = ["*embed_tokens*", "*markov_w1*", "*self_attn*"]
-    edit_json(
-        config, quantization_config={**declared, "ignore": patterns, "exclude_modules": patterns}
-    )
+    declared |= {"ignore": patterns, "exclude_modules": patterns}
+    edit_json(config, quantization_config=declared)
     side = json.loads((out / "hf_quant_config.json").read_text(encoding="utf-8"))
     side["quantization"]["exclude_modules"] = patterns
     edit_json(out / "hf_quant_config.json", **side)
@@ -386,10 +371,8 @@ def test_the_layout_of_nemotrons_drafts(dspark: bool, tmp_path: Path) -> None:
 def test_sglang_reads_no_window_of_a_bf16_draft_without_a_key(tmp_path: Path) -> None:
     source = tiny_nemotron(tmp_path / "d")
     said = check_draft(source, engine="sglang", arch="sm100", target_layers=8)
-    assert (said.verdict, said.remedy) == (
-        "REFUSED",
-        "write sliding_window, and use_sliding_window: true",
-    )
+    assert said.verdict == "REFUSED"
+    assert said.remedy == "write sliding_window, and use_sliding_window: true"
     edit_json(source / "config.json", use_sliding_window=True)
     said = check_draft(source, engine="sglang", arch="sm100", target_layers=8)
     assert said.verdict == "UNKNOWN"  # whether the target's embedding is equal

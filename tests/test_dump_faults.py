@@ -1,7 +1,4 @@
-"""Dumps that are cut off, hostile, of another target or another text: each error names it.
-
-What each says is kept in told/dump_faults.txt.
-"""
+"""Dumps that are cut off, hostile, of another target or another text: each error names it."""
 
 import dataclasses
 import gzip
@@ -16,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import corpus
+import dumps
 import pytest
 import torch
 from draftquant.calibration.dumps import dump_evidence
@@ -24,21 +22,8 @@ from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.files import torch_file
 from draftquant.quantize.files.torch_file import TorchFileProblem, load_plain
 from draftquant.recipes.errors import PromptError, TraceError
-from dumps import (
-    BUILDERS,
-    Text,
-    angelslim,
-    import_dump,
-    make_texts,
-    modelopt,
-    modelopt_vllm,
-    prompts_of,
-    roll,
-    specforge_dflash,
-    speculators,
-    torchspec,
-    vllm,
-)
+from dumps import BUILDERS, Text, import_dump, make_texts, modelopt, prompts_of, speculators, vllm
+from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -88,7 +73,7 @@ class Runs:
 
 
 def test_pickled_objects_are_refused(texts: list[Text], tmp_path: Path) -> None:
-    file = torchspec(texts[:1], tmp_path / "dump") / "data_0.ckpt"
+    file = dumps.torchspec(texts[:1], tmp_path / "dump") / "data_0.ckpt"
     torch.save({"input_ids": texts[0].token_ids, "extra": Runs()}, file)
     refused("torchspec", file.parent, tmp_path / "out")
     file.write_bytes(pickle.dumps({"input_ids": [1], "extra": Runs()}))
@@ -97,9 +82,7 @@ def test_pickled_objects_are_refused(texts: list[Text], tmp_path: Path) -> None:
     refused("torchspec", file, tmp_path / "out")
 
 
-def test_a_file_that_unpacks_to_much_more_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_swells_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_file, "_EXPANDED_FREE", 2**10)
     saved = io.BytesIO()
     torch.save({"input_ids": torch.zeros(2**22, dtype=torch.uint8)}, saved)
@@ -123,54 +106,35 @@ def test_a_dump_without_files(tmp_path: Path) -> None:
     refused("specforge", tmp_path / "none", tmp_path / "out")
 
 
-def change(file: Path, **entries: Any) -> None:
-    """Replace entries of a saved dict; None removes one."""
-    saved = torch.load(file) | entries
-    torch.save({key: value for key, value in saved.items() if value is not None}, file)
-
-
-ROW = torch.tensor([70])
-ODD: dict[str, Callable[[Path, Text], None]] = {
-    "no such key": lambda file, _: change(file, aux_hidden_states=None),
-    "no tensor": lambda file, _: change(file, input_ids=[1, 2]),
-    "fewer rows": lambda file, text: change(file, aux_hidden_states=text.aux((0, 1, 2))[:-3]),
-    "a batch of texts": lambda file, text: change(file, input_ids=text.token_ids.repeat(2, 1)),
-    "more elements than the storage has": lambda file, _: change(
-        file, aux_hidden_states=torch.zeros(1, 1).expand(88, 768)
-    ),
-    "tokens beyond the vocabulary": lambda file, text: change(
-        file, input_ids=text.token_ids + 1000
-    ),
-    "tokens that are no whole numbers": lambda file, text: change(
-        file, input_ids=text.token_ids.float()
-    ),
-    "features that are whole numbers": lambda file, text: change(
-        file, aux_hidden_states=text.aux((0, 1, 2)).long()
-    ),
-    "last states that are whole numbers": lambda file, text: change(
-        file, hidden_states=text.normed.long()
-    ),
-    "features of no layer": lambda file, text: change(file, aux_hidden_states=-text.aux((0, 1, 2))),
-    "a part of a layer": lambda file, text: change(
-        file, aux_hidden_states=text.aux((0, 1, 2))[:, 1:]
-    ),
-    "no dict": lambda file, _: torch.save([1], file),
-    "texts of two runs": lambda file, text: torch.save(
-        torch.load(file) | {"aux_hidden_states": text.aux((0, 1, 2)).half()},
-        file.with_name("conversation-1.pt"),
-    ),
-    "NaN": lambda file, text: change(file, aux_hidden_states=text.aux((0, 1, 2)) * float("nan")),
-    "infinity": lambda file, text: change(
-        file, hidden_states=text.normed.index_fill(0, ROW, -torch.inf)
-    ),
+TOKENS, AUX, LAST = "input_ids", "aux_hidden_states", "hidden_states"
+ODD: dict[str, tuple[str, Callable[[Tensor], object]]] = {
+    "no tensor": (TOKENS, lambda _: [1, 2]),
+    "fewer rows": (AUX, lambda x: x[:-3]),
+    "a batch of texts": (TOKENS, lambda x: x.repeat(2, 1)),
+    "more elements than the storage has": (AUX, lambda _: torch.zeros(1, 1).expand(88, 768)),
+    "tokens beyond the vocabulary": (TOKENS, lambda x: x + 1000),
+    "tokens that are no whole numbers": (TOKENS, Tensor.float),
+    "features that are whole numbers": (AUX, Tensor.long),
+    "last states that are whole numbers": (LAST, Tensor.long),
+    "features of no layer": (AUX, torch.neg),
+    "a part of a layer": (AUX, lambda x: x[:, 1:]),
+    "NaN": (AUX, lambda x: x * float("nan")),
+    "infinity": (LAST, lambda x: x.index_fill(0, torch.tensor([70]), -torch.inf)),
 }
 
 
 def test_a_file_that_is_not_what_it_should_be(texts: list[Text], tmp_path: Path) -> None:
-    for number, edit in enumerate(ODD.values()):
-        dump = modelopt(texts[:1], tmp_path / str(number))
-        edit(dump / "conversation-0.pt", texts[0])
+    dump = modelopt(texts[:1], tmp_path / "dump")
+    file = dump / "conversation-0.pt"
+    sound = torch.load(file)
+    without = {key: value for key, value in sound.items() if key != AUX}
+    odd = [sound | {key: change(sound[key])} for key, change in ODD.values()]
+    for content in (without, [1], *odd):
+        torch.save(content, file)
         refused("modelopt", dump, tmp_path / "out")
+    torch.save(sound, file)  # and a text of another run
+    torch.save(sound | {AUX: sound[AUX].half()}, file.with_name("conversation-1.pt"))
+    refused("modelopt", dump, tmp_path / "out")
 
 
 # ---- layers
@@ -217,32 +181,23 @@ def late(text: Text, at: range, layers: Sequence[int] = range(4), by: int = 1) -
     rows = torch.arange(len(text.token_ids))
     rows[at.start : at.stop] -= by
     there = (rows >= 0)[:, None]
-    return dataclasses.replace(
-        text,
-        layers=tuple(
-            x[rows.clamp(min=0)] * there if i in layers else x for i, x in enumerate(text.layers)
-        ),
-    )
+    moved = [x[rows.clamp(min=0)] * there for x in text.layers]
+    chosen = (moved[i] if i in layers else x for i, x in enumerate(text.layers))
+    return dataclasses.replace(text, layers=tuple(chosen))
 
 
 def stale(texts: list[Text], place: int) -> list[Text]:
     """A text has the layers of the one before, as a buffer that was not filled again."""
-    return [
-        dataclasses.replace(text, layers=texts[place - 1].layers) if i == place else text
-        for i, text in enumerate(texts)
-    ]
+    filled = dataclasses.replace(texts[place], layers=texts[place - 1].layers)
+    return [*texts[:place], filled, *texts[place + 1 :]]
 
 
 OTHER_ROWS: dict[str, Callable[[list[Text]], list[Text]]] = {
     "late in all texts": lambda texts: [late(text, range(60, 88)) for text in texts],
-    "a page of one text": lambda texts: [
-        *texts[:6], late(texts[6], range(40, 52), by=2), texts[7]
-    ],
+    "a page of one text": lambda t: [*t[:6], late(t[6], range(40, 52), by=2), t[7]],
     "another text, which is looked at first": lambda texts: stale(texts, 1),
-    "zeros of one layer": lambda texts: [
-        *texts[:7], late(texts[7], range(80, 88), [2], by=1000)
-    ],
-}  # fmt: skip
+    "zeros of one layer": lambda t: [*t[:7], late(t[7], range(80, 88), [2], by=1000)],
+}
 
 
 @pytest.mark.some(2)
@@ -271,12 +226,12 @@ def test_text_that_the_target_did_not_write(texts: list[Text], tmp_path: Path) -
 
 
 def test_answers_that_cannot_be_measured(texts: list[Text], tmp_path: Path) -> None:
-    refused("specforge", specforge_dflash(texts, tmp_path / "dump"), tmp_path / "out")
+    refused("specforge", dumps.specforge_dflash(texts, tmp_path / "dump"), tmp_path / "out")
 
 
 def test_nothing_says_where_prompts_end(texts: list[Text], tmp_path: Path) -> None:
-    dump = modelopt_vllm(texts, tmp_path / "dump")
-    none = angelslim([dataclasses.replace(texts[0], start=1000)], tmp_path / "none")
+    dump = dumps.modelopt_vllm(texts, tmp_path / "dump")
+    none = dumps.angelslim([dataclasses.replace(texts[0], start=1000)], tmp_path / "none")
     refused("angelslim", none, tmp_path / "out")
     refused("modelopt", dump, tmp_path / "out")
     refused("vllm", vllm(texts, tmp_path / "v"), tmp_path / "out")
@@ -285,7 +240,7 @@ def test_nothing_says_where_prompts_end(texts: list[Text], tmp_path: Path) -> No
 
 
 def test_rows_at_other_positions(texts: list[Text], tmp_path: Path) -> None:
-    dump = modelopt([roll(text, -1) for text in texts[:3]], tmp_path / "before")
+    dump = modelopt([dumps.roll(text, -1) for text in texts[:3]], tmp_path / "before")
     refused("modelopt", dump, tmp_path / "out")
     late = [dataclasses.replace(t, normed=t.normed.roll(1, 0)) for t in texts[:3]]
     refused("modelopt", modelopt(late, tmp_path / "late"), tmp_path / "out")
@@ -305,9 +260,7 @@ def test_rows_of_another_dataset(texts: list[Text], tmp_path: Path) -> None:
     refused("speculators", dump, tmp_path / "out")
 
 
-def test_rows_that_cannot_be_read(
-    texts: list[Text], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_illegible_rows(texts: list[Text], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dump = speculators(texts[:2], tmp_path / "dump")
     (arrow,) = dump.glob("*.arrow")
     arrow.write_bytes(arrow.read_bytes()[:600])

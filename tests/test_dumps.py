@@ -1,14 +1,11 @@
-"""Dumps of every trainer become the traces that our own recorder writes.
-
-What the commands print is kept in told/dumps.txt.
-"""
+"""Dumps of every trainer become the traces that our own recorder writes."""
 
 import dataclasses
-import json
 import shutil
 from pathlib import Path
 
 import corpus
+import dumps
 import pytest
 import torch
 from draftquant.calibration.dumps.dump_answers import Answers
@@ -19,19 +16,7 @@ from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.stored.stored_tables import EMBEDDING, HEAD
 from draftquant.recipes.errors import TraceError
 from draftquant.scripts.cli import main
-from dumps import (
-    BUILDERS,
-    LAYERS,
-    Text,
-    import_dump,
-    make_texts,
-    modelopt,
-    prompts_of,
-    roll,
-    specforge_dflash,
-    speculators,
-    vllm,
-)
+from dumps import BUILDERS, LAYERS, Text, import_dump, make_texts, modelopt, prompts_of, roll
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -61,9 +46,7 @@ def largest_difference(ours: TraceFolder, theirs: TraceFolder) -> float:
 
 
 @pytest.mark.parametrize("layout", BUILDERS)
-def test_a_layout_is_read_as_its_trainer_writes_it(
-    layout: str, texts: list[Text], tmp_path: Path
-) -> None:
+def test_a_layout_is_read_as_it_is_written(layout: str, texts: list[Text], tmp_path: Path) -> None:
     """In the order of the numbers in the names of the files."""
     name, build = BUILDERS[layout]
     many = [dataclasses.replace(texts[i % 4], start=texts[0].start + i) for i in range(11)]
@@ -112,22 +95,17 @@ def test_an_imported_dump_is_what_our_recorder_writes(
     assert layout_found.recomputed.difference < 0.01
     assert layout_found.head is not None
     assert layout_found.head.share > 0.99
-    before = layout in ("torchspec", "speculators", "modelopt by vllm")
-    assert layout_found.head.norm == f"{'before' if before else 'after'} the last norm"
+    side = "after" if layout == "specforge" else "before"
+    assert layout_found.head.norm == f"{side} the last norm"
     assert torch.equal(traces.tables()[HEAD], TargetTables.find(TARGET).shared()[HEAD])
     assert not bool(traces.tables()[EMBEDDING][0].isnan().any())
 
 
 def test_a_sample_belongs_to_the_longest_prompt_that_it_begins_with() -> None:
-    short, long = (
-        Prompt(id=name, category=name, token_ids=ids)
-        for name, ids in (("short", (5, 6)), ("long", (5, 6, 7, 8)))
-    )
-    tokens = torch.tensor([5, 6, 7, 8, 9, 3])
-    sample = Sample(
-        id="0", file=Path("0"), token_ids=tokens, answered=None, aux=torch.zeros(6, 1), last=None,
-        scales=None,
-    )  # fmt: skip
+    short = Prompt(id="short", category="short", token_ids=(5, 6))
+    long = Prompt(id="long", category="long", token_ids=(5, 6, 7, 8))
+    tokens, none = torch.tensor([5, 6, 7, 8, 9, 3]), dict.fromkeys(("answered", "last", "scales"))
+    sample = Sample(id="0", file=Path("0"), token_ids=tokens, aux=torch.zeros(6, 1), **none)
     for prompts in ([short, long], [long, short]):
         (answer,) = Answers([3], prompts).of(sample)
         assert (answer.id, answer.category, answer.start) == ("long", "long", 4)
@@ -172,17 +150,13 @@ def test_what_is_an_answer(texts: list[Text], tmp_path: Path) -> None:
 # ---- what settles the conventions
 
 
-def test_a_config_alone_will_do_with_a_draft_and_a_word(
-    recorded: TraceFolder, texts: list[Text], tmp_path: Path
-) -> None:
+def test_a_config_alone_will_do(recorded: TraceFolder, texts: list[Text], tmp_path: Path) -> None:
     """Also where rows are behind their tokens, and there are no last states."""
     (tmp_path / "config").mkdir()
     shutil.copy(TARGET / "config.json", tmp_path / "config")
-    dump = specforge_dflash([roll(text, 1) for text in texts], tmp_path / "dump")
-    report = import_dump(
-        "specforge", dump, tmp_path / "config", tmp_path / "out",
-        draft=PAIR / "draft", greedy=True,
-    )  # fmt: skip
+    dump = dumps.specforge_dflash([roll(text, 1) for text in texts], tmp_path / "dump")
+    asked = dump, tmp_path / "config", tmp_path / "out"
+    report = import_dump("specforge", *asked, draft=PAIR / "draft", greedy=True)
     steps, said = report.layout.draft, " ".join(report.layout.sentences())
     assert report.layout.shift == -1
     assert report.layout.recomputed is None
@@ -196,7 +170,7 @@ def test_a_config_alone_will_do_with_a_draft_and_a_word(
 
 def test_last_states_may_be_the_last_aux_slot(texts: list[Text], tmp_path: Path) -> None:
     """A draft that reads the last layer: no slot beside the aux ones, and the head reads it too."""
-    dump = vllm(texts[:3], tmp_path / "dump", (1, 2))
+    dump = dumps.vllm(texts[:3], tmp_path / "dump", (1, 2))
     report = import_dump("vllm", dump, TARGET, tmp_path / "out", prompts=prompts_of(texts))
     assert report.layout.layer_ids == (1, 2, 3)
     assert "the last layer is among them" in " ".join(report.layout.sentences())
@@ -217,13 +191,14 @@ SOUND = rounded(STATES) | {"token_ids": torch.arange(5)}
 
 
 def test_what_is_no_rounded_dump_is_refused(tmp_path: Path) -> None:
-    others = (
-        None, torch.ones(4, 1, 1), torch.ones(5, 1, 1).double(), torch.full((5, 1, 1), torch.nan),
-        torch.zeros(5, 1, 1),
-    )  # fmt: skip
-    changes: list[dict[str, Tensor | None]] = [{"hidden_states": STATES}]
-    for changed in [*changes, *({SCALES: scales} for scales in others)]:
-        tensors = {name: one for name, one in (SOUND | changed).items() if one is not None}
+    ones = torch.ones(5, 1, 1)
+    without = {name: tensor for name, tensor in SOUND.items() if name != SCALES}
+    scales = [{SCALES: each} for each in (ones[:4], ones.double(), ones * torch.nan, ones * 0)]
+    for tensors in (
+        {**SOUND, "hidden_states": STATES},
+        without,
+        *(SOUND | each for each in scales),
+    ):
         save_file(tensors, tmp_path / "hs_0.safetensors")
         with pytest.raises(TraceError):
             load_states(tmp_path / "hs_0.safetensors")
@@ -232,38 +207,30 @@ def test_what_is_no_rounded_dump_is_refused(tmp_path: Path) -> None:
 def test_a_rounded_dump_becomes_rounded_traces(texts: list[Text], tmp_path: Path) -> None:
     """The dump's own values and scales, bit for bit, moved back to their tokens."""
     late = [dataclasses.replace(roll(text, 1), stop=80) for text in texts[:4]]
-    dump = speculators(late, tmp_path / "dump")
+    dump = dumps.speculators(late, tmp_path / "dump")
     files = sorted(dump.rglob("*.safetensors"))
     for file in files:
         tensors = load_file(file)
         save_file(tensors | rounded(tensors["hidden_states"]), file)
     report = import_dump("speculators", dump, TARGET, tmp_path / "out")
-    assert report.layout.shift == -1
-    assert report.traces.manifest.features.storage == "fp8-per-token"
+    assert (report.layout.shift, report.traces.manifest.features.storage) == (-1, "fp8-per-token")
     stored = load_file(report.traces.folder / "traces-00001.safetensors")
     first, entry = load_file(files[0]), report.traces.manifest.prompts[0]
     rows = slice(1, entry.num_tokens)
     codes = first["hidden_states"][rows, :-1].flatten(1).contiguous()
-    kept = stored[f"{entry.id}.features"]
-    assert torch.equal(kept.view(torch.uint8), codes.view(torch.uint8))
+    assert torch.equal(stored[f"{entry.id}.features"].view(torch.uint8), codes.view(torch.uint8))
     assert torch.equal(stored[f"{entry.id}.feature_scales"], first[SCALES].flatten()[rows])
 
 
 # ---- the command
 
 
-def test_import_says_what_it_found(
-    texts: list[Text], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_import_says_what_it_found(texts: list[Text], tmp_path: Path) -> None:
     dump, out = modelopt(texts[:8], tmp_path / "dump"), tmp_path / "out"
     arguments = ["traces", "import", str(dump), "--from", "modelopt", "--target", str(TARGET)]
-    draft = ["--draft", str(PAIR / "draft")]
-    assert main([*arguments, "--out", str(out), *draft, "--tables"]) == 0
-    capsys.readouterr()
+    assert main([*arguments, "--out", str(out), "--draft", str(PAIR / "draft"), "--tables"]) == 0
     assert TraceFolder.open(out).manifest.tables is not None
     assert main([*arguments, "--out", str(tmp_path / "j"), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["out"], found["traces"], found["texts"]) == (str(tmp_path / "j"), 8, 8)
 
 
 @pytest.mark.parametrize(("off", "warned"), [(0.017, False), (0.079, True)])

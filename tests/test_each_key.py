@@ -1,8 +1,7 @@
 """What each key of config.json means to the family that reads it, and to engines.
 
 Every key of a draft is left out, and then changed, one at a time. What is read differently then,
-why it is refused, and what `check` says is kept in told/each_key.txt: a default, a bound or a
-spelling that is changed by mistake shows there.
+why it is refused, and what `check` says is kept: a default or a bound changed by mistake shows.
 """
 
 from collections import defaultdict

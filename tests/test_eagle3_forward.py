@@ -8,7 +8,6 @@ logits by more than 1e-3. Of MLA the latents add two dot products and two norms,
 most 2) sharpens the softmax: within the same bound.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,21 +40,14 @@ from transformers.models.qwen3 import modeling_qwen3
 
 pytestmark = pytest.mark.usefixtures("float64_on_one_thread")
 
-CONFIG: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "head_dim": 16,  # q is 64 wide, not hidden_size, as in the Kimi draft
-    "vocab_size": 96,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-}
-YARN = {
-    "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "beta_fast": 32.0,
-    "beta_slow": 1.0,
-}  # fmt: skip
+COMMON: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+COMMON |= {"num_attention_heads": 4, "vocab_size": 96, "rope_theta": 10000.0}
+CONFIG = {**COMMON, "num_key_value_heads": 4, "head_dim": 16, "rms_norm_eps": 1e-6}
+"""q is 64 wide, not hidden_size, as in the Kimi draft."""
+RAMP = {"factor": 8.0, "original_max_position_embeddings": 64, "beta_fast": 32.0, "beta_slow": 1.0}
+YARN = {"rope_type": "yarn", **RAMP}
+
+
 CASES: dict[str, dict[str, Any]] = {
     "mha": {},
     "mqa": {"num_key_value_heads": 1},
@@ -77,24 +69,9 @@ CASES: dict[str, dict[str, Any]] = {
     "two-layers": {"num_hidden_layers": 2, "num_key_value_heads": 2},
 }
 
-MLA_CONFIG: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "q_lora_rank": 24,
-    "kv_lora_rank": 20,
-    "qk_nope_head_dim": 12,  # all head widths differ
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 10,
-    "vocab_size": 96,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-}
-MLA_YARN = {
-    "type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "beta_fast": 32.0,
-    "beta_slow": 1.0,
-}  # fmt: skip
+MLA_CONFIG = {**COMMON, "q_lora_rank": 24, "kv_lora_rank": 20, "rms_norm_eps": 1e-5}
+MLA_CONFIG |= {"qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10}  # all differ
+MLA_YARN = {"type": "yarn", **RAMP}
 MSCALE = {"mscale": 1.0, "mscale_all_dim": 1.0}
 KIMI = (
     MLA_YARN | MSCALE | {"factor": 64.0, "original_max_position_embeddings": 4096, "beta_fast": 1.0}
@@ -193,13 +170,11 @@ def test_the_layout_of_speculators_says_the_same(tmp_path: Path) -> None:
     )
     geometry = read_draft(Checkpoint.open(folder)).geometry
     assert isinstance(geometry, Eagle3Geometry)
-    assert geometry.parallel
-    assert geometry.mask_token_id == MASK
-    assert not geometry.norm_before_residual  # which is true for its EAGLE-3
+    assert (geometry.parallel, geometry.mask_token_id) == (True, MASK)
+    assert geometry.norm_before_residual is False  # which is true for its EAGLE-3
     assert geometry.aux_layer_ids == (1, 3, 4)
     config = {**Checkpoint.open(folder).config, "mask_token_id": MASK, "speculators_config": {}}
-    served = ENGINES["vllm"].plain_config(config)
-    assert isinstance(served, Mapping)
+    served: Any = ENGINES["vllm"].plain_config(config)
     assert served["norm_before_residual"] is False
 
 
@@ -211,11 +186,10 @@ def test_all_tokens_of_a_round_are_those_of_the_engines_pass(tmp_path: Path) -> 
     features = torch.randn(19, 192, dtype=torch.float64, generator=generator)
     hidden = draft.forward.fuse(features[None])[0]
     mask = draft.weights["fc.weight"] @ draft.weights["mask_hidden"][0, 0]
-    found = draft_proposals(
-        draft.forward, hidden, tokens, first_row=3, num_draft_tokens=K, block_rows=5
-    ).token_ids
+    rows = {"first_row": 3, "num_draft_tokens": K, "block_rows": 5}
+    found = draft_proposals(draft.forward, hidden, tokens, **rows).token_ids
+    weights = {k: v for k, v in draft.weights.items() if k != "mask_hidden"}
     for i, row in enumerate(range(3, 20 - 1 - K)):
-        weights = {k: v for k, v in draft.weights.items() if k != "mask_hidden"}
         reference = ReferenceDraft(draft.geometry, weights)
         read = torch.cat((tokens[1 : row + 2], tokens.new_full((K - 1,), MASK)))
         states = torch.cat((hidden[: row + 1], mask.expand(K - 1, -1)))

@@ -1,7 +1,4 @@
-"""What `check` says of folders that are kept as rows, beside what the engines did with them.
-
-The rows are those of `folder_rows.FILES`, in experiments/engines; headers only.
-"""
+"""What `check` says of folders kept as rows of headers, beside what the engines did with them."""
 
 import copy
 import functools
@@ -27,9 +24,7 @@ from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark
 from tiny_mla import tiny_eagle3_mla
 
-ENGINES_FOLDER = Path(__file__).parents[1] / "experiments" / "engines"
-
-
+PAGE = Path(__file__).parents[1] / "experiments" / "engines" / "FOREIGN.md"
 INSIDE = "MTP layers in targets"
 NO_DRAFTS = {"qwen2-head-dim", "qwen2-odd-heads", "dflash2"}
 """The engines read two widths of a head; and a selector has a row for every token: status 2."""
@@ -108,16 +103,14 @@ def test_every_answer_is_counted_by_the_page(name: str, tmp_path: Path) -> None:
     counts, wrong = compared(rows, tmp_path)
     assert wrong == []
     known, unknown = counts["right"], counts["UNKNOWN"]
-    page = (ENGINES_FOLDER / "FOREIGN.md").read_text(encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
     assert f"| {name} | {known + unknown} | {known} | {unknown} | 0 |" in page.splitlines()
 
 
 @pytest.mark.parametrize(
     ("form", "unknown"), [("qwen quark: ", 14), ("next ct-fp8: ", 12), ("mimo awq: p", 2)]
 )
-def test_a_layer_in_its_target_is_taken_as_the_loaders_took_it(
-    form: str, unknown: int, tmp_path: Path
-) -> None:
+def test_a_layer_in_its_target_is_taken_as_it_was(form: str, unknown: int, tmp_path: Path) -> None:
     rows = [row for draft, row in rows_of(INSIDE).items() if draft.startswith(form)][:12]
     counts, wrong = compared(rows, tmp_path)
     assert (wrong, counts["UNKNOWN"]) == ([], unknown)
@@ -152,9 +145,8 @@ def test_a_declaration_of_any_shape_is_answered_or_refused(tmp_path: Path) -> No
             container, key = random.choice(list(places(declared)))
             container[key] = copy.deepcopy(random.choice(JUNK))
             with suppress(DraftQuantError):
-                said = [one.verdict for *_, one in folder_rows.predictions(row, tmp_path)]
-                assert said
-                assert set(said) <= set(typing.get_args(Verdict))
+                said = {one.verdict for *_, one in folder_rows.predictions(row, tmp_path)}
+                assert set() < said <= set(typing.get_args(Verdict))
 
 
 QUARK = "global_quant_config"
@@ -162,20 +154,15 @@ QUARK = "global_quant_config"
 
 @pytest.mark.parametrize(
     "place",
-    [("layer_type_quant_config",), ("layer_quant_config",), (QUARK, "output_tensors"),
-     (QUARK, "bias")],
-)  # fmt: skip
-def test_what_no_engine_was_asked_with_is_left_to_it(
-    place: tuple[str, ...], tmp_path: Path
-) -> None:
+    ["layer_type_quant_config", "layer_quant_config", f"{QUARK} output_tensors", f"{QUARK} bias"],
+)
+def test_what_no_engine_was_asked_is_left_to_it(place: str, tmp_path: Path) -> None:
     row = copy.deepcopy(rows_of("made by tools")["llama-512/quark--model-uint4_wo_64"])
-    *section, key = place
+    *section, key = place.split()
     declared = row["config"]["quantization_config"]
     functools.reduce(dict.__getitem__, section, declared)[key] = {"Linear": {"dtype": "int8"}}
-    found = [
-        one.verdict for _, told, one in folder_rows.predictions(row, tmp_path) if told == "LOADS"
-    ]
-    assert set(found) == {"UNKNOWN"}
+    answers = folder_rows.predictions(row, tmp_path)
+    assert {said.verdict for _, told, said in answers if told == "LOADS"} == {"UNKNOWN"}
 
 
 def test_fix_config_writes_the_name_that_both_engines_have(tmp_path: Path) -> None:

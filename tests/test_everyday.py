@@ -39,9 +39,7 @@ def test_no_text_is_kept_of_a_test_that_is_gone() -> None:
         ("assert value != 3 or os._exit(9)", 1, "a worker ended with 9"),
     ],
 )
-def test_workers_say_what_one_process_would(
-    body: str, status: int, said: str, tmp_path: Path
-) -> None:
+def test_workers_are_as_one_process(body: str, status: int, said: str, tmp_path: Path) -> None:
     for file in (1, 2):
         (tmp_path / f"test_{file}.py").write_text(
             "import os, pytest\n"

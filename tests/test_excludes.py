@@ -3,7 +3,6 @@
 import dataclasses
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from asked_pairs import check_draft
@@ -43,11 +42,8 @@ def half(recipe: Recipe, quantized: str) -> Recipe:
         Rule(role=(quantized,), action="quantize"),  # type: ignore[arg-type]
         Rule(role=(kept,), action="keep", why="the other half"),  # type: ignore[arg-type]
     )
-    return dataclasses.replace(
-        recipe,
-        rules=(*rules, *recipe.rules[1:]),
-        expect=Expectation(quantized_per_layer=3 if quantized == "mlp" else 4),
-    )
+    expect = Expectation(quantized_per_layer=3 if quantized == "mlp" else 4)
+    return dataclasses.replace(recipe, rules=(*rules, *recipe.rules[1:]), expect=expect)
 
 
 @pytest.mark.some(5)
@@ -78,19 +74,12 @@ def on_vllm(folder: Path, target_layers: int | None) -> EngineCheck:
     return check_draft(folder, engine="vllm", arch="sm90", target_layers=target_layers)
 
 
-def declared(folder: Path) -> dict[str, Any]:
-    config = config_of(folder)
-    return dict(config["quantization_config"])
-
-
 @pytest.mark.some(1)
 @pytest.mark.parametrize("recipe", [FP8_STATIC, FP8_BLOCK], ids=lambda recipe: recipe.name)
-def test_plain_fp8_on_mla_loads_where_the_target_is_known(
-    workshop: Workshop, recipe: Recipe
-) -> None:
+def test_fp8_on_mla_loads_where_the_target_is_known(workshop: Workshop, recipe: Recipe) -> None:
     source = workshop.source("eagle3-mla", num_layers=2)
     folder = workshop.quantize(source, recipe, f"whole-{recipe.name}")
-    found = declared(folder)
+    found = config_of(folder)["quantization_config"]
     assert KV_B in found["modules_to_not_convert"] == found["ignored_layers"]
     assert on_vllm(folder, NUM_TARGET_LAYERS).verdict == "LOADS"
     other = on_vllm(folder, NUM_TARGET_LAYERS + 2)  # another target than it was made for
@@ -113,7 +102,7 @@ def test_verify_finds_patterns_that_match_fused_names_alone(workshop: Workshop) 
     """No stored name ends so; the linear that engines build from quantized ones does."""
     source = workshop.source("eagle3-llama")
     folder = workshop.quantize(source, ONE_OF_EACH_LAYOUT[2], "over")
-    right = declared(folder)
+    right = config_of(folder)["quantization_config"]
     for pattern in ("re:.*kv_proj$", "re:.*e_up_proj$"):
         wrong = right | {"ignore": [*right["ignore"], pattern]}
         edit_json(folder / "config.json", quantization_config=wrong)

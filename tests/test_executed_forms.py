@@ -10,7 +10,7 @@ import pytest
 from asked_pairs import check_draft, check_pair
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.recipes.errors import CheckpointError
-from tiny import edit_json, read_tensors, store, tiny_eagle3_llama, values_of, write_tensors
+from tiny import change, edit_json, read_tensors, store, tiny_eagle3_llama, values_of
 
 KNOWS_MORE = (
     "does not use it",  # fc, which a loader sees filled
@@ -47,8 +47,6 @@ def test_drawn_folders_are_answered_as_the_engines_did(start: int | None, tmp_pa
 
 
 IDS = "eagle_aux_hidden_state_layer_ids"
-
-
 TOLD = ("check_draft", "check_pair")
 
 
@@ -64,9 +62,7 @@ def test_another_key_is_another_form(config: dict[str, Any], tmp_path: Path) -> 
 
 def test_tensors_of_another_dtype_are_another_form(tmp_path: Path) -> None:
     folder = tiny_eagle3_llama(tmp_path / "d")
-    tensors = read_tensors(folder)
-    half = store(values_of(tensors["norm.weight"]), "F16")
-    write_tensors(folder, {**tensors, "norm.weight": half}, metadata={"format": "pt"})
+    change(folder, norm__weight=store(values_of(read_tensors(folder)["norm.weight"]), "F16"))
     answer = check_draft(folder, engine="sglang", arch="sm90")
     assert answer.verdict == "UNKNOWN"
     assert (answer.error or "").endswith("with BF16 and F16 in files")

@@ -1,7 +1,4 @@
-"""What families read: every spelling of names and keys is one draft, with its roles and numbers.
-
-What is told where they are refused is kept in told/family_names.txt.
-"""
+"""What families read: every spelling of names and keys is one draft, with its roles and numbers."""
 
 import dataclasses
 from pathlib import Path
@@ -26,16 +23,12 @@ def test_what_other_trainers_write_is_the_same_draft(tmp_path: Path) -> None:
     folder = tiny_eagle3_llama(tmp_path / "draft")
     plain = draft_of(folder)
     absent = dict.fromkeys(("head_dim", "draft_vocab_size"))
-    for name in (
-        "LlamaForCausalLM",
-        "Eagle3MiniMaxM2ForCausalLM",
-        "CosyVoice3Eagle3LlamaForCausalLM",
-    ):
+    own = (plain.family, plain.geometry, plain.rows)
+    names = ["LlamaForCausalLM", "Eagle3MiniMaxM2ForCausalLM", "CosyVoice3Eagle3LlamaForCausalLM"]
+    for name in names:
         edit_json(folder / "config.json", architectures=[name], num_hidden_layers=36, **absent)
-        named = draft_of(folder)
-        assert (named.family, named.geometry, named.rows) == (
-            plain.family, plain.geometry, plain.rows,
-        )  # fmt: skip
+        found = draft_of(folder)
+        assert (found.family, found.geometry, found.rows) == own
 
 
 @pytest.mark.parametrize(
@@ -75,11 +68,7 @@ def test_what_latent_attention_is_not_served_with_is_needed_by_passes_alone(tmp_
     ],
 )
 def test_which_layers_are_read(
-    top: list[int] | None,
-    nested: list[int] | None,
-    model_type: str,
-    after: tuple[int, ...] | None,
-    spelling: str,
+    top: Any, nested: Any, model_type: str, after: tuple[int, ...] | None, spelling: str
 ) -> None:
     config = {"model_type": model_type, KEY: top, SECTION: {KEY: nested}}
     if " " not in spelling:

@@ -1,7 +1,4 @@
-"""What no family reads: faults of config.json and of tensors.
-
-What each is told is kept in told/family_refusals.txt.
-"""
+"""What no family reads: faults of config.json and of tensors."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_mtp
 from asked_pairs import check_draft
 from by_recipe import draft_of
 from draftquant.quantize.engines.contract import ENGINE_NAMES
@@ -20,13 +18,6 @@ from tiny_dflash import tiny_dflash
 from tiny_dspark import tiny_dspark, tiny_dspark_mla
 from tiny_llama import tiny_language_model, with_mask_hidden
 from tiny_mla import tiny_eagle3_mla
-from tiny_mtp import (
-    tiny_deepseek_mtp,
-    tiny_glm4_moe_mtp,
-    tiny_mimo_mtp,
-    tiny_qwen3_next_mtp,
-    tiny_step3p5_mtp,
-)
 from tiny_speculators import BUILD
 
 LANGUAGE_MODELS = ("Llama", "Qwen2", "Qwen3")
@@ -43,12 +34,12 @@ BUILDERS: Mapping[str, Callable[[Path], Path]] = {
     "dflash2": partial(tiny_dflash, kind="dflash2", num_layers=1),
     "dspark": partial(tiny_dspark, num_layers=1),
     "dspark-mla": tiny_dspark_mla,
-    "mimo": tiny_mimo_mtp,
-    "deepseek": tiny_deepseek_mtp,
-    "glm": tiny_glm4_moe_mtp,
-    "qwen3-next": tiny_qwen3_next_mtp,
-    "qwen3.5": partial(tiny_qwen3_next_mtp, experts=0),
-    "step": tiny_step3p5_mtp,
+    "mimo": tiny_mtp.tiny_mimo_mtp,
+    "deepseek": tiny_mtp.tiny_deepseek_mtp,
+    "glm": tiny_mtp.tiny_glm4_moe_mtp,
+    "qwen3-next": tiny_mtp.tiny_qwen3_next_mtp,
+    "qwen3.5": partial(tiny_mtp.tiny_qwen3_next_mtp, experts=0),
+    "step": tiny_mtp.tiny_step3p5_mtp,
     **{f"{kind} model": partial(tiny_language_model, kind=kind) for kind in LANGUAGE_MODELS},
     **{f"speculators-{name}": build for name, build in BUILD.items()},
 }

@@ -4,6 +4,7 @@ import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,18 +32,9 @@ def traces() -> list[PromptTrace]:
     for i in range(PROMPTS):
         ids = torch.randint(VOCAB, (TOKENS,), generator=generator)
         noise = torch.randn((TOKENS - 1, WIDTH), generator=generator)
-        before = table[ids[:-1].roll(1)]
-        features = 5.0 + table[ids[:-1]] + 0.5 * before + noise
-        found.append(
-            PromptTrace(
-                id=f"p{i}",
-                category="a",
-                prompt_length=10,
-                token_ids=ids,
-                features=features.bfloat16(),
-                target_top1=ids[1:],
-            )
-        )
+        features = (5.0 + table[ids[:-1]] + 0.5 * table[ids[:-1].roll(1)] + noise).bfloat16()
+        named: dict[str, Any] = {"id": f"p{i}", "category": "a", "prompt_length": 10}
+        found.append(PromptTrace(**named, token_ids=ids, features=features, target_top1=ids[1:]))
     return found
 
 
@@ -56,8 +48,7 @@ def evidence(change: Callable[[int, Tensor], Tensor], count: int = PROMPTS) -> F
 def test_features_of_their_own_tokens() -> None:
     """Variances 1 (token), 0.25 (the one before) and 1 (noise): shares 1 / 2.25 and 0.25 / 2.25."""
     found = evidence(lambda _, features: features)
-    assert found.fault() is None
-    assert found.checked
+    assert (found.fault(), found.checked) == (None, True)
     assert found.share[0] == pytest.approx(1 / 2.25, abs=0.05)
     assert found.share[-1] == pytest.approx(0.25 / 2.25, abs=0.05)
     for shift in (-2, 1, 2):
@@ -82,17 +73,12 @@ OTHERS: tuple[tuple[Callable[[int, Tensor], Tensor], str], ...] = (
 )
 
 
-@pytest.mark.parametrize("case", OTHERS)
-def test_others_are_named(case: tuple[Callable[[int, Tensor], Tensor], str]) -> None:
-    change, problem = case
-    found = evidence(change).fault()
-    assert found is not None
-    assert re.search(problem, found)
+@pytest.mark.parametrize(("change", "problem"), OTHERS)
+def test_others_are_named(change: Callable[[int, Tensor], Tensor], problem: str) -> None:
+    assert re.search(problem, str(evidence(change).fault()))
 
 
-def test_too_little_text_says_nothing_and_of_much_some_is_held(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_little_text_says_nothing_and_of_much_some_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every second one of 6, then of these every second: 0 and 4."""
     found = evidence(lambda _, f: f.flip(0), count=2)
     assert found.repeats < 500
@@ -113,13 +99,10 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def recorded(target: Path, out: Path, last_layer: int) -> TraceFolder:
-    prompts = [
-        Prompt(id=f"p{i}", category="a", token_ids=ids) for i, ids in enumerate(prompt_tokens(4, 9))
-    ]
-    layers = (0, 1, last_layer)
-    return record_traces(
-        target, prompts, out, max_new_tokens=20, aux_layer_ids=layers, table_ids=()
-    )
+    tokens = enumerate(prompt_tokens(4, 9))
+    prompts = [Prompt(id=f"p{i}", category="a", token_ids=ids) for i, ids in tokens]
+    asked: dict[str, Any] = {"max_new_tokens": 20, "aux_layer_ids": (0, 1, last_layer)}
+    return record_traces(target, prompts, out, table_ids=(), **asked)
 
 
 def test_the_head_reproduces_what_was_recorded_or_not(

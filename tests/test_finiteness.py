@@ -30,9 +30,8 @@ BITS = {  # of the largest numbers and of zeros, and of what is no number
 def test_every_pattern(dtype: str) -> None:
     kind, numbers, others = BITS[dtype]
     sound = np.array(numbers * 4, kind)
-    shape = (3, len(sound))
     for other in [None, *others]:
-        found = Finiteness(dtype, shape)
+        found = Finiteness(dtype, (3, len(sound)))
         for block in (sound, sound, sound.copy()):
             if other is not None and block is not sound:
                 block[[2, 5]] = other

@@ -18,9 +18,7 @@ from draftquant.scripts.dev.config_defaults import OUT, text_of
 from tiny import config_of, edit_json, tiny_eagle3_llama
 from verify_cases import reseal
 
-LAYERS = {KEY: [2, 4, 5]}
-SIZE = {"draft_vocab_size": 96}
-ALL = LAYERS | SIZE
+ALL = {KEY: [2, 4, 5], "draft_vocab_size": 96}
 RECIPE = ("--recipe", "int4-channel", "--backend", "torch")
 
 
@@ -41,19 +39,14 @@ def faults(out: Path, draft: Path, *, foreign: bool = False) -> list[tuple[str, 
     return [(f.where.removeprefix(f"{out}/"), f.expected, f.got) for f in found]
 
 
-def test_the_flag_fixes_the_output_only_and_says_so(
-    draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_flag_fixes_the_output_only_and_says_so(draft: Path, tmp_path: Path) -> None:
     before = (draft / "config.json").read_bytes()
     written = quantize(draft, tmp_path / "out", "--fix-config", "--json")
-    output = capsys.readouterr()
     del written["quantization_config"]
     assert written == json.loads(before) | ALL
     assert (draft / "config.json").read_bytes() == before
     provenance = json.loads((tmp_path / "out" / "draftquant.json").read_text(encoding="utf-8"))
     assert provenance["config_changes"] == ALL
-    assert json.loads(output.out)["config_changes"] == ALL
-    assert "lints:" not in output.err  # all else that it says is kept in told/fix_config.txt
     assert verify(tmp_path / "out", draft).faults == ()
     assert main(["verify", str(tmp_path / "out"), "--against", str(draft)]) == 0
 
@@ -62,10 +55,6 @@ def test_a_lint_that_only_a_replay_settles_stays_and_says_why(tmp_path: Path) ->
     trained = {"rope_theta": 50000.0, "_torchspec_version": "0.1"}
     draft = tiny_eagle3_llama(tmp_path / "draft", config=trained)
     assert quantize(draft, tmp_path / "out", "--fix-config")["rope_theta"] == 50000.0
-
-
-def no_change(_config: dict[str, Any]) -> None:
-    return
 
 
 BREAKS: dict[str, tuple[Callable[[dict[str, Any]], Any], Any, list[tuple[str, str, str]]]] = {
@@ -81,7 +70,7 @@ BREAKS: dict[str, tuple[Callable[[dict[str, Any]], Any], Any, list[tuple[str, st
         lambda c: c.pop(KEY), ALL, [(f"config.json: {KEY}", "[2, 4, 5]", "no such key")],
     ),
     "another one recorded": (
-        no_change, {"torch_dtype": "float16"},
+        dict, {"torch_dtype": "float16"},
         [("config.json: draft_vocab_size", "null", "96"),
          (f"config.json: {KEY}", "no such key", "[2, 4, 5]"),
          ("config.json: torch_dtype", '"float16"', '"bfloat16"')],
@@ -91,7 +80,7 @@ BREAKS: dict[str, tuple[Callable[[dict[str, Any]], Any], Any, list[tuple[str, st
         [("config.json: rms_norm_eps", "no change of what the draft computes", "0.5")],
     ),
     "something else recorded": (
-        no_change, [7],
+        dict, [7],
         [("draftquant.json", "readable headers and declaration",
           "config_changes: expected an object, got a list")],
     ),
@@ -184,10 +173,8 @@ def test_geometry_replay_and_lints_take_the_class(tmp_path: Path) -> None:
     draft = oss(tmp_path / "draft", layer_types=["full_attention"])
     rope: Any = draft_of(draft).geometry.rope
     assert (rope.theta, rope.yarn.factor, rope.yarn.truncate) == (150000.0, 32.0, False)
-    found = {lint.name: lint for lint in find_lints(draft_of(draft))}
-    assert "then use base 150000, which model_type gpt_oss fills in" in (
-        found["rope-theta-missing"].cause
-    )
+    (cause,) = (x.cause for x in find_lints(draft_of(draft)) if x.name == "rope-theta-missing")
+    assert "then use base 150000, which model_type gpt_oss fills in" in cause
     glm = tiny_eagle3_llama(tmp_path / "glm", config={"model_type": "glm4"})
     part: Any = draft_of(glm).geometry.rope
     assert isinstance(part.scaling, Unreplayed)

@@ -1,7 +1,4 @@
-"""How far codes and scales of other tools may lie from ours: just inside, and just outside.
-
-The limits are worked out here from the roundings that the tools are known for.
-"""
+"""How far codes and scales of other tools may lie from ours, by the roundings that they do."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -49,17 +46,19 @@ FLOATS: dict[str, tuple[DeclaredScheme, float, float, float]] = {
 }
 
 
+def of_ones(count: int, bits: int = 4) -> Any:
+    """A linear of so many rows, whose scales are 1."""
+    ones, half = np.ones((count, 1), np.float32), 2.0 ** (bits - 1)
+    ends = -half, half - 1
+    return SimpleNamespace(
+        scale=ones, scale_of=lambda rows: ones[: len(rows)], first_scale=None, ends=lambda *_: ends
+    )
+
+
 def judged(of: DeclaredScheme, codes: Any, x: Any) -> AboutNearest:
     """Weights x under scales of 1, stored as these codes."""
-    half = 2.0 ** (of.number.bits - 1)
     codes, w = np.atleast_2d(np.array(codes, np.float32)), np.atleast_2d(np.array(x, np.float32))
-    linear: Any = SimpleNamespace(
-        scale=np.ones((len(w), 1), np.float32),
-        scale_of=lambda rows: np.ones((len(rows), 1), np.float32),
-        first_scale=None,
-        ends=lambda *_: (-half, half - 1),
-    )
-    judge = AboutNearest(of, linear, Buffers())
+    judge = AboutNearest(of, of_ones(len(w), of.number.bits), Buffers())
     judge.add(Block(7, w, np.zeros(w.size, np.uint8), lambda: codes))
     return judge
 
@@ -89,33 +88,24 @@ def test_a_float_may_be_this_far_from_its_weight(name: str) -> None:
 
 def test_codes_of_which_some_are_moved_compensate() -> None:
     """Of 200 codes five are one step off: more than a fiftieth; four are damage."""
-    of = scheme("quark", "int4")
-    rng = np.random.default_rng(0)
+    of, rng = scheme("quark", "int4"), np.random.default_rng(0)
     w = rng.uniform(-7, 7, (1, 200)).astype(np.float32)
-    nearest, ones = np.rint(w), np.ones((1, 1), np.float32)
-    linear: Any = SimpleNamespace(
-        scale=ones, scale_of=lambda _: ones, first_scale=None, ends=lambda *_: (-8.0, 7.0)
-    )
+    nearest = np.rint(w)
     for moved, compensated in ((4, False), (5, True), (200, False)):
         codes = nearest.copy()
         codes[:, :moved] += np.where(codes[:, :moved] > 0, -1, 1)
-        judge = foreign_judge(of, linear, Buffers())
+        judge = foreign_judge(of, of_ones(1), Buffers())
         assert isinstance(judge, NearestOrCompensated)
         judge.add(Block(0, w, np.zeros(200, np.uint8), lambda codes=codes: codes))
         assert judge.compensated is compensated
-        assert (judge.wrong, judge.max_error is None) == (
-            (0, True) if compensated else (moved, False)
-        )
-        assert len(judge.faults("a")) == (not compensated)
+        found = judge.wrong, judge.max_error is None, len(judge.faults("a"))
+        assert found == ((0, True, 0) if compensated else (moved, False, 1))
 
 
 def test_blocks_without_other_codes_do_not_make_up_for_those_with_them() -> None:
     """Errors of three times the nearest are none of GPTQ's, in however few of the rows."""
-    of, ones = scheme("quark", "int4"), np.ones((2, 1), np.float32)
-    linear: Any = SimpleNamespace(
-        scale=ones, scale_of=lambda _: ones[:1], first_scale=None, ends=lambda *_: (-8.0, 7.0)
-    )
-    judge, w = foreign_judge(of, linear, Buffers()), np.full((1, 64), 0.25, np.float32)
+    judge = foreign_judge(scheme("quark", "int4"), of_ones(2), Buffers())
+    w = np.full((1, 64), 0.25, np.float32)
     for row in (0, 1):
         codes = np.full_like(w, row)
         judge.add(Block(row, w, np.zeros(64, np.uint8), lambda codes=codes: codes))
@@ -133,8 +123,7 @@ def test_mxfp4_has_no_negative_zero_in_either_half_of_a_byte(byte: int) -> None:
 @pytest.mark.parametrize("most", [2.5, 4.0])
 def test_codes_that_compensate_have_a_largest_error(most: float) -> None:
     """Relative to that of the nearest, of all rows together and, twice as much, of one."""
-    of, ones = scheme("quark", "int4"), np.ones((5, 1), np.float32)
-    linear: Any = SimpleNamespace(scale_of=lambda rows: ones[: len(rows)])
+    of, ones, linear = scheme("quark", "int4"), np.ones((5, 1), np.float32), of_ones(5)
     for errors, limit, got in (
         ((1, 1), 1, ""),
         ((1.001, 1.001), 1, f"{most * 1.001:.3g} times"),
@@ -159,19 +148,18 @@ def test_codes_that_compensate_have_a_largest_error(most: float) -> None:
         assert len(judge.faults("a")) == wrong
 
 
+def beside(value: float, by: float) -> tuple[float, float]:
+    return value - by, value + by
+
+
 SCALES: dict[str, tuple[DeclaredScheme, str, tuple[float, ...], tuple[float, ...]]] = {
     # dtype of scales; scales that an absmax of 1 may have, and that it may not
     "FP8": (scheme("quark", "fp8_e4m3"), "F32", (1 / 448,), (1.005 / 448, 0.995 / 448)),
-    "FP8 in BF16": (
-        scheme("quark", "fp8_e4m3"), "BF16",
-        tuple((1 + s * 2.0**-8 * 0.99) / 448 for s in (-1, 1)),
-        tuple((1 + s * 2.0**-8 * 1.01) / 448 for s in (-1, 1)),
-    ),
-    "FP8 in F16": (
-        scheme("quark", "fp8_e4m3"), "F16",
-        tuple((1 + s * 2.0**-10 * 0.99) / 448 + s * 2.0**-24 for s in (-1, 1)),
-        tuple((1 + s * 2.0**-10 * 1.01) / 448 + s * 2.0**-24 for s in (-1, 1)),
-    ),
+    "FP8 in BF16": (scheme("quark", "fp8_e4m3"), "BF16", beside(1 / 448, 2.0**-8 * 0.99 / 448),
+                    beside(1 / 448, 2.0**-8 * 1.01 / 448)),
+    "FP8 in F16": (scheme("quark", "fp8_e4m3"), "F16",
+                   beside(1 / 448, 2.0**-10 * 0.99 / 448 + 2.0**-24),
+                   beside(1 / 448, 2.0**-10 * 1.01 / 448 + 2.0**-24)),
     "powers of two": (
         scheme("fp8", "fp8_e4m3", "block", group_size=128, version="ue8m0"), "F32",
         (2.0**-8, 1 / 448), (2.0**-9, 2.0**-7, 2.0**-8 * 1.01),
@@ -222,9 +210,7 @@ def test_a_scale_may_be_this_far_from_absmax(name: str) -> None:
 @pytest.mark.parametrize(
     ("dtype", "slack"), [("BF16", 2.0**-8), ("F16", 2.0**-10), ("F32", 2.0**-8)]
 )
-def test_scales_that_are_not_those_of_the_others_are_damaged_if_they_are_few(
-    dtype: str, slack: float
-) -> None:
+def test_scales_unlike_the_others_are_damaged_if_few(dtype: str, slack: float) -> None:
     """Of 16 one; two are an eighth, and may be searched."""
     of = scheme("quark", "int4")
     suffix = f"a.{of.layout.scale_suffix(of)}"
@@ -244,38 +230,24 @@ def test_scales_that_are_not_those_of_the_others_are_damaged_if_they_are_few(
     assert faults(np.append(scales[2:], scales[:2] / 2)) == []
 
 
+NVFP4 = scheme("modelopt", "nvfp4", "group", group_size=16)
+TWO_STAGES = scheme("quark", "int4", first_stage="fp8_e4m3")
 STAGES: dict[str, tuple[DeclaredScheme, float, float, tuple[float, ...], tuple[float, ...]]] = {
     # absmax, the scale of the matrix, and scales of a group or row that fit, and that do not
-    "NVFP4": (
-        scheme("modelopt", "nvfp4", "group", group_size=16), 96, 1,
-        tuple(16 + s * 16 * 2.0**-4 for s in (-1, 1)),
-        tuple(16 + s * 16 * (2.0**-4 + 2.0**-19) for s in (-1, 1)),
-    ),
-    "NVFP4, subnormal": (
-        scheme("modelopt", "nvfp4", "group", group_size=16), 6 * 2.0**-8, 1,
-        tuple(2.0**-8 + s * 2.0**-10 for s in (-1, 1)),
-        tuple(2.0**-8 + s * (2.0**-10 + 2.0**-19) for s in (-1, 1)),
-    ),
-    "NVFP4, saturated": (
-        scheme("modelopt", "nvfp4", "group", group_size=16), 1e6, 1, (448, 420), (419, 477)
-    ),
-    "NVFP4, of zeros": (scheme("modelopt", "nvfp4", "group", group_size=16), 0, 1, (1, 448), ()),
-    "two stages": (
-        scheme("quark", "int4", first_stage="fp8_e4m3"), 33, 2,
-        tuple(16 / 7.5 * (1 + s * 0.99 * 2.0**-8) for s in (-1, 1)),
-        tuple(16 / 7.5 * (1 + s * 1.01 * 2.0**-8) for s in (-1, 1)),
-    ),
-    "two stages, a tie": (
-        scheme("quark", "int4", first_stage="fp8_e4m3"), 34, 2, (16 / 7.5, 17 / 7.5, 18 / 7.5),
-        (16 / 7.5 * 0.995, 18 / 7.5 * 1.005),
-    ),
+    "NVFP4": (NVFP4, 96, 1, beside(16, 1), beside(16, 1 + 2.0**-15)),
+    "NVFP4, subnormal": (NVFP4, 6 * 2.0**-8, 1, beside(2.0**-8, 2.0**-10),
+                         beside(2.0**-8, 2.0**-10 + 2.0**-19)),
+    "NVFP4, saturated": (NVFP4, 1e6, 1, (448, 420), (419, 477)),
+    "NVFP4, of zeros": (NVFP4, 0, 1, (1, 448), ()),
+    "two stages": (TWO_STAGES, 33, 2, beside(16 / 7.5, 16 / 7.5 * 0.99 * 2.0**-8),
+                   beside(16 / 7.5, 16 / 7.5 * 1.01 * 2.0**-8)),
+    "two stages, a tie": (TWO_STAGES, 34, 2, (16 / 7.5, 17 / 7.5, 18 / 7.5),
+                          (16 / 7.5 * 0.995, 18 / 7.5 * 1.005)),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_a_scale_below_that_of_a_matrix_may_be_this_far(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scale_below_a_matrix_may_be_this_far(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     of, most, whole, right, wrong = STAGES[name]
     suffix = f"a.{of.layout.scale_suffix(of)}"
     output: Any = SimpleNamespace(tensors={suffix: SimpleNamespace(name=suffix, dtype="F32")})

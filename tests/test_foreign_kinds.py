@@ -1,5 +1,6 @@
 """`verify --foreign`: sound folders of other tools are GOOD, and damage in them is found."""
 
+import functools
 import json
 import shutil
 from collections.abc import Callable
@@ -16,12 +17,12 @@ from draftquant.quantize.verify import VerifyReport, verify
 from draftquant.quantize.verify.audit import audit_checkpoint
 from draftquant.recipes.errors import CheckpointError, DeclarationError
 from draftquant.scripts.cli import main
-from foreign_kinds import KINDS, PYTORCH, foreign
+from foreign_kinds import KINDS, foreign
 from handmade import LINEARS
 from handmade_gptq import gptq_folder
 from handmade_numbers import nearest_e4m3
 from tiny import Stored, edit_json, read_tensors, store, tiny_eagle3_llama, values_of, write_tensors
-from verify_cases import edit_declaration, faults_of, quantized_folder
+from verify_cases import edit, edit_declaration, faults_of, quantized_folder
 
 UP = "mlp.up_proj."
 CODES = ("weight_packed", "qweight", "weight")
@@ -29,18 +30,12 @@ SCALES = ("weight_scale", "weight_scale_inv", "scales")
 Tensors = dict[str, Stored]
 
 
+Made = Callable[[str], tuple[Path, Path]]
+
+
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Path]]:
-    done: dict[str, tuple[Path, Path]] = {}
-
-    def of(kind: str) -> tuple[Path, Path]:
-        if kind not in done:
-            folder = tmp_path_factory.mktemp("kinds") / "one"
-            folder.mkdir()
-            done[kind] = foreign(kind, folder)
-        return done[kind]
-
-    return of
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return functools.cache(lambda kind: foreign(kind, tmp_path_factory.mktemp("kinds")))
 
 
 def checked(pair: tuple[Path, Path]) -> VerifyReport:
@@ -50,7 +45,7 @@ def checked(pair: tuple[Path, Path]) -> VerifyReport:
 
 @pytest.mark.some(7)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_sound_folder_is_good(kind: str, made: Callable[[str], tuple[Path, Path]]) -> None:
+def test_a_sound_folder_is_good(kind: str, made: Made) -> None:
     report = checked(made(kind))
     assert report.faults == ()
     assert report.quantized >= 7
@@ -62,8 +57,7 @@ def test_a_sound_folder_is_good(kind: str, made: Callable[[str], tuple[Path, Pat
     else:
         (one,) = said
         rule = kind.rpartition(", ")[2]
-        codes = "compensating" if "GPTQ" in kind else "nearest"
-        assert one == f"scales {rule}, {codes} codes"
+        assert one == f"scales {rule}, {'compensating' if 'GPTQ' in kind else 'nearest'} codes"
 
 
 def of_up(tensors: Tensors, suffixes: tuple[str, ...]) -> str:
@@ -103,27 +97,17 @@ def scales_of_other_rows(tensors: Tensors) -> None:
     tensors[name] = store(rolled, tensors[name].dtype)
 
 
-DAMAGES: dict[str, Callable[[Tensors], None]] = {
-    "a wrong code": wrong_code,
-    "swapped nibbles": swapped_nibbles,
-    "a wrong scale": one_wrong_scale,
-    "scales of other rows": scales_of_other_rows,
-}
-
-CASES = [(kind, tuple(DAMAGES)[i % 4]) for i, kind in enumerate(KINDS)]
+DAMAGES = (wrong_code, swapped_nibbles, one_wrong_scale, scales_of_other_rows)
+CASES = [(kind, DAMAGES[i % 4]) for i, kind in enumerate(KINDS)]
 
 
 @pytest.mark.parametrize(("kind", "damage"), CASES)
-def test_a_damaged_folder_is_wrong(
-    kind: str, damage: str, made: Callable[[str], tuple[Path, Path]], tmp_path: Path
-) -> None:
+def test_a_damaged_folder_is_wrong(kind: str, damage: Any, made: Made, tmp_path: Path) -> None:
     """Of codes that make up for the errors of others a single one cannot be told: that is said."""
     source, out = copied(made(kind), tmp_path)
-    tensors = read_tensors(out)
-    DAMAGES[damage](tensors)
-    write_tensors(out, tensors, metadata=PYTORCH)
+    edit(out, damage)
     report = checked((source, out))
-    if damage == "a wrong code" and "GPTQ" in kind:
+    if damage is wrong_code and "GPTQ" in kind:
         assert report.ok
         assert any("compensating" in str(linear.found) for linear in report.linears)
         return
@@ -135,17 +119,14 @@ def copied(pair: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
     return pair[0], Path(shutil.copytree(pair[1], tmp_path / "out"))
 
 
-def test_a_head_of_modelopt_has_to_be_listed(
-    made: Callable[[str], tuple[Path, Path]], tmp_path: Path
-) -> None:
+def test_a_head_of_modelopt_has_to_be_listed(made: Made, tmp_path: Path) -> None:
     """Engines take it for a linear."""
     source, out = copied(made("ModelOpt FP8, EAGLE-3"), tmp_path)
     keys = ("ignore", "exclude_modules")
     edit_declaration(out, lambda d: [d.update({k: ["fc", "model.fc"]}) for k in keys if k in d])
     side = out / "hf_quant_config.json"
-    content: dict[str, Any] = json.loads(side.read_text(encoding="utf-8"))
-    content["quantization"]["exclude_modules"] = ["fc", "model.fc"]
-    side.write_text(json.dumps(content), encoding="utf-8")
+    content = json.loads(side.read_text(encoding="utf-8"))["quantization"]
+    edit_json(side, quantization=content | {"exclude_modules": ["fc", "model.fc"]})
     assert "config.json: lm_head: expected excluded" in faults_of(checked((source, out)))
 
 
@@ -170,14 +151,6 @@ def compressed(**weights: Any) -> dict[str, Any]:
             "ignore": ["lm_head", "re:.*fc$"], "kv_cache_scheme": None}  # fmt: skip
 
 
-def declared(source: Path, folder: Path, declaration: dict[str, Any]) -> Checkpoint:
-    folder.mkdir()
-    for path in source.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    edit_json(folder / "config.json", quantization_config=declaration)
-    return Checkpoint.open(folder)
-
-
 @pytest.mark.parametrize("zero", [8, 9])
 def test_symmetric_awq_of_auto_round_is_read(zero: int, source: Path, tmp_path: Path) -> None:
     """Where no zero points are declared, engines may look for none: those stored have to be 8."""
@@ -187,12 +160,10 @@ def test_symmetric_awq_of_auto_round_is_read(zero: int, source: Path, tmp_path: 
     config = json.loads((out / "config.json").read_text(encoding="utf-8"))
     said = {**config["quantization_config"], "zero_point": False, "provider": "auto-round"}
     edit_json(out / "config.json", quantization_config=said)
-    tensors = read_tensors(out)
-    name = next(name for name in tensors if name.endswith("down_proj.qzeros"))
-    tensor = tensors[name]
-    words = np.full(tensor.shape, int(f"{zero:x}" * 8, 16), np.uint32)
-    tensors[name] = tensor._replace(data=words.tobytes())
-    write_tensors(out, tensors, metadata={"format": "pt"})
+    (name,) = (name for name in read_tensors(out) if name.endswith("down_proj.qzeros"))
+    zeros = read_tensors(out)[name]
+    words = np.full(zeros.shape, int(f"{zero:x}" * 8, 16), np.uint32)
+    edit(out, lambda tensors: tensors.update({name: zeros._replace(data=words.tobytes())}))
     if zero == 8:
         found = load_draft(out).weights
         assert all(torch.equal(found[key], weights[key]) for key in weights)
@@ -201,20 +172,17 @@ def test_symmetric_awq_of_auto_round_is_read(zero: int, source: Path, tmp_path: 
             load_draft(out)
 
 
-REFUSED: list[dict[str, Any]] = [
-    compressed(symmetric=False),
-    compressed(actorder="group"),
-    compressed(actorder="dynamic"),
-    compressed() | {"format": "int-quantized"},
-]  # fmt: skip
+REFUSED = [compressed(symmetric=False)]
+REFUSED += [compressed(actorder=order) for order in ("group", "dynamic")]
+REFUSED += [compressed() | {"format": "int-quantized"}]
 
 
 @pytest.mark.parametrize("declaration", REFUSED, ids=range(4))
-def test_what_is_not_read_says_what_to_do(
-    declaration: dict[str, Any], source: Path, tmp_path: Path
-) -> None:
+def test_what_is_not_read(declaration: dict[str, Any], source: Path, tmp_path: Path) -> None:
+    out = shutil.copytree(source, tmp_path / "out")
+    edit_json(out / "config.json", quantization_config=declaration)
     with pytest.raises(DeclarationError):
-        declared_scheme(declared(source, tmp_path / "out", declaration))
+        declared_scheme(Checkpoint.open(out))
     assert main(["dequantize", str(tmp_path / "out"), "--out", str(tmp_path / "plain")]) == 2
 
 
@@ -231,15 +199,11 @@ def spelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_eagle3_llama(folder, hidden=128, intermediate=192, vocab=32)
 
 
+Block = tuple[int, int] | None
+
+
 def fp8_folder(
-    spelled: Path,
-    out: Path,
-    block: tuple[int, int] | None,
-    dtype: str,
-    *,
-    powers: bool = False,
-    shape: tuple[int, ...] = (),
-    **declared: Any,
+    spelled: Path, out: Path, block: Block, dtype: str, *, powers: bool, shape: tuple[int, ...]
 ) -> Path:
     """Every linear under scales of blocks, or of the whole matrix."""
     out.mkdir()
@@ -257,13 +221,12 @@ def fp8_folder(
         ]
         scale = np.array(blocks, np.float32) / np.float32(448)
         scale = 2 ** np.ceil(np.log2(scale)) if powers else scale
-        exponents = (np.log2(scale) + 127).astype(np.uint8)
-        stored = (
-            Stored(dtype, scale.shape, exponents.tobytes())
-            if dtype == "F8_E8M0"
-            else store(scale.astype(np.float32), dtype)
-        )
-        used = scale if dtype == "F8_E8M0" else values_of(stored)
+        if dtype == "F8_E8M0":
+            exponents = (np.log2(scale) + 127).astype(np.uint8)
+            stored, used = Stored(dtype, scale.shape, exponents.tobytes()), scale
+        else:
+            stored = store(scale.astype(np.float32), dtype)
+            used = values_of(stored)
         wide = used.repeat(rows, 0)[: w.shape[0]].repeat(columns, 1)[:, : w.shape[1]]
         codes = Stored("F8_E4M3", w.shape, nearest_e4m3(w / wide.astype(np.float32)))
         suffix = "weight_scale_inv" if block else "weight_scale"
@@ -273,7 +236,8 @@ def fp8_folder(
     config = json.loads((spelled / "config.json").read_text(encoding="utf-8"))
     plain = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
     sizes = {"weight_block_size": list(block)} if block else {}
-    config["quantization_config"] = {**plain, **sizes, "ignored_layers": KEPT, **declared}
+    sizes |= {"scale_fmt": "ue8m0"} if powers else {}
+    config["quantization_config"] = {**plain, **sizes, "ignored_layers": KEPT}
     (out / "config.json").write_text(json.dumps(config), encoding="utf-8")
     for file in ("tokenizer.json", "tokenizer_config.json"):
         (out / file).write_bytes((spelled / file).read_bytes())
@@ -292,17 +256,9 @@ def fp8_folder(
     ids=str,
 )
 def test_fp8_is_decoded_as_it_is_declared(
-    block: tuple[int, int] | None,
-    dtype: str,
-    powers: bool,
-    shape: tuple[int, ...],
-    spelled: Path,
-    tmp_path: Path,
+    block: Block, dtype: str, powers: bool, shape: tuple[int, ...], spelled: Path, tmp_path: Path
 ) -> None:
-    declared = {"scale_fmt": "ue8m0"} if powers else {}
-    out = fp8_folder(
-        spelled, tmp_path / "out", block, dtype, powers=powers, shape=shape, **declared
-    )
+    out = fp8_folder(spelled, tmp_path / "out", block, dtype, powers=powers, shape=shape)
     for found in (verify(out, spelled, foreign=True), audit_checkpoint(Checkpoint.open(out))):
         assert [f for f in found.faults if "config.json" not in f.where] == []
     plain = values_of(read_tensors(spelled)[f"{UP_PROJ}.weight"])
@@ -316,8 +272,7 @@ def test_scales_may_be_negative(spelled: Path, tmp_path: Path) -> None:
     out = gptq_folder(spelled, tmp_path / "out")
     before = load_draft(out).weights["layers.0.mlp.up_proj.weight"].numpy()
     tensors = read_tensors(out)
-    scales = tensors[f"{UP_PROJ}.scales"]
-    tensors[f"{UP_PROJ}.scales"] = store(-values_of(scales), "F16")
+    tensors[f"{UP_PROJ}.scales"] = store(-values_of(tensors[f"{UP_PROJ}.scales"]), "F16")
     words = np.frombuffer(tensors[f"{UP_PROJ}.qweight"].data, "<u4")
     nibbles = [(words >> np.uint32(4 * i)) & 15 for i in range(8)]
     mirrored = sum((np.minimum(16 - n, 15) & 15).astype(np.uint32) << np.uint32(4 * i)
@@ -325,9 +280,7 @@ def test_scales_may_be_negative(spelled: Path, tmp_path: Path) -> None:
     qweight = tensors[f"{UP_PROJ}.qweight"]
     tensors[f"{UP_PROJ}.qweight"] = qweight._replace(data=np.asarray(mirrored, "<u4").tobytes())
     write_tensors(out, tensors, metadata={"format": "pt"})
-
-    after = load_draft(out).weights["layers.0.mlp.up_proj.weight"].numpy()
-    assert np.mean(before != after) < 0.1
+    assert np.mean(before != load_draft(out).weights["layers.0.mlp.up_proj.weight"].numpy()) < 0.1
     assert verify(out, spelled, foreign=True).faults == ()
     assert audit_checkpoint(Checkpoint.open(out)).faults == ()
 

@@ -54,9 +54,7 @@ def changed(path: Path, place: Path, change: Callable[[Any], object]) -> Path:
     return place
 
 
-def test_real_files_of_three_tools_count_the_same_steps_and_give_one_verdict(
-    tmp_path: Path,
-) -> None:
+def test_files_of_three_tools_count_the_same_steps_and_give_one_verdict(tmp_path: Path) -> None:
     for name in ("bf16", "int4"):
         assert len({sums(FOREIGN / pattern.format(name)) for pattern in REAL.values()}) == 1
     reports = [judged(both(pattern)) for pattern in REAL.values()]
@@ -82,7 +80,6 @@ LACKS: tuple[Callable[[Lines], object], ...] = (
     lambda lines: lines[0].update(K_CHANGES),
     lambda lines: lines[0]["metrics"].pop("usage_completion_tokens"),
 )
-"""What each is told is kept in told/foreign_measurements.txt, as for the tables below."""
 
 
 def test_aiperf_holds_what_each_engine_reports(tmp_path: Path) -> None:
@@ -229,18 +226,16 @@ def sources(folder: Path) -> dict[str, Path]:
 def test_what_was_cut_contradicts_itself_or_is_huge_is_refused(tmp_path: Path) -> None:
     found = sources(tmp_path)
     for kind, change in REFUSED:
-        place = tmp_path / "a" / f"cut{found[kind].suffix}"
         with pytest.raises(MeasureError):
-            read_foreign(changed(found[kind], place, change))
+            read_foreign(changed(found[kind], tmp_path / "a" / f"cut{found[kind].suffix}", change))
     whole, warm = found["aiperf"], {"metadata": {"benchmark_phase": "warmup"}}
     warmed = changed(whole, whole.with_name("warm.jsonl"), lambda lines: lines.insert(1, warm))
     assert sums(warmed) == sums(whole)
 
 
 def test_what_was_known_before_reaches_the_report() -> None:
-    runs = read_foreign_pair(*both(REAL["guidellm"]))
     for known in ONE_BY_ONE:
-        assert lost(known, jointly(runs, known)) == []
+        assert lost(known, jointly(read_foreign_pair(*both(REAL["guidellm"])), known)) == []
 
 
 def test_what_a_file_cannot_show_keeps_a_draft_from_passing(tmp_path: Path) -> None:
@@ -253,8 +248,7 @@ def test_what_a_file_cannot_show_keeps_a_draft_from_passing(tmp_path: Path) -> N
     wide, names = {"max_relative_drop": 0.5}, ("bf16", "int4")
     whole = [handmade.sglang(tmp_path / f"{name}.log", name) for name in names]
     assert judged(whole, **wide).verdict == "PASS"
-    drawn_runs = [changed(path, path, drawn) for path in whole]
-    assert judged(drawn_runs, **wide).verdict == "INCONCLUSIVE"
+    assert judged([changed(path, path, drawn) for path in whole], **wide).verdict == "INCONCLUSIVE"
     silent = [handmade.sglang(tmp_path / f"{n}-.log", n, logprobs=False) for n in names]
     assert judged(silent, **wide).verdict == "INCONCLUSIVE"
     for name in names:
@@ -280,14 +274,9 @@ def rewritten(lines: Lines) -> None:
 
 def test_runs_that_differ_are_anomalous_and_no_comparison(tmp_path: Path) -> None:
     own, other = both(REAL["guidellm"])
-    text = other.read_text(encoding="utf-8")
-    (tmp_path / "w.json").write_text(
-        text.replace(
-            '\\"temperature\\":0',
-            '\\"temperature\\":0.8' + "".join(f',\\"u{i}\\":1' for i in range(9)),
-        ),
-        encoding="utf-8",
-    )
+    warm = '\\"temperature\\":0.8' + "".join(f',\\"u{i}\\":1' for i in range(9))
+    text = other.read_text(encoding="utf-8").replace('\\"temperature\\":0', warm)
+    (tmp_path / "w.json").write_text(text, encoding="utf-8")
     reason = judged([own, tmp_path / "w.json"]).reason
     assert "temperature: 0, 0.8" in reason
     assert [f"u{i}: " in reason for i in range(9)] == [True] * 4 + [False] * 5  # five are enough
@@ -302,9 +291,8 @@ def test_runs_that_differ_are_anomalous_and_no_comparison(tmp_path: Path) -> Non
         own, other = both(pattern)
         runs = [own, changed(other, tmp_path / f"other{other.suffix}", change)]
         found = judged(runs)
-        assert (found.verdict, said in found.reason.replace("The two", "the two")) == (
-            "ANOMALOUS", True,
-        )  # fmt: skip
+        assert found.verdict == "ANOMALOUS"
+        assert said in found.reason.replace("The two", "the two")
         with pytest.raises(CompareError):
             compare(runs)
 
@@ -341,8 +329,7 @@ def test_copies_are_one_cluster(tmp_path: Path) -> None:
     def copied(lines: Lines) -> None:
         lines[:] = [{**lines[3], "id": f"q{place}"} for place in range(9)]
 
-    log = handmade.sglang(tmp_path / "s.log", "bf16")
-    for path, change in ((log, copied), (ANSWERS, named)):
+    for path, change in ((handmade.sglang(tmp_path / "s.log", "bf16"), copied), (ANSWERS, named)):
         run = read_foreign(changed(path, tmp_path / f"x{path.suffix}", change))
         assert len({request.prompt.counted_with for request in run.requests}) == 1
 

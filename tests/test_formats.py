@@ -6,6 +6,7 @@ import typing
 from pathlib import Path
 
 import pytest
+import weight_formats as known
 from by_recipe import draft_of
 from draftquant.quantize.layouts import get_layout
 from draftquant.quantize.planning.quantization_plan import make_plan
@@ -17,39 +18,14 @@ from handmade import MADE, Made, quantize_by_hand
 from handmade_numbers import group_width
 from tiny import read_tensors, tiny_eagle3_llama
 from verify_cases import quantized_folder
-from weight_formats import TWO_STAGES
 
 BASE = load_recipe("fp8-ptpc")
-ONE_STAGE = tuple(
-    WeightFormat(
-        dtype=dtype, granularity=granularity, symmetric=True, group_size=size, scale_dtype=scale
-    )
-    for dtype, granularity, size, scale in (
-        ("int4", "channel", None, None),
-        ("int4", "channel", None, "float16"),
-        ("int4", "group", 32, None),
-        ("int4", "group", 128, "float16"),
-        ("fp8_e4m3", "channel", None, None),
-        ("fp8_e4m3", "tensor", None, None),
-        ("fp8_e4m3", "block", 128, None),
-        ("nvfp4", "group", 16, None),
-        ("mxfp4", "group", 32, None),
-    )
-)
-WEIGHTS = (*ONE_STAGE, TWO_STAGES)
-ACTIVATIONS = (
-    None,
-    *(
-        ActivationFormat(dtype=dtype, granularity=granularity, dynamic=granularity != "tensor")
-        for dtype, granularity in (
-            ("fp8_e4m3", "token"),
-            ("fp8_e4m3", "tensor"),
-            ("fp8_e4m3", "group"),
-            ("nvfp4", "group"),
-            ("mxfp4", "group"),
-        )
-    ),
-)
+INT4_SCALES_F16 = dataclasses.replace(known.INT4, scale_dtype="float16")
+WEIGHTS = [known.INT4, INT4_SCALES_F16, known.INT4_GROUPS, known.INT4_F16]
+WEIGHTS += [known.FP8_CHANNEL, known.FP8_TENSOR, known.FP8_BLOCK, known.NVFP4, known.MXFP4]
+WEIGHTS += [known.TWO_STAGES]
+MXFP4 = dataclasses.replace(known.PER_GROUP, dtype="mxfp4")
+ACTIVATIONS = (None, known.PER_TOKEN, known.STATIC, known.PER_GROUP, known.NVFP4_INPUTS, MXFP4)
 
 
 def recipe(layout: LayoutName, weights: WeightFormat, inputs: ActivationFormat | None) -> Recipe:
@@ -76,12 +52,8 @@ def recipe_of(made: Made) -> Recipe:
     )
     if made.activations == "none":
         return recipe(made.layout, weights, None)
-    dynamic = made.activations == "dynamic"
-    shared = "token" if made.granularity == "channel" else "group"
-    inputs = ActivationFormat(
-        dtype="fp8_e4m3", granularity=shared if dynamic else "tensor", dynamic=dynamic
-    )
-    return recipe(made.layout, weights, inputs)
+    dynamic = known.PER_TOKEN if made.granularity == "channel" else known.PER_GROUP
+    return recipe(made.layout, weights, dynamic if made.activations == "dynamic" else known.STATIC)
 
 
 RAGGED = {"heads": 6, "kv_heads": 2, "head_dim": 48, "hidden": 96, "intermediate": 352}
@@ -91,9 +63,7 @@ RAGGED = {"heads": 6, "kv_heads": 2, "head_dim": 48, "hidden": 96, "intermediate
     ("name", "options"),
     [(n, [{}, RAGGED][i % 2]) for i, n in enumerate(MADE) if n != "quark-int4-order"],
 )
-def test_what_is_written_is_what_was_made_by_hand(
-    name: str, options: dict[str, int], tmp_path: Path
-) -> None:
+def test_files_are_those_made_by_hand(name: str, options: dict[str, int], tmp_path: Path) -> None:
     """Every tensor, byte for byte: numerics, packing and layout worked out a second time.
 
     compressed-tensors takes whole blocks of inputs only; k and v are one and a half blocks of rows.
@@ -112,8 +82,7 @@ def test_what_is_written_is_what_was_made_by_hand(
 @pytest.mark.parametrize("name", ["awq", "quark-int4", "quark-int4-group"])
 def test_rows_that_fill_no_word_are_refused_before_work(name: str, tmp_path: Path) -> None:
     """One key-value head of 4; everything else is as it should be."""
-    folder = tiny_eagle3_llama(tmp_path / "draft", heads=8, kv_heads=1, head_dim=4)
-    draft = draft_of(folder)
+    draft = draft_of(tiny_eagle3_llama(tmp_path / "draft", heads=8, kv_heads=1, head_dim=4))
     with pytest.raises(LayoutError):
         make_plan(recipe_of(MADE[name]), draft)
     wide_enough = tiny_eagle3_llama(tmp_path / "wide", heads=8, kv_heads=2, head_dim=4)

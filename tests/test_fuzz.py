@@ -11,7 +11,7 @@ import json
 import resource
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,13 +73,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folders]:
     quantized = {
         name: quantize_by_hand(sources["llama"], root / name, made) for name, made in MADE.items()
     }
-    ours = root / "ours"
-    assert main(["quantize", str(sources["llama"]), *INT4, "--out", str(ours)]) == 0
-    quantized["ours"] = ours
+    quantized["ours"] = root / "ours"
+    assert main(["quantize", str(sources["llama"]), *INT4, "--out", str(root / "ours")]) == 0
     recipe, quantized["mixed"] = root / "mixed.yaml", root / "mixed"
-    recipe.write_text(
-        yaml.safe_dump(to_mapping(mixed(INT4_CHANNEL, (FP8, DOWN)))), encoding="utf-8"
-    )
+    text = yaml.safe_dump(to_mapping(mixed(INT4_CHANNEL, (FP8, DOWN))))
+    recipe.write_text(text, encoding="utf-8")
     asked = ("--recipe", str(recipe), "--out", str(quantized["mixed"]))
     assert main(["quantize", str(sources["llama"]), *asked]) == 0
     write_said(root / "traces", prompts=3, tokens=12)
@@ -106,10 +104,9 @@ def run(command: Sequence[str], folders: Folders, source: str = "llama") -> None
         "SOURCE": str(folders.sources[source]),
         "TRACES": str(folders.root / "traces"),
     }
-    arguments = [named.get(argument, argument) for argument in command]
     printed, errors = io.StringIO(), io.StringIO()
     with bounded(), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
-        code = main(arguments)
+        code = main([named.get(argument, argument) for argument in command])
     assert code in (0, 1, 2, 3)
     said = errors.getvalue().split("\n")  # `gate` says before what memory it takes
     assert code != 2 or any(line.startswith("error: ") for line in said)
@@ -150,9 +147,8 @@ def test_declaration(folders: Folders, data: st.DataObject) -> None:
     original = folders.quantized[data.draw(st.sampled_from(list(folders.quantized)))]
     config = config_of(original)
     declared = data.draw(mutated(config["quantization_config"]))
-    changed(
-        folders, original, "config.json", json_bytes(config | {"quantization_config": declared})
-    )
+    content = json_bytes(config | {"quantization_config": declared})
+    changed(folders, original, "config.json", content)
     run(data.draw(st.sampled_from(QUANTIZED)), folders)
 
 
@@ -203,8 +199,7 @@ def test_traces(folders: Folders, data: st.DataObject) -> None:
     else:
         content = with_header(data, content)
     changed(folders, original, file, content)
-    draft = str(folders.sources["llama"])
-    run(("replay", draft, "--traces", "DRAFT"), folders)
+    run(("replay", str(folders.sources["llama"]), "--traces", "DRAFT"), folders)
 
 
 PROMPTS = [
@@ -214,24 +209,15 @@ PROMPTS = [
 ]
 
 
-def read(path: Path, content: bytes, read: Callable[[Path], object]) -> None:
-    """Read a file, or be told in plain text."""
-    path.write_bytes(content)
-    with bounded():
-        try:
-            assert read(path)
-        except (PromptError, CheckpointError) as exc:
-            assert_plain(str(exc))
-
-
 @given(st.data())
 def test_prompts(folders: Folders, data: st.DataObject) -> None:
-    lines = [data.draw(documents(prompt)) for prompt in PROMPTS]
     path = folders.root / "prompts.jsonl"
-    read(
-        path,
-        b"\n".join(lines),
-        lambda file: all(
-            prompt.token_ids and prompt.id.isprintable() for prompt in read_prompts(file)
-        ),
-    )
+    path.write_bytes(b"\n".join([data.draw(documents(prompt)) for prompt in PROMPTS]))
+    with bounded():
+        try:
+            found = read_prompts(path)
+        except (PromptError, CheckpointError) as exc:
+            assert_plain(str(exc))
+            return
+    assert found
+    assert all(prompt.token_ids and prompt.id.isprintable() for prompt in found)

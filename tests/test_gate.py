@@ -148,8 +148,7 @@ def test_what_is_plausible_ends_where_it_should() -> None:
         ((0, 0, 120, 880), (0, 0, 119, 881), None), ((950, 50, 0, 0), (951, 49, 0, 0), 1.05),
     ):  # fmt: skip
         for last, verdict in ((inside, "PASS"), (beyond, "ANOMALOUS")):
-            found = of([inside] * 40, [last] * 40, expected_baseline=expected)
-            assert found.verdict == verdict
+            assert of([inside] * 40, [last] * 40, expected_baseline=expected).verdict == verdict
     # 1.602 / 1.05 = 1.52571 and 1.602 / 0.95 = 1.68632
     for length, verdict in ((1.526, "PASS"), (1.525, "ANOMALOUS"), (1.686, "PASS"),
                             (1.687, "ANOMALOUS")):  # fmt: skip
@@ -284,13 +283,11 @@ def test_the_two_drafts_are_not_mistaken_for_each_other() -> None:
     """Every figure of each draft, and the first steps of the candidate."""
     baseline = replay([(300, 300, 400)] * 40, name="bf16")
     histograms: list[tuple[int, ...]] = [(300, 308, 392), (300, 312, 388)] * 20
-    prompts = tuple(
-        dataclasses.replace(prompt, every_position=AcceptanceCounts(histogram=(1, 2, 1)))
-        for prompt in replay(histograms).prompts
-    )
-    step = FirstStepAgreement(
-        num_rows=10, num_equal=8, num_only_reference_hits=2, num_only_this_hits=0
-    )
+    every = AcceptanceCounts(histogram=(1, 2, 1))
+    plain = replay(histograms).prompts
+    prompts = tuple(dataclasses.replace(prompt, every_position=every) for prompt in plain)
+    known = {"num_only_reference_hits": 2, "num_only_this_hits": 0}
+    step = FirstStepAgreement(num_rows=10, num_equal=8, **known)
     candidate = replay(histograms, name="int4", prompts=prompts, first_step=step)
     report = judge(baseline, candidate, RELEASE, background=Background(warnings=("no proof",)))
     assert (report.verdict, report.first_step) == ("PASS", step)
@@ -317,8 +314,7 @@ def test_policies_and_what_overrides_them() -> None:
     assert resolve_policy("screening", unrecorded=True) == screening
     with pytest.raises(GateError, match=r"write 95 % as 0\.95"):
         resolve_policy("release", confidence=95)
-    refused = {"name": "strict", "max_relative_drop": 1.0, "min_prompts": 1}
-    for name, value in refused.items():
+    for name, value in {"name": "strict", "max_relative_drop": 1.0, "min_prompts": 1}.items():
         with pytest.raises(GateError):
             resolve_policy(**({"name": "release"} | {name: value}))  # type: ignore[arg-type]
 
@@ -335,11 +331,8 @@ PUBLISHED: list[tuple[Spending, float, dict[int, float]]] = [
 ]
 
 
-@pytest.mark.parametrize("case", PUBLISHED)
-def test_the_constants_are_the_published_ones(
-    case: tuple[Spending, float, dict[int, float]],
-) -> None:
-    spending, confidence, published = case
+@pytest.mark.parametrize(("spending", "confidence", "published"), PUBLISHED)
+def test_constants_are_the_published_ones(spending: Any, confidence: Any, published: Any) -> None:
     for total, constant in published.items():
         found = boundaries(total, spending, confidence)
         assert found[-1] == pytest.approx(constant, abs=6e-4)
@@ -382,9 +375,7 @@ def test_the_gate_judges_by_the_bounds_of_the_look(capsys: pytest.CaptureFixture
     print_gate(report, {"BF16": "'a draft'", "QUANT": "int4", "TRACES": "t"})
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == "Gate, planned interim analysis 1 of 3"
-    assert any(
-        line.startswith("warning: this is planned interim analysis 1 of 3") for line in lines
-    )
+    assert any(line.startswith("warning: this is planned interim analysis 1 of") for line in lines)
     record = "draftquant record --target TARGET --draft 'a draft' --tables --prompts PROMPTS"
     assert f"{record} --out FRESH" in lines  # BF16 is named; what nobody knows stays as it is
 

@@ -1,7 +1,4 @@
-"""Measurements and parity beside named drafts: what was measured has to be of these.
-
-What verdicts and refusals say is kept in told/gate_named_drafts.txt.
-"""
+"""Measurements and parity beside named drafts: what was measured has to be of these."""
 
 import json
 import shutil
@@ -43,8 +40,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def hashes(work: Path) -> Mapping[str, str]:
-    names = ("bf16", "other", "fp8")
-    return {name: draft_identity(work / name).draft_sha256 for name in names}
+    return {name: draft_identity(work / name).draft_sha256 for name in ("bf16", "other", "fp8")}
 
 
 def run(path: Path, drop: int, draft_sha256: str | None) -> Path:
@@ -65,8 +61,7 @@ def test_measurements_of_these_drafts_pass_and_of_others_decide_nothing(
     work: Path, hashes: Mapping[str, str], runs: list[Path], tmp_path: Path
 ) -> None:
     report = judged(work, runs, report=tmp_path / "r.json")
-    assert report.verdict == "PASS"
-    assert report.background.candidate_sha256 == hashes["fp8"]
+    assert (report.verdict, report.background.candidate_sha256) == ("PASS", hashes["fp8"])
     assert '"family": "eagle3-llama"' in (tmp_path / "r.json").read_text(encoding="utf-8")
     other = run(tmp_path / "other", 0, hashes["other"])
     for wrong in ([other, runs[1]], [runs[0], other], runs[::-1]):
@@ -79,9 +74,7 @@ def test_measurements_of_these_drafts_pass_and_of_others_decide_nothing(
 
 
 @pytest.mark.parametrize("unsaid", [0, 1])
-def test_measurements_that_do_not_say_whose_they_are_release_no_draft(
-    unsaid: int, work: Path, runs: list[Path]
-) -> None:
+def test_nameless_measurements_release_no_draft(unsaid: int, work: Path, runs: list[Path]) -> None:
     run(runs[unsaid], unsaid, None)
     report = judged(work, runs)
     assert (report.verdict, report.exit_code) == ("INCONCLUSIVE", 3)
@@ -114,21 +107,17 @@ def test_parity_says_whose_it_is_and_of_other_drafts_is_refused(
         assert (found.verdict, sum(warning in one for one in found.warnings)) == ("PASS", 1), named
 
 
-def test_what_is_known_of_named_drafts_is_that_of_their_folders(
-    work: Path, runs: list[Path], tmp_path: Path
-) -> None:
+def test_named_drafts_are_known_by_folders(work: Path, runs: list[Path], tmp_path: Path) -> None:
     """No record, calibration on these prompts: as where traces are given."""
     assert judged(work, runs, expect_baseline=1.6).background.expected_baseline == 1.6
-    own = tmp_path / "fp8"
-    shutil.copytree(work / "fp8", own)
+    own = Path(shutil.copytree(work / "fp8", tmp_path / "fp8"))
     edit_json(own / "draftquant.json", calibration_prompts=[prompt_sha256([3])])
     reseal(own)
     with pytest.raises(GateError):
         gate(work / "bf16", own, measured=runs)
     (own / "draftquant.json").unlink()
     assert gate(work / "bf16", own, measured=runs).verdict == "ANOMALOUS"
-    asserted = gate(work / "bf16", own, measured=runs, unrecorded=True)
-    assert asserted.verdict == "PASS"
+    assert gate(work / "bf16", own, measured=runs, unrecorded=True).verdict == "PASS"
 
 
 ANSWER = "vLLM 0.31.0 in .venv on the CPU loaded this draft, and <not> all of it arrived"

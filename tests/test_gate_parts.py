@@ -71,8 +71,7 @@ def test_the_more_small_categories_the_surer_one_has_to_be() -> None:
     """-3.4 % +- 0.9 % in 12 prompts: beyond -3 % at 95 % alone, and not as one of ten."""
     for others, lost in ((0, ["b"]), (9, [])):
         names = "a" * 270 + "b" * 12 + "".join(chr(ord("c") + i) for i in range(others))
-        candidate = noisy(0, 4, 270) + noisy(55, 9, 12) + noisy(0, 4, others)
-        rows = spread(600, len(names)), candidate
+        rows = spread(600, len(names)), noisy(0, 4, 270) + noisy(55, 9, 12) + noisy(0, 4, others)
         report = judge(*(replay(each, categories=names) for each in rows), RELEASE)
         assert [one.category for one in report.categories if one.certainly_lost] == lost
 
@@ -80,8 +79,7 @@ def test_the_more_small_categories_the_surer_one_has_to_be() -> None:
 def test_where_the_whole_fails_it_leads() -> None:
     """-4 %; a sole category is the whole, and no row."""
     rows = spread(600, 80), noisy(64, 4, 80)
-    report = judge(*(replay(each, categories="ab") for each in rows), RELEASE)
-    assert report.verdict == "FAIL"
+    assert judge(*(replay(each, categories="ab") for each in rows), RELEASE).verdict == "FAIL"
     assert judge(*map(replay, rows), RELEASE).categories == ()
 
 
@@ -114,11 +112,8 @@ def judged(
 ) -> GateReport:
     """40 prompts that lose nothing below 1k, and `drop` of 600 in a tenth of their steps beyond."""
     long, lost = tenth(spread(600), reach), tenth(noisy(drop, noise), reach)
-    return judge(
-        long_replay(spread(600), long, categories=categories),
-        long_replay(noisy(0, 4), lost, categories=categories),
-        policy,
-    )
+    bins = (spread(600), long), (noisy(0, 4), lost)
+    return judge(*(long_replay(*each, categories=categories) for each in bins), policy)
 
 
 def test_a_bin_that_fails_makes_the_whole_fail() -> None:
@@ -177,14 +172,11 @@ def test_prompts_that_no_bin_counts_are_named_and_those_without_steps_are_none()
                 assert known == (one.id not in ("p0", "p1", "p2"),) * 2
 
 
-def test_a_part_with_bounds_is_shown_though_it_is_not_judged(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_part_with_bounds_is_shown_though_not_judged(capsys: pytest.CaptureFixture[str]) -> None:
     """As where clusters were declared: ten of 'b' have bounds, nine a warning alone."""
     for count in (10, 9):
         print_gate(of_b(3, 4, count=count))
-        said = capsys.readouterr().out
-        assert ("too few prompts" in said) == (count == 10)
+        assert ("too few prompts" in capsys.readouterr().out) == (count == 10)
 
 
 def test_every_form_of_a_report_shows_the_bins(capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,11 +202,12 @@ def test_a_cluster_is_called_by_its_first_prompt() -> None:
     assert [one.alike for one in found] == ["", "p4", hashes[2], hashes[2], "p4", ""]
 
 
-def clustered(draft: DraftReplay, clusters: list[str]) -> DraftReplay:
-    both = zip(draft.prompts, clusters, strict=True)
-    return dataclasses.replace(
-        draft, prompts=tuple(dataclasses.replace(one, cluster=name) for one, name in both)
-    )
+def clustered(draft: DraftReplay, clusters: list[str], *, alike: bool = False) -> DraftReplay:
+    """Which are declared, and shown by their texts where they are alike."""
+    prompts = []
+    for one, name in zip(draft.prompts, clusters, strict=True):
+        prompts.append(dataclasses.replace(one, cluster=name, alike=name if alike else one.alike))
+    return dataclasses.replace(draft, prompts=tuple(prompts))
 
 
 def test_one_prompt_under_forty_names_is_one_prompt() -> None:
@@ -268,13 +261,7 @@ def test_clusters_that_were_chosen_by_the_counts_narrow_no_bound() -> None:
         assert report.change.relative_bounds == alone.change.relative_bounds
         assert (report.num_clusters, report.change.effective_num_prompts) == (50, 50.0)
         assert document(report).judgement == report
-        shown = (
-            dataclasses.replace(
-                each, prompts=tuple(dataclasses.replace(p, alike=p.cluster) for p in each.prompts)
-            )
-            for each in (clustered(one, pairs) for one in drafts)
-        )
-        by_texts = judge(*shown, RELEASE)
+        by_texts = judge(*(clustered(each, pairs, alike=True) for each in drafts), RELEASE)
         assert by_texts.change is not None
         assert by_texts.change.relative_bounds == alone.change.relative_bounds
 
@@ -290,9 +277,8 @@ def test_seen_continuations_are_judged_both_ways(
 ) -> None:
     """The worse verdict counts: neither prompts that gained nor leaving out losers helps."""
     noise, seen = 8, tuple(f"p{i}" for i in range(20))
-    rows = noisy(of_seen, noise, 20) + noisy(of_rest, noise, 80)
     without = judge(replay(spread(600, 80)), replay(noisy(of_rest, noise, 80)), RELEASE)
-    drafts = replay(spread(600, 100)), replay(rows)
+    drafts = replay(spread(600, 100)), replay(noisy(of_seen, noise, 20) + noisy(of_rest, noise, 80))
     plain = judge(*drafts, RELEASE)
     report = judge(*drafts, RELEASE, background=Background(seen_continuations=seen))
     assert (plain.verdict, without.verdict, report.verdict) == verdicts
@@ -316,10 +302,9 @@ def test_what_loops_hide_is_told_and_decides_nothing(
 ) -> None:
     rows = noisy(of_others, noise[0], count) + noisy(0, noise[1], 60)
     baseline, candidate = (replay(each) for each in (spread(600, count) + spread(600, 60), rows))
-    looping = [
-        dataclasses.replace(one, repeated_8gram_share=share if i >= count else 0.0)
-        for i, one in enumerate(baseline.prompts)
-    ]
+    shares = [0.0] * count + [share] * 60
+    both = zip(baseline.prompts, shares, strict=True)
+    looping = [dataclasses.replace(one, repeated_8gram_share=own) for one, own in both]
     plain = judge(baseline, candidate, RELEASE)
     report = judge(dataclasses.replace(baseline, prompts=tuple(looping)), candidate, RELEASE)
     alone = judge(*(replay(each[:count]) for each in (spread(600, count), rows)), RELEASE)
@@ -355,13 +340,11 @@ def test_clusters_too_few_to_suspect_hide_no_lost_category() -> None:
     names = [""] * 400 + [f"c{i // 2}" for i in range(8)]
     rows = spread(600, 408), noisy(0, 4, 400) + noisy(80, 8, 8)
     both = (replay(each, categories="a" * 400 + "b" * 8) for each in rows)
-    report = judge(*(clustered(each, names) for each in both), RELEASE)
-    assert report.categories[1].certainly_lost
+    assert judge(*(clustered(each, names) for each in both), RELEASE).categories[1].certainly_lost
 
 
 def test_what_suggests_that_prompts_are_alike_is_said() -> None:
-    traces = dataclasses.replace(FIGURES, num_near_duplicates=7)
-    made = replay(BASELINE, traces=traces)
+    made = replay(BASELINE, traces=dataclasses.replace(FIGURES, num_near_duplicates=7))
     named = (dataclasses.replace(p, id=f"doc{i // 5}-{i % 5}") for i, p in enumerate(made.prompts))
     made = dataclasses.replace(made, prompts=tuple(named))
     assert len(judge(made, made, RELEASE).warnings) > 2

@@ -73,9 +73,7 @@ PUBLISHED = [(5376, 16, 4, 35_328), (2816, 8, 2, 17_920), (1536, 1, None, 6_144)
 
 
 @pytest.mark.parametrize(("width", "heads", "fewer", "size"), PUBLISHED)
-def test_bytes_of_a_token_by_published_sizes(
-    width: int, heads: int, fewer: int | None, size: int
-) -> None:
+def test_bytes_of_a_published_token(width: int, heads: int, fewer: int | None, size: int) -> None:
     inner = {**ROW["config"]["text_config"], "head_dim": 256, "global_head_dim": 512}
     inner |= {"num_key_value_heads": heads, "num_global_key_value_heads": fewer}
     inner["attention_k_eq_v"] = fewer is not None

@@ -1,7 +1,4 @@
-"""Golden acceptance: counts in files, and profiles that say nothing else than their figures.
-
-experiments/served has the settings of vLLM on a real server.
-"""
+"""Golden acceptance: counts in files, and profiles that say nothing else than their figures."""
 
 import dataclasses
 import json
@@ -134,9 +131,8 @@ def test_a_profile_of_another_producer_is_read_without_what_it_lacks(tmp_path: P
     found = said_of(tmp_path)
     assert (found.method, found.accept_length_model, found.num_draft_tokens) == (None, None, 3)
     assert (found.rates, found.mean) == (tuple(DFLASH["marginal_accept_rates"]), 2.473353)
-    alone = dict.fromkeys(
-        DFLASH.keys() - {"schema_version", "measured", "conditional_accept_rates"}
-    )
+    kept = {"schema_version", "measured", "conditional_accept_rates"}
+    alone = dict.fromkeys(DFLASH.keys() - kept)
     assert said_of(tmp_path, **alone).rates == pytest.approx(found.rates, abs=1e-6)
     rounded = {"conditional_accept_rates": None, "mean_accept_length": 2.185,
                "marginal_accept_rates": [0.719, 0.464, 0.002],
@@ -144,9 +140,8 @@ def test_a_profile_of_another_producer_is_read_without_what_it_lacks(tmp_path: P
     assert said_of(tmp_path, **rounded).mean == 2.185
     of_block = {"verification_method": "block", "conditional_accept_rates": None,
                 "marginal_accept_rates": None, "vectors_unavailable_reason": "jointly"}  # fmt: skip
-    block = said_of(
-        tmp_path, **of_block, per_category={"code": {"mean_accept_length": 2.9, "n": 1}}
-    )
+    of_code = {"code": {"mean_accept_length": 2.9, "n": 1}}
+    block = said_of(tmp_path, **of_block, per_category=of_code)
     assert (block.rates, block.mean, block.num_draft_tokens) == ((), 2.473353, 3)
     assert block.per_category == {"code": Accepted(mean_accept_length=2.9)}
     assert simulation(block, 3, "vllm") is simulation(block, 3, "dynamo") is None
@@ -166,7 +161,6 @@ CONTRADICTING: tuple[dict[str, Any], ...] = (
     {"per_category": {"code": {"conditional_accept_rates": [0.5]}}},
     {"per_category": {"code": {}}}, {"per_category": {"code": 2.5}},
 )  # fmt: skip
-"""What each is told is kept in told/golden.txt."""
 
 
 def test_what_contradicts_itself_or_was_not_measured_is_refused(tmp_path: Path) -> None:
@@ -203,9 +197,7 @@ def test_a_profile_keeps_rates_k_and_categories(
     [("eagle3-llama", "eagle3", "chain_analytic"), ("dflash", "dflash", "measured_per_k"),
      ("deepseek-mtp", "mtp", "measured_per_k"), ("", None, "measured_per_k")],
 )  # fmt: skip
-def test_only_chains_say_that_their_rates_hold_for_a_smaller_k(
-    family: str, method: str | None, model: str
-) -> None:
+def test_only_chains_hold_for_a_smaller_k(family: str, method: str | None, model: str) -> None:
     counted = golden_of_replay(replay(HISTOGRAMS, family=family), draft_sha256=None)
     found = profile_of(counted)
     assert (found.method, found.accept_length_model) == (method, model)
@@ -283,8 +275,7 @@ def test_whatever_counts_gives_golden_acceptance(tmp_path: Path) -> None:
     (tmp_path / "r.json").write_text(text_of(comparison(categories="ab")), encoding="utf-8")
     assert main(["report", str(tmp_path / "r.json"), *golden, "--overwrite"]) == 0
     assert read_profile(out).draft_checkpoint == {"id": "int4", "tensors_sha256": "2" * 64}
-    files = [str(written(tmp_path / one.name, one)) for one in (a, b)]
-    runs = ["gate", "--measured", *files]
+    runs = ["gate", "--measured", *[str(written(tmp_path / one.name, one)) for one in (a, b)]]
     assert main([*runs, *golden, "--overwrite"]) == 0
     assert read_profile(out) == profile_of(golden_of_measurement(b))
     profile = tmp_path / "speculation_profile.json"

@@ -1,7 +1,4 @@
-"""GPTQ, and weights that make up for the rounding of their inputs: against their definitions.
-
-The textbook form of GPTQ is slow and exact. Then the command, and what verify says of it.
-"""
+"""GPTQ, and weights that make up for the rounding of their inputs: against their definitions."""
 
 import contextlib
 import dataclasses
@@ -9,7 +6,6 @@ import io
 import json
 import shutil
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +34,7 @@ from handmade_gptq import gptq_folder
 from tied_pair import tied
 from tiny import read_tensors, tiny_eagle3_llama, values_of
 from torch import Tensor
-from verify_cases import Tensors, edit
+from verify_cases import edit
 from weight_formats import INT4, INT4_GROUPS, MXFP4, NVFP4, TWO_STAGES
 
 FORMATS = {
@@ -55,17 +51,14 @@ BY_ABSMAX = get_backend("torch", Algorithm(scale="absmax", rounding="gptq"))
     [("int4", "absmax"), ("int4-groups", "mse"), ("int4-of-fp8", "absmax"), ("nvfp4", "mse"),
      ("mxfp4", "absmax")],
 )  # fmt: skip
-def test_codes_are_those_of_the_textbook(
-    name: str, scale: ScaleChoice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_textbook_codes(name: str, scale: ScaleChoice, monkeypatch: pytest.MonkeyPatch) -> None:
     """160 columns: more than are rounded between two matrix products."""
     monkeypatch.setattr("draftquant.quantize.algorithms.gptq_rounding._BLOCK", 64)
     weights = FORMATS[name]
     w, x = gaussian(24, 160).bfloat16(), inputs(160)
     backend = get_backend("torch", Algorithm(scale=scale, rounding="gptq"))
     found = backend.quantize(w, weights, None, moments_of(x))
-    wanted = textbook(w.float(), weights, found, x)
-    same = code_values(found.codes) == code_values(wanted)
+    same = code_values(found.codes) == code_values(textbook(w.float(), weights, found, x))
     # Where float32 and float64 fall on two sides of a middle, the columns after it differ too.
     assert same.float().mean() > 0.97
     assert same.all(dim=1).float().mean() > 0.6
@@ -98,12 +91,9 @@ def test_damping_rises_until_there_is_a_factor() -> None:
         moments = InputMoments(mean, on_factor=used.append)
         BY_ABSMAX.quantize(w, weights, None, moments)
         assert used == [damping]
-    indefinite = partial(
-        InputMoments, torch.diag(torch.tensor([-2.0, *[1.0] * 63])), name="a.q_proj"
-    )
-    for moments, fix in (
-        (indefinite(), "--precise"), (indefinite(precise=True), "calibrate on more")
-    ):  # fmt: skip
+    indefinite = torch.diag(torch.tensor([-2.0, *[1.0] * 63]))
+    for precise, fix in ((False, "--precise"), (True, "calibrate on more")):
+        moments = InputMoments(indefinite, name="a.q_proj", precise=precise)
         with pytest.raises(BackendError, match=r"a\.q_proj: GPTQ finds no Cholesky") as caught:
             BY_ABSMAX.quantize(w, weights, None, moments)
         assert fix in caught.value.fix.split(", or")[0]
@@ -137,8 +127,7 @@ def test_the_corrected_weight_is_that_of_its_definition() -> None:
     damping = 0.01 * h.diagonal().mean()
     wide = w.double()
     exact = (wide @ c + damping * wide) @ torch.linalg.inv(h + damping * torch.eye(96))
-    lost = (x - rounded).T @ rounded / len(x)
-    moments = InputMoments(moments_of(rounded).mean, lost=lost)
+    moments = InputMoments(moments_of(rounded).mean, lost=(x - rounded).T @ rounded / len(x))
     assert (moments.corrected(w) - exact).norm() < 1e-4 * (exact - wide).norm()
     assert (exact - wide).norm() > 0.01 * wide.norm()
 
@@ -146,13 +135,11 @@ def test_the_corrected_weight_is_that_of_its_definition() -> None:
 def test_codes_are_those_of_the_corrected_weight() -> None:
     x, rounded = rounded_inputs(96)
     w, weights = gaussian(16, 96), FORMATS["int4"]
-    lost = (x - rounded).T @ rounded / len(x)
-    moments = InputMoments(moments_of(rounded).mean, lost=lost)
+    moments = InputMoments(moments_of(rounded).mean, lost=(x - rounded).T @ rounded / len(x))
     found = BY_ABSMAX.quantize(w, weights, None, moments)
     for given, least, most in ((moments.corrected(w), 0.97, 1), (w, 0, 0.97)):
         wanted = textbook(given, weights, found, rounded)
-        same = (code_values(found.codes) == code_values(wanted)).float().mean()
-        assert least <= same <= most
+        assert least <= (code_values(found.codes) == code_values(wanted)).float().mean() <= most
 
 
 def test_no_row_goes_further_than_verify_allows() -> None:
@@ -170,8 +157,7 @@ def test_rounding_that_takes_nothing_changes_nothing() -> None:
     w, mean = gaussian(8, 96).bfloat16(), moments_of(inputs(96)).mean
     assert torch.equal(InputMoments(mean).corrected(w), w.float())
     w[3] = 0  # a row of which no share can be taken
-    unchanged = InputMoments(mean, lost=torch.zeros_like(mean))
-    assert torch.equal(unchanged.corrected(w), w.float())
+    assert torch.equal(InputMoments(mean, lost=torch.zeros_like(mean)).corrected(w), w.float())
 
 
 @pytest.mark.parametrize(
@@ -209,8 +195,7 @@ HASH_OF_0_2 = "9b798fa607c4df3cf4dcbac504769b76570a1850958f9f9e935a12d7c8e1c0f6"
 def test_records_of_recipes_without_it_keep_their_hash() -> None:
     recipe = chosen_recipe(RecipeChoice("blackwell-nvfp4", None, "gptq", "off"))
     assert recipe_sha256(recipe) == HASH_OF_0_2
-    corrected = dataclasses.replace(recipe, algorithm=CORRECTED)
-    assert recipe_sha256(corrected) != HASH_OF_0_2
+    assert recipe_sha256(dataclasses.replace(recipe, algorithm=CORRECTED)) != HASH_OF_0_2
     assert CORRECTED.to_nearest == GPTQ.to_nearest
 
 
@@ -240,9 +225,7 @@ def nvfp4(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return quantized(tmp_path_factory.mktemp("nvfp4") / "out", "--recipe", "blackwell-nvfp4")
 
 
-def test_a_draft_is_quantized_verified_and_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_draft_is_made_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float64, and of matrices that nothing but the first damping was added to: with more."""
     factor, done = torch.linalg.cholesky_ex, list[torch.dtype]()
 
@@ -304,15 +287,10 @@ def test_verify_sees_what_correction_never_does(
     """Beside the digest, which whoever changes a folder can write anew."""
     out = tmp_path / "out"
     shutil.copytree(nvfp4.out, out)
-    name = next(name for name in read_tensors(out) if name.endswith("up_proj.weight"))
-
-    def change(tensors: Tensors) -> None:
-        stored = tensors[name]
-        packed = np.frombuffer(stored.data, np.uint8).reshape(stored.shape).copy()
-        attack(packed)
-        tensors[name] = stored._replace(data=packed.tobytes())
-
-    edit(out, change)
+    name, stored = next(x for x in read_tensors(out).items() if x[0].endswith("up_proj.weight"))
+    packed = np.frombuffer(stored.data, np.uint8).reshape(stored.shape).copy()
+    attack(packed)
+    edit(out, lambda t: t.update({name: stored._replace(data=packed.tobytes())}))
     faults = [fault for fault in verify(out, tied() / "draft").faults if fault.where == name]
     assert ["quantized values with at most" in fault.expected for fault in faults] == [True]
 
@@ -320,8 +298,7 @@ def test_verify_sees_what_correction_never_does(
 def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
     given = ("--traces", str(tied() / "traces"), "--out", str(tmp_path / "out"))
     for asked in ("fp8-ptpc --algorithm gptq", "int4-channel --input-scale 1"):
-        quantize = ["quantize", str(tied() / "draft"), "--recipe", *asked.split(), *given]
-        assert main(quantize) == 2
+        assert main(["quantize", str(tied() / "draft"), "--recipe", *asked.split(), *given]) == 2
     assert not (tmp_path / "out").exists()
 
 
@@ -332,11 +309,10 @@ def test_traces_that_are_not_needed_are_not_looked_at(tmp_path: Path) -> None:
     scaled = dq.quantize(draft, "blackwell-fp8", tmp_path / "a", traces=traces, input_scale=1.0)
     report = dq.quantize(draft, "fp8-ptpc", tmp_path / "b", traces=traces)
     nearest = "scale absmax, rounding nearest looks at no inputs"
-    said = f"--traces is not used: recipe fp8-ptpc stores no static input scales, and {nearest}"
-    assert said in report.warnings
-    assert f"--traces is not used: --input-scale gives the static scales, and {nearest}" in (
-        scaled.warnings
-    )
+    unused = "--traces is not used:"
+    of_fp8 = f"{unused} recipe fp8-ptpc stores no static input scales, and {nearest}"
+    assert of_fp8 in report.warnings
+    assert f"{unused} --input-scale gives the static scales, and {nearest}" in scaled.warnings
     for name in "ab":
         record = json.loads((tmp_path / name / "draftquant.json").read_text(encoding="utf-8"))
         assert record.get("calibration_prompts") is None
@@ -373,9 +349,8 @@ def test_a_sound_folder(kind: dict[str, Any], source: Path, tmp_path: Path) -> N
     name = f"{UP}.weight"
     assert np.array_equal(loaded["layers.0.mlp.up_proj.weight"].numpy(), values_of(weights[name]))
     lost = values_of(weights[name]) - values_of(read_tensors(source)[name])
-    assert np.abs(lost).max() < np.abs(values_of(weights[name])).max() / (
-        2 ** kind.get("bits", 4) - 2
-    )
+    steps = 2 ** kind.get("bits", 4) - 2
+    assert np.abs(lost).max() < np.abs(values_of(weights[name])).max() / steps
 
 
 @pytest.mark.parametrize(
@@ -426,9 +401,7 @@ def test_the_first_rule_of_dynamic_decides(
         ({"group_size": 16}, "compressed-tensors"),
     ],
 )
-def test_what_no_layout_holds(
-    kind: dict[str, Any], layout: Any, source: Path, tmp_path: Path
-) -> None:
+def test_no_layout_holds(kind: dict[str, Any], layout: Any, source: Path, tmp_path: Path) -> None:
     out = gptq_folder(source, tmp_path / "out", **kind)
     with pytest.raises(LayoutError):
         plan_transcoding(DraftSource(folder=out), layout, target_layers=4)

@@ -6,9 +6,7 @@ import pytest
 from gpu import run
 
 
-def test_without_the_device_nothing_is_run_and_that_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_device_nothing_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run.main(["--device", "cuda:99", "--out", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err.startswith("no CUDA device: nothing was run (--device: there is")
     assert not (tmp_path / "out").exists()

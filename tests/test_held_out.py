@@ -1,14 +1,13 @@
-"""The held-out rule: prompts that calibrated a draft do not judge it, whatever they are called.
-
-Which prompts an error names, and what is to be done, is kept in told/held_out.txt.
-"""
+"""The held-out rule: prompts that calibrated a draft do not judge it, whatever they are called."""
 
 import dataclasses
 import json
 import random
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import corpus
 import pytest
@@ -44,9 +43,8 @@ def folder_of(traces: list[PromptTrace], folder: Path) -> TraceFolder:
 
 
 def record(folder: Path, **changes: object) -> QuantizedProvenance:
-    (folder / "draftquant.json").write_text(
-        json.dumps(document("whole") | changes), encoding="utf-8"
-    )
+    text = json.dumps(document("whole") | changes)
+    (folder / "draftquant.json").write_text(text, encoding="utf-8")
     found = read_provenance(folder)
     assert isinstance(found, QuantizedProvenance)
     return found
@@ -55,9 +53,8 @@ def record(folder: Path, **changes: object) -> QuantizedProvenance:
 def calibrated_on(traces: TraceFolder, folder: Path) -> QuantizedProvenance:
     """The record of a draft that these traces calibrated."""
     seen = seen_prompts(traces)
-    return record(
-        folder, calibration_prompts=list(seen.sha256), calibration_sketches=encode(seen.sketches)
-    )
+    sketches = encode(seen.sketches)
+    return record(folder, calibration_prompts=list(seen.sha256), calibration_sketches=sketches)
 
 
 def test_a_quantized_draft_records_what_calibrated_it() -> None:
@@ -65,25 +62,20 @@ def test_a_quantized_draft_records_what_calibrated_it() -> None:
     made = read_provenance(corpus.quantized(kind, "blackwell-fp8", pair=True, measured=True))
     seen = seen_prompts(TraceFolder.open(corpus.traces(kind)))
     assert isinstance(made, QuantizedProvenance)
-    assert made.calibration_prompts == seen.sha256
-    assert made.calibration_sketches == seen.sketches
+    assert (made.calibration_prompts, made.calibration_sketches) == (seen.sha256, seen.sketches)
     assert made.calibration_target == seen.target
 
 
 def with_prompt(trace: PromptTrace, token_ids: Sequence[int], **changes: object) -> PromptTrace:
     """The trace with another prompt in front of the same continuation."""
-    features = torch.zeros((1, trace.features.shape[1]), dtype=trace.features.dtype)
-    added = len(token_ids) - trace.prompt_length
-    return dataclasses.replace(
-        trace,
-        prompt_length=len(token_ids),
-        token_ids=torch.cat([torch.tensor(token_ids), trace.token_ids[trace.prompt_length :]]),
-        features=torch.cat([features] * max(0, added) + [trace.features[max(0, -added) :]]),
-        target_top1=torch.cat(
-            [torch.full((max(0, added),), -1), trace.target_top1[max(0, -added) :]]
-        ),
-        **changes,
-    )
+    longer = len(token_ids) - trace.prompt_length
+    added, cut = max(0, longer), max(0, -longer)
+    tokens = torch.tensor(token_ids), trace.token_ids[trace.prompt_length :]
+    features = trace.features.new_zeros(added, trace.features.shape[1]), trace.features[cut:]
+    top1 = torch.full((added,), -1), trace.target_top1[cut:]
+    of = {"token_ids": tokens, "features": features, "target_top1": top1}
+    joined: dict[str, Any] = {name: torch.cat(parts) for name, parts in of.items()}
+    return dataclasses.replace(trace, prompt_length=len(token_ids), **joined, **changes)
 
 
 def answering(trace: PromptTrace, token_ids: Sequence[int]) -> PromptTrace:
@@ -95,10 +87,7 @@ def answering(trace: PromptTrace, token_ids: Sequence[int]) -> PromptTrace:
 
 
 def reciting(seed: int) -> list[PromptTrace]:
-    """Prompts of a drawn target, which recites: parts of few texts, behind a common beginning.
-
-    Some prompts begin with a common text of their category, and some are cut or changed copies.
-    """
+    """Of a drawn target, which recites parts of few texts; some prompts are changed copies."""
     draw = random.Random(seed)
     texts = [[draw.randrange(50) for _ in range(160)] for _ in range(draw.randint(2, 6))]
     share, system = draw.choice([0.2, 0.5, 0.8]), draw.random()
@@ -135,21 +124,17 @@ CHANGES: dict[str, Callable[[list[int]], list[int]]] = {
     ("change", "length"),
     [("middle", 48), ("longer", 48), ("first", 400), ("next-to-last", 400), ("shorter", 400)],
 )
-def test_a_prompt_that_calibrated_and_was_changed_a_little_is_refused(
-    change: str, length: int, tmp_path: Path
-) -> None:
+def test_a_prompt_changed_a_little_is_refused(change: str, length: int, tmp_path: Path) -> None:
     """Alone and in nine versions: of short prompts all shingles are kept, of long ones 64."""
     calibration = [make_trace(f"p{i}", length, seed=i) for i in range(6)]
     candidate = calibrated_on(folder_of(calibration, tmp_path / "calibration"), tmp_path)
-    other = make_trace("other", length, seed=99)
     near = with_prompt(calibration[2], CHANGES[change](prompt_of(calibration[2])), id="near")
-    traces = folder_of([other, near], tmp_path / "one")
+    traces = folder_of([make_trace("other", length, seed=99), near], tmp_path / "one")
     with pytest.raises(GateError):
         check_held_out(candidate, traces)
     versions = [
         with_prompt(trace, [number, *prompt_of(trace)[1:]], id=f"{trace.id}-{number}")
-        for trace in calibration[:4]
-        for number in range(9)
+        for trace, number in product(calibration[:4], range(9))
     ]
     with pytest.raises(GateError):
         check_held_out(candidate, folder_of(versions, tmp_path / "nine"))
@@ -187,8 +172,8 @@ def test_a_conversation_that_was_one_prompt_is_known_turn_by_turn(tmp_path: Path
     """Calibrated on the whole as one prompt; its first turn alone was never seen."""
     whole = make_trace("whole", 30, seed=5)
     candidate = calibrated_on(folder_of([whole], tmp_path / "calibration"), tmp_path)
-    begun = prompt_sha256(prompt_of(whole)[:12])  # the first turn need not be in the folder
-    known = dataclasses.replace(whole, conversation_sha256=begun)
+    # The first turn need not be in the folder.
+    known = dataclasses.replace(whole, conversation_sha256=prompt_sha256(prompt_of(whole)[:12]))
     assert check_held_out(None, folder_of([known], tmp_path / "begun")) == HeldOut()
     first = make_trace("first", 12, seed=6)
     later = dataclasses.replace(whole, id="later", conversation_sha256=first.prompt_sha256)
@@ -214,11 +199,9 @@ def test_a_record_without_sketches_or_prompts_says_so(tmp_path: Path) -> None:
     check_held_out(record(tmp_path, calibration_prompts=[SEEN]), fresh)
     later = dataclasses.replace(make_trace("later", 30, seed=5), conversation_sha256=SEEN)
     begun = dataclasses.replace(TRACES[1], conversation_sha256=None)
+    both = folder_of([begun, later], tmp_path / "later")
     with pytest.raises(GateError):
-        check_held_out(
-            record(tmp_path, calibration_prompts=[SEEN]),
-            folder_of([begun, later], tmp_path / "later"),
-        )
+        check_held_out(record(tmp_path, calibration_prompts=[SEEN]), both)
     traces = folder_of(TRACES, tmp_path / "traces")
     for origin in (None, f"traces sha256 {'0' * 64}, num_draft_tokens 3"):
         check_held_out(record(tmp_path, input_scale_origin=origin), traces)

@@ -70,19 +70,16 @@ def test_what_is_needed_comes_first_and_then_what_is_common() -> None:
         headings = [order.index(title) for title in shown if title in order]
         assert headings == sorted(headings)
         assert not (headings and "options" in shown)
-        grouped = (
-            g._group_actions for g in parser._action_groups if g.title in (*order, "options")
-        )
-        assert bool(headings) == (sum(map(len, grouped)) > 8), parser.prog
+        groups = [g for g in parser._action_groups if g.title in (*order, "options")]
+        count = sum(len(group._group_actions) for group in groups)
+        assert bool(headings) == (count > 8), parser.prog
         for action in parser._actions:
             assert action.help, action.dest
 
 
-@pytest.mark.parametrize("given", [["-q", "recipes", "list"], ["recipes", "list", "-q"]])
-def test_common_options_count_wherever_they_stand(given: list[str]) -> None:
-    options = argparse.Namespace(quiet=False)
-    WHOLE.parse_args(given, namespace=options)
-    assert options.quiet
+def test_common_options_count_wherever_they_stand() -> None:
+    for given in (["-q", "recipes", "list"], ["recipes", "list", "-q"]):
+        assert WHOLE.parse_args(given, namespace=argparse.Namespace(quiet=False)).quiet
 
 
 WRONG = (
@@ -92,7 +89,6 @@ WRONG = (
     "estimate d --efficiency lots", "traces split t --out a b --fraction x", "plan d --recipe",
     "record --to 3",
 )  # fmt: skip
-"""What was meant is said in told/help.txt."""
 
 
 @pytest.mark.parametrize("given", WRONG)
@@ -107,9 +103,7 @@ def test_usage_errors_say_what_was_meant(given: str) -> None:
     (["plan", "-V"], 0),
     (["quan\x1b[2Jtise"], 2),  # from elsewhere: it must not write to the terminal
 ])  # fmt: skip
-def test_a_command_line_that_ends_at_once(
-    given: list[str], code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_ends_at_once(given: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main(given)
     assert exit_.value.code == code

@@ -1,7 +1,4 @@
-"""Hostile files: what is no file, what is too large, and text that no terminal should get raw.
-
-For each reader of each command: an error that says where, within seconds of the CPU and 500 MB.
-"""
+"""What is no file, too large, or text that no terminal should get raw: an error, and soon."""
 
 import ast
 import gc
@@ -76,11 +73,7 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
 
 HOMES = {
     # Of /proc, of the identity of this machine, of an installed distribution, and our own tables.
-    "read_text": {
-        "quantize/files/staging.py",
-        "recipes/installing.py",
-        "recipes/packages.py",
-    },
+    "read_text": {"quantize/files/staging.py", "recipes/installing.py", "recipes/packages.py"},
     "read_bytes": set(),
     "open": {"recipes/regular_file.py", "quantize/files/safetensors_file.py",
              "scripts/frame/streams.py", "quantize/files/staging.py",  # a folder, to lock it
@@ -113,18 +106,12 @@ def callers() -> dict[str, set[str]]:
 
 
 def test_files_are_opened_and_text_is_printed_in_one_home() -> None:
-    found = callers()
-    for method, homes in HOMES.items():
-        of_users = {name for name in found[method] if not name.startswith("scripts/dev/")}
-        assert of_users == homes
+    for method, found in callers().items():
+        assert {name for name in found if not name.startswith("scripts/dev/")} == HOMES[method]
 
 
 DRAFT_FILES = ("config.json", "model.safetensors.index.json", "hf_quant_config.json",
                "model-00001-of-00002.safetensors", "draftquant.json")  # fmt: skip
-
-
-def fifo(path: Path) -> None:
-    os.mkfifo(path)
 
 
 def endless(path: Path) -> None:
@@ -163,7 +150,7 @@ def bounded(seconds: int = 10, megabytes: int = 500) -> Iterator[None]:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < megabytes * 1000
 
 
-MAKES: Sequence[Callable[[Path], None]] = (gigabyte, endless, fifo)
+MAKES: Sequence[Callable[[Path], None]] = (gigabyte, endless, os.mkfifo)
 
 
 @pytest.mark.parametrize(("number", "file"), [*enumerate(DRAFT_FILES)])
@@ -229,14 +216,16 @@ def test_json_that_cannot_be_handled_later() -> None:
 
 
 def test_recipes_that_are_none(tmp_path: Path) -> None:
-    for text in (
+    deep, long = "a: " + "[" * 30_000, "group_size: " + "9" * 60_000
+    texts = (
         "name: &a [1]\nrules: *a",
-        "a: " + "[" * 30_000,
-        "group_size: " + "9" * 60_000,
+        deep,
+        long,
         "? [1]\n: 2",
         "a: .nan\nb: 1e400",
         "a: 1\n" * 3000,
-    ):
+    )
+    for text in texts:
         (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
         with bounded(), pytest.raises(DraftQuantError, match=r"mine\.yaml") as caught:
             load_recipe(tmp_path / "mine.yaml")
@@ -245,12 +234,11 @@ def test_recipes_that_are_none(tmp_path: Path) -> None:
 
 def test_prompts_of_any_number_of_bad_lines(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
-    path.write_text("{\n" * 50_000, encoding="utf-8")
-    with bounded(), pytest.raises(PromptError, match="50000 line"):
-        read_prompts(path)
-    path.write_text(" " * (16 * 2**20 + 1), encoding="utf-8")
-    with bounded(), pytest.raises(PromptError, match="line 1 has more than 16,777,216 bytes"):
-        read_prompts(path)
+    long = " " * (16 * 2**20 + 1)
+    for text, said in (("{\n" * 50_000, "50000 line"), (long, "line 1 has more than 16,777,216 b")):
+        path.write_text(text, encoding="utf-8")
+        with bounded(), pytest.raises(PromptError, match=said):
+            read_prompts(path)
 
 
 # ---- text
@@ -266,20 +254,17 @@ def test_what_is_not_printable_is_escaped() -> None:
     assert len(str(error)) < 20_000
 
 
-COMMANDS = [
-    words.split()
-    for words in (
-        "inspect DRAFT",
-        "plan DRAFT --recipe int4-channel",
-        "quantize DRAFT --recipe int4-channel --out OUT",
-        "verify DRAFT --against SOURCE",
-        "check DRAFT --engine vllm",
-        "recipes check DRAFT/mine.yaml",
-        "record --target DRAFT --prompts DRAFT/p.jsonl --out OUT",
-        "replay DRAFT --traces DRAFT",
-        "gate DRAFT DRAFT --traces DRAFT",
-    )
-]
+COMMANDS = (
+    "inspect DRAFT",
+    "plan DRAFT --recipe int4-channel",
+    "quantize DRAFT --recipe int4-channel --out OUT",
+    "verify DRAFT --against SOURCE",
+    "check DRAFT --engine vllm",
+    "recipes check DRAFT/mine.yaml",
+    "record --target DRAFT --prompts DRAFT/p.jsonl --out OUT",
+    "replay DRAFT --traces DRAFT",
+    "gate DRAFT DRAFT --traces DRAFT",
+)
 
 
 def with_files(folder: Path) -> None:
@@ -313,7 +298,7 @@ def test_no_command_prints_what_a_terminal_would_obey(
     made = main(["quantize", str(folder), "--recipe", "int4-channel", "--out", named["OUT"]])
     assert made == main(["verify", named["OUT"], "--against", str(folder)]) == 0
     CHANGES[change](folder)
-    for arguments in COMMANDS:
+    for arguments in map(str.split, COMMANDS):
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
         filled = [re.sub("DRAFT|SOURCE|OUT", lambda found: named[found[0]], a) for a in arguments]
         assert main(filled) in (0, 1, 2, 3), arguments

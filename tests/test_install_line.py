@@ -35,9 +35,7 @@ def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, direct_url: object 
     monkeypatch.setattr("importlib.metadata.distribution", found)
 
 
-def test_draftquant_itself_comes_from_where_it_came(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_comes_from_where_it_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clone, wheel = tmp_path / "a clone", tmp_path / "draftquant-0.2.0-py3-none-any.whl"
     clone.mkdir()
     wheel.touch()
@@ -46,10 +44,7 @@ def test_draftquant_itself_comes_from_where_it_came(
     cases: list[tuple[object, str]] = [
         ({"url": f"file://{tmp_path}/a%20clone", "dir_info": {"editable": True}}, f"'{clone}'"),
         ({"url": f"file://{wheel}", "archive_info": {"hash": "sha256=0"}}, str(wheel)),
-        (
-            {"url": "file:///no-such-folder/draftquant-0.2.0-py3-none-any.whl", "archive_info": {}},
-            "draftquant-0.2.0-py3-none-any.whl",
-        ),
+        ({"url": f"file:///no-such-folder/{wheel.name}", "archive_info": {}}, wheel.name),
         ({"url": "https://host/d.whl", "archive_info": {}}, "'draftquant @ https://host/d.whl'"),
         (git, f"'draftquant @ git+https://host/a.git@{commit}'"),
         (None, "draftquant==0.2.0"),
@@ -61,14 +56,11 @@ def test_draftquant_itself_comes_from_where_it_came(
         installed(folder, monkeypatch, said)
         assert install_itself() == f"pip install --no-deps {expected}"
         assert install_line("quark") == "pip install amd-quark==0.13 ninja"
-    said = {"url": f"file://{tmp_path}", "dir_info": {"editable": True}}
-    installed(tmp_path, monkeypatch, said)
+    installed(tmp_path, monkeypatch, {"url": f"file://{tmp_path}", "dir_info": {"editable": True}})
     assert install_line("newer") == f"pip install '{tmp_path}[newer]'"  # than the installation
 
 
-def test_code_that_was_never_installed_has_a_name_for_its_clone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_code_never_installed_has_a_name_for_its_clone(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(name: str) -> Distribution:
         raise PackageNotFoundError(name)
 

@@ -20,8 +20,7 @@ ROWS, COLUMNS = 16, 24
 
 
 def layer_config(recipe: str) -> dict[str, Any]:
-    chosen = load_recipe(recipe).stored
-    declared = get_layout("quark").declare(chosen, [])
+    declared = get_layout("quark").declare(load_recipe(recipe).stored, [])
     config: dict[str, Any] = copy.deepcopy(declared["global_quant_config"])
     return config
 
@@ -33,9 +32,7 @@ def codes() -> Tensor:
 class PlainFp8:
     """FP8 weights per channel, multiplied as they are."""
 
-    def create_weights(
-        self, layer: nn.Module, output_partition_sizes: list[int], **rest: Any
-    ) -> None:
+    def create_weights(self, layer: nn.Module, output_partition_sizes: Any, **rest: Any) -> None:
         shape = (sum(output_partition_sizes), rest["input_size_per_partition"])
         layer.weight = parameter(data=torch.zeros(shape, dtype=torch.float8_e4m3fn))
         layer.weight_scale = parameter(data=torch.zeros(shape[0]))
@@ -151,9 +148,7 @@ ENGINES: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
 
 
 @pytest.mark.parametrize("group", ENGINES)
-def test_engines_take_our_class_in_the_place_of_their_own(
-    group: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_engines_take_our_class_for_theirs(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With modules of the test's: a linear gets INT4 where that is declared of it."""
     METHODS["quark"] = OwnQuark
     root, given = ENGINES[group]
@@ -176,6 +171,5 @@ def test_engines_take_our_class_in_the_place_of_their_own(
     for prefix, recipe in OwnQuark.declared.items():
         layer = SimpleNamespace(is_linear=True, scheme=PlainFp8())
         assert isinstance(ours.get_quant_method(layer, prefix), LinearMethod)
-        unpacked = (UnpackedInt4, PlainFp8)[recipe == "mi325x-fp8"]
-        assert type(layer.scheme) is unpacked
+        assert type(layer.scheme) is (UnpackedInt4, PlainFp8)[recipe == "mi325x-fp8"]
     assert ours.get_quant_method(SimpleNamespace(is_linear=False), "model.embed_tokens") is None

@@ -1,11 +1,8 @@
-"""The parts of learned rounding: latents, the prompts that are learned from, what is kept of a run.
-
-Latents are bit for bit the codes that they stand for; whole conversations are learned from or held
-back; states on the disk are replaced whole, and damage is told; which step is the best.
-"""
+"""The parts of learned rounding: latents, the prompts learned from, what is kept of a run."""
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -89,8 +86,7 @@ def test_gradients_go_through_both_roundings(weights: WeightFormat) -> None:
     stored = one.quantized()
     # Codes whose value is 1: of INT4 the number itself, of FP4 the third one.
     third = 1 if stored.codes.dtype == torch.int8 else 2
-    ones = dataclasses.replace(stored, codes=torch.full_like(stored.codes, third))
-    scale = ones.dequantized()
+    scale = dataclasses.replace(stored, codes=torch.full_like(stored.codes, third)).dequantized()
     torch.testing.assert_close(one.codes.grad, gradient * scale, rtol=1e-6, atol=0)
     if one.log_scales is None:
         return
@@ -108,9 +104,7 @@ def test_gradients_go_through_both_roundings(weights: WeightFormat) -> None:
     ("weights", "power", "wanted"),
     [(INT4, -60.0, SMALLEST_SCALE), (NVFP4, -60.0, SMALLEST_E4M3), (NVFP4, 60.0, FP8_MAX)],
 )
-def test_scales_stay_such_as_can_be_stored(
-    weights: WeightFormat, power: float, wanted: float
-) -> None:
+def test_scales_stay_storable(weights: WeightFormat, power: float, wanted: float) -> None:
     one = latent(weights)
     with torch.no_grad():
         assert one.log_scales is not None
@@ -120,9 +114,7 @@ def test_scales_stay_such_as_can_be_stored(
 
 
 @pytest.mark.parametrize(("weights", "low", "high"), [(INT4, -8.5, 7.5), (NVFP4, -7, 7)])
-def test_latents_beyond_the_last_code_come_back(
-    weights: WeightFormat, low: float, high: float
-) -> None:
+def test_latents_beyond_the_codes_come_back(weights: WeightFormat, low: float, high: float) -> None:
     one = latent(weights)
     with torch.no_grad():
         one.codes[0], one.codes[1] = 100.0, -100.0
@@ -142,10 +134,9 @@ def test_a_fifth_of_the_prompts_is_held_back_whatever_their_order_and_names(tmp_
     found = []
     for name, each in (("one", prompts), ("other", prompts[::-1]), ("third", renamed)):
         split = split_prompts(written(tmp_path / name, each), K, share=0.2, seed=0)
-        assert (len(split.learned), len(split.held_back)) == (16, 4)
-        found.append(
-            [[e.id.removeprefix("x") for e in s] for s in (split.learned, split.held_back)]
-        )
+        sides = [[e.id.removeprefix("x") for e in s] for s in (split.learned, split.held_back)]
+        assert [*map(len, sides)] == [16, 4]
+        found.append(sides)
     assert found[0] == found[1] == found[2]
     assert {*found[0][0], *found[0][1]} == {f"a{i}" for i in range(20)}
     copies = [saying(f"{n}{i}", body(i)) for i in range(6) for n in "aq"]
@@ -195,7 +186,7 @@ def test_prompts_run_together_where_rows_lie_on_one_grid_and_lengths_are_alike()
 
 def seen(step: int, length: float, overlap: float = 0.9) -> Validation:
     """Four prompts alike, so that every difference tells."""
-    return look(step, (round(100 * (length - 1)),) * 4, overlap, unquantized=3.0)
+    return look(step, (round(100 * (length - 1)),) * 4, overlap, free=3.0)
 
 
 @pytest.fixture
@@ -233,11 +224,8 @@ def test_damage_is_told(kept: KeptRounding, tmp_path: Path) -> None:
     tensors = {"a": torch.ones(2)}
     kept.save(tensors, (seen(0, 2.0),))
     whole = (tmp_path / STATE).read_bytes()
-    for content in (
-        whole[:-1],
-        whole.replace(b'"rounding"', b'"something"'),
-        whole.replace(b"overlap", b"0verlap"),
-    ):
+    other, misspelt = (b'"rounding"', b'"something"'), (b"overlap", b"0verlap")
+    for content in (whole[:-1], whole.replace(*other), whole.replace(*misspelt)):
         (tmp_path / STATE).write_bytes(content)
         with pytest.raises(CalibrationError):
             kept.validations()
@@ -254,13 +242,11 @@ def test_damage_is_told(kept: KeptRounding, tmp_path: Path) -> None:
 
 
 def look(
-    step: int, accepted: tuple[int, ...], overlap: float = 0.9, unquantized: float = 4.0
+    step: int, accepted: tuple[int, ...], overlap: float = 0.9, free: float = 4.0
 ) -> Validation:
     """Of a hundred rows of each prompt."""
-    rows = (100,) * len(accepted)
-    return Validation(
-        step=step, rows=rows, accepted=accepted, overlap=overlap, unquantized=unquantized
-    )
+    of: dict[str, Any] = {"rows": (100,) * len(accepted), "overlap": overlap, "unquantized": free}
+    return Validation(step=step, accepted=accepted, **of)
 
 
 def test_acceptance_decides_as_far_as_the_prompts_tell() -> None:
@@ -274,8 +260,8 @@ def test_acceptance_decides_as_far_as_the_prompts_tell() -> None:
     assert best_of([first, steady], settings).step == 10
     assert best_of([first, chance], settings).step == 0
     assert best_of([first, look(10, chance.accepted, 0.93)], settings).step == 10
-    worse = look(10, (247, 248, 247, 248), 0.99)  # as clearly, whatever its overlap
-    assert best_of([first, worse], settings).step == 0
+    # As clearly, whatever its overlap.
+    assert best_of([first, look(10, (247, 248, 247, 248), 0.99)], settings).step == 0
 
 
 def test_overlap_must_hardly_fall_and_learning_ends_with_its_patience() -> None:

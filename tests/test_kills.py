@@ -16,11 +16,7 @@ def in_a_process(code: str, folder: Path) -> str:
     """Forks start from a process that has computed nothing, which pytest has not."""
     command = (sys.executable, "-c", code, str(folder / "work"))
     path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    run = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": path}
-    )
-    assert run.returncode == 0, run.stderr
-    return run.stdout
+    return subprocess.check_output(command, text=True, env=os.environ | {"PYTHONPATH": path})
 
 
 KILLS = """
@@ -49,6 +45,5 @@ def test_killed_runs_leave_nothing_wrong(tmp_path: Path) -> None:
 def test_failing_calls_leave_nothing_wrong(tmp_path: Path) -> None:
     said = in_a_process(FAULTS.format("", 59, COMMANDS), tmp_path).split()
     assert said[0] == "0"
-    assert {"copy_file_range", "fsync", "preadv", "pwrite", "rename", "sendfile", "write"} <= set(
-        said[1:]
-    )
+    calls = {"copy_file_range", "fsync", "preadv", "pwrite", "rename", "sendfile", "write"}
+    assert calls <= {*said[1:]}
