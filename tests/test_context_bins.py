@@ -59,8 +59,8 @@ def test_a_file_of_replays_has_bins_that_are_parts_of_their_prompts_or_none(tmp_
     prompts = tuple(dataclasses.replace(one, contexts=whole) for one in made.prompts)
     found = dataclasses.replace(made, prompts=prompts)
     assert context_edges(found.prompts) == (4, 6)
-    nothing = dataclasses.replace(bins, counts=(AcceptanceCounts(histogram=(0, 0)),) * 3)
-    assert nothing.histograms == ((0, 0),)
+    nothing = AcceptanceCounts(histogram=(0, 0))
+    assert ContextCounts(bins=EDGES, counts=(nothing,) * 3).histograms == ((0, 0),)
     draft = ReplayedDraft.of(found, rope_theta=None, dtype="bfloat16")
     plain = json.loads(json.dumps(draft.to_mapping()))
     assert plain["prompts"][0]["context_bins"] == [[1, 2], [2, 0]]

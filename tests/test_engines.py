@@ -19,7 +19,7 @@ from handmade_declarations import declaration
 from predictions import find_mismatches, predicted
 from reasons import own_text
 from results import read_outcomes
-from tiny import config_of, edit_json, read_tensors, tiny_eagle3_llama
+from tiny import change, config_of, edit_json, read_tensors, tiny_eagle3_llama
 from tiny_mla import tiny_eagle3_mla
 from verify_cases import edit
 
@@ -83,7 +83,7 @@ def test_a_map_without_draft_vocab_size(
 ) -> None:
     cut = read_tensors(tiny_eagle3_llama(tmp_path / "cut", pruned_vocabulary=True))
     folder = tiny_eagle3_llama(tmp_path / "draft", **sizes)
-    write_tensors(folder, read_tensors(folder) | {"d2t": cut["d2t"]}, metadata={"format": "pt"})
+    change(folder, d2t=cut["d2t"])
     edit_json(folder / "config.json", draft_vocab_size=None)
     assert check_draft(folder, engine="vllm", arch="sm90").remedy == remedy
 
@@ -133,7 +133,8 @@ def test_what_is_refused_as_config_json_is_read_needs_no_linear(tmp_path: Path) 
     made = quantize_by_hand(draft, tmp_path / "made", MADE["modelopt-fp8"])
     declared = config_of(made)["quantization_config"]
     declared |= {"ignore": ["*"], "exclude_modules": ["*"]}
-    edit_json(draft / "config.json", quantization_config=None, compression_config=declared)
+    config = {**config_of(draft), "quantization_config": None, "compression_config": declared}
+    (draft / "config.json").write_text(json.dumps(config), encoding="utf-8")
     assert check_draft(draft, engine="sglang", arch="sm90").verdict != "REFUSED"
     on_amd = check_draft(draft, engine="sglang", arch="gfx942")
     assert on_amd.verdict == "REFUSED"
