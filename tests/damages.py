@@ -160,8 +160,7 @@ def of_linears(tensors: Tensors, first: int) -> Iterator[str]:
         {n.rpartition(".")[0] for n in tensors if n.endswith(SCALES) and "_proj." in n}
     )
     modules = [m for m in modules if any(f"{m}.{suffix}" in tensors for suffix in SCALES[:3])]
-    kinds = cycle([*LINEARS][first:] + [*LINEARS][:first])
-    for module, kind in zip(modules, kinds, strict=False):
+    for module, kind in zip(modules, cycle([*LINEARS][first:] + [*LINEARS][:first]), strict=False):
         codes = next(f"{module}.{s}" for s in CODES if f"{module}.{s}" in tensors)
         scale = next(f"{module}.{s}" for s in SCALES if f"{module}.{s}" in tensors)
         LINEARS[kind](Linear(tensors, module, codes, scale))
@@ -309,12 +308,11 @@ def of_cache(folder: Path, out: Path) -> Iterator[tuple[str, list[str]]]:
     """What is said of scales of a cache that are not recorded, of no layer, or stored otherwise."""
     record, tensors = (out / "draftquant.json").read_text(encoding="utf-8"), read_tensors(out)
     name = next(name for name in tensors if name.endswith("k_scale"))
-    few = {other: tensor for other, tensor in tensors.items() if other != name}
     for what, scales, stored in (
         ("not recorded", {}, tensors),
         ("of no layer", {"x": 1.0}, tensors),
         ("in BF16", None, tensors | {name: store(np.ones(1, np.float32), "BF16")}),
-        ("not stored", None, few),
+        ("not stored", None, {other: tensor for other, tensor in tensors.items() if other != name}),
     ):
         if scales is not None:
             _edited(out, "draftquant.json", lambda said, new=scales: said.update(cache_scales=new))
@@ -408,10 +406,9 @@ def grafted(folder: Path) -> dict[str, Any]:
         )
         faults = [said(fault, folder) for fault in found.faults]
         values = found.to_mapping() | {"output": "", "target": "", "faults": faults}
-        digests = [sorted(found.header_digests), sorted(found.layer_digests)]
         return {
             **values,
-            "digests": digests,
+            "digests": [sorted(found.header_digests), sorted(found.layer_digests)],
             "read": sum(read),
             "brief": list(found.brief().items()),
         }

@@ -211,5 +211,4 @@ def import_dump(
     if file is not None and prompts is not None:
         rows = [{"id": p.id, "category": p.category, "token_ids": p.token_ids} for p in prompts]
         file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    how = DumpImport(dump, target, out, written_by=written_by, prompts=file, **asked)
-    return import_asked(how)
+    return import_asked(DumpImport(dump, target, out, written_by=written_by, prompts=file, **asked))

@@ -91,9 +91,8 @@ class NVFP4:
 
         tensors = load_file(folder / "model.safetensors")
         packed = tensors[f"{module}.weight_packed"]
-        codes = unpack_fp4_from_uint8(packed, len(packed), 2 * packed.shape[1])
         return dequantize(
-            x_q=codes.float(),
+            x_q=unpack_fp4_from_uint8(packed, len(packed), 2 * packed.shape[1]).float(),
             scale=tensors[f"{module}.weight_scale"].float(),
             args=preset_name_to_scheme("NVFP4", ["Linear"]).weights,
             global_scale=tensors[f"{module}.weight_global_scale"],

@@ -191,5 +191,4 @@ def pack(codes: Array, pack_method: str) -> Stored:
             for nibble, column in enumerate(ORDER[pack_method]):
                 word |= (row[c + column] & 15) << (4 * nibble)
             words.append(word)
-    data = np.array(words, np.uint32).tobytes()
-    return Stored("I32", (rows, len(words) // rows), data)
+    return Stored("I32", (rows, len(words) // rows), np.array(words, np.uint32).tobytes())

@@ -151,10 +151,9 @@ def evil_document() -> Document:
     rules = (RuleFacts(tensors=EVIL, action=EVIL, why=EVIL),)
     made = dataclasses.replace(QUANTIZED, recipe=EVIL, formats=(EVIL,), rules=rules, argv=(EVIL,))
     draft = dataclasses.replace(DRAFTS.candidate, name=EVIL, quantized=made, hub_id=EVIL)
-    engine = dataclasses.replace(ENGINES[0], error=EVIL, launch=EVIL, version=EVIL)
     return document(
         judged,
         argv=(EVIL,),
         drafts=Drafts(baseline=dataclasses.replace(draft, quantized=None), candidate=draft),
-        engines=(engine,),
+        engines=(dataclasses.replace(ENGINES[0], error=EVIL, launch=EVIL, version=EVIL),),
     )

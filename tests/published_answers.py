@@ -127,8 +127,7 @@ def _rope(real: Path) -> Answer:
 
 
 def _gate(small: Path, candidate: Path, traces: Path) -> Answer:
-    played = wild.replayed((small, candidate), traces, tokens=60)
-    judge(*played, resolve_policy("release"))
+    judge(*wild.replayed((small, candidate), traces, tokens=60), resolve_policy("release"))
     return Answer(True, "judges")
 
 

@@ -320,10 +320,9 @@ class ReferenceLaguna(ReferenceDFlash):
 
     def extend(self, features: Tensor) -> None:
         """See `ReferenceDFlash.extend`."""
-        each = features.split(self.geometry.target_hidden_size, dim=-1)
         mean = [
             x / (x.square().mean(-1, keepdim=True) + self.geometry.rms_norm_eps).sqrt()
-            for x in each
+            for x in features.split(self.geometry.target_hidden_size, dim=-1)
         ]
         super().extend(torch.cat([x * w for x, w in zip(mean, self.scales, strict=True)], dim=-1))
 

@@ -135,8 +135,7 @@ class ReferenceDraft(nn.Module):
     def extend(self, token_ids: Tensor, hidden: Tensor, start: int) -> tuple[Tensor, Tensor]:
         """Append rows [B, T] at positions start, ... -> (target-vocabulary logits, hidden)."""
         count, past = token_ids.shape[1], self.cache.get_seq_length()
-        positions = torch.arange(start, start + count)[None]
-        rope = self.rotary(hidden, positions)
+        rope = self.rotary(hidden, torch.arange(start, start + count)[None])
         blocked = torch.full((count, past + count), float("-inf"), dtype=hidden.dtype)
         mask = torch.triu(blocked, diagonal=past + 1)[None, None]
         x = hidden
@@ -246,8 +245,7 @@ def widen(attention: nn.Module, *names: str) -> None:
     """Make these linears read a row twice as wide."""
     for name in names:
         narrow = getattr(attention, name)
-        wide = nn.Linear(2 * narrow.in_features, narrow.out_features, bias=False)
-        setattr(attention, name, wide)
+        setattr(attention, name, nn.Linear(2 * narrow.in_features, narrow.out_features, bias=False))
 
 
 def _round_inputs(draft: ReferenceDraft, rounding: Callable[[str, Tensor], Tensor]) -> None:

@@ -124,17 +124,15 @@ def assert_replay_is_the_engine(
     """
     histogram = [0] * (num_draft_tokens + 1)
     for trace in list(traces)[:num_prompts]:
-        prompt = trace.token_ids[: trace.prompt_length].tolist()
         run = speculative_decode(
             model,
             reference(draft.geometry, draft.weights, round_input),
-            prompt,
+            trace.token_ids[: trace.prompt_length].tolist(),
             aux_layer_ids=traces.manifest.features.aux_layer_ids,
             num_draft_tokens=num_draft_tokens,
             num_tokens=trace.num_tokens,
         )
-        recorded = tuple(trace.token_ids.tolist())
-        assert run.token_ids[: trace.num_tokens] == recorded  # lossless
+        assert run.token_ids[: trace.num_tokens] == tuple(trace.token_ids.tolist())  # lossless
         # A step is known to replay if its deepest draft token lies inside the trace.
         last_row = trace.num_tokens - 2 - num_draft_tokens
         online = [accepted for row, accepted in run.steps if row <= last_row]

@@ -157,8 +157,7 @@ def proposer(draft: LoadedDraft, reference: Any, how: Sampled, num_draft_tokens:
         nonlocal known
         independent.crop(known)
         tokens = torch.tensor([committed[known + 1 :]])
-        fused = independent.fuse(features[None, known:])
-        logits, hidden = independent.extend(tokens, fused, known)
+        logits, hidden = independent.extend(tokens, independent.fuse(features[None, known:]), known)
         known = len(committed) - 1
         drafted: list[int] = []
         laws: list[Tensor] = []
@@ -167,9 +166,8 @@ def proposer(draft: LoadedDraft, reference: Any, how: Sampled, num_draft_tokens:
             drafted.append(draw(laws[-1]))
             if len(drafted) == num_draft_tokens:
                 return drafted, laws
-            position = len(committed) - 2 + len(drafted)
             logits, hidden = independent.extend(
-                torch.tensor([[drafted[-1]]]), hidden[:, -1:], position
+                torch.tensor([[drafted[-1]]]), hidden[:, -1:], len(committed) - 2 + len(drafted)
             )
 
     return block if reference is ReferenceDFlash else chain

@@ -88,8 +88,7 @@ def test_compressed_tensors_reads_our_json(
     config = QuantizationConfig.model_validate(declared)
     again = config.model_dump(mode="json")
     assert contained(declared, again), (declared, again)
-    scheme = config.config_groups["group_0"]
-    assert isinstance(scheme, QuantizationScheme)
+    assert isinstance(config.config_groups["group_0"], QuantizationScheme)
     assert QuantizationConfig.model_validate(again) == config
 
 

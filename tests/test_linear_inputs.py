@@ -101,9 +101,8 @@ def test_moments_are_the_mean_over_all_inputs(
     monkeypatch.setattr(second_moments, "_ROWS", 16)
     monkeypatch.setattr(second_moments, "_STRIP", 12)
     run = run_of(pair)
-    corrected = run.draft.linears
     statistics = MomentsAlongTraces(
-        run, spool=tmp_path, rounding=lambda _name, x: coarse(x), corrected=corrected
+        run, spool=tmp_path, rounding=lambda _name, x: coarse(x), corrected=run.draft.linears
     )
     statistics.measure([*run.draft.linears, "fc", "lm_head"])
     for name, (x, before) in written_down(pair, coarse).items():
@@ -197,8 +196,7 @@ def test_every_linear_has_a_scale_and_fused_ones_share_it(
 def test_static_scales_are_those_of_the_format_of_each_linear(
     draft: LoadedDraft, traces: TraceFolder
 ) -> None:
-    recipe = mixed(NVFP4, (FP8_STATIC, DOWN))
-    plan = make_plan(recipe, draft_of(tied() / "draft"))
+    plan = make_plan(mixed(NVFP4, (FP8_STATIC, DOWN)), draft_of(tied() / "draft"))
     run = DraftRun(draft, traces, 3)
     largest, scales = measure_absmax(run), calibrated_scales(plan, run).input_scales
     assert len(scales) == len(plan.quantized)
@@ -280,8 +278,7 @@ def test_scales_cover_all_that_fc_and_the_head_read(
 
 
 def test_a_constant_scale_goes_to_every_quantized_linear() -> None:
-    draft = draft_of(corpus.draft("eagle3-mla"))
-    plan = make_plan(load_recipe("blackwell-fp8-mla"), draft)
+    plan = make_plan(load_recipe("blackwell-fp8-mla"), draft_of(corpus.draft("eagle3-mla")))
     found = constant_scales(plan, 0.5)
     assert found.input_scales == dict.fromkeys((step.row.module for step in plan.quantized), 0.5)
     for wrong in (0.0, float("inf"), float("nan")):
@@ -376,8 +373,7 @@ def test_moments_of_an_expert_are_those_of_its_tokens(
     for name in sorted(mixture.linears, key=order.index):
         found, x = statistics.second_moments([name]), inputs.get(name, torch.empty(0, 1))
         files = [path for path in tmp_path.iterdir() if ".experts." in path.name]
-        on_disk = sum(path.stat().st_size - 128 for path in files)
-        assert on_disk <= max(bytes_at_once, 4 * 64**2)
+        assert sum(path.stat().st_size - 128 for path in files) <= max(bytes_at_once, 4 * 64**2)
         if name not in found:
             assert is_expert(name)
             assert statistics.too_few[name] == len(x)

@@ -321,8 +321,7 @@ def test_ratio_of_halves_by_hand(tmp_path: Path) -> None:
 
 
 def test_limit_of_harm() -> None:
-    limits = {4.0: True, 3.996: False, 0.25: True, 0.2503: False}
-    for ratio, harmful in limits.items():
+    for ratio, harmful in {4.0: True, 3.996: False, 0.25: True, 0.2503: False}.items():
         assert HalfRatio(name="q", ratio=ratio, num_rows=1).harmful is harmful
 
 

@@ -41,8 +41,7 @@ def test_the_result_loads_where_the_recipe_says_and_nowhere_else(
     recipe, layers = load_recipe(name), FAMILIES[family]
     draft = draft_of(PAIRS / family / "draft")
     plan = make_plan(data_free(recipe), draft, target_layers=layers)
-    scales = {step.row.module: 0.25 for step in plan.quantized}
-    needed = scales if recipe.needs_input_scales else {}
+    needed = {step.row.module: 0.25 for step in plan.quantized} if recipe.needs_input_scales else {}
     source = DraftSource(folder=draft.checkpoint.folder)
     quantize_draft(
         plan, tmp_path / "out", source=source, measured=MeasuredInputs(input_scales=needed)

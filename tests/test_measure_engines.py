@@ -106,8 +106,7 @@ def test_counts_are_those_of_replay(stand: Engine, replayed: Replayed, usual: bo
         assert answer.accepted is not None
         assert answer.accepted[: len(expected)] == expected
         # What replay leaves out begins at most K tokens before the end.
-        left = answer.accepted[len(expected) :]
-        assert len(left) <= (3 if stand.engine == "sglang" else 0)
+        assert len(answer.accepted[len(expected) :]) <= (3 if stand.engine == "sglang" else 0)
         assert answer.histogram == tuple(answer.accepted.count(j) for j in range(4))
         assert 0 <= answer.num_cut_rounds <= (0 if stand.engine == "sglang" else 3)
         assert 0 < (answer.time_to_first_token or 0) <= answer.latency
@@ -348,10 +347,9 @@ def test_counts_by_older_names_and_of_rounds_that_nobody_fetched_apart(sglang: S
 
 
 def test_lossy_settings_are_told(sglang: SGLangStand) -> None:
-    simulated = {"env_vars": {"SGLANG_SIMULATE_ACC_LEN": "3.5"}}
     for info, lossy in (
         ({"speculative_accept_threshold_single": 0.9}, True),
-        ({"internal_states": [simulated, 7]}, True),
+        ({"internal_states": [{"env_vars": {"SGLANG_SIMULATE_ACC_LEN": "3.5"}}, 7]}, True),
         ({"internal_states": None, "speculative_accept_threshold_acc": 1}, False),
     ):
         sglang.info = info

@@ -151,11 +151,9 @@ def test_what_is_no_comparison_is_refused_and_what_is_meant_is_compared() -> Non
             judge_measured(*runs, RELEASE)
     with pytest.raises(GateError, match="was served with another draft: expected tensors ffff"):
         judge_measured(run(**A), run(1, **B), RELEASE, background=OTHERS)
-    wrong = run(name="wrong", **B, **INT4)
-    for pair in ((run(**A), run(0, 1, **A)), (run(**A, **PLAIN), wrong)):
+    for pair in ((run(**A), run(0, 1, **A)), (run(**A, **PLAIN), run(name="wrong", **B, **INT4))):
         assert judge_measured(*pair, RELEASE, background=UNRELATED).verdict == "PASS"
-    known = Background(expected_baseline=1.9)
-    judge_measured(run(**A), run(1, **B), RELEASE, background=known)
+    judge_measured(run(**A), run(1, **B), RELEASE, background=Background(expected_baseline=1.9))
     report = judge_measured(run(**A), without_a_draft(), RELEASE)
     assert report.candidate.mean_acceptance_length == 1
 

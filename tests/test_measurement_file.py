@@ -166,8 +166,7 @@ def test_files_that_are_no_measurement(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_identity_of_prompts_is_theirs_and_their_order() -> None:
     one, other = ("a", "b", "c"), ("d", "e", "f")
-    found = {prompts_sha256(each) for each in ([one, other], [other, one], [one], [])}
-    assert len(found) == 4
+    assert len({prompts_sha256(each) for each in ([one, other], [other, one], [one], [])}) == 4
 
 
 # ---- `draftquant measure`: what it prints, records and refuses, and which draft a server runs

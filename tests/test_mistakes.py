@@ -62,11 +62,9 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     misspelt = json.loads(config.read_text(encoding="utf-8"))
     misspelt["hiden_size"] = misspelt.pop("hidden_size")
     folder(here / "misspelt", config__json=json.dumps(misspelt), model__safetensors=weights)
-    text = config.read_text(encoding="utf-8")
-    declared = json.loads(text)
-    own = declared | {"architectures": ["MyOwnDraft"]}
+    declared = json.loads(config.read_text(encoding="utf-8"))
     for name, content in (
-        ("own", json.dumps(own)),
+        ("own", json.dumps(declared | {"architectures": ["MyOwnDraft"]})),
         ("noarch", json.dumps({k: v for k, v in declared.items() if k != "architectures"})),
         ("comma", '{\n"architectures": [],\n}'),
     ):
@@ -76,8 +74,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         ("declared", {"quantization_config": {"quant_method": "fp8"}}),
         ("tied", {"tie_word_embeddings": True}),
     ):
-        changed = json.dumps(declared | change)
-        folder(here / name, config__json=changed, model__safetensors=weights)
+        folder(here / name, config__json=json.dumps(declared | change), model__safetensors=weights)
     folder(here / "resumed", config__json=config, model__safetensors=weights, optimizer__pt=b"x")
     folder(here / "mistral", params__json="{}", consolidated__safetensors=weights)
     for name, header in (

@@ -70,8 +70,7 @@ def test_every_form_is_read_alike(
     report = verify(folder, draft, foreign=True)
     assert report.scheme == str(scheme_of(flat[name]))
     # Whoever writes ModelOpt's layout writes its own file too: TensorRT-LLM reads that one.
-    wanted = [] if form is None else [HF_QUANT_CONFIG]
-    assert [fault.where for fault in report.faults] == wanted
+    assert [fault.where for fault in report.faults] == ([] if form is None else [HF_QUANT_CONFIG])
     found = audit_checkpoint(Checkpoint.open(folder)).linears
     assert [linear.codes is not None for linear in found] == [True] * 7
 

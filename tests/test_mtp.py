@@ -78,8 +78,7 @@ def test_chain_is_that_of_transformers_layers(case: str, tmp_path: Path) -> None
     family, changes = CASES[case]
     folder = BUILDERS[family](tmp_path / "draft", dtype="F32", **changes)
     draft = load_draft(folder, dtype=torch.float64)
-    reference = ReferenceMtp(family, config_of(folder), draft.weights)
-    compare(draft, reference)
+    compare(draft, ReferenceMtp(family, config_of(folder), draft.weights))
 
 
 def compare(draft: LoadedDraft, reference: ReferenceMtp | ReferenceModules, **asked: int) -> None:
@@ -92,8 +91,7 @@ def compare(draft: LoadedDraft, reference: ReferenceMtp | ReferenceModules, **as
         states[None], token_ids[None], rows=range(3, 8), num_draft_tokens=3, **asked
     ):
         for depth, hidden in zip(one.depths, one.hidden.unbind(2), strict=True):
-            logits = draft.forward.logits(hidden)[0]
-            for row, ours in zip(one.rows, logits, strict=True):
+            for row, ours in zip(one.rows, draft.forward.logits(hidden)[0], strict=True):
                 theirs = reference.logits(states, token_ids, row, depth)
                 torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCE)
                 compared += 1
@@ -159,8 +157,7 @@ def test_an_indexer_is_rounded_to_nearest_where_a_recipe_says_so(indexed: Path) 
     draft = read_draft(Checkpoint.open(indexed))
     for recipe, fault in (("int4-channel", None), ("int4-channel-gptq", "where an indexer begins")):
         keeps = load_recipe(recipe)
-        wants = Rule(role=("indexer",), action="quantize")
-        asked = replace(keeps, rules=(wants, *keeps.rules))
+        asked = replace(keeps, rules=(Rule(role=("indexer",), action="quantize"), *keeps.rules))
         if fault is None:
             assert [s.action for s in make_plan(asked, draft).steps if s.row.leaf == "wk"] == [
                 "quantize"
@@ -191,8 +188,7 @@ def test_subtree_is_the_layer_alone(tmp_path: Path) -> None:
     target = tiny_deepseek_mtp(tmp_path / "target", inside_target=True)
     alone = tiny_deepseek_mtp(tmp_path / "alone")
     out, subtree = str(tmp_path / "out"), ["--subtree", "model.layers.3"]
-    argv = ["quantize", str(target), "--recipe", "fp8-ptpc", "--out", out, *subtree]
-    assert main(argv) == 0
+    assert main(["quantize", str(target), "--recipe", "fp8-ptpc", "--out", out, *subtree]) == 0
     assert main(["verify", out, "--against", str(target), *subtree]) == 0
     found = read_tensors(tmp_path / "out")
     assert found == made(alone, tmp_path / "same", "fp8-ptpc")
@@ -267,8 +263,7 @@ def test_stacked_experts_are_read_one_by_one(
     apart, stacked = (tiny_qwen3_next_mtp(tmp_path / name) for name in ("apart", "stacked"))
     stacked_like(stacked, read_tensors(apart))
     out = tmp_path / "stacked-out"
-    found = made(stacked, out, "fp8-ptpc")
-    assert found == made(apart, tmp_path / "apart-out", "fp8-ptpc")
+    assert made(stacked, out, "fp8-ptpc") == made(apart, tmp_path / "apart-out", "fp8-ptpc")
     ours, theirs = load_draft(stacked).weights, load_draft(apart).weights
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], weight) for name, weight in theirs.items())
@@ -316,8 +311,7 @@ def test_speculators_layout_of_the_same_layer(tmp_path: Path) -> None:
     }
     assert ours.geometry == theirs.geometry
     made(same, tmp_path / "out", "fp8-ptpc")
-    answer = check_draft(same, engine="vllm")
-    assert answer.verdict == "UNKNOWN"
+    assert check_draft(same, engine="vllm").verdict == "UNKNOWN"
 
 
 # ---- several modules
@@ -336,8 +330,7 @@ SEVERAL: dict[str, Callable[..., Path]] = {
 def test_step_i_is_module_i(family: str, tmp_path: Path) -> None:
     folder = SEVERAL[family](tmp_path / "draft", modules=3, dtype="F32")
     draft = load_draft(folder, dtype=torch.float64)
-    config = config_of(folder)
-    compare(draft, ReferenceModules(family, config, draft.weights), block_rows=3)
+    compare(draft, ReferenceModules(family, config_of(folder), draft.weights), block_rows=3)
 
 
 # ---- several modules through recording, replay and GPTQ

@@ -267,8 +267,7 @@ def test_sizes_of_tensor_parallelism_are_those_of_both(tmp_path: Path) -> None:
     padded = other_target(tmp_path / "padded", vocab_size=1021)  # engines fill up to 1,024 rows
     assert check_pair(LLAMA / "draft", padded, engine="vllm").tensor_parallel == (1, 2, 4, 8)
     longer = check_pair(LLAMA / "draft", target, target_args="--max-model-len 4096 -tp 2")
-    config = config_of(target)
-    own = config["max_position_embeddings"]
+    own = config_of(target)["max_position_embeddings"]
     for length in (own, own + 1):
         check_pair(LLAMA / "draft", target, target_args=f"--max-model-len {length}")
     assert '"draft_tensor_parallel_size": 2' in (longer.of("vllm").launch or "")

@@ -30,8 +30,7 @@ GAPS = (3.0, 0.1, 0.2, 2.0)
 
 
 def plain(count: int = 30, **asked: Any) -> Measurement:
-    records = [record(i, TEXT, top_gap=GAPS) for i in range(count)]
-    return run(records, name="plain", **asked)
+    return run([record(i, TEXT, top_gap=GAPS) for i in range(count)], name="plain", **asked)
 
 
 def speculative(changed: dict[int, Sequence[int]], count: int = 30, **asked: Any) -> Measurement:
@@ -42,8 +41,7 @@ def speculative(changed: dict[int, Sequence[int]], count: int = 30, **asked: Any
 def again(outputs: Sequence[Sequence[int]], count: int = 30) -> Measurement:
     """A second plain run, in which the first prompts have these outputs."""
     texts = [*outputs, *[TEXT] * (count - len(outputs))]
-    records = [record(i, text) for i, text in enumerate(texts)]
-    return run(records, name="again", concurrency=16)
+    return run([record(i, text) for i, text in enumerate(texts)], name="again", concurrency=16)
 
 
 def test_a_second_plain_run_says_what_noise_is() -> None:
@@ -85,8 +83,7 @@ def test_hazards_are_compared_exactly() -> None:
     often, none = speculative({i: (5, 9, 9, 9) for i in range(12)}, 60), speculative({}, 60)
 
     def hazard(one: Measurement, second: Measurement, ratio: float) -> ParityFinding:
-        found = divergence_findings(plain(60), [one], plain_again=second, max_hazard_ratio=ratio)
-        return found[1]
+        return divergence_findings(plain(60), [one], plain_again=second, max_hazard_ratio=ratio)[1]
 
     twice, never = again([(5, 9, 9, 9)] * 2, 60), again([], 60)
     found = hazard(often, twice, 1.5)

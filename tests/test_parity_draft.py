@@ -87,10 +87,9 @@ def expected(pair: Pair, kind: str) -> list[dict[Quantity, Tensor]]:
         tokens = torch.stack([trace.token_ids[r + 2 : r + 2 + pair.k] for r in rows])
         p, other = b.softmax(-1), q.softmax(-1)
         kl = F.kl_div(other.log(), p, reduction="none").sum(-1)
-        tops = [x.topk(TOP).indices.tolist() for x in (b, q)]
         shared = torch.tensor(
             [[len(set(x) & set(y)) / TOP for x, y in zip(*both, strict=True)]
-             for both in zip(*tops, strict=True)]
+             for both in zip(*[x.topk(TOP).indices.tolist() for x in (b, q)], strict=True)]
         )  # fmt: skip
         sums: dict[Quantity, Tensor] = {
             "rows": torch.full((pair.k,), float(len(rows))),
@@ -230,12 +229,11 @@ def test_drafts_that_cannot_be_compared(pair: Pair) -> None:
     command = ["parity", "draft", str(pair.source), str(pair.quant), "--traces"]
     assert main([*command, str(traces.folder), "--max-kl", "9"]) == 3
     assert main([*command, str(traces.folder), "--confidence", "95"]) == 2
-    shifted = _Shifted.of(int4)
     for other, num_draft_tokens, top in (
         (int4, 0, 5),
         (int4, 2, 1025),
         (int4, 16, 5),
-        (shifted, 2, 5),
+        (_Shifted.of(int4), 2, 5),
     ):
         with pytest.raises(ParityError):
             draft_agreement(bf16, other, traces, num_draft_tokens=num_draft_tokens, top=top)

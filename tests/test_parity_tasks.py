@@ -289,8 +289,7 @@ def server() -> Iterator[VLLMServer]:
 
 
 def asked(running: VLLMServer, **changes: Any) -> TaskRun:
-    made = TaskRun(running.url, "vllm", ("gsm8k",), "unset", tokenizer=TARGET)
-    return replace(made, **changes)
+    return replace(TaskRun(running.url, "vllm", ("gsm8k",), "unset", tokenizer=TARGET), **changes)
 
 
 def ran(run: TaskRun, out: Path, command: str) -> Mapping[str, TaskSamples]:
@@ -333,8 +332,7 @@ def test_a_run_that_was_cut_off_goes_on(
     with pytest.raises(OutputError, match="limit"):
         ran(asked(server, limit=1), out, lm_eval.command)
     lm_eval.told()
-    faster = asked(server, concurrency=32)
-    ran(faster, out, lm_eval.command)
+    ran(asked(server, concurrency=32), out, lm_eval.command)
     assert out.is_dir()
     assert not answers.exists()
 

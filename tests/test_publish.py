@@ -128,8 +128,7 @@ def test_steps_in_their_order(source: Checkpoint, tmp_path: Path) -> None:
     rewrite = noting(source, tmp_path / "out")
     assert rewrite.publish() == "found and confirmed"
     assert rewrite.seen == ORDER
-    found = {path.name for path in (tmp_path / "out").iterdir()}
-    assert found == {
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "config.json", "draftquant.json", "index.json", "model.safetensors", "nested",
         "tokenizer.json",
     }  # fmt: skip

@@ -37,8 +37,7 @@ def test_a_draft_without_a_config_is_said_to_have_none() -> None:
 @pytest.mark.parametrize("row", FOUND, ids=lambda row: row.name)
 def test_the_page_is_what_the_commands_say(row: object, tmp_path: Path) -> None:
     assert row in FOUND
-    found = ask(row, tmp_path)
-    assert cells(WRITTEN, row.name) == cells(page([(row, found)]), row.name)
+    assert cells(WRITTEN, row.name) == cells(page([(row, ask(row, tmp_path))]), row.name)
 
 
 def test_both_engines_read_the_base_that_the_page_has() -> None:

@@ -125,8 +125,7 @@ def test_the_hash_of_a_recipe_of_one_format_is_that_of_before() -> None:
         LoadsOn(engine="vllm", arch=("sm90", "sm100"), family=every),
         LoadsOn(engine="sglang", arch=("sm90", "sm100", "gfx942"), family=every),
     )
-    recipe = dataclasses.replace(PTPC, rules=before, loads_on=fewer)
-    assert recipe_sha256(recipe) == HASH_OF_PTPC
+    assert recipe_sha256(dataclasses.replace(PTPC, rules=before, loads_on=fewer)) == HASH_OF_PTPC
 
 
 def test_extends_a_file_beside_it_merges_mappings_and_replaces_lists(tmp_path: Path) -> None:
@@ -143,8 +142,7 @@ def test_extends_a_file_beside_it_merges_mappings_and_replaces_lists(tmp_path: P
     assert recipe.rules == (Rule(role=("attention",), action="quantize"),)
     assert recipe.activations is None
     assert recipe.algorithm == PTPC.algorithm
-    base = to_mapping(load_recipe("int4-channel-gptq")) | {"name": "base"}
-    write(tmp_path / "base.yaml", base)
+    write(tmp_path / "base.yaml", to_mapping(load_recipe("int4-channel-gptq")) | {"name": "base"})
     mine = write(
         tmp_path / "mine.yaml", {"extends": "base.yaml", "name": "mine", "backend": "quark"}
     )

@@ -90,8 +90,7 @@ def test_features_and_tokens_are_those_of_one_full_forward(
 def test_a_prompt_ends_with_the_first_end_of_text(
     traces: TraceFolder, target: Path, tmp_path: Path
 ) -> None:
-    first = next(iter(traces))
-    end = first.continuation[4]
+    end = next(iter(traces)).continuation[4]
     ending = tmp_path / "ending"
     shutil.copytree(target, ending)
     for name in ("config.json", "generation_config.json"):

@@ -376,5 +376,4 @@ def test_every_remedy_of_a_drawn_draft_ends(count: int, tmp_path: Path) -> None:
 
 
 def test_a_folder_of_mlx_in_which_nothing_is_packed_is_a_bf16_draft(tmp_path: Path) -> None:
-    draft = MISTAKES["MLX, and nothing packed"](tmp_path / "draft")
-    assert dq.inspect(draft).audit is None
+    assert dq.inspect(MISTAKES["MLX, and nothing packed"](tmp_path / "draft")).audit is None

@@ -78,8 +78,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 def replayed(work: Path, *names: str, cache: ReplayCache | None) -> Sequence[DraftReplay]:
     drafts = [load_draft(PAIR / "draft", compact=True)]
     drafts += [load_draft(work / name, compact=True, like=drafts[0]) for name in names]
-    traces = TraceFolder.open(work / "traces")
-    return replay_drafts(drafts, traces, num_draft_tokens=3, cache=cache)
+    return replay_drafts(drafts, TraceFolder.open(work / "traces"), num_draft_tokens=3, cache=cache)
 
 
 def test_drawn_proposals_are_kept_too_and_what_is_quantized_is_always_replayed(
@@ -179,13 +178,12 @@ def test_every_part_of_the_key_counts(
     usual = question(work)
     assert question(work).key == usual.key
     draft, traces = PAIR / "draft", usual.traces
-    some = traces.only(traces.manifest.prompts[1:])
     others = [
         question(work, draft=load_draft(changed_weight(tmp_path / "draft"), compact=True)),
         question(work, draft=load_draft(draft, compact=True, rope_theta=500.0)),
         question(work, draft=load_draft(draft, compact=True, dtype=torch.bfloat16)),
         question(work, draft=load_draft(draft)),  # held wider
-        question(work, traces=some),
+        question(work, traces=traces.only(traces.manifest.prompts[1:])),
         question(work, batches=batches_of(traces.manifest.prompts, max_tokens=64)),
         question(work, num_draft_tokens=2),
         question(work, temperature=0.8),
@@ -323,10 +321,9 @@ def test_one_draft_that_rounds_a_whole_call_has_all_run_one_prompt_at_a_time(
 @pytest.mark.parametrize(("token", "known"), [(-2, False), (-1, True), (4, True), (5, False)])
 def test_kept_proposals_are_tokens_of_the_target(token: int, known: bool) -> None:
     """Or none, where the draft proposes what the target does not have."""
-    manifest = SimpleNamespace(target=SimpleNamespace(vocab_size=5))
     asked: Any = SimpleNamespace(
         rows=lambda _: 1, num_draft_tokens=2, temperature=None,
-        traces=SimpleNamespace(manifest=manifest),
+        traces=SimpleNamespace(manifest=SimpleNamespace(target=SimpleNamespace(vocab_size=5))),
     )  # fmt: skip
     kept = module.decoded(np.array([0, token], np.int32).tobytes(), asked, [0])
     assert (kept is not None) is known

@@ -140,8 +140,7 @@ def test_prompts_are_one_number_in_every_form() -> None:
 
 def test_a_figure_that_is_too_long_for_a_phone_goes_on_in_the_next_line() -> None:
     """In two columns of 185 pixels, less a name of 90; else it lies over the next figure."""
-    style = page(document(comparison()))
-    wide, narrow = style.split("@media (max-width: 46rem)", 1)
+    wide, narrow = page(document(comparison())).split("@media (max-width: 46rem)", 1)
     assert ".number { white-space: nowrap; }" in wide
     assert ".number { white-space: normal; }" in narrow
 

@@ -135,8 +135,7 @@ def test_what_clean_removes_is_counted_and_what_it_cannot_is_said(
     cache.write(KEY, RESULT)
     size, name = entry(cache).stat().st_size, str(cache.folder)
     assert list(cache.listed().left) == [name]
-    refused = PermissionError(errno.EPERM, "not yours")
-    monkeypatch.setattr(Path, "unlink", Mock(side_effect=refused))
+    monkeypatch.setattr(Path, "unlink", Mock(side_effect=PermissionError(errno.EPERM, "not yours")))
     assert cache.clean() == CleanReport(removed={}, left={name: "cannot be removed: not yours"})
     monkeypatch.undo()
     request.getfixturevalue("faster")

@@ -150,14 +150,13 @@ class Asked(NamedTuple):
 
 @cache
 def asked() -> tuple[Asked, ...]:
-    rows = json.loads(READINGS.read_text(encoding="utf-8"))
     return tuple(
         Asked(
             row.pop("name"),
             read={who: said for key, said in row.pop("read").items() for who in key.split()},
             case=row,
         )
-        for row in rows
+        for row in json.loads(READINGS.read_text(encoding="utf-8"))
     )
 
 
@@ -306,8 +305,7 @@ def test_layers_of_several_types_are_not_fixed_nor_replayed(tmp_path: Path) -> N
     folder = tiny_dflash(tmp_path / "draft", num_layers=2, config=keys)
     lints = {lint.name: lint for lint in find_lints(draft_of(folder))}
     assert not lints["rope-by-layer"].fix
-    answer = check_draft(folder, engine="vllm", arch="sm90", target_layers=8)
-    assert answer.verdict == "UNKNOWN"
+    assert check_draft(folder, engine="vllm", arch="sm90", target_layers=8).verdict == "UNKNOWN"
     empty = read_rope({"rope_parameters": {kind: {} for kind in LAYERS}}, "config.json")
     for rope in (draft_of(folder).geometry.rope, empty):
         with pytest.raises(CheckpointError, match="have different sections"):
@@ -320,8 +318,7 @@ def test_check_repeats_lints_on_what_is_computed(tmp_path: Path) -> None:
         ("partial_rotary_factor", 0.5, partial),
         ("model_type", "glm4_moe", partial),
     ):
-        config = {"hidden_act": "silu", key: value}
-        folder = tiny_eagle3_llama(tmp_path / str(value), config=config)
+        folder = tiny_eagle3_llama(tmp_path / str(value), config={"hidden_act": "silu", key: value})
         for engine in BOTH:
             answer = check_draft(folder, engine=engine, arch="sm90", target_layers=8)
             assert answer.verdict != "REFUSED"

@@ -153,8 +153,7 @@ def test_wrong_codes_of_several_blocks_are_counted_and_the_worst_is_named(
 ) -> None:
     """Three codes, one in each of three blocks, the one in the last block four steps off."""
     made = MADE["ct-int4"]
-    weight = read_tensors(large)[f"{UP}.weight"]
-    right = by_hand(weight, made)
+    right = by_hand(read_tensors(large)[f"{UP}.weight"], made)
     codes = right.codes.copy()
     for row, column, steps in ((5, 7, 1), (400, 100, 1), (1100, 383, 4)):
         codes[row, column] += steps if codes[row, column] < 0 else -steps

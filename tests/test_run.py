@@ -152,8 +152,7 @@ def test_torch_has_as_many_threads_as_before(tmp_path: Path) -> None:
         torch.set_num_threads(3)
         quantized(source, "fp8-ptpc", tmp_path / "out")
         assert (torch.get_num_threads(), of_a_new_thread()) == (3, 3)
-        command = ["dequantize", str(tmp_path / "out"), "--out", str(tmp_path / "plain")]
-        assert main(command) == 0
+        assert main(["dequantize", str(tmp_path / "out"), "--out", str(tmp_path / "plain")]) == 0
         assert (torch.get_num_threads(), of_a_new_thread()) == (3, 3)
     finally:
         torch.set_num_threads(before)

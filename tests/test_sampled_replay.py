@@ -118,8 +118,7 @@ def test_what_traces_do_not_say_is_not_made_up(
 
 
 def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    prompts = str(PAIR / "prompts.jsonl")
-    record = ["record", "--target", str(PAIR / "target"), "--prompts", prompts]
+    record = ["record", "--target", str(PAIR / "target"), "--prompts", str(PAIR / "prompts.jsonl")]
     record += ["--draft", str(PAIR / "draft"), "--max-new-tokens", "24", "--num-prompts", "2"]
     out = ["--out", str(tmp_path / "traces")]
     assert main([*record, *out, "--top-p", "0.9"]) == 2

@@ -40,8 +40,7 @@ def test_the_hash_is_fixed() -> None:
 def test_a_sketch_is_the_64_smallest_and_estimates_an_overlap() -> None:
     """1,000 shingles, of which three quarters are in the other prompt: a sample of 64 shows it."""
     values = shingles(range(1015))
-    kept = Sketch(category="a", values=values[:SKETCH])
-    sketch = Sketch.parsed("a", kept.text)
+    sketch = Sketch.parsed("a", Sketch(category="a", values=values[:SKETCH]).text)
     assert sketch.values.tolist() == values[:64].tolist()
     assert sketch.largest_known == int(values[63])
     assert Sketch(category="a", values=shingles(range(40))).largest_known is None

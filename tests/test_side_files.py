@@ -46,8 +46,7 @@ def test_a_snapshot_of_the_hub_links_to_blobs(tmp_path: Path) -> None:
         link = snapshot / path.relative_to(plain)
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(os.path.relpath(blob, link.parent))
-    found = side_files(snapshot)
-    assert {"tokenizer.json", "sub/vocab.txt"} <= set(found)
+    assert {"tokenizer.json", "sub/vocab.txt"} <= set(side_files(snapshot))
     out = tmp_path / "out"
     assert main(["quantize", str(snapshot), "--recipe", "int4-channel", "--out", str(out)]) == 0
     other = tmp_path / "models--owner--other" / "blobs"
@@ -191,8 +190,7 @@ def test_what_is_no_file(made: Path, out: Path) -> None:
     (out / "link.txt").symlink_to("absent")
     os.mkfifo(out / "pipe")
     (out / "folder").symlink_to("/etc")
-    found = {fault.where: fault.got for fault in verify(out, made / "draft").faults}
-    assert found == {
+    assert {fault.where: fault.got for fault in verify(out, made / "draft").faults} == {
         "link.txt": "a link to absent, which leads nowhere",
         "pipe": "neither a file nor a folder",
         "folder": "a link to /etc, which is no file",

@@ -179,8 +179,7 @@ def test_the_range_is_from_the_lower_bounds_best_to_the_upper_bounds() -> None:
 
 
 def test_the_picture_says_what_it_shows(curve: SizeCurve) -> None:
-    svg = drawing(curve, "draft")
-    described = ElementTree.fromstring(svg).findtext("{*}desc") or ""
+    described = ElementTree.fromstring(drawing(curve, "draft")).findtext("{*}desc") or ""
     for one in curve.chosen.whole:
         shown = f"{one.relative_change:+.2%} ({one.lower:+.2%} to {one.upper:+.2%})"
         where = f"{one.size:,} ({one.coverage:.2%}), rows chosen by all categories"

@@ -97,8 +97,7 @@ def test_stored_another_way_and_back(tmp_path: Path) -> None:
     store_traces(report.traces, tmp_path / "back", "exact")
     assert files(tmp_path / "back") == files(tmp_path / "exact")
     rounded = store_traces(report.traces, tmp_path / "rounded", "fp8-per-token").traces
-    directly = write(tmp_path / "directly", "fp8-per-token")
-    assert files(rounded.folder) == files(directly.folder)
+    assert files(rounded.folder) == files(write(tmp_path / "directly", "fp8-per-token").folder)
     assert len({exact.sha256, report.traces.sha256, rounded.sha256}) == 3
     with pytest.raises(TraceError, match="stored as zstd already"):
         store_traces(report.traces, tmp_path / "n", "zstd")

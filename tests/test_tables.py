@@ -119,8 +119,7 @@ def test_the_file_holds_the_rows_of_the_tokens_in_the_traces(
     tables = recorded.tables(torch.float64)
     assert torch.equal(tables[HEAD], source[HEAD].double())
     assert torch.equal(tables[EMBEDDING][expected], tensors["embed_tokens"].double())
-    others = sorted(set(range(VOCAB)) - set(expected))
-    assert bool(tables[EMBEDDING][others].isnan().all())
+    assert bool(tables[EMBEDDING][sorted(set(range(VOCAB)) - set(expected))].isnan().all())
 
 
 def test_an_entry_or_a_file_that_lies_is_refused(folder: Path) -> None:

@@ -53,8 +53,7 @@ def test_a_target_that_does_not_fit_on_its_device(
 
 def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
     target = save_target(tmp_path / "target")
-    tensors = load_file(target / "model.safetensors")
-    torch.save(tensors, target / "pytorch_model.bin")
+    torch.save(load_file(target / "model.safetensors"), target / "pytorch_model.bin")
     (target / "model.safetensors").unlink()
     with (
         pytest.raises(TraceError, match="safetensors"),

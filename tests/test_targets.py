@@ -71,8 +71,7 @@ def sides() -> list[BesideTarget]:
 def test_a_verdict_speaks_of_the_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["gate", str(DRAFT), "--traces", str(first()), "--traces-of-candidate", str(second())]
     code = main([*asked, *FEW, "--report", str(tmp_path / "g.json")])
-    found = read_report(tmp_path / "g.json")
-    (_, report), said = found.comparisons[0], capsys.readouterr().out
+    (_, report), said = read_report(tmp_path / "g.json").comparisons[0], capsys.readouterr().out
     assert code == report.exit_code
     assert "Replayed beside two targets, K = 3, 12 prompts" in said
     assert report.candidate.name == "draft beside eagle3-llama-fp8-target"
@@ -217,7 +216,6 @@ def test_traces_that_say_nothing_of_two_targets(tmp_path: Path) -> None:
         report = judge_targets(one, BesideTarget(replay=replay, traces=traces), RELEASE)
         assert report.verdict == "ANOMALOUS"
         assert said in report.reason
-    fewer = second(prompts=8)
-    report = dq.gate(DRAFT, traces=first(), traces_of_candidate=fewer)
+    report = dq.gate(DRAFT, traces=first(), traces_of_candidate=second(prompts=8))
     assert report.verdict == "ANOMALOUS"
     assert "hold different prompts" in report.reason

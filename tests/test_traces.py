@@ -386,8 +386,7 @@ def test_what_belongs_together_stays_together(tmp_path: Path) -> None:
     near = saying("near", [*body(20, 19), 1])
     nearly = saying("nearly", [*body(20, 19), 2])
     others = [saying(f"c{i}", [49, *body(i)], "c") for i in range(10)]
-    everything = [first, second, third, again, near, nearly, *others]
-    traces = written(tmp_path / "t", everything)
+    traces = written(tmp_path / "t", [first, second, third, again, near, nearly, *others])
     report = split_traces(traces, tmp_path / "x", tmp_path / "y", count=8)
     assert len(report.first) <= 8
     for group in ({"talk/turn-1", "talk/turn-2", "talk/turn-3", "copy"}, {"near", "nearly"}):

@@ -107,8 +107,7 @@ def test_verify_sees_every_other_code(draft: Path, tmp_path: Path) -> None:
     for value in (0x80, 0x39, 0x51):  # -0, 1.125, 9
         data = bytearray(tensors[name].data)
         data[data.index(0)] = value
-        changed = tensors | {name: tensors[name]._replace(data=bytes(data))}
-        write_tensors(out, changed, sharded=True)
+        write_tensors(out, tensors | {name: tensors[name]._replace(data=bytes(data))}, sharded=True)
         faults = [str(fault) for fault in verify(out, draft).faults]
         assert any("values nearest" in fault and name in fault for fault in faults)
 
@@ -147,8 +146,7 @@ def test_there_and_back_in_many_blocks(
     back = (weights.carrier or "none") if int4 else None
     third = transcoded(second, tmp_path / "third", before.recipe.layout, back)
     assert read_tensors(third) == read_tensors(first)
-    config = config_of(third)
-    assert config == config_of(first)
+    assert config_of(third) == config_of(first)
 
 
 def test_a_global_scale_that_its_stored_inverse_does_not_give_back(tmp_path: Path) -> None:

@@ -122,8 +122,7 @@ def test_a_transcoded_one_and_its_card(tmp_path: Path, caplog: pytest.LogCapture
         assert "family unknown" in caplog.text
         size = dq.inspect(folder).to_mapping()["bytes"]
         assert f"→ {size:,} bytes" in (folder / "README.md").read_text(encoding="utf-8")
-    said = dq.card(out, base_model="an/owner", license="mit")
-    assert "unknown" in str(said)
+    assert "unknown" in str(dq.card(out, base_model="an/owner", license="mit"))
 
 
 def test_eagle4_keeps_fc_and_the_head_that_chooses_candidates(tmp_path: Path) -> None:
@@ -149,10 +148,8 @@ def test_a_matrix_without_a_rule_stops_until_it_is_named(tmp_path: Path) -> None
     for role, count in (("other", 7), ("mlp", 8)):
         made = tmp_path / role
         roles = [f"*.strange.weight={role}"]
-        report = dq.quantize(source, "fp8-ptpc", out=made, roles=roles)
-        assert len(report.plan.quantized) == count
-        record = json.loads((made / "draftquant.json").read_text(encoding="utf-8"))
-        assert record["roles"] == roles
+        assert len(dq.quantize(source, "fp8-ptpc", out=made, roles=roles).plan.quantized) == count
+        assert json.loads((made / "draftquant.json").read_text(encoding="utf-8"))["roles"] == roles
         assert dq.verify(made, against=source).ok
         assert dq.inspect(made).audit.faults == ()  # type: ignore[union-attr]
     assert not out.exists()

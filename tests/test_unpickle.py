@@ -38,8 +38,7 @@ def test_the_command_of_the_error_makes_the_same_draft(
 ) -> None:
     with pytest.raises(CheckpointError) as caught:
         Checkpoint.open(pickled)
-    command = caught.value.fix.partition("(")[2].rstrip(")")
-    name, *arguments = shlex.split(command)
+    name, *arguments = shlex.split(caught.value.fix.partition("(")[2].rstrip(")"))
     out = tmp_path / "out"
     assert name == "draftquant"
     assert arguments[-1] == "SAFETENSORS"

@@ -81,8 +81,7 @@ FP8_PER_CHANNEL: dict[str, Any] = {"num_bits": (4, 3), "axis": 0}
 def test_modelopt_contract_of_the_private_export() -> None:
     from modelopt.torch.export.unified_export_hf import _process_quantized_modules
 
-    parameters = list(inspect.signature(_process_quantized_modules).parameters)
-    assert parameters[:2] == ["model", "dtype"]
+    assert list(inspect.signature(_process_quantized_modules).parameters)[:2] == ["model", "dtype"]
 
 
 @needs_modelopt
@@ -91,8 +90,7 @@ def test_modelopt_default_export_rounds_bfloat16_twice() -> None:
     expected = fp8_codes(weight, fp8_scale(weight.abs().amax()))
     default = modelopt_export(modelopt_quantized(weight, FP8_PER_TENSOR), torch.bfloat16)["weight"]
     assert different(default, expected) > 0.01
-    ours = get_backend("modelopt").quantize(weight, FP8_TENSOR)
-    assert different(ours.codes, expected) == 0.0
+    assert different(get_backend("modelopt").quantize(weight, FP8_TENSOR).codes, expected) == 0.0
 
 
 @needs_modelopt

@@ -213,8 +213,7 @@ def in_whole_groups(weight: Tensor, weights: WeightFormat) -> Tensor:
 def assert_equal_to_torch(name: BackendName, weights: WeightFormat, weight: Tensor) -> None:
     source = weight.clone()
     theirs = get_backend(name).quantize(weight, weights)
-    ours = get_backend("torch").quantize(source, weights)
-    assert same_bits(ours, theirs)
+    assert same_bits(get_backend("torch").quantize(source, weights), theirs)
     assert torch.equal(weight, source), "the toolkit wrote into the caller's weight"
 
 

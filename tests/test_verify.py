@@ -288,8 +288,7 @@ def test_a_folder_that_is_not_what_its_recipe_says(
     exact: Made, odd: Path, name: str, other: str, words: str
 ) -> None:
     out, method = exact(name)
-    report = verify(out, odd, method=replace(method, recipe=recipe_of(other)))
-    assert words in faults_of(report)
+    assert words in faults_of(verify(out, odd, method=replace(method, recipe=recipe_of(other))))
 
 
 def test_a_folder_that_declares_nothing_and_one_of_other_groups(exact: Made, odd: Path) -> None:
@@ -313,8 +312,7 @@ def test_what_the_recipe_keeps_and_the_dtype_of_its_scales(exact: Made, odd: Pat
 
 def compensated(method: Method) -> Method:
     """The same run by an algorithm whose codes do not follow from the weight alone."""
-    algorithm = method.recipe.algorithm
-    changed: Any = replace(algorithm, rounding="gptq")  # type: ignore[arg-type]
+    changed: Any = replace(method.recipe.algorithm, rounding="gptq")  # type: ignore[arg-type]
     return replace(method, recipe=replace(method.recipe, algorithm=changed))
 
 

@@ -334,8 +334,7 @@ def test_fused_linears_with_scales_of_their_own_are_a_fault(
     out, made = copy_of(name), MADE[name]
     suffix = WHOLE[name][0]
     for module in (f"{ATTENTION}{leaf}" for leaf in LINEARS[:3]):
-        weight = read_tensors(source)[f"{module}.weight"]
-        parts = stored_parts(by_hand(weight, made), "BF16", made)
+        parts = stored_parts(by_hand(read_tensors(source)[f"{module}.weight"], made), "BF16", made)
         edit(
             out,
             lambda tensors, module=module, parts=parts: tensors.update(

@@ -130,8 +130,7 @@ def test_a_second_call_goes_on_where_the_server_died(
     assert progress == [(i, len(PROMPTS)) for i in range(done, len(PROMPTS) + 1)]
     assert [path.name for path in running.shared.iterdir()] == ["of-another.safetensors"]
     (running.shared / "of-another.safetensors").unlink()
-    whole = record(running, tmp_path / "whole", plan(target))
-    assert traces.sha256 == whole.sha256
+    assert traces.sha256 == record(running, tmp_path / "whole", plan(target)).sha256
 
 
 @pytest.fixture

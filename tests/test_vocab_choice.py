@@ -113,8 +113,7 @@ def test_rows_that_nothing_said_are_said(folder: Path) -> None:
         " tokens, 5 different ones with a row): record more prompts, or keep fewer rows",
     )
     half = dataclasses.replace(choosing(folder, "half"), texts=texts)
-    offered = set(half.chooser.offered or ())
-    assert half.num_distinct == len(offered & {0, 1, 2, 3, 7}) < 5
+    assert half.num_distinct == len(set(half.chooser.offered or ()) & {0, 1, 2, 3, 7}) < 5
 
 
 def test_traces_of_another_target(folder: Path, tmp_path: Path) -> None:
@@ -184,8 +183,7 @@ def test_what_is_counted_is_what_a_draft_is_to_propose(tmp_path: Path) -> None:
 def test_by_frequency_then_general_counts_then_prompts_then_id() -> None:
     counts = counted({"a": [3, 3, 3, 5, 5, 1]}, prompt=(6, 6, 2))
     assert order(counts) == [3, 5, 1, 6, 2, 0, 4, 7]
-    general = np.array([0, 0, 9, 0, 9, 0, 0, 99])
-    assert order(counts, general=general) == [3, 5, 1, 7, 2, 4, 6, 0]
+    assert order(counts, general=np.array([0, 0, 9, 0, 9, 0, 0, 99])) == [3, 5, 1, 7, 2, 4, 6, 0]
     # Said once each: the general counts say which first.
     assert order(counted({"a": [1, 2]}, vocab=3), general=np.array([0, 1, 9])) == [2, 1, 0]
 

@@ -48,8 +48,7 @@ def test_every_draft_is_read_or_told_what_it_is(tmp_path: Path) -> None:
         if why is None:
             read = draft_of(folder)
             known = "unknown" if named in UNKNOWN else FAMILIES.get(named, named)
-            expected = LISTED.get(draft.name, known)
-            assert read.family.name == expected, draft.name
+            assert read.family.name == LISTED.get(draft.name, known), draft.name
             rows = [row for row in read.rows if named != "listed" or row.tensor.numel > 1]
             assert all(row.given is None or row.given for row in rows), draft.name
             assert {row.tensor.name for row in read.rows} == set(shapes_of(draft, draft.config))
@@ -63,8 +62,7 @@ def test_every_draft_is_read_or_told_what_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", SAMPLE)
 def test_the_table_is_what_the_commands_say(name: str, tmp_path: Path) -> None:
     draft = next(draft for draft in DRAFTS if draft.name == name)
-    found = ask(draft, tmp_path)
-    assert cells(WRITTEN, name) == cells(table([found]), name)
+    assert cells(WRITTEN, name) == cells(table([ask(draft, tmp_path)]), name)
 
 
 def test_the_page_of_limits_says_the_figures_of_the_table() -> None:

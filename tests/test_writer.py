@@ -159,8 +159,7 @@ def test_file_of_the_safetensors_library(tmp_path: Path) -> None:
     }
     (tmp_path / "x.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
     header = read_header(tmp_path, "x.safetensors")
-    found = {t.name: (t.dtype, t.shape) for t in header.tensors}
-    assert found == {
+    assert {t.name: (t.dtype, t.shape) for t in header.tensors} == {
         "scalar": ("F32", ()),
         "empty": ("F32", (0, 3)),
         "fp8": ("F8_E4M3", (3,)),

@@ -160,8 +160,7 @@ def _later_attention_weights(noise: Noise) -> dict[str, Tensor]:
 
 def prompt_tokens(count: int, length: int, seed: int = 0) -> list[tuple[int, ...]]:
     """Random prompts; token 0 is left out."""
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(1, VOCAB, (count, length), generator=generator)
+    ids = torch.randint(1, VOCAB, (count, length), generator=torch.Generator().manual_seed(seed))
     return [tuple(row) for row in ids.tolist()]
 
 

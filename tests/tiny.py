@@ -139,8 +139,7 @@ def tiny_eagle3_llama(
     }
     cut = pruned_vocabulary
     has = optional(embed_tokens=embed, lm_head=head, d2t=cut, t2d=cut, qk_norm=normed)
-    shapes = eagle3(keys, has, prefix)
-    tensors = Drawn(seed, dtype).tensors(shapes, vocab=vocab)
+    tensors = Drawn(seed, dtype).tensors(eagle3(keys, has, prefix), vocab=vocab)
     return publish(folder, keys | dict(config or {}), tensors, sharded=sharded)
 
 

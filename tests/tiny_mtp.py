@@ -68,8 +68,7 @@ class _Asked:
 
     def of_target(self, *tables: str, root: str = "model.", body: Shapes | None = None) -> Shapes:
         """Tables of the target and, inside it, its body and its last norm."""
-        found = shapes.tables(self.keys, tables, root)
-        return found | (
+        return shapes.tables(self.keys, tables, root) | (
             {**(body or {}), f"{root}norm.weight": (self.hidden,)} if self.inside else {}
         )
 
@@ -103,8 +102,7 @@ def tiny_mimo_mtp(folder: Path, **arguments: Any) -> Path:
     own |= {f"{name}_layernorm": (hidden,) for name in ("token", "hidden", "final")}
     found = named("model.mtp_layers.0.", layer | own)
     if ask.tables or ask.inside:
-        body = named("model.layers.0.", layer)
-        found |= ask.of_target("embed_tokens", "lm_head", body=body)
+        found |= ask.of_target("embed_tokens", "lm_head", body=named("model.layers.0.", layer))
     return ask.write(folder, found, sharded=False)
 
 

@@ -112,7 +112,7 @@ def lines_of(value: Any, place: str = "") -> Iterator[str]:
         yield f"{place} {plain(value)}".strip()
         return
     packed = "zstd" in str(value.get("features"))  # to a size that CPUs differ in
-    value = {k: own for k, own in value.items() if k not in OTHER and not (packed and k == "nbytes")}
+    value = {k: v for k, v in value.items() if k not in OTHER and not (packed and k == "nbytes")}
     inner = {key: own for key, own in value.items() if is_record(own)}
     rest = [f"{key}={plain(own)}" for key, own in value.items() if key not in inner]
     if rest := [one for one in rest if not one.endswith("=")]:

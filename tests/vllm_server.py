@@ -113,8 +113,7 @@ class VLLMServer(Stand):
         return {"created": -1, "model": MODEL, "choices": [choice]}
 
     def _last(self, body: dict[str, Any], text: list[int], steps: list[int]) -> dict[str, Any]:
-        prompt = len(body["prompt"])
-        usage = {"prompt_tokens": prompt, "completion_tokens": len(text)}
+        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(text)}
         last: dict[str, Any] = {"choices": [], "usage": usage, "system_fingerprint": "vllm-print"}
         most = self.num_draft_tokens
         if most is not None and self.metrics != "none":

@@ -61,17 +61,15 @@ class WildDraft:
             _write_hole(folder / "model.safetensors", found)
         else:
             vocab = found.get("t2d", (0,))[0]
-            tensors = Drawn(0).tensors(found, vocab=vocab)
-            write_tensors(folder, tensors, metadata={"format": "pt"})
+            write_tensors(folder, Drawn(0).tensors(found, vocab=vocab), metadata={"format": "pt"})
         return folder
 
 
 def wild_drafts() -> tuple[WildDraft, ...]:
     """The whole list, in the order of the file."""
-    entries = json.loads(DRAFTS_FILE.read_text(encoding="utf-8"))
     return tuple(
         WildDraft(name=e["draft"], source=e["source"], config=e["config"], tensors=e["tensors"])
-        for e in entries
+        for e in json.loads(DRAFTS_FILE.read_text(encoding="utf-8"))
     )
 
 
@@ -186,8 +184,7 @@ def _nextn(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:
 
 def _step3p5(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:
     first, modules = config["num_hidden_layers"], config["num_nextn_predict_layers"]
-    own = shapes.step3p5_mtp(config, first, modules)
-    return shapes.tables(config, tensors["has"]) | own
+    return shapes.tables(config, tensors["has"]) | shapes.step3p5_mtp(config, first, modules)
 
 
 def _qwen3_next_mtp(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:
@@ -251,8 +248,7 @@ def _write_hole(path: Path, found: Shapes) -> None:
     header: dict[str, Any] = {}
     end = 0
     for name, shape in found.items():
-        size = {"I64": 8, "BOOL": 1, "BF16": 2}[_dtype(name)]
-        start, end = end, end + size * int(np.prod(shape))
+        start, end = end, end + {"I64": 8, "BOOL": 1, "BF16": 2}[_dtype(name)] * int(np.prod(shape))
         header[name] = {"dtype": _dtype(name), "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

@@ -62,8 +62,7 @@ def sglang_captures(draft: Path, draft_config: Any, num_target_layers: int) -> C
     from sglang.srt.models.llama import LlamaForCausalLM
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    names = draft_config.hf_config.architectures or []
-    dspark = any("DSpark" in name for name in names)
+    dspark = any("DSpark" in name for name in draft_config.hf_config.architectures or [])
     block = dspark or hasattr(draft_config.hf_config, "dflash_config")
     kind = SpeculativeAlgorithm.DFLASH if block else SpeculativeAlgorithm.EAGLE3
     served = SimpleNamespace(num_hidden_layers=num_target_layers)

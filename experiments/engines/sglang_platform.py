@@ -113,8 +113,7 @@ class StandIn:
             and isinstance(arguments[0], types.FunctionType | type)
         ):
             return arguments[0]  # a decorator
-        in_function = sys._getframe(1).f_code.co_flags & inspect.CO_NEWLOCALS
-        if in_function and not self.may_be_called:
+        if (sys._getframe(1).f_code.co_flags & inspect.CO_NEWLOCALS) and not self.may_be_called:
             raise StandInCalledError(f"{self._name} was called")
         return StandIn(self._name)
 

@@ -42,10 +42,9 @@ def of_layer(folder: Path, _target: Path, tp: int, rank: int) -> Loaded:
     """A target's MTP layer, as `vllm serve FOLDER --speculative-config` with mtp builds it."""
     config = speculating(folder, "cpu", method="mtp", num_speculative_tokens=1)
     vllm_platform.become_rank(tp, rank)
-    served = config.speculative_config.draft_model_config
     subject = shard(
         config,
-        served,
+        config.speculative_config.draft_model_config,
         folder,
         target_first=True,
         only=tensors_of_layer(folder).__contains__,

@@ -37,8 +37,7 @@ moves others of its row; learning runs in BF16 on a GPU."""
 
 def encoders(run: Run) -> Iterator[Row]:
     """Codes, scales and packed bytes of every format that torch computes, on weights with ties."""
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(512, 1024, generator=generator) * 0.02
+    weight = torch.randn(512, 1024, generator=torch.Generator().manual_seed(0)) * 0.02
     weight[:4] = torch.arange(-512, 512) / 64  # ties of every format
     weight[4, ::3], weight[5], weight[6, 0] = 0, 1e-30, 3e4
     for dtype in (torch.bfloat16, torch.float16, torch.float32):

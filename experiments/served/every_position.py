@@ -97,5 +97,4 @@ def _by_token(forward: DraftForward, logits: Tensor) -> Tensor:
 
 def _distances(logits: Tensor, recorded: Tensor) -> Tensor:
     own = logits.gather(-1, recorded[..., None])
-    others = logits.scatter(-1, recorded[..., None], _OUT)
-    return own[..., 0] - others.amax(-1)
+    return own[..., 0] - logits.scatter(-1, recorded[..., None], _OUT).amax(-1)

@@ -107,8 +107,7 @@ def written(model: Llama, prompts: Sequence[list[int]]) -> dict[str, Tensor]:
     for column in range(longest, length):
         new = (last.to(model.dtype) @ model.head.T).argmax(-1)
         tokens.append(new[:, None])
-        ended = (new == model.config.eos_token_id) & (ends == length)
-        ends[ended] = column + 1
+        ends[(new == model.config.eos_token_id) & (ends == length)] = column + 1
         taps, hidden = model.run(new[:, None], pads, column, cache, AUX_LAYERS)
         features.append(taps.bfloat16())
         final.append(hidden.bfloat16())

@@ -45,8 +45,7 @@ class Llama:
     def empty_cache(self, batch: int, length: int) -> Tensor:
         """[layers, 2, B, KV heads, length, head width]."""
         config = self.config
-        heads = config.num_key_value_heads
-        shape = len(self.layers), 2, batch, heads, length, config.head_dim
+        shape = len(self.layers), 2, batch, config.num_key_value_heads, length, config.head_dim
         return torch.zeros(shape, dtype=self.dtype)
 
     def run(

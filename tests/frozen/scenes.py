@@ -69,8 +69,7 @@ def with_needed(scenes: Mapping[str, Scene], names: Sequence[str]) -> list[Scene
 
 def _each(line: str) -> Iterator[tuple[tuple[str, ...], str]]:
     """The line with every combination of its braces, and the values that were chosen."""
-    parts = _BRACES.split(line)
-    choices = [part.split(",") if i % 2 else [part] for i, part in enumerate(parts)]
+    choices = [part.split(",") if i % 2 else [part] for i, part in enumerate(_BRACES.split(line))]
     for chosen in itertools.product(*choices):
         values, whole = tuple(chosen[1::2]), "".join(chosen)
         for number, value in enumerate(values, start=1):

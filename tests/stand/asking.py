@@ -79,8 +79,7 @@ def broken(events: Sequence[Event]) -> Iterator[list[Event]]:
                     del inner[path[-1]]
                 else:
                     inner[path[-1]] = value
-                other = Event(event.seconds, changed)
-                yield [*events[:number], other, *events[number + 1 :]]
+                yield [*events[:number], Event(event.seconds, changed), *events[number + 1 :]]
 
 
 def _paths(value: object, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -115,8 +114,7 @@ class Replayed:
         self.rounds: list[tuple[int, ...]] = []
         for trace in TraceFolder.open(traces.folder):
             self.token_ids.append(tuple(trace.token_ids[trace.prompt_length :].tolist()))
-            steps = replayed_steps(draft, traces, trace, num_draft_tokens)
-            self.rounds.append(tuple(steps))
+            self.rounds.append(tuple(replayed_steps(draft, traces, trace, num_draft_tokens)))
 
 
 @functools.cache

@@ -65,8 +65,7 @@ def run_linears(model: nn.Module) -> None:
         width = module.in_features
         key = (parent, _SHARE_AN_INPUT.get(leaf, leaf), width)
         if key not in inputs:
-            made = torch.randn(1, 4, width, generator=generator)
-            inputs[key] = made.to(module.weight.dtype)
+            inputs[key] = torch.randn(1, 4, width, generator=generator).to(module.weight.dtype)
         module(inputs[key])
 
 

@@ -78,8 +78,7 @@ class Model(nn.Module):
                 )
                 self.add_module(fused.replace(".", "_"), Linear((rows[fused, leaf], width)))
         for name, tensor in tensors.items():
-            place = self.places[name][0]
-            if place not in dict(self.named_parameters()):
+            if self.places[name][0] not in dict(self.named_parameters()):
                 plain = nn.Module()
                 plain.weight = nn.Parameter(torch.empty_like(tensor), False)
                 self.places[name] = (f"{name.replace('.', '_')}.weight", 0)
