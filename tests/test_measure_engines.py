@@ -264,40 +264,34 @@ def test_answers_that_are_not_sglangs(sglang: SGLangStand) -> None:
     refuses_each(sglang, NOT_SGLANGS)
 
 
-NOT_TENSORRT_LLMS: tuple[Change, ...] = (
-    choices(2, avg_decoded_tokens_per_iter=None), choices(2, avg_decoded_tokens_per_iter=1.234),
-    choices(2, avg_decoded_tokens_per_iter=1e-320), choices(2, token_ids=None),
-    choices(-2, finish_reason="odd"), lambda events: [events[0], events[-1]],
-    lambda _events: [], lambda events: [*events, {"choices": []}],
-)  # fmt: skip
-
-
 def test_answers_that_are_not_tensorrt_llms(trtllm: TensorRTLLMStand) -> None:
-    refuses_each(trtllm, NOT_TENSORRT_LLMS)
+    refuses_each(trtllm, (
+        choices(2, avg_decoded_tokens_per_iter=None), choices(2, avg_decoded_tokens_per_iter=1.234),
+        choices(2, avg_decoded_tokens_per_iter=1e-320), choices(2, token_ids=None),
+        choices(-2, finish_reason="odd"), lambda events: [events[0], events[-1]],
+        lambda _events: [], lambda events: [*events, {"choices": []}],
+    ))  # fmt: skip
 
 
 def top(**fields: Any) -> Change:
     return choices(3, logprobs={"token_logprobs": [-1.5], **fields})
 
 
-WRONG_LOGPROBS: dict[str, tuple[Change, ...]] = {
-    "sglang": (
-        finished(output_token_logprobs=...), finished(output_token_logprobs=[[-0.5, 3, None]]),
-        finished(output_token_logprobs=[[None, 3, None]]),
-        finished(output_token_logprobs=[[-0.5, True, None]]), finished(output_top_logprobs=[]),
-        finished(output_top_logprobs=[[[-0.5, 3, None]]] * 8),
-    ),
-    "trtllm": (
-        choices(3, logprobs=None), top(token_logprobs=[-1.5, -1.5]), top(token_logprobs=["?"]),
-        top(top_logprobs=[None]), top(top_logprobs=[{"a": -1.5}]),
-    ),
-}  # fmt: skip
-
-
 def test_logprobs_that_are_not_the_answers(sglang: SGLangStand, trtllm: TensorRTLLMStand) -> None:
     trtllm.drafts = False
     stands: dict[str, Engine] = {"sglang": sglang, "trtllm": trtllm}
-    for name, changes in WRONG_LOGPROBS.items():
+    for name, changes in {
+        "sglang": (
+            finished(output_token_logprobs=...), finished(output_token_logprobs=[[-0.5, 3, None]]),
+            finished(output_token_logprobs=[[None, 3, None]]),
+            finished(output_token_logprobs=[[-0.5, True, None]]), finished(output_top_logprobs=[]),
+            finished(output_top_logprobs=[[[-0.5, 3, None]]] * 8),
+        ),
+        "trtllm": (
+            choices(3, logprobs=None), top(token_logprobs=[-1.5, -1.5]), top(token_logprobs=["?"]),
+            top(top_logprobs=[None]), top(top_logprobs=[{"a": -1.5}]),
+        ),
+    }.items():  # fmt: skip
         for change in changes:
             stands[name].change = change
             assert "fix: " in refused(stands[name], TOP_2)

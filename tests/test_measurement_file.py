@@ -3,7 +3,7 @@
 import asyncio
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -137,17 +137,14 @@ def test_what_was_not_asked_for_is_refused(tmp_path: Path) -> None:
         read_measurement(path)
 
 
-LINES: tuple[Callable[[list[str]], list[str]], ...] = (
-    lambda lines: lines[:-1], lambda lines: [lines[0], *lines[:0:-1]],
-    lambda lines: [*lines, lines[1]], lambda lines: lines[:1], lambda _: [],
-    lambda lines: [*lines[:2], "", *lines[2:]], lambda lines: [*lines[:2], "{", *lines[2:]],
-    lambda lines: [*lines[:2], "[1]"], lambda _: ['{"a": 1, "a": 2}'],
-    lambda lines: [lines[0], r'{"id": "\ud800"}'], lambda lines: [lines[0], *lines],
-)  # fmt: skip
-
-
 def test_files_that_are_no_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for change in LINES:
+    for change in (
+        lambda lines: lines[:-1], lambda lines: [lines[0], *lines[:0:-1]],
+        lambda lines: [*lines, lines[1]], lambda lines: lines[:1], lambda _: [],
+        lambda lines: [*lines[:2], "", *lines[2:]], lambda lines: [*lines[:2], "{", *lines[2:]],
+        lambda lines: [*lines[:2], "[1]"], lambda _: ['{"a": 1, "a": 2}'],
+        lambda lines: [lines[0], r'{"id": "\ud800"}'], lambda lines: [lines[0], *lines],
+    ):  # fmt: skip
         path = write(tmp_path)
         lines = change(path.read_text(encoding="utf-8").splitlines())
         path.write_text("\n".join(lines), encoding="utf-8")

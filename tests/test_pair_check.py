@@ -119,14 +119,11 @@ def test_every_word_that_is_understood() -> None:
     )
 
 
-WORDS = (
-    "--tp two", f"--tp {'9' * 5000}", f"--tp {'9' * 13}", "--max-model-len 0k", "--dtype bogus",
-    "--dtype", "--speculative-config {", "--speculative-config 3", "'",
-)  # fmt: skip
-
-
 def test_words_that_are_not_understood() -> None:
-    for words in WORDS:
+    for words in (
+        "--tp two", f"--tp {'9' * 5000}", f"--tp {'9' * 13}", "--max-model-len 0k", "--dtype bogus",
+        "--dtype", "--speculative-config {", "--speculative-config 3", "'",
+    ):  # fmt: skip
         with pytest.raises(CheckpointError):
             check_pair(LLAMA / "draft", LLAMA / "target", target_args=words)
     for tp in (2, 0):
@@ -134,31 +131,25 @@ def test_words_that_are_not_understood() -> None:
             check_pair(LLAMA / "draft", LLAMA / "target", tp=tp, target_args="-tp 4")
 
 
-NO_MODELS: tuple[dict[str, Any], ...] = (
-    {"num_attention_heads": "4"}, {"num_key_value_heads": True}, {"intermediate_size": -64},
-    {"quantization_config": "x"}, {"max_position_embeddings": 10**39},
-    {"rope_scaling": {"rope_type": "yarn", "factor": float("inf")}},
-)  # fmt: skip
-
-
 def test_a_target_of_no_model_is_bad_input(tmp_path: Path) -> None:
-    for number, changes in enumerate(NO_MODELS):
+    for number, changes in enumerate((
+        {"num_attention_heads": "4"}, {"num_key_value_heads": True}, {"intermediate_size": -64},
+        {"quantization_config": "x"}, {"max_position_embeddings": 10**39},
+        {"rope_scaling": {"rope_type": "yarn", "factor": float("inf")}},
+    )):  # fmt: skip
         with pytest.raises(CheckpointError, match=r"config\.json"):
             check_pair(LLAMA / "draft", other_target(tmp_path / f"{number}", **changes))
 
 
-SWAPPED = (
-    "check {t} --target {d}",
-    "quantize {t} --recipe fp8-ptpc --target {d} --out {out}",
-    "record --target {d} --draft {t} --prompts {t} --out {out}",
-    "gate {t} {t} --traces {t} --target {d}",
-    "graft {d} {t} --out {out}",
-)
-
-
 def test_a_draft_is_no_target(tmp_path: Path) -> None:
     draft, target, out = LLAMA / "draft", LLAMA / "target", tmp_path / "out"
-    for words in SWAPPED:
+    for words in (
+        "check {t} --target {d}",
+        "quantize {t} --recipe fp8-ptpc --target {d} --out {out}",
+        "record --target {d} --draft {t} --prompts {t} --out {out}",
+        "gate {t} {t} --traces {t} --target {d}",
+        "graft {d} {t} --out {out}",
+    ):
         assert main(words.format(d=draft, t=target, out=out).split()) == 2
         assert not out.exists()
 

@@ -162,21 +162,18 @@ def transform(targets: list[str], location: str) -> dict[str, Any]:
     return {"transform_config": {"config_groups": {"R1": {"apply": applied}}}}
 
 
-ROTATED = [
-    (transform(["re:.*embed_tokens$", "re:.*o_proj$"], "weight_output"), True),
-    (transform(["model.embed_tokens"], "weight_input"), False),
-    (transform(["Linear"], "weight_output"), False),  # QuIP, whose inverse is at the output
-    ({"algo_config": [{"name": "gptq"}, {"name": "rotation", "r1": True}]}, True),
-    ({"algo_config": [{"name": "rotation", "r1": True, "online_r1_rotation": True}]}, False),
-    ({"algo_config": [{"name": "rotation", "r1": False, "r2": True}]}, False),
-    ({"algo_config": {"name": "quarot"}}, True),
-    ({"transform_config": {"config_groups": {"R1": {"apply": [None, 3]}}}}, False),
-    (None, False),
-]
-
-
 def test_a_target_whose_residual_stream_is_rotated(tmp_path: Path) -> None:
-    for declared, is_said in ROTATED:
+    for declared, is_said in [
+        (transform(["re:.*embed_tokens$", "re:.*o_proj$"], "weight_output"), True),
+        (transform(["model.embed_tokens"], "weight_input"), False),
+        (transform(["Linear"], "weight_output"), False),  # QuIP, whose inverse is at the output
+        ({"algo_config": [{"name": "gptq"}, {"name": "rotation", "r1": True}]}, True),
+        ({"algo_config": [{"name": "rotation", "r1": True, "online_r1_rotation": True}]}, False),
+        ({"algo_config": [{"name": "rotation", "r1": False, "r2": True}]}, False),
+        ({"algo_config": {"name": "quarot"}}, True),
+        ({"transform_config": {"config_groups": {"R1": {"apply": [None, 3]}}}}, False),
+        (None, False),
+    ]:
         assert (rotated_by(declared) is not None) == is_said
     rotated = transform(["re:.*embed_tokens$"], "weight_output")
     declared = {"quant_method": "compressed-tensors", "format": "dense", **rotated}

@@ -106,28 +106,23 @@ def test_lossy_acceptance_is_no_parity_and_every_run_is_judged() -> None:
     assert [each.verdict for each in found] == ["PASS", "FAIL", "ANOMALOUS"]
 
 
-OTHER = plain(concurrency=9)
-
-APART: tuple[tuple[Measurement, Measurement, dict[str, Any]], ...] = (
-    (plain(temperature=0.7), speculative({}, temperature=0.7), {}),
-    (plain(), speculative({}, temperature=1.0), {}), (plain(30), speculative({}, 29), {}),
-    (plain(), speculative({}, version="0.33.0"), {}),
-    (plain(), speculative({}, template_sha256="a" * 64), {}),
-    (plain(), speculative({}, max_new_tokens=9), {}),
-    (run([record(i, TEXT) for i in range(30)]), speculative({}), {}),
-    (run([record(i, TEXT, top_gap=(1.0,)) for i in range(30)]), speculative({}), {}),
-    (speculative({}), speculative({}), {}), (plain(), plain(), {}),
-    (plain(), speculative({}), {"plain_again": speculative({})}),
-    (plain(), speculative({}), {"max_gap": float("nan")}),
-    (plain(), speculative({}), {"max_hazard_ratio": 2.0}),
-    (plain(), speculative({}), {"max_hazard_ratio": 0.0, "plain_again": OTHER}),
-    (plain(), speculative({}), {"plain_again": plain()}),
-    (plain(), speculative({}), {"min_prompts": 0}),
-)  # fmt: skip
-
-
 def test_runs_that_cannot_be_compared() -> None:
-    for first, second, options in APART:
+    for first, second, options in (
+        (plain(temperature=0.7), speculative({}, temperature=0.7), {}),
+        (plain(), speculative({}, temperature=1.0), {}), (plain(30), speculative({}, 29), {}),
+        (plain(), speculative({}, version="0.33.0"), {}),
+        (plain(), speculative({}, template_sha256="a" * 64), {}),
+        (plain(), speculative({}, max_new_tokens=9), {}),
+        (run([record(i, TEXT) for i in range(30)]), speculative({}), {}),
+        (run([record(i, TEXT, top_gap=(1.0,)) for i in range(30)]), speculative({}), {}),
+        (speculative({}), speculative({}), {}), (plain(), plain(), {}),
+        (plain(), speculative({}), {"plain_again": speculative({})}),
+        (plain(), speculative({}), {"max_gap": float("nan")}),
+        (plain(), speculative({}), {"max_hazard_ratio": 2.0}),
+        (plain(), speculative({}), {"max_hazard_ratio": 0.0, "plain_again": plain(concurrency=9)}),
+        (plain(), speculative({}), {"plain_again": plain()}),
+        (plain(), speculative({}), {"min_prompts": 0}),
+    ):  # fmt: skip
         with pytest.raises(ParityError):
             divergence_findings(first, [second], **options)
     base = plain(3)  # other prompts under the same hash

@@ -132,18 +132,15 @@ def test_a_server_scores_prompt_and_output_as_one_prompt(engine: ScoringEngine) 
         scores_of(stand, engine)
 
 
-LAST: tuple[tuple[ScoringEngine, object], ...] = (
-    *(("vllm", entry) for entry in (None, {"12": {"logprob": -1}}, ...)),
-    *(("vllm", {"11": {"logprob": value}}) for value in (-9999.0, 0.5, True, math.nan)),
-    *(("sglang", entry) for entry in (..., [-0.1, 12, None], [-0.1], None)),
-)
-
-
 def test_answers_that_are_no_scores() -> None:
     """By the last entry of one; `...` = it is absent."""
     stand = Scoring()
     with served(stand):
-        for engine, entry in LAST:
+        for engine, entry in (
+            *(("vllm", entry) for entry in (None, {"12": {"logprob": -1}}, ...)),
+            *(("vllm", {"11": {"logprob": value}}) for value in (-9999.0, 0.5, True, math.nan)),
+            *(("sglang", entry) for entry in (..., [-0.1, 12, None], [-0.1], None)),
+        ):
             stand.edit = lambda entries, entry=entry: (  # type: ignore[misc]
                 entries.pop() and entries.extend([entry] * (entry is not ...))
             )

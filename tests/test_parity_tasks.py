@@ -119,17 +119,15 @@ def told(tmp_path: Path, name: str, direction: object, metric: str = "err") -> P
 
 LOWER, HIGHER = ["--lower-is-better", "err"], ["--higher-is-better", "err"]
 
-BETTER: tuple[tuple[object, object, list[str], str, int], ...] = (
-    (False, None, [], "err", 1), (None, False, [], "err", 1), (None, None, LOWER, "err", 1),
-    (None, None, HIGHER, "err", 0), (True, "text", [], "err", 0),
-    (None, None, [], "exact_match", 0), (None, None, [], "wer", 1), (None, None, [], "err", 2),
-    (False, True, [], "err", 2), (None, True, LOWER, "err", 2),
-    (None, None, [*LOWER, *HIGHER], "err", 2),
-)  # fmt: skip
-
 
 def test_which_way_is_better_is_said_or_known_and_never_guessed(tmp_path: Path) -> None:
-    for number, (first, second, options, metric, code) in enumerate(BETTER):
+    for number, (first, second, options, metric, code) in enumerate((
+        (False, None, [], "err", 1), (None, False, [], "err", 1), (None, None, LOWER, "err", 1),
+        (None, None, HIGHER, "err", 0), (True, "text", [], "err", 0),
+        (None, None, [], "exact_match", 0), (None, None, [], "wer", 1), (None, None, [], "err", 2),
+        (False, True, [], "err", 2), (None, True, LOWER, "err", 2),
+        (None, None, [*LOWER, *HIGHER], "err", 2),
+    )):  # fmt: skip
         place, both = tmp_path / str(number), zip("ab", (first, second), strict=True)
         folders = [str(told(place, name, said, metric)) for name, said in both]
         found = main(["parity", "tasks", *folders, "--max-score-drop", "0.1", *options])

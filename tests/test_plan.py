@@ -13,7 +13,6 @@ from draftquant.quantize.engines.plan_verdicts import nothing_loads, planned_ver
 from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.recipes import Expectation, Format, Recipe, Rule, built_in_recipes, load_recipe
 from draftquant.recipes.errors import LayoutError, PlanError
-from draftquant.recipes.schema import LayoutName
 from draftquant.scripts.cli import main
 from folder_rows import FILES, read_rows, write_folder
 from mixes import DOWN, FP8, FP8_STATIC, INT4, MIXES, MXFP4, NVFP4, PER_TOKEN, mixed
@@ -179,18 +178,17 @@ def test_every_linear_has_the_format_of_its_rule(wide_draft: Draft) -> None:
 
 
 MXFP4_FP8 = Format(weights=MXFP4.weights, activations=PER_TOKEN)
-UNDECLARED: tuple[tuple[LayoutName, Format, Format], ...] = (
-    ("quark", FP8, FP8_STATIC),
-    ("modelopt", NVFP4, FP8_STATIC),
-    ("compressed-tensors", NVFP4, MXFP4_FP8),
-)
 
 
 def test_formats_that_do_not_go_together(wide_draft: Draft) -> None:
     """Two in a fused linear, and those that a layout cannot declare."""
     with pytest.raises(PlanError):
         make_plan(mixed(NVFP4, (FP8, ("*.gate_proj.weight",))), wide_draft)
-    for layout, own, other in UNDECLARED:
+    for layout, own, other in (
+        ("quark", FP8, FP8_STATIC),
+        ("modelopt", NVFP4, FP8_STATIC),
+        ("compressed-tensors", NVFP4, MXFP4_FP8),
+    ):
         with pytest.raises(LayoutError):
             make_plan(dataclasses.replace(mixed(own, (other, DOWN)), layout=layout), wide_draft)
 

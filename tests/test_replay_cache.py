@@ -229,16 +229,13 @@ def test_the_key_has_every_module_that_computes(
     assert len(seen) == 4
 
 
-Edit = Callable[[bytes], bytes]
-
-
 def other_token(kept: bytes) -> bytes:
     """Every proposal is another token: whichever prompt is replayed again, it is seen."""
     tokens = np.frombuffer(kept, np.int32)  # -1 where nothing was proposed
     return np.where(tokens < 0, tokens, tokens ^ 1).astype(np.int32).tobytes()
 
 
-FORGED: dict[str, tuple[Edit, str]] = {
+FORGED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "tokens": (other_token, "replayed again, the draft proposes other tokens for prompt"),
     "fewer": (lambda kept: kept[:-4], "no proposals for the prompts of the traces"),
     "no tokens of the target": (lambda kept: b"\x7f" * len(kept), "no proposals for the prompts"),

@@ -66,19 +66,16 @@ def socket_at(path: Path) -> None:
         server.bind(path.name)
 
 
-BAD: tuple[Callable[[Path], object], ...] = (
-    lambda path: path.symlink_to("/etc/passwd"), lambda path: path.symlink_to("absent"),
-    lambda path: path.symlink_to(path.name), lambda path: path.symlink_to("/etc"),
-    lambda path: path.symlink_to("/dev/zero"), os.mkfifo, socket_at,
-)  # fmt: skip
-
-
 def test_what_is_no_file_of_the_folder_is_an_error(
     draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(draft.parent)  # which the socket changes
     path = draft / "vocab.txt"
-    for make in BAD:
+    for make in (
+        lambda path: path.symlink_to("/etc/passwd"), lambda path: path.symlink_to("absent"),
+        lambda path: path.symlink_to(path.name), lambda path: path.symlink_to("/etc"),
+        lambda path: path.symlink_to("/dev/zero"), os.mkfifo, socket_at,
+    ):  # fmt: skip
         make(path)
         with pytest.raises(CheckpointError) as caught:
             side_files(draft)

@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -170,19 +170,17 @@ def frame(content: bytes, **how: Any) -> Mapping[str, Tensor]:
 
 OWN = 3 * WIDTH * 2  # bytes of b's features
 
-LIES: Sequence[tuple[FeatureStorage, Callable[[dict[str, Tensor]], object]]] = (
-    *(("fp8-per-token", put("b.feature_scales", 1, scale)) for scale in (0.0, torch.inf, 3e38)),
-    ("fp8-per-token", instead(feature_scales=torch.ones(3, 1))),
-    ("fp8-per-token", lambda t: t.pop("b.feature_scales")),
-    ("zstd", put("b.features", 0, 7)), ("zstd", longer(-2)), ("zstd", longer(2)),
-    ("zstd", put("b.feature_frames", 0, -1)), ("zstd", put("b.feature_frames", 0, 5)),
-    ("zstd", instead(**frame(bytes(OWN + 1)))),
-    ("zstd", instead(**frame(b"x" * OWN, write_content_size=False))),
-)  # fmt: skip
-
 
 def test_what_lies_is_refused(tmp_path: Path) -> None:
-    for number, (storage, edit) in enumerate(LIES):
+    for number, (storage, edit) in enumerate((
+        *(("fp8-per-token", put("b.feature_scales", 1, scale)) for scale in (0.0, torch.inf, 3e38)),
+        ("fp8-per-token", instead(feature_scales=torch.ones(3, 1))),
+        ("fp8-per-token", lambda t: t.pop("b.feature_scales")),
+        ("zstd", put("b.features", 0, 7)), ("zstd", longer(-2)), ("zstd", longer(2)),
+        ("zstd", put("b.feature_frames", 0, -1)), ("zstd", put("b.feature_frames", 0, 5)),
+        ("zstd", instead(**frame(bytes(OWN + 1)))),
+        ("zstd", instead(**frame(b"x" * OWN, write_content_size=False))),
+    )):  # fmt: skip
         folder = write(tmp_path / str(number), storage).folder
         with pytest.raises(TraceError):
             list(edited(folder, edit))

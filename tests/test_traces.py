@@ -148,7 +148,10 @@ def refused(folder: Path, changes: Iterable[Change]) -> None:
 
 def test_a_manifest_that_lies_is_refused(folder: Path, tmp_path: Path) -> None:
     refused(folder, BAD_MANIFESTS)
-    refused(write_sampled(tmp_path / "sampled", sampled_trace()).folder, LIES)
+    refused(write_sampled(tmp_path / "sampled", sampled_trace()).folder, (
+        ("sampling", ...), ("temperature", 0), ("sampling top_p", 1.5), ("logprobs num_top", 51),
+        ("logprobs", ...), ("logprobs num_top", 2), ("recorded_by", "\n"),
+    ))  # fmt: skip
     for data in (b"[]", b'{"a": 1, "a": 2}', b"[" * 100_000, b"\xff\xfe"):
         (folder / "trace.json").write_bytes(data)
         with pytest.raises(TraceError):
@@ -269,12 +272,6 @@ def test_sampled_text_is_written_and_read(tmp_path: Path) -> None:
         )
         unchanged = temperature == 1 and top_p == 1 and top_k == 0
         assert one.logprobs_as_sampled == (kind == "processed" or unchanged)
-
-
-LIES: tuple[Change, ...] = (
-    ("sampling", ...), ("temperature", 0), ("sampling top_p", 1.5), ("logprobs num_top", 51),
-    ("logprobs", ...), ("logprobs num_top", 2), ("recorded_by", "\n"),
-)  # fmt: skip
 
 
 def test_what_is_declared_has_to_be_there(tmp_path: Path) -> None:

@@ -231,11 +231,8 @@ def with_scale(
     return checked(out, source, own)
 
 
-SEARCHED = [n for n in FEW if MADE[n].granularity in ("channel", "group")]
-
-
 @pytest.mark.some(3)
-@pytest.mark.parametrize("name", SEARCHED)
+@pytest.mark.parametrize("name", [n for n in FEW if MADE[n].granularity in ("channel", "group")])
 def test_a_search_takes_scales_between_its_ends(
     copy_of: Callable[[str], Path], source: Path, name: str
 ) -> None:

@@ -233,17 +233,15 @@ BESIDE = {"token_id:7": -0.5, "token_id:8": -0.6}
 FEW = {"token_logprobs": [-0.5] * 5, "top_logprobs": [BESIDE] * 6}
 FEW_BESIDE = {"token_logprobs": [-0.5] * 6, "top_logprobs": [{"token_id:7": -0.5}] * 6}
 
-ANSWERS: list[Change] = [
-    edited(token_ids=[9] * 5), edited(finish_reason="abort"), edited(token_ids=[VOCAB] * 6),
-    edited(logprobs=FEW), edited(logprobs=FEW_BESIDE), names("../../etc/x.safetensors"),
-    names("none.safetensors"), lambda answer: answer | {"kv_transfer_params": None},
-    lambda _answer: {"choices": []}, lambda _answer: [],
-]  # fmt: skip
-
 
 def test_answers_that_are_none(running: StatesServer, target: Path, tmp_path: Path) -> None:
     few = plan(target, prompts=PROMPTS[1:2], decoding=Decoding(num_top_logprobs=2))
-    for change in ANSWERS:
+    for change in [
+        edited(token_ids=[9] * 5), edited(finish_reason="abort"), edited(token_ids=[VOCAB] * 6),
+        edited(logprobs=FEW), edited(logprobs=FEW_BESIDE), names("../../etc/x.safetensors"),
+        names("none.safetensors"), lambda answer: answer | {"kv_transfer_params": None},
+        lambda _answer: {"choices": []}, lambda _answer: [],
+    ]:  # fmt: skip
         running.change = change
         with pytest.raises((TraceError, ServerError)):
             record(running, tmp_path / "out", few)

@@ -335,17 +335,14 @@ def test_the_folder_accepts_what_the_curve_says(
     assert again.curve.coverage < 1
 
 
-MISTAKES = (
-    "", "--size 9 --curve", "--size 24", "--curve --out o", "--size 24 --out o --gpu h200",
-    "--size 96 --out o", "--curve --sizes 24,9", "--coverage 101% --out o",
-    "--curve --draft-sampling probabilistic", "--curve --counts none.json",
-    "--curve --judge TRACES", "--curve --concurrency 0",
-)  # fmt: skip
-
-
 def test_what_is_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for words in MISTAKES:
+    for words in (
+        "", "--size 9 --curve", "--size 24", "--curve --out o", "--size 24 --out o --gpu h200",
+        "--size 96 --out o", "--curve --sizes 24,9", "--coverage 101% --out o",
+        "--curve --draft-sampling probabilistic", "--curve --counts none.json",
+        "--curve --judge TRACES", "--curve --concurrency 0",
+    ):  # fmt: skip
         given = words.replace("TRACES", str(folder / "traces"))
         with suppress(SystemExit):  # of the parser; the exit code is tested where all of them are
             assert main(ask(folder, *given.split())) == 2
