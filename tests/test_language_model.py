@@ -233,9 +233,7 @@ def test_what_vllm_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.slow
-def test_what_is_replayed_and_judged_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_replay_and_judgement_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = save_target(tmp_path / "target")
     draft = str(save_draft(tmp_path / "draft", target))
     asked = [

@@ -58,9 +58,7 @@ def written(scale: np.ndarray, temperature: float = 1.0) -> list[Written]:  # ty
 
 
 @pytest.mark.parametrize(("temperature", "less_one"), [(1.0, True), (0.7, False)])
-def test_either_norm_is_told_by_the_probabilities(
-    target: Path, less_one: bool, temperature: float
-) -> None:
+def test_probabilities_tell_either_norm(target: Path, less_one: bool, temperature: float) -> None:
     put(target, NORM - less_one)
     decoding = GREEDY if temperature == 1 else Decoding(temperature=temperature)
     norm = shown_norm(target, written(NORM, temperature), decoding)

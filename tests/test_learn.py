@@ -227,9 +227,7 @@ class Interrupted(Exception):  # noqa: N818
     """A run that is cut short."""
 
 
-def test_a_run_that_was_cut_short_ends_as_if_it_had_not_been(
-    llama: RoundingPair, tmp_path: Path
-) -> None:
+def test_a_run_that_was_cut_short_ends_as_a_whole_one(llama: RoundingPair, tmp_path: Path) -> None:
     """In a step, or when learning is over; equal runs give equal bytes, however prompts stand."""
     plan = llama.plan(learned_recipe("int4-channel", norms="learned"))
     whole, out = learn(llama, plan, tmp_path / "whole"), tmp_path / "out"

@@ -129,9 +129,7 @@ def test_what_does_not_fit_at_once_begins_a_new_run(monkeypatch: pytest.MonkeyPa
     assert [len(group) for group in second_moments._groups(draft, names, ())] == [2, 2, 1]
 
 
-def test_prompts_of_equal_lengths_run_together(
-    pair: RoundingPair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_equal_lengths_run_together(pair: RoundingPair, monkeypatch: pytest.MonkeyPatch) -> None:
     batches, plain = list[int](), trace_runs.first_hidden_of_batch
 
     def counted(draft: LoadedDraft, traces: TraceFolder, prompts: Any, forward: Any) -> Tensor:
@@ -166,9 +164,7 @@ def traces() -> TraceFolder:
     return TraceFolder.open(tied() / "traces")
 
 
-def test_every_linear_has_a_scale_and_fused_ones_share_it(
-    draft: LoadedDraft, traces: TraceFolder
-) -> None:
+def test_linears_have_scales_that_fused_ones_share(draft: LoadedDraft, traces: TraceFolder) -> None:
     """NVFP4 stores that of its groups: six, the largest FP4, times 448, the largest FP8 scale."""
     largest, seen = measure_absmax(DraftRun(draft, traces, 3)), dict[str, float]()
 
@@ -193,9 +189,7 @@ def test_every_linear_has_a_scale_and_fused_ones_share_it(
     assert stored_scale(0.0, fp8) == 1
 
 
-def test_static_scales_are_those_of_the_format_of_each_linear(
-    draft: LoadedDraft, traces: TraceFolder
-) -> None:
+def test_each_linear_has_a_scale_of_its_format(draft: LoadedDraft, traces: TraceFolder) -> None:
     plan = make_plan(mixed(NVFP4, (FP8_STATIC, DOWN)), draft_of(tied() / "draft"))
     run = DraftRun(draft, traces, 3)
     largest, scales = measure_absmax(run), calibrated_scales(plan, run).input_scales
@@ -221,9 +215,7 @@ def test_no_data_or_broken_data(tmp_path: Path, draft: LoadedDraft, traces: Trac
         measure_absmax(DraftRun(shifted, traces, 2))
 
 
-def test_scales_of_a_balanced_draft_are_those_of_its_own_inputs(
-    traces: TraceFolder, tmp_path: Path
-) -> None:
+def test_a_balanced_draft_has_scales_of_its_own_inputs(traces: TraceFolder, tmp_path: Path) -> None:
     """Halves 64 apart: the embedding half reaches q, k and v divided by 64."""
     tensors = load_file(tied() / "draft" / "model.safetensors")
     for name in ("q_proj", "k_proj", "v_proj"):
@@ -255,9 +247,7 @@ def test_scales_of_a_balanced_draft_are_those_of_its_own_inputs(
     assert wanted < 0.5 * max(halves) / 448  # the source's own inputs would give another scale
 
 
-def test_scales_cover_all_that_fc_and_the_head_read(
-    draft: LoadedDraft, traces: TraceFolder
-) -> None:
+def test_scales_cover_all_that_fc_and_head_read(draft: LoadedDraft, traces: TraceFolder) -> None:
     """The head: of all rows at all depths, normed by hand."""
     scales = measure_absmax(DraftRun(draft, traces, 3), others=["fc", "lm_head"])
     features = max(float(trace.features.abs().max()) for trace in traces)

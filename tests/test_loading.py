@@ -35,9 +35,7 @@ EVERYDAY = {
         for f in FAMILIES
     ],
 )
-def test_the_result_loads_where_the_recipe_says_and_nowhere_else(
-    name: str, family: str, tmp_path: Path
-) -> None:
+def test_the_result_loads_where_the_recipe_says(name: str, family: str, tmp_path: Path) -> None:
     recipe, layers = load_recipe(name), FAMILIES[family]
     draft = draft_of(PAIRS / family / "draft")
     plan = make_plan(data_free(recipe), draft, target_layers=layers)

@@ -170,9 +170,7 @@ def kept(running: VLLMServer, tmp_path: Path) -> Path:
     return tmp_path / "r.measuring"
 
 
-def test_another_plan_or_server_does_not_go_on(
-    running: VLLMServer, kept: Path, tmp_path: Path
-) -> None:
+def test_no_other_plan_or_server_goes_on(running: VLLMServer, kept: Path, tmp_path: Path) -> None:
     before = kept.read_bytes()
     longer = replace(SINGLE, ask=replace(ASK, max_new_tokens=13))
     with pytest.raises(OutputError, match="max_new_tokens: it was 12, now it is 13"):
@@ -186,9 +184,7 @@ def test_another_plan_or_server_does_not_go_on(
     assert kept.read_bytes() == before
 
 
-def test_what_is_kept_is_not_believed_unchecked(
-    running: VLLMServer, kept: Path, tmp_path: Path
-) -> None:
+def test_what_is_kept_is_checked_first(running: VLLMServer, kept: Path, tmp_path: Path) -> None:
     head, first, *rest = kept.read_text(encoding="utf-8").splitlines()
     for lines in (
         [head, first, *rest, first],

@@ -168,9 +168,7 @@ def test_an_indexer_is_rounded_to_nearest_where_a_recipe_says_so(indexed: Path) 
 
 
 @pytest.mark.parametrize("tokens", [39, 40])
-def test_more_positions_than_an_indexer_chooses_are_refused(
-    tokens: int, indexed: Path, tmp_path: Path
-) -> None:
+def test_more_positions_than_an_indexer_chooses(tokens: int, indexed: Path, tmp_path: Path) -> None:
     draft = load_draft(indexed)
     traces = write_said(
         tmp_path / "traces", tokens=tokens, prompts=2, hidden=128, layers=[7],
@@ -256,9 +254,7 @@ def stacked_like(folder: Path, tensors: dict[str, Stored]) -> None:
 
 
 @pytest.mark.slow
-def test_stacked_experts_are_read_one_by_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stacked_experts_are_read_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And `verify` reads them: another expert's bytes are another source."""
     apart, stacked = (tiny_qwen3_next_mtp(tmp_path / name) for name in ("apart", "stacked"))
     stacked_like(stacked, read_tensors(apart))
@@ -422,9 +418,7 @@ def test_replay_counts_what_a_server_accepts(markov: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
-def test_gptq_along_the_modules_and_more_draft_tokens_than_modules(
-    markov: Path, tmp_path: Path
-) -> None:
+def test_gptq_of_modules_and_more_draft_tokens_than_modules(markov: Path, tmp_path: Path) -> None:
     out, traces = str(tmp_path / "out"), ["--traces", str(markov / "traces")]
     quantize = ["quantize", str(markov / "draft"), "--out", out, "--recipe", "int4-channel-gptq"]
     assert main([*quantize, *traces, "--num-draft-tokens", str(K)]) == 0

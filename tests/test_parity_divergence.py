@@ -141,9 +141,7 @@ COUNT = ParityFinding(check="divergence", what="q", estimate=3, threshold=None,
                       verdict="INCONCLUSIVE", reason="no threshold")  # fmt: skip
 
 
-def test_findings_are_read_as_they_were_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_findings_are_read_as_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_findings(tmp_path / "f.json", [FOUND, COUNT], drafts_sha256=())
     assert read_parity(tmp_path / "f.json").findings == (FOUND, COUNT)
     _show(Findings(findings=(FOUND,)), None)

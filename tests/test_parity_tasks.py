@@ -318,9 +318,7 @@ def test_what_lm_eval_is_told(
     words_of(lm_eval)
 
 
-def test_a_run_that_was_cut_off_goes_on(
-    server: VLLMServer, lm_eval: LmEval, tmp_path: Path
-) -> None:
+def test_a_run_that_was_cut_goes_on(server: VLLMServer, lm_eval: LmEval, tmp_path: Path) -> None:
     out, answers = tmp_path / "out", tmp_path / "out.tasks" / "answers_rank0.db"
     lm_eval.told(code=1)
     with pytest.raises(ParityError, match="lm_eval ended with exit code 1"):
@@ -335,9 +333,7 @@ def test_a_run_that_was_cut_off_goes_on(
     assert not answers.exists()
 
 
-def test_what_lm_eval_did_not_save_is_missed(
-    server: VLLMServer, lm_eval: LmEval, tmp_path: Path
-) -> None:
+def test_what_is_not_saved_is_missed(server: VLLMServer, lm_eval: LmEval, tmp_path: Path) -> None:
     arc = {"gsm8k": {"effective": 3}, "arc": {"effective": 5}}
     for counts in (None, arc, {"gsm8k": {"effective": 4}}, {"gsm8k": None}):
         lm_eval.told(results={"n-samples": counts} if counts else {})

@@ -147,9 +147,7 @@ def wide_draft(tmp_path: Path) -> Draft:
     ("name", "gpus"),
     [("mi325x-w4a8", {"MI325X"}), ("w4a8", {"H200", "B200", "A100", "MI325X", "MI355X"})],
 )
-def test_recipes_are_listed_for_the_gpu_that_is_asked_for(
-    name: str, gpus: set[str], draft: Draft
-) -> None:
+def test_recipes_are_listed_for_the_gpu_asked_for(name: str, gpus: set[str], draft: Draft) -> None:
     plan = make_plan(dataclasses.replace(load_recipe("mi325x-w4a8"), name=name), draft)
     said = nothing_loads(plan, planned_verdicts(plan)) or ""
     lists = [line for line in said.splitlines() if "these load" in line]

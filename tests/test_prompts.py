@@ -67,9 +67,7 @@ def call(arguments: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": None, "tool_calls": [{"function": function}]}
 
 
-def test_tools_their_calls_and_their_answers_go_through_the_chat_template(
-    tmp_path: Path, target: Path
-) -> None:
+def test_tools_calls_and_answers_go_through_the_template(tmp_path: Path, target: Path) -> None:
     config = json.loads((target / "tokenizer_config.json").read_text(encoding="utf-8"))
     config["chat_template"] = (
         "{% for t in tools or [] %} {{ t.function.name }}{% endfor %}"

@@ -238,9 +238,7 @@ def test_modes_are_those_of_the_umask(tmp_path: Path) -> None:
             assert (path, stat.S_IMODE(path.stat().st_mode)) == (path, wanted)
 
 
-def test_a_name_that_may_not_last_is_taken_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unsure_name_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder has its name, but the disk does not confirm that it keeps it."""
 
     def failing(path: Path) -> None:
@@ -382,9 +380,7 @@ def _fail(*_arguments: object) -> None:
     raise OSError(5, "Input/output error")
 
 
-def test_a_file_is_synced_while_it_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_synced_while_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And an early error is told where all is waited for: the kernel tells it once."""
     seen = threading.Event()
 
@@ -447,9 +443,7 @@ def test_where_hard_links_do_not_work_files_are_copied(
             call()
 
 
-def test_a_file_that_becomes_shorter_while_it_is_copied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_shrinks_while_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_bytes(b"bytes")
     monkeypatch.setattr(publish_module, "copy_range", Mock(return_value=4))
     with pytest.raises(OSError, match="became shorter while it was copied"):

@@ -67,9 +67,7 @@ def traces(target: Path, tmp_path_factory: pytest.TempPathFactory) -> TraceFolde
 
 
 @torch.no_grad()
-def test_features_and_tokens_are_those_of_one_full_forward(
-    traces: TraceFolder, model: LlamaForCausalLM
-) -> None:
+def test_features_and_tokens_of_one_pass(traces: TraceFolder, model: LlamaForCausalLM) -> None:
     """Recorded a token at a time in batches; checked against one pass over the whole sequence.
 
     transformers rounds norms and softmax to float32 inside a float64 model, and the order of sums
@@ -87,9 +85,7 @@ def test_features_and_tokens_are_those_of_one_full_forward(
         assert torch.equal(trace.target_top1, output.logits[0].argmax(-1))
 
 
-def test_a_prompt_ends_with_the_first_end_of_text(
-    traces: TraceFolder, target: Path, tmp_path: Path
-) -> None:
+def test_a_text_ends_with_its_first_end(traces: TraceFolder, target: Path, tmp_path: Path) -> None:
     end = next(iter(traces)).continuation[4]
     ending = tmp_path / "ending"
     shutil.copytree(target, ending)
@@ -306,9 +302,7 @@ def test_draws_have_the_law_that_is_recorded() -> None:
     assert stats.chisquare(found[kept], expected[kept] * rows / expected.sum()).pvalue > 1e-3
 
 
-def test_sampled_traces_hold_the_probabilities_that_were_drawn_from(
-    target: Path, tmp_path: Path
-) -> None:
+def test_sampled_traces_hold_the_probabilities_drawn_from(target: Path, tmp_path: Path) -> None:
     """Against the target itself, which reads the recorded text again."""
     decoding = Decoding(temperature=0.7, top_p=0.9, top_k=20, num_top_logprobs=2)
     given: Any = {"aux_layer_ids": (0, 1, 2), "batch_size": 3, "max_new_tokens": 12}

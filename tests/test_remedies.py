@@ -101,9 +101,7 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.mark.some(4)
 @pytest.mark.parametrize("case", KINDS)
-def test_what_a_draft_is_replaces_every_remedy(
-    case: str, others: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_a_kind_replaces_every_remedy(case: str, others: tuple[Path, Path], tmp_path: Path) -> None:
     (build, kind), (target, quantized), out = KINDS[case], others, tmp_path / "out"
     draft = build(tmp_path / "draft")
     verbs: Mapping[str, Callable[[], Any]] = {

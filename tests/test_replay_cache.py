@@ -172,9 +172,7 @@ def changed_weight(folder: Path) -> Path:
     return folder
 
 
-def test_every_part_of_the_key_counts(
-    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_of_the_key_counts(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = question(work)
     assert question(work).key == usual.key
     draft, traces = PAIR / "draft", usual.traces
@@ -213,9 +211,7 @@ def test_every_part_of_the_key_counts(
     assert renamed.key == usual.key  # by content
 
 
-def test_the_key_has_every_module_that_computes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_key_has_all_that_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, seen = tmp_path / "quantize" / "x.py", {computed.code_sha256()}
     for house in ("recipes", "quantize", "calibration", "validate/counting"):
         (tmp_path / house).mkdir(parents=True)

@@ -214,9 +214,7 @@ REFUSED = (
 )
 
 
-def test_outputs_are_refused_before_any_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_outputs_are_refused_before_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The drafts and traces do not even exist."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)

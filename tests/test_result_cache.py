@@ -166,9 +166,7 @@ def test_the_least_used_entries_make_room(tmp_path: Path, warnings: list[str]) -
     assert warnings == []
 
 
-def test_where_it_lies(
-    tmp_path: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_it_is(tmp_path: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def folder() -> Path | None:
         cache = user_cache(warnings.append)
         return cache.folder if cache else None

@@ -269,9 +269,7 @@ SPELLED: dict[str, tuple[dict[str, Any], float]] = {
 
 @pytest.mark.parametrize("name", SPELLED)
 @pytest.mark.parametrize("kind", ["eagle3", "dflash"])
-def test_replay_check_lints_and_the_fix_agree_on_the_base(
-    kind: str, name: str, tmp_path: Path
-) -> None:
+def test_replay_check_lints_and_fix_agree_on_the_base(kind: str, name: str, tmp_path: Path) -> None:
     keys, base = SPELLED[name]
     make = tiny_eagle3_llama if kind == "eagle3" else tiny_dflash
     folder = make(tmp_path / "draft", num_layers=1)

@@ -148,9 +148,7 @@ def test_a_dequantized_weight_of_several_blocks(
         )
 
 
-def test_wrong_codes_of_several_blocks_are_counted_and_the_worst_is_named(
-    large: Path, tmp_path: Path
-) -> None:
+def test_wrong_codes_are_counted_and_the_worst_is_named(large: Path, tmp_path: Path) -> None:
     """Three codes, one in each of three blocks, the one in the last block four steps off."""
     made = MADE["ct-int4"]
     right = by_hand(read_tensors(large)[f"{UP}.weight"], made)

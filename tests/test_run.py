@@ -86,9 +86,7 @@ def test_a_recipe_on_a_variant_is_written_and_verified(
         ("blackwell-nvfp4", "modelopt"),
     ],
 )
-def test_vendor_backends_write_the_same_files(
-    tmp_path: Path, recipe: str, backend: BackendName
-) -> None:
+def test_vendors_write_the_same_files(tmp_path: Path, recipe: str, backend: BackendName) -> None:
     source = tiny_eagle3_llama(tmp_path / "draft", **dimensions("eagle3-llama", recipe))
     quantized(source, recipe, tmp_path / "ours")
     quantized(source, recipe, tmp_path / "theirs", backend=backend)
@@ -99,9 +97,7 @@ def test_vendor_backends_write_the_same_files(
     assert ours == theirs
 
 
-def test_reads_and_writes_that_the_kernel_cuts_short(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reads_and_writes_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Linux moves 2 GiB at most in one call, and less where a signal comes in."""
     source = tiny_eagle3_llama(tmp_path / "draft", sharded=True)
     quantized(source, "blackwell-fp8", tmp_path / "whole")

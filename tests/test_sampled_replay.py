@@ -105,9 +105,7 @@ def test_a_token_without_a_row_is_never_drawn(tmp_path: Path) -> None:
     assert torch.equal(found[:, 0] > -torch.inf, offered[: len(found)])
 
 
-def test_what_traces_do_not_say_is_not_made_up(
-    sampled: TraceFolder, draft: LoadedDraft, tmp_path: Path
-) -> None:
+def test_nothing_is_made_up(sampled: TraceFolder, draft: LoadedDraft, tmp_path: Path) -> None:
     greedy = traces_of(tmp_path / "greedy", GREEDY, num_prompts=2)
     with pytest.raises(ReplayError, match="the traces are greedy, and with a greedy target"):
         replay_drafts([draft], greedy, num_draft_tokens=3, draft_sampling="probabilistic")

@@ -66,9 +66,7 @@ def socket_at(path: Path) -> None:
         server.bind(path.name)
 
 
-def test_what_is_no_file_of_the_folder_is_an_error(
-    draft: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_no_own_file_is_an_error(draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(draft.parent)  # which the socket changes
     path = draft / "vocab.txt"
     for make in (
@@ -200,9 +198,7 @@ def test_an_own_file_that_is_a_link_elsewhere(made: Path, out: Path, tmp_path: P
     assert_only_fault(verify(out, made / "draft"), "tokenizer.json", "expected a file of the fold")
 
 
-def test_side_files_of_the_source_are_owned_and_its_weights_are_not(
-    made: Path, out: Path, tmp_path: Path
-) -> None:
+def test_side_files_are_owned_and_weights_are_not(made: Path, out: Path, tmp_path: Path) -> None:
     draft = Path(shutil.copytree(made / "draft", tmp_path / "draft"))
     for file in ("weights.pt", "modeling.py"):
         (draft / file).write_text("the same", encoding="utf-8")
@@ -210,9 +206,7 @@ def test_side_files_of_the_source_are_owned_and_its_weights_are_not(
     assert [fault.where for fault in verify(out, draft).faults] == ["weights.pt"]
 
 
-def test_a_folder_without_a_record_is_of_another_tool_only_if_somebody_says_so(
-    made: Path, out: Path
-) -> None:
+def test_a_folder_without_a_record_is_foreign_if_somebody_says_so(made: Path, out: Path) -> None:
     (out / "draftquant.json").unlink()
     command = ["verify", str(out), "--against", str(made / "draft")]
     assert main(command) == 1

@@ -152,7 +152,7 @@ def instead(**tensors: Tensor) -> Callable[[dict[str, Tensor]], object]:
     return lambda old: old.update({f"b.{name}": tensor for name, tensor in tensors.items()})
 
 
-def test_a_package_that_is_not_there_is_named_before_a_target_runs(
+def test_a_missing_package_is_named_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)

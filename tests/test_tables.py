@@ -169,9 +169,7 @@ def test_contents_that_contradict_beside_a_hash_that_fits(folder: Path) -> None:
             TraceFolder.open(folder).tables()[HEAD if name == "lm_head" else EMBEDDING]
 
 
-def test_tables_that_contradict_each_other_are_not_merged(
-    target: Path, folder: Path, tmp_path: Path
-) -> None:
+def test_contradicting_tables_are_not_merged(target: Path, folder: Path, tmp_path: Path) -> None:
     """One row of the embedding, under all hashes that fit."""
     given: Any = {"max_new_tokens": 12, "table_ids": (0, 95)}
     other = record_traces(target, PROMPTS[2:4], tmp_path / "other", **given).folder

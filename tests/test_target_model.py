@@ -26,18 +26,14 @@ def recorded(out: Path, **options: Any) -> TraceFolder:
     return record_traces(PAIR / "target", prompts, out, **asked)
 
 
-def test_without_accelerate_it_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_accelerate_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(TraceError, match=r"(?s)accelerate, which is not .*pip install accelerate"):
         recorded(tmp_path / "out", placement=Placement(device_map="auto"))
     assert not list(tmp_path.iterdir())
 
 
-def test_a_target_that_does_not_fit_on_its_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_target_too_large_for_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> nn.Module:
         raise torch.OutOfMemoryError("CUDA out of memory")
 

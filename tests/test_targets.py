@@ -139,9 +139,7 @@ def test_what_was_known_before_reaches_the_report() -> None:
 
 
 @pytest.mark.parametrize("worse", [0, 1])
-def test_what_is_known_of_either_side_is_in_the_report(
-    worse: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_known_of_either_side_is_said(worse: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both sides' own warnings and seen prompts, and the worse of two agreements."""
     folders = (first(), second())
     seen = [entry.id for entry in TraceFolder.open(first()).manifest.prompts][:2]

@@ -177,9 +177,7 @@ def test_a_global_scale_that_its_stored_inverse_does_not_give_back(tmp_path: Pat
     assert "/ 2688, inverse of the inverse" in found[scale]
 
 
-def test_what_carries_codes_of_another_tool_stays_in_another_layout(
-    draft: Path, tmp_path: Path
-) -> None:
+def test_what_carries_foreign_codes_stays_in_another_layout(draft: Path, tmp_path: Path) -> None:
     """What FP8 carries is INT4, as the record of the first transcoding says."""
     first = quantized(draft, tmp_path / "first", "int4-channel")
     (first / "draftquant.json").unlink()
@@ -248,9 +246,7 @@ def with_exponents(folder: Path, *changes: tuple[int, int], zeros: bool = False)
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("recipe", ["mxfp4-weights", "mxfp4-weights of another tool"])
-def test_mxfp4_becomes_nvfp4_value_by_value(
-    recipe: str, layout: LayoutName, draft: Path, tmp_path: Path
-) -> None:
+def test_mxfp4_becomes_nvfp4(recipe: str, layout: LayoutName, draft: Path, tmp_path: Path) -> None:
     first = quantized(draft, tmp_path / "first", recipe.split()[0])
     if "another" in recipe:
         with_exponents(first, (0, -100), (1, -3), zeros=True)  # what zeros are multiplied by

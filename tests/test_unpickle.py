@@ -33,9 +33,7 @@ def pickled(plain: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_command_of_the_error_makes_the_same_draft(
-    plain: Path, pickled: Path, tmp_path: Path
-) -> None:
+def test_its_command_makes_the_same_draft(plain: Path, pickled: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         Checkpoint.open(pickled)
     name, *arguments = shlex.split(caught.value.fix.partition("(")[2].rstrip(")"))

@@ -85,9 +85,7 @@ def test_a_change_inside_a_section_is_that_of_the_run(copy_of: Copy, source: Pat
         assert [fault.where for fault in faults] == ["config.json: eagle_config"] * (note - 1)
 
 
-def test_keys_that_change_a_draft_only_together(
-    copy_of: Copy, source: Path, tmp_path: Path
-) -> None:
+def test_keys_that_change_drafts_only_together(copy_of: Copy, source: Path, tmp_path: Path) -> None:
     """The first of two sections counts, unless it is empty."""
     out, both = copy_of("ct-int4"), Path(shutil.copytree(source, tmp_path / "both"))
     rope = {"rope_type": "linear", "factor": 2.0}

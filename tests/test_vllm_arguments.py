@@ -273,9 +273,7 @@ def test_the_engine_is_started_and_asked_as_recording_needs(target: Path, tmp_pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "target"]
 
 
-def test_the_state_behind_the_last_norm_needs_log_probabilities(
-    target: Path, tmp_path: Path
-) -> None:
+def test_a_state_behind_the_last_norm_needs_log_probabilities(target: Path, tmp_path: Path) -> None:
     draft = load_draft(tiny_mimo_mtp(tmp_path / "draft"))
     asked = plan(target, aux_layer_ids=None, fuse_with=draft, decoding=Decoding())
     with pytest.raises(TraceError):

@@ -70,9 +70,7 @@ def record(running: StatesServer, out: Path, asked: RecordingPlan, **options: An
     return record_with_vllm(asked, source, out, **options)
 
 
-def test_traces_hold_what_the_server_said(
-    running: StatesServer, target: Path, tmp_path: Path
-) -> None:
+def test_traces_hold_what_was_said(running: StatesServer, target: Path, tmp_path: Path) -> None:
     running.max_model_len = 16  # no more than is needed
     traces = record(running, tmp_path / "out", plan(target))
     manifest = traces.manifest
@@ -106,9 +104,7 @@ def test_traces_hold_what_the_server_said(
 # ---- a run that ends early
 
 
-def test_a_second_call_goes_on_where_the_server_died(
-    running: StatesServer, target: Path, tmp_path: Path
-) -> None:
+def test_a_second_call_goes_on(running: StatesServer, target: Path, tmp_path: Path) -> None:
     running.status = lambda number: 200 if number <= 4 else 0
     with pytest.raises(
         ServerError, match="run the same command again: the answers so far are kept"
@@ -168,9 +164,7 @@ def test_servers_share_the_requests_and_take_those_of_one_that_died(
         record_with_vllm(plan(target), twice, tmp_path / "out")
 
 
-def test_another_command_is_refused_with_the_difference(
-    running: StatesServer, target: Path, tmp_path: Path
-) -> None:
+def test_another_command_is_refused(running: StatesServer, target: Path, tmp_path: Path) -> None:
     """How many requests are on their way is no difference."""
     running.status = lambda number: 200 if number <= 2 else 400
     with pytest.raises(ServerError, match=r"400 from .*the server says no"):
@@ -274,9 +268,7 @@ FILES: list[tuple[Any, str, str]] = [
 
 
 @pytest.mark.untold
-def test_files_that_are_not_of_the_answer(
-    running: StatesServer, target: Path, tmp_path: Path
-) -> None:
+def test_files_of_another_answer(running: StatesServer, target: Path, tmp_path: Path) -> None:
     few = plan(target, prompts=PROMPTS[1:3])
     for write, message, fix in FILES:
         running.write = write
@@ -324,9 +316,7 @@ def cache(blocks: int, rows: int) -> torch.Tensor:
     return torch.arange(count, dtype=torch.float32).reshape(blocks, SLOTS, rows, WIDTH)
 
 
-def test_a_request_is_read_from_its_pages_in_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_is_read_page_by_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "_PIECE_BYTES", 200)
     stored = cache(6, 4)
     token_ids = list(range(50, 60))
@@ -338,9 +328,7 @@ def test_a_request_is_read_from_its_pages_in_order(
     assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
 
 
-def test_a_file_appears_whole_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_appear_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="9 tokens, but pages for 8"):
         write_states(tmp_path / "x", Pages(cache(4, 4), 4), [1, 2], list(range(9)), HEAD, None)
     monkeypatch.setattr(pages, "_PIECE_BYTES", 1)
