@@ -166,9 +166,7 @@ def speculators(texts: Sequence[Text], dump: Path, layers: Sequence[int] = LAYER
     with (dump / name).open("wb") as stream, pyarrow.ipc.new_stream(stream, rows.schema) as writer:
         for batch in rows.to_batches(max_chunksize=3):
             writer.write_batch(batch)
-    (dump / "state.json").write_text(
-        json.dumps({"_data_files": [{"filename": name}]}), encoding="utf-8"
-    )
+    (dump / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}), "utf-8")
     return dump
 
 

@@ -58,10 +58,7 @@ def sglang_answers(path: Path, name: str, form: str) -> Path:
     for place, (one, record) in enumerate(zip(requests(name), map(json.loads, logs), strict=True)):
         told = {key: value for key, value in record.items() if key.startswith("spec_")}
         usage = {"prompt_tokens": record["prompt_tokens"], "completion_tokens": one["num_tokens"]}
-        said: dict[str, Any] = {
-            "text": one["output"],
-            "prompt_token_ids": [*one["prompt"].encode()],
-        }
+        said: Any = {"text": one["output"], "prompt_token_ids": [*one["prompt"].encode()]}
         if form == "chat":  # nothing names the prompt
             said = {"message": {"role": "assistant", "content": one["output"]}}
         answer = {"id": f"{name}{place}", "model": "target", "usage": usage, "metadata": {},

@@ -18,6 +18,8 @@ from draftquant.validate.measure.measurement import (
 )
 from draftquant.validate.measure.measurement_file import line_of
 
+_SECONDS = itertools.count(1)  # no two runs take the same time
+
 
 def setup(num_draft_tokens: int = 1, **changes: Any) -> Setup:
     """A greedy run on vLLM; `changes` of its speculation, asked or server by their own names."""
@@ -42,7 +44,7 @@ def record(
 ) -> RequestRecord:
     """One prompt whose rounds fill the output; from `parts_at` on the text is this record's own."""
     length = 1 + sum(a + 1 for a in accepted)
-    own = next(itertools.count(1))
+    own = next(_SECONDS)
     tokens = tuple(
         10_000 * number + i if parts_at is None or i < parts_at else 1_000_000 * own + i
         for i in range(length)

@@ -16,9 +16,7 @@ from draftquant.validate.measure.measuring import MeasurePlan, ServerAddress, me
 from draftquant.validate.measure.server_answers import Ask
 from draftquant.validate.measure.vllm_server import VLLMProtocol
 
-PROMPTS = tuple(
-    Prompt(id=f"p{i}", category="ab"[i % 2], token_ids=(i, 3, i % 7)) for i in range(60)
-)
+PROMPTS = tuple(Prompt(id=f"{i}", category="ab"[i % 2], token_ids=(i, 3, i % 7)) for i in range(60))
 PLAN = MeasurePlan(
     prompts=PROMPTS,
     ask=Ask(decoding=GREEDY, max_new_tokens=8, ignore_eos=True),

@@ -114,9 +114,7 @@ def encoded(layout: str, recipe: Recipe, block: QuantizedWeight) -> dict[str, Te
     expected = {t.name: t.shape for t in chosen.stored(weight, recipe)}
     sizes = {name: tensor.numel() for name, tensor in stored.items()}
     assert sizes == {name: torch.Size(shape).numel() for name, shape in expected.items()}
-    return {
-        name.removeprefix("m."): tensor.reshape(expected[name]) for name, tensor in stored.items()
-    }
+    return {name.removeprefix("m."): t.reshape(expected[name]) for name, t in stored.items()}
 
 
 @pytest.mark.parametrize(

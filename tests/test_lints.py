@@ -44,9 +44,7 @@ def set_keys(folder: Path, **changes: Any) -> Path:
     """Change keys of config.json; None is written as null, ABSENT removes the key."""
     path = folder / "config.json"
     keys = json.loads(path.read_text(encoding="utf-8")) | changes
-    path.write_text(
-        json.dumps({k: v for k, v in keys.items() if v is not ABSENT}), encoding="utf-8"
-    )
+    path.write_text(json.dumps({k: v for k, v in keys.items() if v is not ABSENT}), "utf-8")
     return folder
 
 

@@ -129,9 +129,7 @@ def test_mxfp4_scale_by_hand() -> None:
 
     At the top 1.75 * 2^127 rounds to infinity: the largest scale, 2^127, as Quark 0.13 has it.
     """
-    absmax = torch.tensor(
-        [[1.0], [1.74], [1.75], [6.0], [7.0], [1.7 * 2.0**127], [1.75 * 2.0**127]]
-    )
+    absmax = torch.tensor([[1.0], [1.74], [1.75], [6], [7], [1.7 * 2.0**127], [1.75 * 2.0**127]])
     assert mxfp4_scale(absmax).log2().flatten().tolist() == [-2, -2, -1, 0, 1, 125, 127]
     assert mxfp4_scale(torch.zeros(1, 32)).item() == 2.0**-127
 

@@ -22,9 +22,7 @@ FACADE = Path("scripts/draftquant")
 PACKAGE = ROOT / ".package" / "draftquant"
 CHECKOUT_ONLY = ("draftquant", "scripts", "dev")
 """The package that the wheel leaves out: users need nothing of it."""
-MODULES = [
-    path.relative_to(ROOT) for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))
-]
+MODULES = [p.relative_to(ROOT) for layer in LAYERS for p in sorted((ROOT / layer).rglob("*.py"))]
 BENCHMARKS = [path.relative_to(ROOT) for path in sorted((ROOT / "benchmarks").rglob("*.py"))]
 """A package of the checkout alone, which imports draftquant as users do."""
 

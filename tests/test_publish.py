@@ -195,9 +195,7 @@ def test_what_somebody_writes_at_last_is_not_published(
 def test_the_disk_must_hold_tensors_side_files_and_some_more(
     source: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = (
-        source.folder.joinpath(f).stat().st_size for f in ("nested/notes.txt", "tokenizer.json")
-    )
+    sizes = ((source.folder / f).stat().st_size for f in ("nested/notes.txt", "tokenizer.json"))
     needed = 7 + sum(sizes) + SPARE_BYTES
     free = SimpleNamespace(free=needed - 1)
     monkeypatch.setattr("draftquant.quantize.files.staging.shutil.disk_usage", lambda _: free)

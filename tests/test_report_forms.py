@@ -127,9 +127,7 @@ def test_prompts_are_one_number_in_every_form() -> None:
     """Of 42, one is a copy, one has no verify step, and three are related."""
     rows, texts = [(0, 0), *spread(600, 41)], [50, 7, 7, *range(8, 47)]
     clusters = [f"c{max(i, 5)}" for i in range(42)]
-    found = judge(
-        *(clustered(replay(each, texts=texts), clusters) for each in (rows, rows)), RELEASE
-    )
+    found = judge(*(clustered(replay(own, texts=texts), clusters) for own in (rows, rows)), RELEASE)
     assert (found.num_prompts, found.num_clusters, found.sample) == (40, 37, "37 (42 recorded)")
     judged = document(found)
     for text in (page(judged), markdown(judged)):

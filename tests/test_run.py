@@ -104,9 +104,7 @@ def test_reads_and_writes_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     preadv, pwrite, copy = os.preadv, os.pwrite, os.copy_file_range
     monkeypatch.setattr(os, "preadv", lambda d, views, at: preadv(d, [views[0][:999]], at))
     monkeypatch.setattr(os, "pwrite", lambda d, data, at: pwrite(d, data[:777], at))
-    monkeypatch.setattr(
-        os, "copy_file_range", lambda a, b, count, *at: copy(a, b, min(count, 555), *at)
-    )
+    monkeypatch.setattr(os, "copy_file_range", lambda a, b, n, *at: copy(a, b, min(n, 555), *at))
     quantized(source, "blackwell-fp8", tmp_path / "short")
     monkeypatch.undo()
     assert files(tmp_path / "short") == files(tmp_path / "whole")

@@ -228,7 +228,5 @@ def test_what_computes_on_traces_says_how_they_are_stored(tmp_path: Path) -> Non
         chosen: Any = storage
         written = write(tmp_path / name, chosen)
         assert open_traces(tmp_path / name, heard).sha256 == written.sha256
-    assert [tmp_path.name in text and "zstd, without loss" in text for text in heard.notes] == [
-        True
-    ]
+    assert [tmp_path.name in t and "zstd, without loss" in t for t in heard.notes] == [True]
     assert ["were rounded to FP8" in text for text in heard.warnings] == [True]

@@ -27,9 +27,7 @@ from tied_pair import HIDDEN, VOCAB, prompt_tokens, save_draft, save_target
 from tiny import Stored, store, write_tensors
 from tiny_dflash import tiny_dflash
 
-PROMPTS = [
-    Prompt(id=f"p{i}", category="a", token_ids=ids) for i, ids in enumerate(prompt_tokens(6, 7))
-]
+PROMPTS = [Prompt(id=f"p{i}", category="a", token_ids=t) for i, t in enumerate(prompt_tokens(6, 7))]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -78,11 +78,7 @@ def test_one_bit_of_the_norm(made: tuple[Path, Method], source: Path, tmp_path: 
         assert f"at {bit // 16}" in str(report.faults[0])
 
 
-ON_RECORD = [
-    *({NORM: power} for power in (3, -4, 0, 127)),
-    {OTHER_NORM: 4},
-    {NORM: 4, OTHER_NORM: 4},
-]
+ON_RECORD = [*({NORM: p} for p in (3, -4, 0, 127)), {OTHER_NORM: 4}, {NORM: 4, OTHER_NORM: 4}]
 
 
 @pytest.mark.parametrize("balanced", ON_RECORD)

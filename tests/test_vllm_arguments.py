@@ -136,9 +136,7 @@ def test_only_so_many_prompts_are_in_flight(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture
 def command(tmp_path: Path) -> list[str]:
     lines = [{"id": f"p{i}", "category": "a", "token_ids": [i + 1, i + 2]} for i in range(3)]
-    (tmp_path / "prompts").write_text(
-        "".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8"
-    )
+    (tmp_path / "prompts").write_text("".join(f"{json.dumps(line)}\n" for line in lines), "utf-8")
     target = write_target(tmp_path / "target")
     return [
         *("record", "--target", str(target), "--prompts", str(tmp_path / "prompts")),

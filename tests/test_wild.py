@@ -25,11 +25,7 @@ LISTED = {
     "Inferact/Kimi-K3-DSpark": "dspark-mla",
 }
 """Those of the kind "listed" that a family reads."""
-SAMPLE = (
-    "AngelSlim hunyuan-1.8b-eagle3",
-    "SpecForge qwen3-8b-domino",
-    "ModelOpt default eagle head",
-)
+SAMPLE = "AngelSlim hunyuan-1.8b-eagle3", "SpecForge qwen3-8b-domino", "ModelOpt default eagle head"
 """Asked everything here; `tests/wild_answers.py` asks about all of them."""
 WRITTEN = TABLE_FILE.read_text(encoding="utf-8")
 
@@ -68,9 +64,7 @@ def test_the_table_is_what_the_commands_say(name: str, tmp_path: Path) -> None:
 def test_the_page_of_limits_says_the_figures_of_the_table() -> None:
     said = WRITTEN.partition("\n\n")[2].partition("\n\n")[0]
     count, planned, quantized, replayed, decided, named = re.findall(r"\d+", said)
-    page = " ".join(
-        (TABLE_FILE.parents[2] / "docs" / "limits.md").read_text(encoding="utf-8").split()
-    )
+    page = " ".join((TABLE_FILE.parents[2] / "docs/limits.md").read_text(encoding="utf-8").split())
     assert planned == quantized
     assert f"Of {count} published configs" in page
     assert f"{planned} are planned, quantized and verified, {replayed} are replayed" in page

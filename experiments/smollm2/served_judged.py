@@ -55,9 +55,7 @@ def judge(work: Work) -> None:
 @house_look()
 def _picture(rows: Sequence[Mapping[str, Any]]) -> str:
     """Tokens per CPU second beside the acceptance length; without a draft that is 1."""
-    lengths = {
-        row["draft"]: row["acceptance_length"] for row in rows if row["question"] == "acceptance"
-    }
+    lengths = {r["draft"]: r["acceptance_length"] for r in rows if r["question"] == "acceptance"}
     made, axes = figure(9, 3.4, len(TIMED), layout="constrained")
     for axis, name in zip(axes, TIMED, strict=True):
         requests = PASSES[name].concurrency

@@ -79,9 +79,7 @@ def write_folder(
             shutil.copy(path, out)
     if declared is not None:
         path = out / "config.json"
-        config = json.loads(path.read_text(encoding="utf-8")) | {
-            "quantization_config": dict(declared)
-        }
+        config = json.loads(path.read_text("utf-8")) | {"quantization_config": dict(declared)}
         path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     contiguous = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
     save_file(contiguous, out / "model.safetensors", metadata={"format": "pt"})
