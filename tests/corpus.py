@@ -47,9 +47,7 @@ def quantized(kind: str, recipe: str, *, pair: bool = False, measured: bool = Fa
         measured: with `traces(kind)`, which a recipe by GPTQ or with static scales wants.
     """
     source = PAIRS / kind / "draft" if pair else draft(kind)
-    given: dict[str, Any] = (
-        {"traces": traces(kind), "target": PAIRS / kind / "target"} if measured else {}
-    )
+    given: Any = {"traces": traces(kind), "target": PAIRS / kind / "target"} if measured else {}
     name = "-".join((kind, "pair" if pair else "tiny", recipe, *["measured"] * measured))
     return made(name, lambda out: dq.quantize(source, recipe, out, backend="torch", **given))
 

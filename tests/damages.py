@@ -153,11 +153,9 @@ LINEARS: dict[str, Callable[[Linear], object]] = {
 
 def of_linears(tensors: Tensors, first: int) -> Iterator[str]:
     """Damage every linear."""
-    modules = sorted(
-        {n.rpartition(".")[0] for n in tensors if n.endswith(SCALES) and "_proj." in n}
-    )
-    modules = [m for m in modules if any(f"{m}.{suffix}" in tensors for suffix in SCALES[:3])]
-    for module, kind in zip(modules, cycle([*LINEARS][first:] + [*LINEARS][:first]), strict=False):
+    found = sorted({n.rpartition(".")[0] for n in tensors if n.endswith(SCALES) and "_proj." in n})
+    found = [m for m in found if any(f"{m}.{suffix}" in tensors for suffix in SCALES[:3])]
+    for module, kind in zip(found, cycle([*LINEARS][first:] + [*LINEARS][:first]), strict=False):
         codes = next(f"{module}.{s}" for s in CODES if f"{module}.{s}" in tensors)
         scale = next(f"{module}.{s}" for s in SCALES if f"{module}.{s}" in tensors)
         LINEARS[kind](Linear(tensors, module, codes, scale))
@@ -469,15 +467,11 @@ def rewritten(folder: Path) -> dict[str, Any]:
         for change in (None, _damage_rewritten, in_rewritten_files):
             if change is not None:
                 change(out)
-            compared = verified(out)
-            lost = [
-                [x.elements, x.rounded, x.max_relative_difference] for x in compared.dequantized
-            ]
-            digests = sorted(compared.source_digests), sorted(compared.output_digests)
-            faults = [said(fault, folder) for fault in compared.faults]
-            both.append(
-                {"faults": faults, "lost": lost, "digests": digests, "scheme": compared.scheme}
-            )
+            own = verified(out)
+            lost = [[x.elements, x.rounded, x.max_relative_difference] for x in own.dequantized]
+            digests = sorted(own.source_digests), sorted(own.output_digests)
+            faults = [said(fault, folder) for fault in own.faults]
+            both.append({"faults": faults, "lost": lost, "digests": digests, "scheme": own.scheme})
         found[name] = both
     found["against the draft"] = report(folder, folder / "out")
     return found

@@ -58,18 +58,16 @@ def scale_dtype(made: Made) -> str:
 
 def compensated(w: Array, scale: Array, made: Made) -> Array:
     """GPTQ's codes: each column's error is made up for by the columns after it."""
-    columns = w.shape[1]
+    width = w.shape[1]
     rng = np.random.default_rng(1)
-    mixing = rng.standard_normal((columns, columns // 4)) @ rng.standard_normal(
-        (columns // 4, columns)
-    )
-    x = mixing + rng.standard_normal((columns, columns)) * 2
+    mixing = rng.standard_normal((width, width // 4)) @ rng.standard_normal((width // 4, width))
+    x = mixing + rng.standard_normal((width, width)) * 2
     hessian = x.T @ x
-    hessian += 0.01 * np.trace(hessian) / columns * np.eye(columns)
+    hessian += 0.01 * np.trace(hessian) / width * np.eye(width)
     upper = np.linalg.cholesky(np.linalg.inv(hessian)).T
     wide = np.broadcast_to(spread(scale, made.dtype, made.granularity, w.shape), w.shape)
     left, codes = w.astype(np.float64).copy(), np.zeros(w.shape, int)
-    for i in range(columns):
+    for i in range(width):
         codes[:, i] = np.clip(np.rint(left[:, i] / wide[:, i]), -8, 7)
         error = (left[:, i] - codes[:, i] * wide[:, i]) / upper[i, i]
         left[:, i + 1 :] -= error[:, None] * upper[i, i + 1 :]

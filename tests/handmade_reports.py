@@ -61,9 +61,7 @@ KNOWN = Background(
     recipes_to_try=("fp8-ptpc",), cut=True, quantized=False, not_compared=("the moon",),
     to_compare=("look up",), warnings=("nothing is what it seems",),
 )  # fmt: skip
-ONE_BY_ONE = [
-    Background(**{field.name: getattr(KNOWN, field.name)}) for field in dataclasses.fields(KNOWN)
-]
+ONE_BY_ONE = [Background(**{f.name: getattr(KNOWN, f.name)}) for f in dataclasses.fields(KNOWN)]
 """What may be known before drafts are judged, each thing alone; no judge may lose it."""
 HASHES = Background(baseline_sha256="1" * 64, candidate_sha256="2" * 64)
 

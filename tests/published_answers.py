@@ -184,10 +184,7 @@ def page(answers: Sequence[tuple[Published, Answers | None]]) -> str:
         "| draft | stored | claim | from |",
         "|---|---|---|---|",
     ]
-    lines += [
-        f"| {row.name} | {row.layout} | {row.claim} | {row.source}, {row.date} |"
-        for row, _ in answers
-    ]
+    lines += [f"| {r.name} | {r.layout} | {r.claim} | {r.source}, {r.date} |" for r, _ in answers]
     return "\n".join(lines) + "\n"
 
 

@@ -153,9 +153,7 @@ class ReferenceModules:
         if family != STEP:
             config = config | {"num_nextn_predict_layers": 1}
         count = len({name.split(".")[1] for name in weights if name.startswith("layers.")})
-        self.modules = [
-            ReferenceMtp(family, config, _of_module(weights, number)) for number in range(count)
-        ]
+        self.modules = [ReferenceMtp(family, config, _of_module(weights, i)) for i in range(count)]
 
     @torch.no_grad()
     def logits(self, states: Tensor, token_ids: Tensor, row: int, depth: int) -> Tensor:
@@ -219,9 +217,6 @@ def _as_transformers(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         def stacked(leaf: str) -> Tensor:
             return torch.stack([own[f"mlp.experts.{i}.{leaf}.weight"] for i in range(count)])
 
-        gate_up = torch.cat((stacked("gate_proj"), stacked("up_proj")), dim=1)
-        single |= {
-            "mlp.experts.gate_up_proj": gate_up,
-            "mlp.experts.down_proj": stacked("down_proj"),
-        }
+        wide = torch.cat((stacked("gate_proj"), stacked("up_proj")), dim=1)
+        single |= {"mlp.experts.gate_up_proj": wide, "mlp.experts.down_proj": stacked("down_proj")}
     return single

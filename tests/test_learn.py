@@ -105,14 +105,12 @@ def total_divergence(pair: RoundingPair, learning: Learning) -> float:
     """The loss of the codes as they stand, over every row of every prompt that is learned from."""
     served = {n: w.detach().requires_grad_() for n, w in learning.served().items()}
     total = 0.0
-    for entry in learning.split.learned:
-        rows = whole_rows(
-            entry.num_tokens, pair.num_draft_tokens, first_row=entry.prompt_length - 1
-        )
+    for one in learning.split.learned:
+        rows = whole_rows(one.num_tokens, pair.num_draft_tokens, first_row=one.prompt_length - 1)
         loss = backward_of_divergence(
             learning.forward(served),
             learning.reference,
-            SequenceReader(learning.draft, pair.traces).read([entry], [rows]),
+            SequenceReader(learning.draft, pair.traces).read([one], [rows]),
             num_draft_tokens=pair.num_draft_tokens,
             settings=LearningSettings(depth_decay=0.8, missed_weight=0.1),
             share=1.0,
@@ -244,13 +242,10 @@ def test_a_run_that_was_cut_short_ends_as_a_whole_one(llama: RoundingPair, tmp_p
         learn(llama, plan, out, on_progress=stop)
     assert (tmp_path / "out.rounding").exists()
     assert not out.exists()
-    scaled, run = (
-        MeasuredInputs(input_scales={"fc": 2.0}),
-        DraftRun(llama.loaded(), llama.traces, 3),
-    )
+    other, run = MeasuredInputs(input_scales={"fc": 2.0}), DraftRun(llama.loaded(), llama.traces, 3)
     with (
         pytest.raises(OutputError, match="with other settings") as caught,
-        learned_codes(plan, run, out, static=scaled, settings=FEW, save_seconds=0.0),
+        learned_codes(plan, run, out, static=other, settings=FEW, save_seconds=0.0),
     ):
         pass
     assert [line.split(":")[0].strip() for line in caught.value.details] == ["input_scales"]
@@ -339,7 +334,5 @@ def test_the_command_line_learns_and_tells(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setitem(LearningSettings.__init__.__kwdefaults__, "steps", 10)  # type: ignore[index]
     draft, traces = tiny_eagle3_llama(tmp_path / "draft"), tmp_path / "traces"
     write_said(traces, prompts=4, tokens=9)
-    asked = (
-        f"--recipe blackwell-nvfp4 --algorithm learned --kv-cache measured --traces {traces} -k 1"
-    )
-    assert main(["quantize", f"{draft}", *asked.split(), "--out", f"{tmp_path / 'out'}"]) == 0
+    how = f"--recipe blackwell-nvfp4 --algorithm learned --kv-cache measured --traces {traces} -k 1"
+    assert main(["quantize", f"{draft}", *how.split(), "--out", f"{tmp_path / 'out'}"]) == 0

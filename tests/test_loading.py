@@ -39,11 +39,9 @@ def test_the_result_loads_where_the_recipe_says(name: str, family: str, tmp_path
     recipe, layers = load_recipe(name), FAMILIES[family]
     draft = draft_of(PAIRS / family / "draft")
     plan = make_plan(data_free(recipe), draft, target_layers=layers)
-    needed = {step.row.module: 0.25 for step in plan.quantized} if recipe.needs_input_scales else {}
+    own = {step.row.module: 0.25 for step in plan.quantized} if recipe.needs_input_scales else {}
     source = DraftSource(folder=draft.checkpoint.folder)
-    quantize_draft(
-        plan, tmp_path / "out", source=source, measured=MeasuredInputs(input_scales=needed)
-    )
+    quantize_draft(plan, tmp_path / "out", source=source, measured=MeasuredInputs(input_scales=own))
     foreseen = {
         (one.engine, one.arch): dataclasses.replace(one, launch=None)
         for one in planned_verdicts(plan)

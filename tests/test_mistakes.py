@@ -157,10 +157,8 @@ def test_what_the_system_refuses_has_a_place_and_a_fix(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number in (errno.EACCES, errno.ENOSPC, errno.EROFS, errno.EIO):
-        refusal = OSError(number, os.strerror(number), "config.json")
-        monkeypatch.setattr(
-            "draftquant.quantize.inspection.resolve_draft", Mock(side_effect=refusal)
-        )
+        error = OSError(number, os.strerror(number), "config.json")
+        monkeypatch.setattr("draftquant.quantize.inspection.resolve_draft", Mock(side_effect=error))
         assert told("inspect draft", capsys)[0] == 2
 
 

@@ -388,11 +388,9 @@ def served_round(reference: ReferenceModules, states: Tensor, committed: Tensor)
     return drafted
 
 
-def served_counts(draft: LoadedDraft, traces: TraceFolder, config: Path) -> tuple[int, int]:
+def served_counts(draft: LoadedDraft, traces: TraceFolder, folder: Path) -> tuple[int, int]:
     """Rounds and accepted tokens of a server that decodes the recorded continuations."""
-    reference = ReferenceModules(
-        "step3p5-mtp", json.loads(config.read_text(encoding="utf-8")), draft.weights
-    )
+    reference = ReferenceModules("step3p5-mtp", config_of(folder), draft.weights)
     rounds = accepted = 0
     for trace in traces:
         states, at = first_hidden(draft, traces, trace), trace.prompt_length + 1
@@ -409,7 +407,7 @@ def test_replay_counts_what_a_server_accepts(markov: Path) -> None:
     draft = load_draft(markov / "draft", dtype=torch.float64)
     traces = TraceFolder.open(markov / "traces")
     (found,) = replay_drafts([draft], traces, num_draft_tokens=K)
-    rounds, accepted = served_counts(draft, traces, markov / "draft/config.json")
+    rounds, accepted = served_counts(draft, traces, markov / "draft")
     counts = [prompt.counts for prompt in found.prompts]
     assert sum(c.num_steps for c in counts) == rounds
     assert sum(c.num_accepted_draft_tokens for c in counts) == accepted

@@ -67,13 +67,11 @@ def test_a_second_plain_run_says_what_noise_is() -> None:
 
 
 def test_a_near_tie_explains_no_third_token() -> None:
-    told = [
-        record(i, TEXT, top_gap=GAPS, token_logprob=(-0.1, -1.0, -1.0, -0.1)) for i in range(30)
-    ]
+    own = [record(i, TEXT, top_gap=GAPS, token_logprob=(-0.1, -1.0, -1.0, -0.1)) for i in range(30)]
     for logprob, verdict in ((-1.1, "PASS"), (-1.5, "PASS"), (-1.51, "FAIL"), (-0.4, "FAIL")):
         changed = record(3, (5, 9, 9, 9), token_logprob=(-0.1, logprob, -1.0, -1.0))
-        spec = run([*told[:3], changed, *told[4:]], speculation=SPECULATION)
-        (found,) = divergence_findings(run(told), [spec])
+        spec = run([*own[:3], changed, *own[4:]], speculation=SPECULATION)
+        (found,) = divergence_findings(run(own), [spec])
         assert found.verdict == verdict
         assert found.details[1]["drop"] == pytest.approx(-1.0 - logprob)
 

@@ -169,10 +169,8 @@ def test_limits_decide_by_bounds() -> None:
 
 
 def test_changes_tell_both_sides() -> None:
-    prompts = [prompt(i, surprise_baseline=5.0, surprise_candidate=6.0 + i % 2) for i in range(40)]
-    found = draft_findings(prompts, DraftLimits(max_perplexity_rise=0.01), top=5, confidence=0.95)[
-        -1
-    ]
+    rose = [prompt(i, surprise_baseline=5.0, surprise_candidate=6.0 + i % 2) for i in range(40)]
+    found = draft_findings(rose, DraftLimits(max_perplexity_rise=0.01), top=5, confidence=0.95)[-1]
     assert found.what.startswith("log perplexity")
     assert found.estimate == pytest.approx(1.5 * 1.1 / 20)
     assert found.verdict == "FAIL"

@@ -143,11 +143,9 @@ def test_extends_a_file_beside_it_merges_mappings_and_replaces_lists(tmp_path: P
     assert recipe.activations is None
     assert recipe.algorithm == PTPC.algorithm
     write(tmp_path / "base.yaml", to_mapping(load_recipe("int4-channel-gptq")) | {"name": "base"})
-    mine = write(
-        tmp_path / "mine.yaml", {"extends": "base.yaml", "name": "mine", "backend": "quark"}
-    )
+    other = {"extends": "base.yaml", "name": "mine", "backend": "quark"}
     with pytest.raises(DraftQuantError, match=r"base\.yaml:\d+: algorithm: backend quark"):
-        load_recipe(mine)
+        load_recipe(write(tmp_path / "mine.yaml", other))
 
 
 def test_aliases_load_on_their_gpu_for_every_family_and_need_no_traces() -> None:

@@ -108,10 +108,8 @@ def test_a_text_ends_with_its_first_end(traces: TraceFolder, target: Path, tmp_p
     assert [one.continuation for one in on] == [one.continuation for one in traces]
     assert on.manifest.ignore_eos
     with pytest.warns(dq.DraftQuantWarning, match=f"{shorter} of {len(cut)} texts end with the"):
-        longer = dq.record(
-            ending, cut.folder, tmp_path / "longer", max_new_tokens=2, continued=True
-        )
-    assert len(longer) == len(cut) - shorter
+        more = dq.record(ending, cut.folder, tmp_path / "longer", max_new_tokens=2, continued=True)
+    assert len(more) == len(cut) - shorter
     whole = dq.record(
         ending, cut.folder, tmp_path / "whole", max_new_tokens=2, continued=True, ignore_eos=True
     )

@@ -218,9 +218,7 @@ FOLLOWED: Mapping[str, Callable[..., None]] = {
     r"name the 5 layers": lambda at: layers(at, "[2, 4, 5, 6, 7]", "[1, 3, 4, 5, 6]"),
 }
 """A remedy, and what whoever follows it does."""
-OTHER_ENGINE = re.compile(
-    r"serve (?:it|the draft|a draft of speculators)[^;]*? with (vLLM|SGLang)\b"
-)
+ELSEWHERE = re.compile(r"serve (?:it|the draft|a draft of speculators)[^;]*? with (vLLM|SGLang)\b")
 LLAMA, DFLASH = tiny_eagle3_llama, tiny_dflash
 MISTAKES: Mapping[str, Build] = {
     "P-EAGLE's name": made(LLAMA, name="PeagleLlamaForCausalLM"),
@@ -260,7 +258,7 @@ def end_of(draft: Path, engine: str, **asked: Any) -> tuple[str, str]:
         step = next(((do, found) for do, found in steps if found), None)
         if step is not None:
             step[0](draft, *step[1].groups())
-        elif (other := OTHER_ENGINE.search(remedy)) is not None:
+        elif (other := ELSEWHERE.search(remedy)) is not None:
             engine = other[1].lower()
         else:
             return verdict, remedy

@@ -64,10 +64,8 @@ def read(scaling: dict[str, Any] | None, **keys: Any) -> RopeConfig:
 
 
 def turned(rope: RopeConfig) -> torch.Tensor:
-    numbers = [
-        [((7 * i + 3 * j) % 11 - 5) / 4 for j in range(HEAD_DIM)] for i in range(len(POSITIONS))
-    ]
-    queries = torch.tensor(numbers, dtype=torch.float64)[None, None]
+    x = [[((7 * i + 3 * j) % 11 - 5) / 4 for j in range(HEAD_DIM)] for i in range(len(POSITIONS))]
+    queries = torch.tensor(x, dtype=torch.float64)[None, None]
     return rotate(queries, torch.tensor(POSITIONS), rope)[0, 0]
 
 

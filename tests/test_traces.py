@@ -398,10 +398,7 @@ def test_what_belongs_together_stays_together(tmp_path: Path) -> None:
 def test_splits_that_are_none(tmp_path: Path) -> None:
     traces = written(tmp_path / "t", plain(4))
     x, y = tmp_path / "x", tmp_path / "y"
-    for how in (
-        *({"count": count} for count in (0, 4, 9)),
-        *({"categories": [category]} for category in "ba"),
-    ):
+    for how in (*({"count": n} for n in (0, 4, 9)), *({"categories": [name]} for name in "ba")):
         with pytest.raises(TraceError):
             split_traces(traces, x, y, **how)  # type: ignore[arg-type]
     for second in (x, tmp_path / "t", tmp_path / "t" / "y"):

@@ -278,11 +278,9 @@ def test_a_scale_of_half_a_group_that_is_another_one_is_seen(draft: Path, tmp_pa
     source, tensors = StoredDraft.read(Checkpoint.open(first)), read_tensors(second)
     assert verify_transcoded(source, second).faults == []
     name = "midlayer.mlp.up_proj.weight_scale"
-    scales = bytearray(tensors[name].data)
-    scales[1] ^= 8  # the second half of the first group, times or by two
-    write_tensors(
-        second, tensors | {name: tensors[name]._replace(data=bytes(scales))}, sharded=True
-    )
+    data = bytearray(tensors[name].data)
+    data[1] ^= 8  # the second half of the first group, times or by two
+    write_tensors(second, tensors | {name: tensors[name]._replace(data=bytes(data))}, sharded=True)
     found = {fault.where: fault.got for fault in verify_transcoded(source, second).faults}
     assert found["midlayer.mlp.up_proj"] == "1 other(s)"
     assert not any("_proj" in where for where in found.keys() - {"midlayer.mlp.up_proj"})

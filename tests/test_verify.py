@@ -33,6 +33,7 @@ from verify_cases import (
     set_scale,
     source,
 )
+from weight_formats import FP8_BLOCK, FP8_CHANNEL, FP8_TENSOR, INT4, INT4_GROUPS, MXFP4, NVFP4
 
 __all__ = ["copy_of", "made", "source"]  # fixtures
 
@@ -148,32 +149,18 @@ def test_folders_that_are_no_input(made: Copy, source: Path, tmp_path: Path) -> 
 
 
 O = f"{ATTENTION}o_proj"  # noqa: E741 - not fused with anything
-
-
-def weights(dtype: Any, granularity: Any, size: int | None = None, **more: Any) -> WeightFormat:
-    return WeightFormat(
-        dtype=dtype, granularity=granularity, symmetric=True, group_size=size, **more
-    )
-
-
-INT4, GROUPS = weights("int4", "channel"), weights("int4", "group", 32)
-TWO_STAGES = weights("int4", "channel", first_stage="fp8_e4m3")
-ROWS, MATRIX = weights("fp8_e4m3", "channel"), weights("fp8_e4m3", "tensor")
-BLOCKS = weights("fp8_e4m3", "block", 128)
-NVFP4, MXFP4 = weights("nvfp4", "group", 16), weights("mxfp4", "group", 32)
-HALVES = weights("int4", "group", 32, scale_dtype="float16")
 TOKEN, TENSOR = ACTIVATIONS["token-dynamic"], ACTIVATIONS["tensor-static"]
 CASES: dict[str, tuple[Any, WeightFormat, ActivationFormat | None]] = {
     "quark-int4": ("quark", INT4, None),
-    "quark-two-stages": ("quark", TWO_STAGES, TOKEN),
+    "quark-two-stages": ("quark", replace(INT4, first_stage="fp8_e4m3"), TOKEN),
     "ct-int4": ("compressed-tensors", INT4, None),
-    "ct-int4-group": ("compressed-tensors", GROUPS, None),
-    "ct-int4-f16": ("compressed-tensors", HALVES, None),
-    "ct-fp8": ("compressed-tensors", ROWS, TOKEN),
+    "ct-int4-group": ("compressed-tensors", INT4_GROUPS, None),
+    "ct-int4-f16": ("compressed-tensors", replace(INT4_GROUPS, scale_dtype="float16"), None),
+    "ct-fp8": ("compressed-tensors", FP8_CHANNEL, TOKEN),
     "ct-mxfp4": ("compressed-tensors", MXFP4, None),
-    "modelopt-fp8": ("modelopt", MATRIX, TENSOR),
+    "modelopt-fp8": ("modelopt", FP8_TENSOR, TENSOR),
     "modelopt-nvfp4": ("modelopt", NVFP4, ACTIVATIONS["nvfp4"]),
-    "fp8-block": ("fp8", BLOCKS, ACTIVATIONS["group-dynamic"]),
+    "fp8-block": ("fp8", FP8_BLOCK, ACTIVATIONS["group-dynamic"]),
 }
 
 
@@ -291,7 +278,7 @@ def test_a_folder_that_is_not_what_its_recipe_says(
 
 def test_a_folder_that_declares_nothing_and_one_of_other_groups(exact: Made, odd: Path) -> None:
     out, method = exact("ct-int4-group")
-    wide = replace(method.recipe, weights=weights("int4", "group", 64))
+    wide = replace(method.recipe, weights=replace(INT4_GROUPS, group_size=64))
     assert not verify(out, odd, method=replace(method, recipe=wide)).ok
     assert not verify(odd, odd, method=method).ok
 

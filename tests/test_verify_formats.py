@@ -257,10 +257,8 @@ def test_a_search_takes_scales_between_its_ends(
 
     for value in (most, absmax, least):
         assert report(value).faults == ()
-    for value in (one_step(least, made)[0], one_step(most, made)[1]):
-        assert_only_fault(
-            report(value), scale_name(name), f"1/4 to {largest} of {RULES[made.dtype]}"
-        )
+    for one in (one_step(least, made)[0], one_step(most, made)[1]):
+        assert_only_fault(report(one), scale_name(name), f"1/4 to {largest} of {RULES[made.dtype]}")
 
 
 @pytest.mark.parametrize(("own", "sign"), [(False, -1), (True, 1)], ids=["another tool", "ours"])

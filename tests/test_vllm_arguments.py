@@ -210,12 +210,8 @@ class FakeLLM:
         logprobs = {40: SimpleNamespace(logprob=-4.0), 41: SimpleNamespace(logprob=-3.0)}
         places = [{t: SimpleNamespace(logprob=-0.25), **logprobs} for t in token_ids]
         done = SimpleNamespace(token_ids=token_ids, finish_reason="length", logprobs=places)
-        answer = {
-            "request_id": request,
-            "outputs": [done],
-            "kv_transfer_params": {STATES_KEY: name},
-        }
-        return [SimpleNamespace(finished=False), SimpleNamespace(finished=True, **answer)]
+        said = {"request_id": request, "outputs": [done], "kv_transfer_params": {STATES_KEY: name}}
+        return [SimpleNamespace(finished=False), SimpleNamespace(finished=True, **said)]
 
 
 @pytest.fixture
@@ -279,10 +275,8 @@ def test_a_state_behind_the_last_norm_needs_log_probabilities(target: Path, tmp_
 
 
 def test_drawn_tokens_have_a_seed_of_their_prompt(target: Path, tmp_path: Path) -> None:
-    decoding = Decoding(
-        temperature=0.5, top_p=0.8, top_k=7, seed=3, num_top_logprobs=2, ignore_eos=True
-    )
-    asked = plan(target, decoding=decoding)
+    how = Decoding(temperature=0.5, top_p=0.8, top_k=7, seed=3, num_top_logprobs=2, ignore_eos=True)
+    asked = plan(target, decoding=how)
     traces = record_with_vllm(asked, Offline(arguments={}), tmp_path / "out")
     for (_, prompt, params), given in zip(FakeLLM.asked, PROMPTS, strict=True):
         assert (params["temperature"], params["top_p"], params["top_k"]) == (0.5, 0.8, 7)

@@ -80,18 +80,14 @@ def test_traces_hold_what_was_said(running: StatesServer, target: Path, tmp_path
     assert (manifest.target.name, manifest.target.num_layers) == ("target", 4)
     assert manifest.target.weights_sha256 is not None
     for trace, prompt in zip(traces, PROMPTS, strict=True):
-        count, last = len(prompt.token_ids), prompt.token_ids[-1]
-        assert (trace.id, trace.category, trace.prompt_length) == (
-            prompt.id,
-            prompt.category,
-            count,
-        )
+        size, last = len(prompt.token_ids), prompt.token_ids[-1]
+        assert (trace.id, trace.category, trace.prompt_length) == (prompt.id, prompt.category, size)
         assert trace.token_ids.tolist() == [*prompt.token_ids, *range(last + 1, last + 7)]
         # Layer i gives the input of layer i + 1.
         expected = states_of(trace.token_ids[:-1].tolist(), (1, 3)).flatten(1)
         assert torch.equal(trace.features, expected)
-        assert trace.target_top1[: count - 1].tolist() == [-1] * (count - 1)
-        assert trace.target_top1[count - 1 :].tolist() == list(trace.continuation)
+        assert trace.target_top1[: size - 1].tolist() == [-1] * (size - 1)
+        assert trace.target_top1[size - 1 :].tolist() == list(trace.continuation)
         assert trace.token_logprob is None
     assert list(running.shared.iterdir()) == []
     assert not (tmp_path / "out.recording").exists()
@@ -344,7 +340,5 @@ def test_files_appear_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Pages, "read", broken)
     with pytest.raises(OSError, match="No space left"):
-        write_states(
-            tmp_path / "x.safetensors", Pages(cache(4, 4), 4), [1, 2], list(range(8)), HEAD, None
-        )
+        write_states(tmp_path / "x", Pages(cache(4, 4), 4), [1, 2], list(range(8)), HEAD, None)
     assert list(tmp_path.iterdir()) == []

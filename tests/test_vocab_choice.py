@@ -228,10 +228,7 @@ def cut(draft: LoadedDraft, token_ids: Sequence[int]) -> LoadedDraft:
     rows = torch.tensor([have.index(token) for token in sorted(token_ids)])
     specs = draft.family.tensor_specs(draft.geometry)
     shrinking = {n for n, s in specs.items() if s.shape[0].follows_from == "draft_vocab_size"}
-    weights = {
-        name: weight[rows] if name in shrinking else weight
-        for name, weight in draft.weights.items()
-    }
+    weights = {n: w[rows] if n in shrinking else w for n, w in draft.weights.items()}
     weights["d2t"] = torch.tensor(sorted(token_ids)) - torch.arange(len(rows))
     geometry = dataclasses.replace(draft.geometry, draft_vocab_size=len(rows))
     forward = draft.family.forward(geometry, weights, draft.forward.on_input)

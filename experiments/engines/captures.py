@@ -41,9 +41,7 @@ def function_of(file: str, name: str, **known: Any) -> Callable[..., Any]:
 
     source = Path(vllm.__file__).parent / "v1" / "worker" / file
     tree = ast.parse(source.read_text(encoding="utf-8"))
-    (found,) = (
-        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name
-    )
+    (found,) = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == name)
     alone = ast.Module([ast.parse("from __future__ import annotations").body[0], found], [])
     exec(compile(alone, source, "exec"), known)  # what the engine runs
     function: Callable[..., Any] = known[name]

@@ -180,10 +180,7 @@ def beyond_cases(workshop: Workshop) -> list[Case]:
     for recipe in (BEYOND[name] for name in LOADED):
         of_head = any(rule.tensor == HEAD for rule in recipe.rules)
         own = {"dflash": {"head": of_head}}
-        cases += [
-            _quantized(workshop, "beyond", family, recipe, **own.get(family, {}))
-            for family in FAMILIES
-        ]
+        cases += [_quantized(workshop, "beyond", f, recipe, **own.get(f, {})) for f in FAMILIES]
         if of_head:
             named = dataclasses.replace(recipe, name=f"{recipe.name}-said")
             said = {"has_own_lm_head": True}

@@ -27,10 +27,8 @@ def loaded(draft: Path, target: Path, tp: int, rank: int) -> Loaded:
     config = draft_config(draft, target, "cpu")
     vllm_platform.become_rank(tp, rank)
     speculative = config.speculative_config
-    subject = beside(
-        config, draft, needs_gpu=vllm_platform.needs_gpu, whole=tp == 1, first=rank == 0
-    )
-    return Loaded(subject=subject, captures=lambda: _captures(speculative))
+    made = beside(config, draft, needs_gpu=vllm_platform.needs_gpu, whole=tp == 1, first=rank == 0)
+    return Loaded(subject=made, captures=lambda: _captures(speculative))
 
 
 def subject(draft: Path, target: Path) -> Subject:

@@ -108,11 +108,7 @@ def _serve_pair(
         done = Served.of(found, family=pair.family, draft=name, version=answer["vllm"])
         return dataclasses.replace(done, dequantized=name in plain)
 
-    chosen = {
-        name: draft
-        for name, draft in drafts(pair, calibration).items()
-        if only is None or name in only
-    }
+    chosen = {n: d for n, d in drafts(pair, calibration).items() if only is None or n in only}
     plain: dict[str, Path] = {}
     lacks_int4 = not has_int4_product(CPUINFO.read_text(encoding="utf-8"))
     for name, draft in chosen.items():

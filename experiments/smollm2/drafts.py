@@ -124,14 +124,12 @@ def train(name: str, target: Path, states: Path, out: Path, schedule: Schedule, 
             )
 
     out.mkdir(exist_ok=True)
-    losses = minimise(
-        batch_loss, draft.weights.values(), schedule, label=name, kept=out / "state.pt"
-    )
+    lost = minimise(batch_loss, draft.weights.values(), schedule, label=name, kept=out / "state.pt")
     fused = draft.weights["fc.weight"].detach() / scale
     shipped = replace(draft, weights={**draft.weights, "fc.weight": fused})
     shutil.rmtree(out / "draft", ignore_errors=True)
     ship_draft(shipped, trained.config(SIZE), out / "draft")
-    report = {"seed": seed, "schedule": asdict(schedule), "losses": losses}
+    report = {"seed": seed, "schedule": asdict(schedule), "losses": lost}
     (out / "training.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 

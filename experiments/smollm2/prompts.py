@@ -77,9 +77,7 @@ def write_prompts(tokenizer: PreTrainedTokenizerFast, folder: Path, *, ships: bo
         ships: write those that ship.
     """
     counts = SHIPPED if ships else COUNTS
-    found: dict[Part, dict[str, list[dict[str, Any]]]] = {
-        part: {kind: [] for kind in KINDS} for part in counts
-    }
+    found: dict[Part, dict[str, list[dict[str, Any]]]] = {p: {k: [] for k in KINDS} for p in counts}
     seen: set[str] = set()
     for name, source in _files(("stdlib",) if ships else ("stdlib", "purelib")):
         part = part_of(name)

@@ -40,13 +40,8 @@ def judge(work: Work) -> None:
     """Write served.json and served.svg, of the measurements that exist."""
     (work / "served/reports").mkdir(exist_ok=True)
     measured = [name for name in SERVERS[1:] if answers(work, "greedy", name).exists()]
-    rows = [
-        {"question": "acceptance", **_acceptance(work, name), **_drawn(work, name)}
-        for name in measured
-    ]
-    rows += [
-        {"question": "speed", **row} for name in ("one", "eight") for row in _speed(work, name)
-    ]
+    rows = [{"question": "acceptance", **_acceptance(work, n), **_drawn(work, n)} for n in measured]
+    rows += [{"question": "speed", **row} for n in ("one", "eight") for row in _speed(work, n)]
     rows += [{"question": "parity", **row} for row in _parity(work, measured)]
     write_rows(HERE / "served.json", rows)
     (HERE / "served.svg").write_text(_picture(rows), encoding="utf-8")

@@ -72,14 +72,12 @@ class TensorRTLLMStand(Stand):
             raise ValueError("this stand decodes greedily")
         if not body["stream"] or body["detokenize"]:
             raise ValueError("this stand streams token ids")
-        written = self.decoder.write(
-            body["prompt"], body["max_tokens"], ignore_eos=body["ignore_eos"]
-        )
-        chunks = [(written.first,), *written.chunks]
+        text = self.decoder.write(body["prompt"], body["max_tokens"], ignore_eos=body["ignore_eos"])
+        chunks = [(text.first,), *text.chunks]
         if not self.drafts:
-            chunks = [(token,) for token in written.token_ids]
-        self._count(written, len(chunks) - 1)
-        return self._events(body, written, chunks)
+            chunks = [(token,) for token in text.token_ids]
+        self._count(text, len(chunks) - 1)
+        return self._events(body, text, chunks)
 
     def _events(
         self, body: Object, written: Written, chunks: Sequence[tuple[int, ...]]
