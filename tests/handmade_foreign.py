@@ -12,14 +12,13 @@ def requests(name: str) -> list[dict[str, Any]]:
     report = json.loads((FOREIGN / f"guidellm-{name}.json").read_text(encoding="utf-8"))
     found = []
     for one in report["benchmarks"][0]["requests"]["successful"]:
-        told = one["response_metrics"]["speculative_decoding"]
         found.append(
             {
                 "prompt": json.loads(one["request_args"])["body"]["prompt"],
                 "output": one["output"],
                 "num_tokens": one["output_metrics"]["total_tokens"],
                 "num_prompt_tokens": one["input_metrics"]["total_tokens"],
-                "accepted": told["per_step_accepted"],
+                "accepted": one["response_metrics"]["speculative_decoding"]["per_step_accepted"],
             }
         )
     return sorted(found, key=lambda one: one["prompt"])

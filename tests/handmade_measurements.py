@@ -43,11 +43,10 @@ def record(
     **changes: Any,
 ) -> RequestRecord:
     """One prompt whose rounds fill the output; from `parts_at` on the text is this record's own."""
-    length = 1 + sum(a + 1 for a in accepted)
     own = next(_SECONDS)
     tokens = tuple(
         10_000 * number + i if parts_at is None or i < parts_at else 1_000_000 * own + i
-        for i in range(length)
+        for i in range(1 + sum(a + 1 for a in accepted))
     )
     result = RequestRecord(
         id=f"p{number}",

@@ -172,9 +172,8 @@ def kept(running: VLLMServer, tmp_path: Path) -> Path:
 
 def test_no_other_plan_or_server_goes_on(running: VLLMServer, kept: Path, tmp_path: Path) -> None:
     before = kept.read_bytes()
-    longer = replace(SINGLE, ask=replace(ASK, max_new_tokens=13))
     with pytest.raises(OutputError, match="max_new_tokens: it was 12, now it is 13"):
-        measured(running, tmp_path / "r", longer)
+        measured(running, tmp_path / "r", replace(SINGLE, ask=replace(ASK, max_new_tokens=13)))
     running.version, running.num_draft_tokens = "0.33.0", 4
     with pytest.raises(OutputError, match=r"version: it was '0\.32\.0', now it is"):
         measured(running, tmp_path / "r", SINGLE)

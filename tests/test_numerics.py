@@ -183,9 +183,8 @@ def test_integer_scale_is_the_best_of_all_candidates(dtype: type) -> None:
         for s in tried:
             codes = np.clip(np.rint(row * (np.float32(1) / np.float32(s))), -8, 7)
             lost.append(((row - codes * np.float32(s)).astype(np.float64) ** 2).sum())
-        best = min(lost)
         assert scale in tried
-        assert lost[tried.index(scale)] == pytest.approx(best, rel=1e-5)
+        assert lost[tried.index(scale)] == pytest.approx(min(lost), rel=1e-5)
 
 
 def importance(columns: int) -> InputMoments:

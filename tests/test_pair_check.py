@@ -275,11 +275,10 @@ def test_hidden_states_that_float16_cannot_hold(tmp_path: Path) -> None:
 
 
 def test_what_few_pairs_are_told(tmp_path: Path) -> None:
-    draft = LLAMA / "draft"
     model = tiny_language_model(tmp_path / "model")
     sizes = {"vocab_size": 999, "num_hidden_layers": 8}
     check_pair(model, other_target(tmp_path / "other", **sizes))
-    scaled = Path(shutil.copytree(draft, tmp_path / "scaled"))
+    scaled = Path(shutil.copytree(LLAMA / "draft", tmp_path / "scaled"))
     yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
     edit_json(scaled / "config.json", rope_scaling=yarn, max_position_embeddings=128)
     check_pair(scaled, LLAMA / "target")

@@ -170,11 +170,10 @@ def judge(
     **asked: Any,
 ) -> ParityFinding:
     """Each prompt's three tokens become so much more likely."""
-    plain = [(-1.0, -2.0, -3.0)] * len(changes)
     return sampled_finding(
         drawn(len(changes), told=told, **asked),
         other or drawn(len(changes), drafts=True, **asked),
-        (plain, [(-1.0 + x, -2.0 + x, -3.0 + x) for x in changes]),
+        ([(-1.0, -2.0, -3.0)] * len(changes), [(-1.0 + x, -2.0 + x, -3.0 + x) for x in changes]),
         max_logprob_drop=limits("--max-logprob-drop", limit, least=-1, most=1),
         confidence=0.95,
     )

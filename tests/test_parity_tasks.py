@@ -141,9 +141,8 @@ def test_an_item_that_lacks_a_metric_is_refused(tmp_path: Path) -> None:
     second = [sample(i, float(i > 27), **both) for i in range(40)]
     assert [one.verdict for one in compare(tmp_path, first, second, 0.1)] == ["FAIL", "PASS"]
     for spoilt in ({"exact_match": None}, {"metrics": ["f1"]}):
-        lines = [*second[:17], second[17] | spoilt, *second[18:]]
         with pytest.raises(ParityError):
-            compare(tmp_path, first, lines, 0.1)
+            compare(tmp_path, first, [*second[:17], second[17] | spoilt, *second[18:]], 0.1)
 
 
 def test_one_run_is_not_compared_with_itself(tmp_path: Path) -> None:

@@ -373,9 +373,7 @@ def test_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 # ---- while it is written
 
-
-def _fail(*_arguments: object) -> None:
-    raise OSError(5, "Input/output error")
+_fail = Mock(side_effect=OSError(5, "Input/output error"))
 
 
 def test_files_are_synced_while_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

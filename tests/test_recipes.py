@@ -170,8 +170,7 @@ def schema_keys(cls: type, prefix: str = "") -> dict[str, Any]:
     for name, hint in typing.get_type_hints(cls).items():
         arguments = typing.get_args(hint)
         inner = next((t for t in (hint, *arguments) if dataclasses.is_dataclass(t)), None)
-        is_part = inner is hint
-        if inner is None or not is_part:
+        if inner is not hint:
             keys[prefix + name] = hint
         if inner is not None:
             keys |= schema_keys(typing.cast(type, inner), f"{prefix}{name}.")

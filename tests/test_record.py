@@ -242,8 +242,7 @@ def test_too_long_prompts_are_left_out_or_cut_said_and_recorded(
 ) -> None:
     prompts, out = prompt_file(tmp_path, 5, 511, 6, 520), tmp_path / "out"
     arguments = ("--target", str(pair / "target"), "--prompts", str(prompts), "--out", str(out))
-    given = ("--max-new-tokens", "2", "--too-long", how)
-    assert main(["record", *arguments, *given]) == 0
+    assert main(["record", *arguments, "--max-new-tokens", "2", "--too-long", how]) == 0
     done = {"skip": "left out", "truncate": "cut to their last tokens"}[how]
     said = " ".join(capsys.readouterr().err.split())
     assert f"2 of 4 prompts are {done}: with 2 new tokens they exceed the target's 512" in said

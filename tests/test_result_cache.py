@@ -182,11 +182,7 @@ def test_where_it_is(tmp_path: Path, warnings: list[str], monkeypatch: pytest.Mo
         monkeypatch.setenv("XDG_CACHE_HOME", nothing)
         assert folder() == Path("/home/of/me/.cache/draftquant")
     assert warnings == []
-
-    def homeless(_path: Path) -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(Path, "expanduser", homeless)
+    monkeypatch.setattr(Path, "expanduser", Mock(side_effect=RuntimeError("no home directory")))
     assert folder() is None
     assert "there is no cache" in warnings[0]
 

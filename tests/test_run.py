@@ -158,9 +158,8 @@ def test_every_linear_needs_its_static_scale(tmp_path: Path) -> None:
         quantize_draft(plan, tmp_path / "out", source=DraftSource(folder=tmp_path / "draft"))
     modules = [step.row.module for step in plan.quantized]
     for left_out in modules:
-        given = {module: 0.25 for module in modules if module != left_out}
         with pytest.raises(BackendError, match=rf"Missing: {re.escape(left_out)}\n"):
-            checked_scales(plan, given)
+            checked_scales(plan, {module: 0.25 for module in modules if module != left_out})
 
 
 def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:

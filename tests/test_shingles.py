@@ -98,6 +98,5 @@ def test_what_is_no_sketch_is_refused() -> None:
     assert encode(decode(SeenPrompts, mapping)) == mapping
     for key in sketches.keys() - {"method"}:
         for bad in ("", "1234567", "0123456G", "0" * 8 * 65):
-            damaged = mapping | {"sketches": sketches | {key: {"a": [bad]}}}
             with pytest.raises(JsonProblem, match=rf"{key}\.a: expected 1 to 64 values"):
-                decode(SeenPrompts, damaged)
+                decode(SeenPrompts, mapping | {"sketches": sketches | {key: {"a": [bad]}}})

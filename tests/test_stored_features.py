@@ -152,9 +152,7 @@ def instead(**tensors: Tensor) -> Callable[[dict[str, Tensor]], object]:
     return lambda old: old.update({f"b.{name}": tensor for name, tensor in tensors.items()})
 
 
-def test_a_missing_package_is_named_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_missing_package_is_named_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
     for storage in (None, "fp8-per-token"):
         check_storage(storage)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 import importlib.util
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,7 +14,6 @@ from draftquant.recipes.errors import TraceError
 from recorded import record_traces
 from safetensors.torch import load_file
 from tied_pair import save_target
-from torch import nn
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 
@@ -34,9 +34,7 @@ def test_accelerate_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_target_too_large_for_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any, **__: Any) -> nn.Module:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
+    full = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory"))
     target = save_target(tmp_path / "target")
     with loaded_target(target, torch.bfloat16, ON_CPU, beside=tmp_path) as model:
         monkeypatch.setattr(type(model), "to", full)

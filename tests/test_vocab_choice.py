@@ -340,7 +340,6 @@ def test_what_is_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.Monke
         "--curve --draft-sampling probabilistic", "--curve --counts none.json",
         "--curve --judge TRACES", "--curve --concurrency 0",
     ):  # fmt: skip
-        given = words.replace("TRACES", str(folder / "traces"))
         with suppress(SystemExit):  # of the parser; the exit code is tested where all of them are
-            assert main(ask(folder, *given.split())) == 2
+            assert main(ask(folder, *words.replace("TRACES", str(folder / "traces")).split())) == 2
         assert list(tmp_path.iterdir()) == []

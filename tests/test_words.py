@@ -33,7 +33,6 @@ BANNED = {
     r"\b(\d|planned|more) looks?\b|\blook i\b": "planned interim analysis",
     r"\b(sm\d+|gfx\d+) alone\b": "H200 (sm90)",
     r"\b(a|each|every|equal|all|the|of) rounds?\b(?! to)": "verify step",
-    r"\blikewise\b": "a sentence with a subject",
     r"\bof which (alone|it)\b": "a sentence with a subject",
     r"\byour word\b|\bis believed\b|\bnot believed\b": "reported, declared, verified",
     r"what (a|the) (linear|draft) (really )?reads": "the linear's inputs",

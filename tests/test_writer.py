@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -70,10 +71,7 @@ def copying(folder: Path, content: bytes, *, claimed: int | None = None) -> Iter
 
 
 def without_the_kernel(monkeypatch: pytest.MonkeyPatch, error: int = errno.EXDEV) -> None:
-    def unsupported(*_arguments: object) -> int:
-        raise OSError(error, "unsupported")
-
-    monkeypatch.setattr(os, "copy_file_range", unsupported)
+    monkeypatch.setattr(os, "copy_file_range", Mock(side_effect=OSError(error, "unsupported")))
 
 
 @pytest.mark.parametrize("kernel", [True, False])

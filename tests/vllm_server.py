@@ -146,7 +146,6 @@ class VLLMServer(Stand):
         if self.num_draft_tokens is not None:
             counter("spec_decode_num_drafts_total", float(sum(self.histogram)))
             for i in range(self.num_draft_tokens):
-                reached = float(sum(self.histogram[i + 1 :]))
                 name = "spec_decode_num_accepted_tokens_per_pos_total"
-                counter(name, reached, f',position="{i}"')
+                counter(name, float(sum(self.histogram[i + 1 :])), f',position="{i}"')
         return "\n".join(lines) + "\n"
