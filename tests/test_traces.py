@@ -323,7 +323,7 @@ def ids(traces: TraceFolder) -> list[str]:
 
 
 def equal(one: PromptTrace, other: PromptTrace) -> bool:
-    pairs = [(getattr(one, f.name), getattr(other, f.name)) for f in dataclasses.fs(one)]
+    pairs = [(getattr(one, f.name), getattr(other, f.name)) for f in dataclasses.fields(one)]
     return all(
         a.dtype == b.dtype and torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
         for a, b in pairs
