@@ -10,8 +10,9 @@ from xml.etree import ElementTree
 
 import corpus
 import pytest
-from by_recipe import draft_of
+from draftquant.quantize.drafts.recognition import read_draft
 from draftquant.quantize.engines.plan_verdicts import planned_verdicts
+from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.recipes import load_recipe
 from draftquant.recipes.errors import visible
@@ -144,7 +145,8 @@ def test_a_figure_that_is_too_long_for_a_phone_goes_on_in_the_next_line() -> Non
 
 def test_a_report_has_the_engines_and_the_roles_that_quantize_named() -> None:
     made = corpus.quantized("eagle3-llama", "fp8-ptpc", pair=True)
-    plan = make_plan(load_recipe("fp8-ptpc"), draft_of(corpus.PAIRS / "eagle3-llama/draft"))
+    draft = read_draft(Checkpoint.open(corpus.PAIRS / "eagle3-llama/draft"))
+    plan = make_plan(load_recipe("fp8-ptpc"), draft)
     asked = [(one.engine, one.arch) for one in planned_verdicts(plan)]
     assert [(one.engine, one.arch) for one in engine_facts(made, "fp8")] == asked
     assert folder_facts("org/fp8", DraftFolder.read(made)).name == "org/fp8"
