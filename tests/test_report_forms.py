@@ -145,8 +145,9 @@ def test_a_figure_that_is_too_long_for_a_phone_goes_on_in_the_next_line() -> Non
 
 def test_a_report_has_the_engines_and_the_roles_that_quantize_named() -> None:
     made = corpus.quantized("eagle3-llama", "fp8-ptpc", pair=True)
-    draft = read_draft(Checkpoint.open(corpus.PAIRS / "eagle3-llama/draft"))
-    plan = make_plan(load_recipe("fp8-ptpc"), draft)
+    plan = make_plan(
+        load_recipe("fp8-ptpc"), read_draft(Checkpoint.open(corpus.PAIRS / "eagle3-llama/draft"))
+    )
     asked = [(one.engine, one.arch) for one in planned_verdicts(plan)]
     assert [(one.engine, one.arch) for one in engine_facts(made, "fp8")] == asked
     assert folder_facts("org/fp8", DraftFolder.read(made)).name == "org/fp8"
