@@ -113,9 +113,8 @@ def other_dtype(tensors: Tensors, name: str) -> None:
         other = "F32" if tensor.dtype != "F32" else "BF16"
         tensors[name] = store(values_of(tensor), other)._replace(shape=tensor.shape)
     else:
-        tensors[name] = tensor._replace(
-            dtype={"U8": "I8"}.get(tensor.dtype, "U8"), shape=(len(tensor.data),)
-        )
+        other = "I8" if tensor.dtype == "U8" else "U8"
+        tensors[name] = tensor._replace(dtype=other, shape=(len(tensor.data),))
 
 
 def _beside(at: Linear) -> None:
@@ -384,12 +383,9 @@ def grafted(folder: Path) -> dict[str, Any]:
     tiny_target(folder / "plain", "mimo")
     target = quantized_target(folder / "plain", folder / "target", "ct-fp8")
     layer, out, subtree = folder / "layer", folder / "out", MTP["mimo"]
-    command = ["quantize", str(folder / "plain"), "--subtree", subtree, "--recipe", "fp8-ptpc"]
-    for words in (
-        [*command, "--out", str(layer)],
-        ["graft", str(target), str(layer), "--out", str(out)],
-    ):
-        assert main([*words, "--quiet"]) == 0
+    how = ["--subtree", subtree, "--recipe", "fp8-ptpc", "--quiet"]
+    assert main(["quantize", str(folder / "plain"), "--out", str(layer), *how]) == 0
+    assert main(["graft", str(target), str(layer), "--out", str(out), "--quiet"]) == 0
     record = read_provenance(out)
     assert isinstance(record, GraftedProvenance)
 

@@ -43,9 +43,8 @@ COUNTING = [0, 1, 2, 3, 4, 5, 6, 7]
     ],
 )
 def test_golden_words(row: list[int], interleaved: bool, unsigned: bool, words: list[str]) -> None:
-    packed = int4_words(
-        torch.tensor([row], dtype=torch.int8), interleaved=interleaved, unsigned=unsigned
-    )
+    codes = torch.tensor([row], dtype=torch.int8)
+    packed = int4_words(codes, interleaved=interleaved, unsigned=unsigned)
     assert packed.dtype == torch.int32
     assert [f"{word & 0xFFFFFFFF:08x}" for word in packed[0].tolist()] == words
     assert len(packed) == 1
@@ -103,10 +102,8 @@ def contained(part: Any, whole: Any) -> bool:
 
 def encoded(layout: str, recipe: Recipe, block: QuantizedWeight) -> dict[str, Tensor]:
     """Everything that a weight is stored as, by local name; row blocks as in a run."""
-    rows, columns = block.codes.shape
-    weight = TensorInfo(
-        name="m.weight", dtype="BF16", shape=(rows, columns), file="x", start=0, stop=0
-    )
+    shape = tuple(block.codes.shape)
+    weight = TensorInfo(name="m.weight", dtype="BF16", shape=shape, file="x", start=0, stop=0)
     chosen = get_layout(layout)  # type: ignore[arg-type]
     rows_of = chosen.encode_rows("m", block, recipe.weights)
     stored = {n: t.tensor if isinstance(t, GatheredColumns) else t for n, t in rows_of.items()}

@@ -42,16 +42,10 @@ def test_the_result_loads_where_the_recipe_says(name: str, family: str, tmp_path
     own = {step.row.module: 0.25 for step in plan.quantized} if recipe.needs_input_scales else {}
     source = DraftSource(folder=draft.checkpoint.folder)
     quantize_draft(plan, tmp_path / "out", source=source, measured=MeasuredInputs(input_scales=own))
-    foreseen = {
-        (one.engine, one.arch): dataclasses.replace(one, launch=None)
-        for one in planned_verdicts(plan)
-    }
-    promised = {
-        (place.engine, arch)
-        for place in recipe.loads_on
-        if family in place.family
-        for arch in place.arch
-    }
+    planned = (dataclasses.replace(one, launch=None) for one in planned_verdicts(plan))
+    foreseen = {(one.engine, one.arch): one for one in planned}
+    places = [place for place in recipe.loads_on if family in place.family]
+    promised = {(place.engine, arch) for place in places for arch in place.arch}
     loading = set()
     for engine in get_args(EngineName):
         for arch in ENGINES[engine].gpus:

@@ -124,9 +124,8 @@ def test_runs_that_differ_in_what_must_be_alike_are_anomalous() -> None:
 
 
 def without_a_draft() -> Measurement:
-    plain = measurement(
-        [[0] * 300] * 40, name="plain", of_record=[{"histogram": None, "accepted": None}] * 40
-    )
+    none = {"histogram": None, "accepted": None}
+    plain = measurement([[0] * 300] * 40, name="plain", of_record=[none] * 40)
     return dataclasses.replace(plain, setup=dataclasses.replace(plain.setup, speculation=None))
 
 

@@ -74,9 +74,8 @@ def project() -> dict[str, Any]:
 
 
 def test_the_wheel_holds_every_package_but_those_of_a_checkout() -> None:
-    folders = {
-        path.parent.relative_to(ROOT) for layer in LAYERS for path in ROOT.glob(f"{layer}/**/*.py")
-    }
+    modules = [path for layer in LAYERS for path in ROOT.glob(f"{layer}/**/*.py")]
+    folders = {path.parent.relative_to(ROOT) for path in modules}
     with_init = {folder for folder in folders if (ROOT / folder / "__init__.py").is_file()}
     assert folders == with_init
     packages = {module_name(folder / "__init__.py") for folder in with_init}

@@ -126,9 +126,8 @@ def test_sums_are_those_of_whole_distributions(pair: Pair, monkeypatch: pytest.M
     for prompt, sums in zip(found, wanted, strict=True):
         assert prompt.sums.keys() == sums.keys()
         for name, each in sums.items():
-            torch.testing.assert_close(
-                prompt.sums[name], each.double(), rtol=1e-4, atol=1e-4, msg=name
-            )
+            own = prompt.sums[name]
+            torch.testing.assert_close(own, each.double(), rtol=1e-4, atol=1e-4, msg=name)
 
 
 # ---- findings of sums made by hand
@@ -227,11 +226,6 @@ def test_drafts_that_cannot_be_compared(pair: Pair) -> None:
     command = ["parity", "draft", str(pair.source), str(pair.quant), "--traces"]
     assert main([*command, str(traces.folder), "--max-kl", "9"]) == 3
     assert main([*command, str(traces.folder), "--confidence", "95"]) == 2
-    for other, num_draft_tokens, top in (
-        (int4, 0, 5),
-        (int4, 2, 1025),
-        (int4, 16, 5),
-        (_Shifted.of(int4), 2, 5),
-    ):
+    for other, k, top in ((int4, 0, 5), (int4, 2, 1025), (int4, 16, 5), (_Shifted.of(int4), 2, 5)):
         with pytest.raises(ParityError):
-            draft_agreement(bf16, other, traces, num_draft_tokens=num_draft_tokens, top=top)
+            draft_agreement(bf16, other, traces, num_draft_tokens=k, top=top)

@@ -143,9 +143,8 @@ def test_a_dequantized_weight_of_several_blocks(
     dequantize_draft(DraftSource(folder=awq), tmp_path / "plain", dtype="F32")
     plain = read_tensors(tmp_path / "plain")
     for module in (UP, DOWN, V):
-        np.testing.assert_array_equal(
-            values_of(plain[f"{module}.weight"]), by_hand_values(large, module)
-        )
+        ours = values_of(plain[f"{module}.weight"])
+        np.testing.assert_array_equal(ours, by_hand_values(large, module))
 
 
 def test_wrong_codes_are_counted_and_the_worst_is_named(large: Path, tmp_path: Path) -> None:

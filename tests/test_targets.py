@@ -172,10 +172,8 @@ def test_text_that_repeats_itself_more_does_not_pass() -> None:
 
 def edited(folder: Path, out: Path, **changes: Any) -> Path:
     shutil.copytree(folder, out)
-    manifest = TraceFolder.open(folder).manifest
-    (out / "trace.json").write_text(
-        manifest_text(dataclasses.replace(manifest, **changes)), encoding="utf-8"
-    )
+    manifest = dataclasses.replace(TraceFolder.open(folder).manifest, **changes)
+    (out / "trace.json").write_text(manifest_text(manifest), encoding="utf-8")
     return out
 
 

@@ -266,10 +266,9 @@ def test_sampled_text_is_written_and_read(tmp_path: Path) -> None:
     assert manifest.sampled
     asked = itertools.product(("processed", "raw"), (1, 0.6), (1, 0.9), (0, 50))
     for kind, temperature, top_p, top_k in asked:
-        how = Sampling(top_p=top_p, top_k=top_k), LogprobSpec(kind=kind)
-        one = dataclasses.replace(
-            manifest, temperature=temperature, sampling=how[0], logprobs=how[1]
-        )
+        sampling, spec = Sampling(top_p=top_p, top_k=top_k), LogprobSpec(kind=kind)
+        own = {"temperature": temperature, "sampling": sampling, "logprobs": spec}
+        one = dataclasses.replace(manifest, **own)
         unchanged = temperature == 1 and top_p == 1 and top_k == 0
         assert one.logprobs_as_sampled == (kind == "processed" or unchanged)
 

@@ -402,9 +402,8 @@ def test_modelopt_exports_our_json(
     model = mtq.quantize(tiny_model(), getattr(mtq, preset), calibrate)
     export_hf_checkpoint(model, export_dir=tmp_path)
     layout = get_layout("modelopt")
-    recipe = dataclasses.replace(
-        load_recipe("blackwell-fp8"), weights=weights, activations=activations
-    )
+    base = load_recipe("blackwell-fp8")
+    recipe = dataclasses.replace(base, weights=weights, activations=activations)
     ours = layout.declare(recipe, ["lm_head"])
     assert without_excludes(ours) == without_excludes(declared(tmp_path))
     ((file, side),) = layout.side_files(ours).items()

@@ -185,13 +185,8 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recipe_of(name: str, algorithm: Algorithm | None = None) -> Recipe:
     layout, chosen, inputs = CASES[name]
     base = load_recipe("fp8-ptpc")
-    return replace(
-        base,
-        layout=layout,
-        weights=chosen,
-        activations=inputs,
-        algorithm=algorithm or base.algorithm,
-    )
+    base = replace(base, layout=layout, weights=chosen, activations=inputs)
+    return replace(base, algorithm=algorithm or base.algorithm)
 
 
 def run(odd: Path, out: Path, recipe: Recipe) -> Method:

@@ -257,9 +257,8 @@ def test_the_engine_is_started_and_asked_as_recording_needs(target: Path, tmp_pa
     assert (request, prompt) == ("0", {"prompt_token_ids": [0, 1]})
     assert (params["temperature"], params["max_tokens"], params["logprobs"]) == (0, 4, 0)
     assert (params["seed"], params["ignore_eos"], params["output_kind"]) == (None, False, 2)
-    assert [trace.continuation for trace in traces] == [
-        tuple(range(i + 2, i + 6)) for i in range(len(PROMPTS))
-    ]
+    wanted = [tuple(range(i + 2, i + 6)) for i in range(len(PROMPTS))]
+    assert [trace.continuation for trace in traces] == wanted
     for trace in traces:
         assert trace.token_logprob is not None
         assert trace.token_logprob.tolist() == [-0.25] * 4

@@ -201,11 +201,8 @@ def write_safetensors(
     offset = 0
     for name, tensor in tensors.items():
         stop = offset + len(tensor.data)
-        header[name] = {
-            "dtype": tensor.dtype,
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, stop],
-        }
+        kind = {"dtype": tensor.dtype, "shape": list(tensor.shape)}
+        header[name] = {**kind, "data_offsets": [offset, stop]}
         offset = stop
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)

@@ -145,11 +145,8 @@ def _configured(
     if layer_type == "qwen3":
         keys["layer_types"] = ["full_attention"] * keys["num_hidden_layers"]
     kept = {key: value for key, value in {**own, **(config or {})}.items() if value is not None}
-    kept = {
-        "target_hidden_size": None,
-        **kept,
-        "transformer_layer_config": keys | dict(layers or {}),
-    }
+    layer = keys | dict(layers or {})
+    kept = {"target_hidden_size": None, **kept, "transformer_layer_config": layer}
     text = json.dumps(kept, indent=2, sort_keys=True) + "\n"
     (folder / "config.json").write_text(text, encoding="utf-8")
     return folder

@@ -49,10 +49,8 @@ def main() -> int:
 def _serve(options: argparse.Namespace) -> dict[str, Any]:
     import vllm
 
-    prompts = [
-        json.loads(line)["token_ids"]
-        for line in options.prompts.read_text(encoding="utf-8").splitlines()
-    ]
+    lines = options.prompts.read_text(encoding="utf-8").splitlines()
+    prompts = [json.loads(line)["token_ids"] for line in lines]
     speculative = {
         "method": options.method,
         "model": str(options.draft),

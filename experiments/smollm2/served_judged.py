@@ -115,10 +115,8 @@ def _drawn(work: Work, name: str) -> dict[str, float]:
 
 def _speed(work: Work, name: str) -> Iterator[dict[str, Any]]:
     """Tokens per CPU second, and the ratios of equal blocks of prompts."""
-    taken = {
-        server: [answers(work, name, server, block) for block in PASSES[name].blocks]
-        for server in FEW
-    }
+    numbers = PASSES[name].blocks
+    taken = {server: [answers(work, name, server, i) for i in numbers] for server in FEW}
     blocks = [
         all(one.with_suffix(".seconds").exists() for one in same)
         for same in zip(*taken.values(), strict=True)
