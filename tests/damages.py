@@ -355,12 +355,8 @@ def cut_scene(folder: Path) -> dict[str, Any]:
         write_tensors(out, sound | {"d2t": sound["d2t"]._replace(data=data)}, metadata=PYTORCH)
         found[name] = [said(f, folder) for source in sides for f in verify(out, source).faults]
     tensors = dict(sound)
-    for name, byte in (
-        ("lm_head.weight_packed", 300),
-        ("t2d", 50),
-        ("fc.weight", 7),
-        ("norm.weight", 0),
-    ):
+    bytes_of = {"lm_head.weight_packed": 300, "t2d": 50, "fc.weight": 7, "norm.weight": 0}
+    for name, byte in bytes_of.items():
         flipped(tensors, name, byte, 1)
     times(tensors, "midlayer.mlp.up_proj.weight_scale", 1, 2.0)
     write_tensors(out, tensors, metadata={"format": "np"})

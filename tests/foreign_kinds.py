@@ -83,11 +83,8 @@ def int4(made: Made, scales: Scales, *, gptq: bool = False) -> Callable[[Path, P
                 continue
             w = values_of(weight)
             scale = values_of(store(scales(w, made).astype(np.float32), scale_dtype(made)))
-            codes = (
-                compensated(w, scale, made)
-                if gptq
-                else codes_under(w, made.dtype, made.granularity, scale, None)
-            )
+            plain = codes_under(w, made.dtype, made.granularity, scale, None)
+            codes = compensated(w, scale, made) if gptq else plain
             parts = stored_parts(Rounded(codes, scale), weight.dtype, made)
             tensors |= {f"{module}.{suffix}": tensor for suffix, tensor in parts.items()}
         write_tensors(out, tensors, metadata=PYTORCH)

@@ -44,10 +44,8 @@ def by_compressed_tensors(source: Path, out: Path) -> Path:
         module.weight_global_scale.data.copy_(generate_gparam(-largest, largest))
         module.input_global_scale.data.copy_(generate_gparam(-absmax, absmax))
         parts = module.weight.float().reshape(len(module.weight), -1, 16)
-        args = module.quantization_scheme.weights
-        scale, _ = calculate_qparams(
-            parts.amin(-1), parts.amax(-1), args, global_scale=module.weight_global_scale
-        )
+        args, whole = module.quantization_scheme.weights, module.weight_global_scale
+        scale, _ = calculate_qparams(parts.amin(-1), parts.amax(-1), args, global_scale=whole)
         module.weight_scale.data.copy_(scale)
     compressor = ModelCompressor.from_pretrained_model(model)
     compressor.compress_model(model)

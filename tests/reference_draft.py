@@ -101,11 +101,8 @@ class ReferenceDraft(nn.Module):
 
     def make_config(self, g: Eagle3Geometry) -> PreTrainedConfig:
         """The config that transformers' modules are built from."""
-        return LlamaConfig(
-            **common_config(g),
-            num_key_value_heads=g.attention.num_key_value_heads,
-            head_dim=g.attention.head_dim,
-        )
+        own = {"num_key_value_heads": g.attention.num_key_value_heads}
+        return LlamaConfig(**common_config(g), **own, head_dim=g.attention.head_dim)
 
     def make_rotary(self, config: Any) -> nn.Module:
         """Positions -> cos and sin."""

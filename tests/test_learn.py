@@ -93,12 +93,9 @@ def quantized(
     found: FoundCodes | None,
     static: MeasuredInputs = NOTHING_MEASURED,
 ) -> None:
-    quantize_draft(
-        plan,
-        out,
-        source=resolve_draft(str(pair.draft_folder)),
-        measured=dataclasses.replace(static, found=found),
-    )
+    source = resolve_draft(str(pair.draft_folder))
+    measured = dataclasses.replace(static, found=found)
+    quantize_draft(plan, out, source=source, measured=measured)
 
 
 def total_divergence(pair: RoundingPair, learning: Learning) -> float:

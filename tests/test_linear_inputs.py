@@ -33,7 +33,6 @@ from draftquant.calibration.linear_inputs.static_scales import (
     stored_scale,
 )
 from draftquant.calibration.passes.draft_inputs import DraftRun, first_hidden
-from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts.forward import whole_rows
 from draftquant.quantize.drafts.passes import BlockForward
@@ -303,18 +302,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tensors = read_tensors(mixture)
     tensors["model.layers.3.mlp.gate.e_score_correction_bias"] = store(CORRECTION, "F32")
     write_tensors(mixture, tensors)
-    prompts = [
-        Prompt(id=f"p{i}", category="a", token_ids=tokens)
-        for i, tokens in enumerate(tied_pair.prompt_tokens(12, 6))
-    ]
+    prompts, draft = tied_pair.prompts_of(tied_pair.prompt_tokens(12, 6)), load_draft(mixture)
+    target, traces = folder / "target", folder / "traces"
     with torch.random.fork_rng():
-        record_traces(
-            folder / "target",
-            prompts,
-            folder / "traces",
-            max_new_tokens=24,
-            fuse_with=load_draft(mixture),
-        )
+        record_traces(target, prompts, traces, max_new_tokens=24, fuse_with=draft)
     return folder
 
 

@@ -257,12 +257,8 @@ def test_what_is_refused(running: VLLMServer, prompts: Path) -> None:
         assert main(["measure", *words]) == 2
 
 
-SERVER = ServerIdentity(
-    engine="vllm",
-    version="0.32.0",
-    model="the-target",
-    arguments={"root": "/models/target", "max_model_len": 4096},
-)
+ROOT = {"root": "/models/target", "max_model_len": 4096}
+SERVER = ServerIdentity(engine="vllm", version="0.32.0", model="the-target", arguments=ROOT)
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from asked_pairs import check_draft
 from by_recipe import quantized
 from draftquant import api as dq
 from draftquant.calibration.passes.draft_inputs import first_hidden
-from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.estimate.estimate_report import candidates_of
@@ -338,10 +337,7 @@ def markov(tmp_path_factory: pytest.TempPathFactory) -> Path:
     markov = tmp_path_factory.mktemp("modules")
     tied_pair.save_target(markov / "target")
     tied_modules(markov / "draft", markov / "target")
-    prompts = [
-        Prompt(id=f"p{i}", category="a", token_ids=tokens)
-        for i, tokens in enumerate(tied_pair.prompt_tokens(6, 5))
-    ]
+    prompts = tied_pair.prompts_of(tied_pair.prompt_tokens(6, 5))
     with transformers_in_float64():
         record_traces(
             markov / "target",

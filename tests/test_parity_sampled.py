@@ -98,10 +98,8 @@ class Scoring(Stand):
             entries[0][0] = None
             self.edit(entries)
             return [{"meta_info": {"input_token_logprobs": entries}}]
-        entries = [
-            {str(t): {"logprob": -t / 100, "rank": 1}, "999": {"logprob": -1}}
-            for t in body["prompt"]
-        ]
+        rest = {"999": {"logprob": -1}}
+        entries = [{str(t): {"logprob": -t / 100, "rank": 1}} | rest for t in body["prompt"]]
         entries[0] = None
         self.edit(entries)
         return [{"choices": [{"prompt_logprobs": entries}]}]
@@ -154,10 +152,8 @@ def test_answers_that_are_no_scores() -> None:
 def drawn(
     count: int, *, drafts: bool = False, told: float | None = None, **asked: Any
 ) -> Measurement:
-    records = [
-        record(i, (1, 2, 3), token_logprob=None if told is None else (told,) * 3)
-        for i in range(count)
-    ]
+    own = None if told is None else (told,) * 3
+    records = [record(i, (1, 2, 3), token_logprob=own) for i in range(count)]
     speculation = SPECULATION if drafts else None
     return run(records, name="ql"[drafts], speculation=speculation, **{"temperature": 1.0} | asked)
 

@@ -120,14 +120,8 @@ def all_hidden(forward: DraftForward, case: Case, rows: range, block_rows: int) 
     """[B, R, K, W] of all passes, each row and depth exactly once."""
     filled = torch.zeros(len(rows), K)
     hidden = [[torch.empty(0)] * K for _ in rows]
-    passes = forward.passes(
-        forward.fuse(case.features),
-        case.token_ids,
-        rows=rows,
-        num_draft_tokens=K,
-        block_rows=block_rows,
-    )
-    for one in passes:
+    fused, how = forward.fuse(case.features), {"num_draft_tokens": K, "block_rows": block_rows}
+    for one in forward.passes(fused, case.token_ids, rows=rows, **how):
         assert one.hidden.shape == (2, len(one.rows), len(one.depths), WIDTH)
         for (i, row), (j, depth) in itertools.product(enumerate(one.rows), enumerate(one.depths)):
             filled[rows.index(row), depth] += 1

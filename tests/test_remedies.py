@@ -343,9 +343,8 @@ def drawn(folder: Path, seed: int) -> Path:
     if change < 0.3:
         del tensors[rng.choice(sorted(tensors))]
     elif change < 0.5:
-        tensors[f"{rng.choice(sorted(tensors)).rpartition('.')[0]}.bias"] = Stored(
-            "BF16", (16,), bytes(32)
-        )
+        module = rng.choice(sorted(tensors)).rpartition(".")[0]
+        tensors[f"{module}.bias"] = Stored("BF16", (16,), bytes(32))
     write_tensors(folder, tensors)
     return folder
 

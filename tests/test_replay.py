@@ -174,12 +174,9 @@ def negated(draft: LoadedDraft) -> LoadedDraft:
 def test_several_drafts_are_compared_with_the_first(pair_traces: TraceFolder) -> None:
     draft = load_draft(PAIR / "draft")
     int4 = load_draft(corpus.quantized("eagle3-llama", "int4-channel", pair=True))
-    lost, calls = negated(draft), list[tuple[int, int]]()
+    drafts, calls = [draft, int4, negated(draft)], list[tuple[int, int]]()
     first, second, wrong = replay_drafts(
-        [draft, int4, lost],
-        pair_traces,
-        num_draft_tokens=3,
-        on_progress=lambda *call: calls.append(call),
+        drafts, pair_traces, num_draft_tokens=3, on_progress=lambda *call: calls.append(call)
     )
     done, total = calls[0]
     assert calls == [(n * done, total) for n in (1, 2, 3)]  # one batch of all: equal steps
@@ -201,7 +198,7 @@ def test_several_drafts_are_compared_with_the_first(pair_traces: TraceFolder) ->
     assert wrong.every_position.histogram[0] == agreement.num_rows
     step = wrong.first_step
     assert (step.num_only_reference_hits, step.num_only_this_hits) == (hits[0], 0)
-    step = replay_drafts([lost, draft], pair_traces, num_draft_tokens=3)[1].first_step
+    step = replay_drafts([drafts[2], draft], pair_traces, num_draft_tokens=3)[1].first_step
     assert (step.num_only_reference_hits, step.num_only_this_hits) == (0, hits[0])
 
 

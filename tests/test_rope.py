@@ -148,14 +148,11 @@ class Asked(NamedTuple):
 
 @cache
 def asked() -> tuple[Asked, ...]:
-    return tuple(
-        Asked(
-            row.pop("name"),
-            read={who: said for key, said in row.pop("read").items() for who in key.split()},
-            case=row,
-        )
-        for row in json.loads(READINGS.read_text(encoding="utf-8"))
-    )
+    def of(row: dict[str, Any]) -> Asked:
+        read = {who: said for key, said in row.pop("read").items() for who in key.split()}
+        return Asked(row.pop("name"), read=read, case=row)
+
+    return tuple(of(row) for row in json.loads(READINGS.read_text(encoding="utf-8")))
 
 
 NO_ROW = "134"
@@ -222,10 +219,10 @@ def test_what_engines_read_differently_is_found_and_nothing_else(folders: dict[s
 
 
 def without(config: Mapping[str, Any], keys: Container[str]) -> Any:
-    return json.loads(
-        json.dumps(config),
-        object_hook=lambda read: {k: v for k, v in read.items() if k not in keys},
-    )
+    def kept(read: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in read.items() if key not in keys}
+
+    return json.loads(json.dumps(config), object_hook=kept)
 
 
 def test_check_refuses_what_an_engine_refuses(folders: dict[str, Any]) -> None:

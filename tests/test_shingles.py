@@ -79,10 +79,8 @@ def test_most_of_three_documents_make_a_template() -> None:
 
 def test_a_prompt_that_is_hardly_more_than_a_template_keeps_all() -> None:
     """Near copies, of which each has another first token."""
-    copies = [
-        Shingled(category="a", document=str(i), values=shingles([900 + i, *range(60)]))
-        for i in range(9)
-    ]
+    values = [shingles([900 + i, *range(60)]) for i in range(9)]
+    copies = [Shingled(category="a", document=str(i), values=v) for i, v in enumerate(values)]
     templates = Templates(copies)
     assert [len(templates.own(one.values, "a", 4)) for one in copies] == [46] * 9
     assert [len(templates.own(one.values, "a", 1)) for one in copies] == [1] * 9

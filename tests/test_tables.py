@@ -13,7 +13,6 @@ import pytest
 import torch
 from draftquant.calibration.passes.draft_inputs import check_trace_fits
 from draftquant.calibration.passes.on_traces import chosen_num_draft_tokens
-from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.target_tables import TargetTables
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.stored.loading import load_draft
@@ -23,11 +22,11 @@ from draftquant.scripts.cli import main
 from draftquant.validate.counting.trace_replay import replay_drafts
 from recorded import record_traces
 from safetensors.torch import load_file, save_file
-from tied_pair import HIDDEN, VOCAB, prompt_tokens, save_draft, save_target
+from tied_pair import HIDDEN, VOCAB, prompt_tokens, prompts_of, save_draft, save_target
 from tiny import Stored, store, write_tensors
 from tiny_dflash import tiny_dflash
 
-PROMPTS = [Prompt(id=f"p{i}", category="a", token_ids=t) for i, t in enumerate(prompt_tokens(6, 7))]
+PROMPTS = prompts_of(prompt_tokens(6, 7))
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -7,7 +7,7 @@ target's head; so it is right about as often as the target's context does not ma
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -164,19 +164,22 @@ def prompt_tokens(count: int, length: int, seed: int = 0) -> list[tuple[int, ...
     return [tuple(row) for row in ids.tolist()]
 
 
+def prompts_of(token_ids: Iterable[tuple[int, ...]]) -> list[Prompt]:
+    return [Prompt(id=f"p{i}", category="a", token_ids=ids) for i, ids in enumerate(token_ids)]
+
+
 def tied(*, float64: bool = False) -> Path:
     """Target, draft and traces of it, which tests read and never change.
 
     Four prompts of 9 tokens and 24 behind each; in float64 three of 12 and one of a token, and 48.
     """
-    prompts = [*prompt_tokens(3, 12), *prompt_tokens(1, 1)] if float64 else prompt_tokens(4, 9)
+    asked = [*prompt_tokens(3, 12), *prompt_tokens(1, 1)] if float64 else prompt_tokens(4, 9)
 
     def make(folder: Path) -> None:
         save_draft(folder / "draft", save_target(folder / "target"))
-        asked = [Prompt(id=f"p{i}", category="a", token_ids=ids) for i, ids in enumerate(prompts)]
         with transformers_in_float64() if float64 else nullcontext():
             record_traces(
-                folder / "target", asked, folder / "traces",
+                folder / "target", prompts_of(asked), folder / "traces",
                 max_new_tokens=48 if float64 else 24, dtype="float64" if float64 else "float32",
             )  # fmt: skip
 

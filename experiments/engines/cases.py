@@ -163,11 +163,8 @@ def format_cases(workshop: Workshop) -> list[Case]:
 
 def mixed_cases(workshop: Workshop) -> list[Case]:
     """Every family with every recipe of several formats, BF16 beside others among them."""
-    return [
-        _quantized(workshop, "mixed", family, recipe)
-        for family in FAMILIES
-        for recipe in (*MIXES.values(), KEPT_DOWN)
-    ]
+    several = [*MIXES.values(), KEPT_DOWN]
+    return [_quantized(workshop, "mixed", family, own) for family in FAMILIES for own in several]
 
 
 def beyond_cases(workshop: Workshop) -> list[Case]:

@@ -43,13 +43,8 @@ DRAFT_VOCABULARY = 4096
 """Rows of the cut head."""
 STARTS = {"eagle3": PAIRS / "smollm2/draft"}
 """A training goes on from what an earlier one shipped."""
-_AS_TARGET = {
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "head_dim": 64,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+_AS_TARGET = {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64}
+_AS_TARGET |= {"bos_token_id": 1, "eos_token_id": 2}
 
 
 DRAFTS = {

@@ -178,15 +178,8 @@ def _sums(work: Work, server: "Server") -> None:
     (items / "sums.jsonl").write_text("\n".join(rows), encoding="utf-8")
     task = (HERE / "sums.yaml").read_text(encoding="utf-8")
     (items / "sums.yaml").write_text(task.replace("ITEMS", str(items / "sums.jsonl")), "utf-8")
-    dq.parity_run_tasks(
-        server.url,
-        "vllm",
-        ["sums"],
-        out,
-        chat=True,
-        include_path=items,
-        lm_eval=os.environ.get("LM_EVAL", "lm_eval"),
-    )
+    own = {"include_path": items, "lm_eval": os.environ.get("LM_EVAL", "lm_eval")}
+    dq.parity_run_tasks(server.url, "vllm", ["sums"], out, chat=True, **own)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,11 +33,13 @@ def ask(
     return Ask(decoding=decoding, max_new_tokens=max_new_tokens, ignore_eos=ignore_eos)
 
 
+def client_of(stand: Stand) -> ServerClient:
+    return ServerClient(stand.url, key=None, most_in_flight=4, patience=IMPATIENT)
+
+
 def identify(stand: Stand) -> tuple[ServerIdentity, Speculation | None]:
     async def asking() -> tuple[ServerIdentity, Speculation | None]:
-        async with ServerClient(
-            stand.url, key=None, most_in_flight=4, patience=IMPATIENT
-        ) as client:
+        async with client_of(stand) as client:
             return await get_protocol(stand.engine).identify(client)
 
     return asyncio.run(asking())
@@ -50,9 +52,7 @@ def complete(
 
     async def asking() -> list[Completion]:
         protocol = get_protocol(stand.engine)
-        async with ServerClient(
-            stand.url, key=None, most_in_flight=4, patience=IMPATIENT
-        ) as client:
+        async with client_of(stand) as client:
             await protocol.identify(client)
             answers = [protocol.complete(client, prompt, asked or ask()) for prompt in prompts]
             return list(await asyncio.gather(*answers))
@@ -99,13 +99,8 @@ class Replayed:
     """draftquant's own replay of the same prompts: tokens, and rounds in order."""
 
     def __init__(self, folder: Path, num_draft_tokens: int) -> None:
-        traces = record_traces(
-            PAIR / "target",
-            PROMPTS,
-            folder / "traces",
-            max_new_tokens=NUM_TOKENS,
-            aux_layer_ids=AUX_LAYER_IDS,
-        )
+        how: Any = {"max_new_tokens": NUM_TOKENS, "aux_layer_ids": AUX_LAYER_IDS}
+        traces = record_traces(PAIR / "target", PROMPTS, folder / "traces", **how)
         draft = loaded_draft()
         self.token_ids: list[tuple[int, ...]] = []
         self.rounds: list[tuple[int, ...]] = []
