@@ -148,10 +148,7 @@ def foreign(kind: str, folder: Path) -> tuple[Path, Path]:
     }[made.layout]
     edit_declaration(out, lambda d: [d.update({k: listed}) for k in keys if k in d])
     if made.layout == "modelopt":
-        edit_json(out / "hf_quant_config.json", quantization=_nested(listed))
+        own = {"quant_algo": "FP8", "kv_cache_quant_algo": None, "exclude_modules": listed}
+        edit_json(out / "hf_quant_config.json", quantization=own)
     edit_json(out / "config.json", transformers_version="4.57.0")  # as save_pretrained does
     return source, out
-
-
-def _nested(listed: list[str]) -> dict[str, Any]:
-    return {"quant_algo": "FP8", "kv_cache_quant_algo": None, "exclude_modules": listed}

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ from draftquant.validate.measure.measuring import (
 )
 from draftquant.validate.measure.server_answers import Ask, Completion, Counters
 from draftquant.validate.measure.vllm_server import VLLMProtocol
-from vllm_server import VLLMServer, continued, rounds_of, served
+from vllm_server import VLLMServer, continued, rounds_of
 
 PROMPTS = tuple(
     Prompt(
@@ -40,12 +40,6 @@ PROMPTS = tuple(
 ASK = Ask(decoding=GREEDY, max_new_tokens=12, ignore_eos=False)
 PLAN = MeasurePlan(prompts=PROMPTS, ask=ASK, concurrency=3, num_warm_up=0)
 PATIENCE = Patience(attempts=3, first_pause=0.01, seconds=60)
-
-
-@pytest.fixture
-def running() -> Iterator[VLLMServer]:
-    with served(VLLMServer()) as found:
-        yield found
 
 
 def measured(

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from draftquant.validate.measure.measuring import DraftIdentity, identified
 from draftquant.validate.runs.report_pages import draft_identity
 from handmade_measurements import written
 from test_prompts import target  # noqa: F401 - a fixture
-from vllm_server import VLLMServer, served
+from vllm_server import VLLMServer
 
 RECORDS = tuple(
     RequestRecord(
@@ -173,12 +172,6 @@ PROMPT_LINES = [
     {"id": f"p{i}", "category": "code" if i % 2 else "chat", "token_ids": [i, i + 1]}
     for i in range(6)
 ]
-
-
-@pytest.fixture
-def running() -> Iterator[VLLMServer]:
-    with served(VLLMServer()) as found:
-        yield found
 
 
 @pytest.fixture

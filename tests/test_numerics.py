@@ -24,12 +24,9 @@ from draftquant.quantize.numerics.quantized_weight import QuantizedWeight, code_
 from draftquant.quantize.stored.layouts.scheme import INTEGERS
 from draftquant.recipes import Algorithm, WeightFormat
 from draftquant.recipes.formats import NUMBER_FORMATS
+from gptq_textbook import gaussian
 from torch import Tensor
 from weight_formats import FP8_CHANNEL, INT4, INT4_GROUPS, MXFP4, NVFP4
-
-
-def gaussian(rows: int, columns: int, seed: int) -> Tensor:
-    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
 
 
 # Rows whose largest magnitude is 7.5, so that the scale is exactly 1.

@@ -18,7 +18,7 @@ from draftquant.calibration.passes.proposals import Proposals
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.quantize.stored.loading import LoadedDraft, load_draft
+from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes.errors import ForwardError, ReplayError, TraceError
 from draftquant.scripts.cli import main
 from draftquant.validate.counting.acceptance_counts import repeated_ngram_share
@@ -164,17 +164,13 @@ def test_shorter_rounds_begin_elsewhere() -> None:
     assert one.mean_acceptance_length == 2
 
 
-def negated(draft: LoadedDraft) -> LoadedDraft:
-    """It proposes the least likely token, which is never right."""
-    weights = dict(draft.weights) | {"lm_head.weight": -draft.weights["lm_head.weight"]}
-    forward = draft.family.forward(draft.geometry, weights, unrounded)
-    return dataclasses.replace(draft, weights=weights, forward=forward)
-
-
 def test_several_drafts_are_compared_with_the_first(pair_traces: TraceFolder) -> None:
     draft = load_draft(PAIR / "draft")
     int4 = load_draft(corpus.quantized("eagle3-llama", "int4-channel", pair=True))
-    drafts, calls = [draft, int4, negated(draft)], list[tuple[int, int]]()
+    weights = dict(draft.weights) | {"lm_head.weight": -draft.weights["lm_head.weight"]}
+    forward = draft.family.forward(draft.geometry, weights, unrounded)
+    never_right = dataclasses.replace(draft, weights=weights, forward=forward)
+    drafts, calls = [draft, int4, never_right], list[tuple[int, int]]()
     first, second, wrong = replay_drafts(
         drafts, pair_traces, num_draft_tokens=3, on_progress=lambda *call: calls.append(call)
     )
@@ -198,7 +194,7 @@ def test_several_drafts_are_compared_with_the_first(pair_traces: TraceFolder) ->
     assert wrong.every_position.histogram[0] == agreement.num_rows
     step = wrong.first_step
     assert (step.num_only_reference_hits, step.num_only_this_hits) == (hits[0], 0)
-    step = replay_drafts([drafts[2], draft], pair_traces, num_draft_tokens=3)[1].first_step
+    step = replay_drafts([never_right, draft], pair_traces, num_draft_tokens=3)[1].first_step
     assert (step.num_only_reference_hits, step.num_only_this_hits) == (0, hits[0])
 
 

@@ -20,7 +20,7 @@ from draftquant.quantize.verify import verify
 from draftquant.recipes.errors import BackendError
 from draftquant.recipes.schema import BackendName
 from draftquant.scripts.cli import main
-from tiny import Stored, read_tensors, tiny_eagle3_llama, write_tensors
+from tiny import read_tensors, store, tiny_eagle3_llama, values_of, write_tensors
 from tiny_mla import tiny_eagle3_mla
 
 Q_PROJ = "midlayer.self_attn.q_proj.weight"
@@ -108,22 +108,13 @@ def test_reads_and_writes_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert files(tmp_path / "short") == files(tmp_path / "whole")
 
 
-def row_bytes(folder: Path) -> int:
-    return 2 * read_tensors(folder)[Q_PROJ].shape[1]
-
-
-def damage(folder: Path, name: str, value: bytes, *, at: int) -> None:
-    tensors = read_tensors(folder)
-    old = tensors[name]
-    data = old.data[:at] + value + old.data[at + len(value) :]
-    tensors[name] = Stored(old.dtype, old.shape, data)
-    write_tensors(folder, tensors, sharded=False, metadata={"format": "pt"})
-
-
 @pytest.mark.parametrize("recipe", ["int4-channel", "mi325x-int4-awq"])
 def test_all_zero_rows_are_refused_unless_allowed(tmp_path: Path, recipe: str) -> None:
     source = tiny_eagle3_llama(tmp_path / "draft", **dimensions("eagle3-llama", recipe))
-    damage(source, Q_PROJ, bytes(2 * row_bytes(source)), at=5 * row_bytes(source))
+    tensors = read_tensors(source)
+    values = values_of(tensors[Q_PROJ]).copy()
+    values[5:7] = 0
+    write_tensors(source, tensors | {Q_PROJ: store(values, "BF16")}, metadata={"format": "pt"})
     command = ["quantize", str(source), "--recipe", recipe, "--out", str(tmp_path / "out")]
     assert main([*command, "--backend", "torch"]) == 2
     assert not (tmp_path / "out").exists()

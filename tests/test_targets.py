@@ -170,13 +170,6 @@ def test_text_that_repeats_itself_more_does_not_pass() -> None:
     assert "50.0% in the second's" in report.background.not_compared[0]
 
 
-def edited(folder: Path, out: Path, **changes: Any) -> Path:
-    shutil.copytree(folder, out)
-    manifest = dataclasses.replace(TraceFolder.open(folder).manifest, **changes)
-    (out / "trace.json").write_text(manifest_text(manifest), encoding="utf-8")
-    return out
-
-
 OF_TWO_DRAFTS = """--unrelated, --unrecorded, --head-online fp8, --kv-cache-dtype fp8_e4m3,
     --target T, --measured A B, --baseline-again A, --parity P, --golden G, --profile P"""
 
@@ -207,7 +200,10 @@ def test_traces_that_say_nothing_of_two_targets(tmp_path: Path) -> None:
         ({"ignore_eos": True}, "ignore_eos: False, True"),
         ({"recorded_by": "vllm 0.33.0"}, "recorded by: 'transformers', 'vllm 0.33.0'"),
     ):
-        traces = TraceFolder.open(edited(second(), tmp_path / said[:9].strip(), **changes))
+        out = shutil.copytree(second(), tmp_path / said[:9].strip())
+        manifest = dataclasses.replace(TraceFolder.open(second()).manifest, **changes)
+        (out / "trace.json").write_text(manifest_text(manifest), encoding="utf-8")
+        traces = TraceFolder.open(out)
         (replay,) = dq.replay([DRAFT], second())
         report = judge_targets(one, BesideTarget(replay=replay, traces=traces), RELEASE)
         assert report.verdict == "ANOMALOUS"

@@ -95,24 +95,18 @@ def test_modelopt_default_export_rounds_bfloat16_twice() -> None:
 
 @needs_modelopt
 def test_modelopt_gives_nan_for_an_all_zero_weight() -> None:
-    weight = torch.zeros(8, 16, dtype=torch.bfloat16)
-    exported = modelopt_export(modelopt_quantized(weight, FP8_PER_TENSOR), torch.float32)
-    assert exported["weight_scale"].item() == 0.0
-    assert exported["weight"].float().isnan().all()
-    with pytest.raises(BackendError, match="ModelOpt has no scale for less"):
-        get_backend("modelopt").quantize(weight, FP8_TENSOR)
-
-
-@needs_modelopt
-def test_modelopt_gives_nan_for_an_all_zero_weight_in_nvfp4() -> None:
     weight = torch.zeros(8, 32, dtype=torch.bfloat16)
     groups = {-1: 16, "type": "dynamic", "scale_bits": (4, 3)}
-    attributes = {"num_bits": (2, 1), "axis": None, "block_sizes": groups}
-    exported = modelopt_export(modelopt_quantized(weight, attributes), torch.float32)
-    assert exported["weight_scale_2"].item() == 0.0
-    assert exported["weight_scale"].float().isnan().all()
-    with pytest.raises(BackendError, match="ModelOpt has no scale for less"):
-        get_backend("modelopt").quantize(weight, NVFP4)
+    nvfp4 = {"num_bits": (2, 1), "axis": None, "block_sizes": groups}
+    for weights, attributes, scale, codes in (
+        (FP8_TENSOR, FP8_PER_TENSOR, "weight_scale", "weight"),
+        (NVFP4, nvfp4, "weight_scale_2", "weight_scale"),
+    ):
+        exported = modelopt_export(modelopt_quantized(weight, attributes), torch.float32)
+        assert exported[scale].item() == 0.0
+        assert exported[codes].float().isnan().all()
+        with pytest.raises(BackendError, match="ModelOpt has no scale for less"):
+            get_backend("modelopt").quantize(weight, weights)
 
 
 @needs_modelopt

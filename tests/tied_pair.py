@@ -83,15 +83,6 @@ Noise = Callable[..., Tensor]
 """Shape -> normal values of deviation 0.5 / sqrt(columns)."""
 
 
-def noise_of(seed: int) -> Noise:
-    generator = torch.Generator().manual_seed(seed)
-
-    def noise(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator) * 0.5 / shape[-1] ** 0.5
-
-    return noise
-
-
 def layer_weights(prefix: str, index: int, noise: Noise) -> dict[str, Tensor]:
     """MLP and norms of a layer."""
     names = ("input_layernorm", "post_attention_layernorm", "hidden_norm")
@@ -111,7 +102,11 @@ def write_layers(
     later: Callable[[Noise], dict[str, Tensor]],
 ) -> Path:
     """A draft whose layers' attention has the weights `first`, and after the first one `later`."""
-    noise = noise_of(seed)
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator) * 0.5 / shape[-1] ** 0.5
+
     weights: dict[str, Tensor] = {
         "embed_tokens.weight": target.model.embed_tokens.weight,
         "fc.weight": noise(HIDDEN, 3 * HIDDEN) * 2,
@@ -123,11 +118,6 @@ def write_layers(
         attention = first(noise) if i == 0 else later(noise)
         weights |= {f"{prefix}self_attn.{name}.weight": w for name, w in attention.items()}
         weights |= layer_weights(prefix, i, noise)
-    return write_draft(folder, keys, weights)
-
-
-def write_draft(folder: Path, keys: dict[str, Any], weights: dict[str, Tensor]) -> Path:
-    """config.json and the weights in bfloat16."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(keys), encoding="utf-8")
     stored = {name: w.detach().to(torch.bfloat16).clone() for name, w in weights.items()}
