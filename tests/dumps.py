@@ -155,13 +155,12 @@ def speculators(texts: Sequence[Text], dump: Path, layers: Sequence[int] = LAYER
     folder.mkdir(parents=True)
     for i, text in enumerate(texts):
         _write_stack(text, layers, len(text.token_ids), folder / f"hs_{i}.safetensors")
-    rows = pyarrow.table(
-        {
-            "input_ids": [text.token_ids.tolist() for text in texts],
-            "loss_mask": [text.mask.tolist() for text in texts],
-            "seq_len": [len(text.token_ids) for text in texts],
-        }
-    )
+    columns = {
+        "input_ids": [text.token_ids.tolist() for text in texts],
+        "loss_mask": [text.mask.tolist() for text in texts],
+        "seq_len": [len(text.token_ids) for text in texts],
+    }
+    rows = pyarrow.table(columns)
     name = "data-00000-of-00001.arrow"
     with (dump / name).open("wb") as stream, pyarrow.ipc.new_stream(stream, rows.schema) as writer:
         for batch in rows.to_batches(max_chunksize=3):

@@ -86,9 +86,8 @@ def dflash(folder: Path, nested: dict[str, Any] | None = None, **config: Any) ->
 
 def speculators_eagle3(folder: Path, **config: Any) -> Path:
     """Read by vLLM alone."""
-    return tiny_speculators_eagle3(
-        folder, embed=False, config={"norm_before_residual": False} | config
-    )
+    config = {"norm_before_residual": False, **config}
+    return tiny_speculators_eagle3(folder, embed=False, config=config)
 
 
 def test_a_clean_draft_has_no_lints(tmp_path: Path) -> None:

@@ -205,10 +205,10 @@ def bare(pair: Path, folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def prompt_file(folder: Path, *lengths: int, token: int = 1) -> Path:
+def prompt_file(folder: Path, *lengths: int) -> Path:
     path = folder / "prompts.jsonl"
     lines = (
-        {"id": f"p{i}", "category": "a", "token_ids": [(token + i + j) % VOCAB for j in range(n)]}
+        {"id": f"p{i}", "category": "a", "token_ids": [(1 + i + j) % VOCAB for j in range(n)]}
         for i, n in enumerate(lengths)
     )
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")

@@ -40,8 +40,8 @@ def write_target(
     return folder
 
 
-def random_table(seed: int, rows: int = 10, width: int = 6, dtype: str = "BF16") -> Stored:
-    return store(np.random.default_rng(seed).normal(size=(rows, width)), dtype)
+def random_table(seed: int) -> Stored:
+    return store(np.random.default_rng(seed).normal(size=(10, 6)), "BF16")
 
 
 def bits(stored: Stored) -> torch.Tensor:

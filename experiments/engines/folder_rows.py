@@ -107,14 +107,14 @@ def write_rows(file: Path, rows: Sequence[Row]) -> None:
     file.write_text(text + "\n", encoding="utf-8")
 
 
-def row_of(folder: Path, outcomes: Sequence[Row] = (), **more: Any) -> dict[str, Any]:
-    """Headers of a folder, and what the engines that could tell did with it."""
+def row_of(folder: Path) -> dict[str, Any]:
+    """Headers of a folder, before engines answer."""
     checkpoint = Checkpoint.open(folder)
     tensors = checkpoint.tensors.values()
     side_file = folder / SIDE_FILE
     return {
         "draft": f"{folder.parent.name}/{folder.name}",
-        **more,
+        "answers": {},
         "config": {key: said for key, said in checkpoint.config.items() if key not in _NO_MATTER},
         "side_file": json.loads(side_file.read_text("utf-8")) if side_file.is_file() else False,
         "tensors": {tensor.name: [tensor.dtype, *tensor.shape] for tensor in tensors},
@@ -123,7 +123,6 @@ def row_of(folder: Path, outcomes: Sequence[Row] = (), **more: Any) -> dict[str,
             for tensor in tensors
             if tensor.name.endswith(_SCALARS)
         },
-        **({"answers": _answers(outcomes)} if outcomes else {}),
     }
 
 
@@ -317,7 +316,7 @@ def main() -> int:
     given = parser.parse_args()
     for file in given.files or (*FILES.values(), DRAWN_FILE):
         rows = [row for row in read_rows(file) if given.only in row["draft"]]
-        rows += [row_of(folder, answers={}) for folder in given.add]
+        rows += [row_of(folder) for folder in given.add]
         with tempfile.TemporaryDirectory() as work:
             again = asked_again(rows, Path(work))
             print(*differences(rows, again, Path(work)), sep="\n")

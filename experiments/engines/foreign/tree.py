@@ -26,9 +26,9 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     return {name: tensor for path in files for name, tensor in load_file(path).items()}
 
 
-def module_tree(source: Path, top: nn.Module | None = None) -> nn.Module:
+def module_tree(source: Path) -> nn.Module:
     """The tensors of a folder as modules: weights of two dimensions are linears or an embedding."""
-    top = top or nn.Module()
+    top = nn.Module()
     for name, tensor in read_tensors(source).items():
         path, _, leaf = name.rpartition(".")
         if leaf != "weight":
