@@ -122,14 +122,9 @@ class Workshop:
         plan = make_plan(recipe, draft, target_layers=NUM_TARGET_LAYERS)
         modules = [step.row.tensor.name.removesuffix(".weight") for step in plan.quantized]
         scales = dict.fromkeys(modules, INPUT_SCALE) if recipe.needs_input_scales else {}
-        quantize_draft(
-            plan,
-            self.out / name,
-            source=DraftSource(folder=source),
-            measured=MeasuredInputs(
-                input_scales=scales, input_scale_origin="constant" if scales else None
-            ),
-        )
+        origin = "constant" if scales else None
+        measured = MeasuredInputs(input_scales=scales, input_scale_origin=origin)
+        quantize_draft(plan, self.out / name, source=DraftSource(folder=source), measured=measured)
         return self.out / name
 
 

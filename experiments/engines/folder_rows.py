@@ -126,18 +126,6 @@ def row_of(folder: Path) -> dict[str, Any]:
     }
 
 
-def _answers(outcomes: Sequence[Row]) -> dict[str, list[str]]:
-    answers: dict[str, list[str]] = {}
-    for outcome in outcomes:
-        if outcome["verdict"] != "UNKNOWN":
-            answers.setdefault(outcome["verdict"], []).append(_question(outcome))
-    return answers
-
-
-def _question(outcome: Row) -> str:
-    return f"{outcome['engine']} {outcome['arch']} {outcome['tp']}"
-
-
 def checkpoint_of(row: Row, folder: Path) -> Checkpoint:
     """The folder of a row as `check` opens it; `folder`: for what is read besides headers."""
     values = {name: bytes.fromhex(said) for name, said in row["values"].items()}
@@ -170,18 +158,10 @@ def predictions(row: Row, folder: Path) -> Iterator[tuple[str, str, EngineCheck]
                 pair = check_pair(given, given, engine=engine, arch=arch, subtree=inside)
                 yield asked, verdict, replace(pair.engines[0].answer, verdict=pair.verdict)
                 continue
-            yield (
-                asked,
-                verdict,
-                check_checkpoint(
-                    checkpoint,
-                    engine=engine,  # type: ignore[arg-type]
-                    arch=arch,
-                    tp=int(tp),
-                    target_layers=row.get("target_layers", asking.NUM_TARGET_LAYERS),
-                    has_side_file=bool(row["side_file"]),
-                ),
-            )
+            layers = row.get("target_layers", asking.NUM_TARGET_LAYERS)
+            how: Any = {"engine": engine, "arch": arch, "tp": int(tp), "target_layers": layers}
+            how["has_side_file"] = bool(row["side_file"])
+            yield asked, verdict, check_checkpoint(checkpoint, **how)
 
 
 def write_folder(row: Row, folder: Path) -> Path:
@@ -267,7 +247,12 @@ def _with_what_stays(outcome: Row, row: Row, asked: str) -> Row:
 
 def _said(outcomes: Sequence[Row], row: Row) -> dict[str, Any]:
     """Answers, and where a row has them the engines' own errors."""
-    found: dict[str, Any] = {"answers": _answers(outcomes)}
+    answers: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        if outcome["verdict"] != "UNKNOWN":
+            question = f"{outcome['engine']} {outcome['arch']} {outcome['tp']}"
+            answers.setdefault(outcome["verdict"], []).append(question)
+    found: dict[str, Any] = {"answers": answers}
     if "errors" in row:
         errors = {key: o["error"] for o in outcomes if o["error"] for key in (o["engine"],)}
         found["errors"] = {**errors, **row["errors"]}

@@ -166,9 +166,8 @@ def _equal_nibbles(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 def _learned(run: Run, traces: Path, pair: Path) -> Row:
     """A few steps of learning: the codes, of which those that moved are few."""
     recipe = load_recipe("int4-channel")
-    recipe = dataclasses.replace(
-        recipe, algorithm=dataclasses.replace(recipe.algorithm, rounding="learned"), backend="torch"
-    )
+    algorithm = dataclasses.replace(recipe.algorithm, rounding="learned")
+    recipe = dataclasses.replace(recipe, algorithm=algorithm, backend="torch")
     plan = make_plan(recipe, read_draft(Checkpoint.open(pair / "draft")))
     settings = LearningSettings(steps=4, validate_every=2, warmup_steps=2)
     found: list[dict[str, Tensor]] = []
@@ -179,6 +178,5 @@ def _learned(run: Run, traces: Path, pair: Path) -> Row:
         with learned_codes(plan, along, out, settings=settings) as codes:
             found.append({name: codes.quantized(name).codes for name in draft.linears})
     one, other = (torch.cat([x.flatten() for x in each.values()]) for each in found)
-    return _share(
-        "learned codes after 4 steps", float((one == other).float().mean()), LEAST_LEARNED
-    )
+    equal = float((one == other).float().mean())
+    return _share("learned codes after 4 steps", equal, LEAST_LEARNED)

@@ -137,18 +137,11 @@ def ask(work: Work, server: "Server") -> None:
                 continue
             prompts = out.with_suffix(".prompts")
             prompts.write_text("".join(lines[block * asked.block :][: asked.block]), "utf-8")
+            own = None if server.name == PLAIN else draft(work, server.name)
+            given = {"server": server.url, "tokenizer": work.target, "draft": own, "out": out}
+            how = {"max_new_tokens": NEW_TOKENS, "concurrency": asked.concurrency, **asked.options}
             began = server.cpu_seconds()
-            dq.measure(
-                server=server.url,
-                engine="vllm",
-                tokenizer=work.target,
-                draft=None if server.name == PLAIN else draft(work, server.name),
-                prompts=prompts,
-                max_new_tokens=NEW_TOKENS,
-                concurrency=asked.concurrency,
-                out=out,
-                **asked.options,
-            )
+            dq.measure(engine="vllm", prompts=prompts, **given, **how)
             seconds = server.cpu_seconds() - began
             out.with_suffix(".seconds").write_text(f"{seconds:.2f}\n", encoding="utf-8")
     if server.name in FEW:
