@@ -388,17 +388,13 @@ def grafted(folder: Path) -> dict[str, Any]:
     def compared(of: str | None) -> dict[str, Any]:
         own = Checkpoint.open(folder / of) if of else None
         read = list[int]()
-        found = verify_graft(
-            out, target, record.layers, layer=own, record=record, on_progress=read.append
-        )
+        how: Any = {"layer": own, "record": record, "on_progress": read.append}
+        found = verify_graft(out, target, record.layers, **how)
         faults = [said(fault, folder) for fault in found.faults]
         values = found.to_mapping() | {"output": "", "target": "", "faults": faults}
-        return {
-            **values,
-            "digests": [sorted(found.header_digests), sorted(found.layer_digests)],
-            "read": sum(read),
-            "brief": list(found.brief().items()),
-        }
+        digests = [sorted(found.header_digests), sorted(found.layer_digests)]
+        rest = {"digests": digests, "read": sum(read), "brief": list(found.brief().items())}
+        return {**values, **rest}
 
     found: dict[str, Any] = {"sound": [compared(None), compared("layer")]}
     for number, file in enumerate(sorted(out.glob("*.safetensors"))):

@@ -82,12 +82,8 @@ class ReferenceDFlash(nn.Module):
 
     def make_config(self, g: Any) -> Any:
         """The config that transformers' modules are built from."""
-        return Qwen3Config(
-            **common_config(g),
-            num_key_value_heads=g.attention.num_key_value_heads,
-            head_dim=g.attention.head_dim,
-            attention_bias=False,
-        )
+        own = {"num_key_value_heads": g.attention.num_key_value_heads, "attention_bias": False}
+        return Qwen3Config(**common_config(g), **own, head_dim=g.attention.head_dim)
 
     def make_attention(self, config: Any, index: int) -> nn.Module:
         """One layer's own."""

@@ -144,12 +144,9 @@ class ReferenceDraft(nn.Module):
                 residual = normed if self.geometry.norm_before_residual else x
             else:
                 attention_input, residual = layer.input_layernorm(x), x
-            attended, _ = layer.self_attn(
-                hidden_states=attention_input,
-                position_embeddings=rope,
-                attention_mask=mask,
-                **{cache_argument(layer.self_attn): self.cache},
-            )
+            given = {"position_embeddings": rope, "attention_mask": mask}
+            given[cache_argument(layer.self_attn)] = self.cache
+            attended, _ = layer.self_attn(hidden_states=attention_input, **given)
             x = residual + attended
             x = x + layer.mlp(layer.post_attention_layernorm(x))
         normed = self.norm(x)

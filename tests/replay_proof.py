@@ -98,14 +98,11 @@ def quantized_folder(
 def replayed_steps(
     draft: LoadedDraft, traces: TraceFolder, trace: PromptTrace, num_draft_tokens: int
 ) -> list[int]:
-    predicted = draft_proposals(
-        draft.forward,
-        first_hidden(draft, traces, trace),
-        trace.token_ids,
-        first_row=trace.prompt_length - 1,
-        num_draft_tokens=num_draft_tokens,
-    ).token_ids
-    return decoding_steps(accepted_by_row(trace, predicted))
+    hidden, first = first_hidden(draft, traces, trace), trace.prompt_length - 1
+    found = draft_proposals(
+        draft.forward, hidden, trace.token_ids, first_row=first, num_draft_tokens=num_draft_tokens
+    )
+    return decoding_steps(accepted_by_row(trace, found.token_ids))
 
 
 def assert_replay_is_the_engine(

@@ -96,14 +96,9 @@ def decoded_rounds(draft: PreTrainedModel, tokens: Sequence[int], prompt_length:
 
 
 def proposals(draft: Any, traces: TraceFolder, trace: Any) -> Tensor:
-    return draft_proposals(
-        draft.forward,
-        first_hidden(draft, traces, trace),
-        trace.token_ids,
-        first_row=trace.prompt_length - 1,
-        num_draft_tokens=K,
-        block_rows=7,
-    ).token_ids
+    hidden, how = first_hidden(draft, traces, trace), {"num_draft_tokens": K, "block_rows": 7}
+    first = trace.prompt_length - 1
+    return draft_proposals(draft.forward, hidden, trace.token_ids, first_row=first, **how).token_ids
 
 
 @pytest.mark.usefixtures("float64_on_one_thread")

@@ -28,10 +28,8 @@ def target(tmp_path: Path) -> Path:
 
 
 def put(folder: Path, norm: Sequence[float] | None) -> None:
-    tensors: dict[str, Stored] = {
-        "model.embed_tokens.weight": store(HEAD, "F32"),
-        "lm_head.weight": store(HEAD, "F32"),
-    }
+    names = ("model.embed_tokens.weight", "lm_head.weight")
+    tensors: dict[str, Stored] = {name: store(HEAD, "F32") for name in names}
     if norm is not None:
         tensors["model.norm.weight"] = store(np.asarray(norm), "F32")
     write_tensors(folder, tensors)

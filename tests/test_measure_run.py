@@ -29,13 +29,8 @@ from draftquant.validate.measure.vllm_server import VLLMProtocol
 from vllm_server import VLLMServer, continued, rounds_of
 
 PROMPTS = tuple(
-    Prompt(
-        id=f"p{i}",
-        category="ab"[i % 2],
-        token_ids=tuple(range(i, 2 * i + 2)),
-        cluster=None if i % 3 else "document",
-    )
-    for i in range(9)
+    Prompt(id=f"p{i}", category="ab"[i % 2], token_ids=tuple(range(i, 2 * i + 2)), cluster=cluster)
+    for i, cluster in enumerate(("document", None, None) * 3)
 )
 ASK = Ask(decoding=GREEDY, max_new_tokens=12, ignore_eos=False)
 PLAN = MeasurePlan(prompts=PROMPTS, ask=ASK, concurrency=3, num_warm_up=0)
@@ -360,16 +355,11 @@ def moved(**changes: int) -> Callable[[VLLMServer], None]:
 
 
 def test_requests_of_others_and_new_starts_are_noticed(running: VLLMServer) -> None:
-    for during in (
-        moved(finished=1, tokens=5),
-        moved(running=1),
-        moved(tokens=1),
-        moved(finished=-100, tokens=-1000),
-        moved(finished=-1),
-    ):
+    others = {"finished": 1, "tokens": 5}, {"finished": -100, "tokens": -1000}
+    for changes in (*others, {"running": 1}, {"tokens": 1}, {"finished": -1}):
         running.finished, running.tokens, running.metrics, running.running = 100, 1000, "none", 0
         running.asked.clear()
-        running.during = during
+        running.during = moved(**changes)
         with pytest.raises(MeasureError):
             complete(running)
     running.running = 1

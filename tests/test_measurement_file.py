@@ -48,17 +48,12 @@ RECORDS = tuple(
     )
     for i in range(3)
 )
+DIGEST = prompts_sha256((r.id, r.category, r.prompt_sha256) for r in RECORDS)
+NESTED = {"a": {"b": [1, None, "x"]}}
 SETUP = Setup(
-    server=ServerIdentity(
-        engine="vllm", version="0.32.0", model="m", arguments={"a": {"b": [1, None, "x"]}}
-    ),
+    server=ServerIdentity(engine="vllm", version="0.32.0", model="m", arguments=NESTED),
     speculation=Speculation(num_draft_tokens=2, lossy=("x = 1",)),
-    asked=Asked(
-        prompts_sha256=prompts_sha256((r.id, r.category, r.prompt_sha256) for r in RECORDS),
-        max_new_tokens=3,
-        concurrency=2,
-        num_top_logprobs=2,
-    ),
+    asked=Asked(prompts_sha256=DIGEST, max_new_tokens=3, concurrency=2, num_top_logprobs=2),
     draftquant="0.1.0",
 )
 

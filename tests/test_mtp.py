@@ -338,15 +338,9 @@ def markov(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tied_pair.save_target(markov / "target")
     tied_modules(markov / "draft", markov / "target")
     prompts = tied_pair.prompts_of(tied_pair.prompt_tokens(6, 5))
+    how: Any = {"aux_layer_ids": [tied_pair.NUM_LAYERS - 1], "dtype": "float64"}
     with transformers_in_float64():
-        record_traces(
-            markov / "target",
-            prompts,
-            markov / "traces",
-            max_new_tokens=16,
-            aux_layer_ids=[tied_pair.NUM_LAYERS - 1],
-            dtype="float64",
-        )
+        record_traces(markov / "target", prompts, markov / "traces", max_new_tokens=16, **how)
     return markov
 
 

@@ -195,10 +195,8 @@ def test_rows_that_are_searched_some_at_a_time_weigh_their_own_inputs() -> None:
     """Six groups in a row: 4,096 groups, which are searched at a time, end within one."""
     w, moments = some_weight(700, 96, seed=6), importance(96)
     absmax, algorithm = w.abs().amax().float().reshape(1, 1), row_algorithm(MSE)
-    whole, *parts = (
-        algorithm.quantize(rows, NVFP4, absmax=absmax, moments=moments)
-        for rows in (w, w[:350], w[350:])
-    )
+    given = {"absmax": absmax, "moments": moments}
+    whole, *parts = (algorithm.quantize(rows, NVFP4, **given) for rows in (w, w[:350], w[350:]))
     assert torch.equal(whole.codes, torch.cat([part.codes for part in parts]))
 
 

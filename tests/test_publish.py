@@ -40,13 +40,9 @@ from draftquant.scripts.cli import main
 from test_traces import AUX, TARGET, TRACES
 from tiny import tiny_eagle3_llama
 
+UNKNOWN = SourceFolder(hub_id=None, revision=None)
 RECORD = GraftedProvenance(
-    draftquant="0.1.0",
-    argv=(),
-    layers=(),
-    target={},
-    tensor_digests={},
-    source=SourceFolder(hub_id=None, revision=None),
+    draftquant="0.1.0", argv=(), layers=(), target={}, tensor_digests={}, source=UNKNOWN
 )
 
 

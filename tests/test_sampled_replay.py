@@ -53,14 +53,9 @@ def test_expected_rounds_are_those_of_a_loop_that_draws(pair: str, how: Sampled)
 
 
 def traces_of(out: Path, decoding: Decoding, num_prompts: int = 6) -> TraceFolder:
-    return record_traces(
-        PAIR / "target",
-        read_prompts(PAIR / "prompts.jsonl")[:num_prompts],
-        out,
-        max_new_tokens=40,
-        decoding=decoding,
-        aux_layer_ids=(0, 1, 2),
-    )
+    prompts = read_prompts(PAIR / "prompts.jsonl")[:num_prompts]
+    how = {"max_new_tokens": 40, "aux_layer_ids": (0, 1, 2)}
+    return record_traces(PAIR / "target", prompts, out, decoding=decoding, **how)
 
 
 @pytest.fixture(scope="module")

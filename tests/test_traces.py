@@ -94,11 +94,9 @@ def test_nothing_or_doubled_ids_are_not_written(tmp_path: Path) -> None:
 
 def test_a_trace_that_contradicts_itself_is_not_written(tmp_path: Path) -> None:
     """Not greedy, too narrow, and too wide."""
-    for changes in (
-        {"token_ids": (TRACES[1].token_ids + 1) % 50},
-        {"features": TRACES[1].features[:, 1:]},
-        {"features": TRACES[1].features.float()},
-    ):
+    ids, features = TRACES[1].token_ids, TRACES[1].features
+    wrong = {"token_ids": (ids + 1) % 50}, {"features": features[:, 1:]}
+    for changes in (*wrong, {"features": features.float()}):
         with pytest.raises(TraceError):
             write(tmp_path / "out", (dataclasses.replace(TRACES[1], **changes), 0))
     assert list(tmp_path.iterdir()) == []
@@ -426,12 +424,9 @@ def test_folders_that_do_not_fit_together(tmp_path: Path) -> None:
 
 def test_what_commands_say_of_traces(tmp_path: Path) -> None:
     """Of drawn text, of ids that exist twice, of what was too long, and of data sets."""
-    datasets = tuple(
-        DatasetSource(
-            name="a/b", revision="c" * 40, config="d", split="e", column=column, seed=seed
-        )
-        for column, seed in (("text", 7), (None, None))
-    )
+    own: Any = {"name": "a/b", "revision": "c" * 40, "config": "d", "split": "e"}
+    columns = (("text", 7), (None, None))
+    datasets = tuple(DatasetSource(**own, column=column, seed=seed) for column, seed in columns)
     too_long = TooLongPrompts(skipped=("p", "q"), truncated=("r",))
     how = {"sampling": SAMPLING, "logprobs": SPEC, "temperature": 0.6, "recorded_by": "vllm 0.32.0"}
     first = written(tmp_path / "first", [sampled_trace("a"), sampled_trace("b")],

@@ -54,13 +54,9 @@ def one_linear(weight: Tensor) -> nn.Sequential:
 def modelopt_quantized(weight: Tensor, attributes: dict[str, Any]) -> nn.Module:
     import modelopt.torch.quantization as mtq
 
-    config = {
-        "quant_cfg": [
-            {"quantizer_name": "*", "enable": False},
-            {"quantizer_name": "*weight_quantizer", "cfg": attributes},
-        ],
-        "algorithm": "max",
-    }
+    own = {"quantizer_name": "*weight_quantizer", "cfg": attributes}
+    rows = [{"quantizer_name": "*", "enable": False}, own]
+    config = {"quant_cfg": rows, "algorithm": "max"}
     model: nn.Module = mtq.quantize(one_linear(weight.clone()), config, forward_loop=None)
     return model
 

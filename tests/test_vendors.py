@@ -96,13 +96,11 @@ def test_first_use_leaves_the_process_as_it_was(
     # The same ninja: another version would rebuild the extension.
     if (scripts / "ninja").exists():
         real = sysconfig.get_path
-        monkeypatch.setattr(
-            sysconfig,
-            "get_path",
-            lambda name, *rest, **named: (
-                str(scripts) if name == "scripts" else real(name, *rest, **named)
-            ),
-        )
+
+        def get_path(name: str, *rest: Any, **named: Any) -> str:
+            return str(scripts) if name == "scripts" else real(name, *rest, **named)
+
+        monkeypatch.setattr(sysconfig, "get_path", get_path)
     monkeypatch.setenv("PATH", str(programs))
     monkeypatch.delenv("QUARK_DISABLE_COMPILE", raising=False)
 

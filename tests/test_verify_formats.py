@@ -327,12 +327,8 @@ def test_fused_linears_with_scales_of_their_own_are_a_fault(
     suffix = WHOLE[name][0]
     for module in (f"{ATTENTION}{leaf}" for leaf in LINEARS[:3]):
         parts = stored_parts(by_hand(read_tensors(source)[f"{module}.weight"], made), "BF16", made)
-        edit(
-            out,
-            lambda tensors, module=module, parts=parts: tensors.update(
-                {f"{module}.{s}": part for s, part in parts.items()}
-            ),
-        )
+        named = {f"{module}.{suffix}": part for suffix, part in parts.items()}
+        edit(out, lambda tensors, named=named: tensors.update(named))
     own = faults_of(checked(out, source, own=True))
     assert f".{suffix}: expected absmax of midlayer.self_attn." in own
     report = checked(out, source, own=False)

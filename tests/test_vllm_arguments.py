@@ -235,15 +235,9 @@ def target(tmp_path: Path, _vllm: None) -> Path:
 
 
 def plan(target: Path, **changes: Any) -> RecordingPlan:
-    arguments: dict[str, Any] = {
-        "prompts": PROMPTS,
-        "max_new_tokens": 4,
-        "aux_layer_ids": (0, 2),
-        "decoding": Decoding(logprobs=True),
-        "dtype": "bfloat16",
-        "batch_size": 2,
-    }
-    return RecordingPlan(target=target, shape=TargetShape.read(target), **(arguments | changes))
+    given: dict[str, Any] = {"prompts": PROMPTS, "max_new_tokens": 4, "aux_layer_ids": (0, 2)}
+    given |= {"decoding": Decoding(logprobs=True), "dtype": "bfloat16", "batch_size": 2}
+    return RecordingPlan(target=target, shape=TargetShape.read(target), **(given | changes))
 
 
 def test_the_engine_is_started_and_asked_as_recording_needs(target: Path, tmp_path: Path) -> None:

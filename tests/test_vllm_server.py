@@ -55,14 +55,9 @@ def running(tmp_path: Path) -> Iterator[StatesServer]:
 
 
 def plan(target: Path, **changes: Any) -> RecordingPlan:
-    arguments: dict[str, Any] = {
-        "prompts": PROMPTS,
-        "max_new_tokens": 6,
-        "aux_layer_ids": LAYERS,
-        "dtype": "bfloat16",
-        "batch_size": 3,
-    }
-    return RecordingPlan(target=target, shape=TargetShape.read(target), **(arguments | changes))
+    given: dict[str, Any] = {"prompts": PROMPTS, "max_new_tokens": 6, "aux_layer_ids": LAYERS}
+    given |= {"dtype": "bfloat16", "batch_size": 3, **changes}
+    return RecordingPlan(target=target, shape=TargetShape.read(target), **given)
 
 
 def record(running: StatesServer, out: Path, asked: RecordingPlan, **options: Any) -> TraceFolder:

@@ -246,10 +246,8 @@ def config_of(folder: Path) -> dict[str, Any]:
 def edit_json(path: Path, **changes: Any) -> None:
     """Replace keys of a JSON object on disk; a change to None removes the key."""
     value = json.loads(path.read_text(encoding="utf-8")) | changes
-    path.write_text(
-        json.dumps({k: v for k, v in value.items() if v is not None}, indent=2) + "\n",
-        encoding="utf-8",
-    )
+    kept = {key: own for key, own in value.items() if own is not None}
+    path.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
 
 
 def change(folder: Path, **tensors: Stored | None) -> None:

@@ -90,13 +90,8 @@ def tiny_mimo_mtp(folder: Path, **arguments: Any) -> Path:
     """Of MiMo; inside a target with a decoder layer, in one file."""
     ask = _Asked(**{"number": 1, **arguments})
     keys, hidden = ask.keys, ask.hidden
-    keys |= {
-        "architectures": ["MiMoForCausalLM"],
-        "attention_bias": True,
-        "model_type": "mimo",
-        "rope_theta": 640000.0,
-        "use_sliding_window": False,
-    }
+    keys |= {"architectures": ["MiMoForCausalLM"], "attention_bias": True, "model_type": "mimo"}
+    keys |= {"rope_theta": 640000.0, "use_sliding_window": False}
     layer = shapes.attention(keys, hidden, biased=True) | shapes.mlp(keys)
     own: Shapes = {"input_proj": (hidden, 2 * hidden)}
     own |= {f"{name}_layernorm": (hidden,) for name in ("token", "hidden", "final")}
@@ -184,12 +179,8 @@ def tiny_qwen3_next_mtp(folder: Path, **arguments: Any) -> Path:
         found |= ask.of_target("embed_tokens", "lm_head", root=root)
     keys |= ask.config
     if not experts:
-        keys = {
-            "architectures": ["Qwen3_5ForConditionalGeneration"],
-            "model_type": "qwen3_5",
-            "text_config": keys,
-            "tie_word_embeddings": False,
-        }
+        outer = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5"}
+        keys = {**outer, "text_config": keys, "tie_word_embeddings": False}
     return ask.write(folder, found, keys, around=0)
 
 

@@ -94,21 +94,12 @@ def _divided(config: Mapping[str, Any], divide: int) -> dict[str, Any]:
     return found
 
 
-def _num_features(config: Mapping[str, Any]) -> int:
+def _eagle3(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:
     key = "eagle_aux_hidden_state_layer_ids"
     ids = config.get(key) or config.get("eagle_config", {}).get(key) or [0, 0, 0]
-    return len(ids) * (config.get("target_hidden_size") or config["hidden_size"])
-
-
-def _eagle3(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:
-    found = shapes.eagle3(
-        config,
-        tensors["has"],
-        tensors["first"],
-        latent=tensors["kind"] == "eagle3-mla",
-        features=_num_features(config),
-        layers=tensors.get("layers"),
-    )
+    features = len(ids) * (config.get("target_hidden_size") or config["hidden_size"])
+    own = {"latent": tensors["kind"] == "eagle3-mla", "layers": tensors.get("layers")}
+    found = shapes.eagle3(config, tensors["has"], tensors["first"], features=features, **own)
     without = {f"{module}.weight" for module in tensors.get("without", ())}
     return {name: s for name, s in found.items() if name.removeprefix("model.") not in without}
 

@@ -126,10 +126,5 @@ def written(model: Llama, prompts: Sequence[list[int]]) -> dict[str, Tensor]:
         moved[beyond] = 0
         return moved
 
-    return {
-        "token_ids": from_zero(tokens).int(),
-        "features": from_zero(features),
-        "final_hidden": from_zero(final),
-        "starts": starts,
-        "ends": ends,
-    }
+    moved = {"features": from_zero(features), "final_hidden": from_zero(final)}
+    return {"token_ids": from_zero(tokens).int(), **moved, "starts": starts, "ends": ends}

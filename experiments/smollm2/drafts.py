@@ -27,13 +27,9 @@ from torch import Tensor
 from trained import Trained
 from transformers import AutoModelForCausalLM
 
+_ROPE = {"max_position_embeddings": 8192, "rope_theta": 100_000.0}
 SIZE = TargetSize(
-    vocab_size=49_152,
-    hidden_size=576,
-    num_hidden_layers=30,
-    max_position_embeddings=8192,
-    rope_theta=100_000.0,
-    rms_norm_eps=1e-5,
+    vocab_size=49_152, hidden_size=576, num_hidden_layers=30, rms_norm_eps=1e-5, **_ROPE
 )
 _LIKELY, _OTHERS = 4, 512
 """Rows of the head that a training step looks at: each position's likely tokens, and others."""

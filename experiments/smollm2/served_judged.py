@@ -117,10 +117,8 @@ def _speed(work: Work, name: str) -> Iterator[dict[str, Any]]:
     """Tokens per CPU second, and the ratios of equal blocks of prompts."""
     numbers = PASSES[name].blocks
     taken = {server: [answers(work, name, server, i) for i in numbers] for server in FEW}
-    blocks = [
-        all(one.with_suffix(".seconds").exists() for one in same)
-        for same in zip(*taken.values(), strict=True)
-    ]
+    alike = zip(*taken.values(), strict=True)
+    blocks = [all(one.with_suffix(".seconds").exists() for one in same) for same in alike]
     speeds = {server: [*map(_rate, compress(own, blocks))] for server, own in taken.items()}
     for server, own in speeds.items():
         yield {
@@ -146,10 +144,8 @@ def _ratio(these: list[float], others: list[float]) -> list[float]:
 
 def _parity(work: Work, measured: list[str]) -> Iterator[Mapping[str, Any]]:
     greedy = {name: answers(work, "greedy", name) for name in (PLAIN, *measured)}
-    again, prompts = (
-        answers(work, "again", PLAIN),
-        answers(work, "sampled", PLAIN).with_suffix(".prompts"),
-    )
+    again = answers(work, "again", PLAIN)
+    prompts = answers(work, "sampled", PLAIN).with_suffix(".prompts")
     for name in measured:
         noise = ("--plain-again", again, "--max-hazard-ratio", 2)
         yield from _found(work, name, "divergence", greedy[PLAIN], greedy[name], *noise)

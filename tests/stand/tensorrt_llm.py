@@ -113,14 +113,8 @@ class TensorRTLLMStand(Stand):
 
     @staticmethod
     def _chunk(choices: list[Object], usage: Object | None) -> Object:
-        return {
-            "id": "cmpl-7",
-            "object": "text_completion",
-            "created": 1795350000,
-            "model": "target",
-            "choices": choices,
-            "usage": usage,
-        }
+        head = {"id": "cmpl-7", "object": "text_completion", "created": 1795350000}
+        return {**head, "model": "target", "choices": choices, "usage": usage}
 
     def _logprobs(
         self, body: Object, token_ids: tuple[int, ...], begin: int, end: int
