@@ -77,15 +77,10 @@ def make_pair(folder: Path, family: str, *, num_prompts: int = 12) -> RoundingPa
         Prompt(id=f"p{i}", category="a", token_ids=tuple(1 + t % (module.VOCAB - 1) for t in row))
         for i, row in enumerate(tied_pair.prompt_tokens(num_prompts, 6))
     ]
+    ids = block_pair.TARGET_LAYER_IDS if family == "dflash" else None
+    how = {"max_new_tokens": 20, "aux_layer_ids": ids, "dtype": "float64"}
     with transformers_in_float64():
-        traces = record_traces(
-            folder / "target",
-            prompts,
-            folder / "traces",
-            max_new_tokens=20,
-            aux_layer_ids=block_pair.TARGET_LAYER_IDS if family == "dflash" else None,
-            dtype="float64",
-        )
+        traces = record_traces(folder / "target", prompts, folder / "traces", **how)
     if family == "dflash":
         block_pair.save_draft(folder / "draft", folder / "target", traces)
         return RoundingPair(folder, family)

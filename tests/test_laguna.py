@@ -110,14 +110,10 @@ def test_the_rope_that_vllm_takes_from_its_class_is_written_out(tmp_path: Path) 
         assert bool(list(rope_of_class(draft_of(source)))) == is_whole
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"draft_vocab_size": None},
-        {"layer_types": ["full_attention", "sliding_attention"]},
-        {"num_experts": None},
-    ],
-)
+MIXED = {"layer_types": ["full_attention", "sliding_attention"]}
+
+
+@pytest.mark.parametrize("config", [{"draft_vocab_size": None}, MIXED, {"num_experts": None}])
 def test_what_vllm_alone_refuses(config: dict[str, Any], tmp_path: Path) -> None:
     folder = tiny_laguna(tmp_path / "d", **SHAPE, head_dim=64)
     edit_json(folder / "config.json", **config)
@@ -125,17 +121,14 @@ def test_what_vllm_alone_refuses(config: dict[str, Any], tmp_path: Path) -> None
     assert check_draft(folder, engine="sglang", arch="sm90").verdict == "LOADS"
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"draft_vocab_size": 48},
-        {"gating": "disabled"},
-        {"num_attention_heads_per_layer": [4, 8]},
-        {"swa_attention_sink_enabled": True},
-        {"architectures": ["DFlashDraftModel"]},
-    ],
-)
-def test_what_is_no_laguna_draft_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
-    folder = tiny_laguna(tmp_path / "d", config=config)
-    with pytest.raises(CheckpointError):
-        draft_of(folder)
+def test_what_is_no_laguna_draft_is_refused(tmp_path: Path) -> None:
+    for key, value in (
+        ("draft_vocab_size", 48),
+        ("gating", "disabled"),
+        ("num_attention_heads_per_layer", [4, 8]),
+        ("swa_attention_sink_enabled", True),
+        ("architectures", ["DFlashDraftModel"]),
+    ):
+        folder = tiny_laguna(tmp_path / key, config={key: value})
+        with pytest.raises(CheckpointError):
+            draft_of(folder)

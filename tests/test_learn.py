@@ -72,15 +72,9 @@ def learn(
 ) -> dict[str, bytes]:
     """Learn, quantize with what was found, and return the bytes of the folder's weights."""
     static = pair.static(plan)
-    with learned_codes(
-        plan,
-        DraftRun(pair.loaded(), traces or pair.traces, pair.num_draft_tokens),
-        out,
-        static=static,
-        settings=settings,
-        save_seconds=0.0,
-        on_progress=on_progress,
-    ) as found:
+    run = DraftRun(pair.loaded(), traces or pair.traces, pair.num_draft_tokens)
+    how: Any = {"settings": settings, "save_seconds": 0.0, "on_progress": on_progress}
+    with learned_codes(plan, run, out, static=static, **how) as found:
         use(found)
         quantized(pair, plan, out, found, static)
     return {path.name: path.read_bytes() for path in sorted(out.glob("*.safetensors"))}
@@ -203,15 +197,9 @@ def test_the_folder_holds_what_was_judged(family: str, recipe: str, tmp_path: Pa
     # What the loop found of these codes is what the folder gives, inputs rounded as it declares.
     split = split_prompts(pair.traces, pair.num_draft_tokens, share=0.2, seed=0)
     reader = SequenceReader(loaded, pair.traces)
-    found = [
-        agreement(
-            loaded.forward,
-            pair.loaded().forward,
-            reader.read([entry], [validation_rows(entry, pair.num_draft_tokens, 1)]),
-            num_draft_tokens=pair.num_draft_tokens,
-        )[0]
-        for entry in split.held_back
-    ]
+    k, both = pair.num_draft_tokens, (loaded.forward, pair.loaded().forward)
+    read = [reader.read([one], [validation_rows(one, k, 1)]) for one in split.held_back]
+    found = [agreement(*both, one, num_draft_tokens=k)[0] for one in read]
     rows = sum(one.rows for one in found)
     assert provenance.learned.acceptance_length == 1 + sum(one.accepted for one in found) / rows
     overlap = sum(one.overlap for one in found) / rows / pair.num_draft_tokens

@@ -290,14 +290,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("experts")
     tied_pair.save_target(folder / "target")
     shape = json.loads((folder / "target/config.json").read_text(encoding="utf-8"))
+    sizes = {"hidden": shape["hidden_size"], "vocab": shape["vocab_size"], "moe_intermediate": 16}
+    one_group = {"n_group": 1, "topk_group": 1}
     mixture = tiny_glm4_moe_mtp(
-        folder / "draft",
-        hidden=shape["hidden_size"],
-        vocab=shape["vocab_size"],
-        experts=EXPERTS,
-        moe_intermediate=16,
-        dtype="F32",
-        config={"n_group": 1, "topk_group": 1},
+        folder / "draft", **sizes, experts=EXPERTS, dtype="F32", config=one_group
     )
     tensors = read_tensors(mixture)
     tensors["model.layers.3.mlp.gate.e_score_correction_bias"] = store(CORRECTION, "F32")

@@ -268,14 +268,9 @@ def test_a_scale_may_be_that_of_a_head() -> None:
 
 
 def test_a_cache_that_changes_nothing_changes_no_bit(case: Case) -> None:
-    plain, same, rounded = (
-        all_hidden(forward, case, ROWS["strided"], 4)
-        for forward in (
-            case.forward(),
-            case.forward().caching(lambda _layer, keys, values: (keys, values)),
-            case.forward().caching(CacheRounding({0: UNIT, 1: UNIT})),
-        )
-    )
+    unchanged = case.forward().caching(lambda _layer, keys, values: (keys, values))
+    forwards = case.forward(), unchanged, case.forward().caching(CacheRounding({0: UNIT, 1: UNIT}))
+    plain, same, rounded = (all_hidden(one, case, ROWS["strided"], 4) for one in forwards)
     assert torch.equal(same, plain)
     assert not torch.equal(rounded, plain)
 

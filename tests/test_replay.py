@@ -132,14 +132,9 @@ def test_copies_and_near_duplicates_reach_the_gate(tmp_path: Path) -> None:
 
 def hand_trace(tokens: list[int], prompt_length: int) -> PromptTrace:
     token_ids = torch.tensor(tokens)
-    return PromptTrace(
-        id="hand",
-        category="all",
-        prompt_length=prompt_length,
-        token_ids=token_ids,
-        features=torch.zeros(len(tokens) - 1, 1),
-        target_top1=token_ids[1:],
-    )
+    features = torch.zeros(len(tokens) - 1, 1)
+    kept = {"token_ids": token_ids, "features": features, "target_top1": token_ids[1:]}
+    return PromptTrace(id="hand", category="all", prompt_length=prompt_length, **kept)
 
 
 def test_accepted_prefixes_by_hand() -> None:

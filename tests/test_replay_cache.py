@@ -150,14 +150,10 @@ def test_a_hit_gives_the_report_byte_for_byte_and_an_edited_entry_none(
 
 def question(work: Path, **changes: object) -> ReplayQuestion:
     traces = TraceFolder.open(work / "traces")
-    usual = ReplayQuestion(
-        draft=load_draft(PAIR / "draft", compact=True),
-        traces=traces,
-        batches=batches_of(traces.manifest.prompts, max_tokens=4096),
-        num_draft_tokens=3,
-        temperature=None,
-    )
-    return dataclasses.replace(usual, **changes)  # type: ignore[arg-type]
+    draft = load_draft(PAIR / "draft", compact=True)
+    batches = batches_of(traces.manifest.prompts, max_tokens=4096)
+    usual: dict[str, Any] = {"draft": draft, "traces": traces, "batches": batches}
+    return ReplayQuestion(**{**usual, "num_draft_tokens": 3, "temperature": None, **changes})
 
 
 def changed_weight(folder: Path) -> Path:
@@ -279,15 +275,9 @@ def test_groups_give_the_report_of_all_together_and_run_the_first_once(
 
 def estimate(*own: int, available: int) -> MemoryEstimate:
     """Of drafts of these bytes, beside tables of 5 and passes of 10."""
-    return MemoryEstimate(
-        device=torch.device("cpu"),
-        drafts=tuple(DraftMemory(name=f"d{i}", own=one, common=0) for i, one in enumerate(own)),
-        tables=5,
-        reading=0,
-        passes=10,
-        max_tokens=1,
-        available=available,
-    )
+    drafts = tuple(DraftMemory(name=f"d{i}", own=one, common=0) for i, one in enumerate(own))
+    rest: Any = {"device": torch.device("cpu"), "reading": 0, "max_tokens": 1}
+    return MemoryEstimate(drafts=drafts, tables=5, passes=10, available=available, **rest)
 
 
 def test_groups_fit_beside_the_first_draft() -> None:

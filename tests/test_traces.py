@@ -48,14 +48,10 @@ def make_trace(
     token_ids = torch.randint(50, (count,), generator=generator)
     top1 = torch.randint(50, (count - 1,), generator=generator)
     top1[prompt_length - 1 :] = token_ids[prompt_length:]
-    return PromptTrace(
-        id=name,
-        category="code" if seed % 2 else "chat",
-        prompt_length=prompt_length,
-        token_ids=token_ids,
-        features=torch.randn((count - 1, WIDTH), generator=generator).bfloat16(),
-        target_top1=top1,
-    )
+    features = torch.randn((count - 1, WIDTH), generator=generator).bfloat16()
+    kept = {"token_ids": token_ids, "features": features, "target_top1": top1}
+    category = "code" if seed % 2 else "chat"
+    return PromptTrace(id=name, category=category, prompt_length=prompt_length, **kept)
 
 
 TRACES = [make_trace("json/tool.py:12"), make_trace("b", 1, 3, seed=1), make_trace("ü", 9, seed=2)]
@@ -288,15 +284,9 @@ def saying(name: str, prompt: Sequence[int], category: str = "a", **fields: Any)
     token_ids = torch.cat([torch.tensor(prompt), torch.randint(50, (6,), generator=generator)])
     top1 = torch.full((len(token_ids) - 1,), -1)
     top1[len(prompt) - 1 :] = token_ids[len(prompt) :]
-    return PromptTrace(
-        id=name,
-        category=category,
-        prompt_length=len(prompt),
-        token_ids=token_ids,
-        features=torch.randn((len(token_ids) - 1, WIDTH), generator=generator).bfloat16(),
-        target_top1=top1,
-        **fields,
-    )
+    features = torch.randn((len(token_ids) - 1, WIDTH), generator=generator).bfloat16()
+    kept = {"token_ids": token_ids, "features": features, "target_top1": top1, **fields}
+    return PromptTrace(id=name, category=category, prompt_length=len(prompt), **kept)
 
 
 def written(out: Path, traces: Sequence[PromptTrace], **options: Any) -> TraceFolder:

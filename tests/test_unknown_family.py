@@ -23,14 +23,9 @@ LAYER = {f"self_attn.{p}_proj.weight": (WIDTH, WIDTH) for p in "qkvo"} | {
     "mlp.down_proj.weight": (WIDTH, 256),
     "input_layernorm.weight": (WIDTH,),
 }
-MEDUSA: Shapes = {
-    f"{i}.{part}": shape
-    for i in range(2)
-    for part, shape in (
-        ("0.linear.weight", (WIDTH, WIDTH)),
-        ("0.linear.bias", (WIDTH,)),
-        ("1.weight", (WORDS, WIDTH)),
-    )
+BLOCK = {"linear.weight": (WIDTH, WIDTH), "linear.bias": (WIDTH,)}
+MEDUSA: Shapes = {f"{i}.0.{name}": shape for i in range(2) for name, shape in BLOCK.items()} | {
+    f"{i}.1.weight": (WORDS, WIDTH) for i in range(2)
 }
 EAGLE: Shapes = {f"model.layers.0.{name}": shape for name, shape in LAYER.items()} | {
     "model.fc.weight": (WIDTH, 2 * WIDTH),

@@ -183,20 +183,13 @@ EDGES: dict[str, Callable[[torch.dtype], Tensor]] = {
 
 def same_bits(ours: QuantizedWeight, theirs: QuantizedWeight) -> bool:
     """Equal dtypes, shapes and bytes: -0.0 differs from 0.0, NaN equals itself."""
-    pairs = [(ours.codes, theirs.codes), (ours.scale, theirs.scale)]
-    if ours.global_scale is not None and theirs.global_scale is not None:
-        pairs.append((ours.global_scale, theirs.global_scale))
-    alike = (ours.global_scale is None) == (theirs.global_scale is None)
-    return (
-        alike
-        and ours.group_size == theirs.group_size
-        and all(
-            a.dtype == b.dtype
-            and a.shape == b.shape
-            and torch.equal(a.flatten().view(torch.uint8), b.flatten().view(torch.uint8))
-            for a, b in pairs
-        )
-    )
+
+    def said(weight: QuantizedWeight) -> list[Any]:
+        tensors = [t for t in (weight.codes, weight.scale, weight.global_scale) if t is not None]
+        bits = [t.flatten().view(torch.uint8).tolist() for t in tensors]
+        return [weight.group_size, *((t.dtype, t.shape) for t in tensors), *bits]
+
+    return said(ours) == said(theirs)
 
 
 def in_whole_groups(weight: Tensor, weights: WeightFormat) -> Tensor:

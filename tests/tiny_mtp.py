@@ -90,8 +90,13 @@ def tiny_mimo_mtp(folder: Path, **arguments: Any) -> Path:
     """Of MiMo; inside a target with a decoder layer, in one file."""
     ask = _Asked(**{"number": 1, **arguments})
     keys, hidden = ask.keys, ask.hidden
-    keys |= {"architectures": ["MiMoForCausalLM"], "attention_bias": True, "model_type": "mimo"}
-    keys |= {"rope_theta": 640000.0, "use_sliding_window": False}
+    keys |= {
+        "architectures": ["MiMoForCausalLM"],
+        "attention_bias": True,
+        "model_type": "mimo",
+        "rope_theta": 640000.0,
+        "use_sliding_window": False,
+    }
     layer = shapes.attention(keys, hidden, biased=True) | shapes.mlp(keys)
     own: Shapes = {"input_proj": (hidden, 2 * hidden)}
     own |= {f"{name}_layernorm": (hidden,) for name in ("token", "hidden", "final")}

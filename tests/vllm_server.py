@@ -98,14 +98,9 @@ class VLLMServer(Stand):
         return self.change(number, [*events, "[DONE]"])
 
     def _event(self, body: dict[str, Any], new: list[int], *, first: bool) -> dict[str, Any]:
-        choice: dict[str, Any] = {
-            "index": 0,
-            "text": "\u2028 is no line end",
-            "logprobs": None,
-            "finish_reason": None,
-            "prompt_token_ids": body["prompt"] if first else None,
-            "token_ids": new,
-        }
+        choice: dict[str, Any] = {"index": 0, "text": "\u2028 is no line end", "logprobs": None}
+        prompt = body["prompt"] if first else None
+        choice |= {"finish_reason": None, "prompt_token_ids": prompt, "token_ids": new}
         if num := body.get("logprobs"):
             places = [{f"token_id:{t}": -0.5, "token_id:999": -0.5 - GAP} for t in new]
             top = [dict(list(place.items())[:num]) for place in places]

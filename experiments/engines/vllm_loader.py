@@ -40,17 +40,10 @@ def of_layer(folder: Path, _target: Path, tp: int, rank: int) -> Loaded:
     """A target's MTP layer, as `vllm serve FOLDER --speculative-config` with mtp builds it."""
     config = speculating(folder, "cpu", method="mtp", num_speculative_tokens=1)
     vllm_platform.become_rank(tp, rank)
-    subject = shard(
-        config,
-        config.speculative_config.draft_model_config,
-        folder,
-        target_first=True,
-        only=tensors_of_layer(folder).__contains__,
-        needs_gpu=vllm_platform.needs_gpu,
-        whole=tp == 1,
-        first=rank == 0,
-    )
-    return Loaded(subject=subject)
+    drafting, only = config.speculative_config.draft_model_config, tensors_of_layer(folder)
+    how = {"needs_gpu": vllm_platform.needs_gpu, "whole": tp == 1, "first": rank == 0}
+    made = shard(config, drafting, folder, target_first=True, only=only.__contains__, **how)
+    return Loaded(subject=made)
 
 
 def _captures(speculative: Any) -> Captured:

@@ -88,17 +88,10 @@ def verbs(run: Run) -> Iterator[Row]:
     pair, work = PAIRS / "eagle3-llama", run.work / "verbs"
     places = {"here": "cpu", "there": str(run.device)}
     work.mkdir()
+    given = {"prompts": pair / "calibration.jsonl", "draft": pair / "draft", "dtype": "float32"}
+    how = {"num_prompts": 8 if run.tiny else 24, "max_new_tokens": 48, **given}
     for name, device in places.items():
-        dq.record(
-            target=pair / "target",
-            prompts=pair / "calibration.jsonl",
-            out=work / f"traces-{name}",
-            draft=pair / "draft",
-            num_prompts=8 if run.tiny else 24,
-            max_new_tokens=48,
-            device=device,
-            dtype="float32",
-        )
+        dq.record(target=pair / "target", out=work / f"traces-{name}", device=device, **how)
     yield from _recorded(*(TraceFolder.open(work / f"traces-{name}") for name in places))
     on = {"traces": work / "traces-here", "target": pair / "target"}
     for recipe in RECIPES:
@@ -145,11 +138,8 @@ def _recorded(here: TraceFolder, there: TraceFolder) -> Iterator[Row]:
         for a, b in zip(here, there, strict=True)
         if torch.equal(a.token_ids, b.token_ids)
     ]
-    yield Row(
-        table=SHARES,
-        cells={"what": "record: relative error of features", "equal": f"{max(near):.1e}"},
-        ok=max(near) < 1e-3,
-    )
+    cells = {"what": "record: relative error of features", "equal": f"{max(near):.1e}"}
+    yield Row(table=SHARES, cells=cells, ok=max(near) < 1e-3)
 
 
 def _equal_nibbles(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:

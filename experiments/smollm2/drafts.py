@@ -27,9 +27,13 @@ from torch import Tensor
 from trained import Trained
 from transformers import AutoModelForCausalLM
 
-_ROPE = {"max_position_embeddings": 8192, "rope_theta": 100_000.0}
 SIZE = TargetSize(
-    vocab_size=49_152, hidden_size=576, num_hidden_layers=30, rms_norm_eps=1e-5, **_ROPE
+    vocab_size=49_152,
+    hidden_size=576,
+    num_hidden_layers=30,
+    max_position_embeddings=8192,
+    rope_theta=100_000.0,
+    rms_norm_eps=1e-5,
 )
 _LIKELY, _OTHERS = 4, 512
 """Rows of the head that a training step looks at: each position's likely tokens, and others."""
@@ -39,8 +43,13 @@ DRAFT_VOCABULARY = 4096
 """Rows of the cut head."""
 STARTS = {"eagle3": PAIRS / "smollm2/draft"}
 """A training goes on from what an earlier one shipped."""
-_AS_TARGET = {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64}
-_AS_TARGET |= {"bos_token_id": 1, "eos_token_id": 2}
+_AS_TARGET = {
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "head_dim": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 
 
 DRAFTS = {
@@ -104,14 +113,11 @@ def train(name: str, target: Path, states: Path, out: Path, schedule: Schedule, 
         others = torch.randperm(len(head))
         wanted = _up(len(likely) + _OTHERS // 2, _OTHERS) - len(likely)
         scored = torch.cat((likely, others[~torch.isin(others, likely)][:wanted]))
+        cut = replace(draft, weights={**draft.weights, "lm_head.weight": head[scored]})
+        how = {"num_draft_tokens": trained.num_draft_tokens, "decay": trained.decay}
         with torch.autocast("cpu", PRODUCTS, enabled=PRODUCTS is torch.bfloat16):
             return distillation_loss(
-                replace(draft, weights={**draft.weights, "lm_head.weight": head[scored]}),
-                traces,
-                judged,
-                lambda hidden: (hidden @ head[scored].T).float(),
-                num_draft_tokens=trained.num_draft_tokens,
-                decay=trained.decay,
+                cut, traces, judged, lambda hidden: (hidden @ head[scored].T).float(), **how
             )
 
     out.mkdir(exist_ok=True)

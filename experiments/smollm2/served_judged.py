@@ -79,14 +79,10 @@ def _acceptance(work: Work, name: str) -> dict[str, Any]:
         return row
     measurement = read_measurement(answers(work, "greedy", name))
     folder, traces = draft(work, name), work / "served/prompts"
-    found = beside_replay(
-        folder,
-        TraceFolder.open(traces),
-        [record.token_ids for record in measurement.records],
-        [record.accepted or () for record in measurement.records],
-        NUM_DRAFT_TOKENS,
-        FP8 if name == FP8_CACHE else None,
-    )
+    texts = [record.token_ids for record in measurement.records]
+    accepted = [record.accepted or () for record in measurement.records]
+    own = folder, TraceFolder.open(traces), texts, accepted
+    found = beside_replay(*own, NUM_DRAFT_TOKENS, FP8 if name == FP8_CACHE else None)
     version = measurement.setup.server.version
     row = dataclasses.asdict(Served.of(found, family="smollm2", draft=name, version=version))
     both = (answers(work, "greedy", BF16), answers(work, "greedy", name))

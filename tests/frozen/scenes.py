@@ -43,15 +43,9 @@ def read_scenes(path: Path) -> dict[str, Scene]:
             for key, lines in table["commands"].items()
             for values, line in _each(lines)
         }
-        scenes[name] = Scene(
-            name,
-            commands,
-            after=tuple(table.get("after", ())),
-            drafts=tuple(table.get("drafts", ())),
-            made=tuple(table.get("made", ())),
-            files=table.get("files"),
-            server=table.get("server"),
-        )
+        needed = {key: tuple(table.get(key, ())) for key in ("after", "drafts", "made")}
+        own = {key: table.get(key) for key in ("files", "server")}
+        scenes[name] = Scene(name, commands, **needed, **own)
     return scenes
 
 

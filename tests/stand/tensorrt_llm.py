@@ -54,14 +54,9 @@ class TensorRTLLMStand(Stand):
         if path == "/metrics":
             told, self.iterations = self.iterations, []
             return json.dumps(told)
-        answers: dict[str, object] = {
-            "/version": {"version": "1.3.0"},
-            "/v1/models": {
-                "object": "list",
-                "data": [{"id": "target", "object": "model", "owned_by": "tensorrt_llm"}],
-            },
-        }
-        return answers[path]
+        model = {"id": "target", "object": "model", "owned_by": "tensorrt_llm"}
+        models = {"object": "list", "data": [model]}
+        return {"/version": {"version": "1.3.0"}, "/v1/models": models}[path]
 
     def post(self, path: str, body: Object) -> list[Object]:
         if path != "/v1/completions":
@@ -113,8 +108,14 @@ class TensorRTLLMStand(Stand):
 
     @staticmethod
     def _chunk(choices: list[Object], usage: Object | None) -> Object:
-        head = {"id": "cmpl-7", "object": "text_completion", "created": 1795350000}
-        return {**head, "model": "target", "choices": choices, "usage": usage}
+        return {
+            "id": "cmpl-7",
+            "object": "text_completion",
+            "created": 1795350000,
+            "model": "target",
+            "choices": choices,
+            "usage": usage,
+        }
 
     def _logprobs(
         self, body: Object, token_ids: tuple[int, ...], begin: int, end: int
