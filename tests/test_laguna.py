@@ -121,14 +121,17 @@ def test_what_vllm_alone_refuses(config: dict[str, Any], tmp_path: Path) -> None
     assert check_draft(folder, engine="sglang", arch="sm90").verdict == "LOADS"
 
 
-def test_what_is_no_laguna_draft_is_refused(tmp_path: Path) -> None:
-    for key, value in (
-        ("draft_vocab_size", 48),
-        ("gating", "disabled"),
-        ("num_attention_heads_per_layer", [4, 8]),
-        ("swa_attention_sink_enabled", True),
-        ("architectures", ["DFlashDraftModel"]),
-    ):
-        folder = tiny_laguna(tmp_path / key, config={key: value})
-        with pytest.raises(CheckpointError):
-            draft_of(folder)
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"draft_vocab_size": 48},
+        {"gating": "disabled"},
+        {"num_attention_heads_per_layer": [4, 8]},
+        {"swa_attention_sink_enabled": True},
+        {"architectures": ["DFlashDraftModel"]},
+    ],
+)
+def test_what_is_no_laguna_draft_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
+    folder = tiny_laguna(tmp_path / "d", config=config)
+    with pytest.raises(CheckpointError):
+        draft_of(folder)

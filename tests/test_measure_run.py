@@ -355,8 +355,8 @@ def moved(**changes: int) -> Callable[[VLLMServer], None]:
 
 
 def test_requests_of_others_and_new_starts_are_noticed(running: VLLMServer) -> None:
-    others = {"finished": 1, "tokens": 5}, {"finished": -100, "tokens": -1000}
-    for changes in (*others, {"running": 1}, {"tokens": 1}, {"finished": -1}):
+    more, anew = {"finished": 1, "tokens": 5}, {"finished": -100, "tokens": -1000}
+    for changes in (more, {"running": 1}, {"tokens": 1}, anew, {"finished": -1}):
         running.finished, running.tokens, running.metrics, running.running = 100, 1000, "none", 0
         running.asked.clear()
         running.during = moved(**changes)
