@@ -117,12 +117,9 @@ def judge(
 
 def rows(cases: Sequence[Case], work: Path) -> list[dict[str, Any]]:
     """What the reports say, in the order of the cases: shares are fractions."""
-    paths = {case.name: work / f"reports/{case.name}.json" for case in cases}
-    return [
-        {"question": case.question, "name": case.name, **figures(paths[case.name])}
-        for case in cases
-        if paths[case.name].exists()
-    ]
+    found = [(case, work / f"reports/{case.name}.json") for case in cases]
+    found = [(case, path) for case, path in found if path.exists()]
+    return [{"question": c.question, "name": c.name, **figures(path)} for c, path in found]
 
 
 def write_rows(path: Path, found: Sequence[Mapping[str, Any]]) -> None:

@@ -29,9 +29,5 @@ class Trained:
     def config(self, target: TargetSize) -> dict[str, Any]:
         """The config.json, over the whole vocabulary."""
         small = dict(self.kind.config(target))
-        nested = {
-            key: {**small[key], **value}
-            for key, value in self.own.items()
-            if key.endswith("config")
-        }
+        nested = {k: {**small[k], **v} for k, v in self.own.items() if k.endswith("config")}
         return {**small, **self.own, **nested}

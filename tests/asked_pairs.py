@@ -37,7 +37,5 @@ def check_pair(
     **asked: Any,
 ) -> PairCheck:
     """With the other fields of `Checking`."""
-    settings = Checking(draft, target=target, **asked)
-    return pair_check.check_pair(
-        draft, target, settings, arch=arch, largest_feature=largest_feature
-    )
+    how = Checking(draft, target=target, **asked)
+    return pair_check.check_pair(draft, target, how, arch=arch, largest_feature=largest_feature)

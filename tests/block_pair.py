@@ -107,12 +107,9 @@ def _draft_weights(
     forward = family.forward(geometry, exact, watch)
     wanted = []
     for trace in traces:
+        hidden, first = forward.fuse(trace.features[None])[0], trace.prompt_length - 1
         predicted = draft_proposals(
-            forward,
-            forward.fuse(trace.features[None])[0],
-            trace.token_ids,
-            first_row=trace.prompt_length - 1,
-            num_draft_tokens=BLOCK_SIZE - 1,
+            forward, hidden, trace.token_ids, first_row=first, num_draft_tokens=BLOCK_SIZE - 1
         ).token_ids
         following = trace.token_ids[trace.prompt_length + 1 :]
         wanted.append(following.unfold(0, BLOCK_SIZE - 1, 1)[: len(predicted)].flatten())

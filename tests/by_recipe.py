@@ -68,8 +68,6 @@ def quantized(
     `measured` are other fields of `MeasuredInputs`; `arguments` those of `quantize_draft`.
     """
     plan = planned(source, recipe, backend=backend, target_layers=target_layers)
-    static = plan.recipe.needs_input_scales
-    scales = {step.row.module: scale for step in plan.quantized if static}
+    scales = {step.row.module: scale for step in plan.quantized if plan.recipe.needs_input_scales}
     known = MeasuredInputs(input_scales=scales, input_scale_origin="constant", **measured)
-    where = DraftSource(folder=source)
-    return quantize_draft(plan, out, source=where, measured=known, **arguments)
+    return quantize_draft(plan, out, source=DraftSource(folder=source), measured=known, **arguments)

@@ -192,7 +192,6 @@ def _recipes() -> dict[str, Any]:
     """Whole recipes that contradict themselves, and one of several formats."""
     own, (first, *others) = Format(weights=PTPC.weights, activations=PTPC.activations), PTPC.rules
     mixed, coarse = _mixed(), _coarse()
-    head = mixed.rules[1]
     variants: dict[str, Recipe] = {
         "none": PTPC,
         "mixed": mixed,
@@ -211,7 +210,7 @@ def _recipes() -> dict[str, Any]:
         "of rules": [str(mixed.of(rule).weights) for rule in mixed.rules],
         "scales of inputs": [mixed.needs_input_scales, PTPC.needs_input_scales],
         "brief": dict(PTPC.brief()),
-        "rules": [str(rule) for rule in (head, first, RULES[1])],
+        "rules": [str(rule) for rule in (mixed.rules[1], first, RULES[1])],
     }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -47,6 +48,14 @@ def _no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Output as in a pipe, whatever the terminal of the tester is like."""
     for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def running() -> Iterator[Any]:
+    from vllm_server import VLLMServer, served
+
+    with served(VLLMServer()) as found:
+        yield found
 
 
 @pytest.fixture

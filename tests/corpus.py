@@ -47,9 +47,7 @@ def quantized(kind: str, recipe: str, *, pair: bool = False, measured: bool = Fa
         measured: with `traces(kind)`, which a recipe by GPTQ or with static scales wants.
     """
     source = PAIRS / kind / "draft" if pair else draft(kind)
-    given: dict[str, Any] = (
-        {"traces": traces(kind), "target": PAIRS / kind / "target"} if measured else {}
-    )
+    given: Any = {"traces": traces(kind), "target": PAIRS / kind / "target"} if measured else {}
     name = "-".join((kind, "pair" if pair else "tiny", recipe, *["measured"] * measured))
     return made(name, lambda out: dq.quantize(source, recipe, out, backend="torch", **given))
 
@@ -58,16 +56,10 @@ def traces(kind: str, *, prompts: int = 12, max_new_tokens: int = 48) -> Path:
     """Traces of a shipped pair's first prompts, recorded beside its target."""
 
     def make(out: Path) -> None:
-        lines = (PAIRS / kind / "prompts.jsonl").read_text(encoding="utf-8").splitlines(True)
-        asked = out.with_name(f"{out.name}.jsonl")
+        pair, asked = PAIRS / kind, out.with_name(f"{out.name}.jsonl")
+        lines = (pair / "prompts.jsonl").read_text(encoding="utf-8").splitlines(True)
         asked.write_text("".join(lines[:prompts]), encoding="utf-8")
-        dq.record(
-            PAIRS / kind / "target",
-            asked,
-            out,
-            draft=PAIRS / kind / "draft",
-            max_new_tokens=max_new_tokens,
-        )
+        dq.record(pair / "target", asked, out, draft=pair / "draft", max_new_tokens=max_new_tokens)
 
     return made(f"{kind}-traces-{prompts}-{max_new_tokens}", make)
 

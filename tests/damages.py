@@ -113,19 +113,15 @@ def other_dtype(tensors: Tensors, name: str) -> None:
         other = "F32" if tensor.dtype != "F32" else "BF16"
         tensors[name] = store(values_of(tensor), other)._replace(shape=tensor.shape)
     else:
-        tensors[name] = tensor._replace(
-            dtype={"U8": "I8"}.get(tensor.dtype, "U8"), shape=(len(tensor.data),)
-        )
-
-
-BESIDE = (
-    "weight_shape", "weight_zero_point_2", "weight_zero_point", "qzeros", "input_scale",
-    "weight_scale_2", "input_global_scale", "weight_global_scale",
-)  # fmt: skip
+        other = "I8" if tensor.dtype == "U8" else "U8"
+        tensors[name] = tensor._replace(dtype=other, shape=(len(tensor.data),))
 
 
 def _beside(at: Linear) -> None:
-    for name in (f"{at.module}.{suffix}" for suffix in BESIDE):
+    for name in (f"{at.module}.{suffix}" for suffix in (
+        "weight_shape", "weight_zero_point_2", "weight_zero_point", "qzeros", "input_scale",
+        "weight_scale_2", "input_global_scale", "weight_global_scale",
+    )):  # fmt: skip
         if name in at.tensors:
             flipped(at.tensors, name, 0, 0x11)
 
@@ -156,12 +152,9 @@ LINEARS: dict[str, Callable[[Linear], object]] = {
 
 def of_linears(tensors: Tensors, first: int) -> Iterator[str]:
     """Damage every linear."""
-    modules = sorted(
-        {n.rpartition(".")[0] for n in tensors if n.endswith(SCALES) and "_proj." in n}
-    )
-    modules = [m for m in modules if any(f"{m}.{suffix}" in tensors for suffix in SCALES[:3])]
-    kinds = cycle([*LINEARS][first:] + [*LINEARS][:first])
-    for module, kind in zip(modules, kinds, strict=False):
+    found = sorted({n.rpartition(".")[0] for n in tensors if n.endswith(SCALES) and "_proj." in n})
+    found = [m for m in found if any(f"{m}.{suffix}" in tensors for suffix in SCALES[:3])]
+    for module, kind in zip(found, cycle([*LINEARS][first:] + [*LINEARS][:first]), strict=False):
         codes = next(f"{module}.{s}" for s in CODES if f"{module}.{s}" in tensors)
         scale = next(f"{module}.{s}" for s in SCALES if f"{module}.{s}" in tensors)
         LINEARS[kind](Linear(tensors, module, codes, scale))
@@ -309,12 +302,11 @@ def of_cache(folder: Path, out: Path) -> Iterator[tuple[str, list[str]]]:
     """What is said of scales of a cache that are not recorded, of no layer, or stored otherwise."""
     record, tensors = (out / "draftquant.json").read_text(encoding="utf-8"), read_tensors(out)
     name = next(name for name in tensors if name.endswith("k_scale"))
-    few = {other: tensor for other, tensor in tensors.items() if other != name}
     for what, scales, stored in (
         ("not recorded", {}, tensors),
         ("of no layer", {"x": 1.0}, tensors),
         ("in BF16", None, tensors | {name: store(np.ones(1, np.float32), "BF16")}),
-        ("not stored", None, few),
+        ("not stored", None, {other: tensor for other, tensor in tensors.items() if other != name}),
     ):
         if scales is not None:
             _edited(out, "draftquant.json", lambda said, new=scales: said.update(cache_scales=new))
@@ -363,12 +355,8 @@ def cut_scene(folder: Path) -> dict[str, Any]:
         write_tensors(out, sound | {"d2t": sound["d2t"]._replace(data=data)}, metadata=PYTORCH)
         found[name] = [said(f, folder) for source in sides for f in verify(out, source).faults]
     tensors = dict(sound)
-    for name, byte in (
-        ("lm_head.weight_packed", 300),
-        ("t2d", 50),
-        ("fc.weight", 7),
-        ("norm.weight", 0),
-    ):
+    bytes_of = {"lm_head.weight_packed": 300, "t2d": 50, "fc.weight": 7, "norm.weight": 0}
+    for name, byte in bytes_of.items():
         flipped(tensors, name, byte, 1)
     times(tensors, "midlayer.mlp.up_proj.weight_scale", 1, 2.0)
     write_tensors(out, tensors, metadata={"format": "np"})
@@ -391,30 +379,22 @@ def grafted(folder: Path) -> dict[str, Any]:
     tiny_target(folder / "plain", "mimo")
     target = quantized_target(folder / "plain", folder / "target", "ct-fp8")
     layer, out, subtree = folder / "layer", folder / "out", MTP["mimo"]
-    command = ["quantize", str(folder / "plain"), "--subtree", subtree, "--recipe", "fp8-ptpc"]
-    for words in (
-        [*command, "--out", str(layer)],
-        ["graft", str(target), str(layer), "--out", str(out)],
-    ):
-        assert main([*words, "--quiet"]) == 0
+    how = ["--subtree", subtree, "--recipe", "fp8-ptpc", "--quiet"]
+    assert main(["quantize", str(folder / "plain"), "--out", str(layer), *how]) == 0
+    assert main(["graft", str(target), str(layer), "--out", str(out), "--quiet"]) == 0
     record = read_provenance(out)
     assert isinstance(record, GraftedProvenance)
 
     def compared(of: str | None) -> dict[str, Any]:
         own = Checkpoint.open(folder / of) if of else None
         read = list[int]()
-        found = verify_graft(
-            out, target, record.layers, layer=own, record=record, on_progress=read.append
-        )
+        how: Any = {"layer": own, "record": record, "on_progress": read.append}
+        found = verify_graft(out, target, record.layers, **how)
         faults = [said(fault, folder) for fault in found.faults]
         values = found.to_mapping() | {"output": "", "target": "", "faults": faults}
         digests = [sorted(found.header_digests), sorted(found.layer_digests)]
-        return {
-            **values,
-            "digests": digests,
-            "read": sum(read),
-            "brief": list(found.brief().items()),
-        }
+        rest = {"digests": digests, "read": sum(read), "brief": list(found.brief().items())}
+        return {**values, **rest}
 
     found: dict[str, Any] = {"sound": [compared(None), compared("layer")]}
     for number, file in enumerate(sorted(out.glob("*.safetensors"))):
@@ -475,15 +455,11 @@ def rewritten(folder: Path) -> dict[str, Any]:
         for change in (None, _damage_rewritten, in_rewritten_files):
             if change is not None:
                 change(out)
-            compared = verified(out)
-            lost = [
-                [x.elements, x.rounded, x.max_relative_difference] for x in compared.dequantized
-            ]
-            digests = sorted(compared.source_digests), sorted(compared.output_digests)
-            faults = [said(fault, folder) for fault in compared.faults]
-            both.append(
-                {"faults": faults, "lost": lost, "digests": digests, "scheme": compared.scheme}
-            )
+            own = verified(out)
+            lost = [[x.elements, x.rounded, x.max_relative_difference] for x in own.dequantized]
+            digests = sorted(own.source_digests), sorted(own.output_digests)
+            faults = [said(fault, folder) for fault in own.faults]
+            both.append({"faults": faults, "lost": lost, "digests": digests, "scheme": own.scheme})
         found[name] = both
     found["against the draft"] = report(folder, folder / "out")
     return found

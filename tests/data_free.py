@@ -4,9 +4,7 @@ import dataclasses
 
 from draftquant.recipes import Recipe, built_in_recipes, load_recipe
 
-DATA_FREE = tuple(
-    name for name in built_in_recipes() if load_recipe(name).algorithm.rounding == "nearest"
-)
+DATA_FREE = tuple(n for n in built_in_recipes() if load_recipe(n).algorithm.rounding == "nearest")
 """Shipped recipes whose algorithm looks at no inputs."""
 LAYERS_ALONE = tuple(
     name

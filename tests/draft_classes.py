@@ -14,9 +14,7 @@ from typing import Any
 import numpy as np
 from tiny import Stored, store, write_tensors
 
-TABLE: Mapping[str, Any] = tomllib.loads(
-    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
-)
+TABLE: Mapping[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 CLASSES: Mapping[str, Mapping[str, Any]] = {**TABLE["vllm"], **TABLE["sglang"]}
 SIZES = {"H": 128, "I": 256, "V": 256, "D": 128, "R": 128, "E": 2}
 _NO_ROLES = {"source", "config", "at", "blocks", "refused"}

@@ -155,20 +155,17 @@ def speculators(texts: Sequence[Text], dump: Path, layers: Sequence[int] = LAYER
     folder.mkdir(parents=True)
     for i, text in enumerate(texts):
         _write_stack(text, layers, len(text.token_ids), folder / f"hs_{i}.safetensors")
-    rows = pyarrow.table(
-        {
-            "input_ids": [text.token_ids.tolist() for text in texts],
-            "loss_mask": [text.mask.tolist() for text in texts],
-            "seq_len": [len(text.token_ids) for text in texts],
-        }
-    )
+    columns = {
+        "input_ids": [text.token_ids.tolist() for text in texts],
+        "loss_mask": [text.mask.tolist() for text in texts],
+        "seq_len": [len(text.token_ids) for text in texts],
+    }
+    rows = pyarrow.table(columns)
     name = "data-00000-of-00001.arrow"
     with (dump / name).open("wb") as stream, pyarrow.ipc.new_stream(stream, rows.schema) as writer:
         for batch in rows.to_batches(max_chunksize=3):
             writer.write_batch(batch)
-    (dump / "state.json").write_text(
-        json.dumps({"_data_files": [{"filename": name}]}), encoding="utf-8"
-    )
+    (dump / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}), "utf-8")
     return dump
 
 
@@ -211,5 +208,4 @@ def import_dump(
     if file is not None and prompts is not None:
         rows = [{"id": p.id, "category": p.category, "token_ids": p.token_ids} for p in prompts]
         file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    how = DumpImport(dump, target, out, written_by=written_by, prompts=file, **asked)
-    return import_asked(how)
+    return import_asked(DumpImport(dump, target, out, written_by=written_by, prompts=file, **asked))

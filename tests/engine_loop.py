@@ -34,8 +34,7 @@ class CachedTarget:
         self.ids = tuple(aux_layer_ids)
         self.hooks = ExitStack()
         for i in self.ids:
-            handle = model.model.layers[i].register_forward_hook(self._hook(i))
-            self.hooks.callback(handle.remove)
+            self.hooks.callback(model.model.layers[i].register_forward_hook(self._hook(i)).remove)
 
     def feed(self, token_ids: Sequence[int]) -> tuple[list[int], Tensor]:
         """Argmax after each fed token, and their features [t, width]."""

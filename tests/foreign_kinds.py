@@ -58,18 +58,16 @@ def scale_dtype(made: Made) -> str:
 
 def compensated(w: Array, scale: Array, made: Made) -> Array:
     """GPTQ's codes: each column's error is made up for by the columns after it."""
-    columns = w.shape[1]
+    width = w.shape[1]
     rng = np.random.default_rng(1)
-    mixing = rng.standard_normal((columns, columns // 4)) @ rng.standard_normal(
-        (columns // 4, columns)
-    )
-    x = mixing + rng.standard_normal((columns, columns)) * 2
+    mixing = rng.standard_normal((width, width // 4)) @ rng.standard_normal((width // 4, width))
+    x = mixing + rng.standard_normal((width, width)) * 2
     hessian = x.T @ x
-    hessian += 0.01 * np.trace(hessian) / columns * np.eye(columns)
+    hessian += 0.01 * np.trace(hessian) / width * np.eye(width)
     upper = np.linalg.cholesky(np.linalg.inv(hessian)).T
     wide = np.broadcast_to(spread(scale, made.dtype, made.granularity, w.shape), w.shape)
     left, codes = w.astype(np.float64).copy(), np.zeros(w.shape, int)
-    for i in range(columns):
+    for i in range(width):
         codes[:, i] = np.clip(np.rint(left[:, i] / wide[:, i]), -8, 7)
         error = (left[:, i] - codes[:, i] * wide[:, i]) / upper[i, i]
         left[:, i + 1 :] -= error[:, None] * upper[i, i + 1 :]
@@ -85,11 +83,8 @@ def int4(made: Made, scales: Scales, *, gptq: bool = False) -> Callable[[Path, P
                 continue
             w = values_of(weight)
             scale = values_of(store(scales(w, made).astype(np.float32), scale_dtype(made)))
-            codes = (
-                compensated(w, scale, made)
-                if gptq
-                else codes_under(w, made.dtype, made.granularity, scale, None)
-            )
+            plain = codes_under(w, made.dtype, made.granularity, scale, None)
+            codes = compensated(w, scale, made) if gptq else plain
             parts = stored_parts(Rounded(codes, scale), weight.dtype, made)
             tensors |= {f"{module}.{suffix}": tensor for suffix, tensor in parts.items()}
         write_tensors(out, tensors, metadata=PYTORCH)
@@ -153,10 +148,7 @@ def foreign(kind: str, folder: Path) -> tuple[Path, Path]:
     }[made.layout]
     edit_declaration(out, lambda d: [d.update({k: listed}) for k in keys if k in d])
     if made.layout == "modelopt":
-        edit_json(out / "hf_quant_config.json", quantization=_nested(listed))
+        own = {"quant_algo": "FP8", "kv_cache_quant_algo": None, "exclude_modules": listed}
+        edit_json(out / "hf_quant_config.json", quantization=own)
     edit_json(out / "config.json", transformers_version="4.57.0")  # as save_pretrained does
     return source, out
-
-
-def _nested(listed: list[str]) -> dict[str, Any]:
-    return {"quant_algo": "FP8", "kv_cache_quant_algo": None, "exclude_modules": listed}

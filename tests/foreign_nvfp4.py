@@ -44,10 +44,8 @@ def by_compressed_tensors(source: Path, out: Path) -> Path:
         module.weight_global_scale.data.copy_(generate_gparam(-largest, largest))
         module.input_global_scale.data.copy_(generate_gparam(-absmax, absmax))
         parts = module.weight.float().reshape(len(module.weight), -1, 16)
-        args = module.quantization_scheme.weights
-        scale, _ = calculate_qparams(
-            parts.amin(-1), parts.amax(-1), args, global_scale=module.weight_global_scale
-        )
+        args, whole = module.quantization_scheme.weights, module.weight_global_scale
+        scale, _ = calculate_qparams(parts.amin(-1), parts.amax(-1), args, global_scale=whole)
         module.weight_scale.data.copy_(scale)
     compressor = ModelCompressor.from_pretrained_model(model)
     compressor.compress_model(model)
@@ -91,9 +89,8 @@ class NVFP4:
 
         tensors = load_file(folder / "model.safetensors")
         packed = tensors[f"{module}.weight_packed"]
-        codes = unpack_fp4_from_uint8(packed, len(packed), 2 * packed.shape[1])
         return dequantize(
-            x_q=codes.float(),
+            x_q=unpack_fp4_from_uint8(packed, len(packed), 2 * packed.shape[1]).float(),
             scale=tensors[f"{module}.weight_scale"].float(),
             args=preset_name_to_scheme("NVFP4", ["Linear"]).weights,
             global_scale=tensors[f"{module}.weight_global_scale"],

@@ -75,11 +75,8 @@ def quantize_by_hand(source: Path, out: Path, made: Made, *, share: bool = False
     config["quantization_config"] = declared = declaration(made)
     (out / "config.json").write_text(json.dumps(config), encoding="utf-8")
     if made.layout == "modelopt":
-        nested = {
-            "quant_algo": declared["quant_algo"],
-            "kv_cache_quant_algo": None,
-            "exclude_modules": EXCLUDES,
-        }
+        nested = {"quant_algo": declared["quant_algo"], "kv_cache_quant_algo": None}
+        nested["exclude_modules"] = EXCLUDES
         if "group_size" in declared:
             nested["group_size"] = declared["group_size"]
         both = {"producer": {"name": "modelopt"}, "quantization": nested}
@@ -191,5 +188,4 @@ def pack(codes: Array, pack_method: str) -> Stored:
             for nibble, column in enumerate(ORDER[pack_method]):
                 word |= (row[c + column] & 15) << (4 * nibble)
             words.append(word)
-    data = np.array(words, np.uint32).tobytes()
-    return Stored("I32", (rows, len(words) // rows), data)
+    return Stored("I32", (rows, len(words) // rows), np.array(words, np.uint32).tobytes())

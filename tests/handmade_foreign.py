@@ -12,14 +12,13 @@ def requests(name: str) -> list[dict[str, Any]]:
     report = json.loads((FOREIGN / f"guidellm-{name}.json").read_text(encoding="utf-8"))
     found = []
     for one in report["benchmarks"][0]["requests"]["successful"]:
-        told = one["response_metrics"]["speculative_decoding"]
         found.append(
             {
                 "prompt": json.loads(one["request_args"])["body"]["prompt"],
                 "output": one["output"],
                 "num_tokens": one["output_metrics"]["total_tokens"],
                 "num_prompt_tokens": one["input_metrics"]["total_tokens"],
-                "accepted": told["per_step_accepted"],
+                "accepted": one["response_metrics"]["speculative_decoding"]["per_step_accepted"],
             }
         )
     return sorted(found, key=lambda one: one["prompt"])
@@ -58,10 +57,7 @@ def sglang_answers(path: Path, name: str, form: str) -> Path:
     for place, (one, record) in enumerate(zip(requests(name), map(json.loads, logs), strict=True)):
         told = {key: value for key, value in record.items() if key.startswith("spec_")}
         usage = {"prompt_tokens": record["prompt_tokens"], "completion_tokens": one["num_tokens"]}
-        said: dict[str, Any] = {
-            "text": one["output"],
-            "prompt_token_ids": [*one["prompt"].encode()],
-        }
+        said: Any = {"text": one["output"], "prompt_token_ids": [*one["prompt"].encode()]}
         if form == "chat":  # nothing names the prompt
             said = {"message": {"role": "assistant", "content": one["output"]}}
         answer = {"id": f"{name}{place}", "model": "target", "usage": usage, "metadata": {},

@@ -62,8 +62,7 @@ def _linear(w: Array, declared: dict[str, Any], rng: np.random.Generator) -> dic
     for group in range(count):
         part = w[:, groups == group]
         low, high = part.min(1).clip(max=-1e-3), part.max(1).clip(min=1e-3)
-        largest = np.maximum(-low, high)
-        scale = 2 * largest / top if declared["sym"] else (high - low) / top
+        scale = 2 * np.maximum(-low, high) / top if declared["sym"] else (high - low) / top
         scale = scale.astype(np.float16).astype(np.float32)
         zero = np.full(rows, 2 ** (bits - 1)) if declared["sym"] else np.rint(-low / scale)
         scales[group], zeros[group] = scale, zero.clip(1, top)

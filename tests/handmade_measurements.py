@@ -43,11 +43,10 @@ def record(
     **changes: Any,
 ) -> RequestRecord:
     """One prompt whose rounds fill the output; from `parts_at` on the text is this record's own."""
-    length = 1 + sum(a + 1 for a in accepted)
     own = next(_SECONDS)
     tokens = tuple(
         10_000 * number + i if parts_at is None or i < parts_at else 1_000_000 * own + i
-        for i in range(length)
+        for i in range(1 + sum(a + 1 for a in accepted))
     )
     result = RequestRecord(
         id=f"p{number}",
@@ -94,18 +93,15 @@ def measurement(
     return Measurement(name=name, setup=made, records=records)
 
 
-def alternating(num_rounds: int, rejected: int) -> list[int]:
-    """K = 1 rounds, of which `rejected`, evenly spread, accept nothing."""
-    return [
-        0 if (i + 1) * rejected // num_rounds > i * rejected // num_rounds else 1
-        for i in range(num_rounds)
-    ]
+def alternating(rejected: int) -> list[int]:
+    """200 K = 1 rounds, of which `rejected`, evenly spread, accept nothing."""
+    return [0 if (i + 1) * rejected // 200 > i * rejected // 200 else 1 for i in range(200)]
 
 
 def losing(drop: int = 0, noise: int = 0, count: int = 40, **changes: Any) -> Measurement:
     """K = 1, 200 steps per prompt, of which 80 to 84 and `drop` more accept nothing."""
     signs = [noise if i % 2 else -noise for i in range(count)]
-    rounds = [alternating(200, 80 + i % 5 + drop + sign) for i, sign in enumerate(signs)]
+    rounds = [alternating(80 + i % 5 + drop + sign) for i, sign in enumerate(signs)]
     return measurement(rounds, **({"name": f"drop {drop}"} | changes))
 
 

@@ -63,13 +63,11 @@ def covered(w: Array, dtype: Dtype, granularity: Granularity) -> Array:
     rows, columns = w.shape
     size = group_width(dtype, granularity) or columns
     height = {"block": 128, "tensor": rows}.get(granularity, 1)
-    return np.array(
-        [
-            [np.abs(w[r : r + height, c : c + size]).max() for c in range(0, columns, size)]
-            for r in range(0, rows, height)
-        ],
-        np.float32,
-    )
+    found = [
+        [np.abs(w[r : r + height, c : c + size]).max() for c in range(0, columns, size)]
+        for r in range(0, rows, height)
+    ]
+    return np.array(found, np.float32)
 
 
 def spread(scale: Array, dtype: Dtype, granularity: Granularity, shape: tuple[int, ...]) -> Array:

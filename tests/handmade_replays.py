@@ -1,6 +1,5 @@
 """Replays made by hand, for the gate: histograms in, and prompts that differ unless told."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,16 +48,11 @@ def replay(
         )
         for i, histogram in enumerate(histograms)
     )
-    result = DraftReplay(
-        name=name,
-        num_draft_tokens=len(histograms[0]) - 1,
-        traces=FIGURES,
-        prompts=prompts,
-        first_step=FirstStepAgreement(
-            num_rows=10, num_equal=9, num_only_reference_hits=1, num_only_this_hits=0
-        ),
+    first_step = FirstStepAgreement(
+        num_rows=10, num_equal=9, num_only_reference_hits=1, num_only_this_hits=0
     )
-    return dataclasses.replace(result, **changes)
+    own: Any = {"name": name, "num_draft_tokens": len(histograms[0]) - 1, "prompts": prompts}
+    return DraftReplay(**{**own, "traces": FIGURES, "first_step": first_step, **changes})
 
 
 def spread(base: int, count: int = 40) -> list[tuple[int, ...]]:

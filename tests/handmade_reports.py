@@ -61,9 +61,7 @@ KNOWN = Background(
     recipes_to_try=("fp8-ptpc",), cut=True, quantized=False, not_compared=("the moon",),
     to_compare=("look up",), warnings=("nothing is what it seems",),
 )  # fmt: skip
-ONE_BY_ONE = [
-    Background(**{field.name: getattr(KNOWN, field.name)}) for field in dataclasses.fields(KNOWN)
-]
+ONE_BY_ONE = [Background(**{f.name: getattr(KNOWN, f.name)}) for f in dataclasses.fields(KNOWN)]
 """What may be known before drafts are judged, each thing alone; no judge may lose it."""
 HASHES = Background(baseline_sha256="1" * 64, candidate_sha256="2" * 64)
 
@@ -151,10 +149,9 @@ def evil_document() -> Document:
     rules = (RuleFacts(tensors=EVIL, action=EVIL, why=EVIL),)
     made = dataclasses.replace(QUANTIZED, recipe=EVIL, formats=(EVIL,), rules=rules, argv=(EVIL,))
     draft = dataclasses.replace(DRAFTS.candidate, name=EVIL, quantized=made, hub_id=EVIL)
-    engine = dataclasses.replace(ENGINES[0], error=EVIL, launch=EVIL, version=EVIL)
     return document(
         judged,
         argv=(EVIL,),
         drafts=Drafts(baseline=dataclasses.replace(draft, quantized=None), candidate=draft),
-        engines=(engine,),
+        engines=(dataclasses.replace(ENGINES[0], error=EVIL, launch=EVIL, version=EVIL),),
     )

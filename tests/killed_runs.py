@@ -71,8 +71,7 @@ def _kill(
     pid = publisher.start(quiet(log))
     time.sleep(delay)
     os.kill(pid, number)  # not yet waited for, so the number is still its own
-    code = exit_code(pid)
-    problems = [] if code != FAILED else ["a traceback"]
+    problems = [] if exit_code(pid) != FAILED else ["a traceback"]
     if publisher.out.exists() and contents(publisher.out) != whole.published:
         problems.append("the output is not whole")
     beside = [path for path in publisher.out.parent.iterdir() if path != publisher.out]

@@ -16,15 +16,9 @@ from draftquant.validate.measure.measuring import MeasurePlan, ServerAddress, me
 from draftquant.validate.measure.server_answers import Ask
 from draftquant.validate.measure.vllm_server import VLLMProtocol
 
-PROMPTS = tuple(
-    Prompt(id=f"p{i}", category="ab"[i % 2], token_ids=(i, 3, i % 7)) for i in range(60)
-)
-PLAN = MeasurePlan(
-    prompts=PROMPTS,
-    ask=Ask(decoding=GREEDY, max_new_tokens=8, ignore_eos=True),
-    concurrency=4,
-    num_warm_up=2,
-)
+PROMPTS = tuple(Prompt(id=f"{i}", category="ab"[i % 2], token_ids=(i, 3, i % 7)) for i in range(60))
+ASK = Ask(decoding=GREEDY, max_new_tokens=8, ignore_eos=True)
+PLAN = MeasurePlan(prompts=PROMPTS, ask=ASK, concurrency=4, num_warm_up=2)
 INTERRUPTED = 130
 
 

@@ -64,8 +64,7 @@ def mutated(draw: st.DrawFn, document: Any) -> Any:
         elif how == "add" and isinstance(parent, dict):
             parent[draw(WORDS)] = draw(VALUES)
         elif how == "swap":
-            other = draw(st.sampled_from(places))
-            parent[key] = copy.deepcopy(at(changed, other))
+            parent[key] = copy.deepcopy(at(changed, draw(st.sampled_from(places))))
         elif how == "wrap":
             parent[key] = [parent[key]]
         else:

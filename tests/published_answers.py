@@ -127,8 +127,7 @@ def _rope(real: Path) -> Answer:
 
 
 def _gate(small: Path, candidate: Path, traces: Path) -> Answer:
-    played = wild.replayed((small, candidate), traces, tokens=60)
-    judge(*played, resolve_policy("release"))
+    judge(*wild.replayed((small, candidate), traces, tokens=60), resolve_policy("release"))
     return Answer(True, "judges")
 
 
@@ -178,17 +177,9 @@ def page(answers: Sequence[tuple[Published, Answers | None]]) -> str:
             cells = ["" if each is None else wild.cell(each, errors) for each in said]
         lines.append(f"| {row.name} | {' | '.join(cells)} |")
     lines += ["", "## Messages", "", *(f"{n}. {text}" for text, n in errors.items())]
-    lines += [
-        "",
-        "## What their makers say",
-        "",
-        "| draft | stored | claim | from |",
-        "|---|---|---|---|",
-    ]
-    lines += [
-        f"| {row.name} | {row.layout} | {row.claim} | {row.source}, {row.date} |"
-        for row, _ in answers
-    ]
+    lines += ["", "## What their makers say", ""]
+    lines += ["| draft | stored | claim | from |", "|---|---|---|---|"]
+    lines += [f"| {r.name} | {r.layout} | {r.claim} | {r.source}, {r.date} |" for r, _ in answers]
     return "\n".join(lines) + "\n"
 
 
@@ -200,9 +191,7 @@ def figures(answers: Sequence[tuple[Published, Answers | None]]) -> dict[str, in
         "found": len(asked),
         "these": sum(found.said["inspect"].text.split(", ")[0] == "unknown" for found in asked),
         "unknown": sum(_unknown(found, engine) for found in asked for engine in wild.ENGINES),
-        "stored": sum(
-            _unknown(found, f"stored, {engine}") for found in asked for engine in wild.ENGINES
-        ),
+        "stored": sum(_unknown(found, f"stored, {e}") for found in asked for e in wild.ENGINES),
         "replayed": sum(found.said["gate"].good for found in asked),
     }
 

@@ -174,16 +174,12 @@ def reading(declared: Mapping[str, Any], strictness: str, place: Place) -> Readi
         if (refused.fix or "").partition(",")[0] != "quantize again with a supported layout":
             found["fix"] = refused.fix
     values = [*_EMPTY, *literals(found.get("or", ""))] if found else [_ABSENT]
-    tried = {"nothing" if one is _ABSENT else json.dumps(one): one for one in values}
+    made = {"nothing" if one is _ABSENT else json.dumps(one): one for one in values}
     if found and isinstance(own := standing(declared, place), list):
-        tried['["other"]'] = ["other"]
+        made['["other"]'] = ["other"]
         if own and isinstance(own[0], dict):  # stages
-            tried |= {
-                "one more": [*own, own[-1]],
-                "without the first": own[1:],
-                "turned": own[::-1],
-            }
-    for name, value in tried.items():
+            made |= {"one more": [*own, own[-1]], "without the first": own[1:], "turned": own[::-1]}
+    for name, value in made.items():
         scheme = read(edited(declared, place, value), strictness)
         if isinstance(scheme, dict):
             keys = usual.keys() | scheme.keys()

@@ -82,12 +82,8 @@ class ReferenceDFlash(nn.Module):
 
     def make_config(self, g: Any) -> Any:
         """The config that transformers' modules are built from."""
-        return Qwen3Config(
-            **common_config(g),
-            num_key_value_heads=g.attention.num_key_value_heads,
-            head_dim=g.attention.head_dim,
-            attention_bias=False,
-        )
+        own = {"num_key_value_heads": g.attention.num_key_value_heads, "attention_bias": False}
+        return Qwen3Config(**common_config(g), **own, head_dim=g.attention.head_dim)
 
     def make_attention(self, config: Any, index: int) -> nn.Module:
         """One layer's own."""
@@ -320,10 +316,9 @@ class ReferenceLaguna(ReferenceDFlash):
 
     def extend(self, features: Tensor) -> None:
         """See `ReferenceDFlash.extend`."""
-        each = features.split(self.geometry.target_hidden_size, dim=-1)
         mean = [
             x / (x.square().mean(-1, keepdim=True) + self.geometry.rms_norm_eps).sqrt()
-            for x in each
+            for x in features.split(self.geometry.target_hidden_size, dim=-1)
         ]
         super().extend(torch.cat([x * w for x, w in zip(mean, self.scales, strict=True)], dim=-1))
 

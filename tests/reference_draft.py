@@ -101,11 +101,8 @@ class ReferenceDraft(nn.Module):
 
     def make_config(self, g: Eagle3Geometry) -> PreTrainedConfig:
         """The config that transformers' modules are built from."""
-        return LlamaConfig(
-            **common_config(g),
-            num_key_value_heads=g.attention.num_key_value_heads,
-            head_dim=g.attention.head_dim,
-        )
+        own = {"num_key_value_heads": g.attention.num_key_value_heads}
+        return LlamaConfig(**common_config(g), **own, head_dim=g.attention.head_dim)
 
     def make_rotary(self, config: Any) -> nn.Module:
         """Positions -> cos and sin."""
@@ -135,8 +132,7 @@ class ReferenceDraft(nn.Module):
     def extend(self, token_ids: Tensor, hidden: Tensor, start: int) -> tuple[Tensor, Tensor]:
         """Append rows [B, T] at positions start, ... -> (target-vocabulary logits, hidden)."""
         count, past = token_ids.shape[1], self.cache.get_seq_length()
-        positions = torch.arange(start, start + count)[None]
-        rope = self.rotary(hidden, positions)
+        rope = self.rotary(hidden, torch.arange(start, start + count)[None])
         blocked = torch.full((count, past + count), float("-inf"), dtype=hidden.dtype)
         mask = torch.triu(blocked, diagonal=past + 1)[None, None]
         x = hidden
@@ -148,12 +144,9 @@ class ReferenceDraft(nn.Module):
                 residual = normed if self.geometry.norm_before_residual else x
             else:
                 attention_input, residual = layer.input_layernorm(x), x
-            attended, _ = layer.self_attn(
-                hidden_states=attention_input,
-                position_embeddings=rope,
-                attention_mask=mask,
-                **{cache_argument(layer.self_attn): self.cache},
-            )
+            given = {"position_embeddings": rope, "attention_mask": mask}
+            given[cache_argument(layer.self_attn)] = self.cache
+            attended, _ = layer.self_attn(hidden_states=attention_input, **given)
             x = residual + attended
             x = x + layer.mlp(layer.post_attention_layernorm(x))
         normed = self.norm(x)
@@ -246,8 +239,7 @@ def widen(attention: nn.Module, *names: str) -> None:
     """Make these linears read a row twice as wide."""
     for name in names:
         narrow = getattr(attention, name)
-        wide = nn.Linear(2 * narrow.in_features, narrow.out_features, bias=False)
-        setattr(attention, name, wide)
+        setattr(attention, name, nn.Linear(2 * narrow.in_features, narrow.out_features, bias=False))
 
 
 def _round_inputs(draft: ReferenceDraft, rounding: Callable[[str, Tensor], Tensor]) -> None:

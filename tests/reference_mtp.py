@@ -69,8 +69,7 @@ class ReferenceMtp:
         config_class, layer_class, rotary_class = KINDS[kind]
         keys = {k: v for k, v in config.items() if k not in ("architectures", "torch_dtype")}
         if "rope_parameters" not in keys:
-            theta = keys.pop("rope_theta")
-            rope = {"rope_type": "default", "rope_theta": theta}
+            rope = {"rope_type": "default", "rope_theta": keys.pop("rope_theta")}
             if "partial_rotary_factor" in keys:
                 rope["partial_rotary_factor"] = keys.pop("partial_rotary_factor")
             keys["rope_parameters"] = rope
@@ -103,8 +102,7 @@ class ReferenceMtp:
         """
         hidden, seen = states[: row + 1], row + 1 if self.once else None
         for _ in range(depth):  # a chain grows by one row each time, all of it computed again
-            fed_back = self.fed_back(hidden, token_ids, seen)
-            hidden = torch.cat((states[: row + 1], fed_back[row:]))
+            hidden = torch.cat((states[: row + 1], self.fed_back(hidden, token_ids, seen)[row:]))
         out = self._outputs(hidden, token_ids, seen)[-1]
         return self._norm("norm", out) @ self.weights["lm_head.weight"].T
 
@@ -155,9 +153,7 @@ class ReferenceModules:
         if family != STEP:
             config = config | {"num_nextn_predict_layers": 1}
         count = len({name.split(".")[1] for name in weights if name.startswith("layers.")})
-        self.modules = [
-            ReferenceMtp(family, config, _of_module(weights, number)) for number in range(count)
-        ]
+        self.modules = [ReferenceMtp(family, config, _of_module(weights, i)) for i in range(count)]
 
     @torch.no_grad()
     def logits(self, states: Tensor, token_ids: Tensor, row: int, depth: int) -> Tensor:
@@ -221,9 +217,6 @@ def _as_transformers(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         def stacked(leaf: str) -> Tensor:
             return torch.stack([own[f"mlp.experts.{i}.{leaf}.weight"] for i in range(count)])
 
-        gate_up = torch.cat((stacked("gate_proj"), stacked("up_proj")), dim=1)
-        single |= {
-            "mlp.experts.gate_up_proj": gate_up,
-            "mlp.experts.down_proj": stacked("down_proj"),
-        }
+        wide = torch.cat((stacked("gate_proj"), stacked("up_proj")), dim=1)
+        single |= {"mlp.experts.gate_up_proj": wide, "mlp.experts.down_proj": stacked("down_proj")}
     return single

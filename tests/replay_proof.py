@@ -98,14 +98,11 @@ def quantized_folder(
 def replayed_steps(
     draft: LoadedDraft, traces: TraceFolder, trace: PromptTrace, num_draft_tokens: int
 ) -> list[int]:
-    predicted = draft_proposals(
-        draft.forward,
-        first_hidden(draft, traces, trace),
-        trace.token_ids,
-        first_row=trace.prompt_length - 1,
-        num_draft_tokens=num_draft_tokens,
-    ).token_ids
-    return decoding_steps(accepted_by_row(trace, predicted))
+    hidden, first = first_hidden(draft, traces, trace), trace.prompt_length - 1
+    found = draft_proposals(
+        draft.forward, hidden, trace.token_ids, first_row=first, num_draft_tokens=num_draft_tokens
+    )
+    return decoding_steps(accepted_by_row(trace, found.token_ids))
 
 
 def assert_replay_is_the_engine(
@@ -124,17 +121,15 @@ def assert_replay_is_the_engine(
     """
     histogram = [0] * (num_draft_tokens + 1)
     for trace in list(traces)[:num_prompts]:
-        prompt = trace.token_ids[: trace.prompt_length].tolist()
         run = speculative_decode(
             model,
             reference(draft.geometry, draft.weights, round_input),
-            prompt,
+            trace.token_ids[: trace.prompt_length].tolist(),
             aux_layer_ids=traces.manifest.features.aux_layer_ids,
             num_draft_tokens=num_draft_tokens,
             num_tokens=trace.num_tokens,
         )
-        recorded = tuple(trace.token_ids.tolist())
-        assert run.token_ids[: trace.num_tokens] == recorded  # lossless
+        assert run.token_ids[: trace.num_tokens] == tuple(trace.token_ids.tolist())  # lossless
         # A step is known to replay if its deepest draft token lies inside the trace.
         last_row = trace.num_tokens - 2 - num_draft_tokens
         online = [accepted for row, accepted in run.steps if row <= last_row]

@@ -73,21 +73,14 @@ def make_pair(folder: Path, family: str, *, num_prompts: int = 12) -> RoundingPa
     folder.mkdir()
     module = block_pair if family == "dflash" else tied_pair
     module.save_target(folder / "target")
-    ids = tied_pair.prompt_tokens(num_prompts, 6)
     prompts = [
         Prompt(id=f"p{i}", category="a", token_ids=tuple(1 + t % (module.VOCAB - 1) for t in row))
-        for i, row in enumerate(ids)
+        for i, row in enumerate(tied_pair.prompt_tokens(num_prompts, 6))
     ]
-    layers = block_pair.TARGET_LAYER_IDS if family == "dflash" else None
+    ids = block_pair.TARGET_LAYER_IDS if family == "dflash" else None
+    how = {"max_new_tokens": 20, "aux_layer_ids": ids, "dtype": "float64"}
     with transformers_in_float64():
-        traces = record_traces(
-            folder / "target",
-            prompts,
-            folder / "traces",
-            max_new_tokens=20,
-            aux_layer_ids=layers,
-            dtype="float64",
-        )
+        traces = record_traces(folder / "target", prompts, folder / "traces", **how)
     if family == "dflash":
         block_pair.save_draft(folder / "draft", folder / "target", traces)
         return RoundingPair(folder, family)

@@ -157,8 +157,7 @@ def proposer(draft: LoadedDraft, reference: Any, how: Sampled, num_draft_tokens:
         nonlocal known
         independent.crop(known)
         tokens = torch.tensor([committed[known + 1 :]])
-        fused = independent.fuse(features[None, known:])
-        logits, hidden = independent.extend(tokens, fused, known)
+        logits, hidden = independent.extend(tokens, independent.fuse(features[None, known:]), known)
         known = len(committed) - 1
         drafted: list[int] = []
         laws: list[Tensor] = []
@@ -167,9 +166,8 @@ def proposer(draft: LoadedDraft, reference: Any, how: Sampled, num_draft_tokens:
             drafted.append(draw(laws[-1]))
             if len(drafted) == num_draft_tokens:
                 return drafted, laws
-            position = len(committed) - 2 + len(drafted)
             logits, hidden = independent.extend(
-                torch.tensor([[drafted[-1]]]), hidden[:, -1:], position
+                torch.tensor([[drafted[-1]]]), hidden[:, -1:], len(committed) - 2 + len(drafted)
             )
 
     return block if reference is ReferenceDFlash else chain
@@ -189,23 +187,15 @@ def compare(
     generator = torch.Generator().manual_seed(seed)
     for line in (folder / "prompts.jsonl").read_text("utf-8").splitlines()[:num_prompts]:
         prompt = json.loads(line)["token_ids"]
+        propose = proposer(draft, reference, how, num_draft_tokens)
+        ids, end = draft.geometry.aux_layer_ids or (), len(prompt) + num_new_tokens
         run = sampled_decode(
-            model,
-            proposer(draft, reference, how, num_draft_tokens),
-            prompt,
-            how,
-            aux_layer_ids=draft.geometry.aux_layer_ids or (),
-            num_tokens=len(prompt) + num_new_tokens,
-            generator=generator,
+            model, propose, prompt, how, aux_layer_ids=ids, num_tokens=end, generator=generator
         )
-        proposals = draft_proposals(
-            draft.forward,
-            draft.forward.fuse(run.trace.features[None])[0],
-            run.trace.token_ids,
-            first_row=run.trace.prompt_length - 1,
-            num_draft_tokens=num_draft_tokens,
-            temperature=how.temperature,
-        )
+        hidden = draft.forward.fuse(run.trace.features[None])[0]
+        given: Any = {"num_draft_tokens": num_draft_tokens, "temperature": how.temperature}
+        given["first_row"] = run.trace.prompt_length - 1
+        proposals = draft_proposals(draft.forward, hidden, run.trace.token_ids, **given)
         expected = counted_prompt(run.trace, proposals).counts
         last_row = run.trace.num_tokens - 2 - num_draft_tokens
         online = [count for row, count in run.steps if row <= last_row]

@@ -24,13 +24,9 @@ END = 63  # the end-of-text token
 def write_target(folder: Path, **changes: object) -> Path:
     """A folder that says it is such a target; its weights are one tensor's bytes."""
     folder.mkdir()
-    config = {
-        "num_hidden_layers": NUM_LAYERS,
-        "vocab_size": VOCAB,
-        "hidden_size": WIDTH,
-        "max_position_embeddings": 64,
-    }
-    (folder / "config.json").write_text(json.dumps(config | changes), encoding="utf-8")
+    config = {"num_hidden_layers": NUM_LAYERS, "vocab_size": VOCAB, "hidden_size": WIDTH}
+    config |= {"max_position_embeddings": 64, **changes}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     (folder / "model.safetensors").write_bytes(b"weights")
     return folder
 

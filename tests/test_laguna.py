@@ -110,14 +110,10 @@ def test_the_rope_that_vllm_takes_from_its_class_is_written_out(tmp_path: Path) 
         assert bool(list(rope_of_class(draft_of(source)))) == is_whole
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"draft_vocab_size": None},
-        {"layer_types": ["full_attention", "sliding_attention"]},
-        {"num_experts": None},
-    ],
-)
+MIXED = {"layer_types": ["full_attention", "sliding_attention"]}
+
+
+@pytest.mark.parametrize("config", [{"draft_vocab_size": None}, MIXED, {"num_experts": None}])
 def test_what_vllm_alone_refuses(config: dict[str, Any], tmp_path: Path) -> None:
     folder = tiny_laguna(tmp_path / "d", **SHAPE, head_dim=64)
     edit_json(folder / "config.json", **config)

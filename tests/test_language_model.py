@@ -14,7 +14,6 @@ import torch
 from by_recipe import draft_of
 from draftquant.calibration.passes.draft_inputs import first_hidden
 from draftquant.calibration.passes.memory import estimate_replay
-from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.stored import online_rounding
 from draftquant.quantize.stored.loading import load_draft
@@ -27,7 +26,7 @@ from draftquant.validate.counting.trace_replay import accepted_by_row, decoding_
 from proposing import draft_proposals
 from recorded import record_traces
 from reference_draft import transformers_in_float64
-from tied_pair import prompt_tokens, save_draft, save_target
+from tied_pair import prompt_tokens, prompts_of, save_draft, save_target
 from tiny import config_of, tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
 from tiny_llama import tiny_language_model
@@ -50,14 +49,10 @@ K = 3
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("language-model")
     save_target(folder / "target")
-    prompts = [
-        Prompt(id=f"p{i}", category="a", token_ids=tokens)
-        for i, tokens in enumerate([*prompt_tokens(1, 12), *prompt_tokens(1, 1)])
-    ]
+    prompts = prompts_of([*prompt_tokens(1, 12), *prompt_tokens(1, 1)])
+    target, traces = folder / "target", folder / "traces"
     with transformers_in_float64():
-        record_traces(
-            folder / "target", prompts, folder / "traces", max_new_tokens=24, dtype="float64"
-        )
+        record_traces(target, prompts, traces, max_new_tokens=24, dtype="float64")
     return folder
 
 
@@ -101,14 +96,9 @@ def decoded_rounds(draft: PreTrainedModel, tokens: Sequence[int], prompt_length:
 
 
 def proposals(draft: Any, traces: TraceFolder, trace: Any) -> Tensor:
-    return draft_proposals(
-        draft.forward,
-        first_hidden(draft, traces, trace),
-        trace.token_ids,
-        first_row=trace.prompt_length - 1,
-        num_draft_tokens=K,
-        block_rows=7,
-    ).token_ids
+    hidden, how = first_hidden(draft, traces, trace), {"num_draft_tokens": K, "block_rows": 7}
+    first = trace.prompt_length - 1
+    return draft_proposals(draft.forward, hidden, trace.token_ids, first_row=first, **how).token_ids
 
 
 @pytest.mark.usefixtures("float64_on_one_thread")
@@ -233,14 +223,10 @@ def test_what_vllm_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.slow
-def test_what_is_replayed_and_judged_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_replay_and_judgement_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = save_target(tmp_path / "target")
     draft = str(save_draft(tmp_path / "draft", target))
-    asked = [
-        Prompt(id=f"p{i}", category="a", token_ids=ids) for i, ids in enumerate(prompt_tokens(3, 7))
-    ]
+    asked = prompts_of(prompt_tokens(3, 7))
     record_traces(target, asked, tmp_path / "traces", max_new_tokens=60, table_ids=())
     estimate = estimate_replay(
         [Path(draft), Path(draft)],

@@ -28,10 +28,8 @@ def target(tmp_path: Path) -> Path:
 
 
 def put(folder: Path, norm: Sequence[float] | None) -> None:
-    tensors: dict[str, Stored] = {
-        "model.embed_tokens.weight": store(HEAD, "F32"),
-        "lm_head.weight": store(HEAD, "F32"),
-    }
+    names = ("model.embed_tokens.weight", "lm_head.weight")
+    tensors: dict[str, Stored] = {name: store(HEAD, "F32") for name in names}
     if norm is not None:
         tensors["model.norm.weight"] = store(np.asarray(norm), "F32")
     write_tensors(folder, tensors)
@@ -58,9 +56,7 @@ def written(scale: np.ndarray, temperature: float = 1.0) -> list[Written]:  # ty
 
 
 @pytest.mark.parametrize(("temperature", "less_one"), [(1.0, True), (0.7, False)])
-def test_either_norm_is_told_by_the_probabilities(
-    target: Path, less_one: bool, temperature: float
-) -> None:
+def test_probabilities_tell_either_norm(target: Path, less_one: bool, temperature: float) -> None:
     put(target, NORM - less_one)
     decoding = GREEDY if temperature == 1 else Decoding(temperature=temperature)
     norm = shown_norm(target, written(NORM, temperature), decoding)

@@ -43,9 +43,8 @@ COUNTING = [0, 1, 2, 3, 4, 5, 6, 7]
     ],
 )
 def test_golden_words(row: list[int], interleaved: bool, unsigned: bool, words: list[str]) -> None:
-    packed = int4_words(
-        torch.tensor([row], dtype=torch.int8), interleaved=interleaved, unsigned=unsigned
-    )
+    codes = torch.tensor([row], dtype=torch.int8)
+    packed = int4_words(codes, interleaved=interleaved, unsigned=unsigned)
     assert packed.dtype == torch.int32
     assert [f"{word & 0xFFFFFFFF:08x}" for word in packed[0].tolist()] == words
     assert len(packed) == 1
@@ -88,8 +87,7 @@ def test_compressed_tensors_reads_our_json(
     config = QuantizationConfig.model_validate(declared)
     again = config.model_dump(mode="json")
     assert contained(declared, again), (declared, again)
-    scheme = config.config_groups["group_0"]
-    assert isinstance(scheme, QuantizationScheme)
+    assert isinstance(config.config_groups["group_0"], QuantizationScheme)
     assert QuantizationConfig.model_validate(again) == config
 
 
@@ -104,10 +102,8 @@ def contained(part: Any, whole: Any) -> bool:
 
 def encoded(layout: str, recipe: Recipe, block: QuantizedWeight) -> dict[str, Tensor]:
     """Everything that a weight is stored as, by local name; row blocks as in a run."""
-    rows, columns = block.codes.shape
-    weight = TensorInfo(
-        name="m.weight", dtype="BF16", shape=(rows, columns), file="x", start=0, stop=0
-    )
+    shape = tuple(block.codes.shape)
+    weight = TensorInfo(name="m.weight", dtype="BF16", shape=shape, file="x", start=0, stop=0)
     chosen = get_layout(layout)  # type: ignore[arg-type]
     rows_of = chosen.encode_rows("m", block, recipe.weights)
     stored = {n: t.tensor if isinstance(t, GatheredColumns) else t for n, t in rows_of.items()}
@@ -115,9 +111,7 @@ def encoded(layout: str, recipe: Recipe, block: QuantizedWeight) -> dict[str, Te
     expected = {t.name: t.shape for t in chosen.stored(weight, recipe)}
     sizes = {name: tensor.numel() for name, tensor in stored.items()}
     assert sizes == {name: torch.Size(shape).numel() for name, shape in expected.items()}
-    return {
-        name.removeprefix("m."): tensor.reshape(expected[name]) for name, tensor in stored.items()
-    }
+    return {name.removeprefix("m."): t.reshape(expected[name]) for name, t in stored.items()}
 
 
 @pytest.mark.parametrize(

@@ -72,15 +72,9 @@ def learn(
 ) -> dict[str, bytes]:
     """Learn, quantize with what was found, and return the bytes of the folder's weights."""
     static = pair.static(plan)
-    with learned_codes(
-        plan,
-        DraftRun(pair.loaded(), traces or pair.traces, pair.num_draft_tokens),
-        out,
-        static=static,
-        settings=settings,
-        save_seconds=0.0,
-        on_progress=on_progress,
-    ) as found:
+    run = DraftRun(pair.loaded(), traces or pair.traces, pair.num_draft_tokens)
+    how: Any = {"settings": settings, "save_seconds": 0.0, "on_progress": on_progress}
+    with learned_codes(plan, run, out, static=static, **how) as found:
         use(found)
         quantized(pair, plan, out, found, static)
     return {path.name: path.read_bytes() for path in sorted(out.glob("*.safetensors"))}
@@ -93,26 +87,21 @@ def quantized(
     found: FoundCodes | None,
     static: MeasuredInputs = NOTHING_MEASURED,
 ) -> None:
-    quantize_draft(
-        plan,
-        out,
-        source=resolve_draft(str(pair.draft_folder)),
-        measured=dataclasses.replace(static, found=found),
-    )
+    source = resolve_draft(str(pair.draft_folder))
+    measured = dataclasses.replace(static, found=found)
+    quantize_draft(plan, out, source=source, measured=measured)
 
 
 def total_divergence(pair: RoundingPair, learning: Learning) -> float:
     """The loss of the codes as they stand, over every row of every prompt that is learned from."""
     served = {n: w.detach().requires_grad_() for n, w in learning.served().items()}
     total = 0.0
-    for entry in learning.split.learned:
-        rows = whole_rows(
-            entry.num_tokens, pair.num_draft_tokens, first_row=entry.prompt_length - 1
-        )
+    for one in learning.split.learned:
+        rows = whole_rows(one.num_tokens, pair.num_draft_tokens, first_row=one.prompt_length - 1)
         loss = backward_of_divergence(
             learning.forward(served),
             learning.reference,
-            SequenceReader(learning.draft, pair.traces).read([entry], [rows]),
+            SequenceReader(learning.draft, pair.traces).read([one], [rows]),
             num_draft_tokens=pair.num_draft_tokens,
             settings=LearningSettings(depth_decay=0.8, missed_weight=0.1),
             share=1.0,
@@ -208,15 +197,9 @@ def test_the_folder_holds_what_was_judged(family: str, recipe: str, tmp_path: Pa
     # What the loop found of these codes is what the folder gives, inputs rounded as it declares.
     split = split_prompts(pair.traces, pair.num_draft_tokens, share=0.2, seed=0)
     reader = SequenceReader(loaded, pair.traces)
-    found = [
-        agreement(
-            loaded.forward,
-            pair.loaded().forward,
-            reader.read([entry], [validation_rows(entry, pair.num_draft_tokens, 1)]),
-            num_draft_tokens=pair.num_draft_tokens,
-        )[0]
-        for entry in split.held_back
-    ]
+    k, both = pair.num_draft_tokens, (loaded.forward, pair.loaded().forward)
+    read = [reader.read([one], [validation_rows(one, k, 1)]) for one in split.held_back]
+    found = [agreement(*both, one, num_draft_tokens=k)[0] for one in read]
     rows = sum(one.rows for one in found)
     assert provenance.learned.acceptance_length == 1 + sum(one.accepted for one in found) / rows
     overlap = sum(one.overlap for one in found) / rows / pair.num_draft_tokens
@@ -227,9 +210,7 @@ class Interrupted(Exception):  # noqa: N818
     """A run that is cut short."""
 
 
-def test_a_run_that_was_cut_short_ends_as_if_it_had_not_been(
-    llama: RoundingPair, tmp_path: Path
-) -> None:
+def test_a_run_that_was_cut_short_ends_as_a_whole_one(llama: RoundingPair, tmp_path: Path) -> None:
     """In a step, or when learning is over; equal runs give equal bytes, however prompts stand."""
     plan = llama.plan(learned_recipe("int4-channel", norms="learned"))
     whole, out = learn(llama, plan, tmp_path / "whole"), tmp_path / "out"
@@ -246,13 +227,10 @@ def test_a_run_that_was_cut_short_ends_as_if_it_had_not_been(
         learn(llama, plan, out, on_progress=stop)
     assert (tmp_path / "out.rounding").exists()
     assert not out.exists()
-    scaled, run = (
-        MeasuredInputs(input_scales={"fc": 2.0}),
-        DraftRun(llama.loaded(), llama.traces, 3),
-    )
+    other, run = MeasuredInputs(input_scales={"fc": 2.0}), DraftRun(llama.loaded(), llama.traces, 3)
     with (
         pytest.raises(OutputError, match="with other settings") as caught,
-        learned_codes(plan, run, out, static=scaled, settings=FEW, save_seconds=0.0),
+        learned_codes(plan, run, out, static=other, settings=FEW, save_seconds=0.0),
     ):
         pass
     assert [line.split(":")[0].strip() for line in caught.value.details] == ["input_scales"]
@@ -341,7 +319,5 @@ def test_the_command_line_learns_and_tells(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setitem(LearningSettings.__init__.__kwdefaults__, "steps", 10)  # type: ignore[index]
     draft, traces = tiny_eagle3_llama(tmp_path / "draft"), tmp_path / "traces"
     write_said(traces, prompts=4, tokens=9)
-    asked = (
-        f"--recipe blackwell-nvfp4 --algorithm learned --kv-cache measured --traces {traces} -k 1"
-    )
-    assert main(["quantize", f"{draft}", *asked.split(), "--out", f"{tmp_path / 'out'}"]) == 0
+    how = f"--recipe blackwell-nvfp4 --algorithm learned --kv-cache measured --traces {traces} -k 1"
+    assert main(["quantize", f"{draft}", *how.split(), "--out", f"{tmp_path / 'out'}"]) == 0

@@ -33,7 +33,6 @@ from draftquant.calibration.linear_inputs.static_scales import (
     stored_scale,
 )
 from draftquant.calibration.passes.draft_inputs import DraftRun, first_hidden
-from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts.forward import whole_rows
 from draftquant.quantize.drafts.passes import BlockForward
@@ -101,9 +100,8 @@ def test_moments_are_the_mean_over_all_inputs(
     monkeypatch.setattr(second_moments, "_ROWS", 16)
     monkeypatch.setattr(second_moments, "_STRIP", 12)
     run = run_of(pair)
-    corrected = run.draft.linears
     statistics = MomentsAlongTraces(
-        run, spool=tmp_path, rounding=lambda _name, x: coarse(x), corrected=corrected
+        run, spool=tmp_path, rounding=lambda _name, x: coarse(x), corrected=run.draft.linears
     )
     statistics.measure([*run.draft.linears, "fc", "lm_head"])
     for name, (x, before) in written_down(pair, coarse).items():
@@ -130,9 +128,7 @@ def test_what_does_not_fit_at_once_begins_a_new_run(monkeypatch: pytest.MonkeyPa
     assert [len(group) for group in second_moments._groups(draft, names, ())] == [2, 2, 1]
 
 
-def test_prompts_of_equal_lengths_run_together(
-    pair: RoundingPair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_equal_lengths_run_together(pair: RoundingPair, monkeypatch: pytest.MonkeyPatch) -> None:
     batches, plain = list[int](), trace_runs.first_hidden_of_batch
 
     def counted(draft: LoadedDraft, traces: TraceFolder, prompts: Any, forward: Any) -> Tensor:
@@ -167,9 +163,7 @@ def traces() -> TraceFolder:
     return TraceFolder.open(tied() / "traces")
 
 
-def test_every_linear_has_a_scale_and_fused_ones_share_it(
-    draft: LoadedDraft, traces: TraceFolder
-) -> None:
+def test_linears_have_scales_that_fused_ones_share(draft: LoadedDraft, traces: TraceFolder) -> None:
     """NVFP4 stores that of its groups: six, the largest FP4, times 448, the largest FP8 scale."""
     largest, seen = measure_absmax(DraftRun(draft, traces, 3)), dict[str, float]()
 
@@ -194,11 +188,8 @@ def test_every_linear_has_a_scale_and_fused_ones_share_it(
     assert stored_scale(0.0, fp8) == 1
 
 
-def test_static_scales_are_those_of_the_format_of_each_linear(
-    draft: LoadedDraft, traces: TraceFolder
-) -> None:
-    recipe = mixed(NVFP4, (FP8_STATIC, DOWN))
-    plan = make_plan(recipe, draft_of(tied() / "draft"))
+def test_each_linear_has_a_scale_of_its_format(draft: LoadedDraft, traces: TraceFolder) -> None:
+    plan = make_plan(mixed(NVFP4, (FP8_STATIC, DOWN)), draft_of(tied() / "draft"))
     run = DraftRun(draft, traces, 3)
     largest, scales = measure_absmax(run), calibrated_scales(plan, run).input_scales
     assert len(scales) == len(plan.quantized)
@@ -223,9 +214,7 @@ def test_no_data_or_broken_data(tmp_path: Path, draft: LoadedDraft, traces: Trac
         measure_absmax(DraftRun(shifted, traces, 2))
 
 
-def test_scales_of_a_balanced_draft_are_those_of_its_own_inputs(
-    traces: TraceFolder, tmp_path: Path
-) -> None:
+def test_a_balanced_draft_has_scales_of_its_own_inputs(traces: TraceFolder, tmp_path: Path) -> None:
     """Halves 64 apart: the embedding half reaches q, k and v divided by 64."""
     tensors = load_file(tied() / "draft" / "model.safetensors")
     for name in ("q_proj", "k_proj", "v_proj"):
@@ -257,9 +246,7 @@ def test_scales_of_a_balanced_draft_are_those_of_its_own_inputs(
     assert wanted < 0.5 * max(halves) / 448  # the source's own inputs would give another scale
 
 
-def test_scales_cover_all_that_fc_and_the_head_read(
-    draft: LoadedDraft, traces: TraceFolder
-) -> None:
+def test_scales_cover_all_that_fc_and_head_read(draft: LoadedDraft, traces: TraceFolder) -> None:
     """The head: of all rows at all depths, normed by hand."""
     scales = measure_absmax(DraftRun(draft, traces, 3), others=["fc", "lm_head"])
     features = max(float(trace.features.abs().max()) for trace in traces)
@@ -280,8 +267,7 @@ def test_scales_cover_all_that_fc_and_the_head_read(
 
 
 def test_a_constant_scale_goes_to_every_quantized_linear() -> None:
-    draft = draft_of(corpus.draft("eagle3-mla"))
-    plan = make_plan(load_recipe("blackwell-fp8-mla"), draft)
+    plan = make_plan(load_recipe("blackwell-fp8-mla"), draft_of(corpus.draft("eagle3-mla")))
     found = constant_scales(plan, 0.5)
     assert found.input_scales == dict.fromkeys((step.row.module for step in plan.quantized), 0.5)
     for wrong in (0.0, float("inf"), float("nan")):
@@ -304,30 +290,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("experts")
     tied_pair.save_target(folder / "target")
     shape = json.loads((folder / "target/config.json").read_text(encoding="utf-8"))
+    sizes = {"hidden": shape["hidden_size"], "vocab": shape["vocab_size"], "moe_intermediate": 16}
+    one_group = {"n_group": 1, "topk_group": 1}
     mixture = tiny_glm4_moe_mtp(
-        folder / "draft",
-        hidden=shape["hidden_size"],
-        vocab=shape["vocab_size"],
-        experts=EXPERTS,
-        moe_intermediate=16,
-        dtype="F32",
-        config={"n_group": 1, "topk_group": 1},
+        folder / "draft", **sizes, experts=EXPERTS, dtype="F32", config=one_group
     )
     tensors = read_tensors(mixture)
     tensors["model.layers.3.mlp.gate.e_score_correction_bias"] = store(CORRECTION, "F32")
     write_tensors(mixture, tensors)
-    prompts = [
-        Prompt(id=f"p{i}", category="a", token_ids=tokens)
-        for i, tokens in enumerate(tied_pair.prompt_tokens(12, 6))
-    ]
+    prompts, draft = tied_pair.prompts_of(tied_pair.prompt_tokens(12, 6)), load_draft(mixture)
+    target, traces = folder / "target", folder / "traces"
     with torch.random.fork_rng():
-        record_traces(
-            folder / "target",
-            prompts,
-            folder / "traces",
-            max_new_tokens=24,
-            fuse_with=load_draft(mixture),
-        )
+        record_traces(target, prompts, traces, max_new_tokens=24, fuse_with=draft)
     return folder
 
 
@@ -376,8 +350,7 @@ def test_moments_of_an_expert_are_those_of_its_tokens(
     for name in sorted(mixture.linears, key=order.index):
         found, x = statistics.second_moments([name]), inputs.get(name, torch.empty(0, 1))
         files = [path for path in tmp_path.iterdir() if ".experts." in path.name]
-        on_disk = sum(path.stat().st_size - 128 for path in files)
-        assert on_disk <= max(bytes_at_once, 4 * 64**2)
+        assert sum(path.stat().st_size - 128 for path in files) <= max(bytes_at_once, 4 * 64**2)
         if name not in found:
             assert is_expert(name)
             assert statistics.too_few[name] == len(x)

@@ -44,9 +44,7 @@ def set_keys(folder: Path, **changes: Any) -> Path:
     """Change keys of config.json; None is written as null, ABSENT removes the key."""
     path = folder / "config.json"
     keys = json.loads(path.read_text(encoding="utf-8")) | changes
-    path.write_text(
-        json.dumps({k: v for k, v in keys.items() if v is not ABSENT}), encoding="utf-8"
-    )
+    path.write_text(json.dumps({k: v for k, v in keys.items() if v is not ABSENT}), "utf-8")
     return folder
 
 
@@ -88,30 +86,26 @@ def dflash(folder: Path, nested: dict[str, Any] | None = None, **config: Any) ->
 
 def speculators_eagle3(folder: Path, **config: Any) -> Path:
     """Read by vLLM alone."""
-    return tiny_speculators_eagle3(
-        folder, embed=False, config={"norm_before_residual": False} | config
-    )
-
-
-CLEAN: dict[str, Callable[[Path], Path]] = {
-    "llama, default layers": lambda to: llama(to, {KEY: None, SECTION: None}),
-    "llama, pruned": lambda to: llama(to, pruned_vocabulary=True),
-    "llama, no head": lambda to: llama(to, {"draft_vocab_size": None}, head=False),
-    "llama, theta 50000 of another trainer": lambda to: llama(to, {"rope_theta": 50000.0}),
-    "llama, yarn with mscale": lambda to: llama(
-        to, {"rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}}
-    ),
-    "float16": lambda to: llama(to, dtype="F16"),
-    "mla, layers from 2": lambda to: mla(to, {KEY: [3, 5, 6], SECTION: {KEY: [3, 5, 6]}}),
-    "mla, no head": lambda to: set_keys(mla(to, head=False), draft_vocab_size=ABSENT),
-    "dflash": dflash,
-    "dflash, own causality": lambda to: dflash(to, is_causal=True, layer_types=FULL),
-    "dflash, layer ids twice": lambda to: dflash(to, **{KEY: [2, 4, 5]}),
-}
+    config = {"norm_before_residual": False, **config}
+    return tiny_speculators_eagle3(folder, embed=False, config=config)
 
 
 def test_a_clean_draft_has_no_lints(tmp_path: Path) -> None:
-    for name, make in CLEAN.items():
+    for name, make in {
+        "llama, default layers": lambda to: llama(to, {KEY: None, SECTION: None}),
+        "llama, pruned": lambda to: llama(to, pruned_vocabulary=True),
+        "llama, no head": lambda to: llama(to, {"draft_vocab_size": None}, head=False),
+        "llama, theta 50000 of another trainer": lambda to: llama(to, {"rope_theta": 50000.0}),
+        "llama, yarn with mscale": lambda to: llama(
+            to, {"rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}}
+        ),
+        "float16": lambda to: llama(to, dtype="F16"),
+        "mla, layers from 2": lambda to: mla(to, {KEY: [3, 5, 6], SECTION: {KEY: [3, 5, 6]}}),
+        "mla, no head": lambda to: set_keys(mla(to, head=False), draft_vocab_size=ABSENT),
+        "dflash": dflash,
+        "dflash, own causality": lambda to: dflash(to, is_causal=True, layer_types=FULL),
+        "dflash, layer ids twice": lambda to: dflash(to, **{KEY: [2, 4, 5]}),
+    }.items():
         assert find_lints(draft_of(make(tmp_path / name))) == (), name
 
 
@@ -305,14 +299,12 @@ def test_d2t_out_of_range(d2t: tuple[int, ...], tmp_path: Path) -> None:
 
 # Halves of the concat input
 
-QKV = [f"midlayer.self_attn.{x}_proj.weight" for x in "kqv"]
-
 
 def test_ratio_of_halves_by_hand(tmp_path: Path) -> None:
     """Of layer 0; with eight heads of 16 o_proj is as wide, but reads attention output."""
     folder = tiny_eagle3_llama(tmp_path / "draft", heads=8, num_layers=2)
     tensors, found = read_tensors(folder), half_ratios(draft_of(folder))
-    assert [ratio.name for ratio in found] == QKV
+    assert [ratio.name for ratio in found] == [f"midlayer.self_attn.{x}_proj.weight" for x in "kqv"]
     for ratio in found:
         rows = abs(values_of(tensors[ratio.name]))
         low, high = rows[:, :64].max(axis=1).mean(), rows[:, 64:].max(axis=1).mean()
@@ -321,8 +313,7 @@ def test_ratio_of_halves_by_hand(tmp_path: Path) -> None:
 
 
 def test_limit_of_harm() -> None:
-    limits = {4.0: True, 3.996: False, 0.25: True, 0.2503: False}
-    for ratio, harmful in limits.items():
+    for ratio, harmful in {4.0: True, 3.996: False, 0.25: True, 0.2503: False}.items():
         assert HalfRatio(name="q", ratio=ratio, num_rows=1).harmful is harmful
 
 

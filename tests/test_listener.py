@@ -36,9 +36,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return shown
 
 
-def test_a_notebook_is_known_by_its_shell(
-    kernel: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shell_tells_a_notebook(kernel: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(usual_listener(), dq.ProgressListener)
     monkeypatch.setattr(sys.modules["IPython"], "get_ipython", lambda: None)  # a script that has it
     assert usual_listener() is SILENT
@@ -49,9 +47,7 @@ def test_a_notebook_is_known_by_its_shell(
     assert kernel == []
 
 
-def test_a_cell_shows_one_bar_that_moves(
-    kernel: list[str], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cell_shows_a_moving_bar(kernel: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     with dq.ProgressListener().bar("load <b>", None) as bar:
         bar.phase("replay", 4)
         assert bar.measured

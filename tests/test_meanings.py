@@ -72,8 +72,7 @@ def errors_that_were_recorded(value: Any) -> Iterator[str]:
 def test_every_error_in_the_tables_has_a_meaning() -> None:
     found = sorted(set(errors_in_the_tables()))
     assert len(found) > 50
-    unexplained = [text for text in found if meaning(text, engine="vLLM", gpu="B200") is None]
-    assert unexplained == []
+    assert [text for text in found if meaning(text, engine="vLLM", gpu="B200") is None] == []
 
 
 def test_every_error_that_was_recorded_has_a_meaning() -> None:

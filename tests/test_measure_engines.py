@@ -106,8 +106,7 @@ def test_counts_are_those_of_replay(stand: Engine, replayed: Replayed, usual: bo
         assert answer.accepted is not None
         assert answer.accepted[: len(expected)] == expected
         # What replay leaves out begins at most K tokens before the end.
-        left = answer.accepted[len(expected) :]
-        assert len(left) <= (3 if stand.engine == "sglang" else 0)
+        assert len(answer.accepted[len(expected) :]) <= (3 if stand.engine == "sglang" else 0)
         assert answer.histogram == tuple(answer.accepted.count(j) for j in range(4))
         assert 0 <= answer.num_cut_rounds <= (0 if stand.engine == "sglang" else 3)
         assert 0 < (answer.time_to_first_token or 0) <= answer.latency
@@ -265,40 +264,34 @@ def test_answers_that_are_not_sglangs(sglang: SGLangStand) -> None:
     refuses_each(sglang, NOT_SGLANGS)
 
 
-NOT_TENSORRT_LLMS: tuple[Change, ...] = (
-    choices(2, avg_decoded_tokens_per_iter=None), choices(2, avg_decoded_tokens_per_iter=1.234),
-    choices(2, avg_decoded_tokens_per_iter=1e-320), choices(2, token_ids=None),
-    choices(-2, finish_reason="odd"), lambda events: [events[0], events[-1]],
-    lambda _events: [], lambda events: [*events, {"choices": []}],
-)  # fmt: skip
-
-
 def test_answers_that_are_not_tensorrt_llms(trtllm: TensorRTLLMStand) -> None:
-    refuses_each(trtllm, NOT_TENSORRT_LLMS)
+    refuses_each(trtllm, (
+        choices(2, avg_decoded_tokens_per_iter=None), choices(2, avg_decoded_tokens_per_iter=1.234),
+        choices(2, avg_decoded_tokens_per_iter=1e-320), choices(2, token_ids=None),
+        choices(-2, finish_reason="odd"), lambda events: [events[0], events[-1]],
+        lambda _events: [], lambda events: [*events, {"choices": []}],
+    ))  # fmt: skip
 
 
 def top(**fields: Any) -> Change:
     return choices(3, logprobs={"token_logprobs": [-1.5], **fields})
 
 
-WRONG_LOGPROBS: dict[str, tuple[Change, ...]] = {
-    "sglang": (
-        finished(output_token_logprobs=...), finished(output_token_logprobs=[[-0.5, 3, None]]),
-        finished(output_token_logprobs=[[None, 3, None]]),
-        finished(output_token_logprobs=[[-0.5, True, None]]), finished(output_top_logprobs=[]),
-        finished(output_top_logprobs=[[[-0.5, 3, None]]] * 8),
-    ),
-    "trtllm": (
-        choices(3, logprobs=None), top(token_logprobs=[-1.5, -1.5]), top(token_logprobs=["?"]),
-        top(top_logprobs=[None]), top(top_logprobs=[{"a": -1.5}]),
-    ),
-}  # fmt: skip
-
-
 def test_logprobs_that_are_not_the_answers(sglang: SGLangStand, trtllm: TensorRTLLMStand) -> None:
     trtllm.drafts = False
     stands: dict[str, Engine] = {"sglang": sglang, "trtllm": trtllm}
-    for name, changes in WRONG_LOGPROBS.items():
+    for name, changes in {
+        "sglang": (
+            finished(output_token_logprobs=...), finished(output_token_logprobs=[[-0.5, 3, None]]),
+            finished(output_token_logprobs=[[None, 3, None]]),
+            finished(output_token_logprobs=[[-0.5, True, None]]), finished(output_top_logprobs=[]),
+            finished(output_top_logprobs=[[[-0.5, 3, None]]] * 8),
+        ),
+        "trtllm": (
+            choices(3, logprobs=None), top(token_logprobs=[-1.5, -1.5]), top(token_logprobs=["?"]),
+            top(top_logprobs=[None]), top(top_logprobs=[{"a": -1.5}]),
+        ),
+    }.items():  # fmt: skip
         for change in changes:
             stands[name].change = change
             assert "fix: " in refused(stands[name], TOP_2)
@@ -348,10 +341,9 @@ def test_counts_by_older_names_and_of_rounds_that_nobody_fetched_apart(sglang: S
 
 
 def test_lossy_settings_are_told(sglang: SGLangStand) -> None:
-    simulated = {"env_vars": {"SGLANG_SIMULATE_ACC_LEN": "3.5"}}
     for info, lossy in (
         ({"speculative_accept_threshold_single": 0.9}, True),
-        ({"internal_states": [simulated, 7]}, True),
+        ({"internal_states": [{"env_vars": {"SGLANG_SIMULATE_ACC_LEN": "3.5"}}, 7]}, True),
         ({"internal_states": None, "speculative_accept_threshold_acc": 1}, False),
     ):
         sglang.info = info

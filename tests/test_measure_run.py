@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,26 +26,15 @@ from draftquant.validate.measure.measuring import (
 )
 from draftquant.validate.measure.server_answers import Ask, Completion, Counters
 from draftquant.validate.measure.vllm_server import VLLMProtocol
-from vllm_server import VLLMServer, continued, rounds_of, served
+from vllm_server import VLLMServer, continued, rounds_of
 
 PROMPTS = tuple(
-    Prompt(
-        id=f"p{i}",
-        category="ab"[i % 2],
-        token_ids=tuple(range(i, 2 * i + 2)),
-        cluster=None if i % 3 else "document",
-    )
-    for i in range(9)
+    Prompt(id=f"p{i}", category="ab"[i % 2], token_ids=tuple(range(i, 2 * i + 2)), cluster=cluster)
+    for i, cluster in enumerate(("document", None, None) * 3)
 )
 ASK = Ask(decoding=GREEDY, max_new_tokens=12, ignore_eos=False)
 PLAN = MeasurePlan(prompts=PROMPTS, ask=ASK, concurrency=3, num_warm_up=0)
 PATIENCE = Patience(attempts=3, first_pause=0.01, seconds=60)
-
-
-@pytest.fixture
-def running() -> Iterator[VLLMServer]:
-    with served(VLLMServer()) as found:
-        yield found
 
 
 def measured(
@@ -171,13 +160,10 @@ def kept(running: VLLMServer, tmp_path: Path) -> Path:
     return tmp_path / "r.measuring"
 
 
-def test_another_plan_or_server_does_not_go_on(
-    running: VLLMServer, kept: Path, tmp_path: Path
-) -> None:
+def test_no_other_plan_or_server_goes_on(running: VLLMServer, kept: Path, tmp_path: Path) -> None:
     before = kept.read_bytes()
-    longer = replace(SINGLE, ask=replace(ASK, max_new_tokens=13))
     with pytest.raises(OutputError, match="max_new_tokens: it was 12, now it is 13"):
-        measured(running, tmp_path / "r", longer)
+        measured(running, tmp_path / "r", replace(SINGLE, ask=replace(ASK, max_new_tokens=13)))
     running.version, running.num_draft_tokens = "0.33.0", 4
     with pytest.raises(OutputError, match=r"version: it was '0\.32\.0', now it is"):
         measured(running, tmp_path / "r", SINGLE)
@@ -187,9 +173,7 @@ def test_another_plan_or_server_does_not_go_on(
     assert kept.read_bytes() == before
 
 
-def test_what_is_kept_is_not_believed_unchecked(
-    running: VLLMServer, kept: Path, tmp_path: Path
-) -> None:
+def test_what_is_kept_is_checked_first(running: VLLMServer, kept: Path, tmp_path: Path) -> None:
     head, first, *rest = kept.read_text(encoding="utf-8").splitlines()
     for lines in (
         [head, first, *rest, first],
@@ -372,16 +356,11 @@ def moved(**changes: int) -> Callable[[VLLMServer], None]:
 
 
 def test_requests_of_others_and_new_starts_are_noticed(running: VLLMServer) -> None:
-    for during in (
-        moved(finished=1, tokens=5),
-        moved(running=1),
-        moved(tokens=1),
-        moved(finished=-100, tokens=-1000),
-        moved(finished=-1),
-    ):
+    more, anew = {"finished": 1, "tokens": 5}, {"finished": -100, "tokens": -1000}
+    for changes in (more, {"running": 1}, {"tokens": 1}, anew, {"finished": -1}):
         running.finished, running.tokens, running.metrics, running.running = 100, 1000, "none", 0
         running.asked.clear()
-        running.during = during
+        running.during = moved(**changes)
         with pytest.raises(MeasureError):
             complete(running)
     running.running = 1

@@ -124,9 +124,8 @@ def test_runs_that_differ_in_what_must_be_alike_are_anomalous() -> None:
 
 
 def without_a_draft() -> Measurement:
-    plain = measurement(
-        [[0] * 300] * 40, name="plain", of_record=[{"histogram": None, "accepted": None}] * 40
-    )
+    none = {"histogram": None, "accepted": None}
+    plain = measurement([[0] * 300] * 40, name="plain", of_record=[none] * 40)
     return dataclasses.replace(plain, setup=dataclasses.replace(plain.setup, speculation=None))
 
 
@@ -151,11 +150,9 @@ def test_what_is_no_comparison_is_refused_and_what_is_meant_is_compared() -> Non
             judge_measured(*runs, RELEASE)
     with pytest.raises(GateError, match="was served with another draft: expected tensors ffff"):
         judge_measured(run(**A), run(1, **B), RELEASE, background=OTHERS)
-    wrong = run(name="wrong", **B, **INT4)
-    for pair in ((run(**A), run(0, 1, **A)), (run(**A, **PLAIN), wrong)):
+    for pair in ((run(**A), run(0, 1, **A)), (run(**A, **PLAIN), run(name="wrong", **B, **INT4))):
         assert judge_measured(*pair, RELEASE, background=UNRELATED).verdict == "PASS"
-    known = Background(expected_baseline=1.9)
-    judge_measured(run(**A), run(1, **B), RELEASE, background=known)
+    judge_measured(run(**A), run(1, **B), RELEASE, background=Background(expected_baseline=1.9))
     report = judge_measured(run(**A), without_a_draft(), RELEASE)
     assert report.candidate.mean_acceptance_length == 1
 
@@ -164,7 +161,7 @@ def test_equal_texts_are_judged_as_their_replay_would_be() -> None:
     """Steps that all lie in one text: the same counts, so the same bounds to the last bit."""
     served = []
     for drop, digest in ((0, A), (3, B)):
-        rounds, told = [alternating(200, 80 + i % 5 + drop) for i in range(40)], []
+        rounds, told = [alternating(80 + i % 5 + drop) for i in range(40)], []
         for i, steps in enumerate(rounds):
             filled = (*steps, *(0,) * (399 - sum(steps) - len(steps)))
             counted = (filled.count(0), filled.count(1))
@@ -410,7 +407,7 @@ def test_two_runs_are_judged_without_traces_or_drafts(tmp_path: Path, capsys: Ca
 
 def test_every_category_passes_only_where_that_is_asked(tmp_path: Path) -> None:
     """Category b is open: half of it loses, -3.3 % with bounds -4.3 and -2.3 %, limit -3 %."""
-    lost = [alternating(200, 80 + i % 5 + 20 * (i % 4 == 3)) for i in range(64)]
+    lost = [alternating(80 + i % 5 + 20 * (i % 4 == 3)) for i in range(64)]
     written(tmp_path / "b", measurement(lost, name="b", categories="ab"))
     baseline = write(tmp_path / "a", count=64, categories="ab")
     gate = ["gate", "--measured", baseline, str(tmp_path / "b"), "--max-relative-drop", "0.029"]

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import shutil
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from draftquant.validate.measure.measuring import DraftIdentity, identified
 from draftquant.validate.runs.report_pages import draft_identity
 from handmade_measurements import written
 from test_prompts import target  # noqa: F401 - a fixture
-from vllm_server import VLLMServer, served
+from vllm_server import VLLMServer
 
 RECORDS = tuple(
     RequestRecord(
@@ -49,17 +48,12 @@ RECORDS = tuple(
     )
     for i in range(3)
 )
+DIGEST = prompts_sha256((r.id, r.category, r.prompt_sha256) for r in RECORDS)
+NESTED = {"a": {"b": [1, None, "x"]}}
 SETUP = Setup(
-    server=ServerIdentity(
-        engine="vllm", version="0.32.0", model="m", arguments={"a": {"b": [1, None, "x"]}}
-    ),
+    server=ServerIdentity(engine="vllm", version="0.32.0", model="m", arguments=NESTED),
     speculation=Speculation(num_draft_tokens=2, lossy=("x = 1",)),
-    asked=Asked(
-        prompts_sha256=prompts_sha256((r.id, r.category, r.prompt_sha256) for r in RECORDS),
-        max_new_tokens=3,
-        concurrency=2,
-        num_top_logprobs=2,
-    ),
+    asked=Asked(prompts_sha256=DIGEST, max_new_tokens=3, concurrency=2, num_top_logprobs=2),
     draftquant="0.1.0",
 )
 
@@ -137,17 +131,14 @@ def test_what_was_not_asked_for_is_refused(tmp_path: Path) -> None:
         read_measurement(path)
 
 
-LINES: tuple[Callable[[list[str]], list[str]], ...] = (
-    lambda lines: lines[:-1], lambda lines: [lines[0], *lines[:0:-1]],
-    lambda lines: [*lines, lines[1]], lambda lines: lines[:1], lambda _: [],
-    lambda lines: [*lines[:2], "", *lines[2:]], lambda lines: [*lines[:2], "{", *lines[2:]],
-    lambda lines: [*lines[:2], "[1]"], lambda _: ['{"a": 1, "a": 2}'],
-    lambda lines: [lines[0], r'{"id": "\ud800"}'], lambda lines: [lines[0], *lines],
-)  # fmt: skip
-
-
 def test_files_that_are_no_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for change in LINES:
+    for change in (
+        lambda lines: lines[:-1], lambda lines: [lines[0], *lines[:0:-1]],
+        lambda lines: [*lines, lines[1]], lambda lines: lines[:1], lambda _: [],
+        lambda lines: [*lines[:2], "", *lines[2:]], lambda lines: [*lines[:2], "{", *lines[2:]],
+        lambda lines: [*lines[:2], "[1]"], lambda _: ['{"a": 1, "a": 2}'],
+        lambda lines: [lines[0], r'{"id": "\ud800"}'], lambda lines: [lines[0], *lines],
+    ):  # fmt: skip
         path = write(tmp_path)
         lines = change(path.read_text(encoding="utf-8").splitlines())
         path.write_text("\n".join(lines), encoding="utf-8")
@@ -166,8 +157,7 @@ def test_files_that_are_no_measurement(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_identity_of_prompts_is_theirs_and_their_order() -> None:
     one, other = ("a", "b", "c"), ("d", "e", "f")
-    found = {prompts_sha256(each) for each in ([one, other], [other, one], [one], [])}
-    assert len(found) == 4
+    assert len({prompts_sha256(each) for each in ([one, other], [other, one], [one], [])}) == 4
 
 
 # ---- `draftquant measure`: what it prints, records and refuses, and which draft a server runs
@@ -177,12 +167,6 @@ PROMPT_LINES = [
     {"id": f"p{i}", "category": "code" if i % 2 else "chat", "token_ids": [i, i + 1]}
     for i in range(6)
 ]
-
-
-@pytest.fixture
-def running() -> Iterator[VLLMServer]:
-    with served(VLLMServer()) as found:
-        yield found
 
 
 @pytest.fixture
@@ -261,12 +245,8 @@ def test_what_is_refused(running: VLLMServer, prompts: Path) -> None:
         assert main(["measure", *words]) == 2
 
 
-SERVER = ServerIdentity(
-    engine="vllm",
-    version="0.32.0",
-    model="the-target",
-    arguments={"root": "/models/target", "max_model_len": 4096},
-)
+ROOT = {"root": "/models/target", "max_model_len": 4096}
+SERVER = ServerIdentity(engine="vllm", version="0.32.0", model="the-target", arguments=ROOT)
 
 
 @pytest.fixture

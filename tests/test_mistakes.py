@@ -17,6 +17,7 @@ import pytest
 from draftquant.scripts.cli import main
 from safetensors.torch import load_file, save_file
 
+Capsys, Patch = pytest.CaptureFixture[str], pytest.MonkeyPatch
 PAIRS = Path(__file__).parent / "pairs"
 DISK_USAGE = "draftquant.quantize.files.staging.shutil.disk_usage"
 
@@ -62,11 +63,9 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     misspelt = json.loads(config.read_text(encoding="utf-8"))
     misspelt["hiden_size"] = misspelt.pop("hidden_size")
     folder(here / "misspelt", config__json=json.dumps(misspelt), model__safetensors=weights)
-    text = config.read_text(encoding="utf-8")
-    declared = json.loads(text)
-    own = declared | {"architectures": ["MyOwnDraft"]}
+    declared = json.loads(config.read_text(encoding="utf-8"))
     for name, content in (
-        ("own", json.dumps(own)),
+        ("own", json.dumps(declared | {"architectures": ["MyOwnDraft"]})),
         ("noarch", json.dumps({k: v for k, v in declared.items() if k != "architectures"})),
         ("comma", '{\n"architectures": [],\n}'),
     ):
@@ -76,8 +75,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         ("declared", {"quantization_config": {"quant_method": "fp8"}}),
         ("tied", {"tie_word_embeddings": True}),
     ):
-        changed = json.dumps(declared | change)
-        folder(here / name, config__json=changed, model__safetensors=weights)
+        folder(here / name, config__json=json.dumps(declared | change), model__safetensors=weights)
     folder(here / "resumed", config__json=config, model__safetensors=weights, optimizer__pt=b"x")
     folder(here / "mistral", params__json="{}", consolidated__safetensors=weights)
     for name, header in (
@@ -115,7 +113,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         os.chdir(before)
 
 
-def told(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+def told(line: str, capsys: Capsys) -> tuple[int, str]:
     """The exit code of a command line, and its stderr; nothing may be on stdout."""
     try:
         code = main(shlex.split(line))
@@ -128,9 +126,7 @@ def told(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("about", MISTAKES)
-def test_each_mistake_is_named_and_has_a_way_out(
-    about: str, scene: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_mistake_is_named_and_has_a_way_out(about: str, scene: Path, capsys: Capsys) -> None:
     before = sorted(path.relative_to(scene) for path in scene.rglob("*"))
     for line, problem, fix in MISTAKES[about]:
         code, said = told(line, capsys)
@@ -145,7 +141,7 @@ def test_each_mistake_is_named_and_has_a_way_out(
 
 @pytest.mark.usefixtures("scene")
 def test_a_full_disk_is_found_before_the_work_and_a_locked_folder_is_none(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: Patch, capsys: Capsys
 ) -> None:
     """Root may write everywhere, so the kernel's answer is given here."""
     usage = namedtuple("usage", "total used free")
@@ -156,21 +152,15 @@ def test_a_full_disk_is_found_before_the_work_and_a_locked_folder_is_none(
 
 
 @pytest.mark.usefixtures("scene")
-def test_what_the_system_refuses_has_a_place_and_a_fix(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_system_refuses_has_a_place_and_a_fix(monkeypatch: Patch, capsys: Capsys) -> None:
     for number in (errno.EACCES, errno.ENOSPC, errno.EROFS, errno.EIO):
-        refusal = OSError(number, os.strerror(number), "config.json")
-        monkeypatch.setattr(
-            "draftquant.quantize.inspection.resolve_draft", Mock(side_effect=refusal)
-        )
+        error = OSError(number, os.strerror(number), "config.json")
+        monkeypatch.setattr("draftquant.quantize.inspection.resolve_draft", Mock(side_effect=error))
         assert told("inspect draft", capsys)[0] == 2
 
 
 @pytest.mark.usefixtures("scene")
-def test_an_interrupted_run_leaves_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupted_run_leaves_nothing(monkeypatch: Patch, capsys: Capsys) -> None:
     interrupt = Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setattr("draftquant.quantize.making.execute.execute", interrupt)
     before = sorted(Path.cwd().iterdir())
@@ -186,9 +176,7 @@ def test_a_gpu_that_was_never_executed_has_no_evidence() -> None:
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_a_byte_order_mark_is_no_mistake(
-    scene: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_byte_order_mark_is_no_mistake(scene: Path, capsys: Capsys, tmp_path: Path) -> None:
     """Editors of Windows write one in front of UTF-8."""
     mark = b"\xef\xbb\xbf"
     weights = scene / "draft" / "model.safetensors"

@@ -70,8 +70,7 @@ def test_every_form_is_read_alike(
     report = verify(folder, draft, foreign=True)
     assert report.scheme == str(scheme_of(flat[name]))
     # Whoever writes ModelOpt's layout writes its own file too: TensorRT-LLM reads that one.
-    wanted = [] if form is None else [HF_QUANT_CONFIG]
-    assert [fault.where for fault in report.faults] == wanted
+    assert [fault.where for fault in report.faults] == ([] if form is None else [HF_QUANT_CONFIG])
     found = audit_checkpoint(Checkpoint.open(folder)).linears
     assert [linear.codes is not None for linear in found] == [True] * 7
 
@@ -135,9 +134,7 @@ def test_a_declaration_without_an_algorithm_is_that_of_a_bf16_draft(
     assert main(["dequantize", str(folder), "--out", str(tmp_path / "plain")]) == 2
 
 
-def test_nvfp4_whose_groups_have_no_activations_is_weight_only(
-    flat: Folders, tmp_path: Path
-) -> None:
+def test_nvfp4_of_groups_without_activations_is_weight_only(flat: Folders, tmp_path: Path) -> None:
     """Of an engine without the input scales `check` knows nothing."""
     out = Path(shutil.copytree(flat["blackwell-nvfp4"], tmp_path / "out"))
     edit_declaration(out, lambda d: d["config_groups"]["group_0"].pop("input_activations"))

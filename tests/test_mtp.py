@@ -18,7 +18,6 @@ from asked_pairs import check_draft
 from by_recipe import quantized
 from draftquant import api as dq
 from draftquant.calibration.passes.draft_inputs import first_hidden
-from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.drafts import read_draft
 from draftquant.quantize.estimate.estimate_report import candidates_of
@@ -78,8 +77,7 @@ def test_chain_is_that_of_transformers_layers(case: str, tmp_path: Path) -> None
     family, changes = CASES[case]
     folder = BUILDERS[family](tmp_path / "draft", dtype="F32", **changes)
     draft = load_draft(folder, dtype=torch.float64)
-    reference = ReferenceMtp(family, config_of(folder), draft.weights)
-    compare(draft, reference)
+    compare(draft, ReferenceMtp(family, config_of(folder), draft.weights))
 
 
 def compare(draft: LoadedDraft, reference: ReferenceMtp | ReferenceModules, **asked: int) -> None:
@@ -92,8 +90,7 @@ def compare(draft: LoadedDraft, reference: ReferenceMtp | ReferenceModules, **as
         states[None], token_ids[None], rows=range(3, 8), num_draft_tokens=3, **asked
     ):
         for depth, hidden in zip(one.depths, one.hidden.unbind(2), strict=True):
-            logits = draft.forward.logits(hidden)[0]
-            for row, ours in zip(one.rows, logits, strict=True):
+            for row, ours in zip(one.rows, draft.forward.logits(hidden)[0], strict=True):
                 theirs = reference.logits(states, token_ids, row, depth)
                 torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCE)
                 compared += 1
@@ -159,21 +156,17 @@ def test_an_indexer_is_rounded_to_nearest_where_a_recipe_says_so(indexed: Path) 
     draft = read_draft(Checkpoint.open(indexed))
     for recipe, fault in (("int4-channel", None), ("int4-channel-gptq", "where an indexer begins")):
         keeps = load_recipe(recipe)
-        wants = Rule(role=("indexer",), action="quantize")
-        asked = replace(keeps, rules=(wants, *keeps.rules))
+        asked = replace(keeps, rules=(Rule(role=("indexer",), action="quantize"), *keeps.rules))
         if fault is None:
-            assert [s.action for s in make_plan(asked, draft).steps if s.row.leaf == "wk"] == [
-                "quantize"
-            ]
+            steps = make_plan(asked, draft).steps
+            assert [s.action for s in steps if s.row.leaf == "wk"] == ["quantize"]
             continue
         with pytest.raises(PlanError, match=fault):
             make_plan(asked, draft)
 
 
 @pytest.mark.parametrize("tokens", [39, 40])
-def test_more_positions_than_an_indexer_chooses_are_refused(
-    tokens: int, indexed: Path, tmp_path: Path
-) -> None:
+def test_more_positions_than_an_indexer_chooses(tokens: int, indexed: Path, tmp_path: Path) -> None:
     draft = load_draft(indexed)
     traces = write_said(
         tmp_path / "traces", tokens=tokens, prompts=2, hidden=128, layers=[7],
@@ -191,8 +184,7 @@ def test_subtree_is_the_layer_alone(tmp_path: Path) -> None:
     target = tiny_deepseek_mtp(tmp_path / "target", inside_target=True)
     alone = tiny_deepseek_mtp(tmp_path / "alone")
     out, subtree = str(tmp_path / "out"), ["--subtree", "model.layers.3"]
-    argv = ["quantize", str(target), "--recipe", "fp8-ptpc", "--out", out, *subtree]
-    assert main(argv) == 0
+    assert main(["quantize", str(target), "--recipe", "fp8-ptpc", "--out", out, *subtree]) == 0
     assert main(["verify", out, "--against", str(target), *subtree]) == 0
     found = read_tensors(tmp_path / "out")
     assert found == made(alone, tmp_path / "same", "fp8-ptpc")
@@ -260,24 +252,19 @@ def stacked_like(folder: Path, tensors: dict[str, Stored]) -> None:
 
 
 @pytest.mark.slow
-def test_stacked_experts_are_read_one_by_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stacked_experts_are_read_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And `verify` reads them: another expert's bytes are another source."""
     apart, stacked = (tiny_qwen3_next_mtp(tmp_path / name) for name in ("apart", "stacked"))
     stacked_like(stacked, read_tensors(apart))
     out = tmp_path / "stacked-out"
-    found = made(stacked, out, "fp8-ptpc")
-    assert found == made(apart, tmp_path / "apart-out", "fp8-ptpc")
+    assert made(stacked, out, "fp8-ptpc") == made(apart, tmp_path / "apart-out", "fp8-ptpc")
     ours, theirs = load_draft(stacked).weights, load_draft(apart).weights
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], weight) for name, weight in theirs.items())
     tensors, name = read_tensors(stacked), "mtp.layers.0.mlp.experts.down_proj"
     data, half = tensors[name].data, len(tensors[name].data) // 2
-    changed = data[:half] + bytes(128) + data[half + 128 :]
-    write_tensors(
-        stacked, tensors | {name: tensors[name]._replace(data=changed)}, metadata={"format": "pt"}
-    )
+    tensors[name] = tensors[name]._replace(data=data[:half] + bytes(128) + data[half + 128 :])
+    write_tensors(stacked, tensors, metadata={"format": "pt"})
     capsys.readouterr()
     assert main(["verify", str(out), "--against", str(stacked)]) == 1
     assert "mlp.experts.2.down_proj" in capsys.readouterr().out
@@ -316,8 +303,7 @@ def test_speculators_layout_of_the_same_layer(tmp_path: Path) -> None:
     }
     assert ours.geometry == theirs.geometry
     made(same, tmp_path / "out", "fp8-ptpc")
-    answer = check_draft(same, engine="vllm")
-    assert answer.verdict == "UNKNOWN"
+    assert check_draft(same, engine="vllm").verdict == "UNKNOWN"
 
 
 # ---- several modules
@@ -336,8 +322,7 @@ SEVERAL: dict[str, Callable[..., Path]] = {
 def test_step_i_is_module_i(family: str, tmp_path: Path) -> None:
     folder = SEVERAL[family](tmp_path / "draft", modules=3, dtype="F32")
     draft = load_draft(folder, dtype=torch.float64)
-    config = config_of(folder)
-    compare(draft, ReferenceModules(family, config, draft.weights), block_rows=3)
+    compare(draft, ReferenceModules(family, config_of(folder), draft.weights), block_rows=3)
 
 
 # ---- several modules through recording, replay and GPTQ
@@ -352,19 +337,10 @@ def markov(tmp_path_factory: pytest.TempPathFactory) -> Path:
     markov = tmp_path_factory.mktemp("modules")
     tied_pair.save_target(markov / "target")
     tied_modules(markov / "draft", markov / "target")
-    prompts = [
-        Prompt(id=f"p{i}", category="a", token_ids=tokens)
-        for i, tokens in enumerate(tied_pair.prompt_tokens(6, 5))
-    ]
+    prompts = tied_pair.prompts_of(tied_pair.prompt_tokens(6, 5))
+    how: Any = {"aux_layer_ids": [tied_pair.NUM_LAYERS - 1], "dtype": "float64"}
     with transformers_in_float64():
-        record_traces(
-            markov / "target",
-            prompts,
-            markov / "traces",
-            max_new_tokens=16,
-            aux_layer_ids=[tied_pair.NUM_LAYERS - 1],
-            dtype="float64",
-        )
+        record_traces(markov / "target", prompts, markov / "traces", max_new_tokens=16, **how)
     return markov
 
 
@@ -399,11 +375,9 @@ def served_round(reference: ReferenceModules, states: Tensor, committed: Tensor)
     return drafted
 
 
-def served_counts(draft: LoadedDraft, traces: TraceFolder, config: Path) -> tuple[int, int]:
+def served_counts(draft: LoadedDraft, traces: TraceFolder, folder: Path) -> tuple[int, int]:
     """Rounds and accepted tokens of a server that decodes the recorded continuations."""
-    reference = ReferenceModules(
-        "step3p5-mtp", json.loads(config.read_text(encoding="utf-8")), draft.weights
-    )
+    reference = ReferenceModules("step3p5-mtp", config_of(folder), draft.weights)
     rounds = accepted = 0
     for trace in traces:
         states, at = first_hidden(draft, traces, trace), trace.prompt_length + 1
@@ -420,7 +394,7 @@ def test_replay_counts_what_a_server_accepts(markov: Path) -> None:
     draft = load_draft(markov / "draft", dtype=torch.float64)
     traces = TraceFolder.open(markov / "traces")
     (found,) = replay_drafts([draft], traces, num_draft_tokens=K)
-    rounds, accepted = served_counts(draft, traces, markov / "draft/config.json")
+    rounds, accepted = served_counts(draft, traces, markov / "draft")
     counts = [prompt.counts for prompt in found.prompts]
     assert sum(c.num_steps for c in counts) == rounds
     assert sum(c.num_accepted_draft_tokens for c in counts) == accepted
@@ -429,9 +403,7 @@ def test_replay_counts_what_a_server_accepts(markov: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
-def test_gptq_along_the_modules_and_more_draft_tokens_than_modules(
-    markov: Path, tmp_path: Path
-) -> None:
+def test_gptq_of_modules_and_more_draft_tokens_than_modules(markov: Path, tmp_path: Path) -> None:
     out, traces = str(tmp_path / "out"), ["--traces", str(markov / "traces")]
     quantize = ["quantize", str(markov / "draft"), "--out", out, "--recipe", "int4-channel-gptq"]
     assert main([*quantize, *traces, "--num-draft-tokens", str(K)]) == 0

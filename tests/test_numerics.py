@@ -24,12 +24,9 @@ from draftquant.quantize.numerics.quantized_weight import QuantizedWeight, code_
 from draftquant.quantize.stored.layouts.scheme import INTEGERS
 from draftquant.recipes import Algorithm, WeightFormat
 from draftquant.recipes.formats import NUMBER_FORMATS
+from gptq_textbook import gaussian
 from torch import Tensor
 from weight_formats import FP8_CHANNEL, INT4, INT4_GROUPS, MXFP4, NVFP4
-
-
-def gaussian(rows: int, columns: int, seed: int) -> Tensor:
-    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
 
 
 # Rows whose largest magnitude is 7.5, so that the scale is exactly 1.
@@ -106,8 +103,7 @@ def test_fp4_codes_of_every_bfloat16_and_of_the_neighbours_of_every_tie() -> Non
     scaled = [every / scale for scale in (1.0, 0.3, 7e-3, 2.0**-126)]
     x = torch.cat([*scaled, near, -near, sweep, -sweep, odd.view(torch.float32)])
     assert torch.equal(fp4_codes(x), fp4_codes_by_comparison(x))
-    values = code_values(fp4_codes(x[x == x]))
-    assert torch.equal(rounded_values("nvfp4", x[x == x]), values)
+    assert torch.equal(rounded_values("nvfp4", x[x == x]), code_values(fp4_codes(x[x == x])))
 
 
 def test_nvfp4_scales_by_hand() -> None:
@@ -120,8 +116,7 @@ def test_nvfp4_scales_by_hand() -> None:
     groups = torch.zeros(5, 16).index_fill_(1, torch.tensor(3), 1.0) * largest[:, None]
     whole = nvfp4_global_scale(largest.max())
     assert whole.item() == 1
-    scales = nvfp4_scale(groups, whole).float()[:, 0].tolist()
-    assert scales == [448, 1.5, 0.017578125, 2.0**-9, 1]
+    assert nvfp4_scale(groups, whole).float()[:, 0].tolist() == [448, 1.5, 0.017578125, 2.0**-9, 1]
     of_two = nvfp4_global_scale(torch.tensor([0.0, 3.0]).bfloat16())
     assert of_two.tolist() == [1, torch.tensor(3 / 2688).item()]
 
@@ -131,11 +126,8 @@ def test_mxfp4_scale_by_hand() -> None:
 
     At the top 1.75 * 2^127 rounds to infinity: the largest scale, 2^127, as Quark 0.13 has it.
     """
-    absmax = torch.tensor(
-        [[1.0], [1.74], [1.75], [6.0], [7.0], [1.7 * 2.0**127], [1.75 * 2.0**127]]
-    )
-    exponents = [-2, -2, -1, 0, 1, 125, 127]
-    assert mxfp4_scale(absmax).log2().flatten().tolist() == exponents
+    absmax = torch.tensor([[1.0], [1.74], [1.75], [6], [7], [1.7 * 2.0**127], [1.75 * 2.0**127]])
+    assert mxfp4_scale(absmax).log2().flatten().tolist() == [-2, -2, -1, 0, 1, 125, 127]
     assert mxfp4_scale(torch.zeros(1, 32)).item() == 2.0**-127
 
 
@@ -180,8 +172,7 @@ def test_integer_scale_is_the_best_of_all_candidates(dtype: type) -> None:
     """All 28 candidates of each row, in numpy, as the recipe's documentation states them."""
     w = some_weight(16, 64, seed=3).to(torch.float16 if dtype is np.float16 else torch.float32)
     found = searched(MSE, INT4, w)
-    rows = w.numpy().astype(np.float32)
-    for row, scale in zip(rows, found.scale.numpy()[:, 0], strict=True):
+    for row, scale in zip(w.numpy().astype(np.float32), found.scale.numpy()[:, 0], strict=True):
         absmax = dtype(dtype(np.abs(row).max()) / dtype(7.5))
         shares = [i / 32 for i in range(8, 35)] + [15 / 14]
         tried = [dtype(np.float32(absmax) * np.float32(share)) for share in shares]
@@ -189,9 +180,8 @@ def test_integer_scale_is_the_best_of_all_candidates(dtype: type) -> None:
         for s in tried:
             codes = np.clip(np.rint(row * (np.float32(1) / np.float32(s))), -8, 7)
             lost.append(((row - codes * np.float32(s)).astype(np.float64) ** 2).sum())
-        best = min(lost)
         assert scale in tried
-        assert lost[tried.index(scale)] == pytest.approx(best, rel=1e-5)
+        assert lost[tried.index(scale)] == pytest.approx(min(lost), rel=1e-5)
 
 
 def importance(columns: int) -> InputMoments:
@@ -205,10 +195,8 @@ def test_rows_that_are_searched_some_at_a_time_weigh_their_own_inputs() -> None:
     """Six groups in a row: 4,096 groups, which are searched at a time, end within one."""
     w, moments = some_weight(700, 96, seed=6), importance(96)
     absmax, algorithm = w.abs().amax().float().reshape(1, 1), row_algorithm(MSE)
-    whole, *parts = (
-        algorithm.quantize(rows, NVFP4, absmax=absmax, moments=moments)
-        for rows in (w, w[:350], w[350:])
-    )
+    given = {"absmax": absmax, "moments": moments}
+    whole, *parts = (algorithm.quantize(rows, NVFP4, **given) for rows in (w, w[:350], w[350:]))
     assert torch.equal(whole.codes, torch.cat([part.codes for part in parts]))
 
 
@@ -221,8 +209,7 @@ def test_no_nvfp4_scale_that_can_be_stored_is_better(weighted: bool) -> None:
     # Under 1.302, which rounds to 1.25: the last number to try, six further, is 2, and is best.
     w[1, :16] = torch.tensor([7.8125, *[1.0, 2.0, 3.0, 4.0, 6.0] * 3]).bfloat16() * 2.0**-9
     moments = importance(64) if weighted else None
-    algorithm = row_algorithm(MSE)
-    found = algorithm.quantize(w, NVFP4, absmax=None, moments=moments)
+    found = row_algorithm(MSE).quantize(w, NVFP4, absmax=None, moments=moments)
     assert found.global_scale is not None
     every = torch.arange(1, 127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     counts = torch.ones(64) if moments is None else moments.squares

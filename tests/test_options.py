@@ -14,7 +14,7 @@ import math
 import re
 import typing
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -213,34 +213,31 @@ def test_help_names_the_other_options_as_its_reader_does(verb: str) -> None:
             assert f"{other}=" in python
 
 
-CALLS: tuple[Callable[[], object], ...] = (
-    lambda: dq.record(PAIR / "target", PAIR / "prompts.jsonl"),
-    lambda: dq.record(PAIR / "target", PAIR / "prompts.jsonl", "x", fused=True),
-    lambda: dq.check(PAIR / "draft", "vllm", tp=0),
-    lambda: dq.check(PAIR / "draft", "vllm", gpu="rtx"),
-    lambda: dq.gate(),
-    lambda: dq.gate(measured=["a", "b"], target="t"),
-    lambda: dq.card(PAIR / "draft", overwrite=True),
-    lambda: dq.compare([PAIR / "draft"], target="t"),
-    lambda: dq.estimate(PAIR / "draft", gpus=["gtx"]),
-    lambda: dq.estimate(PAIR / "draft", efficiency=2),
-    lambda: dq.estimate(PAIR.with_name("dflash") / "draft", num_draft_tokens=99),
-    lambda: dq.traces_import("d", PAIR / "target", "x", written_by="vllm", table_ids=(1,)),
-    lambda: dq.measure(),
-    lambda: dq.plan(PAIR / "draft", "fp8-ptpc", algorithm="awq"),
-    lambda: dq.quantize(PAIR / "draft", "blackwell-fp8", "x"),
-    lambda: dq.quantize(PAIR / "draft", "fp8-ptpc", "x", vocab_size=8),
-    lambda: dq.recipes_list(family="gpt"),
-    lambda: dq.verify("x"),
-    lambda: dq.traces_split("t", ["a", "b"], fraction=2, categories=()),
-    lambda: dq.traces_split("t", ["a", "b"], fraction=0.5, count=0),
-    lambda: dq.vocab(PAIR / "draft", size=8, curve=False, traces="t"),
-    lambda: dq.parity_sampled("a", "b", "p"),
-)
-
-
 def test_errors_of_every_verb_name_their_argument() -> None:
-    for call in CALLS:
+    for call in (
+        lambda: dq.record(PAIR / "target", PAIR / "prompts.jsonl"),
+        lambda: dq.record(PAIR / "target", PAIR / "prompts.jsonl", "x", fused=True),
+        lambda: dq.check(PAIR / "draft", "vllm", tp=0),
+        lambda: dq.check(PAIR / "draft", "vllm", gpu="rtx"),
+        lambda: dq.gate(),
+        lambda: dq.gate(measured=["a", "b"], target="t"),
+        lambda: dq.card(PAIR / "draft", overwrite=True),
+        lambda: dq.compare([PAIR / "draft"], target="t"),
+        lambda: dq.estimate(PAIR / "draft", gpus=["gtx"]),
+        lambda: dq.estimate(PAIR / "draft", efficiency=2),
+        lambda: dq.estimate(PAIR.with_name("dflash") / "draft", num_draft_tokens=99),
+        lambda: dq.traces_import("d", PAIR / "target", "x", written_by="vllm", table_ids=(1,)),
+        lambda: dq.measure(),
+        lambda: dq.plan(PAIR / "draft", "fp8-ptpc", algorithm="awq"),
+        lambda: dq.quantize(PAIR / "draft", "blackwell-fp8", "x"),
+        lambda: dq.quantize(PAIR / "draft", "fp8-ptpc", "x", vocab_size=8),
+        lambda: dq.recipes_list(family="gpt"),
+        lambda: dq.verify("x"),
+        lambda: dq.traces_split("t", ["a", "b"], fraction=2, categories=()),
+        lambda: dq.traces_split("t", ["a", "b"], fraction=0.5, count=0),
+        lambda: dq.vocab(PAIR / "draft", size=8, curve=False, traces="t"),
+        lambda: dq.parity_sampled("a", "b", "p"),
+    ):
         with pytest.raises(dq.DraftQuantError) as caught:
             call()
         assert str(caught.value).startswith(f"{caught.value.where}: {caught.value.what}")

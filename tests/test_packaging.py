@@ -22,9 +22,7 @@ FACADE = Path("scripts/draftquant")
 PACKAGE = ROOT / ".package" / "draftquant"
 CHECKOUT_ONLY = ("draftquant", "scripts", "dev")
 """The package that the wheel leaves out: users need nothing of it."""
-MODULES = [
-    path.relative_to(ROOT) for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))
-]
+MODULES = [p.relative_to(ROOT) for layer in LAYERS for p in sorted((ROOT / layer).rglob("*.py"))]
 BENCHMARKS = [path.relative_to(ROOT) for path in sorted((ROOT / "benchmarks").rglob("*.py"))]
 """A package of the checkout alone, which imports draftquant as users do."""
 
@@ -76,9 +74,8 @@ def project() -> dict[str, Any]:
 
 
 def test_the_wheel_holds_every_package_but_those_of_a_checkout() -> None:
-    folders = {
-        path.parent.relative_to(ROOT) for layer in LAYERS for path in ROOT.glob(f"{layer}/**/*.py")
-    }
+    modules = [path for layer in LAYERS for path in ROOT.glob(f"{layer}/**/*.py")]
+    folders = {path.parent.relative_to(ROOT) for path in modules}
     with_init = {folder for folder in folders if (ROOT / folder / "__init__.py").is_file()}
     assert folders == with_init
     packages = {module_name(folder / "__init__.py") for folder in with_init}

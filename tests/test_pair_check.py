@@ -121,14 +121,11 @@ def test_every_word_that_is_understood() -> None:
     )
 
 
-WORDS = (
-    "--tp two", f"--tp {'9' * 5000}", f"--tp {'9' * 13}", "--max-model-len 0k", "--dtype bogus",
-    "--dtype", "--speculative-config {", "--speculative-config 3", "'",
-)  # fmt: skip
-
-
 def test_words_that_are_not_understood() -> None:
-    for words in WORDS:
+    for words in (
+        "--tp two", f"--tp {'9' * 5000}", f"--tp {'9' * 13}", "--max-model-len 0k", "--dtype bogus",
+        "--dtype", "--speculative-config {", "--speculative-config 3", "'",
+    ):  # fmt: skip
         with pytest.raises(CheckpointError):
             check_pair(LLAMA / "draft", LLAMA / "target", target_args=words)
     for tp in (2, 0):
@@ -136,31 +133,25 @@ def test_words_that_are_not_understood() -> None:
             check_pair(LLAMA / "draft", LLAMA / "target", tp=tp, target_args="-tp 4")
 
 
-NO_MODELS: tuple[dict[str, Any], ...] = (
-    {"num_attention_heads": "4"}, {"num_key_value_heads": True}, {"intermediate_size": -64},
-    {"quantization_config": "x"}, {"max_position_embeddings": 10**39},
-    {"rope_scaling": {"rope_type": "yarn", "factor": float("inf")}},
-)  # fmt: skip
-
-
 def test_a_target_of_no_model_is_bad_input(tmp_path: Path) -> None:
-    for number, changes in enumerate(NO_MODELS):
+    for number, changes in enumerate((
+        {"num_attention_heads": "4"}, {"num_key_value_heads": True}, {"intermediate_size": -64},
+        {"quantization_config": "x"}, {"max_position_embeddings": 10**39},
+        {"rope_scaling": {"rope_type": "yarn", "factor": float("inf")}},
+    )):  # fmt: skip
         with pytest.raises(CheckpointError, match=r"config\.json"):
             check_pair(LLAMA / "draft", other_target(tmp_path / f"{number}", **changes))
 
 
-SWAPPED = (
-    "check {t} --target {d}",
-    "quantize {t} --recipe fp8-ptpc --target {d} --out {out}",
-    "record --target {d} --draft {t} --prompts {t} --out {out}",
-    "gate {t} {t} --traces {t} --target {d}",
-    "graft {d} {t} --out {out}",
-)
-
-
 def test_a_draft_is_no_target(tmp_path: Path) -> None:
     draft, target, out = LLAMA / "draft", LLAMA / "target", tmp_path / "out"
-    for words in SWAPPED:
+    for words in (
+        "check {t} --target {d}",
+        "quantize {t} --recipe fp8-ptpc --target {d} --out {out}",
+        "record --target {d} --draft {t} --prompts {t} --out {out}",
+        "gate {t} {t} --traces {t} --target {d}",
+        "graft {d} {t} --out {out}",
+    ):
         assert main(words.format(d=draft, t=target, out=out).split()) == 2
         assert not out.exists()
 
@@ -269,8 +260,7 @@ def test_sizes_of_tensor_parallelism_are_those_of_both(tmp_path: Path) -> None:
     padded = other_target(tmp_path / "padded", vocab_size=1021)  # engines fill up to 1,024 rows
     assert check_pair(LLAMA / "draft", padded, engine="vllm").tensor_parallel == (1, 2, 4, 8)
     longer = check_pair(LLAMA / "draft", target, target_args="--max-model-len 4096 -tp 2")
-    config = config_of(target)
-    own = config["max_position_embeddings"]
+    own = config_of(target)["max_position_embeddings"]
     for length in (own, own + 1):
         check_pair(LLAMA / "draft", target, target_args=f"--max-model-len {length}")
     assert '"draft_tensor_parallel_size": 2' in (longer.of("vllm").launch or "")
@@ -293,11 +283,10 @@ def test_hidden_states_that_float16_cannot_hold(
 
 
 def test_what_few_pairs_are_told(tmp_path: Path) -> None:
-    draft = LLAMA / "draft"
     model = tiny_language_model(tmp_path / "model")
     sizes = {"vocab_size": 999, "num_hidden_layers": 8}
     check_pair(model, other_target(tmp_path / "other", **sizes))
-    scaled = Path(shutil.copytree(draft, tmp_path / "scaled"))
+    scaled = Path(shutil.copytree(LLAMA / "draft", tmp_path / "scaled"))
     yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
     edit_json(scaled / "config.json", rope_scaling=yarn, max_position_embeddings=128)
     check_pair(scaled, LLAMA / "target")

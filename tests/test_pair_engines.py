@@ -37,15 +37,9 @@ def pair_of(case: dict[str, Any], folder: Path) -> Pair:
     (folder / "config.json").write_text(json.dumps({**TARGET, **case.get("target", {})}))
     checkpoint = Checkpoint(folder=folder, config=config, tensors={}, headers={}, index=None)
     family, geometry = read_config(checkpoint, as_declared=True)
-    return Pair(
-        draft=checkpoint,
-        config=config,
-        family=family,
-        geometry=geometry,
-        target=Target.read(folder),
-        args=TargetArgs(**case.get("args", {})),
-        tp=1,
-    )
+    draft: Any = {"draft": checkpoint, "config": config, "family": family, "geometry": geometry}
+    args = TargetArgs(**case.get("args", {}))
+    return Pair(**draft, target=Target.read(folder), args=args, tp=1)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])

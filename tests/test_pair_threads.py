@@ -116,18 +116,17 @@ def test_what_a_thread_should_have_been_told(name: str, tmp_path: Path) -> None:
     said(check_pair(draft, beside, engine=thread.engine, target_args=thread.args))
 
 
-def beside_layer(folder: Path, layer: Path, declared: Mapping[str, Any]) -> Path:
-    """A target with the config of an MTP layer's folder, which declares a quantization."""
+def beside_layer(folder: Path, layer: Path, **changes: Any) -> Path:
+    """A target with the config of an MTP layer's folder, and other keys."""
     folder.mkdir()
-    config = config_of(layer)
-    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": declared}))
+    (folder / "config.json").write_text(json.dumps({**config_of(layer), **changes}))
     return folder
 
 
 def test_a_layer_in_bf16_under_a_target_that_declares_it_quantized(tmp_path: Path) -> None:
     """vllm#37667, vllm#43304, Model-Optimizer#750: the exclude list does not name the layer."""
     layer = tiny_glm4_moe_mtp(tmp_path / "layer")
-    beside = beside_layer(tmp_path / "target", layer, FP8_CHANNELS)
+    beside = beside_layer(tmp_path / "target", layer, quantization_config=FP8_CHANNELS)
     said(check_pair(layer, beside, engine="vllm"))
     edit_json(beside / "config.json", quantization_config=None)
     assert check_pair(layer, beside, engine="vllm").verdict == "LOADS"
@@ -151,9 +150,7 @@ def test_mtp_layers_of_transformers_own_class_were_not_read(tmp_path: Path) -> N
         (own, transformers), ({"text_config": own}, "--model-impl=transformers"),
         (own, None), ({}, transformers),
     )):  # fmt: skip
-        beside = tmp_path / f"{number}"
-        beside.mkdir()
-        (beside / "config.json").write_text(json.dumps({**config_of(layer), **changes}))
+        beside = beside_layer(tmp_path / f"{number}", layer, **changes)
         said(check_pair(layer, beside, engine="vllm", target_args=args))
 
 
@@ -162,21 +159,18 @@ def transform(targets: list[str], location: str) -> dict[str, Any]:
     return {"transform_config": {"config_groups": {"R1": {"apply": applied}}}}
 
 
-ROTATED = [
-    (transform(["re:.*embed_tokens$", "re:.*o_proj$"], "weight_output"), True),
-    (transform(["model.embed_tokens"], "weight_input"), False),
-    (transform(["Linear"], "weight_output"), False),  # QuIP, whose inverse is at the output
-    ({"algo_config": [{"name": "gptq"}, {"name": "rotation", "r1": True}]}, True),
-    ({"algo_config": [{"name": "rotation", "r1": True, "online_r1_rotation": True}]}, False),
-    ({"algo_config": [{"name": "rotation", "r1": False, "r2": True}]}, False),
-    ({"algo_config": {"name": "quarot"}}, True),
-    ({"transform_config": {"config_groups": {"R1": {"apply": [None, 3]}}}}, False),
-    (None, False),
-]
-
-
 def test_a_target_whose_residual_stream_is_rotated(tmp_path: Path) -> None:
-    for declared, is_said in ROTATED:
+    for declared, is_said in [
+        (transform(["re:.*embed_tokens$", "re:.*o_proj$"], "weight_output"), True),
+        (transform(["model.embed_tokens"], "weight_input"), False),
+        (transform(["Linear"], "weight_output"), False),  # QuIP, whose inverse is at the output
+        ({"algo_config": [{"name": "gptq"}, {"name": "rotation", "r1": True}]}, True),
+        ({"algo_config": [{"name": "rotation", "r1": True, "online_r1_rotation": True}]}, False),
+        ({"algo_config": [{"name": "rotation", "r1": False, "r2": True}]}, False),
+        ({"algo_config": {"name": "quarot"}}, True),
+        ({"transform_config": {"config_groups": {"R1": {"apply": [None, 3]}}}}, False),
+        (None, False),
+    ]:
         assert (rotated_by(declared) is not None) == is_said
     rotated = transform(["re:.*embed_tokens$"], "weight_output")
     declared = {"quant_method": "compressed-tensors", "format": "dense", **rotated}

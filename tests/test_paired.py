@@ -89,8 +89,7 @@ def test_a_rare_loss_widens_the_bound_below() -> None:
     x = (change.log_ratio - change.lower) / change.standard_error
     assert x > 1.5 * quantile
     assert x + a * x**2 / 3 + a**2 * x**3 / 27 + a / 6 == pytest.approx(quantile)
-    half = change.upper - change.log_ratio
-    assert half == pytest.approx(quantile * change.standard_error)
+    assert change.upper - change.log_ratio == pytest.approx(quantile * change.standard_error)
 
 
 def test_what_changes_nothing_has_no_spread_whatever_rounding_leaves() -> None:

@@ -72,8 +72,7 @@ def test_without_a_record_the_verdict_says_so(work: Path) -> None:
 def test_an_edited_record_or_declaration_is_refused(work: Path, tmp_path: Path) -> None:
     """Prompts cut out of the record, inputs that are not rounded, the record of another draft."""
     edited = Path(shutil.copytree(work / "fp8", tmp_path / "edited"))
-    groups = "config_groups"
-    edit_declaration(edited, lambda d: d[groups]["group_0"].update(input_activations=None))
+    edit_declaration(edited, lambda d: d["config_groups"]["group_0"].update(input_activations=None))
     with pytest.raises(GateError):
         DraftFolder.read(edited)
     edit_json(edited / "draftquant.json", calibration_prompts=["0" * 64])

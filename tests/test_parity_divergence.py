@@ -30,8 +30,7 @@ GAPS = (3.0, 0.1, 0.2, 2.0)
 
 
 def plain(count: int = 30, **asked: Any) -> Measurement:
-    records = [record(i, TEXT, top_gap=GAPS) for i in range(count)]
-    return run(records, name="plain", **asked)
+    return run([record(i, TEXT, top_gap=GAPS) for i in range(count)], name="plain", **asked)
 
 
 def speculative(changed: dict[int, Sequence[int]], count: int = 30, **asked: Any) -> Measurement:
@@ -42,8 +41,7 @@ def speculative(changed: dict[int, Sequence[int]], count: int = 30, **asked: Any
 def again(outputs: Sequence[Sequence[int]], count: int = 30) -> Measurement:
     """A second plain run, in which the first prompts have these outputs."""
     texts = [*outputs, *[TEXT] * (count - len(outputs))]
-    records = [record(i, text) for i, text in enumerate(texts)]
-    return run(records, name="again", concurrency=16)
+    return run([record(i, text) for i, text in enumerate(texts)], name="again", concurrency=16)
 
 
 def test_a_second_plain_run_says_what_noise_is() -> None:
@@ -69,13 +67,11 @@ def test_a_second_plain_run_says_what_noise_is() -> None:
 
 
 def test_a_near_tie_explains_no_third_token() -> None:
-    told = [
-        record(i, TEXT, top_gap=GAPS, token_logprob=(-0.1, -1.0, -1.0, -0.1)) for i in range(30)
-    ]
+    own = [record(i, TEXT, top_gap=GAPS, token_logprob=(-0.1, -1.0, -1.0, -0.1)) for i in range(30)]
     for logprob, verdict in ((-1.1, "PASS"), (-1.5, "PASS"), (-1.51, "FAIL"), (-0.4, "FAIL")):
         changed = record(3, (5, 9, 9, 9), token_logprob=(-0.1, logprob, -1.0, -1.0))
-        spec = run([*told[:3], changed, *told[4:]], speculation=SPECULATION)
-        (found,) = divergence_findings(run(told), [spec])
+        spec = run([*own[:3], changed, *own[4:]], speculation=SPECULATION)
+        (found,) = divergence_findings(run(own), [spec])
         assert found.verdict == verdict
         assert found.details[1]["drop"] == pytest.approx(-1.0 - logprob)
 
@@ -85,8 +81,7 @@ def test_hazards_are_compared_exactly() -> None:
     often, none = speculative({i: (5, 9, 9, 9) for i in range(12)}, 60), speculative({}, 60)
 
     def hazard(one: Measurement, second: Measurement, ratio: float) -> ParityFinding:
-        found = divergence_findings(plain(60), [one], plain_again=second, max_hazard_ratio=ratio)
-        return found[1]
+        return divergence_findings(plain(60), [one], plain_again=second, max_hazard_ratio=ratio)[1]
 
     twice, never = again([(5, 9, 9, 9)] * 2, 60), again([], 60)
     found = hazard(often, twice, 1.5)
@@ -109,28 +104,23 @@ def test_lossy_acceptance_is_no_parity_and_every_run_is_judged() -> None:
     assert [each.verdict for each in found] == ["PASS", "FAIL", "ANOMALOUS"]
 
 
-OTHER = plain(concurrency=9)
-
-APART: tuple[tuple[Measurement, Measurement, dict[str, Any]], ...] = (
-    (plain(temperature=0.7), speculative({}, temperature=0.7), {}),
-    (plain(), speculative({}, temperature=1.0), {}), (plain(30), speculative({}, 29), {}),
-    (plain(), speculative({}, version="0.33.0"), {}),
-    (plain(), speculative({}, template_sha256="a" * 64), {}),
-    (plain(), speculative({}, max_new_tokens=9), {}),
-    (run([record(i, TEXT) for i in range(30)]), speculative({}), {}),
-    (run([record(i, TEXT, top_gap=(1.0,)) for i in range(30)]), speculative({}), {}),
-    (speculative({}), speculative({}), {}), (plain(), plain(), {}),
-    (plain(), speculative({}), {"plain_again": speculative({})}),
-    (plain(), speculative({}), {"max_gap": float("nan")}),
-    (plain(), speculative({}), {"max_hazard_ratio": 2.0}),
-    (plain(), speculative({}), {"max_hazard_ratio": 0.0, "plain_again": OTHER}),
-    (plain(), speculative({}), {"plain_again": plain()}),
-    (plain(), speculative({}), {"min_prompts": 0}),
-)  # fmt: skip
-
-
 def test_runs_that_cannot_be_compared() -> None:
-    for first, second, options in APART:
+    for first, second, options in (
+        (plain(temperature=0.7), speculative({}, temperature=0.7), {}),
+        (plain(), speculative({}, temperature=1.0), {}), (plain(30), speculative({}, 29), {}),
+        (plain(), speculative({}, version="0.33.0"), {}),
+        (plain(), speculative({}, template_sha256="a" * 64), {}),
+        (plain(), speculative({}, max_new_tokens=9), {}),
+        (run([record(i, TEXT) for i in range(30)]), speculative({}), {}),
+        (run([record(i, TEXT, top_gap=(1.0,)) for i in range(30)]), speculative({}), {}),
+        (speculative({}), speculative({}), {}), (plain(), plain(), {}),
+        (plain(), speculative({}), {"plain_again": speculative({})}),
+        (plain(), speculative({}), {"max_gap": float("nan")}),
+        (plain(), speculative({}), {"max_hazard_ratio": 2.0}),
+        (plain(), speculative({}), {"max_hazard_ratio": 0.0, "plain_again": plain(concurrency=9)}),
+        (plain(), speculative({}), {"plain_again": plain()}),
+        (plain(), speculative({}), {"min_prompts": 0}),
+    ):  # fmt: skip
         with pytest.raises(ParityError):
             divergence_findings(first, [second], **options)
     base = plain(3)  # other prompts under the same hash
@@ -149,9 +139,7 @@ COUNT = ParityFinding(check="divergence", what="q", estimate=3, threshold=None,
                       verdict="INCONCLUSIVE", reason="no threshold")  # fmt: skip
 
 
-def test_findings_are_read_as_they_were_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_findings_are_read_as_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_findings(tmp_path / "f.json", [FOUND, COUNT], drafts_sha256=())
     assert read_parity(tmp_path / "f.json").findings == (FOUND, COUNT)
     _show(Findings(findings=(FOUND,)), None)

@@ -87,10 +87,9 @@ def expected(pair: Pair, kind: str) -> list[dict[Quantity, Tensor]]:
         tokens = torch.stack([trace.token_ids[r + 2 : r + 2 + pair.k] for r in rows])
         p, other = b.softmax(-1), q.softmax(-1)
         kl = F.kl_div(other.log(), p, reduction="none").sum(-1)
-        tops = [x.topk(TOP).indices.tolist() for x in (b, q)]
         shared = torch.tensor(
             [[len(set(x) & set(y)) / TOP for x, y in zip(*both, strict=True)]
-             for both in zip(*tops, strict=True)]
+             for both in zip(*[x.topk(TOP).indices.tolist() for x in (b, q)], strict=True)]
         )  # fmt: skip
         sums: dict[Quantity, Tensor] = {
             "rows": torch.full((pair.k,), float(len(rows))),
@@ -127,9 +126,8 @@ def test_sums_are_those_of_whole_distributions(pair: Pair, monkeypatch: pytest.M
     for prompt, sums in zip(found, wanted, strict=True):
         assert prompt.sums.keys() == sums.keys()
         for name, each in sums.items():
-            torch.testing.assert_close(
-                prompt.sums[name], each.double(), rtol=1e-4, atol=1e-4, msg=name
-            )
+            own = prompt.sums[name]
+            torch.testing.assert_close(own, each.double(), rtol=1e-4, atol=1e-4, msg=name)
 
 
 # ---- findings of sums made by hand
@@ -170,10 +168,8 @@ def test_limits_decide_by_bounds() -> None:
 
 
 def test_changes_tell_both_sides() -> None:
-    prompts = [prompt(i, surprise_baseline=5.0, surprise_candidate=6.0 + i % 2) for i in range(40)]
-    found = draft_findings(prompts, DraftLimits(max_perplexity_rise=0.01), top=5, confidence=0.95)[
-        -1
-    ]
+    rose = [prompt(i, surprise_baseline=5.0, surprise_candidate=6.0 + i % 2) for i in range(40)]
+    found = draft_findings(rose, DraftLimits(max_perplexity_rise=0.01), top=5, confidence=0.95)[-1]
     assert found.what.startswith("log perplexity")
     assert found.estimate == pytest.approx(1.5 * 1.1 / 20)
     assert (found.verdict, found.threshold) == ("FAIL", 0.01)
@@ -230,12 +226,6 @@ def test_drafts_that_cannot_be_compared(pair: Pair) -> None:
     command = ["parity", "draft", str(pair.source), str(pair.quant), "--traces"]
     assert main([*command, str(traces.folder), "--max-kl", "9"]) == 3
     assert main([*command, str(traces.folder), "--confidence", "95"]) == 2
-    shifted = _Shifted.of(int4)
-    for other, num_draft_tokens, top in (
-        (int4, 0, 5),
-        (int4, 2, 1025),
-        (int4, 16, 5),
-        (shifted, 2, 5),
-    ):
+    for other, k, top in ((int4, 0, 5), (int4, 2, 1025), (int4, 16, 5), (_Shifted.of(int4), 2, 5)):
         with pytest.raises(ParityError):
-            draft_agreement(bf16, other, traces, num_draft_tokens=num_draft_tokens, top=top)
+            draft_agreement(bf16, other, traces, num_draft_tokens=k, top=top)

@@ -98,10 +98,8 @@ class Scoring(Stand):
             entries[0][0] = None
             self.edit(entries)
             return [{"meta_info": {"input_token_logprobs": entries}}]
-        entries = [
-            {str(t): {"logprob": -t / 100, "rank": 1}, "999": {"logprob": -1}}
-            for t in body["prompt"]
-        ]
+        rest = {"999": {"logprob": -1}}
+        entries = [{str(t): {"logprob": -t / 100, "rank": 1}} | rest for t in body["prompt"]]
         entries[0] = None
         self.edit(entries)
         return [{"choices": [{"prompt_logprobs": entries}]}]
@@ -132,18 +130,15 @@ def test_a_server_scores_prompt_and_output_as_one_prompt(engine: ScoringEngine) 
         scores_of(stand, engine)
 
 
-LAST: tuple[tuple[ScoringEngine, object], ...] = (
-    *(("vllm", entry) for entry in (None, {"12": {"logprob": -1}}, ...)),
-    *(("vllm", {"11": {"logprob": value}}) for value in (-9999.0, 0.5, True, math.nan)),
-    *(("sglang", entry) for entry in (..., [-0.1, 12, None], [-0.1], None)),
-)
-
-
 def test_answers_that_are_no_scores() -> None:
     """By the last entry of one; `...` = it is absent."""
     stand = Scoring()
     with served(stand):
-        for engine, entry in LAST:
+        for engine, entry in (
+            *(("vllm", entry) for entry in (None, {"12": {"logprob": -1}}, ...)),
+            *(("vllm", {"11": {"logprob": value}}) for value in (-9999.0, 0.5, True, math.nan)),
+            *(("sglang", entry) for entry in (..., [-0.1, 12, None], [-0.1], None)),
+        ):
             stand.edit = lambda entries, entry=entry: (  # type: ignore[misc]
                 entries.pop() and entries.extend([entry] * (entry is not ...))
             )
@@ -157,10 +152,8 @@ def test_answers_that_are_no_scores() -> None:
 def drawn(
     count: int, *, drafts: bool = False, told: float | None = None, **asked: Any
 ) -> Measurement:
-    records = [
-        record(i, (1, 2, 3), token_logprob=None if told is None else (told,) * 3)
-        for i in range(count)
-    ]
+    own = None if told is None else (told,) * 3
+    records = [record(i, (1, 2, 3), token_logprob=own) for i in range(count)]
     speculation = SPECULATION if drafts else None
     return run(records, name="ql"[drafts], speculation=speculation, **{"temperature": 1.0} | asked)
 
@@ -173,12 +166,10 @@ def judge(
     **asked: Any,
 ) -> ParityFinding:
     """Each prompt's three tokens become so much more likely."""
-    plain = [(-1.0, -2.0, -3.0)] * len(changes)
-    speculative = [(-1.0 + x, -2.0 + x, -3.0 + x) for x in changes]
     return sampled_finding(
         drawn(len(changes), told=told, **asked),
         other or drawn(len(changes), drafts=True, **asked),
-        (plain, speculative),
+        ([(-1.0, -2.0, -3.0)] * len(changes), [(-1.0 + x, -2.0 + x, -3.0 + x) for x in changes]),
         max_logprob_drop=limits("--max-logprob-drop", limit, least=-1, most=1),
         confidence=0.95,
     )

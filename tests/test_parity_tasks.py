@@ -3,7 +3,7 @@
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from draftquant.validate.parity.task_findings import Discordance, mcnemar, task_
 from draftquant.validate.parity.task_run import TaskRun
 from draftquant.validate.parity.task_samples import Directions, TaskSamples, read_samples
 from scipy import stats
-from vllm_server import VLLMServer, served
+from vllm_server import VLLMServer
 
 TOLD = ("words_of",)
 USUAL: dict[str, Any] = {"confidence": 0.95, "directions": Directions()}
@@ -119,17 +119,15 @@ def told(tmp_path: Path, name: str, direction: object, metric: str = "err") -> P
 
 LOWER, HIGHER = ["--lower-is-better", "err"], ["--higher-is-better", "err"]
 
-BETTER: tuple[tuple[object, object, list[str], str, int], ...] = (
-    (False, None, [], "err", 1), (None, False, [], "err", 1), (None, None, LOWER, "err", 1),
-    (None, None, HIGHER, "err", 0), (True, "text", [], "err", 0),
-    (None, None, [], "exact_match", 0), (None, None, [], "wer", 1), (None, None, [], "err", 2),
-    (False, True, [], "err", 2), (None, True, LOWER, "err", 2),
-    (None, None, [*LOWER, *HIGHER], "err", 2),
-)  # fmt: skip
-
 
 def test_which_way_is_better_is_said_or_known_and_never_guessed(tmp_path: Path) -> None:
-    for number, (first, second, options, metric, code) in enumerate(BETTER):
+    for number, (first, second, options, metric, code) in enumerate((
+        (False, None, [], "err", 1), (None, False, [], "err", 1), (None, None, LOWER, "err", 1),
+        (None, None, HIGHER, "err", 0), (True, "text", [], "err", 0),
+        (None, None, [], "exact_match", 0), (None, None, [], "wer", 1), (None, None, [], "err", 2),
+        (False, True, [], "err", 2), (None, True, LOWER, "err", 2),
+        (None, None, [*LOWER, *HIGHER], "err", 2),
+    )):  # fmt: skip
         place, both = tmp_path / str(number), zip("ab", (first, second), strict=True)
         folders = [str(told(place, name, said, metric)) for name, said in both]
         found = main(["parity", "tasks", *folders, "--max-score-drop", "0.1", *options])
@@ -143,9 +141,8 @@ def test_an_item_that_lacks_a_metric_is_refused(tmp_path: Path) -> None:
     second = [sample(i, float(i > 27), **both) for i in range(40)]
     assert [one.verdict for one in compare(tmp_path, first, second, 0.1)] == ["FAIL", "PASS"]
     for spoilt in ({"exact_match": None}, {"metrics": ["f1"]}):
-        lines = [*second[:17], second[17] | spoilt, *second[18:]]
         with pytest.raises(ParityError):
-            compare(tmp_path, first, lines, 0.1)
+            compare(tmp_path, first, [*second[:17], second[17] | spoilt, *second[18:]], 0.1)
 
 
 def test_one_run_is_not_compared_with_itself(tmp_path: Path) -> None:
@@ -282,15 +279,8 @@ def lm_eval(tmp_path: Path) -> LmEval:
     return LmEval(tmp_path)
 
 
-@pytest.fixture
-def server() -> Iterator[VLLMServer]:
-    with served(VLLMServer()) as found:
-        yield found
-
-
 def asked(running: VLLMServer, **changes: Any) -> TaskRun:
-    made = TaskRun(running.url, "vllm", ("gsm8k",), "unset", tokenizer=TARGET)
-    return replace(made, **changes)
+    return replace(TaskRun(running.url, "vllm", ("gsm8k",), "unset", tokenizer=TARGET), **changes)
 
 
 def ran(run: TaskRun, out: Path, command: str) -> Mapping[str, TaskSamples]:
@@ -303,10 +293,10 @@ def words_of(lm_eval: LmEval) -> str:
 
 
 def test_what_lm_eval_is_told(
-    server: VLLMServer, lm_eval: LmEval, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    running: VLLMServer, lm_eval: LmEval, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRAFTQUANT_SERVER_KEY", "secret")
-    run = asked(server, limit=3, num_fewshot=2, gen_kwargs="temperature=0.5", seed=7,
+    run = asked(running, limit=3, num_fewshot=2, gen_kwargs="temperature=0.5", seed=7,
                 include_path=tmp_path, confirm_run_unsafe_code=True)  # fmt: skip
     out = tmp_path / "out"
     samples = ran(run, out, lm_eval.command)
@@ -316,44 +306,39 @@ def test_what_lm_eval_is_told(
     assert not (tmp_path / "out.tasks").exists()
     assert lm_eval.key == "secret"
     assert "secret" not in words_of(lm_eval)
-    run = asked(server, server=f"{server.url}/v1/", chat=True, tokenizer=None)
+    run = asked(running, server=f"{running.url}/v1/", chat=True, tokenizer=None)
     ran(run, tmp_path / "chat", lm_eval.command)
     words_of(lm_eval)
 
 
-def test_a_run_that_was_cut_off_goes_on(
-    server: VLLMServer, lm_eval: LmEval, tmp_path: Path
-) -> None:
+def test_a_run_that_was_cut_goes_on(running: VLLMServer, lm_eval: LmEval, tmp_path: Path) -> None:
     out, answers = tmp_path / "out", tmp_path / "out.tasks" / "answers_rank0.db"
     lm_eval.told(code=1)
     with pytest.raises(ParityError, match="lm_eval ended with exit code 1"):
-        ran(asked(server), out, lm_eval.command)
+        ran(asked(running), out, lm_eval.command)
     assert answers.read_text(encoding="utf-8") == "answers"
     assert not out.exists()
     with pytest.raises(OutputError, match="limit"):
-        ran(asked(server, limit=1), out, lm_eval.command)
+        ran(asked(running, limit=1), out, lm_eval.command)
     lm_eval.told()
-    faster = asked(server, concurrency=32)
-    ran(faster, out, lm_eval.command)
+    ran(asked(running, concurrency=32), out, lm_eval.command)
     assert out.is_dir()
     assert not answers.exists()
 
 
-def test_what_lm_eval_did_not_save_is_missed(
-    server: VLLMServer, lm_eval: LmEval, tmp_path: Path
-) -> None:
+def test_what_is_not_saved_is_missed(running: VLLMServer, lm_eval: LmEval, tmp_path: Path) -> None:
     arc = {"gsm8k": {"effective": 3}, "arc": {"effective": 5}}
     for counts in (None, arc, {"gsm8k": {"effective": 4}}, {"gsm8k": None}):
         lm_eval.told(results={"n-samples": counts} if counts else {})
         with pytest.raises(ParityError):
-            ran(asked(server), tmp_path / "out", lm_eval.command)
+            ran(asked(running), tmp_path / "out", lm_eval.command)
         assert not (tmp_path / "out").exists()
     lm_eval.told(saves=False)
     with pytest.raises(ParityError, match="it is not there"):
-        ran(asked(server), tmp_path / "out", lm_eval.command)
+        ran(asked(running), tmp_path / "out", lm_eval.command)
 
 
-def test_bad_options(server: VLLMServer, tmp_path: Path) -> None:
+def test_bad_options(running: VLLMServer, tmp_path: Path) -> None:
     for name, value in (
         *(("server", "localhost:8000"), ("tasks", ("",)), ("tokenizer", None)),
         *(("tokenizer", Path("/none")), ("include_path", Path("/none")), ("model", "other")),
@@ -361,14 +346,14 @@ def test_bad_options(server: VLLMServer, tmp_path: Path) -> None:
     ):
         run: Any = {"out": tmp_path / "out", "lm_eval": sys.executable} | {name: value}
         with pytest.raises(ParityError):
-            run_tasks(asked(server, **run))
-    gone = asked(server, server="http://127.0.0.1:9", timeout=1)
+            run_tasks(asked(running, **run))
+    gone = asked(running, server="http://127.0.0.1:9", timeout=1)
     with pytest.raises(ServerError, match="no answer after 3 attempt"):
         ran(gone, tmp_path / "out", sys.executable)
 
 
-def test_the_command(server: VLLMServer, lm_eval: LmEval, tmp_path: Path) -> None:
-    command = ["parity", "run-tasks", "--server", server.url, "--engine", "vllm"]
+def test_the_command(running: VLLMServer, lm_eval: LmEval, tmp_path: Path) -> None:
+    command = ["parity", "run-tasks", "--server", running.url, "--engine", "vllm"]
     command += ["--tokenizer", str(TARGET), "--tasks", "gsm8k", "--out", str(tmp_path / "out")]
     command += ["--lm-eval", lm_eval.command]
     assert main(command) == 0

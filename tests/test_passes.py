@@ -103,8 +103,7 @@ def case_of(name: str) -> Case:
     if isinstance(family, DFlash):
         weights = reference_dflash.random_weights(geometry)
         generator = torch.Generator().manual_seed(3)
-        mask = torch.randn(WIDTH, generator=generator, dtype=torch.float64)
-        weights["mask_embedding"] = mask
+        weights["mask_embedding"] = torch.randn(WIDTH, generator=generator, dtype=torch.float64)
     else:
         weights = random_weights(geometry, family=family)  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(5)
@@ -121,14 +120,8 @@ def all_hidden(forward: DraftForward, case: Case, rows: range, block_rows: int) 
     """[B, R, K, W] of all passes, each row and depth exactly once."""
     filled = torch.zeros(len(rows), K)
     hidden = [[torch.empty(0)] * K for _ in rows]
-    passes = forward.passes(
-        forward.fuse(case.features),
-        case.token_ids,
-        rows=rows,
-        num_draft_tokens=K,
-        block_rows=block_rows,
-    )
-    for one in passes:
+    fused, how = forward.fuse(case.features), {"num_draft_tokens": K, "block_rows": block_rows}
+    for one in forward.passes(fused, case.token_ids, rows=rows, **how):
         assert one.hidden.shape == (2, len(one.rows), len(one.depths), WIDTH)
         for (i, row), (j, depth) in itertools.product(enumerate(one.rows), enumerate(one.depths)):
             filled[rows.index(row), depth] += 1
@@ -150,8 +143,7 @@ def row_by_row(case: Case, rows: range, reference: Any, features: Tensor) -> Ten
         logits, fed = reference.extend(tokens[None, 1 : row + 2], reference.fuse(seen), 0)
         steps = [logits[0, -1]]
         for position in range(row + 1, row + K):
-            read = tokens[None, None, position + 1]
-            logits, fed = reference.extend(read, fed[:, -1:], position)
+            logits, fed = reference.extend(tokens[None, None, position + 1], fed[:, -1:], position)
             steps.append(logits[0, -1])
         every.append(torch.stack(steps))
     return torch.stack(every).unflatten(0, (2, len(rows)))
@@ -248,8 +240,7 @@ KEPT = {
 
 def test_a_number_is_kept_as_e4m3_times_its_scale() -> None:
     for scale in (1.0, 0.25, 2.0**9):
-        given = torch.tensor([x * scale for x in KEPT])
-        found = as_kept(given, torch.tensor(scale))
+        found = as_kept(torch.tensor([x * scale for x in KEPT]), torch.tensor(scale))
         assert found.tolist() == [kept * scale for kept in KEPT.values()]
 
 
@@ -277,14 +268,9 @@ def test_a_scale_may_be_that_of_a_head() -> None:
 
 
 def test_a_cache_that_changes_nothing_changes_no_bit(case: Case) -> None:
-    plain, same, rounded = (
-        all_hidden(forward, case, ROWS["strided"], 4)
-        for forward in (
-            case.forward(),
-            case.forward().caching(lambda _layer, keys, values: (keys, values)),
-            case.forward().caching(CacheRounding({0: UNIT, 1: UNIT})),
-        )
-    )
+    unchanged = case.forward().caching(lambda _layer, keys, values: (keys, values))
+    forwards = case.forward(), unchanged, case.forward().caching(CacheRounding({0: UNIT, 1: UNIT}))
+    plain, same, rounded = (all_hidden(one, case, ROWS["strided"], 4) for one in forwards)
     assert torch.equal(same, plain)
     assert not torch.equal(rounded, plain)
 
@@ -300,8 +286,7 @@ def test_every_key_and_value_goes_through_the_cache(case: Case) -> None:
     forward = case.forward().caching(watch)
     found = all_hidden(forward, case, ROWS["strided"], 4)
     assert {layer for layer, _, _ in seen} == {0, 1} == set(cached_layers(case.weights, "draft"))
-    latent = case.family.name == "eagle3-mla"
-    heads, width, values = (1, 12, 0) if latent else (2, 8, 8)
+    heads, width, values = (1, 12, 0) if case.family.name == "eagle3-mla" else (2, 8, 8)
     for _, k, v in seen:
         assert (k[0], k[2], v[0], v[2]) == (heads, width, heads, values)
     # What is read is what came back: with no value left, nothing of the tokens before is.

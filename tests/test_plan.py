@@ -13,7 +13,6 @@ from draftquant.quantize.engines.plan_verdicts import nothing_loads, planned_ver
 from draftquant.quantize.planning.quantization_plan import make_plan
 from draftquant.recipes import Expectation, Format, Recipe, Rule, built_in_recipes, load_recipe
 from draftquant.recipes.errors import LayoutError, PlanError
-from draftquant.recipes.schema import LayoutName
 from draftquant.scripts.cli import main
 from folder_rows import FILES, read_rows, write_folder
 from mixes import DOWN, FP8, FP8_STATIC, INT4, MIXES, MXFP4, NVFP4, PER_TOKEN, mixed
@@ -123,8 +122,7 @@ heavy = {{"torch", "transformers", "quark", "modelopt", "compressed_tensors", "s
 for command in {commands!r}:
     print(main(command), heavy & sys.modules.keys(), file=sys.stderr)
 """
-    command_line = [sys.executable, "-c", code]
-    run = subprocess.run(command_line, capture_output=True, text=True, check=True)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stderr == "0 set()\n" * 4 + "1 set()\n"
 
 
@@ -142,8 +140,7 @@ def test_a_plan_is_told_and_what_it_made(words: str, draft: Draft, tmp_path: Pat
 
 @pytest.fixture
 def wide_draft(tmp_path: Path) -> Draft:
-    folder = tiny_eagle3_llama(tmp_path / "draft", **WIDE["eagle3-llama"])
-    return draft_of(folder)
+    return draft_of(tiny_eagle3_llama(tmp_path / "draft", **WIDE["eagle3-llama"]))
 
 
 @pytest.mark.some(1)
@@ -151,11 +148,8 @@ def wide_draft(tmp_path: Path) -> Draft:
     ("name", "gpus"),
     [("mi325x-w4a8", {"MI325X"}), ("w4a8", {"H200", "B200", "A100", "MI325X", "MI355X"})],
 )
-def test_recipes_are_listed_for_the_gpu_that_is_asked_for(
-    name: str, gpus: set[str], draft: Draft
-) -> None:
-    recipe = dataclasses.replace(load_recipe("mi325x-w4a8"), name=name)
-    plan = make_plan(recipe, draft)
+def test_recipes_are_listed_for_the_gpu_asked_for(name: str, gpus: set[str], draft: Draft) -> None:
+    plan = make_plan(dataclasses.replace(load_recipe("mi325x-w4a8"), name=name), draft)
     said = nothing_loads(plan, planned_verdicts(plan)) or ""
     lists = [line for line in said.splitlines() if "these load" in line]
     assert {line.split()[1] for line in lists} == gpus
@@ -165,8 +159,7 @@ def test_recipes_are_listed_for_the_gpu_that_is_asked_for(
 
 def test_every_linear_has_the_format_of_its_rule(wide_draft: Draft) -> None:
     plan = make_plan(MIXES["fp8-int4-qkv-nvfp4-down"], wide_draft)
-    found = {s.row.module.rpartition(".")[2]: plan.format_of(s) for s in plan.quantized}
-    assert found == {
+    assert {s.row.module.rpartition(".")[2]: plan.format_of(s) for s in plan.quantized} == {
         **dict.fromkeys(("q_proj", "k_proj", "v_proj"), INT4),
         **dict.fromkeys(("o_proj", "gate_proj", "up_proj"), FP8),
         "down_proj": NVFP4,
@@ -184,18 +177,17 @@ def test_every_linear_has_the_format_of_its_rule(wide_draft: Draft) -> None:
 
 
 MXFP4_FP8 = Format(weights=MXFP4.weights, activations=PER_TOKEN)
-UNDECLARED: tuple[tuple[LayoutName, Format, Format], ...] = (
-    ("quark", FP8, FP8_STATIC),
-    ("modelopt", NVFP4, FP8_STATIC),
-    ("compressed-tensors", NVFP4, MXFP4_FP8),
-)
 
 
 def test_formats_that_do_not_go_together(wide_draft: Draft) -> None:
     """Two in a fused linear, and those that a layout cannot declare."""
     with pytest.raises(PlanError):
         make_plan(mixed(NVFP4, (FP8, ("*.gate_proj.weight",))), wide_draft)
-    for layout, own, other in UNDECLARED:
+    for layout, own, other in (
+        ("quark", FP8, FP8_STATIC),
+        ("modelopt", NVFP4, FP8_STATIC),
+        ("compressed-tensors", NVFP4, MXFP4_FP8),
+    ):
         with pytest.raises(LayoutError):
             make_plan(dataclasses.replace(mixed(own, (other, DOWN)), layout=layout), wide_draft)
 
@@ -205,8 +197,7 @@ def test_nvfp4_that_a_class_of_mla_takes_as_floats(tmp_path: Path) -> None:
         (tiny_eagle3_mla, "sglang", "param_data.shape=torch.Size([64, 192])"),
         (tiny_dspark_mla, "vllm", "markov_head.markov_w2.weight has the shape [96, 8]"),
     ):
-        draft = build(tmp_path / engine)
-        plan = planned(draft, "blackwell-nvfp4-weights", target_layers=8)
+        plan = planned(build(tmp_path / engine), "blackwell-nvfp4-weights", target_layers=8)
         said = {str(each.engine): each for each in planned_verdicts(plan, arch="sm90")}
         assert said[engine].verdict == "REFUSED"
         assert error in str(said[engine].error)

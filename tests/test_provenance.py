@@ -71,26 +71,22 @@ CUT = """{"format": "draftquant-cut", "version": 1, "draftquant": "0.1.0",
 def document(kind: str) -> dict[str, Any]:
     """A file of one kind; "whole" is a quantized one with every key."""
     quantized = json.loads(QUANTIZED)
-    documents: dict[str, dict[str, Any]] = {
+    found: dict[str, dict[str, Any]] = {
         "quantized": quantized,
         "whole": quantized | json.loads(OPTIONAL),
         "transcoded": json.loads(TRANSCODED),
         "dequantized": json.loads(DEQUANTIZED),
         "cut": json.loads(CUT),
     }
-    documents["quantized-of-cut"] = quantized | {"cuts": documents["cut"]["cuts"]}
-    documents["cut-of-quantized"] = documents["cut"] | {"quantized_by": documents["whole"]}
-    documents["cut-of-quantized"]["cuts"] = [
+    found["quantized-of-cut"] = quantized | {"cuts": found["cut"]["cuts"]}
+    found["cut-of-quantized"] = found["cut"] | {"quantized_by": found["whole"]}
+    found["cut-of-quantized"]["cuts"] = [
         each | {"source": each["source"] | {"tensor_digests": quantized["tensor_digests"]}}
-        for each in documents["cut"]["cuts"]
-    ] + documents["cut"]["cuts"]
-    documents["dequantized-of-cut"] = documents["dequantized"] | {
-        "quantized_by": documents["cut-of-quantized"]
-    }
-    documents["dequantized-of-ours"] = documents["dequantized"] | {
-        "quantized_by": documents["whole"]
-    }
-    return documents[kind]
+        for each in found["cut"]["cuts"]
+    ] + found["cut"]["cuts"]
+    found["dequantized-of-cut"] = found["dequantized"] | {"quantized_by": found["cut-of-quantized"]}
+    found["dequantized-of-ours"] = found["dequantized"] | {"quantized_by": found["whole"]}
+    return found[kind]
 
 
 def stored(folder: Path, content: object) -> Path:

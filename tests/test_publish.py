@@ -40,13 +40,9 @@ from draftquant.scripts.cli import main
 from test_traces import AUX, TARGET, TRACES
 from tiny import tiny_eagle3_llama
 
+UNKNOWN = SourceFolder(hub_id=None, revision=None)
 RECORD = GraftedProvenance(
-    draftquant="0.1.0",
-    argv=(),
-    layers=(),
-    target={},
-    tensor_digests={},
-    source=SourceFolder(hub_id=None, revision=None),
+    draftquant="0.1.0", argv=(), layers=(), target={}, tensor_digests={}, source=UNKNOWN
 )
 
 
@@ -128,8 +124,7 @@ def test_steps_in_their_order(source: Checkpoint, tmp_path: Path) -> None:
     rewrite = noting(source, tmp_path / "out")
     assert rewrite.publish() == "found and confirmed"
     assert rewrite.seen == ORDER
-    found = {path.name for path in (tmp_path / "out").iterdir()}
-    assert found == {
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "config.json", "draftquant.json", "index.json", "model.safetensors", "nested",
         "tokenizer.json",
     }  # fmt: skip
@@ -196,9 +191,7 @@ def test_what_somebody_writes_at_last_is_not_published(
 def test_the_disk_must_hold_tensors_side_files_and_some_more(
     source: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = (
-        source.folder.joinpath(f).stat().st_size for f in ("nested/notes.txt", "tokenizer.json")
-    )
+    sizes = ((source.folder / f).stat().st_size for f in ("nested/notes.txt", "tokenizer.json"))
     needed = 7 + sum(sizes) + SPARE_BYTES
     free = SimpleNamespace(free=needed - 1)
     monkeypatch.setattr("draftquant.quantize.files.staging.shutil.disk_usage", lambda _: free)
@@ -239,9 +232,7 @@ def test_modes_are_those_of_the_umask(tmp_path: Path) -> None:
             assert (path, stat.S_IMODE(path.stat().st_mode)) == (path, wanted)
 
 
-def test_a_name_that_may_not_last_is_taken_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unsure_name_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder has its name, but the disk does not confirm that it keeps it."""
 
     def failing(path: Path) -> None:
@@ -378,14 +369,10 @@ def test_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 # ---- while it is written
 
-
-def _fail(*_arguments: object) -> None:
-    raise OSError(5, "Input/output error")
+_fail = Mock(side_effect=OSError(5, "Input/output error"))
 
 
-def test_a_file_is_synced_while_it_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_synced_while_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And an early error is told where all is waited for: the kernel tells it once."""
     seen = threading.Event()
 
@@ -448,9 +435,7 @@ def test_where_hard_links_do_not_work_files_are_copied(
             call()
 
 
-def test_a_file_that_becomes_shorter_while_it_is_copied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_shrinks_while_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_bytes(b"bytes")
     monkeypatch.setattr(publish_module, "copy_range", Mock(return_value=4))
     with pytest.raises(OSError, match=r"became shorter .*/file'$"):

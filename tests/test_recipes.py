@@ -125,8 +125,7 @@ def test_the_hash_of_a_recipe_of_one_format_is_that_of_before() -> None:
         LoadsOn(engine="vllm", arch=("sm90", "sm100"), family=every),
         LoadsOn(engine="sglang", arch=("sm90", "sm100", "gfx942"), family=every),
     )
-    recipe = dataclasses.replace(PTPC, rules=before, loads_on=fewer)
-    assert recipe_sha256(recipe) == HASH_OF_PTPC
+    assert recipe_sha256(dataclasses.replace(PTPC, rules=before, loads_on=fewer)) == HASH_OF_PTPC
 
 
 def test_extends_a_file_beside_it_merges_mappings_and_replaces_lists(tmp_path: Path) -> None:
@@ -143,13 +142,10 @@ def test_extends_a_file_beside_it_merges_mappings_and_replaces_lists(tmp_path: P
     assert recipe.rules == (Rule(role=("attention",), action="quantize"),)
     assert recipe.activations is None
     assert recipe.algorithm == PTPC.algorithm
-    base = to_mapping(load_recipe("int4-channel-gptq")) | {"name": "base"}
-    write(tmp_path / "base.yaml", base)
-    mine = write(
-        tmp_path / "mine.yaml", {"extends": "base.yaml", "name": "mine", "backend": "quark"}
-    )
+    write(tmp_path / "base.yaml", to_mapping(load_recipe("int4-channel-gptq")) | {"name": "base"})
+    other = {"extends": "base.yaml", "name": "mine", "backend": "quark"}
     with pytest.raises(DraftQuantError, match=r"base\.yaml:\d+: algorithm: backend quark"):
-        load_recipe(mine)
+        load_recipe(write(tmp_path / "mine.yaml", other))
 
 
 def test_aliases_load_on_their_gpu_for_every_family_and_need_no_traces() -> None:
@@ -174,8 +170,7 @@ def schema_keys(cls: type, prefix: str = "") -> dict[str, Any]:
     for name, hint in typing.get_type_hints(cls).items():
         arguments = typing.get_args(hint)
         inner = next((t for t in (hint, *arguments) if dataclasses.is_dataclass(t)), None)
-        is_part = inner is hint
-        if inner is None or not is_part:
+        if inner is not hint:
             keys[prefix + name] = hint
         if inner is not None:
             keys |= schema_keys(typing.cast(type, inner), f"{prefix}{name}.")

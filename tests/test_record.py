@@ -67,9 +67,7 @@ def traces(target: Path, tmp_path_factory: pytest.TempPathFactory) -> TraceFolde
 
 
 @torch.no_grad()
-def test_features_and_tokens_are_those_of_one_full_forward(
-    traces: TraceFolder, model: LlamaForCausalLM
-) -> None:
+def test_features_and_tokens_of_one_pass(traces: TraceFolder, model: LlamaForCausalLM) -> None:
     """Recorded a token at a time in batches; checked against one pass over the whole sequence.
 
     transformers rounds norms and softmax to float32 inside a float64 model, and the order of sums
@@ -87,11 +85,8 @@ def test_features_and_tokens_are_those_of_one_full_forward(
         assert torch.equal(trace.target_top1, output.logits[0].argmax(-1))
 
 
-def test_a_prompt_ends_with_the_first_end_of_text(
-    traces: TraceFolder, target: Path, tmp_path: Path
-) -> None:
-    first = next(iter(traces))
-    end = first.continuation[4]
+def test_a_text_ends_with_its_first_end(traces: TraceFolder, target: Path, tmp_path: Path) -> None:
+    end = next(iter(traces)).continuation[4]
     ending = tmp_path / "ending"
     shutil.copytree(target, ending)
     for name in ("config.json", "generation_config.json"):
@@ -113,10 +108,8 @@ def test_a_prompt_ends_with_the_first_end_of_text(
     assert [one.continuation for one in on] == [one.continuation for one in traces]
     assert on.manifest.ignore_eos
     with pytest.warns(dq.DraftQuantWarning, match=f"{shorter} of {len(cut)} texts end with the"):
-        longer = dq.record(
-            ending, cut.folder, tmp_path / "longer", max_new_tokens=2, continued=True
-        )
-    assert len(longer) == len(cut) - shorter
+        more = dq.record(ending, cut.folder, tmp_path / "longer", max_new_tokens=2, continued=True)
+    assert len(more) == len(cut) - shorter
     whole = dq.record(
         ending, cut.folder, tmp_path / "whole", max_new_tokens=2, continued=True, ignore_eos=True
     )
@@ -212,10 +205,10 @@ def bare(pair: Path, folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def prompt_file(folder: Path, *lengths: int, token: int = 1) -> Path:
+def prompt_file(folder: Path, *lengths: int) -> Path:
     path = folder / "prompts.jsonl"
     lines = (
-        {"id": f"p{i}", "category": "a", "token_ids": [(token + i + j) % VOCAB for j in range(n)]}
+        {"id": f"p{i}", "category": "a", "token_ids": [(1 + i + j) % VOCAB for j in range(n)]}
         for i, n in enumerate(lengths)
     )
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
@@ -249,8 +242,7 @@ def test_too_long_prompts_are_left_out_or_cut_said_and_recorded(
 ) -> None:
     prompts, out = prompt_file(tmp_path, 5, 511, 6, 520), tmp_path / "out"
     arguments = ("--target", str(pair / "target"), "--prompts", str(prompts), "--out", str(out))
-    given = ("--max-new-tokens", "2", "--too-long", how)
-    assert main(["record", *arguments, *given]) == 0
+    assert main(["record", *arguments, "--max-new-tokens", "2", "--too-long", how]) == 0
     done = {"skip": "left out", "truncate": "cut to their last tokens"}[how]
     said = " ".join(capsys.readouterr().err.split())
     assert f"2 of 4 prompts are {done}: with 2 new tokens they exceed the target's 512" in said
@@ -307,9 +299,7 @@ def test_draws_have_the_law_that_is_recorded() -> None:
     assert stats.chisquare(found[kept], expected[kept] * rows / expected.sum()).pvalue > 1e-3
 
 
-def test_sampled_traces_hold_the_probabilities_that_were_drawn_from(
-    target: Path, tmp_path: Path
-) -> None:
+def test_sampled_traces_hold_the_probabilities_drawn_from(target: Path, tmp_path: Path) -> None:
     """Against the target itself, which reads the recorded text again."""
     decoding = Decoding(temperature=0.7, top_p=0.9, top_k=20, num_top_logprobs=2)
     given: Any = {"aux_layer_ids": (0, 1, 2), "batch_size": 3, "max_new_tokens": 12}

@@ -24,14 +24,8 @@ NEW = 10
 
 def prompts(lengths: tuple[int, ...] = LENGTHS) -> list[Prompt]:
     stream = torch.Generator().manual_seed(1)
-    return [
-        Prompt(
-            id=f"p{i}",
-            category="all",
-            token_ids=tuple(torch.randint(6, VOCAB, (length,), generator=stream).tolist()),
-        )
-        for i, length in enumerate(lengths)
-    ]
+    ids = [torch.randint(6, VOCAB, (length,), generator=stream).tolist() for length in lengths]
+    return [Prompt(id=f"p{i}", category="all", token_ids=tuple(x)) for i, x in enumerate(ids)]
 
 
 SIZES: dict[str, Any] = {

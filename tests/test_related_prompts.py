@@ -18,16 +18,10 @@ def texts(
     *prompts: Sequence[int], category: str = "a", continuations: Sequence[int] | None = None
 ) -> list[PromptText]:
     """Each prompt with a continuation of its own, or with the given ones."""
-    return [
-        PromptText(
-            category=category,
-            cluster=None,
-            declared=None,
-            prompt=tuple(prompt),
-            continuation=(*category.encode(), (continuations or range(len(prompts)))[i]),
-        )
-        for i, prompt in enumerate(prompts)
-    ]
+    own = {"category": category, "cluster": None, "declared": None}
+    pairs = zip(prompts, continuations or range(len(prompts)), strict=False)
+    begin = tuple(category.encode())
+    return [PromptText(**own, prompt=tuple(p), continuation=(*begin, last)) for p, last in pairs]
 
 
 def body(first: int, length: int = 20) -> tuple[int, ...]:

@@ -101,9 +101,7 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.mark.some(4)
 @pytest.mark.parametrize("case", KINDS)
-def test_what_a_draft_is_replaces_every_remedy(
-    case: str, others: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_a_kind_replaces_every_remedy(case: str, others: tuple[Path, Path], tmp_path: Path) -> None:
     (build, kind), (target, quantized), out = KINDS[case], others, tmp_path / "out"
     draft = build(tmp_path / "draft")
     verbs: Mapping[str, Callable[[], Any]] = {
@@ -220,9 +218,7 @@ FOLLOWED: Mapping[str, Callable[..., None]] = {
     r"name the 5 layers": lambda at: layers(at, "[2, 4, 5, 6, 7]", "[1, 3, 4, 5, 6]"),
 }
 """A remedy, and what whoever follows it does."""
-OTHER_ENGINE = re.compile(
-    r"serve (?:it|the draft|a draft of speculators)[^;]*? with (vLLM|SGLang)\b"
-)
+ELSEWHERE = re.compile(r"serve (?:it|the draft|a draft of speculators)[^;]*? with (vLLM|SGLang)\b")
 LLAMA, DFLASH = tiny_eagle3_llama, tiny_dflash
 MISTAKES: Mapping[str, Build] = {
     "P-EAGLE's name": made(LLAMA, name="PeagleLlamaForCausalLM"),
@@ -262,7 +258,7 @@ def end_of(draft: Path, engine: str, **asked: Any) -> tuple[str, str]:
         step = next(((do, found) for do, found in steps if found), None)
         if step is not None:
             step[0](draft, *step[1].groups())
-        elif (other := OTHER_ENGINE.search(remedy)) is not None:
+        elif (other := ELSEWHERE.search(remedy)) is not None:
             engine = other[1].lower()
         else:
             return verdict, remedy
@@ -347,9 +343,8 @@ def drawn(folder: Path, seed: int) -> Path:
     if change < 0.3:
         del tensors[rng.choice(sorted(tensors))]
     elif change < 0.5:
-        tensors[f"{rng.choice(sorted(tensors)).rpartition('.')[0]}.bias"] = Stored(
-            "BF16", (16,), bytes(32)
-        )
+        module = rng.choice(sorted(tensors)).rpartition(".")[0]
+        tensors[f"{module}.bias"] = Stored("BF16", (16,), bytes(32))
     write_tensors(folder, tensors)
     return folder
 
@@ -376,5 +371,4 @@ def test_every_remedy_of_a_drawn_draft_ends(count: int, tmp_path: Path) -> None:
 
 
 def test_a_folder_of_mlx_in_which_nothing_is_packed_is_a_bf16_draft(tmp_path: Path) -> None:
-    draft = MISTAKES["MLX, and nothing packed"](tmp_path / "draft")
-    assert dq.inspect(draft).audit is None
+    assert dq.inspect(MISTAKES["MLX, and nothing packed"](tmp_path / "draft")).audit is None

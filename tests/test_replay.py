@@ -18,7 +18,7 @@ from draftquant.calibration.passes.proposals import Proposals
 from draftquant.calibration.prompts.prompt_file import Prompt, read_prompts
 from draftquant.calibration.traces.prompt_trace import PromptTrace
 from draftquant.calibration.traces.trace_folder import TraceFolder
-from draftquant.quantize.stored.loading import LoadedDraft, load_draft
+from draftquant.quantize.stored.loading import load_draft
 from draftquant.recipes.errors import ForwardError, ReplayError, TraceError
 from draftquant.scripts.cli import main
 from draftquant.validate.counting.acceptance_counts import repeated_ngram_share
@@ -132,14 +132,9 @@ def test_copies_and_near_duplicates_reach_the_gate(tmp_path: Path) -> None:
 
 def hand_trace(tokens: list[int], prompt_length: int) -> PromptTrace:
     token_ids = torch.tensor(tokens)
-    return PromptTrace(
-        id="hand",
-        category="all",
-        prompt_length=prompt_length,
-        token_ids=token_ids,
-        features=torch.zeros(len(tokens) - 1, 1),
-        target_top1=token_ids[1:],
-    )
+    features = torch.zeros(len(tokens) - 1, 1)
+    kept = {"token_ids": token_ids, "features": features, "target_top1": token_ids[1:]}
+    return PromptTrace(id="hand", category="all", prompt_length=prompt_length, **kept)
 
 
 def test_accepted_prefixes_by_hand() -> None:
@@ -164,22 +159,15 @@ def test_shorter_rounds_begin_elsewhere() -> None:
     assert one.mean_acceptance_length == 2
 
 
-def negated(draft: LoadedDraft) -> LoadedDraft:
-    """It proposes the least likely token, which is never right."""
-    weights = dict(draft.weights) | {"lm_head.weight": -draft.weights["lm_head.weight"]}
-    forward = draft.family.forward(draft.geometry, weights, unrounded)
-    return dataclasses.replace(draft, weights=weights, forward=forward)
-
-
 def test_several_drafts_are_compared_with_the_first(pair_traces: TraceFolder) -> None:
     draft = load_draft(PAIR / "draft")
     int4 = load_draft(corpus.quantized("eagle3-llama", "int4-channel", pair=True))
-    lost, calls = negated(draft), list[tuple[int, int]]()
+    weights = dict(draft.weights) | {"lm_head.weight": -draft.weights["lm_head.weight"]}
+    forward = draft.family.forward(draft.geometry, weights, unrounded)
+    never_right = dataclasses.replace(draft, weights=weights, forward=forward)
+    drafts, calls = [draft, int4, never_right], list[tuple[int, int]]()
     first, second, wrong = replay_drafts(
-        [draft, int4, lost],
-        pair_traces,
-        num_draft_tokens=3,
-        on_progress=lambda *call: calls.append(call),
+        drafts, pair_traces, num_draft_tokens=3, on_progress=lambda *call: calls.append(call)
     )
     done, total = calls[0]
     assert calls == [(n * done, total) for n in (1, 2, 3)]  # one batch of all: equal steps
@@ -201,7 +189,7 @@ def test_several_drafts_are_compared_with_the_first(pair_traces: TraceFolder) ->
     assert wrong.every_position.histogram[0] == agreement.num_rows
     step = wrong.first_step
     assert (step.num_only_reference_hits, step.num_only_this_hits) == (hits[0], 0)
-    step = replay_drafts([lost, draft], pair_traces, num_draft_tokens=3)[1].first_step
+    step = replay_drafts([never_right, draft], pair_traces, num_draft_tokens=3)[1].first_step
     assert (step.num_only_reference_hits, step.num_only_this_hits) == (0, hits[0])
 
 

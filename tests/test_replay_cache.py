@@ -78,8 +78,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 def replayed(work: Path, *names: str, cache: ReplayCache | None) -> Sequence[DraftReplay]:
     drafts = [load_draft(PAIR / "draft", compact=True)]
     drafts += [load_draft(work / name, compact=True, like=drafts[0]) for name in names]
-    traces = TraceFolder.open(work / "traces")
-    return replay_drafts(drafts, traces, num_draft_tokens=3, cache=cache)
+    return replay_drafts(drafts, TraceFolder.open(work / "traces"), num_draft_tokens=3, cache=cache)
 
 
 def test_drawn_proposals_are_kept_too_and_what_is_quantized_is_always_replayed(
@@ -151,14 +150,10 @@ def test_a_hit_gives_the_report_byte_for_byte_and_an_edited_entry_none(
 
 def question(work: Path, **changes: object) -> ReplayQuestion:
     traces = TraceFolder.open(work / "traces")
-    usual = ReplayQuestion(
-        draft=load_draft(PAIR / "draft", compact=True),
-        traces=traces,
-        batches=batches_of(traces.manifest.prompts, max_tokens=4096),
-        num_draft_tokens=3,
-        temperature=None,
-    )
-    return dataclasses.replace(usual, **changes)  # type: ignore[arg-type]
+    draft = load_draft(PAIR / "draft", compact=True)
+    batches = batches_of(traces.manifest.prompts, max_tokens=4096)
+    usual: dict[str, Any] = {"draft": draft, "traces": traces, "batches": batches}
+    return ReplayQuestion(**{**usual, "num_draft_tokens": 3, "temperature": None, **changes})
 
 
 def changed_weight(folder: Path) -> Path:
@@ -173,19 +168,16 @@ def changed_weight(folder: Path) -> Path:
     return folder
 
 
-def test_every_part_of_the_key_counts(
-    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_of_the_key_counts(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = question(work)
     assert question(work).key == usual.key
     draft, traces = PAIR / "draft", usual.traces
-    some = traces.only(traces.manifest.prompts[1:])
     others = [
         question(work, draft=load_draft(changed_weight(tmp_path / "draft"), compact=True)),
         question(work, draft=load_draft(draft, compact=True, rope_theta=500.0)),
         question(work, draft=load_draft(draft, compact=True, dtype=torch.bfloat16)),
         question(work, draft=load_draft(draft)),  # held wider
-        question(work, traces=some),
+        question(work, traces=traces.only(traces.manifest.prompts[1:])),
         question(work, batches=batches_of(traces.manifest.prompts, max_tokens=64)),
         question(work, num_draft_tokens=2),
         question(work, temperature=0.8),
@@ -215,9 +207,7 @@ def test_every_part_of_the_key_counts(
     assert renamed.key == usual.key  # by content
 
 
-def test_the_key_has_every_module_that_computes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_key_has_all_that_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, seen = tmp_path / "quantize" / "x.py", {computed.code_sha256()}
     for house in ("recipes", "quantize", "calibration", "validate/counting"):
         (tmp_path / house).mkdir(parents=True)
@@ -231,16 +221,13 @@ def test_the_key_has_every_module_that_computes(
     assert len(seen) == 4
 
 
-Edit = Callable[[bytes], bytes]
-
-
 def other_token(kept: bytes) -> bytes:
     """Every proposal is another token: whichever prompt is replayed again, it is seen."""
     tokens = np.frombuffer(kept, np.int32)  # -1 where nothing was proposed
     return np.where(tokens < 0, tokens, tokens ^ 1).astype(np.int32).tobytes()
 
 
-FORGED: dict[str, tuple[Edit, str]] = {
+FORGED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "tokens": (other_token, "replayed again, the draft proposes other tokens for prompt"),
     "fewer": (lambda kept: kept[:-4], "no proposals for the prompts of the traces"),
     "no tokens of the target": (lambda kept: b"\x7f" * len(kept), "no proposals for the prompts"),
@@ -288,15 +275,9 @@ def test_groups_give_the_report_of_all_together_and_run_the_first_once(
 
 def estimate(*own: int, available: int) -> MemoryEstimate:
     """Of drafts of these bytes, beside tables of 5 and passes of 10."""
-    return MemoryEstimate(
-        device=torch.device("cpu"),
-        drafts=tuple(DraftMemory(name=f"d{i}", own=one, common=0) for i, one in enumerate(own)),
-        tables=5,
-        reading=0,
-        passes=10,
-        max_tokens=1,
-        available=available,
-    )
+    drafts = tuple(DraftMemory(name=f"d{i}", own=one, common=0) for i, one in enumerate(own))
+    rest: Any = {"device": torch.device("cpu"), "reading": 0, "max_tokens": 1}
+    return MemoryEstimate(drafts=drafts, tables=5, passes=10, available=available, **rest)
 
 
 def test_groups_fit_beside_the_first_draft() -> None:
@@ -323,10 +304,9 @@ def test_one_draft_that_rounds_a_whole_call_has_all_run_one_prompt_at_a_time(
 @pytest.mark.parametrize(("token", "known"), [(-2, False), (-1, True), (4, True), (5, False)])
 def test_kept_proposals_are_tokens_of_the_target(token: int, known: bool) -> None:
     """Or none, where the draft proposes what the target does not have."""
-    manifest = SimpleNamespace(target=SimpleNamespace(vocab_size=5))
     asked: Any = SimpleNamespace(
         rows=lambda _: 1, num_draft_tokens=2, temperature=None,
-        traces=SimpleNamespace(manifest=manifest),
+        traces=SimpleNamespace(manifest=SimpleNamespace(target=SimpleNamespace(vocab_size=5))),
     )  # fmt: skip
     kept = module.decoded(np.array([0, token], np.int32).tobytes(), asked, [0])
     assert (kept is not None) is known

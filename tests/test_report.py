@@ -214,9 +214,7 @@ REFUSED = (
 )
 
 
-def test_outputs_are_refused_before_any_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_outputs_are_refused_before_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The drafts and traces do not even exist."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
@@ -260,8 +258,7 @@ def test_an_annotation_is_one_line_and_as_red_as_the_job() -> None:
         ("PASS", True, "notice"), ("INCONCLUSIVE", True, "error"),
         ("INCONCLUSIVE", False, "warning"), ("ANOMALOUS", False, "error"),
     ):  # fmt: skip
-        found = annotation(verdict, "why", inconclusive_fails=fails)
-        assert found.startswith(f"::{level} title=")
+        assert annotation(verdict, "why", inconclusive_fails=fails).startswith(f"::{level} title=")
 
 
 def test_reports_are_compared_for_a_traffic(tmp_path: Path, capsys: Capsys) -> None:

@@ -69,9 +69,7 @@ def test_what_is_no_report_file_is_never_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_all_reports_or_none(
-    overwrite: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_or_none(overwrite: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The third rename fails: what the first two did is undone."""
     paths = [tmp_path / name for name in ("a.html", "b.md", "c.xml")]
     if overwrite:

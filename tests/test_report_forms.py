@@ -129,9 +129,7 @@ def test_prompts_are_one_number_in_every_form() -> None:
     """Of 42, one is a copy, one has no verify step, and three are related."""
     rows, texts = [(0, 0), *spread(600, 41)], [50, 7, 7, *range(8, 47)]
     clusters = [f"c{max(i, 5)}" for i in range(42)]
-    found = judge(
-        *(clustered(replay(each, texts=texts), clusters) for each in (rows, rows)), RELEASE
-    )
+    found = judge(*(clustered(replay(own, texts=texts), clusters) for own in (rows, rows)), RELEASE)
     assert (found.num_prompts, found.num_clusters, found.sample) == (40, 37, "37 (42 recorded)")
     judged = document(found)
     for text in (page(judged), markdown(judged)):
@@ -142,8 +140,7 @@ def test_prompts_are_one_number_in_every_form() -> None:
 
 def test_a_figure_that_is_too_long_for_a_phone_goes_on_in_the_next_line() -> None:
     """In two columns of 185 pixels, less a name of 90; else it lies over the next figure."""
-    style = page(document(comparison()))
-    wide, narrow = style.split("@media (max-width: 46rem)", 1)
+    wide, narrow = page(document(comparison())).split("@media (max-width: 46rem)", 1)
     assert ".number { white-space: nowrap; }" in wide
     assert ".number { white-space: normal; }" in narrow
 

@@ -135,8 +135,7 @@ def test_what_clean_removes_is_counted_and_what_it_cannot_is_said(
     cache.write(KEY, RESULT)
     size, name = entry(cache).stat().st_size, str(cache.folder)
     assert list(cache.listed().left) == [name]
-    refused = PermissionError(errno.EPERM, "not yours")
-    monkeypatch.setattr(Path, "unlink", Mock(side_effect=refused))
+    monkeypatch.setattr(Path, "unlink", Mock(side_effect=PermissionError(errno.EPERM, "not yours")))
     assert cache.clean() == CleanReport(removed={}, left={name: "cannot be removed: not yours"})
     monkeypatch.undo()
     request.getfixturevalue("faster")
@@ -167,9 +166,7 @@ def test_the_least_used_entries_make_room(tmp_path: Path, warnings: list[str]) -
     assert warnings == []
 
 
-def test_where_it_lies(
-    tmp_path: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_it_is(tmp_path: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def folder() -> Path | None:
         cache = user_cache(warnings.append)
         return cache.folder if cache else None
@@ -185,11 +182,7 @@ def test_where_it_lies(
         monkeypatch.setenv("XDG_CACHE_HOME", nothing)
         assert folder() == Path("/home/of/me/.cache/draftquant")
     assert warnings == []
-
-    def homeless(_path: Path) -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(Path, "expanduser", homeless)
+    monkeypatch.setattr(Path, "expanduser", Mock(side_effect=RuntimeError("no home directory")))
     assert folder() is None
     assert "there is no cache" in warnings[0]
 

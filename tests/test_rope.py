@@ -64,10 +64,8 @@ def read(scaling: dict[str, Any] | None, **keys: Any) -> RopeConfig:
 
 
 def turned(rope: RopeConfig) -> torch.Tensor:
-    numbers = [
-        [((7 * i + 3 * j) % 11 - 5) / 4 for j in range(HEAD_DIM)] for i in range(len(POSITIONS))
-    ]
-    queries = torch.tensor(numbers, dtype=torch.float64)[None, None]
+    x = [[((7 * i + 3 * j) % 11 - 5) / 4 for j in range(HEAD_DIM)] for i in range(len(POSITIONS))]
+    queries = torch.tensor(x, dtype=torch.float64)[None, None]
     return rotate(queries, torch.tensor(POSITIONS), rope)[0, 0]
 
 
@@ -150,15 +148,11 @@ class Asked(NamedTuple):
 
 @cache
 def asked() -> tuple[Asked, ...]:
-    rows = json.loads(READINGS.read_text(encoding="utf-8"))
-    return tuple(
-        Asked(
-            row.pop("name"),
-            read={who: said for key, said in row.pop("read").items() for who in key.split()},
-            case=row,
-        )
-        for row in rows
-    )
+    def of(row: dict[str, Any]) -> Asked:
+        read = {who: said for key, said in row.pop("read").items() for who in key.split()}
+        return Asked(row.pop("name"), read=read, case=row)
+
+    return tuple(of(row) for row in json.loads(READINGS.read_text(encoding="utf-8")))
 
 
 NO_ROW = "134"
@@ -225,10 +219,10 @@ def test_what_engines_read_differently_is_found_and_nothing_else(folders: dict[s
 
 
 def without(config: Mapping[str, Any], keys: Container[str]) -> Any:
-    return json.loads(
-        json.dumps(config),
-        object_hook=lambda read: {k: v for k, v in read.items() if k not in keys},
-    )
+    def kept(read: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in read.items() if key not in keys}
+
+    return json.loads(json.dumps(config), object_hook=kept)
 
 
 def test_check_refuses_what_an_engine_refuses(folders: dict[str, Any]) -> None:
@@ -270,9 +264,7 @@ SPELLED: dict[str, tuple[dict[str, Any], float]] = {
 
 @pytest.mark.parametrize("name", SPELLED)
 @pytest.mark.parametrize("kind", ["eagle3", "dflash"])
-def test_replay_check_lints_and_the_fix_agree_on_the_base(
-    kind: str, name: str, tmp_path: Path
-) -> None:
+def test_replay_check_lints_and_fix_agree_on_the_base(kind: str, name: str, tmp_path: Path) -> None:
     keys, base = SPELLED[name]
     make = tiny_eagle3_llama if kind == "eagle3" else tiny_dflash
     folder = make(tmp_path / "draft", num_layers=1)
@@ -306,8 +298,7 @@ def test_layers_of_several_types_are_not_fixed_nor_replayed(tmp_path: Path) -> N
     folder = tiny_dflash(tmp_path / "draft", num_layers=2, config=keys)
     lints = {lint.name: lint for lint in find_lints(draft_of(folder))}
     assert not lints["rope-by-layer"].fix
-    answer = check_draft(folder, engine="vllm", arch="sm90", target_layers=8)
-    assert answer.verdict == "UNKNOWN"
+    assert check_draft(folder, engine="vllm", arch="sm90", target_layers=8).verdict == "UNKNOWN"
     empty = read_rope({"rope_parameters": {kind: {} for kind in LAYERS}}, "config.json")
     for rope in (draft_of(folder).geometry.rope, empty):
         with pytest.raises(CheckpointError, match="have different sections"):
@@ -315,13 +306,9 @@ def test_layers_of_several_types_are_not_fixed_nor_replayed(tmp_path: Path) -> N
 
 
 def test_check_repeats_lints_on_what_is_computed(tmp_path: Path) -> None:
-    partial = "only vLLM 0.33 follows partial_rotary_factor"
-    for key, value, said in (
-        ("partial_rotary_factor", 0.5, partial),
-        ("model_type", "glm4_moe", partial),
-    ):
-        config = {"hidden_act": "silu", key: value}
-        folder = tiny_eagle3_llama(tmp_path / str(value), config=config)
+    said = "only vLLM 0.33 follows partial_rotary_factor"
+    for key, value in (("partial_rotary_factor", 0.5), ("model_type", "glm4_moe")):
+        folder = tiny_eagle3_llama(tmp_path / str(value), config={"hidden_act": "silu", key: value})
         for engine in BOTH:
             answer = check_draft(folder, engine=engine, arch="sm90", target_layers=8)
             assert answer.verdict != "REFUSED"

@@ -143,18 +143,14 @@ def test_a_dequantized_weight_of_several_blocks(
     dequantize_draft(DraftSource(folder=awq), tmp_path / "plain", dtype="F32")
     plain = read_tensors(tmp_path / "plain")
     for module in (UP, DOWN, V):
-        np.testing.assert_array_equal(
-            values_of(plain[f"{module}.weight"]), by_hand_values(large, module)
-        )
+        ours = values_of(plain[f"{module}.weight"])
+        np.testing.assert_array_equal(ours, by_hand_values(large, module))
 
 
-def test_wrong_codes_of_several_blocks_are_counted_and_the_worst_is_named(
-    large: Path, tmp_path: Path
-) -> None:
+def test_wrong_codes_are_counted_and_the_worst_is_named(large: Path, tmp_path: Path) -> None:
     """Three codes, one in each of three blocks, the one in the last block four steps off."""
     made = MADE["ct-int4"]
-    weight = read_tensors(large)[f"{UP}.weight"]
-    right = by_hand(weight, made)
+    right = by_hand(read_tensors(large)[f"{UP}.weight"], made)
     codes = right.codes.copy()
     for row, column, steps in ((5, 7, 1), (400, 100, 1), (1100, 383, 4)):
         codes[row, column] += steps if codes[row, column] < 0 else -steps

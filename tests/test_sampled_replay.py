@@ -53,14 +53,9 @@ def test_expected_rounds_are_those_of_a_loop_that_draws(pair: str, how: Sampled)
 
 
 def traces_of(out: Path, decoding: Decoding, num_prompts: int = 6) -> TraceFolder:
-    return record_traces(
-        PAIR / "target",
-        read_prompts(PAIR / "prompts.jsonl")[:num_prompts],
-        out,
-        max_new_tokens=40,
-        decoding=decoding,
-        aux_layer_ids=(0, 1, 2),
-    )
+    prompts = read_prompts(PAIR / "prompts.jsonl")[:num_prompts]
+    how = {"max_new_tokens": 40, "aux_layer_ids": (0, 1, 2)}
+    return record_traces(PAIR / "target", prompts, out, decoding=decoding, **how)
 
 
 @pytest.fixture(scope="module")
@@ -105,9 +100,7 @@ def test_a_token_without_a_row_is_never_drawn(tmp_path: Path) -> None:
     assert torch.equal(found[:, 0] > -torch.inf, offered[: len(found)])
 
 
-def test_what_traces_do_not_say_is_not_made_up(
-    sampled: TraceFolder, draft: LoadedDraft, tmp_path: Path
-) -> None:
+def test_nothing_is_made_up(sampled: TraceFolder, draft: LoadedDraft, tmp_path: Path) -> None:
     greedy = traces_of(tmp_path / "greedy", GREEDY, num_prompts=2)
     with pytest.raises(ReplayError, match="the traces are greedy, and with a greedy target"):
         replay_drafts([draft], greedy, num_draft_tokens=3, draft_sampling="probabilistic")
@@ -118,8 +111,7 @@ def test_what_traces_do_not_say_is_not_made_up(
 
 
 def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    prompts = str(PAIR / "prompts.jsonl")
-    record = ["record", "--target", str(PAIR / "target"), "--prompts", prompts]
+    record = ["record", "--target", str(PAIR / "target"), "--prompts", str(PAIR / "prompts.jsonl")]
     record += ["--draft", str(PAIR / "draft"), "--max-new-tokens", "24", "--num-prompts", "2"]
     out = ["--out", str(tmp_path / "traces")]
     assert main([*record, *out, "--top-p", "0.9"]) == 2

@@ -40,8 +40,7 @@ def test_the_hash_is_fixed() -> None:
 def test_a_sketch_is_the_64_smallest_and_estimates_an_overlap() -> None:
     """1,000 shingles, of which three quarters are in the other prompt: a sample of 64 shows it."""
     values = shingles(range(1015))
-    kept = Sketch(category="a", values=values[:SKETCH])
-    sketch = Sketch.parsed("a", kept.text)
+    sketch = Sketch.parsed("a", Sketch(category="a", values=values[:SKETCH]).text)
     assert sketch.values.tolist() == values[:64].tolist()
     assert sketch.largest_known == int(values[63])
     assert Sketch(category="a", values=shingles(range(40))).largest_known is None
@@ -80,10 +79,8 @@ def test_most_of_three_documents_make_a_template() -> None:
 
 def test_a_prompt_that_is_hardly_more_than_a_template_keeps_all() -> None:
     """Near copies, of which each has another first token."""
-    copies = [
-        Shingled(category="a", document=str(i), values=shingles([900 + i, *range(60)]))
-        for i in range(9)
-    ]
+    values = [shingles([900 + i, *range(60)]) for i in range(9)]
+    copies = [Shingled(category="a", document=str(i), values=v) for i, v in enumerate(values)]
     templates = Templates(copies)
     assert [len(templates.own(one.values, "a", 4)) for one in copies] == [46] * 9
     assert [len(templates.own(one.values, "a", 1)) for one in copies] == [1] * 9
@@ -99,6 +96,5 @@ def test_what_is_no_sketch_is_refused() -> None:
     assert encode(decode(SeenPrompts, mapping)) == mapping
     for key in sketches.keys() - {"method"}:
         for bad in ("", "1234567", "0123456G", "0" * 8 * 65):
-            damaged = mapping | {"sketches": sketches | {key: {"a": [bad]}}}
             with pytest.raises(JsonProblem, match=rf"{key}\.a: expected 1 to 64 values"):
-                decode(SeenPrompts, damaged)
+                decode(SeenPrompts, mapping | {"sketches": sketches | {key: {"a": [bad]}}})

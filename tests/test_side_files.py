@@ -46,8 +46,7 @@ def test_a_snapshot_of_the_hub_links_to_blobs(tmp_path: Path) -> None:
         link = snapshot / path.relative_to(plain)
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(os.path.relpath(blob, link.parent))
-    found = side_files(snapshot)
-    assert {"tokenizer.json", "sub/vocab.txt"} <= set(found)
+    assert {"tokenizer.json", "sub/vocab.txt"} <= set(side_files(snapshot))
     out = tmp_path / "out"
     assert main(["quantize", str(snapshot), "--recipe", "int4-channel", "--out", str(out)]) == 0
     other = tmp_path / "models--owner--other" / "blobs"
@@ -67,19 +66,14 @@ def socket_at(path: Path) -> None:
         server.bind(path.name)
 
 
-BAD: tuple[Callable[[Path], object], ...] = (
-    lambda path: path.symlink_to("/etc/passwd"), lambda path: path.symlink_to("absent"),
-    lambda path: path.symlink_to(path.name), lambda path: path.symlink_to("/etc"),
-    lambda path: path.symlink_to("/dev/zero"), os.mkfifo, socket_at,
-)  # fmt: skip
-
-
-def test_what_is_no_file_of_the_folder_is_an_error(
-    draft: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_no_own_file_is_an_error(draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(draft.parent)  # which the socket changes
     path = draft / "vocab.txt"
-    for make in BAD:
+    for make in (
+        lambda path: path.symlink_to("/etc/passwd"), lambda path: path.symlink_to("absent"),
+        lambda path: path.symlink_to(path.name), lambda path: path.symlink_to("/etc"),
+        lambda path: path.symlink_to("/dev/zero"), os.mkfifo, socket_at,
+    ):  # fmt: skip
         make(path)
         with pytest.raises(CheckpointError) as caught:
             side_files(draft)
@@ -191,8 +185,7 @@ def test_what_is_no_file(made: Path, out: Path) -> None:
     (out / "link.txt").symlink_to("absent")
     os.mkfifo(out / "pipe")
     (out / "folder").symlink_to("/etc")
-    found = {fault.where: fault.got for fault in verify(out, made / "draft").faults}
-    assert found == {
+    assert {fault.where: fault.got for fault in verify(out, made / "draft").faults} == {
         "link.txt": "a link to absent, which leads nowhere",
         "pipe": "neither a file nor a folder",
         "folder": "a link to /etc, which is no file",
@@ -205,9 +198,7 @@ def test_an_own_file_that_is_a_link_elsewhere(made: Path, out: Path, tmp_path: P
     assert_only_fault(verify(out, made / "draft"), "tokenizer.json", "expected a file of the fold")
 
 
-def test_side_files_of_the_source_are_owned_and_its_weights_are_not(
-    made: Path, out: Path, tmp_path: Path
-) -> None:
+def test_side_files_are_owned_and_weights_are_not(made: Path, out: Path, tmp_path: Path) -> None:
     draft = Path(shutil.copytree(made / "draft", tmp_path / "draft"))
     for file in ("weights.pt", "modeling.py"):
         (draft / file).write_text("the same", encoding="utf-8")
@@ -215,9 +206,7 @@ def test_side_files_of_the_source_are_owned_and_its_weights_are_not(
     assert [fault.where for fault in verify(out, draft).faults] == ["weights.pt"]
 
 
-def test_a_folder_without_a_record_is_of_another_tool_only_if_somebody_says_so(
-    made: Path, out: Path
-) -> None:
+def test_a_folder_without_a_record_is_foreign_if_somebody_says_so(made: Path, out: Path) -> None:
     (out / "draftquant.json").unlink()
     command = ["verify", str(out), "--against", str(made / "draft")]
     assert main(command) == 1

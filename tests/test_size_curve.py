@@ -110,9 +110,8 @@ def test_a_curve_in_small_blocks_is_the_same(
 
 def test_off_domain_a_category_does_not_choose_its_own_rows(curve: SizeCurve) -> None:
     assert curve.off_domain is not None
-    inside, outside = (
-        {one.scope: one for one in way.categories[0]} for way in (curve.chosen, curve.off_domain)
-    )
+    ways = [way.categories[0] for way in (curve.chosen, curve.off_domain)]
+    inside, outside = ({one.scope: one for one in way} for way in ways)
     assert set(inside) == set(outside) == {"chat", "code"}
     # Half of the words of "chat" are one that "code" hardly says.
     assert inside["chat"].coverage > 0.6
@@ -135,9 +134,8 @@ def test_off_domain_is_by_the_other_categories_where_there_are_any(
     twice = (replace(one, category="copies") for one in made.prompts if one.category == "chat")
     choosing = TraceFolder(folder, replace(made, prompts=(*made.prompts, *twice)))
     for names in (("chat",), ("chat", "prose")):
-        said = write_said(
-            tmp_path / "-".join(names), prompts=4, seed=2, categories=names, favourite=FAVOURITE
-        )
+        out, own = tmp_path / "-".join(names), {"categories": names, "favourite": FAVOURITE}
+        said = write_said(out, prompts=4, seed=2, **own)
         found = size_curve(draft, CHOOSER, choosing, said, sizes=(12,), num_draft_tokens=K)
         assert found.off_domain is not None
         assert found.off_domain.whole[0].coverage < found.chosen.whole[0].coverage - 0.1
@@ -188,8 +186,7 @@ def test_the_range_is_from_the_lower_bounds_best_to_the_upper_bounds() -> None:
 
 
 def test_the_picture_says_what_it_shows(curve: SizeCurve) -> None:
-    svg = drawing(curve, "draft")
-    described = ElementTree.fromstring(svg).findtext("{*}desc") or ""
+    described = ElementTree.fromstring(drawing(curve, "draft")).findtext("{*}desc") or ""
     for one in curve.chosen.whole:
         shown = f"{one.relative_change:+.2%} ({one.lower:+.2%} to {one.upper:+.2%})"
         where = f"{one.size:,} ({one.coverage:.2%}), rows chosen by all categories"

@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +97,7 @@ def test_stored_another_way_and_back(tmp_path: Path) -> None:
     store_traces(report.traces, tmp_path / "back", "exact")
     assert files(tmp_path / "back") == files(tmp_path / "exact")
     rounded = store_traces(report.traces, tmp_path / "rounded", "fp8-per-token").traces
-    directly = write(tmp_path / "directly", "fp8-per-token")
-    assert files(rounded.folder) == files(directly.folder)
+    assert files(rounded.folder) == files(write(tmp_path / "directly", "fp8-per-token").folder)
     assert len({exact.sha256, report.traces.sha256, rounded.sha256}) == 3
     with pytest.raises(TraceError, match="stored as zstd already"):
         store_traces(report.traces, tmp_path / "n", "zstd")
@@ -153,9 +152,7 @@ def instead(**tensors: Tensor) -> Callable[[dict[str, Tensor]], object]:
     return lambda old: old.update({f"b.{name}": tensor for name, tensor in tensors.items()})
 
 
-def test_a_package_that_is_not_there_is_named_before_a_target_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_missing_package_is_named_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
     for storage in (None, "fp8-per-token"):
         check_storage(storage)  # type: ignore[arg-type]
@@ -171,19 +168,17 @@ def frame(content: bytes, **how: Any) -> Mapping[str, Tensor]:
 
 OWN = 3 * WIDTH * 2  # bytes of b's features
 
-LIES: Sequence[tuple[FeatureStorage, Callable[[dict[str, Tensor]], object]]] = (
-    *(("fp8-per-token", put("b.feature_scales", 1, scale)) for scale in (0.0, torch.inf, 3e38)),
-    ("fp8-per-token", instead(feature_scales=torch.ones(3, 1))),
-    ("fp8-per-token", lambda t: t.pop("b.feature_scales")),
-    ("zstd", put("b.features", 0, 7)), ("zstd", longer(-2)), ("zstd", longer(2)),
-    ("zstd", put("b.feature_frames", 0, -1)), ("zstd", put("b.feature_frames", 0, 5)),
-    ("zstd", instead(**frame(bytes(OWN + 1)))),
-    ("zstd", instead(**frame(b"x" * OWN, write_content_size=False))),
-)  # fmt: skip
-
 
 def test_what_lies_is_refused(tmp_path: Path) -> None:
-    for number, (storage, edit) in enumerate(LIES):
+    for number, (storage, edit) in enumerate((
+        *(("fp8-per-token", put("b.feature_scales", 1, scale)) for scale in (0.0, torch.inf, 3e38)),
+        ("fp8-per-token", instead(feature_scales=torch.ones(3, 1))),
+        ("fp8-per-token", lambda t: t.pop("b.feature_scales")),
+        ("zstd", put("b.features", 0, 7)), ("zstd", longer(-2)), ("zstd", longer(2)),
+        ("zstd", put("b.feature_frames", 0, -1)), ("zstd", put("b.feature_frames", 0, 5)),
+        ("zstd", instead(**frame(bytes(OWN + 1)))),
+        ("zstd", instead(**frame(b"x" * OWN, write_content_size=False))),
+    )):  # fmt: skip
         folder = write(tmp_path / str(number), storage).folder
         with pytest.raises(TraceError):
             list(edited(folder, edit))
@@ -231,7 +226,5 @@ def test_what_computes_on_traces_says_how_they_are_stored(tmp_path: Path) -> Non
         chosen: Any = storage
         written = write(tmp_path / name, chosen)
         assert open_traces(tmp_path / name, heard).sha256 == written.sha256
-    assert [tmp_path.name in text and "zstd, without loss" in text for text in heard.notes] == [
-        True
-    ]
+    assert [tmp_path.name in t and "zstd, without loss" in t for t in heard.notes] == [True]
     assert ["were rounded to FP8" in text for text in heard.warnings] == [True]

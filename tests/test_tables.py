@@ -13,7 +13,6 @@ import pytest
 import torch
 from draftquant.calibration.passes.draft_inputs import check_trace_fits
 from draftquant.calibration.passes.on_traces import chosen_num_draft_tokens
-from draftquant.calibration.prompts.prompt_file import Prompt
 from draftquant.calibration.traces.target_tables import TargetTables
 from draftquant.calibration.traces.trace_folder import TraceFolder
 from draftquant.quantize.stored.loading import load_draft
@@ -23,13 +22,11 @@ from draftquant.scripts.cli import main
 from draftquant.validate.counting.trace_replay import replay_drafts
 from recorded import record_traces
 from safetensors.torch import load_file, save_file
-from tied_pair import HIDDEN, VOCAB, prompt_tokens, save_draft, save_target
+from tied_pair import HIDDEN, VOCAB, prompt_tokens, prompts_of, save_draft, save_target
 from tiny import Stored, store, write_tensors
 from tiny_dflash import tiny_dflash
 
-PROMPTS = [
-    Prompt(id=f"p{i}", category="a", token_ids=ids) for i, ids in enumerate(prompt_tokens(6, 7))
-]
+PROMPTS = prompts_of(prompt_tokens(6, 7))
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -43,8 +40,8 @@ def write_target(
     return folder
 
 
-def random_table(seed: int, rows: int = 10, width: int = 6, dtype: str = "BF16") -> Stored:
-    return store(np.random.default_rng(seed).normal(size=(rows, width)), dtype)
+def random_table(seed: int) -> Stored:
+    return store(np.random.default_rng(seed).normal(size=(10, 6)), "BF16")
 
 
 def bits(stored: Stored) -> torch.Tensor:
@@ -119,8 +116,7 @@ def test_the_file_holds_the_rows_of_the_tokens_in_the_traces(
     tables = recorded.tables(torch.float64)
     assert torch.equal(tables[HEAD], source[HEAD].double())
     assert torch.equal(tables[EMBEDDING][expected], tensors["embed_tokens"].double())
-    others = sorted(set(range(VOCAB)) - set(expected))
-    assert bool(tables[EMBEDDING][others].isnan().all())
+    assert bool(tables[EMBEDDING][sorted(set(range(VOCAB)) - set(expected))].isnan().all())
 
 
 def test_an_entry_or_a_file_that_lies_is_refused(folder: Path) -> None:
@@ -170,9 +166,7 @@ def test_contents_that_contradict_beside_a_hash_that_fits(folder: Path) -> None:
             TraceFolder.open(folder).tables()[HEAD if name == "lm_head" else EMBEDDING]
 
 
-def test_tables_that_contradict_each_other_are_not_merged(
-    target: Path, folder: Path, tmp_path: Path
-) -> None:
+def test_contradicting_tables_are_not_merged(target: Path, folder: Path, tmp_path: Path) -> None:
     """One row of the embedding, under all hashes that fit."""
     given: Any = {"max_new_tokens": 12, "table_ids": (0, 95)}
     other = record_traces(target, PROMPTS[2:4], tmp_path / "other", **given).folder

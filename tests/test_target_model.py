@@ -3,6 +3,7 @@
 import importlib.util
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,7 +14,6 @@ from draftquant.recipes.errors import TraceError
 from recorded import record_traces
 from safetensors.torch import load_file
 from tied_pair import save_target
-from torch import nn
 
 PAIR = Path(__file__).parent / "pairs" / "eagle3-llama"
 
@@ -26,21 +26,15 @@ def recorded(out: Path, **options: Any) -> TraceFolder:
     return record_traces(PAIR / "target", prompts, out, **asked)
 
 
-def test_without_accelerate_it_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_accelerate_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(TraceError, match=r"(?s)accelerate, which is not .*pip install accelerate"):
         recorded(tmp_path / "out", placement=Placement(device_map="auto"))
     assert not list(tmp_path.iterdir())
 
 
-def test_a_target_that_does_not_fit_on_its_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: Any, **__: Any) -> nn.Module:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
+def test_a_target_too_large_for_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory"))
     target = save_target(tmp_path / "target")
     with loaded_target(target, torch.bfloat16, ON_CPU, beside=tmp_path) as model:
         monkeypatch.setattr(type(model), "to", full)
@@ -53,8 +47,7 @@ def test_a_target_that_does_not_fit_on_its_device(
 
 def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
     target = save_target(tmp_path / "target")
-    tensors = load_file(target / "model.safetensors")
-    torch.save(tensors, target / "pytorch_model.bin")
+    torch.save(load_file(target / "model.safetensors"), target / "pytorch_model.bin")
     (target / "model.safetensors").unlink()
     with (
         pytest.raises(TraceError, match="safetensors"),

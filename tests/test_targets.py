@@ -71,8 +71,7 @@ def sides() -> list[BesideTarget]:
 def test_a_verdict_speaks_of_the_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["gate", str(DRAFT), "--traces", str(first()), "--traces-of-candidate", str(second())]
     code = main([*asked, *FEW, "--report", str(tmp_path / "g.json")])
-    found = read_report(tmp_path / "g.json")
-    (_, report), said = found.comparisons[0], capsys.readouterr().out
+    (_, report), said = read_report(tmp_path / "g.json").comparisons[0], capsys.readouterr().out
     assert code == report.exit_code
     assert "Replayed beside two targets, K = 3, 12 prompts" in said
     assert report.candidate.name == "draft beside eagle3-llama-fp8-target"
@@ -140,9 +139,7 @@ def test_what_was_known_before_reaches_the_report() -> None:
 
 
 @pytest.mark.parametrize("worse", [0, 1])
-def test_what_is_known_of_either_side_is_in_the_report(
-    worse: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_known_of_either_side_is_said(worse: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both sides' own warnings and seen prompts, and the worse of two agreements."""
     folders = (first(), second())
     seen = [entry.id for entry in TraceFolder.open(first()).manifest.prompts][:2]
@@ -171,15 +168,6 @@ def test_text_that_repeats_itself_more_does_not_pass() -> None:
     looping = dataclasses.replace(other.replay, traces=traces)
     report = judge_targets(one, dataclasses.replace(other, replay=looping), RELEASE)
     assert "50.0% in the second's" in report.background.not_compared[0]
-
-
-def edited(folder: Path, out: Path, **changes: Any) -> Path:
-    shutil.copytree(folder, out)
-    manifest = TraceFolder.open(folder).manifest
-    (out / "trace.json").write_text(
-        manifest_text(dataclasses.replace(manifest, **changes)), encoding="utf-8"
-    )
-    return out
 
 
 OF_TWO_DRAFTS = """--unrelated, --unrecorded, --head-online fp8, --kv-cache-dtype fp8_e4m3,
@@ -214,12 +202,14 @@ def test_traces_that_say_nothing_of_two_targets(tmp_path: Path) -> None:
         ({"features": two_layers}, "recorded layers: (0, 1, 2), (0, 1)"),
         ({"recorded_by": "vllm 0.33.0"}, "recorded by: 'transformers', 'vllm 0.33.0'"),
     ):
-        traces = TraceFolder.open(edited(second(), tmp_path / said[:11].strip(), **changes))
+        out = shutil.copytree(second(), tmp_path / said[:11].strip())
+        manifest = dataclasses.replace(TraceFolder.open(second()).manifest, **changes)
+        (out / "trace.json").write_text(manifest_text(manifest), encoding="utf-8")
+        traces = TraceFolder.open(out)
         (replay,) = dq.replay([DRAFT], second())
         report = judge_targets(one, BesideTarget(replay=replay, traces=traces), RELEASE)
         assert report.verdict == "ANOMALOUS"
         assert said in report.reason
-    fewer = second(prompts=8)
-    report = dq.gate(DRAFT, traces=first(), traces_of_candidate=fewer)
+    report = dq.gate(DRAFT, traces=first(), traces_of_candidate=second(prompts=8))
     assert report.verdict == "ANOMALOUS"
     assert "hold different prompts" in report.reason

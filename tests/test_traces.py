@@ -48,14 +48,10 @@ def make_trace(
     token_ids = torch.randint(50, (count,), generator=generator)
     top1 = torch.randint(50, (count - 1,), generator=generator)
     top1[prompt_length - 1 :] = token_ids[prompt_length:]
-    return PromptTrace(
-        id=name,
-        category="code" if seed % 2 else "chat",
-        prompt_length=prompt_length,
-        token_ids=token_ids,
-        features=torch.randn((count - 1, WIDTH), generator=generator).bfloat16(),
-        target_top1=top1,
-    )
+    features = torch.randn((count - 1, WIDTH), generator=generator).bfloat16()
+    kept = {"token_ids": token_ids, "features": features, "target_top1": top1}
+    category = "code" if seed % 2 else "chat"
+    return PromptTrace(id=name, category=category, prompt_length=prompt_length, **kept)
 
 
 TRACES = [make_trace("json/tool.py:12"), make_trace("b", 1, 3, seed=1), make_trace("ü", 9, seed=2)]
@@ -94,11 +90,9 @@ def test_nothing_or_doubled_ids_are_not_written(tmp_path: Path) -> None:
 
 def test_a_trace_that_contradicts_itself_is_not_written(tmp_path: Path) -> None:
     """Not greedy, too narrow, and too wide."""
-    for changes in (
-        {"token_ids": (TRACES[1].token_ids + 1) % 50},
-        {"features": TRACES[1].features[:, 1:]},
-        {"features": TRACES[1].features.float()},
-    ):
+    ids, features = TRACES[1].token_ids, TRACES[1].features
+    wrong = {"token_ids": (ids + 1) % 50}, {"features": features[:, 1:]}
+    for changes in (*wrong, {"features": features.float()}):
         with pytest.raises(TraceError):
             write(tmp_path / "out", (dataclasses.replace(TRACES[1], **changes), 0))
     assert list(tmp_path.iterdir()) == []
@@ -149,7 +143,10 @@ def refused(folder: Path, changes: Iterable[Change]) -> None:
 
 def test_a_manifest_that_lies_is_refused(folder: Path, tmp_path: Path) -> None:
     refused(folder, BAD_MANIFESTS)
-    refused(write_sampled(tmp_path / "sampled", sampled_trace()).folder, LIES)
+    refused(write_sampled(tmp_path / "sampled", sampled_trace()).folder, (
+        ("sampling", ...), ("temperature", 0), ("sampling top_p", 1.5), ("logprobs num_top", 51),
+        ("logprobs", ...), ("logprobs num_top", 2), ("recorded_by", "\n"),
+    ))  # fmt: skip
     for data in (b"[]", b'{"a": 1, "a": 2}', b"[" * 100_000, b"\xff\xfe"):
         (folder / "trace.json").write_bytes(data)
         with pytest.raises(TraceError):
@@ -264,18 +261,11 @@ def test_sampled_text_is_written_and_read(tmp_path: Path) -> None:
     assert manifest.sampled
     asked = itertools.product(("processed", "raw"), (1, 0.6), (1, 0.9), (0, 50))
     for kind, temperature, top_p, top_k in asked:
-        how = Sampling(top_p=top_p, top_k=top_k), LogprobSpec(kind=kind)
-        one = dataclasses.replace(
-            manifest, temperature=temperature, sampling=how[0], logprobs=how[1]
-        )
+        sampling, spec = Sampling(top_p=top_p, top_k=top_k), LogprobSpec(kind=kind)
+        own = {"temperature": temperature, "sampling": sampling, "logprobs": spec}
+        one = dataclasses.replace(manifest, **own)
         unchanged = temperature == 1 and top_p == 1 and top_k == 0
         assert one.logprobs_as_sampled == (kind == "processed" or unchanged)
-
-
-LIES: tuple[Change, ...] = (
-    ("sampling", ...), ("temperature", 0), ("sampling top_p", 1.5), ("logprobs num_top", 51),
-    ("logprobs", ...), ("logprobs num_top", 2), ("recorded_by", "\n"),
-)  # fmt: skip
 
 
 def test_what_is_declared_has_to_be_there(tmp_path: Path) -> None:
@@ -295,15 +285,9 @@ def saying(name: str, prompt: Sequence[int], category: str = "a", **fields: Any)
     token_ids = torch.cat([torch.tensor(prompt), torch.randint(50, (6,), generator=generator)])
     top1 = torch.full((len(token_ids) - 1,), -1)
     top1[len(prompt) - 1 :] = token_ids[len(prompt) :]
-    return PromptTrace(
-        id=name,
-        category=category,
-        prompt_length=len(prompt),
-        token_ids=token_ids,
-        features=torch.randn((len(token_ids) - 1, WIDTH), generator=generator).bfloat16(),
-        target_top1=top1,
-        **fields,
-    )
+    features = torch.randn((len(token_ids) - 1, WIDTH), generator=generator).bfloat16()
+    kept = {"token_ids": token_ids, "features": features, "target_top1": top1, **fields}
+    return PromptTrace(id=name, category=category, prompt_length=len(prompt), **kept)
 
 
 def written(out: Path, traces: Sequence[PromptTrace], **options: Any) -> TraceFolder:
@@ -327,9 +311,7 @@ def ids(traces: TraceFolder) -> list[str]:
 
 
 def equal(one: PromptTrace, other: PromptTrace) -> bool:
-    pairs = [
-        (getattr(one, field.name), getattr(other, field.name)) for field in dataclasses.fields(one)
-    ]
+    pairs = [(getattr(one, f.name), getattr(other, f.name)) for f in dataclasses.fields(one)]
     return all(
         a.dtype == b.dtype and torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
         for a, b in pairs
@@ -387,8 +369,7 @@ def test_what_belongs_together_stays_together(tmp_path: Path) -> None:
     near = saying("near", [*body(20, 19), 1])
     nearly = saying("nearly", [*body(20, 19), 2])
     others = [saying(f"c{i}", [49, *body(i)], "c") for i in range(10)]
-    everything = [first, second, third, again, near, nearly, *others]
-    traces = written(tmp_path / "t", everything)
+    traces = written(tmp_path / "t", [first, second, third, again, near, nearly, *others])
     report = split_traces(traces, tmp_path / "x", tmp_path / "y", count=8)
     assert len(report.first) <= 8
     for group in ({"talk/turn-1", "talk/turn-2", "talk/turn-3", "copy"}, {"near", "nearly"}):
@@ -405,10 +386,7 @@ def test_what_belongs_together_stays_together(tmp_path: Path) -> None:
 def test_splits_that_are_none(tmp_path: Path) -> None:
     traces = written(tmp_path / "t", plain(4))
     x, y = tmp_path / "x", tmp_path / "y"
-    for how in (
-        *({"count": count} for count in (0, 4, 9)),
-        *({"categories": [category]} for category in "ba"),
-    ):
+    for how in (*({"count": n} for n in (0, 4, 9)), *({"categories": [name]} for name in "ba")):
         with pytest.raises(TraceError):
             split_traces(traces, x, y, **how)  # type: ignore[arg-type]
     for second in (x, tmp_path / "t", tmp_path / "t" / "y"):
@@ -437,12 +415,9 @@ def test_folders_that_do_not_fit_together(tmp_path: Path) -> None:
 
 def test_what_commands_say_of_traces(tmp_path: Path) -> None:
     """Of drawn text, of ids that exist twice, of what was too long, and of data sets."""
-    datasets = tuple(
-        DatasetSource(
-            name="a/b", revision="c" * 40, config="d", split="e", column=column, seed=seed
-        )
-        for column, seed in (("text", 7), (None, None))
-    )
+    own: Any = {"name": "a/b", "revision": "c" * 40, "config": "d", "split": "e"}
+    columns = (("text", 7), (None, None))
+    datasets = tuple(DatasetSource(**own, column=column, seed=seed) for column, seed in columns)
     too_long = TooLongPrompts(skipped=("p", "q"), truncated=("r",))
     how = {"sampling": SAMPLING, "logprobs": SPEC, "temperature": 0.6, "recorded_by": "vllm 0.32.0"}
     first = written(tmp_path / "first", [sampled_trace("a"), sampled_trace("b")],

@@ -91,8 +91,7 @@ def test_a_trained_pair_is_one_of_its_family_with_prompts_of_no_training_text(
         for prompt in prompts:
             texts.append(str(prompt["text"]))
             assert tokenizer.encode(texts[-1]) == prompt["token_ids"]
-            found = splits[str(prompt["id"]).rpartition(":")[0]]
-            assert found == split.replace("prompts", "gate")
+            assert splits[str(prompt["id"]).rpartition(":")[0]] == split.replace("prompts", "gate")
             assert texts[-1] not in training
     assert len(set(texts)) == len(texts)
 

@@ -107,8 +107,7 @@ def test_verify_sees_every_other_code(draft: Path, tmp_path: Path) -> None:
     for value in (0x80, 0x39, 0x51):  # -0, 1.125, 9
         data = bytearray(tensors[name].data)
         data[data.index(0)] = value
-        changed = tensors | {name: tensors[name]._replace(data=bytes(data))}
-        write_tensors(out, changed, sharded=True)
+        write_tensors(out, tensors | {name: tensors[name]._replace(data=bytes(data))}, sharded=True)
         faults = [str(fault) for fault in verify(out, draft).faults]
         assert any("values nearest" in fault and name in fault for fault in faults)
 
@@ -147,8 +146,7 @@ def test_there_and_back_in_many_blocks(
     back = (weights.carrier or "none") if int4 else None
     third = transcoded(second, tmp_path / "third", before.recipe.layout, back)
     assert read_tensors(third) == read_tensors(first)
-    config = config_of(third)
-    assert config == config_of(first)
+    assert config_of(third) == config_of(first)
 
 
 def test_a_global_scale_that_its_stored_inverse_does_not_give_back(tmp_path: Path) -> None:
@@ -179,9 +177,7 @@ def test_a_global_scale_that_its_stored_inverse_does_not_give_back(tmp_path: Pat
     assert "/ 2688, inverse of the inverse" in found[scale]
 
 
-def test_what_carries_codes_of_another_tool_stays_in_another_layout(
-    draft: Path, tmp_path: Path
-) -> None:
+def test_what_carries_foreign_codes_stays_in_another_layout(draft: Path, tmp_path: Path) -> None:
     """What FP8 carries is INT4, as the record of the first transcoding says."""
     first = quantized(draft, tmp_path / "first", "int4-channel")
     (first / "draftquant.json").unlink()
@@ -250,9 +246,7 @@ def with_exponents(folder: Path, *changes: tuple[int, int], zeros: bool = False)
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("recipe", ["mxfp4-weights", "mxfp4-weights of another tool"])
-def test_mxfp4_becomes_nvfp4_value_by_value(
-    recipe: str, layout: LayoutName, draft: Path, tmp_path: Path
-) -> None:
+def test_mxfp4_becomes_nvfp4(recipe: str, layout: LayoutName, draft: Path, tmp_path: Path) -> None:
     first = quantized(draft, tmp_path / "first", recipe.split()[0])
     if "another" in recipe:
         with_exponents(first, (0, -100), (1, -3), zeros=True)  # what zeros are multiplied by
@@ -284,11 +278,9 @@ def test_a_scale_of_half_a_group_that_is_another_one_is_seen(draft: Path, tmp_pa
     source, tensors = StoredDraft.read(Checkpoint.open(first)), read_tensors(second)
     assert verify_transcoded(source, second).faults == []
     name = "midlayer.mlp.up_proj.weight_scale"
-    scales = bytearray(tensors[name].data)
-    scales[1] ^= 8  # the second half of the first group, times or by two
-    write_tensors(
-        second, tensors | {name: tensors[name]._replace(data=bytes(scales))}, sharded=True
-    )
+    data = bytearray(tensors[name].data)
+    data[1] ^= 8  # the second half of the first group, times or by two
+    write_tensors(second, tensors | {name: tensors[name]._replace(data=bytes(data))}, sharded=True)
     found = {fault.where: fault.got for fault in verify_transcoded(source, second).faults}
     assert found["midlayer.mlp.up_proj"] == "1 other(s)"
     assert not any("_proj" in where for where in found.keys() - {"midlayer.mlp.up_proj"})

@@ -23,14 +23,9 @@ LAYER = {f"self_attn.{p}_proj.weight": (WIDTH, WIDTH) for p in "qkvo"} | {
     "mlp.down_proj.weight": (WIDTH, 256),
     "input_layernorm.weight": (WIDTH,),
 }
-MEDUSA: Shapes = {
-    f"{i}.{part}": shape
-    for i in range(2)
-    for part, shape in (
-        ("0.linear.weight", (WIDTH, WIDTH)),
-        ("0.linear.bias", (WIDTH,)),
-        ("1.weight", (WORDS, WIDTH)),
-    )
+BLOCK = {"linear.weight": (WIDTH, WIDTH), "linear.bias": (WIDTH,)}
+MEDUSA: Shapes = {f"{i}.0.{name}": shape for i in range(2) for name, shape in BLOCK.items()} | {
+    f"{i}.1.weight": (WORDS, WIDTH) for i in range(2)
 }
 EAGLE: Shapes = {f"model.layers.0.{name}": shape for name, shape in LAYER.items()} | {
     "model.fc.weight": (WIDTH, 2 * WIDTH),
@@ -122,8 +117,7 @@ def test_a_transcoded_one_and_its_card(tmp_path: Path, caplog: pytest.LogCapture
         assert "family unknown" in caplog.text
         size = dq.inspect(folder).to_mapping()["bytes"]
         assert f"→ {size:,} bytes" in (folder / "README.md").read_text(encoding="utf-8")
-    said = dq.card(out, base_model="an/owner", license="mit")
-    assert "unknown" in str(said)
+    assert "unknown" in str(dq.card(out, base_model="an/owner", license="mit"))
 
 
 def test_eagle4_keeps_fc_and_the_head_that_chooses_candidates(tmp_path: Path) -> None:
@@ -149,10 +143,8 @@ def test_a_matrix_without_a_rule_stops_until_it_is_named(tmp_path: Path) -> None
     for role, count in (("other", 7), ("mlp", 8)):
         made = tmp_path / role
         roles = [f"*.strange.weight={role}"]
-        report = dq.quantize(source, "fp8-ptpc", out=made, roles=roles)
-        assert len(report.plan.quantized) == count
-        record = json.loads((made / "draftquant.json").read_text(encoding="utf-8"))
-        assert record["roles"] == roles
+        assert len(dq.quantize(source, "fp8-ptpc", out=made, roles=roles).plan.quantized) == count
+        assert json.loads((made / "draftquant.json").read_text(encoding="utf-8"))["roles"] == roles
         assert dq.verify(made, against=source).ok
         assert dq.inspect(made).audit.faults == ()  # type: ignore[union-attr]
     assert not out.exists()

@@ -33,13 +33,10 @@ def pickled(plain: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_command_of_the_error_makes_the_same_draft(
-    plain: Path, pickled: Path, tmp_path: Path
-) -> None:
+def test_its_command_makes_the_same_draft(plain: Path, pickled: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         Checkpoint.open(pickled)
-    command = caught.value.fix.partition("(")[2].rstrip(")")
-    name, *arguments = shlex.split(command)
+    name, *arguments = shlex.split(caught.value.fix.partition("(")[2].rstrip(")"))
     out = tmp_path / "out"
     assert name == "draftquant"
     assert arguments[-1] == "SAFETENSORS"

@@ -54,13 +54,9 @@ def one_linear(weight: Tensor) -> nn.Sequential:
 def modelopt_quantized(weight: Tensor, attributes: dict[str, Any]) -> nn.Module:
     import modelopt.torch.quantization as mtq
 
-    config = {
-        "quant_cfg": [
-            {"quantizer_name": "*", "enable": False},
-            {"quantizer_name": "*weight_quantizer", "cfg": attributes},
-        ],
-        "algorithm": "max",
-    }
+    own = {"quantizer_name": "*weight_quantizer", "cfg": attributes}
+    rows = [{"quantizer_name": "*", "enable": False}, own]
+    config = {"quant_cfg": rows, "algorithm": "max"}
     model: nn.Module = mtq.quantize(one_linear(weight.clone()), config, forward_loop=None)
     return model
 
@@ -81,8 +77,7 @@ FP8_PER_CHANNEL: dict[str, Any] = {"num_bits": (4, 3), "axis": 0}
 def test_modelopt_contract_of_the_private_export() -> None:
     from modelopt.torch.export.unified_export_hf import _process_quantized_modules
 
-    parameters = list(inspect.signature(_process_quantized_modules).parameters)
-    assert parameters[:2] == ["model", "dtype"]
+    assert list(inspect.signature(_process_quantized_modules).parameters)[:2] == ["model", "dtype"]
 
 
 @needs_modelopt
@@ -91,30 +86,23 @@ def test_modelopt_default_export_rounds_bfloat16_twice() -> None:
     expected = fp8_codes(weight, fp8_scale(weight.abs().amax()))
     default = modelopt_export(modelopt_quantized(weight, FP8_PER_TENSOR), torch.bfloat16)["weight"]
     assert different(default, expected) > 0.01
-    ours = get_backend("modelopt").quantize(weight, FP8_TENSOR)
-    assert different(ours.codes, expected) == 0.0
+    assert different(get_backend("modelopt").quantize(weight, FP8_TENSOR).codes, expected) == 0.0
 
 
 @needs_modelopt
 def test_modelopt_gives_nan_for_an_all_zero_weight() -> None:
-    weight = torch.zeros(8, 16, dtype=torch.bfloat16)
-    exported = modelopt_export(modelopt_quantized(weight, FP8_PER_TENSOR), torch.float32)
-    assert exported["weight_scale"].item() == 0.0
-    assert exported["weight"].float().isnan().all()
-    with pytest.raises(BackendError, match="ModelOpt has no scale for less"):
-        get_backend("modelopt").quantize(weight, FP8_TENSOR)
-
-
-@needs_modelopt
-def test_modelopt_gives_nan_for_an_all_zero_weight_in_nvfp4() -> None:
     weight = torch.zeros(8, 32, dtype=torch.bfloat16)
     groups = {-1: 16, "type": "dynamic", "scale_bits": (4, 3)}
-    attributes = {"num_bits": (2, 1), "axis": None, "block_sizes": groups}
-    exported = modelopt_export(modelopt_quantized(weight, attributes), torch.float32)
-    assert exported["weight_scale_2"].item() == 0.0
-    assert exported["weight_scale"].float().isnan().all()
-    with pytest.raises(BackendError, match="ModelOpt has no scale for less"):
-        get_backend("modelopt").quantize(weight, NVFP4)
+    nvfp4 = {"num_bits": (2, 1), "axis": None, "block_sizes": groups}
+    for weights, attributes, scale, codes in (
+        (FP8_TENSOR, FP8_PER_TENSOR, "weight_scale", "weight"),
+        (NVFP4, nvfp4, "weight_scale_2", "weight_scale"),
+    ):
+        exported = modelopt_export(modelopt_quantized(weight, attributes), torch.float32)
+        assert exported[scale].item() == 0.0
+        assert exported[codes].float().isnan().all()
+        with pytest.raises(BackendError, match="ModelOpt has no scale for less"):
+            get_backend("modelopt").quantize(weight, weights)
 
 
 @needs_modelopt

@@ -96,13 +96,11 @@ def test_first_use_leaves_the_process_as_it_was(
     # The same ninja: another version would rebuild the extension.
     if (scripts / "ninja").exists():
         real = sysconfig.get_path
-        monkeypatch.setattr(
-            sysconfig,
-            "get_path",
-            lambda name, *rest, **named: (
-                str(scripts) if name == "scripts" else real(name, *rest, **named)
-            ),
-        )
+
+        def get_path(name: str, *rest: Any, **named: Any) -> str:
+            return str(scripts) if name == "scripts" else real(name, *rest, **named)
+
+        monkeypatch.setattr(sysconfig, "get_path", get_path)
     monkeypatch.setenv("PATH", str(programs))
     monkeypatch.delenv("QUARK_DISABLE_COMPILE", raising=False)
 
@@ -124,9 +122,7 @@ def test_first_use_leaves_the_process_as_it_was(
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=needs(n)) for n in ("quark", "modelopt")])
-def test_toolkit_failure_becomes_a_backend_error(
-    name: BackendName, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_is_a_backend_error(name: BackendName, monkeypatch: pytest.MonkeyPatch) -> None:
     """A meta tensor passes no toolkit; our own checks, which need values, are bypassed."""
     module = sys.modules[type(get_backend(name)).__module__]
     monkeypatch.setattr(module, "finite_absmax", lambda *_: torch.ones(8, 1))
@@ -187,20 +183,13 @@ EDGES: dict[str, Callable[[torch.dtype], Tensor]] = {
 
 def same_bits(ours: QuantizedWeight, theirs: QuantizedWeight) -> bool:
     """Equal dtypes, shapes and bytes: -0.0 differs from 0.0, NaN equals itself."""
-    pairs = [(ours.codes, theirs.codes), (ours.scale, theirs.scale)]
-    if ours.global_scale is not None and theirs.global_scale is not None:
-        pairs.append((ours.global_scale, theirs.global_scale))
-    alike = (ours.global_scale is None) == (theirs.global_scale is None)
-    return (
-        alike
-        and ours.group_size == theirs.group_size
-        and all(
-            a.dtype == b.dtype
-            and a.shape == b.shape
-            and torch.equal(a.flatten().view(torch.uint8), b.flatten().view(torch.uint8))
-            for a, b in pairs
-        )
-    )
+
+    def said(weight: QuantizedWeight) -> list[Any]:
+        tensors = [t for t in (weight.codes, weight.scale, weight.global_scale) if t is not None]
+        bits = [t.flatten().view(torch.uint8).tolist() for t in tensors]
+        return [weight.group_size, *((t.dtype, t.shape) for t in tensors), *bits]
+
+    return said(ours) == said(theirs)
 
 
 def in_whole_groups(weight: Tensor, weights: WeightFormat) -> Tensor:
@@ -213,8 +202,7 @@ def in_whole_groups(weight: Tensor, weights: WeightFormat) -> Tensor:
 def assert_equal_to_torch(name: BackendName, weights: WeightFormat, weight: Tensor) -> None:
     source = weight.clone()
     theirs = get_backend(name).quantize(weight, weights)
-    ours = get_backend("torch").quantize(source, weights)
-    assert same_bits(ours, theirs)
+    assert same_bits(get_backend("torch").quantize(source, weights), theirs)
     assert torch.equal(weight, source), "the toolkit wrote into the caller's weight"
 
 
@@ -222,9 +210,7 @@ def assert_equal_to_torch(name: BackendName, weights: WeightFormat, weight: Tens
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("name", "weights"), VENDOR_FORMATS)
-def test_gaussian_weight(
-    name: BackendName, weights: WeightFormat, shape: str, dtype: torch.dtype
-) -> None:
+def test_gaussian(name: BackendName, weights: WeightFormat, shape: str, dtype: torch.dtype) -> None:
     rows, columns = SHAPES[shape]
     size = weights.group_size or 1
     assert_equal_to_torch(name, weights, gaussian(rows, -(-columns // size) * size).to(dtype))
@@ -234,9 +220,7 @@ def test_gaussian_weight(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("edge", EDGES)
 @pytest.mark.parametrize(("name", "weights"), VENDOR_FORMATS)
-def test_edge_values(
-    name: BackendName, weights: WeightFormat, edge: str, dtype: torch.dtype
-) -> None:
+def test_edges(name: BackendName, weights: WeightFormat, edge: str, dtype: torch.dtype) -> None:
     weight = in_whole_groups(EDGES[edge](dtype).to(dtype).contiguous(), weights)
     rows = weight.float().abs().amax(dim=1)
     least = rows.amin() if weights == FP8_CHANNEL else rows.amax()
@@ -249,9 +233,7 @@ def test_edge_values(
 
 @needs_quark
 @pytest.mark.parametrize("weights", [INT4, MXFP4], ids=str)
-def test_weight_larger_than_one_block(
-    weights: WeightFormat, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weight_larger_than_a_block(weights: WeightFormat, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exported in several blocks of rows; the last one is not full."""
     monkeypatch.setattr(quark_backend, "BLOCK_ELEMENTS", 10 * 64)
     assert_equal_to_torch("quark", weights, gaussian(33, 64).to(torch.bfloat16))
@@ -336,9 +318,7 @@ def assert_same_bytes(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> Non
     ("recipe", "weights"),
     [("mi325x-w4a8", INT4), ("mi325x-w4a8", INT4_GROUPS), ("mi355-mxfp4", MXFP4)],
 )
-def test_quark_exports_the_same_bytes(
-    recipe: str, weights: WeightFormat, dtype: torch.dtype
-) -> None:
+def test_quark_exports_our_bytes(recipe: str, weights: WeightFormat, dtype: torch.dtype) -> None:
     """Its whole export of one linear: INT4 groups transposed, MXFP4 exponents as bytes."""
     weight = some_weight(dtype)
     if weights == MXFP4:
@@ -364,9 +344,7 @@ def test_quark_exports_the_same_bytes(
 @pytest.mark.parametrize(
     ("recipe", "weights"), [("mi325x-w4a8", INT4), ("mi325x-fp8", FP8_CHANNEL)]
 )
-def test_quark_exports_the_same_json_as_we_do(
-    recipe: str, weights: WeightFormat, tmp_path: Path
-) -> None:
+def test_quark_exports_our_json(recipe: str, weights: WeightFormat, tmp_path: Path) -> None:
     with quark_process_state():
         from quark.torch import ModelQuantizer, export_safetensors
         from quark.torch.quantization.config import config as quark
@@ -403,7 +381,7 @@ def test_modelopt_exports_the_same_nvfp4(dtype: torch.dtype) -> None:
         ("FP8_PER_CHANNEL_PER_TOKEN_CFG", FP8_CHANNEL, PER_TOKEN),
     ],
 )
-def test_modelopt_exports_the_same_json_as_we_do(
+def test_modelopt_exports_our_json(
     preset: str, weights: WeightFormat, activations: ActivationFormat, tmp_path: Path
 ) -> None:
     import modelopt.torch.quantization as mtq
@@ -415,9 +393,8 @@ def test_modelopt_exports_the_same_json_as_we_do(
     model = mtq.quantize(tiny_model(), getattr(mtq, preset), calibrate)
     export_hf_checkpoint(model, export_dir=tmp_path)
     layout = get_layout("modelopt")
-    recipe = dataclasses.replace(
-        load_recipe("blackwell-fp8"), weights=weights, activations=activations
-    )
+    base = load_recipe("blackwell-fp8")
+    recipe = dataclasses.replace(base, weights=weights, activations=activations)
     ours = layout.declare(recipe, ["lm_head"])
     assert without_excludes(ours) == without_excludes(declared(tmp_path))
     ((file, side),) = layout.side_files(ours).items()
@@ -435,9 +412,7 @@ MSE = Algorithm(scale="mse", rounding="nearest")
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("name", "weights"), GPTQ_FORMATS)
-def test_codes_are_those_of_the_textbook(
-    name: BackendName, weights: WeightFormat, dtype: torch.dtype
-) -> None:
+def test_textbook_codes(name: BackendName, weights: WeightFormat, dtype: torch.dtype) -> None:
     """160 columns, more than one block; damping of 1 %; Quark orders columns, ModelOpt does not."""
     w, x = large(24, 160).to(dtype), inputs(160)
     found = get_backend(name, GPTQ).quantize(w, weights, None, moments_of(x))
@@ -510,9 +485,7 @@ def test_a_factor_that_modelopt_does_not_find_is_an_error(monkeypatch: pytest.Mo
     ("recipe", "backend", "algorithm"),
     [("mi325x-w4a8-fp8", "quark", "gptq"), ("blackwell-fp8-mla", "modelopt", "mse")],
 )
-def test_a_draft_is_quantized_and_verified(
-    recipe: str, backend: str, algorithm: str, tmp_path: Path
-) -> None:
+def test_a_draft_is_verified(recipe: str, backend: str, algorithm: str, tmp_path: Path) -> None:
     pair, out, argv = tmp_path / "pair", tmp_path / "out", ["--algorithm", algorithm]
     make_pair(pair, "dflash", num_prompts=4)
     if algorithm == "gptq":

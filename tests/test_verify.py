@@ -33,6 +33,7 @@ from verify_cases import (
     set_scale,
     source,
 )
+from weight_formats import FP8_BLOCK, FP8_CHANNEL, FP8_TENSOR, INT4, INT4_GROUPS, MXFP4, NVFP4
 
 __all__ = ["copy_of", "made", "source"]  # fixtures
 
@@ -85,9 +86,7 @@ def test_a_change_inside_a_section_is_that_of_the_run(copy_of: Copy, source: Pat
         assert [fault.where for fault in faults] == ["config.json: eagle_config"] * (note - 1)
 
 
-def test_keys_that_change_a_draft_only_together(
-    copy_of: Copy, source: Path, tmp_path: Path
-) -> None:
+def test_keys_that_change_drafts_only_together(copy_of: Copy, source: Path, tmp_path: Path) -> None:
     """The first of two sections counts, unless it is empty."""
     out, both = copy_of("ct-int4"), Path(shutil.copytree(source, tmp_path / "both"))
     rope = {"rope_type": "linear", "factor": 2.0}
@@ -150,32 +149,18 @@ def test_folders_that_are_no_input(made: Copy, source: Path, tmp_path: Path) -> 
 
 
 O = f"{ATTENTION}o_proj"  # noqa: E741 - not fused with anything
-
-
-def weights(dtype: Any, granularity: Any, size: int | None = None, **more: Any) -> WeightFormat:
-    return WeightFormat(
-        dtype=dtype, granularity=granularity, symmetric=True, group_size=size, **more
-    )
-
-
-INT4, GROUPS = weights("int4", "channel"), weights("int4", "group", 32)
-TWO_STAGES = weights("int4", "channel", first_stage="fp8_e4m3")
-ROWS, MATRIX = weights("fp8_e4m3", "channel"), weights("fp8_e4m3", "tensor")
-BLOCKS = weights("fp8_e4m3", "block", 128)
-NVFP4, MXFP4 = weights("nvfp4", "group", 16), weights("mxfp4", "group", 32)
-HALVES = weights("int4", "group", 32, scale_dtype="float16")
 TOKEN, TENSOR = ACTIVATIONS["token-dynamic"], ACTIVATIONS["tensor-static"]
 CASES: dict[str, tuple[Any, WeightFormat, ActivationFormat | None]] = {
     "quark-int4": ("quark", INT4, None),
-    "quark-two-stages": ("quark", TWO_STAGES, TOKEN),
+    "quark-two-stages": ("quark", replace(INT4, first_stage="fp8_e4m3"), TOKEN),
     "ct-int4": ("compressed-tensors", INT4, None),
-    "ct-int4-group": ("compressed-tensors", GROUPS, None),
-    "ct-int4-f16": ("compressed-tensors", HALVES, None),
-    "ct-fp8": ("compressed-tensors", ROWS, TOKEN),
+    "ct-int4-group": ("compressed-tensors", INT4_GROUPS, None),
+    "ct-int4-f16": ("compressed-tensors", replace(INT4_GROUPS, scale_dtype="float16"), None),
+    "ct-fp8": ("compressed-tensors", FP8_CHANNEL, TOKEN),
     "ct-mxfp4": ("compressed-tensors", MXFP4, None),
-    "modelopt-fp8": ("modelopt", MATRIX, TENSOR),
+    "modelopt-fp8": ("modelopt", FP8_TENSOR, TENSOR),
     "modelopt-nvfp4": ("modelopt", NVFP4, ACTIVATIONS["nvfp4"]),
-    "fp8-block": ("fp8", BLOCKS, ACTIVATIONS["group-dynamic"]),
+    "fp8-block": ("fp8", FP8_BLOCK, ACTIVATIONS["group-dynamic"]),
 }
 
 
@@ -202,13 +187,8 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recipe_of(name: str, algorithm: Algorithm | None = None) -> Recipe:
     layout, chosen, inputs = CASES[name]
     base = load_recipe("fp8-ptpc")
-    return replace(
-        base,
-        layout=layout,
-        weights=chosen,
-        activations=inputs,
-        algorithm=algorithm or base.algorithm,
-    )
+    base = replace(base, layout=layout, weights=chosen, activations=inputs)
+    return replace(base, algorithm=algorithm or base.algorithm)
 
 
 def run(odd: Path, out: Path, recipe: Recipe) -> Method:
@@ -290,13 +270,12 @@ def test_a_folder_that_is_not_what_its_recipe_says(
     exact: Made, odd: Path, name: str, other: str, words: str
 ) -> None:
     out, method = exact(name)
-    report = verify(out, odd, method=replace(method, recipe=recipe_of(other)))
-    assert words in faults_of(report)
+    assert words in faults_of(verify(out, odd, method=replace(method, recipe=recipe_of(other))))
 
 
 def test_a_folder_that_declares_nothing_and_one_of_other_groups(exact: Made, odd: Path) -> None:
     out, method = exact("ct-int4-group")
-    wide = replace(method.recipe, weights=weights("int4", "group", 64))
+    wide = replace(method.recipe, weights=replace(INT4_GROUPS, group_size=64))
     assert not verify(out, odd, method=replace(method, recipe=wide)).ok
     assert not verify(odd, odd, method=method).ok
 
@@ -315,8 +294,7 @@ def test_what_the_recipe_keeps_and_the_dtype_of_its_scales(exact: Made, odd: Pat
 
 def compensated(method: Method) -> Method:
     """The same run by an algorithm whose codes do not follow from the weight alone."""
-    algorithm = method.recipe.algorithm
-    changed: Any = replace(algorithm, rounding="gptq")  # type: ignore[arg-type]
+    changed: Any = replace(method.recipe.algorithm, rounding="gptq")  # type: ignore[arg-type]
     return replace(method, recipe=replace(method.recipe, algorithm=changed))
 
 

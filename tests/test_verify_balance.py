@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from draftquant.quantize.files.provenance import Method
 from draftquant.quantize.verify import verify
-from draftquant.recipes import Algorithm, Recipe, WeightFormat, load_recipe
+from draftquant.recipes import Algorithm, Recipe, load_recipe
 from test_balance import CONCAT, NORM, unbalanced
 from tiny import read_tensors
 from tiny_dflash import tiny_dflash
 from verify_cases import assert_only_fault, edit, faults_of, flip_bit, quantized
+from weight_formats import TWO_STAGES
 
 OTHER_NORM = "midlayer.hidden_norm.weight"
 AUTO = Algorithm(scale="absmax", rounding="nearest", balance_concat="auto")
@@ -22,13 +23,7 @@ RECIPES = {
     "nvfp4": replace(
         load_recipe("blackwell-nvfp4"), backend="torch", layout="compressed-tensors", algorithm=AUTO
     ),
-    "two-stages": replace(
-        load_recipe("mi325x-w4a8"),
-        backend="torch",
-        weights=WeightFormat(
-            dtype="int4", granularity="channel", symmetric=True, first_stage="fp8_e4m3"
-        ),
-    ),
+    "two-stages": replace(load_recipe("mi325x-w4a8"), backend="torch", weights=TWO_STAGES),
     "mse": replace(load_recipe("int4-channel"), algorithm=replace(AUTO, scale="mse")),
 }
 
@@ -78,11 +73,7 @@ def test_one_bit_of_the_norm(made: tuple[Path, Method], source: Path, tmp_path: 
         assert f"at {bit // 16}" in str(report.faults[0])
 
 
-ON_RECORD = [
-    *({NORM: power} for power in (3, -4, 0, 127)),
-    {OTHER_NORM: 4},
-    {NORM: 4, OTHER_NORM: 4},
-]
+ON_RECORD = [*({NORM: p} for p in (3, -4, 0, 127)), {OTHER_NORM: 4}, {NORM: 4, OTHER_NORM: 4}]
 
 
 @pytest.mark.parametrize("balanced", ON_RECORD)

@@ -42,6 +42,7 @@ WHOLE = {  # one scale over the matrix: suffix, divisor
 FEW = ("quark-int4", "ct-int4-group", "ct-int8", "awq", "ct-fp8", "quark-fp8-static", "fp8-block",
        "modelopt-nvfp4", "quark-mxfp4")  # fmt: skip
 """Each number format, layout and granularity."""
+Copy = Callable[[str], Path]
 OWN = pytest.mark.parametrize("own", [False, True], ids=["another tool", "draftquant"])
 
 
@@ -52,7 +53,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def made(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Copy:
     """One correct folder per layout, made when it is first asked for."""
     folder, done = tmp_path_factory.mktemp("made"), dict[str, Path]()
 
@@ -71,15 +72,13 @@ def checked(out: Path, source: Path, own: bool) -> VerifyReport:
 @pytest.mark.each_value
 @OWN
 @pytest.mark.parametrize("name", sorted(MADE))
-def test_a_right_folder_passes_as_anybodys(
-    made: Callable[[str], Path], source: Path, name: str, own: bool
-) -> None:
+def test_a_right_folder_passes_as_anybodys(made: Copy, source: Path, name: str, own: bool) -> None:
     assert checked(made(name), source, own).faults == ()
 
 
 @pytest.mark.parametrize("errors", [[], [None, None], [None, 0.98765], [0.5, 0.98765]])
 def test_a_bound_is_shown_wherever_a_linear_has_one(
-    errors: list[float | None], made: Callable[[str], Path], source: Path,
+    errors: list[float | None], made: Copy, source: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     report = checked(made("ct-fp8"), source, own=False)
@@ -122,7 +121,7 @@ CLEAR = {"int4": 2.0**-4, "int8": 0.6, "fp8": 2.0**-6, "nvfp4": 2.0**-10, "mxfp4
 @OWN
 @pytest.mark.parametrize("name", FEW)
 def test_the_second_nearest_code_is_a_fault(
-    copy_of: Callable[[str], Path], source: Path, name: str, own: bool
+    copy_of: Copy, source: Path, name: str, own: bool
 ) -> None:
     out, made, w = copy_of(name), MADE[name], weight_of(source)
     right = rounded_of(source, made)  # o_proj is fused with nothing
@@ -206,7 +205,7 @@ RULES = {
 @OWN
 @pytest.mark.parametrize("name", [n for n in FEW if MADE[n].granularity != "tensor"])
 def test_a_scale_one_step_off_is_a_fault_though_its_codes_are_right(
-    copy_of: Callable[[str], Path], source: Path, name: str, own: bool
+    copy_of: Copy, source: Path, name: str, own: bool
 ) -> None:
     out, made, w = copy_of(name), MADE[name], weight_of(source)
     right = rounded_of(source, made)
@@ -231,14 +230,9 @@ def with_scale(
     return checked(out, source, own)
 
 
-SEARCHED = [n for n in FEW if MADE[n].granularity in ("channel", "group")]
-
-
 @pytest.mark.some(3)
-@pytest.mark.parametrize("name", SEARCHED)
-def test_a_search_takes_scales_between_its_ends(
-    copy_of: Callable[[str], Path], source: Path, name: str
-) -> None:
+@pytest.mark.parametrize("name", [n for n in FEW if MADE[n].granularity in ("channel", "group")])
+def test_a_search_takes_scales_between_its_ends(copy_of: Copy, source: Path, name: str) -> None:
     out, made, w = copy_of(name), MADE[name], weight_of(source)
     right = rounded_of(source, made)
     at = np.array(np.unravel_index(right.scale.argmin(), right.scale.shape))  # most is below 448
@@ -260,16 +254,14 @@ def test_a_search_takes_scales_between_its_ends(
 
     for value in (most, absmax, least):
         assert report(value).faults == ()
-    for value in (one_step(least, made)[0], one_step(most, made)[1]):
-        assert_only_fault(
-            report(value), scale_name(name), f"1/4 to {largest} of {RULES[made.dtype]}"
-        )
+    for one in (one_step(least, made)[0], one_step(most, made)[1]):
+        assert_only_fault(report(one), scale_name(name), f"1/4 to {largest} of {RULES[made.dtype]}")
 
 
 @pytest.mark.parametrize(("own", "sign"), [(False, -1), (True, 1)], ids=["another tool", "ours"])
 @pytest.mark.parametrize("name", sorted(WHOLE))
 def test_the_scale_of_a_matrix_is_that_of_its_largest_weight(
-    copy_of: Callable[[str], Path], source: Path, name: str, sign: int, own: bool
+    copy_of: Copy, source: Path, name: str, sign: int, own: bool
 ) -> None:
     """A percent off in what somebody else made, four units in the last place in ours."""
     out, made, w = copy_of(name), MADE[name], weight_of(source)
@@ -291,7 +283,7 @@ def test_the_scale_of_a_matrix_is_that_of_its_largest_weight(
     ("name", "factor"), list(zip(STATIC, (1000, 0.001, 1 + 2.0**-22, 1 - 2.0**-22), strict=True))
 )
 def test_input_scales_are_those_of_the_run(
-    copy_of: Callable[[str], Path], source: Path, name: str, factor: float
+    copy_of: Copy, source: Path, name: str, factor: float
 ) -> None:
     """Of all fused linears alike, so that nothing else is wrong."""
     out = copy_of(name)
@@ -325,7 +317,7 @@ def test_the_padding_of_a_word_holds_code_0(column: int, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["modelopt-fp8", "modelopt-nvfp4", "ct-nvfp4"])
 def test_fused_linears_with_scales_of_their_own_are_a_fault(
-    copy_of: Callable[[str], Path], source: Path, name: str
+    copy_of: Copy, source: Path, name: str
 ) -> None:
     """Right for each weight alone; of others' NVFP4 engines take one for all, FP8 they round again.
 
@@ -334,14 +326,9 @@ def test_fused_linears_with_scales_of_their_own_are_a_fault(
     out, made = copy_of(name), MADE[name]
     suffix = WHOLE[name][0]
     for module in (f"{ATTENTION}{leaf}" for leaf in LINEARS[:3]):
-        weight = read_tensors(source)[f"{module}.weight"]
-        parts = stored_parts(by_hand(weight, made), "BF16", made)
-        edit(
-            out,
-            lambda tensors, module=module, parts=parts: tensors.update(
-                {f"{module}.{s}": part for s, part in parts.items()}
-            ),
-        )
+        parts = stored_parts(by_hand(read_tensors(source)[f"{module}.weight"], made), "BF16", made)
+        named = {f"{module}.{suffix}": part for suffix, part in parts.items()}
+        edit(out, lambda tensors, named=named: tensors.update(named))
     own = faults_of(checked(out, source, own=True))
     assert f".{suffix}: expected absmax of midlayer.self_attn." in own
     report = checked(out, source, own=False)

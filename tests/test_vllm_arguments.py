@@ -60,9 +60,8 @@ def test_plain_rotary_angles_of_latent_attention_are_computed_by_torch() -> None
         return setup(plain_latent_rope=True, given=given).arguments()["compilation_config"]
 
     assert config() == {"custom_ops": ["-rotary_embedding"]}
-    own = {"mode": 3, "custom_ops": ["+rms_norm"]}
     both = {"mode": 3, "custom_ops": ["+rms_norm", "-rotary_embedding"]}
-    assert config(compilation_config=own) == both
+    assert config(compilation_config={"mode": 3, "custom_ops": ["+rms_norm"]}) == both
     assert config(compilation_config=both) == both
     for wrong in (3, {"custom_ops": "none"}):
         with pytest.raises(TraceError, match="expected an object, to which -rotary_embedding"):
@@ -137,9 +136,7 @@ def test_only_so_many_prompts_are_in_flight(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture
 def command(tmp_path: Path) -> list[str]:
     lines = [{"id": f"p{i}", "category": "a", "token_ids": [i + 1, i + 2]} for i in range(3)]
-    (tmp_path / "prompts").write_text(
-        "".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8"
-    )
+    (tmp_path / "prompts").write_text("".join(f"{json.dumps(line)}\n" for line in lines), "utf-8")
     target = write_target(tmp_path / "target")
     return [
         *("record", "--target", str(target), "--prompts", str(tmp_path / "prompts")),
@@ -213,12 +210,8 @@ class FakeLLM:
         logprobs = {40: SimpleNamespace(logprob=-4.0), 41: SimpleNamespace(logprob=-3.0)}
         places = [{t: SimpleNamespace(logprob=-0.25), **logprobs} for t in token_ids]
         done = SimpleNamespace(token_ids=token_ids, finish_reason="length", logprobs=places)
-        answer = {
-            "request_id": request,
-            "outputs": [done],
-            "kv_transfer_params": {STATES_KEY: name},
-        }
-        return [SimpleNamespace(finished=False), SimpleNamespace(finished=True, **answer)]
+        said = {"request_id": request, "outputs": [done], "kv_transfer_params": {STATES_KEY: name}}
+        return [SimpleNamespace(finished=False), SimpleNamespace(finished=True, **said)]
 
 
 @pytest.fixture
@@ -243,15 +236,9 @@ def target(tmp_path: Path, _vllm: None) -> Path:
 
 
 def plan(target: Path, **changes: Any) -> RecordingPlan:
-    arguments: dict[str, Any] = {
-        "prompts": PROMPTS,
-        "max_new_tokens": 4,
-        "aux_layer_ids": (0, 2),
-        "decoding": Decoding(logprobs=True),
-        "dtype": "bfloat16",
-        "batch_size": 2,
-    }
-    return RecordingPlan(target=target, shape=TargetShape.read(target), **(arguments | changes))
+    given: dict[str, Any] = {"prompts": PROMPTS, "max_new_tokens": 4, "aux_layer_ids": (0, 2)}
+    given |= {"decoding": Decoding(logprobs=True), "dtype": "bfloat16", "batch_size": 2}
+    return RecordingPlan(target=target, shape=TargetShape.read(target), **(given | changes))
 
 
 def test_the_engine_is_started_and_asked_as_recording_needs(target: Path, tmp_path: Path) -> None:
@@ -265,18 +252,15 @@ def test_the_engine_is_started_and_asked_as_recording_needs(target: Path, tmp_pa
     assert (request, prompt) == ("0", {"prompt_token_ids": [0, 1]})
     assert (params["temperature"], params["max_tokens"], params["logprobs"]) == (0, 4, 0)
     assert (params["seed"], params["ignore_eos"], params["output_kind"]) == (None, False, 2)
-    assert [trace.continuation for trace in traces] == [
-        tuple(range(i + 2, i + 6)) for i in range(len(PROMPTS))
-    ]
+    wanted = [tuple(range(i + 2, i + 6)) for i in range(len(PROMPTS))]
+    assert [trace.continuation for trace in traces] == wanted
     for trace in traces:
         assert trace.token_logprob is not None
         assert trace.token_logprob.tolist() == [-0.25] * 4
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "target"]
 
 
-def test_the_state_behind_the_last_norm_needs_log_probabilities(
-    target: Path, tmp_path: Path
-) -> None:
+def test_a_state_behind_the_last_norm_needs_log_probabilities(target: Path, tmp_path: Path) -> None:
     draft = load_draft(tiny_mimo_mtp(tmp_path / "draft"))
     asked = plan(target, aux_layer_ids=None, fuse_with=draft, decoding=Decoding())
     with pytest.raises(TraceError):
@@ -284,10 +268,8 @@ def test_the_state_behind_the_last_norm_needs_log_probabilities(
 
 
 def test_drawn_tokens_have_a_seed_of_their_prompt(target: Path, tmp_path: Path) -> None:
-    decoding = Decoding(
-        temperature=0.5, top_p=0.8, top_k=7, seed=3, num_top_logprobs=2, ignore_eos=True
-    )
-    asked = plan(target, decoding=decoding)
+    how = Decoding(temperature=0.5, top_p=0.8, top_k=7, seed=3, num_top_logprobs=2, ignore_eos=True)
+    asked = plan(target, decoding=how)
     traces = record_with_vllm(asked, Offline(arguments={}), tmp_path / "out")
     for (_, prompt, params), given in zip(FakeLLM.asked, PROMPTS, strict=True):
         assert (params["temperature"], params["top_p"], params["top_k"]) == (0.5, 0.8, 7)

@@ -55,14 +55,9 @@ def running(tmp_path: Path) -> Iterator[StatesServer]:
 
 
 def plan(target: Path, **changes: Any) -> RecordingPlan:
-    arguments: dict[str, Any] = {
-        "prompts": PROMPTS,
-        "max_new_tokens": 6,
-        "aux_layer_ids": LAYERS,
-        "dtype": "bfloat16",
-        "batch_size": 3,
-    }
-    return RecordingPlan(target=target, shape=TargetShape.read(target), **(arguments | changes))
+    given: dict[str, Any] = {"prompts": PROMPTS, "max_new_tokens": 6, "aux_layer_ids": LAYERS}
+    given |= {"dtype": "bfloat16", "batch_size": 3, **changes}
+    return RecordingPlan(target=target, shape=TargetShape.read(target), **given)
 
 
 def record(running: StatesServer, out: Path, asked: RecordingPlan, **options: Any) -> TraceFolder:
@@ -70,9 +65,7 @@ def record(running: StatesServer, out: Path, asked: RecordingPlan, **options: An
     return record_with_vllm(asked, source, out, **options)
 
 
-def test_traces_hold_what_the_server_said(
-    running: StatesServer, target: Path, tmp_path: Path
-) -> None:
+def test_traces_hold_what_was_said(running: StatesServer, target: Path, tmp_path: Path) -> None:
     running.max_model_len = 16  # no more than is needed
     traces = record(running, tmp_path / "out", plan(target))
     manifest = traces.manifest
@@ -82,18 +75,14 @@ def test_traces_hold_what_the_server_said(
     assert (manifest.target.name, manifest.target.num_layers) == ("target", 4)
     assert manifest.target.weights_sha256 is not None
     for trace, prompt in zip(traces, PROMPTS, strict=True):
-        count, last = len(prompt.token_ids), prompt.token_ids[-1]
-        assert (trace.id, trace.category, trace.prompt_length) == (
-            prompt.id,
-            prompt.category,
-            count,
-        )
+        size, last = len(prompt.token_ids), prompt.token_ids[-1]
+        assert (trace.id, trace.category, trace.prompt_length) == (prompt.id, prompt.category, size)
         assert trace.token_ids.tolist() == [*prompt.token_ids, *range(last + 1, last + 7)]
         # Layer i gives the input of layer i + 1.
         expected = states_of(trace.token_ids[:-1].tolist(), (1, 3)).flatten(1)
         assert torch.equal(trace.features, expected)
-        assert trace.target_top1[: count - 1].tolist() == [-1] * (count - 1)
-        assert trace.target_top1[count - 1 :].tolist() == list(trace.continuation)
+        assert trace.target_top1[: size - 1].tolist() == [-1] * (size - 1)
+        assert trace.target_top1[size - 1 :].tolist() == list(trace.continuation)
         assert trace.token_logprob is None
     assert list(running.shared.iterdir()) == []
     assert not (tmp_path / "out.recording").exists()
@@ -106,9 +95,7 @@ def test_traces_hold_what_the_server_said(
 # ---- a run that ends early
 
 
-def test_a_second_call_goes_on_where_the_server_died(
-    running: StatesServer, target: Path, tmp_path: Path
-) -> None:
+def test_a_second_call_goes_on(running: StatesServer, target: Path, tmp_path: Path) -> None:
     running.status = lambda number: 200 if number <= 4 else 0
     with pytest.raises(
         ServerError, match="run the same command again: the answers so far are kept"
@@ -130,8 +117,7 @@ def test_a_second_call_goes_on_where_the_server_died(
     assert progress == [(i, len(PROMPTS)) for i in range(done, len(PROMPTS) + 1)]
     assert [path.name for path in running.shared.iterdir()] == ["of-another.safetensors"]
     (running.shared / "of-another.safetensors").unlink()
-    whole = record(running, tmp_path / "whole", plan(target))
-    assert traces.sha256 == whole.sha256
+    assert traces.sha256 == record(running, tmp_path / "whole", plan(target)).sha256
 
 
 @pytest.fixture
@@ -169,9 +155,7 @@ def test_servers_share_the_requests_and_take_those_of_one_that_died(
         record_with_vllm(plan(target), twice, tmp_path / "out")
 
 
-def test_another_command_is_refused_with_the_difference(
-    running: StatesServer, target: Path, tmp_path: Path
-) -> None:
+def test_another_command_is_refused(running: StatesServer, target: Path, tmp_path: Path) -> None:
     """How many requests are on their way is no difference."""
     running.status = lambda number: 200 if number <= 2 else 400
     with pytest.raises(ServerError, match=r"400 from .*the server says no"):
@@ -234,17 +218,15 @@ BESIDE = {"token_id:7": -0.5, "token_id:8": -0.6}
 FEW = {"token_logprobs": [-0.5] * 5, "top_logprobs": [BESIDE] * 6}
 FEW_BESIDE = {"token_logprobs": [-0.5] * 6, "top_logprobs": [{"token_id:7": -0.5}] * 6}
 
-ANSWERS: list[Change] = [
-    edited(token_ids=[9] * 5), edited(finish_reason="abort"), edited(token_ids=[VOCAB] * 6),
-    edited(logprobs=FEW), edited(logprobs=FEW_BESIDE), names("../../etc/x.safetensors"),
-    names("none.safetensors"), lambda answer: answer | {"kv_transfer_params": None},
-    lambda _answer: {"choices": []}, lambda _answer: [],
-]  # fmt: skip
-
 
 def test_answers_that_are_none(running: StatesServer, target: Path, tmp_path: Path) -> None:
     few = plan(target, prompts=PROMPTS[1:2], decoding=Decoding(num_top_logprobs=2))
-    for change in ANSWERS:
+    for change in [
+        edited(token_ids=[9] * 5), edited(finish_reason="abort"), edited(token_ids=[VOCAB] * 6),
+        edited(logprobs=FEW), edited(logprobs=FEW_BESIDE), names("../../etc/x.safetensors"),
+        names("none.safetensors"), lambda answer: answer | {"kv_transfer_params": None},
+        lambda _answer: {"choices": []}, lambda _answer: [],
+    ]:  # fmt: skip
         running.change = change
         with pytest.raises((TraceError, ServerError)):
             record(running, tmp_path / "out", few)
@@ -277,9 +259,7 @@ FILES: list[tuple[Any, str, str]] = [
 
 
 @pytest.mark.untold
-def test_files_that_are_not_of_the_answer(
-    running: StatesServer, target: Path, tmp_path: Path
-) -> None:
+def test_files_of_another_answer(running: StatesServer, target: Path, tmp_path: Path) -> None:
     few = plan(target, prompts=PROMPTS[1:3])
     for write, message, fix in FILES:
         running.write = write
@@ -327,9 +307,7 @@ def cache(blocks: int, rows: int) -> torch.Tensor:
     return torch.arange(count, dtype=torch.float32).reshape(blocks, SLOTS, rows, WIDTH)
 
 
-def test_a_request_is_read_from_its_pages_in_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_is_read_page_by_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "_PIECE_BYTES", 200)
     stored = cache(6, 4)
     token_ids = list(range(50, 60))
@@ -341,9 +319,7 @@ def test_a_request_is_read_from_its_pages_in_order(
     assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
 
 
-def test_a_file_appears_whole_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_appear_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="9 tokens, but pages for 8"):
         write_states(tmp_path / "x", Pages(cache(4, 4), 4), [1, 2], list(range(9)), HEAD, None)
     monkeypatch.setattr(pages, "_PIECE_BYTES", 1)
@@ -359,7 +335,5 @@ def test_a_file_appears_whole_or_not_at_all(
 
     monkeypatch.setattr(Pages, "read", broken)
     with pytest.raises(OSError, match="No space left"):
-        write_states(
-            tmp_path / "x.safetensors", Pages(cache(4, 4), 4), [1, 2], list(range(8)), HEAD, None
-        )
+        write_states(tmp_path / "x", Pages(cache(4, 4), 4), [1, 2], list(range(8)), HEAD, None)
     assert list(tmp_path.iterdir()) == []

@@ -113,8 +113,7 @@ def test_rows_that_nothing_said_are_said(folder: Path) -> None:
         " tokens, 5 different ones with a row): record more prompts, or keep fewer rows",
     )
     half = dataclasses.replace(choosing(folder, "half"), texts=texts)
-    offered = set(half.chooser.offered or ())
-    assert half.num_distinct == len(offered & {0, 1, 2, 3, 7}) < 5
+    assert half.num_distinct == len(set(half.chooser.offered or ()) & {0, 1, 2, 3, 7}) < 5
 
 
 def test_traces_of_another_target(folder: Path, tmp_path: Path) -> None:
@@ -184,8 +183,7 @@ def test_what_is_counted_is_what_a_draft_is_to_propose(tmp_path: Path) -> None:
 def test_by_frequency_then_general_counts_then_prompts_then_id() -> None:
     counts = counted({"a": [3, 3, 3, 5, 5, 1]}, prompt=(6, 6, 2))
     assert order(counts) == [3, 5, 1, 6, 2, 0, 4, 7]
-    general = np.array([0, 0, 9, 0, 9, 0, 0, 99])
-    assert order(counts, general=general) == [3, 5, 1, 7, 2, 4, 6, 0]
+    assert order(counts, general=np.array([0, 0, 9, 0, 9, 0, 0, 99])) == [3, 5, 1, 7, 2, 4, 6, 0]
     # Said once each: the general counts say which first.
     assert order(counted({"a": [1, 2]}, vocab=3), general=np.array([0, 1, 9])) == [2, 1, 0]
 
@@ -230,10 +228,7 @@ def cut(draft: LoadedDraft, token_ids: Sequence[int]) -> LoadedDraft:
     rows = torch.tensor([have.index(token) for token in sorted(token_ids)])
     specs = draft.family.tensor_specs(draft.geometry)
     shrinking = {n for n, s in specs.items() if s.shape[0].follows_from == "draft_vocab_size"}
-    weights = {
-        name: weight[rows] if name in shrinking else weight
-        for name, weight in draft.weights.items()
-    }
+    weights = {n: w[rows] if n in shrinking else w for n, w in draft.weights.items()}
     weights["d2t"] = torch.tensor(sorted(token_ids)) - torch.arange(len(rows))
     geometry = dataclasses.replace(draft.geometry, draft_vocab_size=len(rows))
     forward = draft.family.forward(geometry, weights, draft.forward.on_input)
@@ -337,18 +332,14 @@ def test_the_folder_accepts_what_the_curve_says(
     assert again.curve.coverage < 1
 
 
-MISTAKES = (
-    "", "--size 9 --curve", "--size 24", "--curve --out o", "--size 24 --out o --gpu h200",
-    "--size 96 --out o", "--curve --sizes 24,9", "--coverage 101% --out o",
-    "--curve --draft-sampling probabilistic", "--curve --counts none.json",
-    "--curve --judge TRACES", "--curve --concurrency 0",
-)  # fmt: skip
-
-
 def test_what_is_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for words in MISTAKES:
-        given = words.replace("TRACES", str(folder / "traces"))
+    for words in (
+        "", "--size 9 --curve", "--size 24", "--curve --out o", "--size 24 --out o --gpu h200",
+        "--size 96 --out o", "--curve --sizes 24,9", "--coverage 101% --out o",
+        "--curve --draft-sampling probabilistic", "--curve --counts none.json",
+        "--curve --judge TRACES", "--curve --concurrency 0",
+    ):  # fmt: skip
         with suppress(SystemExit):  # of the parser; the exit code is tested where all of them are
-            assert main(ask(folder, *given.split())) == 2
+            assert main(ask(folder, *words.replace("TRACES", str(folder / "traces")).split())) == 2
         assert list(tmp_path.iterdir()) == []

@@ -25,11 +25,7 @@ LISTED = {
     "Inferact/Kimi-K3-DSpark": "dspark-mla",
 }
 """Those of the kind "listed" that a family reads."""
-SAMPLE = (
-    "AngelSlim hunyuan-1.8b-eagle3",
-    "SpecForge qwen3-8b-domino",
-    "ModelOpt default eagle head",
-)
+SAMPLE = "AngelSlim hunyuan-1.8b-eagle3", "SpecForge qwen3-8b-domino", "ModelOpt default eagle head"
 """Asked everything here; `tests/wild_answers.py` asks about all of them."""
 WRITTEN = TABLE_FILE.read_text(encoding="utf-8")
 
@@ -48,8 +44,7 @@ def test_every_draft_is_read_or_told_what_it_is(tmp_path: Path) -> None:
         if why is None:
             read = draft_of(folder)
             known = "unknown" if named in UNKNOWN else FAMILIES.get(named, named)
-            expected = LISTED.get(draft.name, known)
-            assert read.family.name == expected, draft.name
+            assert read.family.name == LISTED.get(draft.name, known), draft.name
             rows = [row for row in read.rows if named != "listed" or row.tensor.numel > 1]
             assert all(row.given is None or row.given for row in rows), draft.name
             assert {row.tensor.name for row in read.rows} == set(shapes_of(draft, draft.config))
@@ -63,16 +58,13 @@ def test_every_draft_is_read_or_told_what_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", SAMPLE)
 def test_the_table_is_what_the_commands_say(name: str, tmp_path: Path) -> None:
     draft = next(draft for draft in DRAFTS if draft.name == name)
-    found = ask(draft, tmp_path)
-    assert cells(WRITTEN, name) == cells(table([found]), name)
+    assert cells(WRITTEN, name) == cells(table([ask(draft, tmp_path)]), name)
 
 
 def test_the_page_of_limits_says_the_figures_of_the_table() -> None:
     said = WRITTEN.partition("\n\n")[2].partition("\n\n")[0]
     count, planned, quantized, replayed, decided, named = re.findall(r"\d+", said)
-    page = " ".join(
-        (TABLE_FILE.parents[2] / "docs" / "limits.md").read_text(encoding="utf-8").split()
-    )
+    page = " ".join((TABLE_FILE.parents[2] / "docs/limits.md").read_text(encoding="utf-8").split())
     assert planned == quantized
     assert f"Of {count} published configs" in page
     assert f"{planned} are planned, quantized and verified, {replayed} are replayed" in page

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -70,10 +71,7 @@ def copying(folder: Path, content: bytes, *, claimed: int | None = None) -> Iter
 
 
 def without_the_kernel(monkeypatch: pytest.MonkeyPatch, error: int = errno.EXDEV) -> None:
-    def unsupported(*_arguments: object) -> int:
-        raise OSError(error, "unsupported")
-
-    monkeypatch.setattr(os, "copy_file_range", unsupported)
+    monkeypatch.setattr(os, "copy_file_range", Mock(side_effect=OSError(error, "unsupported")))
 
 
 @pytest.mark.parametrize("kernel", [True, False])
@@ -159,8 +157,7 @@ def test_file_of_the_safetensors_library(tmp_path: Path) -> None:
     }
     (tmp_path / "x.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
     header = read_header(tmp_path, "x.safetensors")
-    found = {t.name: (t.dtype, t.shape) for t in header.tensors}
-    assert found == {
+    assert {t.name: (t.dtype, t.shape) for t in header.tensors} == {
         "scalar": ("F32", ()),
         "empty": ("F32", (0, 3)),
         "fp8": ("F8_E4M3", (3,)),

@@ -7,7 +7,7 @@ target's head; so it is right about as often as the target's context does not ma
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -83,15 +83,6 @@ Noise = Callable[..., Tensor]
 """Shape -> normal values of deviation 0.5 / sqrt(columns)."""
 
 
-def noise_of(seed: int) -> Noise:
-    generator = torch.Generator().manual_seed(seed)
-
-    def noise(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator) * 0.5 / shape[-1] ** 0.5
-
-    return noise
-
-
 def layer_weights(prefix: str, index: int, noise: Noise) -> dict[str, Tensor]:
     """MLP and norms of a layer."""
     names = ("input_layernorm", "post_attention_layernorm", "hidden_norm")
@@ -111,7 +102,11 @@ def write_layers(
     later: Callable[[Noise], dict[str, Tensor]],
 ) -> Path:
     """A draft whose layers' attention has the weights `first`, and after the first one `later`."""
-    noise = noise_of(seed)
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator) * 0.5 / shape[-1] ** 0.5
+
     weights: dict[str, Tensor] = {
         "embed_tokens.weight": target.model.embed_tokens.weight,
         "fc.weight": noise(HIDDEN, 3 * HIDDEN) * 2,
@@ -123,11 +118,6 @@ def write_layers(
         attention = first(noise) if i == 0 else later(noise)
         weights |= {f"{prefix}self_attn.{name}.weight": w for name, w in attention.items()}
         weights |= layer_weights(prefix, i, noise)
-    return write_draft(folder, keys, weights)
-
-
-def write_draft(folder: Path, keys: dict[str, Any], weights: dict[str, Tensor]) -> Path:
-    """config.json and the weights in bfloat16."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(keys), encoding="utf-8")
     stored = {name: w.detach().to(torch.bfloat16).clone() for name, w in weights.items()}
@@ -160,9 +150,12 @@ def _later_attention_weights(noise: Noise) -> dict[str, Tensor]:
 
 def prompt_tokens(count: int, length: int, seed: int = 0) -> list[tuple[int, ...]]:
     """Random prompts; token 0 is left out."""
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(1, VOCAB, (count, length), generator=generator)
+    ids = torch.randint(1, VOCAB, (count, length), generator=torch.Generator().manual_seed(seed))
     return [tuple(row) for row in ids.tolist()]
+
+
+def prompts_of(token_ids: Iterable[tuple[int, ...]]) -> list[Prompt]:
+    return [Prompt(id=f"p{i}", category="a", token_ids=ids) for i, ids in enumerate(token_ids)]
 
 
 def tied(*, float64: bool = False) -> Path:
@@ -170,14 +163,13 @@ def tied(*, float64: bool = False) -> Path:
 
     Four prompts of 9 tokens and 24 behind each; in float64 three of 12 and one of a token, and 48.
     """
-    prompts = [*prompt_tokens(3, 12), *prompt_tokens(1, 1)] if float64 else prompt_tokens(4, 9)
+    asked = [*prompt_tokens(3, 12), *prompt_tokens(1, 1)] if float64 else prompt_tokens(4, 9)
 
     def make(folder: Path) -> None:
         save_draft(folder / "draft", save_target(folder / "target"))
-        asked = [Prompt(id=f"p{i}", category="a", token_ids=ids) for i, ids in enumerate(prompts)]
         with transformers_in_float64() if float64 else nullcontext():
             record_traces(
-                folder / "target", asked, folder / "traces",
+                folder / "target", prompts_of(asked), folder / "traces",
                 max_new_tokens=48 if float64 else 24, dtype="float64" if float64 else "float32",
             )  # fmt: skip
 

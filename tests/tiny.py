@@ -139,8 +139,7 @@ def tiny_eagle3_llama(
     }
     cut = pruned_vocabulary
     has = optional(embed_tokens=embed, lm_head=head, d2t=cut, t2d=cut, qk_norm=normed)
-    shapes = eagle3(keys, has, prefix)
-    tensors = Drawn(seed, dtype).tensors(shapes, vocab=vocab)
+    tensors = Drawn(seed, dtype).tensors(eagle3(keys, has, prefix), vocab=vocab)
     return publish(folder, keys | dict(config or {}), tensors, sharded=sharded)
 
 
@@ -202,11 +201,8 @@ def write_safetensors(
     offset = 0
     for name, tensor in tensors.items():
         stop = offset + len(tensor.data)
-        header[name] = {
-            "dtype": tensor.dtype,
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, stop],
-        }
+        kind = {"dtype": tensor.dtype, "shape": list(tensor.shape)}
+        header[name] = {**kind, "data_offsets": [offset, stop]}
         offset = stop
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -250,10 +246,8 @@ def config_of(folder: Path) -> dict[str, Any]:
 def edit_json(path: Path, **changes: Any) -> None:
     """Replace keys of a JSON object on disk; a change to None removes the key."""
     value = json.loads(path.read_text(encoding="utf-8")) | changes
-    path.write_text(
-        json.dumps({k: v for k, v in value.items() if v is not None}, indent=2) + "\n",
-        encoding="utf-8",
-    )
+    kept = {key: own for key, own in value.items() if own is not None}
+    path.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
 
 
 def change(folder: Path, **tensors: Stored | None) -> None:

@@ -62,12 +62,8 @@ def tiny_dflash(
     keys = size_keys(**{"num_layers": 5, "head_dim": 32, **sizes})
     del keys["torch_dtype"]
     layers, vocab = keys["num_hidden_layers"], keys["vocab_size"]
-    nested = {
-        "mask_token_id": MASK_TOKEN_ID,
-        "target_layer_ids": [1, 3, 5],
-        **OWN_KEYS[kind],
-        **(own or {}),
-    }
+    nested = {"mask_token_id": MASK_TOKEN_ID, "target_layer_ids": [1, 3, 5]}
+    nested |= {**OWN_KEYS[kind], **(own or {})}
     keys |= {
         "architectures": [_ARCHITECTURES[kind]],
         "block_size": block_size,

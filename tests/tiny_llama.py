@@ -29,9 +29,9 @@ def tiny_language_model(
     return publish(folder, keys | dict(config or {}), Drawn(0).tensors(shapes))
 
 
-def with_mask_hidden(folder: Path, *, num_features: int = 192, seed: int = 5) -> Path:
+def with_mask_hidden(folder: Path) -> Path:
     """Make an EAGLE-3 draft a P-EAGLE one: a mask beside its tensors, and the mask's token."""
-    values = np.random.default_rng(seed).standard_normal((1, 1, num_features), dtype=np.float32)
+    values = np.random.default_rng(5).standard_normal((1, 1, 192), dtype=np.float32)
     write_tensors(folder, {**read_tensors(folder), "mask_hidden": store(values, "BF16")})
     edit_json(folder / "config.json", mask_token_id=7)
     return folder

@@ -68,8 +68,7 @@ class _Asked:
 
     def of_target(self, *tables: str, root: str = "model.", body: Shapes | None = None) -> Shapes:
         """Tables of the target and, inside it, its body and its last norm."""
-        found = shapes.tables(self.keys, tables, root)
-        return found | (
+        return shapes.tables(self.keys, tables, root) | (
             {**(body or {}), f"{root}norm.weight": (self.hidden,)} if self.inside else {}
         )
 
@@ -103,8 +102,7 @@ def tiny_mimo_mtp(folder: Path, **arguments: Any) -> Path:
     own |= {f"{name}_layernorm": (hidden,) for name in ("token", "hidden", "final")}
     found = named("model.mtp_layers.0.", layer | own)
     if ask.tables or ask.inside:
-        body = named("model.layers.0.", layer)
-        found |= ask.of_target("embed_tokens", "lm_head", body=body)
+        found |= ask.of_target("embed_tokens", "lm_head", body=named("model.layers.0.", layer))
     return ask.write(folder, found, sharded=False)
 
 
@@ -186,12 +184,8 @@ def tiny_qwen3_next_mtp(folder: Path, **arguments: Any) -> Path:
         found |= ask.of_target("embed_tokens", "lm_head", root=root)
     keys |= ask.config
     if not experts:
-        keys = {
-            "architectures": ["Qwen3_5ForConditionalGeneration"],
-            "model_type": "qwen3_5",
-            "text_config": keys,
-            "tie_word_embeddings": False,
-        }
+        outer = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5"}
+        keys = {**outer, "text_config": keys, "tie_word_embeddings": False}
     return ask.write(folder, found, keys, around=0)
 
 

@@ -7,7 +7,7 @@ import functools
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tiny import tiny_eagle3_llama
 from tiny_dflash import tiny_dflash
@@ -15,20 +15,10 @@ from tiny_dflash import tiny_dflash
 VOCAB, DRAFT_VOCAB = 96, 48
 
 
-class Sizes(NamedTuple):
-    """Of a draft; `WIDE` has whole groups of 128 inputs in every linear that recipes quantize."""
-
-    hidden: int = 64
-    intermediate: int = 96
-    head_dim: int = 16
-
-
 def tiny_speculators_eagle3(
     folder: Path,
     *,
-    sizes: Sizes = Sizes(),  # noqa: B008 - it never changes
     layer_type: str = "llama",
-    num_layers: int = 1,
     embed: bool = True,
     config: Mapping[str, Any] | None = None,
     layers: Mapping[str, Any] | None = None,
@@ -40,14 +30,9 @@ def tiny_speculators_eagle3(
         layer_type: "llama" or "qwen3" (with q_norm and k_norm).
         embed: with embed_tokens.
     """
+    normed = layer_type == "qwen3"
     tiny_eagle3_llama(
-        folder,
-        prefix="layers.0.",
-        num_layers=num_layers,
-        embed=embed,
-        pruned_vocabulary=True,
-        normed=layer_type == "qwen3",
-        **sizes._asdict(),
+        folder, prefix="layers.0.", embed=embed, pruned_vocabulary=True, normed=normed
     )
     own = _own_config("eagle3", "Eagle3Speculator", num_draft_tokens=3) | {
         "eagle_aux_hidden_state_layer_ids": [2, 4, 5],
@@ -57,17 +42,14 @@ def tiny_speculators_eagle3(
         "norm_before_residual": True,
         "norm_output": False,
     }
-    return _configured(folder, own, config, layer_type, layers)
+    return _configured(folder, {**own, **(config or {})}, layer_type, layers)
 
 
 def tiny_speculators_dflash(
     folder: Path,
     *,
-    sizes: Sizes = Sizes(),  # noqa: B008
-    num_layers: int = 2,
     embed: bool = True,
     pruned_vocabulary: bool = True,
-    config: Mapping[str, Any] | None = None,
     layers: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a tiny DFlash draft.
@@ -78,8 +60,8 @@ def tiny_speculators_dflash(
         pruned_vocabulary: half of the vocabulary, with d2t, t2d and lm_head; the whole one has none
             of these three.
     """
-    cut, counts = pruned_vocabulary, {"num_layers": num_layers, **sizes._asdict()}
-    tiny_dflash(folder, embed=embed, pruned_vocabulary=cut, **counts)
+    sizes = {"num_layers": 2, "head_dim": 16}
+    tiny_dflash(folder, embed=embed, pruned_vocabulary=pruned_vocabulary, **sizes)
     for name in ("README.md", "dflash.py"):
         (folder / name).unlink()
     own = _own_config("dflash", "DFlashSpeculator", num_draft_tokens=7) | {
@@ -90,7 +72,7 @@ def tiny_speculators_dflash(
         "sample_from_anchor": False,
         "sliding_window_non_causal": False,
     }
-    return _configured(folder, own, config, "qwen3", layers)
+    return _configured(folder, own, "qwen3", layers)
 
 
 BUILD: dict[str, Callable[..., Path]] = {
@@ -123,11 +105,7 @@ def _own_config(kind: str, architecture: str, *, num_draft_tokens: int) -> dict[
 
 
 def _configured(
-    folder: Path,
-    own: Mapping[str, Any],
-    config: Mapping[str, Any] | None,
-    layer_type: str,
-    layers: Mapping[str, Any] | None,
+    folder: Path, own: Mapping[str, Any], layer_type: str, layers: Mapping[str, Any] | None
 ) -> Path:
     """A key changed to None is left out, but for those that the package itself saves as null."""
     was = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -144,12 +122,9 @@ def _configured(
     }
     if layer_type == "qwen3":
         keys["layer_types"] = ["full_attention"] * keys["num_hidden_layers"]
-    kept = {key: value for key, value in {**own, **(config or {})}.items() if value is not None}
-    kept = {
-        "target_hidden_size": None,
-        **kept,
-        "transformer_layer_config": keys | dict(layers or {}),
-    }
+    kept = {key: value for key, value in own.items() if value is not None}
+    layer = keys | dict(layers or {})
+    kept = {"target_hidden_size": None, **kept, "transformer_layer_config": layer}
     text = json.dumps(kept, indent=2, sort_keys=True) + "\n"
     (folder / "config.json").write_text(text, encoding="utf-8")
     return folder

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,18 +117,9 @@ def _fp8(module: str, weight: Stored, scale: Any, **stored: Any) -> dict[str, St
     return {f"{module}.weight": Stored("F8_E4M3", weight.shape, codes), **scales}
 
 
-def _of_rows(weight: Stored) -> Any:
-    return np.float32(np.abs(values_of(weight)).max(axis=1, keepdims=True) / 448)
-
-
-def _fp8_channel(module: str, weight: Stored) -> dict[str, Stored]:
-    scale = _of_rows(weight)
-    return _fp8(module, weight, scale, weight_scale=scale)
-
-
-def _quark_channel(module: str, weight: Stored) -> dict[str, Stored]:
-    scale = _of_rows(weight)
-    return _fp8(module, weight, scale, weight_scale=scale.reshape(-1))
+def _fp8_channel(module: str, weight: Stored, *, flat: bool = False) -> dict[str, Stored]:
+    scale = np.float32(np.abs(values_of(weight)).max(axis=1, keepdims=True) / 448)
+    return _fp8(module, weight, scale, weight_scale=scale.reshape(-1) if flat else scale)
 
 
 def _int4_group(module: str, weight: Stored) -> dict[str, Stored]:
@@ -182,6 +174,6 @@ FORMS: Mapping[str, Any] = {
         },
         "kv_cache_post_rope": False, "kv_cache_quant_config": {}, "layer_quant_config": {},
         "layer_type_quant_config": {}, "softmax_quant_spec": None,
-    }, _quark_channel),
+    }, partial(_fp8_channel, flat=True)),
 }  # fmt: skip
 """Name -> quantization_config, and what a weight becomes."""

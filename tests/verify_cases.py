@@ -105,20 +105,14 @@ def recipe_of(folder: Path, scale: Literal["absmax", "mse"] = "absmax") -> Recip
     scheme = declared_scheme(Checkpoint.open(folder))
     assert scheme is not None
     scales = {t.dtype for n, t in read_tensors(folder).items() if n.endswith("scales")}
-    return replace(
-        BASE,
-        layout=scheme.layout.name,
-        weights=WeightFormat(
-            dtype=scheme.weight_dtype,
-            granularity=scheme.granularity,
-            symmetric=True,
-            group_size=scheme.group_size,
-            scale_dtype="float16" if "F16" in scales else None,
-            first_stage=scheme.first_stage,
-        ),
-        activations=ACTIVATIONS[scheme.activations],
-        algorithm=Algorithm(scale=scale, rounding="nearest"),
+    same = {n: getattr(scheme, n) for n in ("granularity", "group_size", "first_stage")}
+    scale_dtype = "float16" if "F16" in scales else None
+    weights = WeightFormat(
+        dtype=scheme.weight_dtype, symmetric=True, scale_dtype=scale_dtype, **same
     )
+    inputs, algorithm = ACTIVATIONS[scheme.activations], Algorithm(scale=scale, rounding="nearest")
+    base = replace(BASE, layout=scheme.layout.name, weights=weights, activations=inputs)
+    return replace(base, algorithm=algorithm)
 
 
 def input_scales_of(folder: Path) -> dict[str, float]:

@@ -98,14 +98,9 @@ class VLLMServer(Stand):
         return self.change(number, [*events, "[DONE]"])
 
     def _event(self, body: dict[str, Any], new: list[int], *, first: bool) -> dict[str, Any]:
-        choice: dict[str, Any] = {
-            "index": 0,
-            "text": "\u2028 is no line end",
-            "logprobs": None,
-            "finish_reason": None,
-            "prompt_token_ids": body["prompt"] if first else None,
-            "token_ids": new,
-        }
+        choice: dict[str, Any] = {"index": 0, "text": "\u2028 is no line end", "logprobs": None}
+        prompt = body["prompt"] if first else None
+        choice |= {"finish_reason": None, "prompt_token_ids": prompt, "token_ids": new}
         if num := body.get("logprobs"):
             places = [{f"token_id:{t}": -0.5, "token_id:999": -0.5 - GAP} for t in new]
             top = [dict(list(place.items())[:num]) for place in places]
@@ -113,8 +108,7 @@ class VLLMServer(Stand):
         return {"created": -1, "model": MODEL, "choices": [choice]}
 
     def _last(self, body: dict[str, Any], text: list[int], steps: list[int]) -> dict[str, Any]:
-        prompt = len(body["prompt"])
-        usage = {"prompt_tokens": prompt, "completion_tokens": len(text)}
+        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(text)}
         last: dict[str, Any] = {"choices": [], "usage": usage, "system_fingerprint": "vllm-print"}
         most = self.num_draft_tokens
         if most is not None and self.metrics != "none":
@@ -147,7 +141,6 @@ class VLLMServer(Stand):
         if self.num_draft_tokens is not None:
             counter("spec_decode_num_drafts_total", float(sum(self.histogram)))
             for i in range(self.num_draft_tokens):
-                reached = float(sum(self.histogram[i + 1 :]))
                 name = "spec_decode_num_accepted_tokens_per_pos_total"
-                counter(name, reached, f',position="{i}"')
+                counter(name, float(sum(self.histogram[i + 1 :])), f',position="{i}"')
         return "\n".join(lines) + "\n"

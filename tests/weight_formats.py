@@ -1,15 +1,13 @@
 """The formats of weights and inputs that many tests quantize to."""
 
+from dataclasses import replace
+
 from draftquant.recipes import ActivationFormat, WeightFormat
 
 INT4 = WeightFormat(dtype="int4", granularity="channel", symmetric=True)
 INT4_GROUPS = WeightFormat(dtype="int4", granularity="group", group_size=32, symmetric=True)
-INT4_F16 = WeightFormat(
-    dtype="int4", granularity="group", group_size=128, symmetric=True, scale_dtype="float16"
-)
-TWO_STAGES = WeightFormat(
-    dtype="int4", granularity="channel", symmetric=True, first_stage="fp8_e4m3"
-)
+INT4_F16 = replace(INT4_GROUPS, group_size=128, scale_dtype="float16")
+TWO_STAGES = replace(INT4, first_stage="fp8_e4m3")
 FP8_TENSOR = WeightFormat(dtype="fp8_e4m3", granularity="tensor", symmetric=True)
 FP8_CHANNEL = WeightFormat(dtype="fp8_e4m3", granularity="channel", symmetric=True)
 FP8_BLOCK = WeightFormat(dtype="fp8_e4m3", granularity="block", group_size=128, symmetric=True)

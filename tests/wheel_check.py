@@ -29,8 +29,7 @@ def main() -> None:
     lines = (PAIR / "prompts.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     Path("prompts.jsonl").write_text("".join(lines[:10]), encoding="utf-8")
     draft, target = PAIR / "draft", PAIR / "target"
-    report = dq.quantize(draft, "int4-channel", "int4")
-    assert report.verification.ok
+    assert dq.quantize(draft, "int4-channel", "int4").verification.ok
     assert dq.verify("int4", draft).ok
     assert dq.check("int4", "vllm", gpu="h200").verdict == "LOADS"
     dq.record(target, "prompts.jsonl", "traces", draft=draft, max_new_tokens=48)

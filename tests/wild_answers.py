@@ -69,8 +69,7 @@ class Answers:
 
     @property
     def decided(self) -> bool:
-        verdicts = ("loads", "refused")
-        return all(self.said[engine].text.startswith(verdicts) for engine in ENGINES)
+        return all(self.said[engine].text.startswith(("loads", "refused")) for engine in ENGINES)
 
     @property
     def named(self) -> bool:

@@ -61,17 +61,15 @@ class WildDraft:
             _write_hole(folder / "model.safetensors", found)
         else:
             vocab = found.get("t2d", (0,))[0]
-            tensors = Drawn(0).tensors(found, vocab=vocab)
-            write_tensors(folder, tensors, metadata={"format": "pt"})
+            write_tensors(folder, Drawn(0).tensors(found, vocab=vocab), metadata={"format": "pt"})
         return folder
 
 
 def wild_drafts() -> tuple[WildDraft, ...]:
     """The whole list, in the order of the file."""
-    entries = json.loads(DRAFTS_FILE.read_text(encoding="utf-8"))
     return tuple(
         WildDraft(name=e["draft"], source=e["source"], config=e["config"], tensors=e["tensors"])
-        for e in entries
+        for e in json.loads(DRAFTS_FILE.read_text(encoding="utf-8"))
     )
 
 
@@ -96,21 +94,12 @@ def _divided(config: Mapping[str, Any], divide: int) -> dict[str, Any]:
     return found
 
 
-def _num_features(config: Mapping[str, Any]) -> int:
+def _eagle3(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:
     key = "eagle_aux_hidden_state_layer_ids"
     ids = config.get(key) or config.get("eagle_config", {}).get(key) or [0, 0, 0]
-    return len(ids) * (config.get("target_hidden_size") or config["hidden_size"])
-
-
-def _eagle3(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:
-    found = shapes.eagle3(
-        config,
-        tensors["has"],
-        tensors["first"],
-        latent=tensors["kind"] == "eagle3-mla",
-        features=_num_features(config),
-        layers=tensors.get("layers"),
-    )
+    features = len(ids) * (config.get("target_hidden_size") or config["hidden_size"])
+    own = {"latent": tensors["kind"] == "eagle3-mla", "layers": tensors.get("layers")}
+    found = shapes.eagle3(config, tensors["has"], tensors["first"], features=features, **own)
     without = {f"{module}.weight" for module in tensors.get("without", ())}
     return {name: s for name, s in found.items() if name.removeprefix("model.") not in without}
 
@@ -186,8 +175,7 @@ def _nextn(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:
 
 def _step3p5(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:
     first, modules = config["num_hidden_layers"], config["num_nextn_predict_layers"]
-    own = shapes.step3p5_mtp(config, first, modules)
-    return shapes.tables(config, tensors["has"]) | own
+    return shapes.tables(config, tensors["has"]) | shapes.step3p5_mtp(config, first, modules)
 
 
 def _qwen3_next_mtp(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Shapes:
@@ -251,8 +239,7 @@ def _write_hole(path: Path, found: Shapes) -> None:
     header: dict[str, Any] = {}
     end = 0
     for name, shape in found.items():
-        size = {"I64": 8, "BOOL": 1, "BF16": 2}[_dtype(name)]
-        start, end = end, end + size * int(np.prod(shape))
+        start, end = end, end + {"I64": 8, "BOOL": 1, "BF16": 2}[_dtype(name)] * int(np.prod(shape))
         header[name] = {"dtype": _dtype(name), "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

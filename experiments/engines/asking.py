@@ -40,9 +40,7 @@ def loaded(
     """
     command = [python(), f"{engine}_loader.py", "--arch", arch, "--tp", str(tp)]
     command += ["--target", str(target)] if target else []
-    done = subprocess.run(
-        [*command, *map(str, folders)], cwd=HERE, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([*command, *map(str, folders)], cwd=HERE, capture_output=True, text=True)
     said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     print(f"{engine} {arch} tp{tp}: {len(said)} of {len(folders)} folders", file=sys.stderr)
     if log is not None:

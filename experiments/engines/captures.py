@@ -41,9 +41,7 @@ def function_of(file: str, name: str, **known: Any) -> Callable[..., Any]:
 
     source = Path(vllm.__file__).parent / "v1" / "worker" / file
     tree = ast.parse(source.read_text(encoding="utf-8"))
-    (found,) = (
-        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name
-    )
+    (found,) = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == name)
     alone = ast.Module([ast.parse("from __future__ import annotations").body[0], found], [])
     exec(compile(alone, source, "exec"), known)  # what the engine runs
     function: Callable[..., Any] = known[name]
@@ -62,8 +60,7 @@ def sglang_captures(draft: Path, draft_config: Any, num_target_layers: int) -> C
     from sglang.srt.models.llama import LlamaForCausalLM
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    names = draft_config.hf_config.architectures or []
-    dspark = any("DSpark" in name for name in names)
+    dspark = any("DSpark" in name for name in draft_config.hf_config.architectures or [])
     block = dspark or hasattr(draft_config.hf_config, "dflash_config")
     kind = SpeculativeAlgorithm.DFLASH if block else SpeculativeAlgorithm.EAGLE3
     served = SimpleNamespace(num_hidden_layers=num_target_layers)

@@ -122,14 +122,9 @@ class Workshop:
         plan = make_plan(recipe, draft, target_layers=NUM_TARGET_LAYERS)
         modules = [step.row.tensor.name.removesuffix(".weight") for step in plan.quantized]
         scales = dict.fromkeys(modules, INPUT_SCALE) if recipe.needs_input_scales else {}
-        quantize_draft(
-            plan,
-            self.out / name,
-            source=DraftSource(folder=source),
-            measured=MeasuredInputs(
-                input_scales=scales, input_scale_origin="constant" if scales else None
-            ),
-        )
+        origin = "constant" if scales else None
+        measured = MeasuredInputs(input_scales=scales, input_scale_origin=origin)
+        quantize_draft(plan, self.out / name, source=DraftSource(folder=source), measured=measured)
         return self.out / name
 
 
@@ -163,11 +158,8 @@ def format_cases(workshop: Workshop) -> list[Case]:
 
 def mixed_cases(workshop: Workshop) -> list[Case]:
     """Every family with every recipe of several formats, BF16 beside others among them."""
-    return [
-        _quantized(workshop, "mixed", family, recipe)
-        for family in FAMILIES
-        for recipe in (*MIXES.values(), KEPT_DOWN)
-    ]
+    several = [*MIXES.values(), KEPT_DOWN]
+    return [_quantized(workshop, "mixed", family, own) for family in FAMILIES for own in several]
 
 
 def beyond_cases(workshop: Workshop) -> list[Case]:
@@ -180,10 +172,7 @@ def beyond_cases(workshop: Workshop) -> list[Case]:
     for recipe in (BEYOND[name] for name in LOADED):
         of_head = any(rule.tensor == HEAD for rule in recipe.rules)
         own = {"dflash": {"head": of_head}}
-        cases += [
-            _quantized(workshop, "beyond", family, recipe, **own.get(family, {}))
-            for family in FAMILIES
-        ]
+        cases += [_quantized(workshop, "beyond", f, recipe, **own.get(f, {})) for f in FAMILIES]
         if of_head:
             named = dataclasses.replace(recipe, name=f"{recipe.name}-said")
             said = {"has_own_lm_head": True}

@@ -107,14 +107,14 @@ def write_rows(file: Path, rows: Sequence[Row]) -> None:
     file.write_text(text + "\n", encoding="utf-8")
 
 
-def row_of(folder: Path, outcomes: Sequence[Row] = (), **more: Any) -> dict[str, Any]:
-    """Headers of a folder, and what the engines that could tell did with it."""
+def row_of(folder: Path) -> dict[str, Any]:
+    """Headers of a folder, before engines answer."""
     checkpoint = Checkpoint.open(folder)
     tensors = checkpoint.tensors.values()
     side_file = folder / SIDE_FILE
     return {
         "draft": f"{folder.parent.name}/{folder.name}",
-        **more,
+        "answers": {},
         "config": {key: said for key, said in checkpoint.config.items() if key not in _NO_MATTER},
         "side_file": json.loads(side_file.read_text("utf-8")) if side_file.is_file() else False,
         "tensors": {tensor.name: [tensor.dtype, *tensor.shape] for tensor in tensors},
@@ -123,20 +123,7 @@ def row_of(folder: Path, outcomes: Sequence[Row] = (), **more: Any) -> dict[str,
             for tensor in tensors
             if tensor.name.endswith(_SCALARS)
         },
-        **({"answers": _answers(outcomes)} if outcomes else {}),
     }
-
-
-def _answers(outcomes: Sequence[Row]) -> dict[str, list[str]]:
-    answers: dict[str, list[str]] = {}
-    for outcome in outcomes:
-        if outcome["verdict"] != "UNKNOWN":
-            answers.setdefault(outcome["verdict"], []).append(_question(outcome))
-    return answers
-
-
-def _question(outcome: Row) -> str:
-    return f"{outcome['engine']} {outcome['arch']} {outcome['tp']}"
 
 
 def checkpoint_of(row: Row, folder: Path) -> Checkpoint:
@@ -171,18 +158,10 @@ def predictions(row: Row, folder: Path) -> Iterator[tuple[str, str, EngineCheck]
                 pair = check_pair(given, given, engine=engine, arch=arch, subtree=inside)
                 yield asked, verdict, replace(pair.engines[0].answer, verdict=pair.verdict)
                 continue
-            yield (
-                asked,
-                verdict,
-                check_checkpoint(
-                    checkpoint,
-                    engine=engine,  # type: ignore[arg-type]
-                    arch=arch,
-                    tp=int(tp),
-                    target_layers=row.get("target_layers", asking.NUM_TARGET_LAYERS),
-                    has_side_file=bool(row["side_file"]),
-                ),
-            )
+            layers = row.get("target_layers", asking.NUM_TARGET_LAYERS)
+            how: Any = {"engine": engine, "arch": arch, "tp": int(tp), "target_layers": layers}
+            how["has_side_file"] = bool(row["side_file"])
+            yield asked, verdict, check_checkpoint(checkpoint, **how)
 
 
 def write_folder(row: Row, folder: Path) -> Path:
@@ -268,7 +247,12 @@ def _with_what_stays(outcome: Row, row: Row, asked: str) -> Row:
 
 def _said(outcomes: Sequence[Row], row: Row) -> dict[str, Any]:
     """Answers, and where a row has them the engines' own errors."""
-    found: dict[str, Any] = {"answers": _answers(outcomes)}
+    answers: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        if outcome["verdict"] != "UNKNOWN":
+            question = f"{outcome['engine']} {outcome['arch']} {outcome['tp']}"
+            answers.setdefault(outcome["verdict"], []).append(question)
+    found: dict[str, Any] = {"answers": answers}
     if "errors" in row:
         errors = {key: o["error"] for o in outcomes if o["error"] for key in (o["engine"],)}
         found["errors"] = {**errors, **row["errors"]}
@@ -317,7 +301,7 @@ def main() -> int:
     given = parser.parse_args()
     for file in given.files or (*FILES.values(), DRAWN_FILE):
         rows = [row for row in read_rows(file) if given.only in row["draft"]]
-        rows += [row_of(folder, answers={}) for folder in given.add]
+        rows += [row_of(folder) for folder in given.add]
         with tempfile.TemporaryDirectory() as work:
             again = asked_again(rows, Path(work))
             print(*differences(rows, again, Path(work)), sep="\n")

@@ -63,13 +63,9 @@ def run(name: str, platform: Any, loaded: Make, of_layer: Make) -> None:
     make = of_layer if arguments.target == _LAYER else loaded
     for draft in arguments.drafts:
         target = arguments.target or draft.parent / "target"
-        line = {
-            "draft": draft.name if arguments.target else f"{draft.parent.name}/{draft.name}",
-            "engine": name,
-            "version": version(name),
-            "arch": arguments.arch,
-            "tp": arguments.tp,
-        }
+        called = draft.name if arguments.target else f"{draft.parent.name}/{draft.name}"
+        line = {"draft": called, "engine": name, "version": version(name)}
+        line |= {"arch": arguments.arch, "tp": arguments.tp}
         sys.stdout.flush()
         if os.fork() == 0:  # engines cache configs and change classes: each draft starts afresh
             print(json.dumps(_answer(partial(make, draft, target, arguments.tp), platform, line)))

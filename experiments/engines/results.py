@@ -58,8 +58,7 @@ def with_linears(outcome: Outcome) -> Outcome:
         module, _, parameter = name.rpartition(".")
         if not _NO_LINEAR.search(module):
             linears.setdefault(module, {})[parameter] = json.loads(form.split(" ", 1)[1])
-    others = {k: value for k, value in outcome.items() if k != "parameters"}
-    return {**others, "linears": linears}
+    return {k: v for k, v in outcome.items() if k != "parameters"} | {"linears": linears}
 
 
 class _Table:

@@ -67,14 +67,9 @@ def _names(cases: Sequence[Case], platform: Platform) -> list[str]:
 
 
 def _ask(folders: Path, names: Sequence[str], platform: Platform) -> list[Outcome]:
-    return asking.loaded(
-        platform.engine,
-        [folders / name for name in names],
-        arch=platform.arch,
-        tp=platform.tp,
-        target=folders / TARGET_FOLDER,
-        log=folders.parent / f"{platform}.log",
-    )
+    drafts, log = [folders / name for name in names], folders.parent / f"{platform}.log"
+    how = {"arch": platform.arch, "tp": platform.tp, "target": folders / TARGET_FOLDER}
+    return asking.loaded(platform.engine, drafts, log=log, **how)
 
 
 if __name__ == "__main__":

@@ -37,8 +37,7 @@ def loaded(draft: Path, target: Path, tp: int, rank: int) -> Loaded:
 
 def of_layer(folder: Path, _target: Path, tp: int, rank: int) -> Loaded:
     """A target's MTP layer, as `--model-path FOLDER --speculative-algorithm NEXTN` builds it."""
-    own = tensors_of_layer(folder).__contains__
-    return _shard(folder, tp, rank, "bfloat16", only=own)[1]
+    return _shard(folder, tp, rank, "bfloat16", only=tensors_of_layer(folder).__contains__)[1]
 
 
 def _shard(folder: Path, tp: int, rank: int, dtype: str, **more: Any) -> tuple[Any, Loaded]:

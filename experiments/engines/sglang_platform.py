@@ -107,14 +107,10 @@ class StandIn:
         self._name = next((name for name in names if isinstance(name, str)), "stand-in")
 
     def __call__(self, *arguments: Any, **named: object) -> Any:
-        if (
-            len(arguments) == 1
-            and not named
-            and isinstance(arguments[0], types.FunctionType | type)
-        ):
+        alone = len(arguments) == 1 and not named
+        if alone and isinstance(arguments[0], types.FunctionType | type):
             return arguments[0]  # a decorator
-        in_function = sys._getframe(1).f_code.co_flags & inspect.CO_NEWLOCALS
-        if in_function and not self.may_be_called:
+        if (sys._getframe(1).f_code.co_flags & inspect.CO_NEWLOCALS) and not self.may_be_called:
             raise StandInCalledError(f"{self._name} was called")
         return StandIn(self._name)
 

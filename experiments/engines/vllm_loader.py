@@ -27,10 +27,8 @@ def loaded(draft: Path, target: Path, tp: int, rank: int) -> Loaded:
     config = draft_config(draft, target, "cpu")
     vllm_platform.become_rank(tp, rank)
     speculative = config.speculative_config
-    subject = beside(
-        config, draft, needs_gpu=vllm_platform.needs_gpu, whole=tp == 1, first=rank == 0
-    )
-    return Loaded(subject=subject, captures=lambda: _captures(speculative))
+    made = beside(config, draft, needs_gpu=vllm_platform.needs_gpu, whole=tp == 1, first=rank == 0)
+    return Loaded(subject=made, captures=lambda: _captures(speculative))
 
 
 def subject(draft: Path, target: Path) -> Subject:
@@ -42,18 +40,10 @@ def of_layer(folder: Path, _target: Path, tp: int, rank: int) -> Loaded:
     """A target's MTP layer, as `vllm serve FOLDER --speculative-config` with mtp builds it."""
     config = speculating(folder, "cpu", method="mtp", num_speculative_tokens=1)
     vllm_platform.become_rank(tp, rank)
-    served = config.speculative_config.draft_model_config
-    subject = shard(
-        config,
-        served,
-        folder,
-        target_first=True,
-        only=tensors_of_layer(folder).__contains__,
-        needs_gpu=vllm_platform.needs_gpu,
-        whole=tp == 1,
-        first=rank == 0,
-    )
-    return Loaded(subject=subject)
+    drafting, only = config.speculative_config.draft_model_config, tensors_of_layer(folder)
+    how = {"needs_gpu": vllm_platform.needs_gpu, "whole": tp == 1, "first": rank == 0}
+    made = shard(config, drafting, folder, target_first=True, only=only.__contains__, **how)
+    return Loaded(subject=made)
 
 
 def _captures(speculative: Any) -> Captured:

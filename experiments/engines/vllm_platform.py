@@ -239,14 +239,10 @@ def _start_one_process_group() -> None:
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.v1.worker.workspace import init_workspace_manager
 
-    meeting = Path(tempfile.mkdtemp()) / "group"
+    meeting = (Path(tempfile.mkdtemp()) / "group").as_uri()
     with set_current_vllm_config(VllmConfig()):
         parallel_state.init_distributed_environment(
-            world_size=1,
-            rank=0,
-            distributed_init_method=meeting.as_uri(),
-            local_rank=0,
-            backend="gloo",
+            world_size=1, rank=0, distributed_init_method=meeting, local_rank=0, backend="gloo"
         )
         parallel_state.initialize_model_parallel(1, 1)
     init_workspace_manager(torch.device("cpu"))  # as a worker does first

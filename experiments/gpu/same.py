@@ -37,8 +37,7 @@ moves others of its row; learning runs in BF16 on a GPU."""
 
 def encoders(run: Run) -> Iterator[Row]:
     """Codes, scales and packed bytes of every format that torch computes, on weights with ties."""
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(512, 1024, generator=generator) * 0.02
+    weight = torch.randn(512, 1024, generator=torch.Generator().manual_seed(0)) * 0.02
     weight[:4] = torch.arange(-512, 512) / 64  # ties of every format
     weight[4, ::3], weight[5], weight[6, 0] = 0, 1e-30, 3e4
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
@@ -89,17 +88,10 @@ def verbs(run: Run) -> Iterator[Row]:
     pair, work = PAIRS / "eagle3-llama", run.work / "verbs"
     places = {"here": "cpu", "there": str(run.device)}
     work.mkdir()
+    given = {"prompts": pair / "calibration.jsonl", "draft": pair / "draft", "dtype": "float32"}
+    how = {"num_prompts": 8 if run.tiny else 24, "max_new_tokens": 48, **given}
     for name, device in places.items():
-        dq.record(
-            target=pair / "target",
-            prompts=pair / "calibration.jsonl",
-            out=work / f"traces-{name}",
-            draft=pair / "draft",
-            num_prompts=8 if run.tiny else 24,
-            max_new_tokens=48,
-            device=device,
-            dtype="float32",
-        )
+        dq.record(target=pair / "target", out=work / f"traces-{name}", device=device, **how)
     yield from _recorded(*(TraceFolder.open(work / f"traces-{name}") for name in places))
     on = {"traces": work / "traces-here", "target": pair / "target"}
     for recipe in RECIPES:
@@ -146,11 +138,8 @@ def _recorded(here: TraceFolder, there: TraceFolder) -> Iterator[Row]:
         for a, b in zip(here, there, strict=True)
         if torch.equal(a.token_ids, b.token_ids)
     ]
-    yield Row(
-        table=SHARES,
-        cells={"what": "record: relative error of features", "equal": f"{max(near):.1e}"},
-        ok=max(near) < 1e-3,
-    )
+    cells = {"what": "record: relative error of features", "equal": f"{max(near):.1e}"}
+    yield Row(table=SHARES, cells=cells, ok=max(near) < 1e-3)
 
 
 def _equal_nibbles(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
@@ -167,9 +156,8 @@ def _equal_nibbles(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 def _learned(run: Run, traces: Path, pair: Path) -> Row:
     """A few steps of learning: the codes, of which those that moved are few."""
     recipe = load_recipe("int4-channel")
-    recipe = dataclasses.replace(
-        recipe, algorithm=dataclasses.replace(recipe.algorithm, rounding="learned"), backend="torch"
-    )
+    algorithm = dataclasses.replace(recipe.algorithm, rounding="learned")
+    recipe = dataclasses.replace(recipe, algorithm=algorithm, backend="torch")
     plan = make_plan(recipe, read_draft(Checkpoint.open(pair / "draft")))
     settings = LearningSettings(steps=4, validate_every=2, warmup_steps=2)
     found: list[dict[str, Tensor]] = []
@@ -180,6 +168,5 @@ def _learned(run: Run, traces: Path, pair: Path) -> Row:
         with learned_codes(plan, along, out, settings=settings) as codes:
             found.append({name: codes.quantized(name).codes for name in draft.linears})
     one, other = (torch.cat([x.flatten() for x in each.values()]) for each in found)
-    return _share(
-        "learned codes after 4 steps", float((one == other).float().mean()), LEAST_LEARNED
-    )
+    equal = float((one == other).float().mean())
+    return _share("learned codes after 4 steps", equal, LEAST_LEARNED)

@@ -45,9 +45,7 @@ class Pair:
 
     def write_prompts(self, out: Path, count: int = NUM_PROMPTS) -> Path:
         """The first prompts of the gate."""
-        lines = (
-            (self.folder / "prompts.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-        )
+        lines = (self.folder / "prompts.jsonl").read_text("utf-8").splitlines(keepends=True)
         out.write_text("".join(lines[:count]), encoding="utf-8")
         return out
 
@@ -158,9 +156,7 @@ def drafts(pair: Pair, calibration: TraceFolder) -> dict[str, Draft]:
 
     def in_two_formats(out: Path) -> None:
         recipe = out.with_name("mixed.yaml")
-        recipe.write_text(
-            yaml.safe_dump(to_mapping(mixed(INT4_CHANNEL, (FP8, DOWN)))), encoding="utf-8"
-        )
+        recipe.write_text(yaml.safe_dump(to_mapping(mixed(INT4_CHANNEL, (FP8, DOWN)))), "utf-8")
         _run("quantize", source, "--recipe", recipe, "--out", out)
 
     def transcoded(out: Path) -> None:

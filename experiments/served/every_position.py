@@ -60,21 +60,17 @@ def every_position(
     # Row r at depth j predicts token r + 2 + j.
     predicted = torch.arange(rows.start, rows.stop)[:, None] + 2 + torch.arange(num_draft_tokens)
     recorded = trace.token_ids[predicted]
-    for one in draft.forward.passes(
-        first_hidden(draft, traces, trace)[None],
-        trace.token_ids[None].to(draft.device),
-        rows=rows,
-        num_draft_tokens=num_draft_tokens,
-    ):
+    hidden = first_hidden(draft, traces, trace)[None]
+    token_ids = trace.token_ids[None].to(draft.device)
+    how = {"rows": rows, "num_draft_tokens": num_draft_tokens}
+    for one in draft.forward.passes(hidden, token_ids, **how):
         at = slice(one.rows.start - rows.start, one.rows.stop - rows.start)
         depths = slice(one.depths.start, one.depths.stop)
         logits = _by_token(draft.forward, draft.forward.logits(one.hidden).float())[0]
         proposed[at, depths] = logits.argmax(-1)
         distances[at, depths] = _distances(logits, recorded[at, depths])
-    return EveryPosition(
-        accepted=tuple(accepted_by_row(trace, proposed)),
-        distances=tuple(map(tuple, distances.tolist())),
-    )
+    accepted = tuple(accepted_by_row(trace, proposed))
+    return EveryPosition(accepted=accepted, distances=tuple(map(tuple, distances.tolist())))
 
 
 def noise(one: Sequence[EveryPosition], other: Sequence[EveryPosition]) -> float:
@@ -97,5 +93,4 @@ def _by_token(forward: DraftForward, logits: Tensor) -> Tensor:
 
 def _distances(logits: Tensor, recorded: Tensor) -> Tensor:
     own = logits.gather(-1, recorded[..., None])
-    others = logits.scatter(-1, recorded[..., None], _OUT)
-    return own[..., 0] - others.amax(-1)
+    return own[..., 0] - logits.scatter(-1, recorded[..., None], _OUT).amax(-1)

@@ -65,12 +65,10 @@ def compare(first: TraceFolder, second: TraceFolder, draft: Path) -> Compared:
         common = common_length(one.token_ids.tolist(), other.token_ids.tolist())
         rows = min(common, one.num_tokens - 1, other.num_tokens - 1)
         num_positions += rows
-        mine, theirs = (
-            t.features[:rows].float().unflatten(1, (len(ids), -1)) for t in (one, other)
-        )
-        errors += (mine - theirs).square().sum((0, 2))
+        own, theirs = (t.features[:rows].float().unflatten(1, (len(ids), -1)) for t in (one, other))
+        errors += (own - theirs).square().sum((0, 2))
         powers += theirs.square().sum((0, 2))
-        largest = largest.maximum((mine - theirs).abs().amax((0, 2)).double())
+        largest = largest.maximum((own - theirs).abs().amax((0, 2)).double())
         assert one.token_logprob is not None
         assert other.token_logprob is not None
         emitted = common - one.prompt_length

@@ -130,8 +130,7 @@ def _cells(served: Served | None, reasons: dict[str, int]) -> str:
     if served is None:
         return " not served | | |"
     if served.error is not None:
-        number = reasons.setdefault(served.error, len(reasons) + 1)
-        return f" refused [{number}] | | |"
+        return f" refused [{reasons.setdefault(served.error, len(reasons) + 1)}] | | |"
     lengths = f" {served.served_where_compared:.3f} | {served.replayed_where_compared:.3f} |"
     mark = " (as BF16)" if served.dequantized else ""
     return f"{lengths} {served.num_equal} of {served.num_compared}{mark} |"

@@ -78,8 +78,7 @@ def compare(
             replayed = here.accepted[start - 1]
             compared.append((served, replayed))
             if served != replayed:  # they parted at the first token that one of the two missed
-                distance = here.distances[start - 1][min(served, replayed)]
-                num_near_ties += abs(distance) <= near
+                num_near_ties += abs(here.distances[start - 1][min(served, replayed)]) <= near
     return Rounds(
         served=tuple(step for steps in accepted for step in steps),
         replayed=tuple(step for here in by_place for step in decoding_steps(here.accepted)),

@@ -68,12 +68,9 @@ def main() -> int:
     again = {(each.family, each.draft) for each in served}
     kept = [each for each in read_results() if (each.family, each.draft) not in again]
     pairs, names = [pair.family for pair in SERVED_PAIRS], draft_names()
-    write_results(
-        sorted(
-            (each for each in [*kept, *served] if each.draft in names),
-            key=lambda each: (pairs.index(each.family), names.index(each.draft)),
-        )
-    )
+    found = [each for each in [*kept, *served] if each.draft in names]
+    found.sort(key=lambda each: (pairs.index(each.family), names.index(each.draft)))
+    write_results(found)
     far = [each for each in served if each.difference > MAX_DIFFERENCE]
     for each in far:
         print(f"{each.family} {each.draft}: {each.difference:.2%} away from replay")
@@ -97,22 +94,12 @@ def _serve_pair(
         answer = _ask(python, pair, prompts, plain.get(name, folder / name), *options)
         if "error" in answer:
             return Served(family=pair.family, draft=name, error=answer["error"])
-        found = beside_replay(
-            folder / name,
-            traces,
-            answer["token_ids"],
-            answer["accepted"],
-            pair.num_draft_tokens,
-            FP8 if draft.fp8_cache else None,
-        )
+        own = folder / name, traces, answer["token_ids"], answer["accepted"]
+        found = beside_replay(*own, pair.num_draft_tokens, FP8 if draft.fp8_cache else None)
         done = Served.of(found, family=pair.family, draft=name, version=answer["vllm"])
         return dataclasses.replace(done, dequantized=name in plain)
 
-    chosen = {
-        name: draft
-        for name, draft in drafts(pair, calibration).items()
-        if only is None or name in only
-    }
+    chosen = {n: d for n, d in drafts(pair, calibration).items() if only is None or n in only}
     plain: dict[str, Path] = {}
     lacks_int4 = not has_int4_product(CPUINFO.read_text(encoding="utf-8"))
     for name, draft in chosen.items():

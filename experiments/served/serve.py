@@ -49,10 +49,8 @@ def main() -> int:
 def _serve(options: argparse.Namespace) -> dict[str, Any]:
     import vllm
 
-    prompts = [
-        json.loads(line)["token_ids"]
-        for line in options.prompts.read_text(encoding="utf-8").splitlines()
-    ]
+    lines = options.prompts.read_text(encoding="utf-8").splitlines()
+    prompts = [json.loads(line)["token_ids"] for line in lines]
     speculative = {
         "method": options.method,
         "model": str(options.draft),
@@ -60,15 +58,9 @@ def _serve(options: argparse.Namespace) -> dict[str, Any]:
     }
     if options.kv_cache_dtype:
         speculative["kv_cache_dtype"] = options.kv_cache_dtype
-    engine = vllm.LLM(
-        model=str(options.target),
-        speculative_config=speculative,
-        enforce_eager=True,
-        max_model_len=512,
-        max_num_seqs=16,
-        enable_prefix_caching=False,
-        per_request_spec_decode_metrics="detailed",
-    )
+    limits = {"max_model_len": 512, "max_num_seqs": 16, "enable_prefix_caching": False}
+    how = {"enforce_eager": True, "per_request_spec_decode_metrics": "detailed", **limits}
+    engine = vllm.LLM(model=str(options.target), speculative_config=speculative, **how)
     greedy = vllm.SamplingParams(temperature=0, max_tokens=options.max_new_tokens, ignore_eos=True)
     began = time.perf_counter()
     outputs = engine.generate([{"prompt_token_ids": ids} for ids in prompts], greedy)

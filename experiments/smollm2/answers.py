@@ -107,8 +107,7 @@ def written(model: Llama, prompts: Sequence[list[int]]) -> dict[str, Tensor]:
     for column in range(longest, length):
         new = (last.to(model.dtype) @ model.head.T).argmax(-1)
         tokens.append(new[:, None])
-        ended = (new == model.config.eos_token_id) & (ends == length)
-        ends[ended] = column + 1
+        ends[(new == model.config.eos_token_id) & (ends == length)] = column + 1
         taps, hidden = model.run(new[:, None], pads, column, cache, AUX_LAYERS)
         features.append(taps.bfloat16())
         final.append(hidden.bfloat16())
@@ -127,10 +126,5 @@ def written(model: Llama, prompts: Sequence[list[int]]) -> dict[str, Tensor]:
         moved[beyond] = 0
         return moved
 
-    return {
-        "token_ids": from_zero(tokens).int(),
-        "features": from_zero(features),
-        "final_hidden": from_zero(final),
-        "starts": starts,
-        "ends": ends,
-    }
+    moved = {"features": from_zero(features), "final_hidden": from_zero(final)}
+    return {"token_ids": from_zero(tokens).int(), **moved, "starts": starts, "ends": ends}

@@ -113,25 +113,20 @@ def train(name: str, target: Path, states: Path, out: Path, schedule: Schedule, 
         others = torch.randperm(len(head))
         wanted = _up(len(likely) + _OTHERS // 2, _OTHERS) - len(likely)
         scored = torch.cat((likely, others[~torch.isin(others, likely)][:wanted]))
+        cut = replace(draft, weights={**draft.weights, "lm_head.weight": head[scored]})
+        how = {"num_draft_tokens": trained.num_draft_tokens, "decay": trained.decay}
         with torch.autocast("cpu", PRODUCTS, enabled=PRODUCTS is torch.bfloat16):
             return distillation_loss(
-                replace(draft, weights={**draft.weights, "lm_head.weight": head[scored]}),
-                traces,
-                judged,
-                lambda hidden: (hidden @ head[scored].T).float(),
-                num_draft_tokens=trained.num_draft_tokens,
-                decay=trained.decay,
+                cut, traces, judged, lambda hidden: (hidden @ head[scored].T).float(), **how
             )
 
     out.mkdir(exist_ok=True)
-    losses = minimise(
-        batch_loss, draft.weights.values(), schedule, label=name, kept=out / "state.pt"
-    )
+    lost = minimise(batch_loss, draft.weights.values(), schedule, label=name, kept=out / "state.pt")
     fused = draft.weights["fc.weight"].detach() / scale
     shipped = replace(draft, weights={**draft.weights, "fc.weight": fused})
     shutil.rmtree(out / "draft", ignore_errors=True)
     ship_draft(shipped, trained.config(SIZE), out / "draft")
-    report = {"seed": seed, "schedule": asdict(schedule), "losses": losses}
+    report = {"seed": seed, "schedule": asdict(schedule), "losses": lost}
     (out / "training.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 

@@ -77,9 +77,7 @@ def write_prompts(tokenizer: PreTrainedTokenizerFast, folder: Path, *, ships: bo
         ships: write those that ship.
     """
     counts = SHIPPED if ships else COUNTS
-    found: dict[Part, dict[str, list[dict[str, Any]]]] = {
-        part: {kind: [] for kind in KINDS} for part in counts
-    }
+    found: dict[Part, dict[str, list[dict[str, Any]]]] = {p: {k: [] for k in KINDS} for p in counts}
     seen: set[str] = set()
     for name, source in _files(("stdlib",) if ships else ("stdlib", "purelib")):
         part = part_of(name)
@@ -94,8 +92,7 @@ def write_prompts(tokenizer: PreTrainedTokenizerFast, folder: Path, *, ships: bo
             for text in texts:
                 if len(own[kind]) == wanted or taken == most:
                     break
-                ids = asked(tokenizer, text)
-                if text in seen or len(ids) > MAX_TOKENS:
+                if text in seen or len(asked(tokenizer, text)) > MAX_TOKENS:
                     continue
                 seen.add(text)
                 taken += 1
@@ -104,16 +101,14 @@ def write_prompts(tokenizer: PreTrainedTokenizerFast, folder: Path, *, ships: bo
                 own[kind].append({"id": named, "category": kind, "turns": turns})
     for part, by_kind in found.items():
         print(part, {kind: len(lines) for kind, lines in by_kind.items()}, flush=True)
-        rounds = zip(*by_kind.values(), strict=False)
-        lines = [json.dumps(one) for same in rounds for one in same]
+        lines = [json.dumps(one) for same in zip(*by_kind.values(), strict=False) for one in same]
         (folder / f"{part}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def asked(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     """Token ids of a first turn in the target's template, up to where its answer begins."""
-    messages = [{"role": "user", "content": text}]
     ids: list[int] = tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, return_dict=False
+        [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False
     )
     return ids
 
@@ -138,10 +133,9 @@ def _of(choices: Sequence[str], text: str) -> str:
 
 def _files(places: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Sources in an order that depends on their names alone."""
-    roots = {key: Path(sysconfig.get_paths()[key]) for key in places}
     paths = {
         f"{key}/{path.relative_to(root).as_posix()}": path
-        for key, root in roots.items()
+        for key, root in {key: Path(sysconfig.get_paths()[key]) for key in places}.items()
         for path in root.rglob("*.py")
         if _EXCLUDED.isdisjoint(path.parts) and "site-packages" not in path.relative_to(root).parts
     }

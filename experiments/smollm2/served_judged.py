@@ -40,13 +40,8 @@ def judge(work: Work) -> None:
     """Write served.json and served.svg, of the measurements that exist."""
     (work / "served/reports").mkdir(exist_ok=True)
     measured = [name for name in SERVERS[1:] if answers(work, "greedy", name).exists()]
-    rows = [
-        {"question": "acceptance", **_acceptance(work, name), **_drawn(work, name)}
-        for name in measured
-    ]
-    rows += [
-        {"question": "speed", **row} for name in ("one", "eight") for row in _speed(work, name)
-    ]
+    rows = [{"question": "acceptance", **_acceptance(work, n), **_drawn(work, n)} for n in measured]
+    rows += [{"question": "speed", **row} for n in ("one", "eight") for row in _speed(work, n)]
     rows += [{"question": "parity", **row} for row in _parity(work, measured)]
     write_rows(HERE / "served.json", rows)
     (HERE / "served.svg").write_text(_picture(rows), encoding="utf-8")
@@ -55,9 +50,7 @@ def judge(work: Work) -> None:
 @house_look()
 def _picture(rows: Sequence[Mapping[str, Any]]) -> str:
     """Tokens per CPU second beside the acceptance length; without a draft that is 1."""
-    lengths = {
-        row["draft"]: row["acceptance_length"] for row in rows if row["question"] == "acceptance"
-    }
+    lengths = {r["draft"]: r["acceptance_length"] for r in rows if r["question"] == "acceptance"}
     made, axes = figure(9, 3.4, len(TIMED), layout="constrained")
     for axis, name in zip(axes, TIMED, strict=True):
         requests = PASSES[name].concurrency
@@ -86,14 +79,10 @@ def _acceptance(work: Work, name: str) -> dict[str, Any]:
         return row
     measurement = read_measurement(answers(work, "greedy", name))
     folder, traces = draft(work, name), work / "served/prompts"
-    found = beside_replay(
-        folder,
-        TraceFolder.open(traces),
-        [record.token_ids for record in measurement.records],
-        [record.accepted or () for record in measurement.records],
-        NUM_DRAFT_TOKENS,
-        FP8 if name == FP8_CACHE else None,
-    )
+    texts = [record.token_ids for record in measurement.records]
+    accepted = [record.accepted or () for record in measurement.records]
+    own = folder, TraceFolder.open(traces), texts, accepted
+    found = beside_replay(*own, NUM_DRAFT_TOKENS, FP8 if name == FP8_CACHE else None)
     version = measurement.setup.server.version
     row = dataclasses.asdict(Served.of(found, family="smollm2", draft=name, version=version))
     both = (answers(work, "greedy", BF16), answers(work, "greedy", name))
@@ -122,14 +111,10 @@ def _drawn(work: Work, name: str) -> dict[str, float]:
 
 def _speed(work: Work, name: str) -> Iterator[dict[str, Any]]:
     """Tokens per CPU second, and the ratios of equal blocks of prompts."""
-    taken = {
-        server: [answers(work, name, server, block) for block in PASSES[name].blocks]
-        for server in FEW
-    }
-    blocks = [
-        all(one.with_suffix(".seconds").exists() for one in same)
-        for same in zip(*taken.values(), strict=True)
-    ]
+    numbers = PASSES[name].blocks
+    taken = {server: [answers(work, name, server, i) for i in numbers] for server in FEW}
+    alike = zip(*taken.values(), strict=True)
+    blocks = [all(one.with_suffix(".seconds").exists() for one in same) for same in alike]
     speeds = {server: [*map(_rate, compress(own, blocks))] for server, own in taken.items()}
     for server, own in speeds.items():
         yield {
@@ -155,10 +140,8 @@ def _ratio(these: list[float], others: list[float]) -> list[float]:
 
 def _parity(work: Work, measured: list[str]) -> Iterator[Mapping[str, Any]]:
     greedy = {name: answers(work, "greedy", name) for name in (PLAIN, *measured)}
-    again, prompts = (
-        answers(work, "again", PLAIN),
-        answers(work, "sampled", PLAIN).with_suffix(".prompts"),
-    )
+    again = answers(work, "again", PLAIN)
+    prompts = answers(work, "sampled", PLAIN).with_suffix(".prompts")
     for name in measured:
         noise = ("--plain-again", again, "--max-hazard-ratio", 2)
         yield from _found(work, name, "divergence", greedy[PLAIN], greedy[name], *noise)

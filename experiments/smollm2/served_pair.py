@@ -137,18 +137,11 @@ def ask(work: Work, server: "Server") -> None:
                 continue
             prompts = out.with_suffix(".prompts")
             prompts.write_text("".join(lines[block * asked.block :][: asked.block]), "utf-8")
+            own = None if server.name == PLAIN else draft(work, server.name)
+            given = {"server": server.url, "tokenizer": work.target, "draft": own, "out": out}
+            how = {"max_new_tokens": NEW_TOKENS, "concurrency": asked.concurrency, **asked.options}
             began = server.cpu_seconds()
-            dq.measure(
-                server=server.url,
-                engine="vllm",
-                tokenizer=work.target,
-                draft=None if server.name == PLAIN else draft(work, server.name),
-                prompts=prompts,
-                max_new_tokens=NEW_TOKENS,
-                concurrency=asked.concurrency,
-                out=out,
-                **asked.options,
-            )
+            dq.measure(engine="vllm", prompts=prompts, **given, **how)
             seconds = server.cpu_seconds() - began
             out.with_suffix(".seconds").write_text(f"{seconds:.2f}\n", encoding="utf-8")
     if server.name in FEW:
@@ -178,15 +171,8 @@ def _sums(work: Work, server: "Server") -> None:
     (items / "sums.jsonl").write_text("\n".join(rows), encoding="utf-8")
     task = (HERE / "sums.yaml").read_text(encoding="utf-8")
     (items / "sums.yaml").write_text(task.replace("ITEMS", str(items / "sums.jsonl")), "utf-8")
-    dq.parity_run_tasks(
-        server.url,
-        "vllm",
-        ["sums"],
-        out,
-        chat=True,
-        include_path=items,
-        lm_eval=os.environ.get("LM_EVAL", "lm_eval"),
-    )
+    own = {"include_path": items, "lm_eval": os.environ.get("LM_EVAL", "lm_eval")}
+    dq.parity_run_tasks(server.url, "vllm", ["sums"], out, chat=True, **own)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

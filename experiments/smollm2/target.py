@@ -45,8 +45,7 @@ class Llama:
     def empty_cache(self, batch: int, length: int) -> Tensor:
         """[layers, 2, B, KV heads, length, head width]."""
         config = self.config
-        heads = config.num_key_value_heads
-        shape = len(self.layers), 2, batch, heads, length, config.head_dim
+        shape = len(self.layers), 2, batch, config.num_key_value_heads, length, config.head_dim
         return torch.zeros(shape, dtype=self.dtype)
 
     def run(
@@ -123,10 +122,8 @@ if __name__ == "__main__":
         padded = torch.zeros(3, 31, dtype=torch.int64)
         for i, pad in enumerate(pads.tolist()):
             padded[i, pad : pad + 24] = ids[i]
-        parts = [
-            own.run(padded[:, a:b], pads, a, cache, (2, 15, 27))
-            for a, b in ((0, 20), (20, 21), (21, 31))
-        ]
+        spans = ((0, 20), (20, 21), (21, 31))
+        parts = [own.run(padded[:, a:b], pads, a, cache, (2, 15, 27)) for a, b in spans]
         taps, final = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
         wanted = torch.cat([out.hidden_states[j + 1] for j in (2, 15, 27)], dim=-1)
         for i, pad in enumerate(pads.tolist()):

@@ -123,8 +123,7 @@ def judged(folder: Path, fault: Fault) -> Found:
     """Judge a fault in this process's copy of the tree."""
     start = time.monotonic()
     verdict, detail = own_scratch(folder).verdict(fault)
-    seconds = time.monotonic() - start
-    print(f"{verdict:14} {fault.name:44} {seconds:5.1f} s  {detail}", flush=True)
+    print(f"{verdict:14} {fault.name:44} {time.monotonic() - start:5.1f} s  {detail}", flush=True)
     return verdict, detail
 
 

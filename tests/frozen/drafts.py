@@ -59,11 +59,8 @@ def _write_safetensors(path: Path, tensors: list[Stored]) -> None:
     end = 0
     for tensor in tensors:
         begin, end = end, end + _size(tensor)
-        header[tensor.name] = {
-            "dtype": tensor.dtype,
-            "shape": tensor.shape,
-            "data_offsets": [begin, end],
-        }
+        kind = {"dtype": tensor.dtype, "shape": tensor.shape}
+        header[tensor.name] = {**kind, "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with path.open("xb") as file:

@@ -57,11 +57,8 @@ class Outcome:
 def differences(before: Outcome | None, now: Outcome | None) -> dict[str, tuple[str, str]]:
     """What differs, by name: the value before and the value now; None = the command did not run."""
     old, new = (outcome.flat() if outcome else {} for outcome in (before, now))
-    return {
-        name: (old.get(name, "nothing"), new.get(name, "nothing"))
-        for name in dict.fromkeys([*old, *new])
-        if old.get(name) != new.get(name)
-    }
+    names = [name for name in dict.fromkeys([*old, *new]) if old.get(name) != new.get(name)]
+    return {name: (old.get(name, "nothing"), new.get(name, "nothing")) for name in names}
 
 
 def read_outcomes(path: Path) -> dict[str, Outcome]:

@@ -54,9 +54,7 @@ def main() -> int:
             expected |= {name: now} if now else {}
         elif different:
             if name == "arithmetic":
-                print(
-                    "this CPU computes other last digits than the one of expected.json (README.md)"
-                )
+                print("this CPU computes other last digits than that of expected.json (README.md)")
             left += 1
             _show(name, different, texts)
     if options.accept:
@@ -87,9 +85,7 @@ def _show(name: str, different: Mapping[str, tuple[str, str]], texts: Texts) -> 
         if new is None:
             continue
         if old is None:
-            print(
-                f"    the expected text is not known on this machine; the new one is {KEPT / now}"
-            )
+            print(f"    the expected text is not known here; the new one is {KEPT / now}")
             continue
         lines = list(difflib.unified_diff(old.splitlines(), new.splitlines(), lineterm="", n=1))
         for line in lines[2 : 2 + _SHOWN]:

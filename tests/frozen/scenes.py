@@ -43,15 +43,9 @@ def read_scenes(path: Path) -> dict[str, Scene]:
             for key, lines in table["commands"].items()
             for values, line in _each(lines)
         }
-        scenes[name] = Scene(
-            name,
-            commands,
-            after=tuple(table.get("after", ())),
-            drafts=tuple(table.get("drafts", ())),
-            made=tuple(table.get("made", ())),
-            files=table.get("files"),
-            server=table.get("server"),
-        )
+        needed = {key: tuple(table.get(key, ())) for key in ("after", "drafts", "made")}
+        own = {key: table.get(key) for key in ("files", "server")}
+        scenes[name] = Scene(name, commands, **needed, **own)
     return scenes
 
 
@@ -69,8 +63,7 @@ def with_needed(scenes: Mapping[str, Scene], names: Sequence[str]) -> list[Scene
 
 def _each(line: str) -> Iterator[tuple[tuple[str, ...], str]]:
     """The line with every combination of its braces, and the values that were chosen."""
-    parts = _BRACES.split(line)
-    choices = [part.split(",") if i % 2 else [part] for i, part in enumerate(parts)]
+    choices = [part.split(",") if i % 2 else [part] for i, part in enumerate(_BRACES.split(line))]
     for chosen in itertools.product(*choices):
         values, whole = tuple(chosen[1::2]), "".join(chosen)
         for number, value in enumerate(values, start=1):

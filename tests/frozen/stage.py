@@ -91,8 +91,7 @@ class Stage:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
         found = {}
-        server = served(scene.server, folder) if scene.server else nullcontext("")
-        with server as url:
+        with served(scene.server, folder) if scene.server else nullcontext("") as url:
             for name, line in scene.commands.items():
                 found[name] = self._outcome(folder, line.replace("{server}", url))
         write_outcomes(self._root / f"{scene.name}.outcomes", found)

@@ -33,11 +33,13 @@ def ask(
     return Ask(decoding=decoding, max_new_tokens=max_new_tokens, ignore_eos=ignore_eos)
 
 
+def client_of(stand: Stand) -> ServerClient:
+    return ServerClient(stand.url, key=None, most_in_flight=4, patience=IMPATIENT)
+
+
 def identify(stand: Stand) -> tuple[ServerIdentity, Speculation | None]:
     async def asking() -> tuple[ServerIdentity, Speculation | None]:
-        async with ServerClient(
-            stand.url, key=None, most_in_flight=4, patience=IMPATIENT
-        ) as client:
+        async with client_of(stand) as client:
             return await get_protocol(stand.engine).identify(client)
 
     return asyncio.run(asking())
@@ -50,9 +52,7 @@ def complete(
 
     async def asking() -> list[Completion]:
         protocol = get_protocol(stand.engine)
-        async with ServerClient(
-            stand.url, key=None, most_in_flight=4, patience=IMPATIENT
-        ) as client:
+        async with client_of(stand) as client:
             await protocol.identify(client)
             answers = [protocol.complete(client, prompt, asked or ask()) for prompt in prompts]
             return list(await asyncio.gather(*answers))
@@ -60,17 +60,14 @@ def complete(
     return asyncio.run(asking())
 
 
-VALUES: tuple[Any, ...] = (
-    None, True, -1, 0, 3, 10**39, 0.5, 1e308, 1e-320, "", "3", "stop",
-    [], [None], [3], ["a"], [[]], {}, {"a": None},
-)  # fmt: skip
-
-
 def broken(events: Sequence[Event]) -> Iterator[list[Event]]:
     """The events with one value of one of them replaced, or absent; at any depth."""
     for number, event in enumerate(events):
         for path in _paths(event.data):
-            for value in (*VALUES, ...):
+            for value in (*(
+                None, True, -1, 0, 3, 10**39, 0.5, 1e308, 1e-320, "", "3", "stop",
+                [], [None], [3], ["a"], [[]], {}, {"a": None},
+            ), ...):  # fmt: skip
                 changed = copy.deepcopy(event.data)
                 inner: Any = changed
                 for key in path[:-1]:
@@ -79,8 +76,7 @@ def broken(events: Sequence[Event]) -> Iterator[list[Event]]:
                     del inner[path[-1]]
                 else:
                     inner[path[-1]] = value
-                other = Event(event.seconds, changed)
-                yield [*events[:number], other, *events[number + 1 :]]
+                yield [*events[:number], Event(event.seconds, changed), *events[number + 1 :]]
 
 
 def _paths(value: object, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -103,20 +99,14 @@ class Replayed:
     """draftquant's own replay of the same prompts: tokens, and rounds in order."""
 
     def __init__(self, folder: Path, num_draft_tokens: int) -> None:
-        traces = record_traces(
-            PAIR / "target",
-            PROMPTS,
-            folder / "traces",
-            max_new_tokens=NUM_TOKENS,
-            aux_layer_ids=AUX_LAYER_IDS,
-        )
+        how: Any = {"max_new_tokens": NUM_TOKENS, "aux_layer_ids": AUX_LAYER_IDS}
+        traces = record_traces(PAIR / "target", PROMPTS, folder / "traces", **how)
         draft = loaded_draft()
         self.token_ids: list[tuple[int, ...]] = []
         self.rounds: list[tuple[int, ...]] = []
         for trace in TraceFolder.open(traces.folder):
             self.token_ids.append(tuple(trace.token_ids[trace.prompt_length :].tolist()))
-            steps = replayed_steps(draft, traces, trace, num_draft_tokens)
-            self.rounds.append(tuple(steps))
+            self.rounds.append(tuple(replayed_steps(draft, traces, trace, num_draft_tokens)))
 
 
 @functools.cache

@@ -47,8 +47,7 @@ class Written:
 
 def loaded_draft() -> LoadedDraft:
     """The pair's, with the tables that it shares with its target."""
-    shared = shared_tables(PAIR / "target")
-    return load_draft(PAIR / "draft", dtype=torch.float32, shared=shared)
+    return load_draft(PAIR / "draft", dtype=torch.float32, shared=shared_tables(PAIR / "target"))
 
 
 class Decoder:

@@ -61,9 +61,7 @@ class SGLangStand(Stand):
         if kept[-1] != ends[-1]:
             kept.append(ends[-1])
         begins = [0, *kept[:-1]] if self.incremental else [0] * len(kept)
-        return [
-            self._event(body, written, end, begin) for begin, end in zip(begins, kept, strict=True)
-        ]
+        return [self._event(body, written, b, a) for a, b in zip(begins, kept, strict=True)]
 
     def _event(self, body: Object, written: Written, end: int, begin: int) -> Object:
         """What is told after `end` tokens (tokenizer_manager.py:2514-2790)."""
@@ -88,8 +86,7 @@ class SGLangStand(Stand):
         if finished:
             meta["e2e_latency"] = 0.25
             meta |= self._counts(written) if self.drafts else {}
-        ids = list(written.token_ids[begin:end])
-        return {"text": "", "output_ids": ids, "meta_info": meta}
+        return {"text": "", "output_ids": list(written.token_ids[begin:end]), "meta_info": meta}
 
     def _counts(self, written: Written) -> Object:
         """Of the request (tokenizer_manager.py:3138-3200): absent where no round was needed."""
@@ -98,10 +95,9 @@ class SGLangStand(Stand):
         if not rounds:
             return {}
         histogram = [written.rounds.count(j) for j in range(max(written.rounds) + 1)]
-        tokens = len(written.token_ids)
         common = {
             "spec_accept_rate": accepted / proposed,
-            "spec_accept_length": tokens / rounds,
+            "spec_accept_length": len(written.token_ids) / rounds,
             "spec_verify_ct": rounds,
         }
         if self.old_names:

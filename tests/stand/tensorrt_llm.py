@@ -54,14 +54,9 @@ class TensorRTLLMStand(Stand):
         if path == "/metrics":
             told, self.iterations = self.iterations, []
             return json.dumps(told)
-        answers: dict[str, object] = {
-            "/version": {"version": "1.3.0"},
-            "/v1/models": {
-                "object": "list",
-                "data": [{"id": "target", "object": "model", "owned_by": "tensorrt_llm"}],
-            },
-        }
-        return answers[path]
+        model = {"id": "target", "object": "model", "owned_by": "tensorrt_llm"}
+        models = {"object": "list", "data": [model]}
+        return {"/version": {"version": "1.3.0"}, "/v1/models": models}[path]
 
     def post(self, path: str, body: Object) -> list[Object]:
         if path != "/v1/completions":
@@ -72,14 +67,12 @@ class TensorRTLLMStand(Stand):
             raise ValueError("this stand decodes greedily")
         if not body["stream"] or body["detokenize"]:
             raise ValueError("this stand streams token ids")
-        written = self.decoder.write(
-            body["prompt"], body["max_tokens"], ignore_eos=body["ignore_eos"]
-        )
-        chunks = [(written.first,), *written.chunks]
+        text = self.decoder.write(body["prompt"], body["max_tokens"], ignore_eos=body["ignore_eos"])
+        chunks = [(text.first,), *text.chunks]
         if not self.drafts:
-            chunks = [(token,) for token in written.token_ids]
-        self._count(written, len(chunks) - 1)
-        return self._events(body, written, chunks)
+            chunks = [(token,) for token in text.token_ids]
+        self._count(text, len(chunks) - 1)
+        return self._events(body, text, chunks)
 
     def _events(
         self, body: Object, written: Written, chunks: Sequence[tuple[int, ...]]

@@ -37,8 +37,7 @@ def make(scheme: str, source: Path, out: Path) -> None:
         cache = nested["quantization"]["kv_cache_quant_algo"]
         tensors = postprocess_state_dict(model.state_dict(), 448, cache)
     write_folder(out, source, tensors, convert_hf_quant_config_format(nested))
-    text = json.dumps(nested, indent=2) + "\n"
-    (out / "hf_quant_config.json").write_text(text, encoding="utf-8")
+    (out / "hf_quant_config.json").write_text(json.dumps(nested, indent=2) + "\n", encoding="utf-8")
 
 
 def _calibrate(model: torch.nn.Module) -> None:

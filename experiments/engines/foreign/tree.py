@@ -26,9 +26,9 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     return {name: tensor for path in files for name, tensor in load_file(path).items()}
 
 
-def module_tree(source: Path, top: nn.Module | None = None) -> nn.Module:
+def module_tree(source: Path) -> nn.Module:
     """The tensors of a folder as modules: weights of two dimensions are linears or an embedding."""
-    top = top or nn.Module()
+    top = nn.Module()
     for name, tensor in read_tensors(source).items():
         path, _, leaf = name.rpartition(".")
         if leaf != "weight":
@@ -65,8 +65,7 @@ def run_linears(model: nn.Module) -> None:
         width = module.in_features
         key = (parent, _SHARE_AN_INPUT.get(leaf, leaf), width)
         if key not in inputs:
-            made = torch.randn(1, 4, width, generator=generator)
-            inputs[key] = made.to(module.weight.dtype)
+            inputs[key] = torch.randn(1, 4, width, generator=generator).to(module.weight.dtype)
         module(inputs[key])
 
 
@@ -80,9 +79,7 @@ def write_folder(
             shutil.copy(path, out)
     if declared is not None:
         path = out / "config.json"
-        config = json.loads(path.read_text(encoding="utf-8")) | {
-            "quantization_config": dict(declared)
-        }
+        config = json.loads(path.read_text("utf-8")) | {"quantization_config": dict(declared)}
         path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     contiguous = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
     save_file(contiguous, out / "model.safetensors", metadata={"format": "pt"})

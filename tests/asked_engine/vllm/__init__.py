@@ -71,15 +71,13 @@ class Model(nn.Module):
             self.places[name] = (f"{fused.replace('.', '_')}.{leaf}", first)
         for fused, leaf in rows:
             if leaf == "weight_scale":
-                width = next(
-                    t.shape[1]
-                    for n, t in tensors.items()
-                    if self.places[n][0] == f"{fused.replace('.', '_')}.weight"
+                place = fused.replace(".", "_")
+                widths = (
+                    t.shape[1] for n, t in tensors.items() if self.places[n][0] == f"{place}.weight"
                 )
-                self.add_module(fused.replace(".", "_"), Linear((rows[fused, leaf], width)))
+                self.add_module(place, Linear((rows[fused, leaf], next(widths))))
         for name, tensor in tensors.items():
-            place = self.places[name][0]
-            if place not in dict(self.named_parameters()):
+            if self.places[name][0] not in dict(self.named_parameters()):
                 plain = nn.Module()
                 plain.weight = nn.Parameter(torch.empty_like(tensor), False)
                 self.places[name] = (f"{name.replace('.', '_')}.weight", 0)
