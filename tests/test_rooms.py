@@ -168,11 +168,11 @@ def test_what_families_share_knows_no_family() -> None:
 # ---- how large the house is: a line here may only be lowered (ARCHITECTURE.md, "Sums")
 
 SUMS = {
-    "words of the product": 368_019,
+    "words of the product": 368_012,
     "product folders": 49,
-    "developers' tools, lines": 7_107,
-    "lines of tests": 52_324,
-    "pairs of a test file and an internal module": 1_023,
+    "developers' tools, lines": 7_106,
+    "lines of tests": 51_434,
+    "pairs of a test file and an internal module": 1_018,
     "mutants of the sample that survive": 31,  # of 252 of 300 that were judged: 12 %
     "verbs": 25,
     "words of pages by hand": 25_627,
