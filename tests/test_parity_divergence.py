@@ -1,6 +1,7 @@
 """The divergence audit on outputs made by hand, and the findings that all checks write."""
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from draftquant.validate.parity.task_samples import read_samples
 from handmade_measurements import written
 from handmade_runs import SPECULATION, record, run
 from scipy import stats
-from test_hostile_files import bounded, endless, fifo, gigabyte
+from test_hostile_files import bounded, endless, gigabyte
 
 TEXT = (5, 6, 7, 8)
 GAPS = (3.0, 0.1, 0.2, 2.0)
@@ -167,7 +168,7 @@ def test_what_no_check_says_is_refused(tmp_path: Path) -> None:
         read_parity(tmp_path / "none.json")
 
 
-@pytest.mark.parametrize("make", [fifo, endless, gigabyte])
+@pytest.mark.parametrize("make", [os.mkfifo, endless, gigabyte])
 def test_no_file_blocks_or_fills_the_memory(make: Callable[[Path], None], tmp_path: Path) -> None:
     samples = "samples_gsm8k_2026-11-22T12-01-02.345678.jsonl"
     for name, read in (("findings.json", read_parity), (samples, read_samples)):
