@@ -51,7 +51,7 @@ HASH = re.compile(r"\b[0-9a-f]{12,}\b")
 RULED = re.compile(r"(?m)^[ \u2500-\u257f]*\n|[ \u2500-\u257f]+$")
 SPACED = re.compile(r"(?<=\S)[ \u2500-\u257f]{2,}")
 MEASURED = re.compile(
-    r"(?m)^.*(?:it/s\]|: \d+% of \d|% after|done in|running for|\d in |^memory |tokens/s| GB free"
+    r"(?m)^.*(?:it/s\]|: \d+% of \d|% after|done in|running for|\d in \d|^memory |tokens/s| GB free"
     r"| \d+ s\b).*\n|-\d+(?= scheme=)"
     r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d\S*|\d+ GB(?= of memory)|\b\d[\d.,]* (?:s|min)\b"
     r"|127\.0\.0\.1:\d+|0x[0-9a-f]{6,}|\u2026(?:\S*/)?|, line \d+|(?<=python3\.)\d+"
