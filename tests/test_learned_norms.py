@@ -138,9 +138,12 @@ def test_another_norm_than_was_learned(made: Path, source: Path, tmp_path: Path)
     for factor in (1.25, 0.8):
         copy = Path(shutil.copytree(made, tmp_path / f"{factor}"))
         (copy / "draftquant.json").unlink()
-        other = store(values_of(read_tensors(source)[NORM]) * np.float32(factor), "BF16")
+        before = values_of(read_tensors(source)[NORM])
+        other = store(before * np.float32(factor), "BF16")
         edit(copy, lambda t, other=other: t.update({NORM: other}))
-        assert_only_fault(verify(copy, source, method=record_of(made).method), NORM, words)
+        report = verify(copy, source, method=record_of(made).method)
+        assert_only_fault(report, NORM, words)
+        assert f"first {values_of(other)[0]:g} for {before[0]:g} at 0" in faults_of(report)
 
 
 def test_another_factor_on_record(made: Path, source: Path) -> None:

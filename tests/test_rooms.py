@@ -168,12 +168,12 @@ def test_what_families_share_knows_no_family() -> None:
 # ---- how large the house is: a line here may only be lowered (ARCHITECTURE.md, "Sums")
 
 SUMS = {
-    "words of the product": 368_012,
+    "words of the product": 367_999,
     "product folders": 49,
     "developers' tools, lines": 7_106,
-    "lines of tests": 51_449,
+    "lines of tests": 51_452,
     "pairs of a test file and an internal module": 1_018,
-    "mutants of the sample that survive": 31,  # of 252 of 300 that were judged: 12 %
+    "mutants of the sample that survive": 23,  # of 300: 8 %
     "verbs": 25,
     "words of pages by hand": 25_627,
 }
