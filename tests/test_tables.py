@@ -164,6 +164,10 @@ def test_contents_that_contradict_beside_a_hash_that_fits(folder: Path) -> None:
         reseal(folder)
         with pytest.raises(TraceError):
             TraceFolder.open(folder).tables()[HEAD if name == "lm_head" else EMBEDDING]
+    save_file(tensors | {"more": tensors[name].clone()}, path)
+    reseal(folder)
+    with pytest.raises(TraceError, match="more: expected"):
+        TraceFolder.open(folder)
 
 
 def test_contradicting_tables_are_not_merged(target: Path, folder: Path, tmp_path: Path) -> None:

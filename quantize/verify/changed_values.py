@@ -97,7 +97,7 @@ def _factor_faults(name: str, before: Doubles, after: Doubles, factor: float) ->
     right = (factors <= factor) & (np.signbit(before) == np.signbit(after))
     expected = f"the source's values times or divided by at most {factor:.9g} (recorded)"
     faults = _other_elements(name, expected, ~right, before, after)
-    largest = factors.max(initial=1.0)
+    largest = factors.max()
     if faults or largest == factor:
         return faults
     expected = f"a largest change by a factor of {factor:.9g} (recorded)"
