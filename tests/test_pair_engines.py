@@ -4,14 +4,17 @@
 """
 
 import json
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from draftquant.quantize.drafts import read_config
-from draftquant.quantize.engines.contract import EngineName
+from draftquant.quantize.engines import contract
 from draftquant.quantize.files.checkpoint import Checkpoint
 from draftquant.quantize.pairing.dtypes import dtype_in
+from draftquant.quantize.pairing.features import handed_out
 from draftquant.quantize.pairing.pair import Pair, TargetArgs
 from draftquant.quantize.pairing.serving_limits import is_too_short, served_length
 from draftquant.quantize.pairing.target import Target
@@ -45,7 +48,7 @@ def pair_of(case: dict[str, Any], folder: Path) -> Pair:
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 @pytest.mark.parametrize("name", EXECUTED)
 def test_dtype_quantization_and_length_are_those_of_the_engine(
-    name: str, engine: EngineName, tmp_path: Path
+    name: str, engine: contract.EngineName, tmp_path: Path
 ) -> None:
     case, answer = EXECUTED[name]["case"], EXECUTED[name][engine]
     pair = pair_of(case, tmp_path)
@@ -56,3 +59,25 @@ def test_dtype_quantization_and_length_are_those_of_the_engine(
     assert dtype_in(pair, engine) == answer["dtype"]
     assert served_length(pair, engine) == answer["served"]
     assert is_too_short(pair, engine) == (answer["length"] < answer["served"])
+
+
+def test_so_many_models_hand_out_states_to_each_kind_of_draft() -> None:
+    rows = contract.data_file("targets")["row"]
+    versions = {row["engine"]: row["version"] for row in rows}
+    names = {name for row in rows for name in row["classes"].split()}
+
+    def hands_out(engine: str, kind: str, name: str) -> bool:
+        served = SimpleNamespace(served_as=kind)
+        pair: Any = SimpleNamespace(
+            is_inside=False, geometry=SimpleNamespace(reads_layers=True),
+            target=SimpleNamespace(config={"architectures": [name]}),
+            family=SimpleNamespace(engine_traits=SimpleNamespace(vllm=served, sglang=served)),
+        )  # fmt: skip
+        answer: Any = SimpleNamespace(engine=engine, version=versions[engine], verdict="LOADS")
+        return not [*handed_out(pair, answer)]
+
+    kinds = product(versions, ("eagle3", "dflash", "dspark"))
+    found = {(e, kind): sum(hands_out(e, kind, name) for name in names) for e, kind in kinds}
+    vllm = dict.fromkeys(product(["vllm"], ("eagle3", "dflash", "dspark")), 129)
+    sglang = {("sglang", "eagle3"): 54, ("sglang", "dflash"): 55, ("sglang", "dspark"): 58}
+    assert found == vllm | sglang

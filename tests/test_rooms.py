@@ -171,8 +171,8 @@ SUMS = {
     "words of the product": 367_999,
     "product folders": 49,
     "developers' tools, lines": 7_106,
-    "lines of tests": 51_456,
-    "pairs of a test file and an internal module": 1_018,
+    "lines of tests": 51_481,
+    "pairs of a test file and an internal module": 1_019,
     "mutants of the sample that survive": 23,  # of 300: 8 %
     "verbs": 25,
     "words of pages by hand": 25_627,
