@@ -13,6 +13,8 @@ from typing import Any
 
 import yaml
 
+_EXPRESSION = re.compile(r"\$\{\{ ([\w.-]+) \}\}")
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -77,7 +79,7 @@ def run_action(
 
 def _filled(text: str, given: Mapping[str, str]) -> str:
     """Text with its expressions replaced; what is not known is empty, as on GitHub."""
-    return re.compile(r"\$\{\{ ([\w.-]+) \}\}").sub(lambda match: given.get(match[1], ""), text)
+    return _EXPRESSION.sub(lambda match: given.get(match[1], ""), text)
 
 
 def _bash(

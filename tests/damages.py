@@ -117,11 +117,14 @@ def other_dtype(tensors: Tensors, name: str) -> None:
         tensors[name] = tensor._replace(dtype=other, shape=(len(tensor.data),))
 
 
+BESIDE = (
+    "weight_shape", "weight_zero_point_2", "weight_zero_point", "qzeros", "input_scale",
+    "weight_scale_2", "input_global_scale", "weight_global_scale",
+)  # fmt: skip
+
+
 def _beside(at: Linear) -> None:
-    for name in (f"{at.module}.{suffix}" for suffix in (
-        "weight_shape", "weight_zero_point_2", "weight_zero_point", "qzeros", "input_scale",
-        "weight_scale_2", "input_global_scale", "weight_global_scale",
-    )):  # fmt: skip
+    for name in (f"{at.module}.{suffix}" for suffix in BESIDE):
         if name in at.tensors:
             flipped(at.tensors, name, 0, 0x11)
 

@@ -60,14 +60,17 @@ def complete(
     return asyncio.run(asking())
 
 
+VALUES: tuple[Any, ...] = (
+    None, True, -1, 0, 3, 10**39, 0.5, 1e308, 1e-320, "", "3", "stop",
+    [], [None], [3], ["a"], [[]], {}, {"a": None},
+)  # fmt: skip
+
+
 def broken(events: Sequence[Event]) -> Iterator[list[Event]]:
     """The events with one value of one of them replaced, or absent; at any depth."""
     for number, event in enumerate(events):
         for path in _paths(event.data):
-            for value in (*(
-                None, True, -1, 0, 3, 10**39, 0.5, 1e308, 1e-320, "", "3", "stop",
-                [], [None], [3], ["a"], [[]], {}, {"a": None},
-            ), ...):  # fmt: skip
+            for value in (*VALUES, ...):
                 changed = copy.deepcopy(event.data)
                 inner: Any = changed
                 for key in path[:-1]:

@@ -61,7 +61,9 @@ class SGLangStand(Stand):
         if kept[-1] != ends[-1]:
             kept.append(ends[-1])
         begins = [0, *kept[:-1]] if self.incremental else [0] * len(kept)
-        return [self._event(body, written, b, a) for a, b in zip(begins, kept, strict=True)]
+        return [
+            self._event(body, written, end, begin) for begin, end in zip(begins, kept, strict=True)
+        ]
 
     def _event(self, body: Object, written: Written, end: int, begin: int) -> Object:
         """What is told after `end` tokens (tokenizer_manager.py:2514-2790)."""

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from .changes import Mutant, is_read, mutants_of
-from .judging import Judged, judge
+from .judging import Trial, judge
 from .recording import KEPT, ROOMS, product
 
 
@@ -134,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 3 if survived else 0
 
 
-def row(one: Judged) -> dict[str, Any]:
+def row(one: Trial) -> dict[str, Any]:
     """What became of a mutant, as JSON has it."""
     said = {name: getattr(one.mutant, name) for name in ("path", "operator", "old", "new")}
     said |= {"line": one.mutant.lines.start, "room": str(Path(one.mutant.path).parent)}

@@ -41,8 +41,8 @@ SAID = ".out"
 FORK = multiprocessing.get_context("fork")
 
 
-class Judged(NamedTuple):
-    """A mutant, its nearest tests, and the verdict.
+class Trial(NamedTuple):
+    """A mutant, its nearest tests, and what became of it.
 
     `by` is the check that failed. `covered`: some test runs the line, as far as one can tell.
     """
@@ -77,7 +77,7 @@ class Record:
             for text in {whole, functions.get(name, ""), *(known_lines[n] for n in numbers)}:
                 self._running[text].append(test)
 
-    def nearest(self, mutant: Mutant) -> Judged:
+    def nearest(self, mutant: Mutant) -> Trial:
         """With the tests that run the line, those that run fewest lines first.
 
         Of what runs at import, or what no test runs, those that have or run most words of it.
@@ -97,7 +97,7 @@ class Record:
             nearest = ran
         ends = accumulate(self._seconds[test] for test in nearest)
         within = [test for test, end in zip(nearest, ends, strict=True) if end < NEAREST_SECONDS]
-        return Judged(mutant, within or nearest[:1], mutant.place.imported or bool(ran))
+        return Trial(mutant, within or nearest[:1], mutant.place.imported or bool(ran))
 
 
 @cache
@@ -109,7 +109,7 @@ def functions_of(file: Path) -> tuple[str, dict[str, str]]:
     return text, {one.name: "\n".join(lines[one.lineno - 1 : one.end_lineno]) for one in tests}
 
 
-def judge(root: Path, mutants: Sequence[Mutant], until: float) -> Iterator[Judged]:
+def judge(root: Path, mutants: Sequence[Mutant], until: float) -> Iterator[Trial]:
     """What becomes of each: killed, survived, not covered, or left, none begun after `until`."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as temporary:
         tree = Path(temporary).resolve() / "tree"
@@ -123,7 +123,7 @@ def judge(root: Path, mutants: Sequence[Mutant], until: float) -> Iterator[Judge
         collected = [line for line in said.splitlines() if "::" in line]
         waiting = list(map(Record(root, collected).nearest, mutants))
         gc.freeze()
-        alive: list[Judged] = []
+        alive: list[Trial] = []
         checks = [*CHECKS, *dict.fromkeys(test.partition("::")[0] for test in collected)]
         with ProcessPoolExecutor(os.cpu_count(), FORK) as workers:
             for one in workers.map(partial(judged_alone, tree, until), waiting):
@@ -139,7 +139,7 @@ def judge(root: Path, mutants: Sequence[Mutant], until: float) -> Iterator[Judge
                     yield from found
 
 
-def judged_alone(tree: Path, until: float, one: Judged) -> Judged:
+def judged_alone(tree: Path, until: float, one: Trial) -> Trial:
     """In a worker's copy of the tree: without a verdict where the nearest tests do not fail."""
     if time.monotonic() > until:
         return one._replace(verdict="left")
@@ -148,7 +148,7 @@ def judged_alone(tree: Path, until: float, one: Judged) -> Judged:
     return one._replace(verdict="killed", by=killers[0]) if killers else one
 
 
-def judged_together(tree: Path, judges: Sequence[str], some: Sequence[Judged]) -> list[Judged]:
+def judged_together(tree: Path, judges: Sequence[str], some: Sequence[Trial]) -> list[Trial]:
     """In a worker's copy: by checks that fail with some of these mutants, or with others."""
     copy = copy_of(tree)
     judges = failing_with(copy, [one.mutant for one in some], judges)
@@ -168,9 +168,9 @@ def copy_of(tree: Path) -> Path:
     return copy
 
 
-def apart(alive: Sequence[Judged]) -> list[list[Judged]]:
+def apart(alive: Sequence[Trial]) -> list[list[Trial]]:
     """Batches in which none changes what another one changes."""
-    batches: list[list[Judged]] = []
+    batches: list[list[Trial]] = []
     for one in alive:
         path, span = one.mutant.path, one.mutant.span
         for batch in batches:
